@@ -6,7 +6,7 @@ use std::io::{BufRead, Write};
 use std::str::FromStr;
 
 use chancery_events::intent::{Cascade, InboxSkip, Intent, IntentEntry, NodeSetState, PlanRebalance};
-use chancery_events::name::ClusterName;
+use chancery_events::name::{ClusterName, DisruptionName};
 use chancery_events::spec::{Activity, NodeState};
 use chancery_events::subject::{BadSubject, Subject};
 use chancery_projector::rows::NodeRow;
@@ -19,7 +19,7 @@ use super::error::{CliError, Exit};
 use super::get;
 use super::kind::{Kind, Naming as _};
 use super::table::add;
-use super::{disruption, replica, request};
+use super::{replica, request};
 use crate::note;
 
 /// Asks, and says what came of it: `done` for a change.
@@ -97,8 +97,7 @@ pub(super) fn delete(
         return Err(CliError::usage(format!("only nodes and plans go with what needs them, not {plural}")));
     }
     match kind {
-        Kind::Disruption => return disruption::delete(name, client, out),
-        Kind::Replica => return replica::delete(name, client, out),
+        Kind::Replica => return replica::ask("delete", name, None, "is to be deleted", client, out),
         Kind::Deployment => {
             let advice = format!("chancery cancel deployment {name}, or deploy a count of 0");
             return Err(CliError::usage(format!(
@@ -119,7 +118,7 @@ pub(super) fn delete(
         Kind::Volume => "is to be destroyed, once nothing uses it",
         _ => "deleted",
     };
-    ask(client, "delete", &intent, done, out).map_err(|mut error| {
+    ask_as(client, "delete", &format!("{}/{name}", kind.word()), &intent, done, out).map_err(|mut error| {
         if error.exit == Exit::Conflict && cascade == Cascade::No && cascades {
             let word = kind.word();
             let advice = format_args!("\nwith what needs it: chancery delete {word} {name} --cascade");
@@ -230,18 +229,40 @@ fn intent_entry(kind: Kind, verb: &str) -> Option<&'static IntentEntry> {
     Intent::REGISTER.iter().find(|entry| entry.type_name == type_name)
 }
 
-/// The intent that is called so about an entity that has a name of its own, with more members; none if the kind has no
-/// such intent.
-fn intent(kind: Kind, verb: &str, name: &str, more: &[(&str, &str)]) -> Result<Option<Intent>, CliError> {
+/// The intent `KIND.VERB` about an entity, with more members; none if the kind has no such intent.
+pub(super) fn intent(
+    kind: Kind,
+    verb: &str,
+    name: &str,
+    more: &[(&str, &str)],
+) -> Result<Option<Intent>, CliError> {
     let Some(entry) = intent_entry(kind, verb) else { return Ok(None) };
-    match format!("{}/{name}", kind.word()).parse::<Subject>() {
-        Err(BadSubject::Name { reason, .. }) => return Err(bad_name(kind, name, &reason)),
-        Err(error @ BadSubject::Form(_)) => return Err(bad_name(kind, name, &error)),
-        Ok(_) => {}
-    }
-    let members = more.iter().chain(&[("name", name)]).copied().collect::<BTreeMap<_, _>>();
-    let read = Intent::read(entry.type_name, &json!(members).to_string()).transpose();
+    let key = match kind.entry().owner {
+        Some(owner) => {
+            let (of, own) = kind.halves(name)?;
+            check_name(owner, of, of)?;
+            vec![of, own]
+        }
+        None => vec![name],
+    };
+    check_name(kind, name, key[key.len() - 1])?;
+    let members = kind.entry().key.iter().copied().zip(key).chain(more.iter().copied());
+    let body = json!(members.collect::<BTreeMap<_, _>>()).to_string();
+    let read = Intent::read(entry.type_name, &body).transpose();
     read.map_err(|error| CliError::failure(format!("{verb} {}/{name}: {error}", kind.word())))
+}
+
+/// Checks the name of an entity; `own` is the part that its kind has rules for.
+fn check_name(kind: Kind, name: &str, own: &str) -> Result<(), CliError> {
+    if kind == Kind::Disruption {
+        // A part of its node, and no subject.
+        return read::<DisruptionName>(kind, own).map(|_| ());
+    }
+    match format!("{}/{name}", kind.word()).parse::<Subject>() {
+        Err(BadSubject::Name { reason, .. }) => Err(bad_name(kind, own, &reason)),
+        Err(error @ BadSubject::Form(_)) => Err(bad_name(kind, own, &error)),
+        Ok(_) => Ok(()),
+    }
 }
 
 /// Whether entities of a kind are deleted with what needs them.

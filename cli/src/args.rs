@@ -15,9 +15,10 @@ use super::client::Client as HttpClient;
 use super::context::Output;
 use super::error::CliError;
 use super::flags::{Choose, Disrupt, Drain, Events, Get, Logs, Undrain, Wait, Which};
-use super::kind::{What, WhatParser};
-use super::rollout::{self, Verb};
-use super::{act, apply, delete, describe, disruption, drain, events, get, logs, replica, request, wait};
+use super::kind::{Kind, What, WhatParser};
+use super::{
+    act, apply, delete, describe, disruption, drain, events, get, logs, replica, request, rollout, wait,
+};
 
 /// Above the flags of every command, in its help.
 const EVERY: &str = "Options of every command";
@@ -247,11 +248,17 @@ pub enum InboxCommand {
     },
 }
 
+/// What to do instead with something that is no deployment.
+const NOT_CANCELLED: &str = "operations are rejected, replicas stopped or deleted, disruptions completed";
+const NOT_PAUSED: &str = "replicas are stopped and started, plans deactivated and activated";
+const NOT_CANARIES: &str = "operations are approved or rejected";
+
 impl Which {
-    /// Asks something of the deployment that is meant.
+    /// Asks something of the deployment that is meant: the verb, the word for what was done, and what to do instead with
+    /// something else.
     fn of_deployment(
         &self,
-        verb: Verb,
+        verb: (&str, &str, &str),
         client: &HttpClient<'_>,
         out: &mut dyn Write,
     ) -> Result<(), CliError> {
@@ -294,28 +301,37 @@ impl Client {
             }
             Client::Create { what, plan, on } => replica::create(what.kind, plan, on.as_ref(), client, out),
             Client::Approve(choose) => match disruption::named(&choose.ids)? {
-                Some(name) => disruption::approve(name, client, out),
+                Some(name) => disruption::ask("approve", "approved", Kind::Disruption, name, client, out),
                 None => decide(Decision::Approve, choose, client, out),
             },
             Client::Reject { choose, reason } => decide(Decision::Reject { reason }, choose, client, out),
             Client::Rollback { plan, to, name } => {
                 rollout::rollback(plan, to.as_deref(), name.as_deref(), client, out)
             }
-            Client::Cancel(which) => which.of_deployment(Verb::Cancel, client, out),
-            Client::Pause(which) => which.of_deployment(Verb::Pause, client, out),
-            Client::Resume(which) => which.of_deployment(Verb::Resume, client, out),
-            Client::Promote(which) => which.of_deployment(Verb::Promote, client, out),
-            Client::Withdraw(which) => which.of_deployment(Verb::Withdraw, client, out),
-            Client::Stop { replica } => replica::stop(replica, client, out),
-            Client::Start { replica, on } => replica::start(replica, on.as_ref(), client, out),
-            Client::Relocate { replica, to } => replica::relocate(replica, to.as_ref(), client, out),
+            Client::Cancel(which) => which.of_deployment(("cancel", "cancelled", NOT_CANCELLED), client, out),
+            Client::Pause(which) => which.of_deployment(("pause", "paused", NOT_PAUSED), client, out),
+            Client::Resume(which) => which.of_deployment(("resume", "resumed", NOT_PAUSED), client, out),
+            Client::Promote(which) => which.of_deployment(("promote", "promoted", NOT_CANARIES), client, out),
+            Client::Withdraw(which) => {
+                which.of_deployment(("withdraw", "withdrawn", NOT_CANARIES), client, out)
+            }
+            Client::Stop { replica } => replica::ask("stop", replica, None, "is to stop", client, out),
+            Client::Start { replica, on } => {
+                replica::ask("start", replica, on.as_ref(), "is to start", client, out)
+            }
+            Client::Relocate { replica, to } => {
+                replica::ask("relocate", replica, to.as_ref(), "is to move", client, out)
+            }
             Client::Rebalance { plan } => act::rebalance(plan, client, out),
-            Client::Restart { replica } => replica::restart(replica, client, out),
+            Client::Restart { replica } => {
+                replica::ask("restart", replica, None, "is to restart", client, out)
+            }
             Client::Drain(what) => drain::drain(what, client, out),
             Client::Undrain(what) => drain::undrain(what, client, out),
             Client::Disrupt(what) => disruption::schedule(what, client, out),
             Client::Complete(Which { what, name }) => {
-                disruption::complete(what.kind, &what.one(name.as_ref())?, client, out)
+                let name = what.one(name.as_ref())?;
+                disruption::ask("complete", "completed", what.kind, &name, client, out)
             }
             Client::Allocate { node, cluster } => {
                 act::move_node("allocate", node, NodeState::Allocated, Some(cluster), client, out)

@@ -3,17 +3,15 @@
 
 use std::io::Write;
 
-use chancery_events::intent::{
-    DisruptionApprove, DisruptionComplete, DisruptionDelete, DisruptionSchedule, Intent,
-};
-use chancery_events::name::{DisruptionName, NodeName};
+use chancery_events::intent::DisruptionSchedule;
+use chancery_events::name::NodeName;
 use chancery_events::spec::{DisruptionSpec, Evict};
 use chancery_projector::rows::DisruptionRow;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::act::{ask_as, read};
+use super::act::{self, read};
 use super::client::Client;
 use super::columns::typed;
 use super::error::CliError;
@@ -93,30 +91,15 @@ pub(super) fn named(words: &[String]) -> Result<Option<&str>, CliError> {
     }
 }
 
-fn halves(name: &str) -> Result<(NodeName, DisruptionName), CliError> {
-    let (node, name) = Kind::Disruption.halves(name)?;
-    Ok((read(Kind::Node, node)?, read(Kind::Disruption, name)?))
-}
-
-fn ask(
-    client: &Client<'_>,
-    verb: &str,
-    name: &str,
-    intent: &Intent,
-    done: &str,
-    out: &mut dyn Write,
-) -> Result<(), CliError> {
-    ask_as(client, verb, &format!("disruption/{name}"), intent, done, out)
-}
-
 pub(super) fn schedule(disrupt: &Disrupt, client: &Client<'_>, out: &mut dyn Write) -> Result<(), CliError> {
     let node = Kind::Node.name_in(&disrupt.node)?;
     let name = format!("{node}/{}", disrupt.name);
     let evict = if disrupt.evict { Evict::Yes } else { Evict::No };
     let spec = DisruptionSpec { start: disrupt.start, evict, reason: disrupt.reason.clone() };
-    let (node, of) = halves(&name)?;
+    let (node, of) = Kind::Disruption.halves(&name)?;
+    let (node, of) = (read(Kind::Node, node)?, read(Kind::Disruption, of)?);
     let intent = DisruptionSchedule { node, name: of, spec }.into();
-    ask(client, "schedule", &name, &intent, "scheduled", out)?;
+    act::ask_as(client, "schedule", &format!("disruption/{name}"), &intent, "scheduled", out)?;
     let item: Item = typed(&get::one(client, Kind::Disruption, &name)?)?;
     if item.row.by.is_none() {
         note!("nothing is done before it is approved: chancery approve disruption {name}");
@@ -124,28 +107,25 @@ pub(super) fn schedule(disrupt: &Disrupt, client: &Client<'_>, out: &mut dyn Wri
     Ok(())
 }
 
-pub(super) fn approve(name: &str, client: &Client<'_>, out: &mut dyn Write) -> Result<(), CliError> {
-    let (node, of) = halves(name)?;
-    ask(client, "approve", name, &DisruptionApprove { node, name: of }.into(), "approved", out)
-}
-
-pub(super) fn complete(
+/// Approves or completes one: `done` says what came of it.
+pub(super) fn ask(
+    verb: &str,
+    done: &str,
     kind: Kind,
     name: &str,
     client: &Client<'_>,
     out: &mut dyn Write,
 ) -> Result<(), CliError> {
-    if kind != Kind::Disruption {
+    let word = kind.word();
+    let intent = match kind {
+        Kind::Disruption => act::intent(kind, verb, name, &[])?,
+        _ => None,
+    };
+    let Some(intent) = intent else {
         let advice = "disruptions alone are completed; the others come to an end by themselves";
-        return Err(CliError::usage(format!("complete {}/{name}: {advice}", kind.word())));
-    }
-    let (node, of) = halves(name)?;
-    ask(client, "complete", name, &DisruptionComplete { node, name: of }.into(), "completed", out)
-}
-
-pub(super) fn delete(name: &str, client: &Client<'_>, out: &mut dyn Write) -> Result<(), CliError> {
-    let (node, of) = halves(name)?;
-    ask(client, "delete", name, &DisruptionDelete { node, name: of }.into(), "deleted", out)
+        return Err(CliError::usage(format!("{verb} {word}/{name}: {advice}")));
+    };
+    act::ask_as(client, verb, &format!("{word}/{name}"), &intent, done, out)
 }
 
 #[cfg(test)]

@@ -4,14 +4,12 @@
 use std::io::Write;
 use std::time::{Duration, Instant};
 
-use chancery_events::intent::{
-    Intent, ReplicaCreate, ReplicaDelete, ReplicaRelocate, ReplicaRestart, ReplicaStart, ReplicaStop,
-};
+use chancery_events::intent::{Intent, ReplicaCreate};
 use chancery_events::name::NodeName;
 use chancery_events::spec::OperationKind;
 use chancery_projector::rows::{OperationRow, OperationWord};
 
-use super::act::{ask, read, shown};
+use super::act::{self, read, shown};
 use super::client::Client;
 use super::columns::typed;
 use super::error::CliError;
@@ -23,16 +21,22 @@ use crate::note;
 /// A place is found, or not, in a moment; nobody waits for longer to be told.
 const MOMENT: Duration = Duration::from_secs(1);
 
-/// Asks something of a replica, and says what it waits for.
-fn of_replica(
-    client: &Client<'_>,
+/// Asks something of a replica, perhaps with a node, and says what it waits for.
+pub(super) fn ask(
     verb: &str,
     name: &str,
-    intent: &Intent,
+    on: Option<&String>,
     done: &str,
+    client: &Client<'_>,
     out: &mut dyn Write,
 ) -> Result<(), CliError> {
-    ask(client, verb, intent, done, out)?;
+    let name = Kind::Replica.name_in(name)?;
+    let node = node(on)?;
+    let more: Vec<_> = node.iter().map(|node| ("node", node.as_str())).collect();
+    let Some(intent) = act::intent(Kind::Replica, verb, name, &more)? else {
+        return Err(CliError::usage(format!("{verb}: replicas have no such command")));
+    };
+    act::ask(client, verb, &intent, done, out)?;
     tell(client, &[("replica", name.to_owned())], name, 0)
 }
 
@@ -104,43 +108,4 @@ pub(super) fn create(
     let replica = row.map_or_else(String::new, |row| row.replica.to_string());
     shown(client, &format!("replica/{replica}"), "created", &verdict, out)?;
     tell(client, &[("replica", replica.clone())], &replica, 0)
-}
-
-pub(super) fn relocate(
-    name: &str,
-    to: Option<&String>,
-    client: &Client<'_>,
-    out: &mut dyn Write,
-) -> Result<(), CliError> {
-    let name = Kind::Replica.name_in(name)?;
-    let intent = ReplicaRelocate { name: read(Kind::Replica, name)?, node: node(to)? }.into();
-    of_replica(client, "relocate", name, &intent, "is to move", out)
-}
-
-pub(super) fn restart(name: &str, client: &Client<'_>, out: &mut dyn Write) -> Result<(), CliError> {
-    let name = Kind::Replica.name_in(name)?;
-    let intent = ReplicaRestart { name: read(Kind::Replica, name)? }.into();
-    of_replica(client, "restart", name, &intent, "is to restart", out)
-}
-
-pub(super) fn start(
-    name: &str,
-    on: Option<&String>,
-    client: &Client<'_>,
-    out: &mut dyn Write,
-) -> Result<(), CliError> {
-    let name = Kind::Replica.name_in(name)?;
-    let intent = ReplicaStart { name: read(Kind::Replica, name)?, node: node(on)? }.into();
-    of_replica(client, "start", name, &intent, "is to start", out)
-}
-
-pub(super) fn stop(name: &str, client: &Client<'_>, out: &mut dyn Write) -> Result<(), CliError> {
-    let name = Kind::Replica.name_in(name)?;
-    let intent = ReplicaStop { name: read(Kind::Replica, name)? }.into();
-    of_replica(client, "stop", name, &intent, "is to stop", out)
-}
-
-pub(super) fn delete(name: &str, client: &Client<'_>, out: &mut dyn Write) -> Result<(), CliError> {
-    let intent = ReplicaDelete { name: read(Kind::Replica, name)? }.into();
-    of_replica(client, "delete", name, &intent, "is to be deleted", out)
 }

@@ -118,7 +118,7 @@ impl Fleet {
             address: Some(own.to_string()),
             lease: config.lease,
             part: PART,
-            replicas: config.limits.replicas,
+            replicas: config.replicas,
             inbox: None,
         };
         let clock = clock_of(config, head.as_ref());
@@ -133,7 +133,7 @@ impl Fleet {
                 published: head.map_or(Position::ZERO, |head| head.position),
             },
             states,
-            queue: usize::try_from(config.limits.queue).unwrap_or(usize::MAX).min(1 << 20),
+            queue: config.queue.min(1 << 20),
             beside,
             duty,
             clock: Arc::clone(&clock),

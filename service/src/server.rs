@@ -35,7 +35,7 @@ pub async fn run(config: Config, folder: Folder) -> Result<()> {
     let address = listener.local_addr().context("read the address listened on")?;
     let mut stop = stop_signal()?;
     let own: Arc<str> = config.advertise.clone().unwrap_or_else(|| address.to_string()).into();
-    let mut limits = config.limits.of_requests();
+    let mut limits = config.limits.clone();
     limits.connections = files.connections(limits.connections, config.fleets.len());
     let hosts = AllowedHosts::new(&config.allowed_hosts, config.advertise.as_deref());
     let common = Arc::new(Common::new(limits, hosts));

@@ -16,6 +16,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use chancery_api::Limits;
 use chancery_cli::manifest::suggest::nearest;
 use chancery_decider::wall_clock::{WallClock, is_synchronised};
 use chancery_events::letter::Binding;
@@ -150,52 +151,6 @@ pub struct KafkaLogin {
     pub password_file: PathBuf,
 }
 
-/// What a request may cost.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Limits {
-    /// The largest body, in bytes.
-    pub body: u64,
-    /// The largest head, in bytes.
-    pub header_bytes: u64,
-    /// Connections at a time.
-    pub connections: u64,
-    /// Streams at a time.
-    pub streams: u64,
-    /// Executors connected over HTTP at a time.
-    pub executors: u64,
-    /// Intents that one principal may ask for in a second.
-    pub writes_per_second: u64,
-    /// Reads that one principal may ask for in a second.
-    pub reads_per_second: u64,
-    /// Streams that one principal may open in a second.
-    pub streams_per_second: u64,
-    /// Replicas that one deployment may ask for.
-    pub replicas: u32,
-    /// Inputs that may wait for the decider.
-    pub queue: u64,
-    /// How long a request may take.
-    pub request_time: Duration,
-}
-
-impl Limits {
-    /// With what may not be set.
-    pub fn of_requests(&self) -> chancery_api::Limits {
-        let count = |value: u64| usize::try_from(value).unwrap_or(usize::MAX);
-        chancery_api::Limits {
-            body: count(self.body),
-            headers_bytes: count(self.header_bytes),
-            connections: count(self.connections),
-            followers: count(self.streams),
-            executors: count(self.executors),
-            writes_per_second: self.writes_per_second,
-            reads_per_second: self.reads_per_second,
-            streams_per_second: self.streams_per_second,
-            request: self.request_time,
-            ..chancery_api::Limits::default()
-        }
-    }
-}
-
 /// All settings, read and checked, with where each came from.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Config {
@@ -233,6 +188,10 @@ pub struct Config {
     pub executors: Clusters,
     /// What a request may cost.
     pub limits: Limits,
+    /// Replicas that one deployment may ask for.
+    pub replicas: u32,
+    /// Inputs that may wait for the decider.
+    pub queue: usize,
     /// What is kept of what processes write.
     pub output: OutputLimits,
     /// Where processes get control groups.
@@ -336,19 +295,19 @@ impl Config {
         };
         let bytes = |name| settings::bytes(text(name));
         let count = |name| settings::count(text(name));
+        let size =
+            |value: Result<u64, String>| Ok::<_, String>(usize::try_from(value?).unwrap_or(usize::MAX));
         let limits = Limits {
-            body: bytes("limits.body")?,
-            header_bytes: bytes("limits.header_bytes")?,
-            connections: count("limits.connections")?,
-            streams: count("limits.streams")?,
-            executors: count("limits.executors")?,
+            body: size(bytes("limits.body"))?,
+            headers_bytes: size(bytes("limits.header_bytes"))?,
+            connections: size(count("limits.connections"))?,
+            followers: size(count("limits.streams"))?,
+            executors: size(count("limits.executors"))?,
             writes_per_second: count("limits.writes_per_second")?,
             reads_per_second: count("limits.reads_per_second")?,
             streams_per_second: count("limits.streams_per_second")?,
-            // A deployment cannot name more than fit: a larger bound is none.
-            replicas: u32::try_from(count("limits.replicas")?).unwrap_or(u32::MAX),
-            queue: count("limits.queue")?,
-            request_time: settings::span(text("limits.request_time"))?,
+            request: settings::span(text("limits.request_time"))?,
+            ..Limits::default()
         };
         let journal = settings::journal(text("journal"))?;
         let executors = match (&journal, settings::clusters(text("executors"))?) {
@@ -402,12 +361,15 @@ impl Config {
             fleets,
             actor: text("actor").parse().map_err(|error| format!("actor: {error}"))?,
             log: text("log").to_owned(),
-            log_format: if text("log_format") == "json" { LogFormat::Json } else { LogFormat::Text },
+            log_format: settings::log_format(text("log_format"))?,
             lease: settings::span(text("lease"))?,
             clock_max_gap: settings::span(text("clock.max_gap"))?,
             accept_clock: false,
             executors,
             limits,
+            // A deployment cannot name more than fit: a larger bound is none.
+            replicas: u32::try_from(count("limits.replicas")?).unwrap_or(u32::MAX),
+            queue: size(count("limits.queue"))?,
             output: settings::output(text("output.file_bytes"), text("output.files"))?,
             cgroup: settings::cgroup(text("cgroup"))?,
             segment_bytes: bytes("segment_bytes")?,

@@ -8,7 +8,7 @@ use chancery_events::spec::{VOLUME_VARIABLE, port_variable, volume_variable};
 use chancery_executor::process::PAYLOAD_VARIABLES;
 use clap::CommandFactory as _;
 
-use super::{FILE, FILE_ENV, SETTINGS, Setting, Type};
+use super::{FILE, FILE_ENV, SETTINGS, Setting};
 use crate::cli::Cli;
 
 const PAGE: &str = "../docs/settings.md";
@@ -28,7 +28,7 @@ fn reference() -> String {
     for Setting { name, kind, default, doc, .. } in SETTINGS {
         let flag = flag(name).unwrap_or_default();
         let default = if default.is_empty() { String::new() } else { format!("`{default}`") };
-        writeln!(text, "| `{name}` | {flag} | {} | {default} | {doc} |", what(*kind)).expect("text");
+        writeln!(text, "| `{name}` | {flag} | {} | {default} | {doc} |", kind.what).expect("text");
     }
     text
 }
@@ -40,33 +40,6 @@ fn flag(name: &str) -> Option<String> {
     let serve = cli.find_subcommand("serve").expect("the program serves");
     let all = cli.get_arguments().chain(serve.get_arguments());
     all.filter_map(|arg| arg.get_long()).find(|flag| *flag == long).map(|flag| format!("`--{flag}`"))
-}
-
-fn what(kind: Type) -> &'static str {
-    match kind {
-        Type::Folder => "folder",
-        Type::Cgroup => "`auto`, `none`, or the absolute path of a directory",
-        Type::Listen => "address with its port, on loopback",
-        Type::Url => "`http://…`, also several between commas",
-        Type::Fleet | Type::Actor => "name",
-        Type::Fleets => "names between commas, each also as `name=partition`, or nothing",
-        Type::Filter => "filter",
-        Type::LogFormat => "`text`, `json`",
-        Type::Clusters => "`all`, `none`, or names between commas",
-        Type::Span => "duration of at least `1s`: `30s`, `5m`, `24h`",
-        Type::Bytes => "bytes, at least `1KiB`, also with a unit: `64MiB`",
-        Type::Count => "whole number, at least 1",
-        Type::Session => "duration of at least `6s`",
-        Type::Switch => "`yes`, `no`",
-        Type::Journal => "`embedded`, or `kafka://HOST:PORT,…/PREFIX`",
-        Type::MaybeAddress => "host with its port, or nothing",
-        Type::Scope => "types of intents between commas, also with `*`, or nothing",
-        Type::Hosts => "names or addresses between commas, or nothing",
-        Type::Pairs => "`key=value` between commas, or nothing",
-        Type::MaybeFile => "path of a file, or nothing",
-        Type::MaybeText => "text, or nothing",
-        Type::SaslMechanism => "`scram-sha-512`, `scram-sha-256`, `plain`",
-    }
 }
 
 /// Every environment variable: those that a process receives, and those that set something.

@@ -13,57 +13,51 @@ use chancery_events::time::parse_span;
 
 use chancery_executor::process::{CgroupSetting, OutputLimits};
 
-use super::{Clusters, Place};
+use super::{Clusters, LogFormat, Place};
 
 /// What a setting's text must be.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Type {
-    /// A folder.
-    Folder,
-    /// `auto`, `none`, or the absolute path of a directory.
-    Cgroup,
-    /// An address on this machine, with its port.
-    Listen,
-    /// Where servers are, `http://…` between commas.
-    Url,
-    /// The name of a fleet.
-    Fleet,
-    /// Names of fleets between commas, each perhaps with its partition, or nothing.
-    Fleets,
-    /// Who asks.
-    Actor,
-    /// A filter of log lines, as `warn` or `chancery=debug`.
-    Filter,
-    /// `text` or `json`.
-    LogFormat,
-    /// `all`, `none`, or names of clusters between commas.
-    Clusters,
-    /// A duration with its unit, at least a second.
-    Span,
-    /// Bytes: a bare number, or with a unit; at least 1 KiB.
-    Bytes,
-    /// A whole number, at least 1.
-    Count,
-    /// A duration with its unit, at least as long as brokers take it.
-    Session,
-    /// `yes` or `no`.
-    Switch,
-    /// `embedded`, or `kafka://HOST:PORT,HOST:PORT/PREFIX`.
-    Journal,
-    /// An address with its port, or nothing.
-    MaybeAddress,
-    /// Names or addresses of hosts between commas, or nothing.
-    Hosts,
-    /// Types of intents between commas, or nothing.
-    Scope,
-    /// `key=value` between commas, or nothing.
-    Pairs,
-    /// The path of a file, or nothing.
-    MaybeFile,
-    /// Text, or nothing.
-    MaybeText,
-    /// `scram-sha-512`, `scram-sha-256` or `plain`.
-    SaslMechanism,
+#[derive(Debug)]
+pub struct Type {
+    /// In words, for the reference of settings.
+    pub what: &'static str,
+    check: fn(&str) -> Result<(), String>,
+}
+
+macro_rules! types {
+    ($($name:ident $what:literal $read:expr;)*) => {
+        impl Type {$(
+            const $name: &Type = &Type {
+                what: $what,
+                check: |text| $read(text).map(|_| ()).map_err(|error| error.to_string()),
+            };
+        )*}
+    };
+}
+
+types! {
+    FOLDER "folder" something;
+    CGROUP "`auto`, `none`, or the absolute path of a directory" cgroup;
+    LISTEN "address with its port, on loopback" listen;
+    URL "`http://…`, also several between commas" urls;
+    FLEET "name" str::parse::<FleetName>;
+    FLEETS "names between commas, each also as `name=partition`, or nothing" fleets;
+    ACTOR "name" str::parse::<Actor>;
+    FILTER "filter" something;
+    LOG_FORMAT "`text`, `json`" log_format;
+    CLUSTERS "`all`, `none`, or names between commas" clusters;
+    SPAN "duration of at least `1s`: `30s`, `5m`, `24h`" span;
+    BYTES "bytes, at least `1KiB`, also with a unit: `64MiB`" bytes;
+    COUNT "whole number, at least 1" count;
+    SESSION "duration of at least `6s`" session;
+    SWITCH "`yes`, `no`" switch;
+    JOURNAL "`embedded`, or `kafka://HOST:PORT,…/PREFIX`" journal;
+    MAYBE_ADDRESS "host with its port, or nothing" address;
+    HOSTS "names or addresses between commas, or nothing" hosts;
+    SCOPE "types of intents between commas, also with `*`, or nothing" scope;
+    PAIRS "`key=value` between commas, or nothing" pairs;
+    MAYBE_FILE "path of a file, or nothing" anything;
+    MAYBE_TEXT "text, or nothing" anything;
+    SASL_MECHANISM "`scram-sha-512`, `scram-sha-256`, `plain`" sasl_mechanism;
 }
 
 /// One setting.
@@ -72,7 +66,7 @@ pub struct Setting {
     /// Its name, as in the file; dots stand for tables.
     pub name: &'static str,
     /// What it must be.
-    pub kind: Type,
+    pub kind: &'static Type,
     /// What it is unless set.
     pub default: &'static str,
     /// The environment variable for it.
@@ -91,48 +85,48 @@ macro_rules! settings {
 }
 
 settings! {
-    "data_dir" Folder "./chancery-data" "CHANCERY_DATA_DIR" "where the journal and everything made from it are kept";
-    "listen" Listen "127.0.0.1:7440" "CHANCERY_LISTEN" "where the server takes requests; loopback only";
-    "server" Url "http://127.0.0.1:7440" "CHANCERY_SERVER" "the server that commands talk to; several between commas, of which the first that answers is taken";
-    "journal" Journal "embedded" "CHANCERY_JOURNAL" "where the journal is: embedded, or on Kafka";
-    "advertise" MaybeAddress "" "CHANCERY_ADVERTISE" "where the other servers reach this one; as listen unless set";
-    "allowed_hosts" Hosts "" "CHANCERY_ALLOWED_HOSTS" "hosts under which clients may address the server, in addition to loopback and advertise; without ports";
-    "fleet" Fleet "default" "CHANCERY_FLEET" "the fleet that commands are about";
-    "fleets" Fleets "" "CHANCERY_FLEETS" "the fleets that the server has, on Kafka each with its partition of the topics; the one that fleet names, unless set";
-    "actor" Actor "local" "CHANCERY_ACTOR" "who asks, as the journal will name them";
-    "log" Filter "warn" "CHANCERY_LOG" "which log lines are written, as in warn,chancery=debug";
-    "log_format" LogFormat "text" "CHANCERY_LOG_FORMAT" "how log lines are written: text or json";
-    "lease" Span "15s" "CHANCERY_LEASE" "how long an executor may be silent before its session is lost";
-    "clock.max_gap" Span "31d" "CHANCERY_CLOCK_MAX_GAP" "how far the wall clock may be ahead of journal time; further, and the server does not decide, unless the clock is synchronised or accepted";
-    "executors" Clusters "all" "CHANCERY_EXECUTORS" "clusters that the server's own process drives: all, none, or names between commas";
-    "limits.body" Bytes "1MiB" "CHANCERY_LIMITS_BODY" "the largest body of a request";
-    "limits.header_bytes" Bytes "64KiB" "CHANCERY_LIMITS_HEADER_BYTES" "the largest head of a request";
-    "limits.connections" Count "1024" "CHANCERY_LIMITS_CONNECTIONS" "connections at a time, three quarters of them from one address; fewer where the system allows too few open files. Probes are answered in any case";
-    "limits.streams" Count "256" "CHANCERY_LIMITS_STREAMS" "event and log streams at a time, of each fleet";
-    "limits.executors" Count "256" "CHANCERY_LIMITS_EXECUTORS" "executors connected over HTTP at a time, of each fleet";
-    "limits.writes_per_second" Count "20000" "CHANCERY_LIMITS_WRITES_PER_SECOND" "intents that one principal may ask for in a second";
-    "limits.reads_per_second" Count "20000" "CHANCERY_LIMITS_READS_PER_SECOND" "reads that one principal may ask for in a second";
-    "limits.streams_per_second" Count "1000" "CHANCERY_LIMITS_STREAMS_PER_SECOND" "streams that one principal may open in a second";
-    "limits.replicas" Count "10000" "CHANCERY_LIMITS_REPLICAS" "replicas that one deployment may ask for";
-    "limits.queue" Count "4096" "CHANCERY_LIMITS_QUEUE" "inputs that may wait for the decider, of each fleet";
-    "limits.request_time" Span "30s" "CHANCERY_LIMITS_REQUEST_TIME" "how long a request may take, streams excepted";
-    "output.file_bytes" Bytes "10MiB" "CHANCERY_OUTPUT_FILE_BYTES" "the size at which what a process writes goes on in another file";
-    "output.files" Count "3" "CHANCERY_OUTPUT_FILES" "files that are kept of each output of a process";
-    "kafka.session" Session "10s" "CHANCERY_KAFKA_SESSION" "how long a server may be silent before another one decides";
-    "kafka.unsafe_topics" Switch "no" "CHANCERY_KAFKA_UNSAFE_TOPICS" "whether topics are taken that may lose what was acknowledged";
-    "kafka.events" Switch "yes" "CHANCERY_KAFKA_EVENTS" "whether events are written to the events topic for consumers";
-    "inbox.scope" Scope "" "CHANCERY_INBOX_SCOPE" "what records of the inbox topic may ask for, as in plan.*,deployment.create; nothing reads it unless set";
-    "inbox.actor" Actor "inbox" "CHANCERY_INBOX_ACTOR" "in whose name they ask";
-    "kafka.tls" Switch "no" "CHANCERY_KAFKA_TLS" "whether brokers are reached by TLS; their certificates and names are checked. Wants a build with the feature kafka-tls";
-    "kafka.ca_file" MaybeFile "" "CHANCERY_KAFKA_CA_FILE" "certificates of the authorities that sign those of brokers, in PEM; those of the system unless set";
-    "kafka.username" MaybeText "" "CHANCERY_KAFKA_USERNAME" "as whom servers log in at brokers, by SASL; they do not unless set";
-    "kafka.password_file" MaybeFile "" "CHANCERY_KAFKA_PASSWORD_FILE" "the file with the password, read at each start; a line feed at its end is left out";
-    "kafka.sasl_mechanism" SaslMechanism "scram-sha-512" "CHANCERY_KAFKA_SASL_MECHANISM" "how they log in: scram-sha-512 or scram-sha-256, which want a build with the feature kafka-tls, or plain";
-    "kafka.client" Pairs "" "CHANCERY_KAFKA_CLIENT" "settings of librdkafka that say how brokers are reached, as in client.rack=a";
-    "cgroup" Cgroup "auto" "CHANCERY_CGROUP" "where processes get control groups: auto, none, or a directory of cgroup v2 that passes the memory controller on";
-    "segment_bytes" Bytes "64MiB" "CHANCERY_SEGMENT_BYTES" "the size at which the journal begins another segment";
-    "sled_cache" Bytes "64MiB" "CHANCERY_SLED_CACHE" "memory for the store of the read models, of each fleet";
-    "snapshot_events" Count "100000" "CHANCERY_SNAPSHOT_EVENTS" "events between snapshots of the state, at least; in a fleet with more entities, as many";
+    "data_dir" FOLDER "./chancery-data" "CHANCERY_DATA_DIR" "where the journal and everything made from it are kept";
+    "listen" LISTEN "127.0.0.1:7440" "CHANCERY_LISTEN" "where the server takes requests; loopback only";
+    "server" URL "http://127.0.0.1:7440" "CHANCERY_SERVER" "the server that commands talk to; several between commas, of which the first that answers is taken";
+    "journal" JOURNAL "embedded" "CHANCERY_JOURNAL" "where the journal is: embedded, or on Kafka";
+    "advertise" MAYBE_ADDRESS "" "CHANCERY_ADVERTISE" "where the other servers reach this one; as listen unless set";
+    "allowed_hosts" HOSTS "" "CHANCERY_ALLOWED_HOSTS" "hosts under which clients may address the server, in addition to loopback and advertise; without ports";
+    "fleet" FLEET "default" "CHANCERY_FLEET" "the fleet that commands are about";
+    "fleets" FLEETS "" "CHANCERY_FLEETS" "the fleets that the server has, on Kafka each with its partition of the topics; the one that fleet names, unless set";
+    "actor" ACTOR "local" "CHANCERY_ACTOR" "who asks, as the journal will name them";
+    "log" FILTER "warn" "CHANCERY_LOG" "which log lines are written, as in warn,chancery=debug";
+    "log_format" LOG_FORMAT "text" "CHANCERY_LOG_FORMAT" "how log lines are written: text or json";
+    "lease" SPAN "15s" "CHANCERY_LEASE" "how long an executor may be silent before its session is lost";
+    "clock.max_gap" SPAN "31d" "CHANCERY_CLOCK_MAX_GAP" "how far the wall clock may be ahead of journal time; further, and the server does not decide, unless the clock is synchronised or accepted";
+    "executors" CLUSTERS "all" "CHANCERY_EXECUTORS" "clusters that the server's own process drives: all, none, or names between commas";
+    "limits.body" BYTES "1MiB" "CHANCERY_LIMITS_BODY" "the largest body of a request";
+    "limits.header_bytes" BYTES "64KiB" "CHANCERY_LIMITS_HEADER_BYTES" "the largest head of a request";
+    "limits.connections" COUNT "1024" "CHANCERY_LIMITS_CONNECTIONS" "connections at a time, three quarters of them from one address; fewer where the system allows too few open files. Probes are answered in any case";
+    "limits.streams" COUNT "256" "CHANCERY_LIMITS_STREAMS" "event and log streams at a time, of each fleet";
+    "limits.executors" COUNT "256" "CHANCERY_LIMITS_EXECUTORS" "executors connected over HTTP at a time, of each fleet";
+    "limits.writes_per_second" COUNT "20000" "CHANCERY_LIMITS_WRITES_PER_SECOND" "intents that one principal may ask for in a second";
+    "limits.reads_per_second" COUNT "20000" "CHANCERY_LIMITS_READS_PER_SECOND" "reads that one principal may ask for in a second";
+    "limits.streams_per_second" COUNT "1000" "CHANCERY_LIMITS_STREAMS_PER_SECOND" "streams that one principal may open in a second";
+    "limits.replicas" COUNT "10000" "CHANCERY_LIMITS_REPLICAS" "replicas that one deployment may ask for";
+    "limits.queue" COUNT "4096" "CHANCERY_LIMITS_QUEUE" "inputs that may wait for the decider, of each fleet";
+    "limits.request_time" SPAN "30s" "CHANCERY_LIMITS_REQUEST_TIME" "how long a request may take, streams excepted";
+    "output.file_bytes" BYTES "10MiB" "CHANCERY_OUTPUT_FILE_BYTES" "the size at which what a process writes goes on in another file";
+    "output.files" COUNT "3" "CHANCERY_OUTPUT_FILES" "files that are kept of each output of a process";
+    "kafka.session" SESSION "10s" "CHANCERY_KAFKA_SESSION" "how long a server may be silent before another one decides";
+    "kafka.unsafe_topics" SWITCH "no" "CHANCERY_KAFKA_UNSAFE_TOPICS" "whether topics are taken that may lose what was acknowledged";
+    "kafka.events" SWITCH "yes" "CHANCERY_KAFKA_EVENTS" "whether events are written to the events topic for consumers";
+    "inbox.scope" SCOPE "" "CHANCERY_INBOX_SCOPE" "what records of the inbox topic may ask for, as in plan.*,deployment.create; nothing reads it unless set";
+    "inbox.actor" ACTOR "inbox" "CHANCERY_INBOX_ACTOR" "in whose name they ask";
+    "kafka.tls" SWITCH "no" "CHANCERY_KAFKA_TLS" "whether brokers are reached by TLS; their certificates and names are checked. Wants a build with the feature kafka-tls";
+    "kafka.ca_file" MAYBE_FILE "" "CHANCERY_KAFKA_CA_FILE" "certificates of the authorities that sign those of brokers, in PEM; those of the system unless set";
+    "kafka.username" MAYBE_TEXT "" "CHANCERY_KAFKA_USERNAME" "as whom servers log in at brokers, by SASL; they do not unless set";
+    "kafka.password_file" MAYBE_FILE "" "CHANCERY_KAFKA_PASSWORD_FILE" "the file with the password, read at each start; a line feed at its end is left out";
+    "kafka.sasl_mechanism" SASL_MECHANISM "scram-sha-512" "CHANCERY_KAFKA_SASL_MECHANISM" "how they log in: scram-sha-512 or scram-sha-256, which want a build with the feature kafka-tls, or plain";
+    "kafka.client" PAIRS "" "CHANCERY_KAFKA_CLIENT" "settings of librdkafka that say how brokers are reached, as in client.rack=a";
+    "cgroup" CGROUP "auto" "CHANCERY_CGROUP" "where processes get control groups: auto, none, or a directory of cgroup v2 that passes the memory controller on";
+    "segment_bytes" BYTES "64MiB" "CHANCERY_SEGMENT_BYTES" "the size at which the journal begins another segment";
+    "sled_cache" BYTES "64MiB" "CHANCERY_SLED_CACHE" "memory for the store of the read models, of each fleet";
+    "snapshot_events" COUNT "100000" "CHANCERY_SNAPSHOT_EVENTS" "events between snapshots of the state, at least; in a fleet with more entities, as many";
 }
 
 impl Setting {
@@ -143,38 +137,34 @@ impl Setting {
 
     /// What is wrong with the text, if anything is.
     pub(super) fn fault(&self, text: &str) -> Option<String> {
-        match self.kind {
-            Type::Folder | Type::Filter => text.is_empty().then(|| "write something here".into()),
-            Type::Cgroup => cgroup(text).err(),
-            Type::Listen => listen(text).err(),
-            Type::Url => text.split(',').find_map(|one| url(one.trim()).err()),
-            Type::Fleet => text.parse::<FleetName>().err().map(|error| error.to_string()),
-            Type::Actor => text.parse::<Actor>().err().map(|error| error.to_string()),
-            Type::LogFormat => {
-                (!["text", "json"].contains(&text)).then(|| format!("write text or json, not {text:?}"))
-            }
-            Type::Clusters => clusters(text).err(),
-            Type::Span => span(text).err(),
-            Type::Bytes => bytes(text).err(),
-            Type::Count => count(text).err(),
-            Type::Fleets => fleets(text).err(),
-            Type::Session => session(text).err(),
-            Type::Switch => switch(text).err(),
-            Type::Journal => journal(text).err(),
-            Type::MaybeAddress => {
-                let is_fine = text.is_empty()
-                    || text
-                        .rsplit_once(':')
-                        .is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok());
-                (!is_fine).then(|| format!("write a host with its port as in server-1:7440, not {text:?}"))
-            }
-            Type::Hosts => hosts(text).err(),
-            Type::Pairs => pairs(text).err(),
-            Type::MaybeFile | Type::MaybeText => None,
-            Type::SaslMechanism => sasl_mechanism(text).err().map(str::to_owned),
-            Type::Scope => scope(text).err(),
-        }
+        (self.kind.check)(text).err()
     }
+}
+
+fn something(text: &str) -> Result<(), &'static str> {
+    if text.is_empty() { Err("write something here") } else { Ok(()) }
+}
+
+#[expect(clippy::unnecessary_wraps, reason = "a check as the others")]
+fn anything(_: &str) -> Result<(), &'static str> {
+    Ok(())
+}
+
+pub(super) fn log_format(text: &str) -> Result<LogFormat, String> {
+    match text {
+        "text" => Ok(LogFormat::Text),
+        "json" => Ok(LogFormat::Json),
+        _ => Err(format!("write text or json, not {text:?}")),
+    }
+}
+
+fn address(text: &str) -> Result<(), String> {
+    let is_port = |port: &str| port.parse::<u16>().is_ok();
+    let is_address = text.rsplit_once(':').is_some_and(|(host, port)| !host.is_empty() && is_port(port));
+    if text.is_empty() || is_address {
+        return Ok(());
+    }
+    Err(format!("write a host with its port as in server-1:7440, not {text:?}"))
 }
 
 pub(super) fn listen(text: &str) -> Result<SocketAddr, String> {
@@ -188,6 +178,10 @@ pub(super) fn listen(text: &str) -> Result<SocketAddr, String> {
         ));
     }
     Ok(address)
+}
+
+fn urls(text: &str) -> Result<(), String> {
+    text.split(',').try_for_each(|one| url(one.trim()))
 }
 
 fn url(text: &str) -> Result<(), String> {

@@ -18,7 +18,7 @@ fn every_default_is_right() {
     let config = Config::read(Layers::default()).expect("defaults");
     assert_eq!(config.listen.to_string(), "127.0.0.1:7440");
     assert_eq!((config.lease, config.limits.body), (Duration::from_secs(15), 1 << 20));
-    assert_eq!(config.limits.of_requests(), chancery_api::Limits::default());
+    assert_eq!(config.limits, Limits::default());
     assert!(config.allowed_hosts.is_empty());
     assert!(config.shown().all(|(_, _, origin)| *origin == Origin::Default));
     for setting in SETTINGS {
@@ -44,10 +44,7 @@ fn flags_win_over_the_environment_over_the_file_over_defaults() {
         Config::read(layers).expect("layers")
     });
     assert_eq!((config.actor.as_str(), config.fleet.as_str()), ("of-flag", "of-env"));
-    assert_eq!(
-        (config.lease, config.limits.queue, config.limits.body),
-        (Duration::from_secs(30), 7, 3 << 20)
-    );
+    assert_eq!((config.lease, config.queue, config.limits.body), (Duration::from_secs(30), 7, 3 << 20));
     let origin = |name: &str| {
         let (_, _, origin) = config.shown().find(|(setting, _, _)| setting.name == name).expect(name);
         origin.to_string()

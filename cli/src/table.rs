@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Write as _};
 
-use comfy_table::{ContentArrangement, Table, presets};
+use unicode_width::UnicodeWidthStr as _;
 
 /// A table in the making.
 pub struct Rows {
@@ -36,18 +36,11 @@ impl Rows {
 
     /// The lines, without spaces at their ends, each after `indent`.
     pub fn lines(&self, indent: &str) -> String {
-        let mut table = Table::new();
-        table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
-        table.set_header(&self.heads);
-        for column in table.column_iter_mut() {
-            column.set_padding((0, 2));
-        }
-        table.add_rows(&self.rows);
-        let mut text = String::new();
-        for line in table.lines() {
-            text.push_str(format!("{indent}{line}").trim_end());
-            text.push('\n');
-        }
+        let mut lines = Lines::default();
+        lines.line(self.heads());
+        lines.fit(self);
+        let mut text = format!("{indent}{}", lines.line(self.heads()));
+        text.extend(self.cells().map(|cells| format!("{indent}{}", lines.line(cells))));
         text
     }
 }
@@ -88,9 +81,9 @@ impl Lines {
             if at == self.widths.len() {
                 self.widths.push(0);
             }
-            self.widths[at] = self.widths[at].max(cell.chars().count());
-            let width = self.widths[at];
-            add(&mut text, format_args!("{cell:<width$}  "));
+            self.widths[at] = self.widths[at].max(cell.width());
+            let room = self.widths[at] - cell.width();
+            add(&mut text, format_args!("{cell}{:room$}  ", ""));
         }
         format!("{}\n", text.trim_end())
     }

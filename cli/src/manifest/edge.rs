@@ -109,36 +109,23 @@ pub(super) trait Words: Copy + 'static {
     fn word(self) -> &'static str;
 }
 
-impl Words for Comparator {
-    const WHAT: &'static str = "comparator";
-    const ALL: &'static [Comparator] = Comparator::ALL;
-    fn word(self) -> &'static str {
-        Comparator::word(self)
-    }
+macro_rules! words {
+    ($($type:ident = $what:literal;)*) => {$(
+        impl Words for $type {
+            const WHAT: &'static str = $what;
+            const ALL: &'static [$type] = $type::ALL;
+            fn word(self) -> &'static str {
+                $type::word(self)
+            }
+        }
+    )*};
 }
 
-impl Words for Protocol {
-    const WHAT: &'static str = "protocol";
-    const ALL: &'static [Protocol] = Protocol::ALL;
-    fn word(self) -> &'static str {
-        Protocol::word(self)
-    }
-}
-
-impl Words for PolicyKind {
-    const WHAT: &'static str = "kind";
-    const ALL: &'static [PolicyKind] = PolicyKind::ALL;
-    fn word(self) -> &'static str {
-        PolicyKind::word(self)
-    }
-}
-
-impl Words for Day {
-    const WHAT: &'static str = "day";
-    const ALL: &'static [Day] = Day::ALL;
-    fn word(self) -> &'static str {
-        Day::word(self)
-    }
+words! {
+    Comparator = "comparator";
+    Protocol = "protocol";
+    PolicyKind = "kind";
+    Day = "day";
 }
 
 /// A word, in whatever case it is written. An unknown one is refused, never taken for another.

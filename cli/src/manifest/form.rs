@@ -50,8 +50,17 @@ impl SpecForm for NodeForm {
     type Name = NodeName;
     const HAS_LABELS: bool = true;
     fn intent(self, name: NodeName, labels: Labels) -> Result<Intent, FormFault> {
-        let cluster = self.cluster.clone();
-        Ok(NodeApply { name, spec: self.spec(labels), cluster }.into())
+        let storage = |one: StorageForm| Storage { class: one.class, capacity: one.capacity.0 };
+        let spec = NodeSpec {
+            domain: self.domain,
+            zone: self.zone,
+            labels,
+            total: self.resources.into(),
+            reserved: self.reserved.into(),
+            capabilities: self.capabilities,
+            storage: self.storage.into_iter().map(storage).collect(),
+        };
+        Ok(NodeApply { name, spec, cluster: self.cluster }.into())
     }
 }
 
@@ -78,9 +87,21 @@ impl SpecForm for DeploymentForm {
         self.name.take()
     }
     fn intent(self, name: DeploymentName, _: Labels) -> Result<Intent, FormFault> {
-        let (plan, turn) = (self.plan.clone(), self.turn);
-        let spec = self.spec().map_err(|(what, at)| (what, Some(at)))?;
-        Ok(DeploymentCreate { plan, name, spec, turn }.into())
+        let mut coordinates = self.coordinates;
+        for Spanned { value: form, referenced, .. } in self.payload_coordinates {
+            if coordinates.insert(form.payload_name.clone(), form.coordinates).is_some() {
+                let what = format!("coordinates of payload {} are given twice", form.payload_name);
+                return Err((what, Some(referenced)));
+            }
+        }
+        let spec = DeploymentSpec {
+            coordinates,
+            count: self.count,
+            strategy: self.strategy.0,
+            progress_deadline: millis(self.progress_deadline, PROGRESS_DEADLINE),
+            auto_rollback: self.auto_rollback,
+        };
+        Ok(DeploymentCreate { plan: self.plan, name, spec, turn: self.turn }.into())
     }
 }
 
@@ -122,7 +143,7 @@ pub(super) struct StorageForm {
 pub(super) struct NodeForm {
     /// The cluster that it is allocated to, if it is in none.
     #[serde(default)]
-    pub(super) cluster: Option<ClusterName>,
+    cluster: Option<ClusterName>,
     /// The update domain: nodes that may go together.
     #[serde(alias = "updateDomain", alias = "update_domain")]
     domain: DomainName,
@@ -141,21 +162,6 @@ pub(super) struct NodeForm {
     /// Storage, at most one entry a class.
     #[serde(default)]
     storage: Vec<StorageForm>,
-}
-
-impl NodeForm {
-    pub(super) fn spec(self, labels: BTreeMap<Key, String>) -> NodeSpec {
-        let storage = |one: StorageForm| Storage { class: one.class, capacity: one.capacity.0 };
-        NodeSpec {
-            domain: self.domain,
-            zone: self.zone,
-            labels,
-            total: self.resources.into(),
-            reserved: self.reserved.into(),
-            capabilities: self.capabilities,
-            storage: self.storage.into_iter().map(storage).collect(),
-        }
-    }
 }
 
 /// A condition on a node's capabilities of one type.
@@ -228,89 +234,71 @@ impl From<VolumeForm> for VolumeClaim {
     }
 }
 
-/// A check of a process from outside.
-#[derive(Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case", deny_unknown_fields)]
-pub(super) enum ProbeForm {
+macro_rules! probes {
+    ($($(#[$doc:meta])* $kind:ident { $($(#[$field_doc:meta])* $field:ident: $type:ty,)* })*) => {
+        /// A check of a process from outside.
+        #[derive(Deserialize, JsonSchema)]
+        #[serde(rename_all = "snake_case", deny_unknown_fields)]
+        pub(super) enum ProbeForm {
+            $($(#[$doc])* $kind {
+                $($(#[$field_doc])* $field: $type,)*
+                /// Time before the first attempt: 0s unless set; at most 1h.
+                #[serde(default)]
+                initial_delay: Option<Span>,
+                /// Time from one attempt to the next: 2s unless set; from 100ms to 1h. A readiness probe that does not pass
+                /// makes its attempts every 200ms at least.
+                #[serde(default)]
+                period: Option<Span>,
+                /// Time after which an attempt has failed: 1s unless set; from 1ms to 1h.
+                #[serde(default)]
+                timeout: Option<Span>,
+                /// Number of failures in a row after which the probe fails: 3 unless set; from 1 to 1000.
+                #[serde(default)]
+                failure_threshold: Option<u32>,
+                /// Number of successes in a row after which the probe passes: 1 unless set; from 1 to 1000; of `alive` 1.
+                #[serde(default)]
+                success_threshold: Option<u32>,
+            },)*
+        }
+
+        impl From<ProbeForm> for Probe {
+            fn from(form: ProbeForm) -> Probe {
+                let mut timing = ProbeTiming::default();
+                match form {
+                    $(ProbeForm::$kind {
+                        $($field,)* initial_delay, period, timeout, failure_threshold, success_threshold,
+                    } => {
+                        timing.initial_delay = millis(initial_delay, timing.initial_delay);
+                        timing.period = millis(period, timing.period);
+                        timing.timeout = millis(timeout, timing.timeout);
+                        timing.failure_threshold = failure_threshold.unwrap_or(timing.failure_threshold);
+                        timing.success_threshold = success_threshold.unwrap_or(timing.success_threshold);
+                        Probe::$kind { $($field,)* timing }
+                    })*
+                }
+            }
+        }
+    };
+}
+
+probes! {
     /// The port accepts a connection.
     Tcp {
         /// The port's name.
         port: PortName,
-        /// Time before the first attempt: 0s unless set; at most 1h.
-        #[serde(default)]
-        initial_delay: Option<Span>,
-        /// Time from one attempt to the next: 2s unless set; from 100ms to 1h. A readiness probe that does not pass makes
-        /// its attempts every 200ms at least.
-        #[serde(default)]
-        period: Option<Span>,
-        /// Time after which an attempt has failed: 1s unless set; from 1ms to 1h.
-        #[serde(default)]
-        timeout: Option<Span>,
-        /// Number of failures in a row after which the probe fails: 3 unless set; from 1 to 1000.
-        #[serde(default)]
-        failure_threshold: Option<u32>,
-        /// Number of successes in a row after which the probe passes: 1 unless set; from 1 to 1000; of `alive` 1.
-        #[serde(default)]
-        success_threshold: Option<u32>,
-    },
+    }
     /// `GET path` at the port answers 2xx.
     Http {
         /// The port's name.
         port: PortName,
         /// The path, beginning with `/`.
         path: String,
-        /// Time before the first attempt: 0s unless set; at most 1h.
-        #[serde(default)]
-        initial_delay: Option<Span>,
-        /// Time from one attempt to the next: 2s unless set; from 100ms to 1h. A readiness probe that does not pass makes
-        /// its attempts every 200ms at least.
-        #[serde(default)]
-        period: Option<Span>,
-        /// Time after which an attempt has failed: 1s unless set; from 1ms to 1h.
-        #[serde(default)]
-        timeout: Option<Span>,
-        /// Number of failures in a row after which the probe fails: 3 unless set; from 1 to 1000.
-        #[serde(default)]
-        failure_threshold: Option<u32>,
-        /// Number of successes in a row after which the probe passes: 1 unless set; from 1 to 1000; of `alive` 1.
-        #[serde(default)]
-        success_threshold: Option<u32>,
-    },
+    }
 }
 
-impl From<ProbeForm> for Probe {
-    fn from(form: ProbeForm) -> Probe {
-        let timing =
-            |delay: Option<Span>, period: Option<Span>, timeout: Option<Span>, failures, successes| {
-                let usual = ProbeTiming::default();
-                let or = |given: Option<Span>, usual| given.map_or(usual, |Span(millis)| millis);
-                ProbeTiming {
-                    initial_delay: or(delay, usual.initial_delay),
-                    period: or(period, usual.period),
-                    timeout: or(timeout, usual.timeout),
-                    failure_threshold: Option::unwrap_or(failures, usual.failure_threshold),
-                    success_threshold: Option::unwrap_or(successes, usual.success_threshold),
-                }
-            };
-        match form {
-            ProbeForm::Tcp { port, initial_delay, period, timeout, failure_threshold, success_threshold } => {
-                let timing = timing(initial_delay, period, timeout, failure_threshold, success_threshold);
-                Probe::Tcp { port, timing }
-            }
-            ProbeForm::Http {
-                port,
-                path,
-                initial_delay,
-                period,
-                timeout,
-                failure_threshold,
-                success_threshold,
-            } => {
-                let timing = timing(initial_delay, period, timeout, failure_threshold, success_threshold);
-                Probe::Http { port, path, timing }
-            }
-        }
-    }
+/// A duration in milliseconds, or what is usual.
+fn millis(given: Option<Span>, usual: u64) -> u64 {
+    given.map_or(usual, |Span(millis)| millis)
 }
 
 /// A part of a plan's replica: one or more equal processes.
@@ -380,11 +368,10 @@ pub(super) struct TimeoutsForm {
 impl From<TimeoutsForm> for Timeouts {
     fn from(form: TimeoutsForm) -> Timeouts {
         let usual = Timeouts::default();
-        let or = |given: Option<Span>, usual| given.map_or(usual, |Span(millis)| millis);
         Timeouts {
-            approval: or(form.approval, usual.approval),
-            start: or(form.start, usual.start),
-            stop: or(form.stop, usual.stop),
+            approval: millis(form.approval, usual.approval),
+            start: millis(form.start, usual.start),
+            stop: millis(form.stop, usual.stop),
         }
     }
 }
@@ -404,8 +391,7 @@ pub(super) struct UnreadyForm {
 
 impl From<UnreadyForm> for Unready {
     fn from(form: UnreadyForm) -> Unready {
-        let after = form.after.map_or(Unready::default().after, |Span(millis)| millis);
-        Unready { after, action: form.action }
+        Unready { after: millis(form.after, Unready::default().after), action: form.action }
     }
 }
 
@@ -415,7 +401,7 @@ impl From<UnreadyForm> for Unready {
 pub(super) struct PlanForm {
     #[serde(default)]
     #[schemars(skip)]
-    pub(super) name: Option<Spanned<PlanName>>,
+    name: Option<Spanned<PlanName>>,
     /// The namespace that its runs live in.
     namespace: Namespace,
     /// The service that it provides; replicas are named after it.
@@ -484,7 +470,7 @@ impl From<PlanForm> for PlanSpec {
             affinity: form.affinity,
             payloads: form.payloads.into_iter().map(Payload::from).collect(),
             restart: form.restart.unwrap_or(Restart::BestEffort),
-            cooldown: form.cooldown.map_or(10_000, |Span(millis)| millis),
+            cooldown: millis(form.cooldown, 10_000),
             update: form.update.unwrap_or(Succession::Beside),
             budget: form.budget.unwrap_or(1),
             approval: form.approval.map_or(ApprovalPolicy::all(Approval::Manual), |form| form.0),
@@ -509,10 +495,10 @@ pub(super) struct CoordinatesForm {
 pub(super) struct DeploymentForm {
     #[serde(default, alias = "deployment_id")]
     #[schemars(skip)]
-    pub(super) name: Option<Spanned<DeploymentName>>,
+    name: Option<Spanned<DeploymentName>>,
     /// Of which plan.
     #[serde(alias = "deployment_plan_name")]
-    pub(super) plan: PlanName,
+    plan: PlanName,
     /// For each payload that has any: its keys and their values.
     #[serde(default)]
     coordinates: Coordinates,
@@ -534,28 +520,5 @@ pub(super) struct DeploymentForm {
     auto_rollback: bool,
     /// Whether it waits for one that is being carried out, or takes its place.
     #[serde(default)]
-    pub(super) turn: Turn,
-}
-
-impl DeploymentForm {
-    /// The spec, or what is wrong and where.
-    pub(super) fn spec(self) -> Result<DeploymentSpec, (String, serde_saphyr::Location)> {
-        let mut coordinates = self.coordinates;
-        for Spanned { value: form, referenced, .. } in self.payload_coordinates {
-            if coordinates.insert(form.payload_name.clone(), form.coordinates).is_some() {
-                return Err((
-                    format!("coordinates of payload {} are given twice", form.payload_name),
-                    referenced,
-                ));
-            }
-        }
-        let progress_deadline = self.progress_deadline.map_or(PROGRESS_DEADLINE, |Span(millis)| millis);
-        Ok(DeploymentSpec {
-            coordinates,
-            count: self.count,
-            strategy: self.strategy.0,
-            progress_deadline,
-            auto_rollback: self.auto_rollback,
-        })
-    }
+    turn: Turn,
 }

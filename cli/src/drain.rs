@@ -10,7 +10,7 @@
 //! | is in use, and nothing empties it | unchanged |
 
 use std::io::Write;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use chancery_events::intent::{
     DisruptionApprove, DisruptionComplete, DisruptionSchedule, Intent, NodeSetState,
@@ -31,7 +31,7 @@ use super::get;
 use super::kind::{Kind, Naming as _};
 use super::table::{add, one_line};
 use super::told::Told;
-use super::wait::{LOOK, pause, wake};
+use super::wait::wait_for;
 
 use crate::note;
 
@@ -124,34 +124,29 @@ impl Emptying<'_> {
     fn wait(&self, client: &Client<'_>, out: &mut dyn Write) -> Result<(), CliError> {
         let Emptying { node, name, .. } = self;
         let output = client.context.output(&[Output::Table, Output::Name, Output::Json, Output::Jsonl])?;
-        let deadline = Instant::now() + self.timeout;
-        let woken = wake(client.context.clone(), format!("node/{node}"));
         let mut told = Vec::new();
-        loop {
-            match self.look(client)? {
-                Seen::Empty => {
-                    self.done("is empty", output, out)?;
-                    note!("it is out of its cluster; to put it back: chancery undrain {node}");
-                    return Ok(());
+        let end = wait_for(client, format!("node/{node}"), self.timeout, &mut || match self.look(client)? {
+            Seen::Left(left) => {
+                if left != told {
+                    note!("node/{node} has {} left: {}", left.len(), shortened(&left));
                 }
-                Seen::Removed => return self.done("is empty, and removed", output, out),
-                Seen::GivenUp => {
-                    let what =
-                        format!("drain node/{node}: disruption {name} was completed before it was empty");
-                    return Err(CliError::failure(what));
-                }
-                Seen::Left(left) => {
-                    if left != told {
-                        note!("node/{node} has {} left: {}", left.len(), shortened(&left));
-                    }
-                    told = left;
-                }
+                told = left;
+                Ok(None)
             }
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Err(self.late(client)?);
+            end => Ok(Some(end)),
+        })?;
+        match end {
+            Some(Seen::Empty) => {
+                self.done("is empty", output, out)?;
+                note!("it is out of its cluster; to put it back: chancery undrain {node}");
+                Ok(())
             }
-            pause(&woken, left.min(LOOK));
+            Some(Seen::Removed) => self.done("is empty, and removed", output, out),
+            Some(Seen::GivenUp) => {
+                let what = format!("drain node/{node}: disruption {name} was completed before it was empty");
+                Err(CliError::failure(what))
+            }
+            Some(Seen::Left(_)) | None => Err(self.late(client)?),
         }
     }
 

@@ -17,7 +17,7 @@ use super::get::{find, list};
 use super::kind::{Kind, Naming as _};
 
 /// It looks at least so often.
-pub(super) const LOOK: Duration = Duration::from_secs(1);
+const LOOK: Duration = Duration::from_secs(1);
 
 /// What is waited for.
 #[derive(Debug, PartialEq, Eq)]
@@ -45,30 +45,52 @@ pub(super) fn run(wait: &Wait, client: &Client<'_>, out: &mut dyn Write) -> Resu
     kind.path_of(name)?;
     let of = format!("{}/{name}", kind.word());
     let doing = format!("wait for {of} to be {}", wait.until);
-    let deadline = Instant::now() + wait.timeout;
     // Events of a disruption are about its node.
     let subject = match kind {
         Kind::Disruption => format!("node/{}", kind.halves(name)?.0),
         _ => of.clone(),
     };
-    let woken = wake(client.context.clone(), subject);
-    let mut row = find(client, &doing, kind, name)?;
-    if row.is_none() && until == Until::Deleted {
-        // What has never been is a slip in the name, and has no history.
-        past(kind, name, client)?;
+    let mut last = None;
+    let reached = wait_for(client, subject, wait.timeout, &mut || {
+        let row = find(client, &doing, kind, name)?;
+        if row.is_none() && until == Until::Deleted && last.is_none() {
+            // What has never been is a slip in the name, and has no history.
+            past(kind, name, client)?;
+        }
+        match look(&until, kind, row.as_ref())? {
+            Seen::Reached => Ok(Some(())),
+            Seen::Over(what) => Err(CliError::failure(format!("{doing}: it will not be: {what}"))),
+            Seen::NotYet(now) => {
+                last = Some(now);
+                Ok(None)
+            }
+        }
+    })?;
+    if reached.is_some() {
+        return Ok(writeln!(out, "{of} {}", wait.until)?);
     }
+    let now = last.unwrap_or_default();
+    Err(late(kind, name, client, &format!("{doing}: after {:?} it is {now}", wait.timeout)))
+}
+
+/// Checks with each event about `subject`, and each second, until there is a result; none after `timeout`.
+pub(super) fn wait_for<T>(
+    client: &Client<'_>,
+    subject: String,
+    timeout: Duration,
+    check: &mut dyn FnMut() -> Result<Option<T>, CliError>,
+) -> Result<Option<T>, CliError> {
+    let deadline = Instant::now() + timeout;
+    let woken = wake(client.context.clone(), subject);
     loop {
-        let now = match look(&until, kind, row.as_ref())? {
-            Seen::Reached => return Ok(writeln!(out, "{of} {}", wait.until)?),
-            Seen::Over(what) => return Err(CliError::failure(format!("{doing}: it will not be: {what}"))),
-            Seen::NotYet(now) => now,
-        };
+        if let Some(result) = check()? {
+            return Ok(Some(result));
+        }
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            return Err(late(kind, name, client, &format!("{doing}: after {:?} it is {now}", wait.timeout)));
+            return Ok(None);
         }
         pause(&woken, left.min(LOOK));
-        row = find(client, &doing, kind, name)?;
     }
 }
 
@@ -138,7 +160,7 @@ fn late(kind: Kind, name: &str, client: &Client<'_>, what: &str) -> CliError {
 }
 
 /// Wakes with each event about the entity. Nothing depends on it: without it, looks come by time alone.
-pub(super) fn wake(context: Context, subject: String) -> Receiver<()> {
+fn wake(context: Context, subject: String) -> Receiver<()> {
     let (waker, woken) = channel();
     std::thread::spawn(move || {
         let client = Client::new(&context);
@@ -155,7 +177,7 @@ pub(super) fn wake(context: Context, subject: String) -> Receiver<()> {
     woken
 }
 
-pub(super) fn pause(woken: &Receiver<()>, most: Duration) {
+fn pause(woken: &Receiver<()>, most: Duration) {
     match woken.recv_timeout(most) {
         // Rows follow the journal at a short distance.
         Ok(()) => std::thread::sleep(Duration::from_millis(10)),

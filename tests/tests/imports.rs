@@ -1,6 +1,7 @@
 //! The rooms: which crate may import which. The table is that of `docs/architecture.md`.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::process::Command;
 
 use serde_json::Value;
@@ -101,17 +102,55 @@ fn each_crate_imports_only_what_its_room_allows() {
     }
 }
 
-#[test]
-fn a_client_is_built_without_a_store_a_journal_or_kafka() {
+/// What `cargo tree` prints for a client, without dependencies of tests.
+fn client_tree(target: &str) -> String {
     let output = Command::new(env!("CARGO"))
-        .args(["tree", "-p", "chancery-cli", "--edges", "normal", "--prefix", "none", "--offline"])
+        .args(["tree", "-p", "chancery-cli", "--edges", "normal,build", "--prefix", "none", "--offline"])
+        .args(["--locked", "--target", target])
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .output()
         .expect("cargo runs");
-    let tree = String::from_utf8(output.stdout).expect("text");
-    let crates: BTreeSet<&str> = tree.lines().filter_map(|line| line.split(' ').next()).collect();
-    assert!(crates.contains("chancery-projector"), "{tree}");
-    for no in ["chancery-executor", "chancery-journal", "chancery-machine", "rdkafka", "sled", "tokio"] {
-        assert!(!crates.contains(no), "a client needs no {no}:\n{tree}");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).expect("text")
+}
+
+#[test]
+fn a_client_is_built_without_a_store_a_journal_or_kafka_on_each_platform() {
+    // Packages for one platform may be in the tree of that platform alone.
+    const UNIX: &[&str] = &["close_fds", "linux-raw-sys", "nix", "pidfd", "signal-hook"];
+    for (target, others) in [
+        ("x86_64-unknown-linux-gnu", &["close_fds", "nix", "pidfd", "signal-hook"][..]),
+        ("aarch64-apple-darwin", UNIX),
+        ("x86_64-pc-windows-msvc", &[UNIX, &["rustix"]].concat()),
+    ] {
+        let tree = client_tree(target);
+        let crates: BTreeSet<&str> = tree.lines().filter_map(|line| line.split(' ').next()).collect();
+        assert!(crates.contains("chancery-projector"), "{tree}");
+        let heavy = ["chancery-executor", "chancery-journal", "chancery-machine", "rdkafka", "sled", "tokio"];
+        // A C compiler, or a system library.
+        let foreign = ["cc", "cmake", "pkg-config", "openssl-sys"];
+        for no in heavy.iter().chain(&foreign).chain(others) {
+            assert!(!crates.contains(no), "a client for {target} needs no {no}:\n{tree}");
+        }
     }
+}
+
+#[test]
+fn a_client_calls_no_operating_system_by_its_name() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let mut files = 0;
+    let mut folders = vec![root.join("cli/src"), root.join("events/src")];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(&folder).expect("a folder") {
+            let path = entry.expect("an entry").path();
+            if path.is_dir() {
+                folders.push(path);
+                continue;
+            }
+            files += 1;
+            let text = std::fs::read_to_string(&path).expect("a source file");
+            assert!(!text.contains("std::os::"), "{} is for one operating system", path.display());
+        }
+    }
+    assert!(files > 50, "{files} files");
 }

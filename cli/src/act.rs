@@ -49,7 +49,7 @@ pub(super) fn ask_as(
 }
 
 /// How a verdict may be shown.
-const FORMS: &[Output] = &[Output::Table, Output::Name, Output::Json, Output::Jsonl];
+pub(super) const FORMS: &[Output] = &[Output::Table, Output::Name, Output::Json, Output::Jsonl];
 
 /// Shows what came of it.
 pub(super) fn shown(
@@ -65,23 +65,12 @@ pub(super) fn shown(
         "unchanged" => "unchanged",
         _ => done,
     };
-    match client.context.output(FORMS)? {
-        Output::Name => writeln!(out, "{name}")?,
-        Output::Json | Output::Jsonl => {
-            let mut json = json!({
-                "subject": name, "outcome": outcome, "position": verdict.position, "version": verdict.version,
-            });
-            if let Some(id) = waits {
-                json["request"] = id.into();
-            }
-            writeln!(out, "{json}")?;
-        }
-        _ => writeln!(out, "{name} {outcome}")?,
+    let mut json = verdict.json(name, outcome);
+    if let Some(id) = waits {
+        json["request"] = id.into();
     }
-    match waits {
-        Some(id) => request::hint(client, id),
-        None => Ok(()),
-    }
+    client.context.output(FORMS)?.outcome(name, outcome, &json, out)?;
+    waits.map_or(Ok(()), |id| request::hint(client, id))
 }
 
 pub(super) fn delete(
@@ -128,29 +117,20 @@ pub(super) fn delete(
     })
 }
 
-pub(super) fn move_node(
+pub(super) fn set_state(
     verb: &str,
     name: &str,
     state: NodeState,
-    cluster: Option<&str>,
-    client: &Client<'_>,
-    out: &mut dyn Write,
-) -> Result<(), CliError> {
-    set_state(verb, name, state, (cluster, None), client, out)
-}
-
-fn set_state(
-    verb: &str,
-    name: &str,
-    state: NodeState,
-    (cluster, break_glass): (Option<&str>, Option<String>),
+    (cluster, break_glass): (Option<&String>, Option<&String>),
     client: &Client<'_>,
     out: &mut dyn Write,
 ) -> Result<(), CliError> {
     let name = Kind::Node.name_in(name)?;
     let cluster = cluster.map(|cluster| Kind::Cluster.name_in(cluster)).transpose()?;
     let cluster: Option<ClusterName> = cluster.map(|cluster| read(Kind::Cluster, cluster)).transpose()?;
-    let intent = NodeSetState { name: read(Kind::Node, name)?, state, cluster, break_glass }.into();
+    let intent =
+        NodeSetState { name: read(Kind::Node, name)?, state, cluster, break_glass: break_glass.cloned() }
+            .into();
     ask(client, verb, &intent, state.word(), out)
 }
 
@@ -196,7 +176,7 @@ pub(super) fn expunge(
             return Err(CliError::failure("expunge: nothing was done"));
         }
     }
-    set_state("expunge", name, NodeState::Expunged, (None, break_glass.cloned()), client, out)
+    set_state("expunge", name, NodeState::Expunged, (None, break_glass), client, out)
 }
 
 /// Asks for a yes; anything else is a no.

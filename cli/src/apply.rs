@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use chancery_events::intent::{Intent, Turn};
 use serde_json::{Value, json};
 
+use super::act::FORMS;
 use super::bulk::{Ask, ask_all};
 use super::client::{Changed, Client};
 use super::context::Output;
@@ -29,7 +30,7 @@ pub(super) fn run(
     client: &Client<'_>,
     out: &mut dyn Write,
 ) -> Result<(), CliError> {
-    let output = client.context.output(&[Output::Table, Output::Name, Output::Json, Output::Jsonl])?;
+    client.context.output(FORMS)?;
     let mut manifests = read("apply", "applied", files)?;
     for manifest in &mut manifests {
         if let (Some(turn), Intent::DeploymentCreate(create)) = (turn, &mut manifest.intent) {
@@ -40,20 +41,13 @@ pub(super) fn run(
     // more than one version from the start.
     let mut known = known(client, &manifests)?;
     let asks: Vec<_> = manifests.iter().map(|manifest| ask("apply", manifest, &manifest.intent)).collect();
-    let mut done = Vec::new();
-    let mut applied = 0;
-    let mut failed: Option<Exit> = None;
+    let mut report = Report::of(client, out)?;
     ask_all(client, "documents", &asks, &mut |at, answer| {
         let manifest = &manifests[at];
         let verdict = match answer {
             Ok(verdict) => verdict,
-            Err(error) => {
-                note!("{}", told("apply", manifest, &error));
-                failed.get_or_insert(error.exit);
-                return Ok(());
-            }
+            Err(error) => return report.fault("apply", manifest, &error),
         };
-        applied += 1;
         let name = name(manifest);
         let outcome = match (verdict.outcome.as_str(), known.contains(&name)) {
             _ if verdict.request().is_some() => "waits for approval",
@@ -61,9 +55,7 @@ pub(super) fn run(
             (_, true) => "configured",
             (_, false) => "created",
         };
-        let mut json = json!({
-            "subject": name, "outcome": outcome, "position": verdict.position, "version": verdict.version,
-        });
+        let mut json = verdict.json(&name, outcome);
         let Changed { policy, version } = &verdict.changed;
         if !policy.is_empty() || !version.is_empty() {
             json["changed"] = json!({ "policy": policy, "version": version });
@@ -71,32 +63,65 @@ pub(super) fn run(
         for hint in hints(&name, &verdict.changed) {
             note!("{hint}");
         }
-        match output {
-            Output::Name => writeln!(out, "{name}")?,
-            Output::Json => done.push(json),
-            Output::Jsonl => writeln!(out, "{json}")?,
-            _ => writeln!(out, "{name} {outcome}")?,
-        }
+        report.line(&name, outcome, json)?;
         if let Some(id) = verdict.request() {
             return request::hint(client, id);
         }
         known.insert(name);
         Ok(())
     })?;
-    if output == Output::Json {
-        json_text(&json!(done), out)?;
+    report.end(|_, applied| match applied {
+        0 => "nothing was applied".into(),
+        _ => {
+            let all = manifests.len();
+            format!("{applied} of {all} documents were applied: apply again when the others are right")
+        }
+    })
+}
+
+/// What became of each document, as it is shown.
+pub(super) struct Report<'a> {
+    out: &'a mut dyn Write,
+    output: Output,
+    lines: Vec<Value>,
+    done: usize,
+    failed: Option<Exit>,
+}
+
+impl<'a> Report<'a> {
+    pub(super) fn of(client: &Client<'_>, out: &'a mut dyn Write) -> Result<Report<'a>, CliError> {
+        let output = client.context.output(FORMS)?;
+        Ok(Report { out, output, lines: Vec::new(), done: 0, failed: None })
     }
-    // What failed is told already; what is left to say is how many.
-    match failed {
-        None => Ok(()),
-        Some(exit) if applied == 0 => Err(CliError::new(exit, "nothing was applied")),
-        Some(exit) => Err(CliError::new(
-            exit,
-            format!(
-                "{applied} of {} documents were applied: apply again when the others are right",
-                manifests.len()
-            ),
-        )),
+
+    pub(super) fn line(&mut self, name: &str, outcome: &str, json: Value) -> Result<(), CliError> {
+        self.done += 1;
+        if self.output == Output::Json {
+            self.lines.push(json);
+            return Ok(());
+        }
+        self.output.outcome(name, outcome, &json, self.out)
+    }
+
+    /// Shows why nothing became of a document, which does not keep the others.
+    #[expect(clippy::unnecessary_wraps, reason = "it ends the report of an answer, as a line does")]
+    pub(super) fn fault(
+        &mut self,
+        verb: &str,
+        manifest: &Manifest,
+        error: &CliError,
+    ) -> Result<(), CliError> {
+        note!("{}", told(verb, manifest, error));
+        self.failed.get_or_insert(error.exit);
+        Ok(())
+    }
+
+    /// What failed is told already; what is left to say is how many were done.
+    pub(super) fn end(self, message: impl FnOnce(Exit, usize) -> String) -> Result<(), CliError> {
+        if self.output == Output::Json {
+            json_text(&self.lines.into(), self.out)?;
+        }
+        self.failed.map_or(Ok(()), |exit| Err(CliError::new(exit, message(exit, self.done))))
     }
 }
 
@@ -116,8 +141,8 @@ fn known(client: &Client<'_>, manifests: &[Manifest]) -> Result<BTreeSet<String>
     let is_same = |a: &Manifest, b: &Manifest| discriminant(&a.intent) == discriminant(&b.intent);
     for of_kind in manifests.chunk_by(is_same) {
         if of_kind.len() > LOOKED_UP {
-            let (kind, items) = listed(client, of_kind)?;
-            known.extend(items.iter().map(|item| format!("{}/{}", kind.word(), name_of(kind, item))));
+            let name = of_kind.first().map(name).unwrap_or_default();
+            known.extend(names(client, Kind::split(&name)?.0)?);
             continue;
         }
         for manifest in of_kind {
@@ -132,11 +157,10 @@ fn known(client: &Client<'_>, manifests: &[Manifest]) -> Result<BTreeSet<String>
     Ok(known)
 }
 
-/// Every entity of the kind that the documents are about.
-fn listed(client: &Client<'_>, of_kind: &[Manifest]) -> Result<(Kind, Vec<Value>), CliError> {
-    let name = of_kind.first().map(name).unwrap_or_default();
-    let (kind, _) = Kind::split(&name)?;
-    Ok((kind, list(client, kind, &[], u64::MAX)?.items))
+/// Every entity of a kind, as `node/node-1`.
+pub(super) fn names(client: &Client<'_>, kind: Kind) -> Result<BTreeSet<String>, CliError> {
+    let items = list(client, kind, &[], u64::MAX)?.items;
+    Ok(items.iter().map(|item| format!("{}/{}", kind.word(), name_of(kind, item))).collect())
 }
 
 /// When the changed fields of a plan take effect, and by what.
@@ -157,7 +181,7 @@ fn hints(name: &str, changed: &Changed) -> Vec<String> {
 }
 
 /// What a server says about a document, each thing with its place in the file.
-pub(super) fn told(verb: &str, manifest: &Manifest, error: &CliError) -> String {
+fn told(verb: &str, manifest: &Manifest, error: &CliError) -> String {
     let name = name(manifest);
     let each = error.faults.iter().map(|Pointed { pointer, detail }| {
         let (place, value) = manifest.locate(pointer);

@@ -86,14 +86,8 @@ pub(super) fn run(
         let verdict = client.ask(&format!("{verb} {}", many(chunk.len())), &decision.intent(chunk))?;
         for row in chunk {
             let name = format!("operation/{}", row.id);
-            match output {
-                Output::Name => writeln!(out, "{name}")?,
-                Output::Jsonl => {
-                    let json = json!({ "subject": name, "outcome": done, "position": verdict.position });
-                    writeln!(out, "{json}")?;
-                }
-                _ => writeln!(out, "{name} {done}: {} {}", row.kind, place(row))?,
-            }
+            let json = json!({ "subject": name, "outcome": done, "position": verdict.position });
+            output.outcome(&name, format_args!("{done}: {} {}", row.kind, place(row)), &json, out)?;
         }
     }
     if rows.len() > 1 {

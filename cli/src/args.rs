@@ -334,14 +334,16 @@ impl Client {
                 disruption::ask("complete", "completed", what.kind, &name, client, out)
             }
             Client::Allocate { node, cluster } => {
-                act::move_node("allocate", node, NodeState::Allocated, Some(cluster), client, out)
+                act::set_state("allocate", node, NodeState::Allocated, (Some(cluster), None), client, out)
             }
-            Client::Evict { node } => act::move_node("evict", node, NodeState::Evicted, None, client, out),
+            Client::Evict { node } => {
+                act::set_state("evict", node, NodeState::Evicted, (None, None), client, out)
+            }
             Client::Sanitize { node } => {
-                act::move_node("sanitize", node, NodeState::Sanitizing, None, client, out)
+                act::set_state("sanitize", node, NodeState::Sanitizing, (None, None), client, out)
             }
             Client::Release { node } => {
-                act::move_node("release", node, NodeState::Unallocated, None, client, out)
+                act::set_state("release", node, NodeState::Unallocated, (None, None), client, out)
             }
             Client::Expunge { node, yes, break_glass } => {
                 act::expunge(node, *yes, break_glass.as_ref(), client, out)

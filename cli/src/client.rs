@@ -68,6 +68,11 @@ pub(super) struct Changed {
 }
 
 impl Verdict {
+    /// What is shown of it to programs.
+    pub(super) fn json(&self, name: &str, outcome: &str) -> Value {
+        json!({ "subject": name, "outcome": outcome, "position": self.position, "version": self.version })
+    }
+
     /// The id of the approval request that the intent waits as, if it does not hold yet.
     pub(super) fn request(&self) -> Option<&str> {
         self.subject.as_deref()?.strip_prefix("request/")

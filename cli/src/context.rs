@@ -1,10 +1,12 @@
 //! What every command needs to know: which server, fleet and actor, and how to show what it finds.
 
-use std::io::IsTerminal as _;
+use std::fmt::Display;
+use std::io::{IsTerminal as _, Write};
 use std::time::Duration;
 
 use chancery_events::name::{Actor, FleetName};
 use clap::ValueEnum;
+use serde_json::Value;
 
 use super::error::CliError;
 
@@ -23,6 +25,23 @@ pub enum Output {
     Name,
     /// A JSON object a line, for streams.
     Jsonl,
+}
+
+impl Output {
+    /// Writes what became of `name`: the name, the JSON, or the name and `text`.
+    pub(super) fn outcome(
+        self,
+        name: &str,
+        text: impl Display,
+        json: &Value,
+        out: &mut dyn Write,
+    ) -> Result<(), CliError> {
+        Ok(match self {
+            Output::Name => writeln!(out, "{name}"),
+            Output::Json | Output::Jsonl => writeln!(out, "{json}"),
+            Output::Table | Output::Wide | Output::Yaml => writeln!(out, "{name} {text}"),
+        }?)
+    }
 }
 
 /// What every command needs to know.

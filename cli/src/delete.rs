@@ -11,16 +11,13 @@ use chancery_events::intent::{Cascade, Intent};
 use serde_json::json;
 
 use super::act;
-use super::apply::{ask, name, read, told};
+use super::apply::{Report, ask, name, names, read};
 use super::bulk::ask_all;
 use super::client::Client;
-use super::context::Output;
 use super::error::{CliError, Exit};
-use super::get::{json_text, list, name_of};
 use super::kind::{Kind, Naming as _};
 use super::request;
 use crate::manifest::Manifest;
-use crate::note;
 
 /// Time between two looks at what is being deleted.
 const POLL: Duration = Duration::from_millis(250);
@@ -33,10 +30,9 @@ pub(super) fn run(
     client: &Client<'_>,
     out: &mut dyn Write,
 ) -> Result<(), CliError> {
-    let output = client.context.output(&[Output::Table, Output::Name, Output::Json, Output::Jsonl])?;
+    let mut report = Report::of(client, out)?;
     let mut manifests = read("delete", "deleted", files)?;
     manifests.reverse();
-    let mut report = Report { out, output, done: Vec::new(), deleted: 0, failed: None };
     let end = Instant::now() + timeout;
     let mut kinds = manifests.chunk_by(|a, b| discriminant(&a.intent) == discriminant(&b.intent)).peekable();
     while let Some(of_kind) = kinds.next() {
@@ -45,7 +41,16 @@ pub(super) fn run(
             wait(going, end, client)?;
         }
     }
-    report.end(manifests.len(), cascade)
+    report.end(|exit, deleted| {
+        let mut message = match deleted {
+            0 => "nothing was deleted".to_owned(),
+            _ => format!("{} of {} documents were not deleted", manifests.len() - deleted, manifests.len()),
+        };
+        if exit == Exit::Conflict && cascade == Cascade::No {
+            message.push_str("; to delete nodes and plans with what needs them, add --cascade");
+        }
+        message
+    })
 }
 
 /// Deletes entities of one kind. Those that are still there until what needs them is deleted.
@@ -56,35 +61,34 @@ fn delete(
     report: &mut Report<'_>,
 ) -> Result<BTreeSet<String>, CliError> {
     let mut going = BTreeSet::new();
+    let show = |report: &mut Report<'_>, name: &str, outcome: &str, position: Option<u64>| {
+        report.line(name, outcome, json!({ "subject": name, "outcome": outcome, "position": position }))
+    };
     let intents = of_kind.iter().filter_map(|manifest| deletion(manifest, cascade).transpose());
     let intents = intents.collect::<Result<Vec<_>, _>>()?;
     if intents.len() < of_kind.len() {
         for manifest in of_kind {
-            report.line(&name(manifest), "skipped: deployments are deleted with their plan", None)?;
+            show(report, &name(manifest), "skipped: deployments are deleted with their plan", None)?;
         }
         return Ok(going);
     }
     let asks: Vec<_> =
         of_kind.iter().zip(&intents).map(|(manifest, intent)| ask("delete", manifest, intent)).collect();
     ask_all(client, "documents", &asks, &mut |at, answer| {
-        let manifest = &of_kind[at];
-        let takes_time = intents[at].cascades();
+        let (manifest, name) = (&of_kind[at], name(&of_kind[at]));
         match answer {
             Ok(verdict) if verdict.request().is_some() => {
-                report.line(&name(manifest), "waits for approval", Some(verdict.position))?;
+                show(report, &name, "waits for approval", Some(verdict.position))?;
                 verdict.request().map_or(Ok(()), |id| request::hint(client, id))
             }
-            Ok(verdict) if takes_time => {
-                going.insert(name(manifest));
-                report.line(&name(manifest), "is to be deleted, with what needs it", Some(verdict.position))
-            }
-            Ok(verdict) => report.line(&name(manifest), "deleted", Some(verdict.position)),
-            Err(error) if error.exit == Exit::NotFound => report.line(&name(manifest), "not found", None),
-            Err(error) => {
-                note!("{}", told("delete", manifest, &error));
-                report.failed.get_or_insert(error.exit);
+            Ok(verdict) if intents[at].cascades() => {
+                show(report, &name, "is to be deleted, with what needs it", Some(verdict.position))?;
+                going.insert(name);
                 Ok(())
             }
+            Ok(verdict) => show(report, &name, "deleted", Some(verdict.position)),
+            Err(error) if error.exit == Exit::NotFound => show(report, &name, "not found", None),
+            Err(error) => report.fault("delete", manifest, &error),
         }
     })?;
     Ok(going)
@@ -101,9 +105,7 @@ fn deletion(manifest: &Manifest, cascade: Cascade) -> Result<Option<Intent>, Cli
 fn wait(mut going: BTreeSet<String>, end: Instant, client: &Client<'_>) -> Result<(), CliError> {
     while let Some(first) = going.first().cloned() {
         let (kind, _) = Kind::split(&first)?;
-        let items = list(client, kind, &[], u64::MAX)?.items;
-        let there: BTreeSet<_> =
-            items.iter().map(|item| format!("{}/{}", kind.word(), name_of(kind, item))).collect();
+        let there = names(client, kind)?;
         going.retain(|name| there.contains(name));
         if going.is_empty() {
             break;
@@ -118,42 +120,4 @@ fn wait(mut going: BTreeSet<String>, end: Instant, client: &Client<'_>) -> Resul
         std::thread::sleep(POLL);
     }
     Ok(())
-}
-
-/// What is shown, and how it ends.
-struct Report<'a> {
-    out: &'a mut dyn Write,
-    output: Output,
-    done: Vec<serde_json::Value>,
-    deleted: usize,
-    failed: Option<Exit>,
-}
-
-impl Report<'_> {
-    fn line(&mut self, name: &str, outcome: &str, position: Option<u64>) -> Result<(), CliError> {
-        self.deleted += 1;
-        let json = json!({ "subject": name, "outcome": outcome, "position": position });
-        match self.output {
-            Output::Name => writeln!(self.out, "{name}")?,
-            Output::Json => self.done.push(json),
-            Output::Jsonl => writeln!(self.out, "{json}")?,
-            _ => writeln!(self.out, "{name} {outcome}")?,
-        }
-        Ok(())
-    }
-
-    fn end(self, all: usize, cascade: Cascade) -> Result<(), CliError> {
-        if self.output == Output::Json {
-            json_text(&json!(self.done), self.out)?;
-        }
-        let Some(exit) = self.failed else { return Ok(()) };
-        let mut message = match self.deleted {
-            0 => "nothing was deleted".to_owned(),
-            deleted => format!("{} of {all} documents were not deleted", all - deleted),
-        };
-        if exit == Exit::Conflict && cascade == Cascade::No {
-            message.push_str("; to delete nodes and plans with what needs them, add --cascade");
-        }
-        Err(CliError::new(exit, message))
-    }
 }

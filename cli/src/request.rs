@@ -257,14 +257,8 @@ pub(super) fn decide(
             }
         };
         let verdict = client.ask(&format!("{verb} {name}"), &intent)?;
-        match output {
-            Output::Name => writeln!(out, "{name}")?,
-            Output::Jsonl => {
-                let json = json!({ "subject": name, "outcome": done, "position": verdict.position });
-                writeln!(out, "{json}")?;
-            }
-            _ => writeln!(out, "{name} {done}: {}", change(&row))?,
-        }
+        let json = json!({ "subject": name, "outcome": done, "position": verdict.position });
+        output.outcome(&name, format_args!("{done}: {}", change(&row)), &json, out)?;
     }
     Ok(())
 }

@@ -29,28 +29,11 @@ use crate::note;
 /// Events that come within this time are answered by one read.
 const TOGETHER: Duration = Duration::from_millis(100);
 
-/// What happened to a row.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Word {
-    Added,
-    Changed,
-    Removed,
-}
-
-impl Word {
-    const fn word(self) -> &'static str {
-        match self {
-            Word::Added => "added",
-            Word::Changed => "changed",
-            Word::Removed => "removed",
-        }
-    }
-}
-
 /// A row that is not as it was; of one that was removed, the last that was known.
 #[derive(Clone, PartialEq, Debug)]
 struct Change {
-    word: Word,
+    /// What happened to it: `added`, `changed`, `removed`.
+    word: &'static str,
     name: String,
     row: Value,
 }
@@ -68,14 +51,14 @@ impl Known {
             let name = name_of(kind, &row);
             let word = match before.remove(&name) {
                 Some(old) if old == row => None,
-                Some(_) => Some(Word::Changed),
-                None => Some(Word::Added),
+                Some(_) => Some("changed"),
+                None => Some("added"),
             };
             changes.extend(word.map(|word| Change { word, name: name.clone(), row: row.clone() }));
             self.0.insert(name, row);
         }
         changes.sort_by_key(|change| change.row["position"].as_u64());
-        let removed = before.into_iter().map(|(name, row)| Change { word: Word::Removed, name, row });
+        let removed = before.into_iter().map(|(name, row)| Change { word: "removed", name, row });
         removed.chain(changes).collect()
     }
 }
@@ -226,7 +209,7 @@ impl View {
                         out.write_all(lines.line(heads).as_bytes())?;
                     }
                     for cells in rows.cells() {
-                        let cells = [change.word.word()].into_iter().chain(cells);
+                        let cells = [change.word].into_iter().chain(cells);
                         out.write_all(lines.line(cells).as_bytes())?;
                     }
                 }
@@ -234,7 +217,7 @@ impl View {
             View::Json(kind) => {
                 for Change { word, name, row } in changes {
                     let subject = format!("{}/{name}", kind.word());
-                    let line = json!({ "change": word.word(), "subject": subject, "row": row });
+                    let line = json!({ "change": word, "subject": subject, "row": row });
                     writeln!(out, "{line}")?;
                 }
             }
@@ -257,7 +240,7 @@ mod tests {
     }
 
     fn words(changes: &[Change]) -> Vec<(&'static str, &str)> {
-        changes.iter().map(|change| (change.word.word(), change.name.as_str())).collect()
+        changes.iter().map(|change| (change.word, change.name.as_str())).collect()
     }
 
     #[test]

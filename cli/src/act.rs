@@ -232,7 +232,7 @@ pub(super) fn intent(
     read.map_err(|error| CliError::failure(format!("{verb} {}/{name}: {error}", kind.word())))
 }
 
-/// Checks the name of an entity; `own` is the part that its kind has rules for.
+/// Checks the name of an entity; `own` is its last part, for the message.
 fn check_name(kind: Kind, name: &str, own: &str) -> Result<(), CliError> {
     if kind == Kind::Disruption {
         // A part of its node, and no subject.

@@ -79,7 +79,7 @@ pub(super) fn run(
     })
 }
 
-/// What became of each document, as it is shown.
+/// Output for each document of a command, and the number of documents that succeeded.
 pub(super) struct Report<'a> {
     out: &'a mut dyn Write,
     output: Output,
@@ -103,8 +103,8 @@ impl<'a> Report<'a> {
         self.output.outcome(name, outcome, &json, self.out)
     }
 
-    /// Shows why nothing became of a document, which does not keep the others.
-    #[expect(clippy::unnecessary_wraps, reason = "it ends the report of an answer, as a line does")]
+    /// Writes an error of one document; the others continue.
+    #[expect(clippy::unnecessary_wraps, reason = "used in the place of `line`")]
     pub(super) fn fault(
         &mut self,
         verb: &str,
@@ -116,7 +116,7 @@ impl<'a> Report<'a> {
         Ok(())
     }
 
-    /// What failed is told already; what is left to say is how many were done.
+    /// Ends the output. Errors are written already; `message` gets the first exit code and the number of successes.
     pub(super) fn end(self, message: impl FnOnce(Exit, usize) -> String) -> Result<(), CliError> {
         if self.output == Output::Json {
             json_text(&self.lines.into(), self.out)?;
@@ -157,7 +157,7 @@ fn known(client: &Client<'_>, manifests: &[Manifest]) -> Result<BTreeSet<String>
     Ok(known)
 }
 
-/// Every entity of a kind, as `node/node-1`.
+/// Names of all entities of a kind, as `node/node-1`.
 pub(super) fn names(client: &Client<'_>, kind: Kind) -> Result<BTreeSet<String>, CliError> {
     let items = list(client, kind, &[], u64::MAX)?.items;
     Ok(items.iter().map(|item| format!("{}/{}", kind.word(), name_of(kind, item))).collect())

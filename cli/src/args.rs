@@ -248,14 +248,13 @@ pub enum InboxCommand {
     },
 }
 
-/// What to do instead with something that is no deployment.
+/// Advice for the commands of deployments where another kind is named.
 const NOT_CANCELLED: &str = "operations are rejected, replicas stopped or deleted, disruptions completed";
 const NOT_PAUSED: &str = "replicas are stopped and started, plans deactivated and activated";
 const NOT_CANARIES: &str = "operations are approved or rejected";
 
 impl Which {
-    /// Asks something of the deployment that is meant: the verb, the word for what was done, and what to do instead with
-    /// something else.
+    /// Sends an intent about the deployment: its verb, the outcome that is shown, and the advice for other kinds.
     fn of_deployment(
         &self,
         verb: (&str, &str, &str),

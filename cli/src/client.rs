@@ -68,7 +68,7 @@ pub(super) struct Changed {
 }
 
 impl Verdict {
-    /// What is shown of it to programs.
+    /// The verdict in JSON output.
     pub(super) fn json(&self, name: &str, outcome: &str) -> Value {
         json!({ "subject": name, "outcome": outcome, "position": self.position, "version": self.version })
     }

@@ -28,7 +28,7 @@ pub enum Output {
 }
 
 impl Output {
-    /// Writes what became of `name`: the name, the JSON, or the name and `text`.
+    /// Writes the outcome for an entity: its name, the JSON, or its name and `text`.
     pub(super) fn outcome(
         self,
         name: &str,

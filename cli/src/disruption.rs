@@ -107,7 +107,7 @@ pub(super) fn schedule(disrupt: &Disrupt, client: &Client<'_>, out: &mut dyn Wri
     Ok(())
 }
 
-/// Approves or completes one: `done` says what came of it.
+/// Sends the intent `disruption.VERB`; `done` is the outcome that is shown.
 pub(super) fn ask(
     verb: &str,
     done: &str,

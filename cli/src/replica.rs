@@ -21,7 +21,7 @@ use crate::note;
 /// A place is found, or not, in a moment; nobody waits for longer to be told.
 const MOMENT: Duration = Duration::from_secs(1);
 
-/// Asks something of a replica, perhaps with a node, and says what it waits for.
+/// Sends the intent `replica.VERB`, with a node if one is given, and shows what its operation waits for.
 pub(super) fn ask(
     verb: &str,
     name: &str,

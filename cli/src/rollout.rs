@@ -10,7 +10,7 @@ use super::client::Client;
 use super::error::CliError;
 use super::kind::Kind;
 
-/// Asks something of a deployment; `instead` tells what to do with something that is none.
+/// Sends the intent `deployment.VERB`; `done` is the outcome that is shown, `instead` the advice for other kinds.
 pub(super) fn run(
     (verb, done, instead): (&str, &str, &str),
     kind: Kind,

@@ -32,7 +32,7 @@ const TOGETHER: Duration = Duration::from_millis(100);
 /// A row that is not as it was; of one that was removed, the last that was known.
 #[derive(Clone, PartialEq, Debug)]
 struct Change {
-    /// What happened to it: `added`, `changed`, `removed`.
+    /// Kind of the change: `added`, `changed` or `removed`.
     word: &'static str,
     name: String,
     row: Value,

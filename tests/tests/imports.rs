@@ -102,7 +102,7 @@ fn each_crate_imports_only_what_its_room_allows() {
     }
 }
 
-/// What `cargo tree` prints for a client, without dependencies of tests.
+/// Output of `cargo tree` for a client, without dependencies of tests.
 fn client_tree(target: &str) -> String {
     let output = Command::new(env!("CARGO"))
         .args(["tree", "-p", "chancery-cli", "--edges", "normal,build", "--prefix", "none", "--offline"])
@@ -116,7 +116,7 @@ fn client_tree(target: &str) -> String {
 
 #[test]
 fn a_client_is_built_without_a_store_a_journal_or_kafka_on_each_platform() {
-    // Packages for one platform may be in the tree of that platform alone.
+    // Packages that work on Unix alone.
     const UNIX: &[&str] = &["close_fds", "linux-raw-sys", "nix", "pidfd", "signal-hook"];
     for (target, others) in [
         ("x86_64-unknown-linux-gnu", &["close_fds", "nix", "pidfd", "signal-hook"][..]),

@@ -15,10 +15,10 @@ use chancery_executor::process::{CgroupSetting, OutputLimits};
 
 use super::{Clusters, LogFormat, Place};
 
-/// What a setting's text must be.
+/// Type of a setting: a description and a parser.
 #[derive(Debug)]
 pub struct Type {
-    /// In words, for the reference of settings.
+    /// Description for the reference of settings.
     pub what: &'static str,
     check: fn(&str) -> Result<(), String>,
 }
@@ -145,7 +145,7 @@ fn something(text: &str) -> Result<(), &'static str> {
     if text.is_empty() { Err("write something here") } else { Ok(()) }
 }
 
-#[expect(clippy::unnecessary_wraps, reason = "a check as the others")]
+#[expect(clippy::unnecessary_wraps, reason = "a parser as the others")]
 fn anything(_: &str) -> Result<(), &'static str> {
     Ok(())
 }

@@ -27,7 +27,7 @@
 use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-use axum::http::{HeaderMap, HeaderName, Method, Uri, header};
+use axum::http::{HeaderMap, HeaderName, Method, Request, Uri, header};
 
 use super::problem::{
     HOST_NOT_ALLOWED, INVALID_HOST, In, ORIGIN_NOT_ALLOWED, Problem, UNSUPPORTED_MEDIA_TYPE,
@@ -62,13 +62,9 @@ impl AllowedHosts {
 }
 
 /// Whether the head of a request is admitted, by the table above.
-pub(super) fn admit(
-    hosts: &AllowedHosts,
-    method: &Method,
-    target: &Uri,
-    headers: &HeaderMap,
-) -> Result<(), Problem> {
-    let authority = authority(target, headers)?;
+pub(super) fn admit<B>(hosts: &AllowedHosts, request: &Request<B>) -> Result<(), Problem> {
+    let (method, headers) = (request.method(), request.headers());
+    let authority = authority(request.uri(), headers)?;
     let host = host_of(authority).ok_or_else(|| invalid_host(&format!("{authority:?} is not a host")))?;
     if !hosts.contains(host) {
         let detail = format!(
@@ -171,7 +167,7 @@ fn simple(method: &Method) -> Problem {
 
 #[cfg(test)]
 mod tests {
-    use axum::http::{HeaderValue, Request};
+    use axum::http::HeaderValue;
 
     use super::*;
 
@@ -185,7 +181,7 @@ mod tests {
             let name: HeaderName = name.parse().expect("a name");
             request.headers_mut().append(name, HeaderValue::from_bytes(value.as_bytes()).expect("a value"));
         }
-        match admit(&hosts, request.method(), request.uri(), request.headers()) {
+        match admit(&hosts, &request) {
             Ok(()) => 200,
             Err(problem) => problem.kind.status,
         }

@@ -1,20 +1,20 @@
 //! The edge: what every request goes through, whatever it asks for.
 
 use std::any::Any;
-use std::future::{Future, poll_fn};
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::pin::pin;
-use std::sync::Arc;
-use std::task::Poll;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use axum::Router;
 use axum::body::{Body, Bytes, HttpBody as _};
 use axum::extract::State;
 use axum::http::request::Parts;
-use axum::http::{HeaderValue, Request, Response, header};
+use axum::http::{HeaderValue, Request, Response, Uri, header};
+use axum::response::IntoResponse as _;
 use chancery_decider::desk::Where;
 use chancery_events::name::FleetName;
 use http_body_util::BodyExt as _;
+use tower::ServiceExt as _;
+use tower_http::catch_panic::CatchPanicLayer;
 use uuid::Uuid;
 
 use super::admission::admit;
@@ -22,71 +22,65 @@ use super::budget::{ByteBudget, ReservedBytes, SMALL};
 use super::positions;
 use super::problem::{
     BUSY, CLOCK_AHEAD, GONE, HEADERS_TOO_LARGE, INTERNAL, MALFORMED, NO_DECIDER, NOT_FOUND, Problem,
-    REQUEST_TIMEOUT, STANDS_STILL, TIMEOUT, TOO_LARGE, URI_TOO_LONG,
+    REQUEST_TIMEOUT, STANDS_STILL, TIMEOUT, TOO_LARGE, URI_TOO_LONG, with_body,
 };
 use super::query::Params;
 use super::rate::Principal;
-use super::routes::{self, Does, Match};
+use super::routes::{self, Does, Found, Match, Route};
 use super::{
     Api, App, Common, Limits, forward, intents, links, logs, metrics, openapi, read, schemas, stream, write,
 };
 
+/// Request, as the outermost handler and the handler of its route see it.
+#[derive(Debug)]
+pub(super) struct RequestContext {
+    pub(super) id: String,
+    /// The target as it was sent.
+    target: Uri,
+    /// Set once a route takes the request.
+    route: OnceLock<&'static Route>,
+}
+
 /// A request that has found its route.
 pub(super) struct Call {
-    pub(super) id: String,
+    pub(super) context: Arc<RequestContext>,
     pub(super) found: Match,
     pub(super) parts: Parts,
     pub(super) principal: Principal,
 }
 
-/// Answers any request.
-pub(super) async fn answer(State(api): State<Arc<Api>>, request: Request<Body>) -> Response<Body> {
-    let Common { limits, rates, hosts, metrics, .. } = &*api.common;
-    let id = Uuid::new_v4().to_string();
+/// The API without its listener.
+pub fn router(api: Api) -> Router {
+    let api = Arc::new(api);
+    let routes = routes::router(answer_routed).with_state(Arc::clone(&api));
+    let routes = routes.layer(CatchPanicLayer::custom(panicked));
+    Router::new().fallback(answer).with_state((api, routes))
+}
+
+/// Answers any request: admits it, and completes what its route answers.
+async fn answer(
+    State((api, routes)): State<(Arc<Api>, Router)>,
+    mut request: Request<Body>,
+) -> Response<Body> {
+    let Common { limits, hosts, metrics, .. } = &*api.common;
     let began = Instant::now();
-    let method = request.method().clone();
-    let path = request.uri().path().to_owned();
-    let admitted =
-        checked(limits, &request).and_then(|()| admit(hosts, &method, request.uri(), request.headers()));
-    let (parts, body) = request.into_parts();
-    let principal = Principal::of(&parts);
-    // What is not admitted takes no token: a web page would spend those of the programs of this machine.
-    let found = admitted.and_then(|()| {
-        let found = routes::find(&method, parts.uri.path());
-        let asked = found.as_ref().ok().map(|found| found.route.does);
-        rates.take(asked, &principal).and(found)
-    });
-    let (body, _reserved) = match &found {
-        Ok(found) if found.route.does == Does::Say => (Sent::Unread(body), None),
-        Ok(_) => {
-            let read = reserved(&api.common.bodies, body, limits.body, SMALL, limits).await;
-            read.map_or_else(
-                |problem| (Sent::Read(Err(problem)), None),
-                |(body, reserved)| (Sent::Read(Ok(body)), Some(reserved)),
-            )
+    let (id, target) = (Uuid::new_v4().to_string(), request.uri().clone());
+    let context = Arc::new(RequestContext { id, target, route: OnceLock::new() });
+    let (id, method, path) = (&context.id, request.method().clone(), context.target.path());
+    let response = match checked(limits, &request).and_then(|()| admit(hosts, &request)) {
+        Ok(()) => {
+            if let Some(target) = routes::routed(request.uri()) {
+                *request.uri_mut() = target;
+            }
+            request.extensions_mut().insert(Arc::clone(&context));
+            routes.oneshot(request).await.into_response()
         }
-        Err(_) => {
-            // Whatever the answer is: a sender that is cut off while it writes does not read it.
-            discard(body, limits.body, limits.body_read).await;
-            (Sent::Read(Ok(Bytes::new())), None)
-        }
+        // What is not admitted takes no token: a web page would spend those of the programs of this machine.
+        Err(problem) => refuse(problem, request.into_body(), limits).await.into_response(),
     };
-    let (route, does, result) = match found {
-        Err(problem) => ("none", None, Err(problem)),
-        Ok(found) => {
-            let route = found.route;
-            let call = Call { id: id.clone(), found, parts, principal };
-            let result = match tokio::time::timeout(limits.request, caught(dispatch(&api, call, body))).await
-            {
-                Ok(result) => result,
-                Err(_) => Err(Problem::new(TIMEOUT, format!("{method} {path}: there was no answer in time"))),
-            };
-            (route.path.as_str(), Some(route.does), result)
-        }
-    };
-    let mut response = result.unwrap_or_else(|problem| problem.response(&id));
+    let mut response = with_body(response, id);
     let headers = response.headers_mut();
-    if let Ok(value) = HeaderValue::from_str(&id) {
+    if let Ok(value) = HeaderValue::from_str(id) {
         headers.insert("chancery-request-id", value);
     }
     headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
@@ -95,12 +89,52 @@ pub(super) async fn answer(State(api): State<Arc<Api>>, request: Request<Body>) 
     }
     let status = response.status().as_u16();
     let taken = began.elapsed();
-    metrics.request(route, &method, status, taken);
+    let route = context.route.get();
+    metrics.request(route.map_or("none", |route| &route.path), &method, status, taken);
     // Probes come all the time and say nothing.
-    if !matches!(does, Some(Does::Live | Does::Ready | Does::Metrics)) {
+    if !route.is_some_and(|route| matches!(route.does, Does::Live | Does::Ready | Does::Metrics)) {
         tracing::debug!(%method, path, status, request_id = id, ms = taken.as_secs_f64() * 1e3, "request");
     }
     response
+}
+
+/// Answers a request whose route is known: within the limits of its principal, its body and its time.
+async fn answer_routed(
+    api: Arc<Api>,
+    found: Found,
+    request: Request<Body>,
+) -> Result<Response<Body>, Problem> {
+    let Common { limits, rates, bodies, .. } = &*api.common;
+    let (mut parts, body) = request.into_parts();
+    let context = parts.extensions.remove::<Arc<RequestContext>>();
+    let context = context.ok_or_else(|| Problem::internal("answer the request", &"it has no context"))?;
+    parts.uri = context.target.clone();
+    let principal = Principal::of(&parts);
+    let asked = found.as_ref().ok().map(|found| found.route.does);
+    let found = match rates.take(asked, &principal).and(found) {
+        Ok(found) => found,
+        Err(problem) => return Err(refuse(problem, body, limits).await),
+    };
+    context.route.get_or_init(|| found.route);
+    let (body, _reserved) = if found.route.does == Does::Say {
+        (Sent::Unread(body), None)
+    } else {
+        match reserved(bodies, body, limits.body, SMALL, limits).await {
+            Ok((body, reserved)) => (Sent::Read(Ok(body)), Some(reserved)),
+            Err(problem) => (Sent::Read(Err(problem)), None),
+        }
+    };
+    let (method, sent) = (parts.method.clone(), Arc::clone(&context));
+    let answer = dispatch(&api, Call { context, found, parts, principal }, body);
+    tokio::time::timeout(limits.request, answer).await.map_err(|_| {
+        Problem::new(TIMEOUT, format!("{method} {}: there was no answer in time", sent.target.path()))
+    })?
+}
+
+/// The problem, after the body is taken in: a sender that is cut off while it writes does not read the answer.
+async fn refuse(problem: Problem, body: Body, limits: &Limits) -> Problem {
+    discard(body, limits.body, limits.body_read).await;
+    problem
 }
 
 /// So many times the largest body is taken in before a sender is cut off.
@@ -243,8 +277,7 @@ async fn say_to(
         },
         Err(problem) => problem,
     };
-    discard(body, limits.body, limits.body_read).await;
-    Err(problem)
+    Err(refuse(problem, body, limits).await)
 }
 
 impl Api {
@@ -275,24 +308,12 @@ impl Api {
     }
 }
 
-/// Runs it, and makes a problem of a panic: the connection and everyone else go on.
-async fn caught(
-    run: impl Future<Output = Result<Response<Body>, Problem>>,
-) -> Result<Response<Body>, Problem> {
-    let mut run = pin!(run);
-    poll_fn(move |context| {
-        // What a panic may leave half done belongs to this request alone, or is guarded by its own lock.
-        let polled = catch_unwind(AssertUnwindSafe(|| run.as_mut().poll(context)));
-        polled
-            .unwrap_or_else(|panic| Poll::Ready(Err(Problem::internal("answer the request", &said(&*panic)))))
-    })
-    .await
-}
-
-fn said(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<String>().cloned();
-    text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()))
-        .unwrap_or_else(|| "a panic".into())
+/// The answer to a request whose handler has panicked: the connection and everyone else go on. What a panic may leave
+/// half done belongs to the request alone, or is guarded by its own lock.
+fn panicked(panic: Box<dyn Any + Send>) -> Response<Body> {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic");
+    Problem::internal("answer the request", &text).into_response()
 }
 
 /// Reads a body of at most `most` bytes whole, once there is memory for all of it but `own` bytes, which every request may
@@ -306,14 +327,13 @@ pub(super) async fn reserved(
 ) -> Result<(Bytes, ReservedBytes), Problem> {
     let size = body.size_hint();
     if size.lower() > most as u64 {
-        discard(body, limits.body, limits.body_read).await;
-        return Err(too_large(most));
+        return Err(refuse(too_large(most), body, limits).await);
     }
     let likely = size.upper().and_then(|size| usize::try_from(size).ok()).unwrap_or(most).min(most);
     let reserved = budget.reserve(likely.saturating_sub(own));
     let Ok(reserved) = tokio::time::timeout(limits.body_read, reserved).await else {
-        discard(body, limits.body, limits.body_read).await;
-        return Err(Problem::new(BUSY, "read the body: there is no memory for it, as others have not come"));
+        let problem = Problem::new(BUSY, "read the body: there is no memory for it, as others have not come");
+        return Err(refuse(problem, body, limits).await);
     };
     Ok((whole(body, most, limits.body_read).await?, reserved))
 }
@@ -345,7 +365,7 @@ pub(super) async fn whole(body: Body, most: usize, within: Duration) -> Result<B
 }
 
 /// Takes a body in that is not wanted, up to a bound: its sender reads the answer when it has written.
-pub(super) async fn discard(body: Body, most: usize, within: Duration) {
+async fn discard(body: Body, most: usize, within: Duration) {
     let taken = async {
         let (mut body, mut taken) = (body, 0);
         while let Some(Ok(frame)) = body.frame().await
@@ -380,11 +400,19 @@ pub(super) fn json(body: impl Into<Body>) -> Response<Body> {
 
 #[cfg(test)]
 mod tests {
+    use std::convert::Infallible;
+
+    use tower::Layer as _;
+
     use super::*;
 
     #[tokio::test]
     async fn a_panic_is_a_problem_of_its_own_request() {
-        let problem = caught(async { panic!("on purpose") }).await.expect_err("a problem");
+        let panics = tower::service_fn(async |_: Request<Body>| -> Result<Response<Body>, Infallible> {
+            panic!("on purpose")
+        });
+        let answer = CatchPanicLayer::custom(panicked).layer(panics).oneshot(Request::default()).await;
+        let problem = answer.expect("an answer").extensions_mut().remove::<Problem>().expect("a problem");
         assert_eq!((problem.kind.status, problem.detail.contains("purpose")), (500, false));
     }
 }

@@ -36,14 +36,14 @@ pub(super) async fn take(
     call: Call,
     body: Result<Bytes, Problem>,
 ) -> Result<Response<Body>, Problem> {
-    let Call { id, parts, principal, .. } = call;
+    let Call { context, parts, principal, .. } = call;
     let headers = &parts.headers;
     let meta = Meta::read(headers)?;
     let media = media(headers, TAKEN)?;
     let bytes = body?;
     let text = check(&bytes, app.common.limits.depth)?;
     if media == Media::Batch {
-        return batch(app, decider, &meta, text, &id, &principal).await;
+        return batch(app, decider, &meta, text, &context.id, &principal).await;
     }
     let is_binary = headers.keys().any(|name| name.as_str().starts_with("ce-"));
     let (request, was_if_match) = match (media, is_binary) {

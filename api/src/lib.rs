@@ -39,7 +39,6 @@ mod write;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use axum::Router;
 use chancery_decider::Hub;
 use chancery_decider::desk::Desk;
 use chancery_decider::troubles::FleetPart;
@@ -50,6 +49,7 @@ use tokio::sync::Semaphore;
 
 pub use admission::{AllowedHosts, host_of};
 pub use budget::ByteBudget;
+pub use edge::router;
 pub use forward::LAST_OUTCOMES;
 pub use last_verdict::LastVerdict;
 pub use limits::Limits;
@@ -136,11 +136,6 @@ impl App {
         let journal = self.source.trouble().map(|trouble| (FleetPart::Journal, trouble));
         journal.into_iter().chain(self.desk.troubles.all()).collect()
     }
-}
-
-/// The API without its listener.
-pub fn router(api: Api) -> Router {
-    Router::new().fallback(edge::answer).with_state(Arc::new(api))
 }
 
 #[cfg(test)]

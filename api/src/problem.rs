@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use axum::body::Body;
 use axum::http::{HeaderValue, Response, StatusCode, header};
+use axum::response::IntoResponse;
 use chancery_events::id::{Lineage, Position};
 use chancery_events::refusal::{Code, Refusal};
 use serde::{Deserialize, Serialize};
@@ -211,7 +212,7 @@ pub struct Shown {
 }
 
 /// A problem in the making.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Problem {
     /// Which.
     pub kind: &'static Kind,
@@ -221,7 +222,7 @@ pub struct Problem {
     more: Box<More>,
 }
 
-#[derive(Default, Debug)]
+#[derive(Clone, Default, Debug)]
 struct More {
     errors: Vec<Fault>,
     version: Option<u64>,
@@ -369,11 +370,22 @@ impl Problem {
             since: self.more.lineage.map(|(_, since)| since.get()),
         }
     }
+}
 
-    /// The answer to a request.
-    pub fn response(&self, request_id: &str) -> Response<Body> {
-        let body = serde_json::to_vec(&self.shown(request_id)).unwrap_or_default();
-        let mut response = Response::new(Body::from(body));
+/// The answer to a request, with the body of its problem if it is one.
+pub(super) fn with_body(mut response: Response<Body>, request_id: &str) -> Response<Body> {
+    if let Some(problem) = response.extensions_mut().remove::<Problem>() {
+        *response.body_mut() = serde_json::to_vec(&problem.shown(request_id)).unwrap_or_default().into();
+        // That of the empty body before.
+        response.headers_mut().remove(header::CONTENT_LENGTH);
+    }
+    response
+}
+
+/// Head of the answer. The problem is in its extensions: only the outermost handler knows the id that the body names.
+impl IntoResponse for Problem {
+    fn into_response(self) -> Response<Body> {
+        let mut response = Response::new(Body::empty());
         *response.status_mut() =
             StatusCode::from_u16(self.kind.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         let headers = response.headers_mut();
@@ -390,6 +402,7 @@ impl Problem {
         if let Some(position) = self.more.position {
             headers.insert("chancery-position", HeaderValue::from(position));
         }
+        response.extensions_mut().insert(self);
         response
     }
 }

@@ -2,14 +2,20 @@
 //! from, so that neither can know a route that the other does not.
 
 use std::collections::BTreeMap;
+use std::future::Future;
 use std::sync::LazyLock;
 
-use axum::http::Method;
+use axum::Router;
+use axum::extract::rejection::RawPathParamsRejection;
+use axum::extract::{RawPathParams, Request, State};
+use axum::http::{Method, Uri};
+use axum::response::IntoResponse;
+use axum::routing::{MethodFilter, MethodRouter};
 use chancery_events::intent::{Intent, IntentEntry};
 use chancery_projector::RowKind;
 use percent_encoding::percent_decode_str;
 
-use super::problem::{In, METHOD_NOT_ALLOWED, NO_SUCH_ROUTE, Problem};
+use super::problem::{In, Kind, METHOD_NOT_ALLOWED, NO_SUCH_ROUTE, Problem};
 
 /// How the body of a typed route becomes the intent's.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -109,66 +115,89 @@ pub(super) static ROUTES: LazyLock<Vec<Route>> = LazyLock::new(|| {
     all
 });
 
-/// The routes of each path.
-static PATHS: LazyLock<matchit::Router<Vec<&'static Route>>> = LazyLock::new(|| {
+/// A request's route, or the problem in place of one.
+pub(super) type Found = Result<Match, Problem>;
+
+/// A router made from the table. `answer` gets each request with its route; `HEAD` goes where `GET` does.
+pub(super) fn router<S, F>(answer: fn(S, Found, Request) -> F) -> Router<S>
+where
+    S: Clone + Send + Sync + 'static,
+    F: Future<Output: IntoResponse> + Send + 'static,
+{
     let mut paths: BTreeMap<&str, Vec<&'static Route>> = BTreeMap::new();
     for route in ROUTES.iter() {
         paths.entry(&route.path).or_default().push(route);
     }
-    let mut router = matchit::Router::new();
+    let mut router = Router::new();
     for (path, routes) in paths {
-        router.insert(path, routes).expect("the table has no two paths that clash");
+        let allow: Vec<_> = routes.iter().map(|route| route.method.as_str()).collect();
+        let allow = allow.join(", ");
+        let mut methods = MethodRouter::new().fallback(move |State(state): State<S>, request: Request| {
+            let problem = nothing(METHOD_NOT_ALLOWED, &request, &format!("allowed are {allow}"));
+            answer(state, Err(problem.allow(allow.clone())), request)
+        });
+        for route in routes {
+            let filter = MethodFilter::try_from(route.method.clone()).expect("a standard method");
+            let found = move |State(state): State<S>, params: Result<RawPathParams, _>, request: Request| {
+                let found = Match::new(route, params, request.uri());
+                answer(state, found, request)
+            };
+            methods = methods.on(filter, found);
+        }
+        router = router.route(path, methods);
     }
-    router
-});
+    router.fallback(move |State(state): State<S>, request: Request| {
+        let problem =
+            nothing(NO_SUCH_ROUTE, &request, "nothing is here; /v1/openapi.json tells what is where");
+        answer(state, Err(problem), request)
+    })
+}
+
+/// Problem of a request that has no route.
+fn nothing(kind: &'static Kind, request: &Request, why: &str) -> Problem {
+    let shown: String = request.uri().path().chars().take(200).collect();
+    Problem::new(kind, format!("{} {shown}: {why}", request.method()))
+}
 
 /// A route that was found, with what the path says.
 #[derive(Debug)]
 pub(super) struct Match {
     pub(super) route: &'static Route,
-    params: Vec<(&'static str, String)>,
+    params: RawPathParams,
 }
 
 impl Match {
+    fn new(
+        route: &'static Route,
+        params: Result<RawPathParams, RawPathParamsRejection>,
+        target: &Uri,
+    ) -> Found {
+        params.map(|params| Match { route, params }).map_err(|_| {
+            let mut parts = route.path.split('/').zip(target.path().split('/'));
+            let wrong = parts.find(|(_, part)| percent_decode_str(part).decode_utf8().is_err());
+            let name = wrong.map_or("", |(name, _)| name.trim_matches(['{', '}']));
+            Problem::parameter(In::Path, name, "percent-encode UTF-8")
+        })
+    }
+
     /// What the path says.
     pub(super) fn param(&self, name: &str) -> Option<&str> {
-        self.params.iter().find(|(key, _)| *key == name).map(|(_, value)| value.as_str())
+        self.params.iter().find(|(key, _)| *key == name).map(|(_, value)| value)
     }
 
     /// What the path says, but for the fleet.
-    pub(super) fn params(&self) -> impl Iterator<Item = (&'static str, &str)> {
-        self.params.iter().filter(|(key, _)| *key != "fleet").map(|(key, value)| (*key, value.as_str()))
+    pub(super) fn params(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.params.iter().filter(|(key, _)| *key != "fleet")
     }
 }
 
-/// Finds the route. `HEAD` goes where `GET` does.
-pub(super) fn find(method: &Method, path: &str) -> Result<Match, Problem> {
-    let deep = deep_names(path);
-    let path = deep.as_deref().unwrap_or(path);
-    let shown: String = path.chars().take(200).collect();
-    let found = PATHS.at(path).map_err(|_| {
-        Problem::new(
-            NO_SUCH_ROUTE,
-            format!("{method} {shown}: nothing is here; /v1/openapi.json tells what is where"),
-        )
-    })?;
-    let wanted = if method == Method::HEAD { &Method::GET } else { method };
-    let Some(route) = found.value.iter().find(|route| route.method == *wanted) else {
-        let allow: Vec<_> = found.value.iter().map(|route| route.method.as_str()).collect();
-        let allow = allow.join(", ");
-        return Err(
-            Problem::new(METHOD_NOT_ALLOWED, format!("{method} {shown}: allowed are {allow}")).allow(allow)
-        );
-    };
-    let names = route.path.split('/').filter_map(|part| part.strip_prefix('{')?.strip_suffix('}'));
-    let params = names.map(|name| {
-        let raw = found.params.get(name).unwrap_or_default();
-        let value = percent_decode_str(raw)
-            .decode_utf8()
-            .map_err(|_| Problem::parameter(In::Path, name, "percent-encode UTF-8"))?;
-        Ok((name, value.into_owned()))
-    });
-    Ok(Match { route, params: params.collect::<Result<_, Problem>>()? })
+/// The target as the router takes it, if that is another than the one that was sent.
+pub(super) fn routed(target: &Uri) -> Option<Uri> {
+    let path = deep_names(target.path())?;
+    let target_path = target.query().map_or_else(|| path.clone(), |query| format!("{path}?{query}"));
+    let mut parts = target.clone().into_parts();
+    parts.path_and_query = Some(target_path.parse().ok()?);
+    Uri::from_parts(parts).ok()
 }
 
 /// Names of capabilities may hold slashes, as in `capabilities/nvidia/v100/history`: all that stands before a last
@@ -187,6 +216,11 @@ fn deep_names(path: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use axum::body::Body;
+    use tower::ServiceExt as _;
+
     use super::*;
 
     #[test]
@@ -203,11 +237,29 @@ mod tests {
         }
     }
 
-    #[test]
-    fn every_route_is_found_by_its_own_path_and_no_two_are_the_same() {
+    /// What the router finds: the route and its parameters, or the status of the problem.
+    async fn find(method: &Method, path: &str) -> Result<(&'static Route, Vec<(String, String)>), u16> {
+        type Seen = Arc<Mutex<Option<Result<Match, Problem>>>>;
+        let seen = Seen::default();
+        let router = router(|seen: Seen, found, _| async move {
+            *seen.lock().expect("no panic") = Some(found);
+        });
+        let mut target: Uri = path.parse().expect("a path");
+        target = routed(&target).unwrap_or(target);
+        let request = Request::builder().method(method).uri(target).body(Body::empty()).expect("a request");
+        router.with_state(Arc::clone(&seen)).oneshot(request).await.expect("an answer");
+        let found = seen.lock().expect("no panic").take().expect("it was asked");
+        let owned = |(name, value): (&str, &str)| (name.to_owned(), value.to_owned());
+        found
+            .map(|found| (found.route, found.params().map(owned).collect()))
+            .map_err(|problem| problem.kind.status)
+    }
+
+    #[tokio::test]
+    async fn every_route_is_found_by_its_own_path_and_no_two_are_the_same() {
         for (index, route) in ROUTES.iter().enumerate() {
             let path = route.path.replace("{id}", "x").replace(['{', '}'], "");
-            assert_eq!(find(&route.method, &path).expect(&path).route, route);
+            assert_eq!(find(&route.method, &path).await.expect(&path).0, route);
             assert!(
                 !ROUTES[..index]
                     .iter()
@@ -216,28 +268,30 @@ mod tests {
         }
     }
 
-    #[test]
-    fn names_of_capabilities_go_deep() {
+    #[tokio::test]
+    async fn names_of_capabilities_go_deep() {
         let fleet = "/v1/fleets/default/capabilities";
         for (path, name, does) in [
             ("/nvidia/v100", "nvidia/v100", Does::Get(RowKind::Capabilities)),
             ("/nvidia%2Fv100", "nvidia/v100", Does::Get(RowKind::Capabilities)),
             ("/nvidia/v100/history", "nvidia/v100", Does::History(RowKind::Capabilities)),
+            ("/nvidia/v100/history?limit=1", "nvidia/v100", Does::History(RowKind::Capabilities)),
             ("/v100/history", "v100", Does::History(RowKind::Capabilities)),
             ("/a%2Fhistory", "a/history", Does::Get(RowKind::Capabilities)),
         ] {
-            let found = find(&Method::GET, &format!("{fleet}{path}")).expect(path);
-            assert_eq!((found.param("name"), found.route.does), (Some(name), does), "{path}");
+            let (route, params) = find(&Method::GET, &format!("{fleet}{path}")).await.expect(path);
+            assert_eq!((params, route.does), (vec![("name".to_owned(), name.to_owned())], does), "{path}");
         }
     }
 
-    #[test]
-    fn what_is_not_there_and_what_is_not_allowed_are_told_apart() {
-        assert_eq!(find(&Method::GET, "/v2").expect_err("no route").kind.status, 404);
-        assert_eq!(find(&Method::PATCH, "/livez").expect_err("no method").kind.status, 405);
-        assert_eq!(
-            find(&Method::GET, "/v1/fleets/default/nodes/%ff").expect_err("no UTF-8").kind.status,
-            400
-        );
+    #[tokio::test]
+    async fn what_is_not_there_and_what_is_not_allowed_are_told_apart() {
+        for (method, path, status) in [
+            (Method::GET, "/v2", 404),
+            (Method::PATCH, "/livez", 405),
+            (Method::GET, "/v1/fleets/default/nodes/%ff", 400),
+        ] {
+            assert_eq!(find(&method, path).await.expect_err(path), status);
+        }
     }
 }

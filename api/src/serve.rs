@@ -12,6 +12,7 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::Body;
 use axum::http::Response;
+use axum::response::IntoResponse as _;
 use hyper::Request;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
@@ -26,7 +27,7 @@ use tokio::time::{Instant, Sleep, sleep_until};
 use tower::ServiceExt as _;
 use tower::util::MapRequest;
 
-use super::problem::{BUSY, Problem};
+use super::problem::{BUSY, Problem, with_body};
 use super::rate::Peer;
 use super::slots::{ConnectionSlot, ConnectionSlots, ProbeReserve};
 use super::{Api, Common, Limits, router};
@@ -180,7 +181,7 @@ fn busy(max: usize) -> Response<Body> {
         "cannot serve the connection: all {max} are open, or three quarters of them from one address\n\
          hint: close connections that are not used, or raise limits.connections"
     );
-    Problem::new(BUSY, detail).response(&uuid::Uuid::new_v4().to_string())
+    with_body(Problem::new(BUSY, detail).into_response(), &uuid::Uuid::new_v4().to_string())
 }
 
 /// A connection that fails when the other side takes nothing for too long: nobody else would notice.

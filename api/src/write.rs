@@ -147,7 +147,7 @@ pub(super) async fn typed(
     Ok(response(status, &accepted))
 }
 
-fn operation(params: &[(&'static str, &str)]) -> Result<OperationId, Problem> {
+fn operation(params: &[(&str, &str)]) -> Result<OperationId, Problem> {
     let text = params.first().map_or("", |(_, value)| *value);
     text.parse()
         .map_err(|error: chancery_events::id::BadId| Problem::parameter(In::Path, "id", error.to_string()))
@@ -155,12 +155,12 @@ fn operation(params: &[(&'static str, &str)]) -> Result<OperationId, Problem> {
 
 /// What is wrong with a member that the path says is wrong with the path; what the path or the query says may not be
 /// said again by the body.
-fn elsewhere(mut problem: Problem, params: &[(&'static str, &str)], said: &[Said]) -> Problem {
+fn elsewhere(mut problem: Problem, params: &[(&str, &str)], said: &[Said]) -> Problem {
     let is_twice = problem.detail.contains("duplicate field");
     let fault = problem.errors_mut().first_mut();
     let name = fault.as_ref().and_then(|fault| fault.pointer.strip_prefix('/')).map(str::to_owned);
     let (Some(fault), Some(name)) = (fault, name) else { return problem };
-    let within = |all: &[(&'static str, &str)]| all.iter().any(|(known, _)| *known == name);
+    let within = |all: &[(&str, &str)]| all.iter().any(|(known, _)| *known == name);
     match (within(params), within(said)) {
         (true, _) if is_twice => "the path says it: leave it out".clone_into(&mut fault.detail),
         (_, true) if is_twice => "the query says it: leave it out".clone_into(&mut fault.detail),

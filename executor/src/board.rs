@@ -6,8 +6,10 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use chancery_events::id::ObjectId;
-use chancery_events::observation::Report;
+use chancery_events::observation::{Hope, Report, Saw};
 use tokio::sync::Notify;
+
+use crate::plan::Told;
 
 /// See the module.
 #[derive(Debug, Default)]
@@ -25,6 +27,19 @@ struct Shown {
 }
 
 impl Board {
+    /// Shows a report as [`crate::plan::report`] classifies it.
+    pub(crate) fn show_told(&self, told: Told) {
+        match told {
+            Told::Change(report) => self.show(report),
+            Told::ListOnly(report) => self.show_in_lists(report),
+        }
+    }
+
+    /// Shows that an order cannot be carried out; what is there stays as it is.
+    pub(crate) fn refuse(&self, object: ObjectId, revision: u32, message: String, hope: Hope) {
+        self.show(Report { object, revision, saw: Saw::Failed { message, hope } });
+    }
+
     /// Shows a report that must be read, even if it is the one that was read last.
     pub fn show(&self, report: Report) {
         let mut shown = self.lock();

@@ -184,13 +184,17 @@ pub(crate) fn read<T: DeserializeOwned>(path: &Path, by: Reader) -> io::Result<O
 pub(crate) fn remove(path: &Path) -> io::Result<()> {
     let mut removed = false;
     for copy in copies(path) {
-        match std::fs::remove_file(copy) {
-            Ok(()) => removed = true,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(error),
-        }
+        removed |= if_found(std::fs::remove_file(copy))?.is_some();
     }
     if removed { sync_folder(path) } else { Ok(()) }
+}
+
+/// Result of an operation on a path, or `None` if nothing is there.
+pub(crate) fn if_found<T>(result: io::Result<T>) -> io::Result<Option<T>> {
+    match result {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        result => result.map(Some),
+    }
 }
 
 /// Where the copies of a record stand.

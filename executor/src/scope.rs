@@ -107,7 +107,8 @@ fn begin_life(root: &Path, copies: CopyPolicy) -> Result<(ScopeId, Life), ScopeE
     Ok((kept.id, Life { number: kept.lives, instance: Instance::from_random(random()?) }))
 }
 
-fn random() -> io::Result<u64> {
+/// A number drawn by the kernel.
+pub(crate) fn random() -> io::Result<u64> {
     let mut bytes = [0; 8];
     let filled = getrandom(&mut bytes, GetRandomFlags::empty())?;
     if filled < bytes.len() {

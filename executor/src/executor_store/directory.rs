@@ -71,10 +71,8 @@ impl<D: ObjectDirectory> ObjectStore for D {
 
     fn purge<C: CommandRecord>(&self) -> io::Result<()> {
         self.remove::<C>()?;
-        match std::fs::remove_dir(self.path()) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-            Ok(()) | Err(_) => durable::sync_folder(self.path()),
-        }
+        durable::if_found(std::fs::remove_dir(self.path()))?;
+        durable::sync_folder(self.path())
     }
 }
 

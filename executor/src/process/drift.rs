@@ -92,7 +92,7 @@ impl Place {
         self.inode
     }
 
-    fn from(metadata: &Metadata) -> Place {
+    pub(super) fn from(metadata: &Metadata) -> Place {
         Place { device: metadata.dev(), inode: metadata.ino() }
     }
 

@@ -343,10 +343,7 @@ impl Folder {
 
     /// Removes the note that it was ready.
     pub(super) fn forget_ready(&self) -> io::Result<()> {
-        match std::fs::remove_file(self.file("ready")) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-            Ok(()) | Err(_) => Ok(()),
-        }
+        durable::if_found(std::fs::remove_file(self.file("ready"))).map(drop)
     }
 
     pub(super) fn note_ready(&self) {

@@ -29,6 +29,7 @@ use serde::{Deserialize, Serialize};
 
 use super::drift::Place;
 use super::identity::{Handle, Stat};
+use crate::durable::if_found;
 
 pub(super) mod detect;
 
@@ -200,10 +201,7 @@ fn subgroups(path: &Path) -> io::Result<Vec<PathBuf>> {
 }
 
 fn kill(path: &Path) -> io::Result<()> {
-    match write(&path.join("cgroup.kill"), "1") {
-        Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
-        Ok(()) | Err(_) => Ok(()),
-    }
+    if_found(write(&path.join("cgroup.kill"), "1")).map(drop)
 }
 
 /// Writes to a file that is there.
@@ -294,10 +292,7 @@ pub(super) fn remove(path: &Path) -> io::Result<()> {
     for group in subgroups(path)? {
         remove(&group)?;
     }
-    match std::fs::remove_dir(path) {
-        Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
-        Ok(()) | Err(_) => Ok(()),
-    }
+    if_found(std::fs::remove_dir(path)).map(drop)
 }
 
 /// Removes the directory of an executor's groups, unless any group is left.

@@ -15,6 +15,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::{Deserialize, Serialize};
 
 use super::drift::Place;
+use crate::durable::if_found;
 
 /// What `/proc/PID/stat` says of a process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -90,11 +91,11 @@ fn pids() -> io::Result<Vec<u32>> {
 /// Reads a file of a process; `None` if there is no such process. A failure for another reason, as for lack of
 /// descriptors, says nothing of the process.
 fn read(pid: u32, file: &str) -> io::Result<Option<Vec<u8>>> {
-    match std::fs::read(format!("/proc/{pid}/{file}")) {
-        Ok(bytes) => Ok(Some(bytes)),
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+    match if_found(std::fs::read(format!("/proc/{pid}/{file}"))) {
         Err(error) if error.raw_os_error() == Some(Errno::SRCH.raw_os_error()) => Ok(None),
-        Err(error) => Err(io::Error::new(error.kind(), format!("cannot read /proc/{pid}/{file}: {error}"))),
+        read => read.map_err(|error| {
+            io::Error::new(error.kind(), format!("cannot read /proc/{pid}/{file}: {error}"))
+        }),
     }
 }
 
@@ -202,15 +203,6 @@ pub(super) struct ProcessIdentity {
     pub(super) start_time: u64,
 }
 
-/// Processes that the machine has started since its boot, ended ones included.
-pub(super) fn started_since_boot() -> io::Result<u64> {
-    let text = std::fs::read_to_string("/proc/stat")?;
-    let count = text.lines().find_map(|line| line.strip_prefix("processes "));
-    count
-        .and_then(|count| count.trim().parse().ok())
-        .ok_or_else(|| io::Error::other("/proc/stat has no processes"))
-}
-
 /// Process ids that the kernel gives again only after so many processes: all but those that it reserves for the boot.
 pub(super) fn pid_numbers() -> io::Result<u64> {
     const RESERVED: u64 = 300;
@@ -263,8 +255,8 @@ pub(super) fn may_have_no_new_privs(pid: u32) -> bool {
     status.is_some_and(|status| has(&status))
 }
 
-/// Number of processes and threads started since the boot.
-pub(super) fn forks() -> io::Result<u64> {
+/// Number of processes and threads started since the boot, ended ones included.
+pub(super) fn started_since_boot() -> io::Result<u64> {
     let stat = std::fs::read_to_string("/proc/stat")?;
     let count = stat.lines().find_map(|line| line.strip_prefix("processes ")?.trim().parse().ok());
     count.ok_or_else(|| io::Error::other("cannot read /proc/stat: there is no count of processes"))

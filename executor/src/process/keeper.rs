@@ -46,7 +46,7 @@ use super::log::log;
 use super::start::{self, Waiting, prepare, trampoline};
 use super::trampoline::NotExecuted;
 use super::wire::{self, Request};
-use crate::durable::{Lock, Reader};
+use crate::durable::{Lock, Reader, if_found};
 use crate::executor_store::{ObjectStore as _, Tombstone};
 use crate::plan::Aim;
 
@@ -154,13 +154,11 @@ fn may_start(
 fn take_lock(folder: &Folder) -> io::Result<Option<std::fs::File>> {
     let patience = Instant::now() + LOCK_PATIENCE;
     loop {
-        match folder.lock_existing() {
-            Ok(Lock::Ours(lock)) => return Ok(Some(lock)),
-            Ok(Lock::Theirs) if Instant::now() < patience => std::thread::sleep(Duration::from_millis(10)),
-            Ok(Lock::Theirs) => return Ok(None),
-            // The folder was forgotten meanwhile.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(error),
+        match if_found(folder.lock_existing())? {
+            Some(Lock::Ours(lock)) => return Ok(Some(lock)),
+            Some(Lock::Theirs) if Instant::now() < patience => std::thread::sleep(Duration::from_millis(10)),
+            // Without a file, the folder was forgotten meanwhile.
+            Some(Lock::Theirs) | None => return Ok(None),
         }
     }
 }

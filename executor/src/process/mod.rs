@@ -37,7 +37,7 @@ use std::time::Duration;
 
 use chancery_events::id::{IncarnationId, ObjectId, VolumeId};
 use chancery_events::name::NodeName;
-use chancery_events::observation::{Hope, Report, Saw};
+use chancery_events::observation::{Hope, Report};
 use chancery_events::protocol::{Command, ObjectSpec, RunSpec};
 use serde::{Deserialize, Serialize};
 use tokio::runtime::{Handle, Runtime};
@@ -405,8 +405,7 @@ impl Orchestrator for Processes {
 
     async fn carry_out(&self, command: Command) -> WorkProgress {
         if let Some(message) = plan::misfit(&command) {
-            let saw = Saw::Failed { message: message.to_owned(), hope: Hope::Never };
-            self.shared.board.show(Report { object: command.object, revision: command.revision, saw });
+            self.shared.board.refuse(command.object, command.revision, message.to_owned(), Hope::Never);
             return WorkProgress::Begun;
         }
         let order = Order::of(&command);

@@ -146,23 +146,16 @@ fn copy_end(base: &Path, path: &Path) -> io::Result<()> {
 
 /// Makes a file in the place of whatever stands there: programs can write to folders of the executor.
 pub(super) fn create_anew(path: &Path) -> io::Result<File> {
-    remove_file(path)?;
+    durable::if_found(fs::remove_file(path))?;
     durable::open_plain(OpenOptions::new().write(true).create_new(true).mode(0o600), path)
-}
-
-fn remove_file(path: &Path) -> io::Result<()> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        Ok(()) | Err(_) => Ok(()),
-    }
 }
 
 /// Moves a file of an output, with its index. Without that, lines are shown as of when the file was written last.
 fn move_part(from: &Path, to: &Path) -> io::Result<()> {
     let is_file = |path: &Path| fs::symlink_metadata(path).is_ok_and(|found| found.is_file());
     // What was copied of it is not whole.
-    remove_file(to)?;
-    remove_file(&times::path_of(to))?;
+    durable::if_found(fs::remove_file(to))?;
+    times::remove(to)?;
     if !is_file(from) {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "it is no plain file"));
     }

@@ -144,7 +144,7 @@ fn search_here(folder: &Folder, record: &Record) -> (Vec<Handle>, Rest, Option<S
 fn snapshot(folder: &Folder, record: &Record) -> (BTreeMap<u32, Stat>, Vec<Stat>, Option<String>) {
     let mut found = (BTreeMap::new(), Vec::new(), None);
     for _ in 0..TRIES {
-        let before = identity::forks().ok();
+        let before = identity::started_since_boot().ok();
         let (all, unread) = match Stat::all() {
             Ok(all) => (all, None),
             Err(error) => (Stat::shown().unwrap_or_default(), Some(error.to_string())),
@@ -154,7 +154,8 @@ fn snapshot(folder: &Folder, record: &Record) -> (BTreeMap<u32, Stat>, Vec<Stat>
         if !candidates.is_empty() {
             candidates = self::candidates(record, &all, &recorded_elsewhere(folder, record));
         }
-        let is_complete = unread.is_none() && before.is_some() && before == identity::forks().ok();
+        let is_complete =
+            unread.is_none() && before.is_some() && before == identity::started_since_boot().ok();
         let is_hopeless = unread.is_some();
         let faster = "processes are started faster than all can be read".to_owned();
         found = (all, candidates, (!is_complete).then(|| unread.unwrap_or(faster)));

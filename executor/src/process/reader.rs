@@ -113,13 +113,12 @@ impl Reader {
     /// Whether the file where it is has more.
     fn has_more(&self) -> io::Result<bool> {
         let path = part(&self.base, self.number);
-        match path.symlink_metadata() {
-            Ok(found) if found.is_file() => Ok(found.len() > self.at),
-            Ok(_) => {
+        match durable::if_found(path.symlink_metadata())? {
+            Some(found) if found.is_file() => Ok(found.len() > self.at),
+            Some(_) => {
                 Err(io::Error::new(ErrorKind::InvalidData, format!("{} is no plain file", path.display())))
             }
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
-            Err(error) => Err(error),
+            None => Ok(false),
         }
     }
 
@@ -222,11 +221,7 @@ impl Reader {
 }
 
 fn open(path: &Path) -> io::Result<Option<File>> {
-    match durable::open_plain(File::options().read(true), path) {
-        Ok(file) => Ok(Some(file)),
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error),
-    }
+    durable::if_found(durable::open_plain(File::options().read(true), path))
 }
 
 /// The last `most` bytes of a file, and where they begin; `None` if it was dropped.

@@ -89,12 +89,8 @@ fn mounted_inside(path: &Path) -> io::Result<Option<PathBuf>> {
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
         return Err(io::ErrorKind::InvalidInput.into());
     };
-    let path = match std::fs::canonicalize(parent) {
-        Ok(parent) => parent.join(name),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(error),
-    };
-    Ok(first_inside(&path, &std::fs::read("/proc/self/mountinfo")?))
+    let Some(parent) = durable::if_found(std::fs::canonicalize(parent))? else { return Ok(None) };
+    Ok(first_inside(&parent.join(name), &std::fs::read("/proc/self/mountinfo")?))
 }
 
 fn first_inside(path: &Path, mountinfo: &[u8]) -> Option<PathBuf> {
@@ -124,11 +120,7 @@ fn unescaped(mut text: &[u8]) -> PathBuf {
 
 /// As [`remove`], behind its check.
 fn remove_unmounted(path: &Path, stop: &AtomicBool) -> io::Result<()> {
-    let parent = match open_parent(path) {
-        Ok(parent) => parent,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(error),
-    };
+    let Some(parent) = durable::if_found(open_parent(path))? else { return Ok(()) };
     let name = name_of(path)?;
     let Some(top) = unlink(&parent, &name, path)? else { return Ok(()) };
     let mut clearing = Clearing { top: &top, path, stop, moved: 0 };

@@ -312,10 +312,7 @@ impl Tender {
     }
 
     fn show(&mut self, told: Told) {
-        match &told {
-            Told::Change(report) => self.shared.board.show(report.clone()),
-            Told::ListOnly(report) => self.shared.board.show_in_lists(report.clone()),
-        }
+        self.shared.board.show_told(told.clone());
         self.shown = Some(told);
     }
 
@@ -412,10 +409,8 @@ impl Tender {
         WorkProgress::Begun
     }
 
-    /// Says that an order cannot be carried out; what is there stays as it is.
-    fn refuse(&mut self, revision: u32, message: String, hope: Hope) {
-        let saw = Saw::Failed { message, hope };
-        self.shared.board.show(Report { object: self.incarnation.into(), revision, saw });
+    fn refuse(&self, revision: u32, message: String, hope: Hope) {
+        self.shared.board.refuse(self.incarnation.into(), revision, message, hope);
     }
 }
 

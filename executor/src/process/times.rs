@@ -165,29 +165,18 @@ pub(super) fn read_at(part: &Path, offset: u64) -> io::Result<VecDeque<TimesEntr
 
 /// The index of a file, if it has one.
 fn open(part: &Path) -> io::Result<Option<File>> {
-    match durable::open_plain(File::options().read(true), &path_of(part)) {
-        Ok(file) => Ok(Some(file)),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error),
-    }
+    durable::if_found(durable::open_plain(File::options().read(true), &path_of(part)))
 }
 
 /// What stands for all of a file that has no index: its last change.
 fn of_file(part: &Path) -> io::Result<Option<TimesEntry>> {
-    match part.symlink_metadata() {
-        Ok(found) => Ok(Some(TimesEntry { offset: 0, time: micros(found.modified()?) })),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error),
-    }
+    let Some(found) = durable::if_found(part.symlink_metadata())? else { return Ok(None) };
+    Ok(Some(TimesEntry { offset: 0, time: micros(found.modified()?) }))
 }
 
 /// Bytes of the index of a file; 0 without one.
 pub(super) fn length(part: &Path) -> io::Result<u64> {
-    match path_of(part).symlink_metadata() {
-        Ok(found) => Ok(found.len()),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(0),
-        Err(error) => Err(error),
-    }
+    Ok(durable::if_found(path_of(part).symlink_metadata())?.map_or(0, |found| found.len()))
 }
 
 /// Writes the index of a file that was copied.
@@ -198,10 +187,7 @@ pub(super) fn copy(part: &Path, entries: &[TimesEntry]) -> io::Result<()> {
 
 /// Removes the index of a file that was dropped.
 pub(super) fn remove(part: &Path) -> io::Result<()> {
-    match std::fs::remove_file(path_of(part)) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        Ok(()) | Err(_) => Ok(()),
-    }
+    durable::if_found(std::fs::remove_file(path_of(part))).map(drop)
 }
 
 #[cfg(test)]

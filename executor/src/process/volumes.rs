@@ -31,7 +31,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use chancery_events::id::{ObjectId, VolumeId};
-use chancery_events::observation::{Hope, Report, Saw};
+use chancery_events::observation::Hope;
 use chancery_events::protocol::{ObjectSpec, VolumeSpec};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
@@ -46,13 +46,15 @@ mod users;
 pub use usage::Used;
 pub(super) use users::{check, mounts_any, place};
 
+use super::drift::Place;
 use super::tender::{Ask, Next};
 use super::{Processes, Shared, leave};
+use crate::durable::if_found;
 use crate::executor_store::{DirectoryStore, ExecutorStore as _, Found};
 use crate::orchestrator::{Orchestrator as _, WorkProgress};
 use crate::plan::{self, Aim, Order, Step, Told};
 use destroying::Removal;
-use home::{Home, Identity, Kept, Phase};
+use home::{Home, Kept, Phase};
 
 /// Between two looks whether what is in a volume is still there.
 const LOOK: Duration = Duration::from_secs(2);
@@ -88,7 +90,7 @@ pub(super) struct Warden {
     shared: Arc<Shared>,
     found: Option<Found<Kept>>,
     /// The folder that was found to be ours.
-    is: Option<Identity>,
+    is: Option<Place>,
     /// Why nothing can be said of it now.
     unknown: Option<String>,
     shown: Option<Told>,
@@ -255,17 +257,12 @@ impl Warden {
         if self.shown.as_ref() == Some(&told) {
             return;
         }
-        match &told {
-            Told::Change(report) => self.shared.board.show(report.clone()),
-            Told::ListOnly(report) => self.shared.board.show_in_lists(report.clone()),
-        }
+        self.shared.board.show_told(told.clone());
         self.shown = Some(told);
     }
 
-    /// Says that an order cannot be carried out; what is there stays as it is.
-    fn refuse(&mut self, revision: u32, message: String, hope: Hope) {
-        let saw = Saw::Failed { message, hope };
-        self.shared.board.show(Report { object: self.volume.into(), revision, saw });
+    fn refuse(&self, revision: u32, message: String, hope: Hope) {
+        self.shared.board.refuse(self.volume.into(), revision, message, hope);
     }
 
     async fn order(&mut self, order: Order, spec: Option<ObjectSpec>) {
@@ -366,10 +363,7 @@ impl Warden {
         }
         // Fails if anything is in it.
         for name in ["data", "data.new"] {
-            match std::fs::remove_dir(self.home.file(name)) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-                Ok(()) | Err(_) => {}
-            }
+            if_found(std::fs::remove_dir(self.home.file(name)))?;
         }
         self.home.drop_record()
     }

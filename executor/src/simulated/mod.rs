@@ -23,7 +23,7 @@ pub use world::World;
 use crate::board::Board;
 use crate::logs::{LogSource, NoLogSource};
 use crate::orchestrator::{InventoryError, Orchestrator, WatchLost, WorkProgress};
-use crate::plan::{Changes, Told};
+use crate::plan::Changes;
 
 /// Time after which a world that is out of reach is known to be.
 const PAUSE: Duration = Duration::from_millis(10);
@@ -77,17 +77,10 @@ impl Simulated {
     fn at_present<T>(&self, act: impl FnOnce(&mut World) -> T) -> (T, Option<Duration>) {
         let mut world = lock(&self.world);
         for told in world.advance(self.now()) {
-            self.show(told);
+            self.board.show_told(told);
         }
         let result = act(&mut world);
         (result, world.due())
-    }
-
-    fn show(&self, told: Told) {
-        match told {
-            Told::Change(report) => self.board.show(report),
-            Told::ListOnly(report) => self.board.show_in_lists(report),
-        }
     }
 }
 
@@ -99,7 +92,7 @@ impl Orchestrator for Simulated {
             return WorkProgress::PutOff;
         }
         let (told, _) = self.at_present(|world| world.carry_out(&command));
-        self.show(told);
+        self.board.show_told(told);
         self.sooner.notify_one();
         WorkProgress::Begun
     }
@@ -109,7 +102,7 @@ impl Orchestrator for Simulated {
             return WorkProgress::PutOff;
         }
         let (told, _) = self.at_present(|world| world.remove(object, revision));
-        self.show(told);
+        self.board.show_told(told);
         WorkProgress::Begun
     }
 
@@ -119,7 +112,7 @@ impl Orchestrator for Simulated {
         }
         let (told, _) = self.at_present(|world| world.forget(object));
         match told {
-            Some(told) => self.show(told),
+            Some(told) => self.board.show_told(told),
             None => self.board.clear(object),
         }
         WorkProgress::Begun

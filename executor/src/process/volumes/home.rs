@@ -1,7 +1,7 @@
 //! The folder of one volume, and the durable record in it.
 
 use std::io;
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 use chancery_events::id::{ObjectId, VolumeId};
@@ -9,6 +9,7 @@ use chancery_events::observation::{Exit, Hope};
 use chancery_events::protocol::{ObjectSpec, VolumeSpec};
 use serde::{Deserialize, Serialize};
 
+use super::super::drift::Place;
 use super::super::entries;
 use crate::durable::{self, Reader};
 use crate::executor_store::{
@@ -84,13 +85,6 @@ impl Kept {
     }
 }
 
-/// Which folder it is, whatever its name.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Identity {
-    device: u64,
-    inode: u64,
-}
-
 /// The folder.
 #[derive(Clone, Debug)]
 pub(super) struct Home {
@@ -125,11 +119,10 @@ impl Home {
     /// Looks at what stands there, and changes nothing.
     pub(super) fn look(&self) -> io::Result<Found<Kept>> {
         let shown = self.path.display();
-        match std::fs::symlink_metadata(&self.path) {
-            Ok(metadata) if metadata.is_dir() => {}
-            Ok(_) => return Ok(Found::Foreign(format!("{shown} is no folder"))),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Found::Nothing),
-            Err(error) => return Err(error),
+        match durable::if_found(std::fs::symlink_metadata(&self.path))? {
+            Some(metadata) if metadata.is_dir() => {}
+            Some(_) => return Ok(Found::Foreign(format!("{shown} is no folder"))),
+            None => return Ok(Found::Nothing),
         }
         Ok(match ObjectStore::look(self, self.volume.into())? {
             Found::Ours(kept) => Found::Ours(kept),
@@ -149,24 +142,17 @@ impl Home {
     }
 
     /// Which folder stands there, if one does. Anything else that does is an error.
-    pub(super) fn identity(&self) -> io::Result<Option<Identity>> {
-        match std::fs::symlink_metadata(&self.path) {
-            Ok(metadata) if metadata.is_dir() => {
-                Ok(Some(Identity { device: metadata.dev(), inode: metadata.ino() }))
+    pub(super) fn identity(&self) -> io::Result<Option<Place>> {
+        match durable::if_found(std::fs::symlink_metadata(&self.path))? {
+            Some(metadata) if !metadata.is_dir() => {
+                Err(io::Error::other(format!("{} is no folder", self.path.display())))
             }
-            Ok(_) => Err(io::Error::other(format!("{} is no folder", self.path.display()))),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(error),
+            found => Ok(found.as_ref().map(Place::from)),
         }
     }
 
     /// Puts the record on disk, in the folder that was found to be ours, or in one that is made, and says in which.
-    pub(super) fn keep(
-        &self,
-        last: Option<&Order>,
-        kept: &Kept,
-        ours: Option<Identity>,
-    ) -> io::Result<Identity> {
+    pub(super) fn keep(&self, last: Option<&Order>, kept: &Kept, ours: Option<Place>) -> io::Result<Place> {
         match (self.identity()?, ours) {
             (None, _) => self.make()?,
             (Some(now), ours) if ours.is_none_or(|ours| ours == now) => {}
@@ -182,10 +168,7 @@ impl Home {
     pub(super) fn drop_record(&self) -> io::Result<()> {
         // The record last: without it, the rest would be nobody's.
         for name in ["used", "used.new"] {
-            match std::fs::remove_file(self.file(name)) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-                Ok(()) | Err(_) => {}
-            }
+            durable::if_found(std::fs::remove_file(self.file(name)))?;
         }
         self.purge::<Kept>()
     }
@@ -197,10 +180,7 @@ impl Home {
         }
         let new = self.file("data.new");
         // Of an attempt before; nothing was ever put in it.
-        match std::fs::remove_dir(&new) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            Ok(()) | Err(_) => {}
-        }
+        durable::if_found(std::fs::remove_dir(&new))?;
         std::fs::DirBuilder::new().mode(0o700).create(&new)?;
         // Whatever the mask is.
         std::fs::set_permissions(&new, std::fs::Permissions::from_mode(0o700))?;

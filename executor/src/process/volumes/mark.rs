@@ -8,10 +8,10 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-use rustix::rand::{GetRandomFlags, getrandom};
 use serde::{Deserialize, Serialize};
 
 use crate::durable::{self, Reader};
+use crate::scope::random;
 
 /// The name of the mark, in both folders.
 const NAME: &str = "volumes.json";
@@ -53,9 +53,7 @@ pub(super) fn make(root: &Path) -> io::Result<()> {
     if let Some(mark) = durable::read::<Mark>(&theirs, Reader::Writer)? {
         return durable::write(&ours, &mark);
     }
-    let mut bytes = [0; 8];
-    getrandom(&mut bytes, GetRandomFlags::empty())?;
-    let mark = Mark { mark: u64::from_le_bytes(bytes) };
+    let mark = Mark { mark: random()? };
     durable::make_folder(&super::root(root))?;
     durable::write(&theirs, &mark)?;
     durable::write(&ours, &mark)

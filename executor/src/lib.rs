@@ -31,3 +31,11 @@ pub use orchestrator::{InventoryError, Orchestrator, WatchLost, WorkProgress};
 pub use run::{Config, Link, run};
 pub use scope::remembered;
 pub use session::Stop;
+
+/// Waits for a future, or without end if there is none, so that other branches of a `select!` continue.
+pub(crate) async fn or_never<F: Future>(future: Option<F>) -> F::Output {
+    match future {
+        Some(future) => future.await,
+        None => std::future::pending().await,
+    }
+}

@@ -17,6 +17,7 @@ use tokio::sync::mpsc;
 use tokio::task::{JoinSet, spawn_blocking};
 
 use crate::directory::CopyPolicy;
+use crate::or_never;
 use crate::orchestrator::{InventoryError, Orchestrator, WorkProgress};
 use crate::scope::{Scope, ScopeError};
 use crate::session::{Core, Identity, Input, Output, Stop, Work};
@@ -199,8 +200,8 @@ where
                     Woken::Done(error.id(), None)
                 }
             },
-            connected = poll(&mut self.connecting) => Woken::Linked(connected),
-            permit = reserve(to), if !self.outbox.is_empty() => match (permit, self.outbox.pop_front()) {
+            connected = or_never(self.connecting.as_mut()) => Woken::Linked(connected),
+            permit = or_never(to.map(mpsc::Sender::reserve)), if !self.outbox.is_empty() => match (permit, self.outbox.pop_front()) {
                 (Ok(permit), Some(message)) => {
                     permit.send(encode(&message));
                     Woken::Sent
@@ -208,12 +209,12 @@ where
                 (Ok(_), None) => Woken::Sent,
                 (Err(_), _) => Woken::Lost,
             },
-            message = receive(from) => match message.as_deref().map(serde_json::from_slice) {
+            message = or_never(from.map(mpsc::Receiver::recv)) => match message.as_deref().map(serde_json::from_slice) {
                 Some(Ok(message)) => Woken::Input(Input::Heard(message)),
                 Some(Err(error)) => Woken::Unread(error),
                 None => Woken::Lost,
             },
-            listed = poll(&mut self.listing) => Woken::Listed(listed),
+            listed = or_never(self.listing.as_mut()) => Woken::Listed(listed),
             changes = self.orchestrator.changes(CHANGES), if takes_changes => {
                 Woken::Input(changes.map_or_else(Input::WatchLost, Input::Changed))
             }
@@ -294,29 +295,4 @@ fn now() -> Duration {
 
 fn encode(message: &ToDecider) -> Vec<u8> {
     serde_json::to_vec(message).expect("a message is always JSON")
-}
-
-// What is not there is waited for without end; the other branches of the `select!` go on.
-
-async fn poll<T: ?Sized + Future>(waited_for: &mut Option<Pin<Box<T>>>) -> T::Output {
-    match waited_for {
-        Some(future) => future.as_mut().await,
-        None => std::future::pending().await,
-    }
-}
-
-async fn reserve(
-    to: Option<&mpsc::Sender<Vec<u8>>>,
-) -> Result<mpsc::Permit<'_, Vec<u8>>, mpsc::error::SendError<()>> {
-    match to {
-        Some(to) => to.reserve().await,
-        None => std::future::pending().await,
-    }
-}
-
-async fn receive(from: Option<&mut mpsc::Receiver<Vec<u8>>>) -> Option<Vec<u8>> {
-    match from {
-        Some(from) => from.recv().await,
-        None => std::future::pending().await,
-    }
 }

@@ -10,7 +10,7 @@ use chancery_events::observation::{Hope, ProcessStatus, Report, Saw};
 use chancery_events::protocol::ObjectSpec;
 use tokio::sync::{mpsc, oneshot};
 
-use super::drift::{Loss, Place, Seen, Watch};
+use super::drift::{Loss, Place, Watch};
 use super::folder::{Folder, Origin, Phase, Record, Wanted, present};
 use super::foster::Foster;
 use super::hold::{self, Event, Hold, KeeperLink};
@@ -20,6 +20,7 @@ use super::removal::{Debt, RETRY};
 use super::{Processes, Shared, reboot};
 use crate::durable::{Lock, Reader};
 use crate::executor_store::{ObjectStore as _, Tombstone};
+use crate::or_never;
 use crate::orchestrator::{Orchestrator as _, WorkProgress};
 use crate::plan::{self, Aim, Before, Order, Present, State, Step, Told};
 
@@ -141,11 +142,11 @@ impl Tender {
                     self.hear(event);
                     self.settle();
                 }
-                seen = next(self.watch.as_ref()) => {
+                seen = or_never(self.watch.as_ref().map(Watch::next)) => {
                     self.look_after_folder(seen);
                     self.settle();
                 }
-                () = changed(&mut self.probes) => self.settle(),
+                () = or_never(self.probes.as_mut().map(Probes::changed)) => self.settle(),
             }
         }
     }
@@ -411,19 +412,5 @@ impl Tender {
 
     fn refuse(&self, revision: u32, message: String, hope: Hope) {
         self.shared.board.refuse(self.incarnation.into(), revision, message, hope);
-    }
-}
-
-async fn next(watch: Option<&Watch>) -> Seen {
-    match watch {
-        Some(watch) => watch.next().await,
-        None => std::future::pending().await,
-    }
-}
-
-async fn changed(probes: &mut Option<Probes>) {
-    match probes {
-        Some(probes) => probes.changed().await,
-        None => std::future::pending().await,
     }
 }

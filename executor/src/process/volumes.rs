@@ -51,6 +51,7 @@ use super::tender::{Ask, Next};
 use super::{Processes, Shared, leave};
 use crate::durable::if_found;
 use crate::executor_store::{DirectoryStore, ExecutorStore as _, Found};
+use crate::or_never;
 use crate::orchestrator::{Orchestrator as _, WorkProgress};
 use crate::plan::{self, Aim, Order, Step, Told};
 use destroying::Removal;
@@ -407,8 +408,5 @@ impl Warden {
 
 /// Waits for what goes on beside, if anything does.
 async fn over<T>(job: Option<&mut JoinHandle<io::Result<T>>>) -> io::Result<T> {
-    match job {
-        Some(job) => job.await.map_err(io::Error::other)?,
-        None => std::future::pending().await,
-    }
+    or_never(job).await.map_err(io::Error::other)?
 }

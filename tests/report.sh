@@ -1,25 +1,38 @@
 # shellcheck shell=bash
-# The report at the end of tests/run: how long each step took, and the slowest tests.
+# The report at the end of tests/run: how long each step took, whether it started cold or warm, and the slowest tests.
 #
 # Stable libtest prints when a test ends, but not how long it took. It starts tests in the order of their names, and the
 # next one when one ends; so the ends also say when each test started.
 
 notes="$(mktemp -d)"
+current=()
 : >"$notes/steps" >"$notes/tests"
 trap report EXIT
 
 say() { printf '\n== %s\n' "$*"; }
 
-# TITLE COMMAND...: runs a step of the part $part and notes its times.
+# TITLE COMMAND...: runs a step of the part $part and notes its times. A step that fails ends the script: the report notes it.
 step() {
-  local start="$EPOCHREALTIME" before
   say "$1"
-  times >"$notes/times"
-  before="$(sed -n 2p "$notes/times")"
+  times >"$notes/times" # here: a subshell has times of its own
+  current=("$part" "$1" "$EPOCHREALTIME" "$(sed -n 2p "$notes/times")")
   "${@:2}"
+  note_step passed
+}
+# RESULT: notes the current step.
+note_step() {
+  local start=cold
+  [ ! -e "$notes/warm-${current[0]}" ] || start=warm
   times >"$notes/times"
-  printf '%s\t' "$part" "$1" "$start" "$EPOCHREALTIME" "$before" "$(sed -n 2p "$notes/times")" >>"$notes/steps"
+  printf '%s\t' "${current[@]}" "$EPOCHREALTIME" "$(sed -n 2p "$notes/times")" "$1" "$start" >>"$notes/steps"
   echo >>"$notes/steps"
+  current=()
+}
+# PART PATH...: the part starts warm if all of these exist, which it would otherwise compile or fetch.
+note_start() {
+  local path
+  for path in "${@:2}"; do [ -e "$path" ] || return 0; done
+  : >"$notes/warm-$1"
 }
 
 # THREADS ARGUMENT...: runs `cargo test` with that many tests at a time, and notes when each line was printed.
@@ -32,14 +45,17 @@ run_tests() {
 }
 
 report() {
+  [ "${#current[@]}" = 0 ] || note_step failed
   if [ -s "$notes/steps" ]; then
-    printf '\n%-10s %-20s %8s %8s\n' PART STEP WALL CPU
+    printf '\n%-10s %-20s %8s %8s  %-6s %s\n' PART STEP WALL CPU START RESULT
     tr , . <"$notes/steps" | awk -F '\t' '
       function seconds(text, parts) { split(text, parts, /[ms ]+/); return (parts[1] + parts[3]) * 60 + parts[2] + parts[4] }
       function clock(time) { return sprintf("%d:%02d", time / 60, time % 60) }
-      { wall = $4 - $3; cpu = seconds($6) - seconds($5); print_row($1, $2, wall, cpu); all_wall += wall; all_cpu += cpu }
-      END { print_row("all", "", all_wall, all_cpu) }
-      function print_row(part, step, wall, cpu) { printf "%-10s %-20s %8s %8s\n", part, step, clock(wall), clock(cpu) }'
+      { wall = $5 - $3; cpu = seconds($6) - seconds($4); print_row($1, $2, wall, cpu, $8, $7); all_wall += wall; all_cpu += cpu }
+      END { print_row("all", "", all_wall, all_cpu, "", "") }
+      function print_row(part, step, wall, cpu, start, result) {
+        printf "%-10s %-20s %8s %8s  %-6s %s\n", part, step, clock(wall), clock(cpu), start, result
+      }'
   fi
   if [ -s "$notes/tests" ]; then
     printf '\nThe slowest tests, in seconds:\n'

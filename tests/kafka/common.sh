@@ -16,7 +16,7 @@ libs="$(cache_entry kafka <"$scripts/libs.sha256")"
 
 fail() { printf 'tests/kafka/%s: %s\n' "$(basename "$0")" "$*" >&2; exit 1; }
 
-installed() { [ -d "$libs" ]; }
+installed() { cache_is_valid "$libs"; }
 
 # Where the classes that a node loads are kept in the form in which this java maps them into memory: another java
 # needs another archive. Without one everything works, and a node takes twice as long to start.

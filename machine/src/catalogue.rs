@@ -20,11 +20,9 @@ use chancery_events::intent::{
 use chancery_events::observation::SessionEnd;
 use chancery_events::refusal::{Code, Refusal};
 use chancery_events::spec::Activity;
-use chancery_events::subject::Subject;
 
 use crate::fleet::{Contradiction, Fleet};
 use crate::meta::{At, Meta};
-use crate::refuse::not_found;
 use crate::state::{Capability, Cluster, Session};
 
 type Decided = Result<Vec<Fact>, Refusal>;
@@ -42,8 +40,7 @@ pub(crate) fn cluster_apply(fleet: &Fleet, ask: &ClusterApply) -> Decided {
 }
 
 pub(crate) fn cluster_set_activity(fleet: &Fleet, ask: &ClusterSetActivity) -> Decided {
-    let now =
-        fleet.clusters().get(&ask.name).ok_or_else(|| not_found(&Subject::Cluster(ask.name.clone())))?;
+    let now = fleet.find::<Cluster>(&ask.name)?;
     if now.activity == ask.activity {
         return Ok(vec![]);
     }
@@ -51,8 +48,7 @@ pub(crate) fn cluster_set_activity(fleet: &Fleet, ask: &ClusterSetActivity) -> D
 }
 
 pub(crate) fn cluster_delete(fleet: &Fleet, ask: &ClusterDelete) -> Decided {
-    let now =
-        fleet.clusters().get(&ask.name).ok_or_else(|| not_found(&Subject::Cluster(ask.name.clone())))?;
+    let now = fleet.find::<Cluster>(&ask.name)?;
     let nodes =
         fleet.nodes().sorted().into_iter().filter(|node| node.cluster.as_ref() == Some(&ask.name)).count();
     if nodes > 0 {
@@ -81,8 +77,7 @@ pub(crate) fn capability_apply(fleet: &Fleet, ask: &CapabilityApply) -> Vec<Fact
 }
 
 pub(crate) fn capability_set_activity(fleet: &Fleet, ask: &CapabilitySetActivity) -> Decided {
-    let subject = || Subject::Capability(ask.name.clone());
-    let now = fleet.capabilities().get(&ask.name).ok_or_else(|| not_found(&subject()))?;
+    let now = fleet.find::<Capability>(&ask.name)?;
     if now.activity == ask.activity {
         return Ok(vec![]);
     }
@@ -90,8 +85,7 @@ pub(crate) fn capability_set_activity(fleet: &Fleet, ask: &CapabilitySetActivity
 }
 
 pub(crate) fn capability_delete(fleet: &Fleet, ask: &CapabilityDelete) -> Decided {
-    let subject = || Subject::Capability(ask.name.clone());
-    fleet.capabilities().get(&ask.name).ok_or_else(|| not_found(&subject()))?;
+    fleet.find::<Capability>(&ask.name)?;
     let mut nodes =
         fleet.nodes().sorted().into_iter().filter(|node| node.spec.capabilities.contains(&ask.name));
     if let Some(first) = nodes.next() {
@@ -104,10 +98,7 @@ pub(crate) fn capability_delete(fleet: &Fleet, ask: &CapabilityDelete) -> Decide
 
 pub(crate) fn cluster_applied(fleet: &mut Fleet, fact: &ClusterApplied, at: At) -> Result<(), Contradiction> {
     if fleet.clusters().get(&fact.name).is_some() {
-        return fleet.change::<Cluster>(&fact.name, |cluster| {
-            cluster.spec = fact.spec.clone();
-            cluster.meta.bump(at);
-        });
+        return fleet.bump::<Cluster>(&fact.name, at, |cluster| cluster.spec = fact.spec.clone());
     }
     let (name, spec) = (fact.name.clone(), fact.spec.clone());
     let activity = Activity::Active;
@@ -120,10 +111,7 @@ pub(crate) fn cluster_activity_changed(
     fact: &ClusterActivityChanged,
     at: At,
 ) -> Result<(), Contradiction> {
-    fleet.change::<Cluster>(&fact.name, |cluster| {
-        cluster.activity = fact.activity;
-        cluster.meta.bump(at);
-    })
+    fleet.bump::<Cluster>(&fact.name, at, |cluster| cluster.activity = fact.activity)
 }
 
 pub(crate) fn capability_applied(fleet: &mut Fleet, fact: &CapabilityApplied, at: At) {
@@ -141,10 +129,7 @@ pub(crate) fn capability_activity_changed(
     fact: &CapabilityActivityChanged,
     at: At,
 ) -> Result<(), Contradiction> {
-    fleet.change::<Capability>(&fact.name, |capability| {
-        capability.activity = fact.activity;
-        capability.meta.bump(at);
-    })
+    fleet.bump::<Capability>(&fact.name, at, |capability| capability.activity = fact.activity)
 }
 
 /// With the sessions that are kept of it.

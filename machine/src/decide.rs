@@ -69,7 +69,7 @@ pub fn decide(fleet: &Fleet, request: &Request, ctx: &Context) -> Result<Vec<Fac
     }
     let subject = request.intent.subject();
     if let Some(expected) = request.expect {
-        let found = subject.as_ref().and_then(|subject| fleet.version(subject)).unwrap_or(0);
+        let found = subject.as_ref().and_then(|subject| fleet.meta(subject)).map_or(0, |meta| meta.version);
         if found != expected {
             let detail = format!("it was based on version {expected}, and the version is {found}");
             return Err(Refusal::new(Code::VersionConflict, detail));
@@ -135,7 +135,7 @@ pub fn verdict(
 ) -> Fact {
     let (key, digest, at) = (request.key(), request.digest(), request.time.unwrap_or(ctx.now));
     let subject = request.intent.subject();
-    let now = subject.as_ref().and_then(|subject| fleet.version(subject));
+    let now = subject.as_ref().and_then(|subject| fleet.meta(subject)).map(|meta| meta.version);
     match decided {
         Ok(facts) => {
             let outcome = if facts.is_empty() { Outcome::Unchanged } else { Outcome::Changed };
@@ -271,7 +271,7 @@ pub fn evolve(fleet: &mut Fleet, fact: &Fact, at: At) -> Result<(), Contradictio
         Fact::SessionOpened(fact) => return session::opened(fleet, fact, at),
         Fact::SessionClosed(fact) => return session::closed(fleet, fact, at),
         Fact::ObjectJudged(fact) => {
-            return fleet.change::<Cluster>(&fact.cluster, |cluster| cluster.meta.bump(at));
+            return fleet.bump::<Cluster>(&fact.cluster, at, |_| {});
         }
     }
     Ok(())
@@ -309,35 +309,25 @@ fn refused(fleet: &mut Fleet, fact: &IntentRefused, at: At) {
 /// Takes the entity out of the queues that lead to it.
 fn park(fleet: &mut Fleet, subject: &Subject, detail: &str, at: At) -> Result<(), Contradiction> {
     match subject {
-        Subject::Plan(name) => fleet.change::<Plan>(name, |plan| {
-            plan.parked = Some(detail.to_owned());
-            plan.meta.bump(at);
+        Subject::Plan(name) => fleet.bump::<Plan>(name, at, |plan| plan.parked = Some(detail.to_owned())),
+        Subject::Incarnation(id) => fleet.bump::<Incarnation>(id, at, |incarnation| {
+            (incarnation.deadline, incarnation.due) = (None, false)
         }),
-        Subject::Incarnation(id) => fleet.change::<Incarnation>(id, |incarnation| {
-            (incarnation.deadline, incarnation.due) = (None, false);
-            incarnation.meta.bump(at);
-        }),
-        Subject::Operation(id) => fleet.change::<Operation>(id, |operation| {
+        Subject::Operation(id) => fleet.bump::<Operation>(id, at, |operation| {
             if let crate::state::OperationState::PendingApproval(proposal) = &mut operation.state {
                 proposal.expires = chancery_events::time::Time::FAR;
             }
-            operation.meta.bump(at);
         }),
-        Subject::Replica(name) => fleet.change::<Replica>(name, |replica| {
-            (replica.again, replica.recovers) = (None, false);
-            replica.meta.bump(at);
-        }),
+        Subject::Replica(name) => {
+            fleet.bump::<Replica>(name, at, |replica| (replica.again, replica.recovers) = (None, false))
+        }
         // It stays as it is until somebody asks again that it goes.
-        Subject::Volume(name) => fleet.change::<Volume>(name, |volume| {
-            volume.removing = None;
-            volume.meta.bump(at);
-        }),
+        Subject::Volume(name) => fleet.bump::<Volume>(name, at, |volume| volume.removing = None),
         // It waits until someone rejects it or asks again.
-        Subject::Request(id) => fleet.change::<ApprovalRequest>(id, |request| {
+        Subject::Request(id) => fleet.bump::<ApprovalRequest>(id, at, |request| {
             if let RequestState::Pending { expires } = &mut request.state {
                 *expires = chancery_events::time::Time::FAR;
             }
-            request.meta.bump(at);
         }),
         Subject::Fleet
         | Subject::Cluster(_)

@@ -36,13 +36,12 @@ use chancery_events::intent::{
 use chancery_events::name::{DeploymentName, GroupName, PlanName};
 use chancery_events::refusal::{Code, Refusal};
 use chancery_events::spec::{Activity, DeploymentSpec, OperationKind, PlanPolicy, PlanVersion, Strategy};
-use chancery_events::subject::Subject;
 use chancery_events::template;
 
 use crate::context::{Context, Draft};
 use crate::fleet::Fleet;
 use crate::plan;
-use crate::refuse::{Faults, bad_transition, not_found};
+use crate::refuse::{Faults, bad_transition};
 use crate::state::{Deployment, DeploymentState, Plan, Set};
 
 pub(crate) use fold::{created, cut_over, ended, ending, paused, progress, resumed, stalled, started};
@@ -54,7 +53,7 @@ pub use waits::{Wait, waits_for};
 const FILLED_BYTES: usize = 1 << 20;
 
 pub(crate) fn create(fleet: &Fleet, ask: &DeploymentCreate, ctx: &Context) -> Result<Vec<Fact>, Refusal> {
-    let owner = fleet.plans().get(&ask.plan).ok_or_else(|| not_found(&Subject::Plan(ask.plan.clone())))?;
+    let owner = fleet.find::<Plan>(&ask.plan)?;
     if let Some(now) = fleet.deployments().get(&(ask.plan.clone(), ask.name.clone())) {
         if *now.spec == ask.spec {
             // One that waits may be told not to wait for what is carried out.
@@ -192,11 +191,6 @@ fn check_strategy(faults: &mut Faults, spec: &DeploymentSpec) {
     }
 }
 
-fn find<'a>(fleet: &'a Fleet, plan: &PlanName, name: &DeploymentName) -> Result<&'a Deployment, Refusal> {
-    let found = fleet.deployments().get(&(plan.clone(), name.clone()));
-    found.ok_or_else(|| not_found(&Subject::Deployment(plan.clone(), name.clone())))
-}
-
 /// The deployment that is being carried out.
 pub(crate) fn current<'a>(fleet: &'a Fleet, plan: &Plan) -> Option<&'a Deployment> {
     fleet.deployments().get(&(plan.name.clone(), plan.current.clone()?))
@@ -223,7 +217,7 @@ fn state_word(state: &DeploymentState) -> &'static str {
 }
 
 pub(crate) fn cancel(fleet: &Fleet, ask: &DeploymentCancel) -> Result<Vec<Fact>, Refusal> {
-    let now = find(fleet, &ask.plan, &ask.name)?;
+    let now = fleet.find::<Deployment>(&(ask.plan.clone(), ask.name.clone()))?;
     let (plan, name) = (ask.plan.clone(), ask.name.clone());
     match &now.state {
         DeploymentState::Pending => {
@@ -243,7 +237,7 @@ pub(crate) fn cancel(fleet: &Fleet, ask: &DeploymentCancel) -> Result<Vec<Fact>,
 }
 
 pub(crate) fn pause(fleet: &Fleet, ask: &DeploymentPause) -> Result<Vec<Fact>, Refusal> {
-    let now = find(fleet, &ask.plan, &ask.name)?;
+    let now = fleet.find::<Deployment>(&(ask.plan.clone(), ask.name.clone()))?;
     match &now.state {
         DeploymentState::Paused => Ok(vec![]),
         DeploymentState::InProgress => {
@@ -256,7 +250,7 @@ pub(crate) fn pause(fleet: &Fleet, ask: &DeploymentPause) -> Result<Vec<Fact>, R
 }
 
 pub(crate) fn resume(fleet: &Fleet, ask: &DeploymentResume) -> Result<Vec<Fact>, Refusal> {
-    let now = find(fleet, &ask.plan, &ask.name)?;
+    let now = fleet.find::<Deployment>(&(ask.plan.clone(), ask.name.clone()))?;
     match &now.state {
         DeploymentState::InProgress => Ok(vec![]),
         DeploymentState::Paused => {
@@ -275,7 +269,7 @@ fn canary<'a>(
     name: &DeploymentName,
     to: &str,
 ) -> Result<&'a Deployment, Refusal> {
-    let now = find(fleet, plan, name)?;
+    let now = fleet.find::<Deployment>(&(plan.clone(), name.clone()))?;
     if !matches!(now.spec.strategy, Strategy::Canary { .. }) {
         let detail = format!("deployment {name} has no canary: its strategy is another one");
         return Err(Refusal::new(Code::BadTransition, detail));

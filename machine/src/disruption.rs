@@ -34,7 +34,7 @@ use crate::fleet::{Contradiction, Fleet};
 use crate::incarnation;
 use crate::meta::{At, Stamp};
 use crate::operation::{self, Want};
-use crate::refuse::{Faults, bad_transition, not_found};
+use crate::refuse::{Faults, bad_transition};
 use crate::state::{
     Disruption, Incarnation, IncarnationState, Node, Operation, OperationState, Plan, Replica,
 };
@@ -47,19 +47,15 @@ const MOST: usize = 100;
 /// The disruption by which a node is emptied that is to be deleted.
 const REMOVAL: &str = "removal";
 
-fn node<'a>(fleet: &'a Fleet, name: &NodeName) -> Result<&'a Node, Refusal> {
-    fleet.nodes().get(name).ok_or_else(|| not_found(&Subject::Node(name.clone())))
-}
-
 fn find<'a>(fleet: &'a Fleet, on: &NodeName, name: &DisruptionName) -> Result<&'a Disruption, Refusal> {
-    node(fleet, on)?.disruptions.get(name).ok_or_else(|| {
+    fleet.find::<Node>(on)?.disruptions.get(name).ok_or_else(|| {
         let detail = format!("node {on} has no disruption {name}");
         Refusal::new(Code::NotFound, detail).at("/name", "does not exist")
     })
 }
 
 pub(crate) fn schedule(fleet: &Fleet, ask: &DisruptionSchedule) -> Result<Vec<Fact>, Refusal> {
-    let node = node(fleet, &ask.node)?;
+    let node = fleet.find::<Node>(&ask.node)?;
     if node.state == NodeState::Expunged {
         return Err(Refusal::new(Code::BadTransition, format!("node {} is expunged", ask.node)));
     }
@@ -146,7 +142,7 @@ pub(crate) fn delete(fleet: &Fleet, ask: &DisruptionDelete) -> Result<Vec<Fact>,
 
 /// Empties a node that is to go, and forgets it then.
 pub(crate) fn remove_node(fleet: &Fleet, ask: &NodeDelete, ctx: &Context) -> Result<Vec<Fact>, Refusal> {
-    let on = node(fleet, &ask.name)?;
+    let on = fleet.find::<Node>(&ask.name)?;
     let by = ctx.actor.clone().ok_or_else(|| Refusal::new(Code::Invalid, "a removal needs an actor"))?;
     let going = |disruption: &Disruption| {
         disruption.state == DisruptionState::Approved && disruption.spec.evict == Evict::AndRemove
@@ -300,21 +296,19 @@ fn change(
         let problem = format!("the fact is about its disruption {name}, and it has none");
         return Err(Contradiction { subject: Subject::Node(node.clone()), problem });
     }
-    fleet.change::<Node>(node, |node| {
+    fleet.bump::<Node>(node, at, |node| {
         if let Some(disruption) = node.disruptions.get_mut(name) {
             how(disruption);
             disruption.since = Stamp::from(at);
         }
-        node.meta.bump(at);
     })
 }
 
 pub(crate) fn scheduled(fleet: &mut Fleet, fact: &DisruptionScheduled, at: At) -> Result<(), Contradiction> {
     let (spec, state) = (fact.spec.clone(), DisruptionState::Scheduled);
     let disruption = Disruption { spec, state, by: None, since: Stamp::from(at) };
-    fleet.change::<Node>(&fact.node, |node| {
+    fleet.bump::<Node>(&fact.node, at, |node| {
         node.disruptions.insert(fact.name.clone(), disruption);
-        node.meta.bump(at);
     })
 }
 
@@ -330,8 +324,7 @@ pub(crate) fn over(fleet: &mut Fleet, fact: &DisruptionCompleted, at: At) -> Res
 }
 
 pub(crate) fn deleted(fleet: &mut Fleet, fact: &DisruptionDeleted, at: At) -> Result<(), Contradiction> {
-    fleet.change::<Node>(&fact.node, |node| {
+    fleet.bump::<Node>(&fact.node, at, |node| {
         node.disruptions.remove(&fact.name);
-        node.meta.bump(at);
     })
 }

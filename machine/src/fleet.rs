@@ -14,6 +14,7 @@ use chancery_events::id::{IncarnationId, Lineage, OperationId, Position, Term};
 use chancery_events::kind::keys;
 pub use chancery_events::lineage::Lineages;
 use chancery_events::name::{ClusterName, DeploymentName, DomainName, NodeName, PlanName, ReplicaName};
+use chancery_events::refusal::Refusal;
 use chancery_events::subject::Subject;
 use serde::{Deserialize, Serialize};
 
@@ -23,6 +24,8 @@ use crate::marks::{
     DeploymentMarks, IncarnationMarks, OperationMarks, PlanMarks, ReplicaMarks, RequestMarks, VolumeMarks,
     Whole,
 };
+use crate::meta::{At, Meta};
+use crate::refuse::not_found;
 pub use crate::state::IMAGE_FINGERPRINT;
 use crate::state::{
     self, ApprovalRequest, Capability, Cluster, Deployment, Incarnation, Node, Operation, Plan, Policy,
@@ -95,6 +98,7 @@ pub(crate) trait Entity: Indexed {
     /// The table, and what follows each change of it.
     fn parts(fleet: &mut Fleet) -> (&mut Table<Self::Key, Self>, &mut Option<Vec<Before>>, &mut Index);
     fn before(key: Self::Key, entity: Option<Arc<Self>>) -> Before;
+    fn meta_mut(&mut self) -> &mut Meta;
     fn marks(&self) -> Self::Marks {
         self.into()
     }
@@ -164,6 +168,9 @@ macro_rules! tables {
             fn before(key: Self::Key, entity: Option<Arc<state::$entity>>) -> Before {
                 Before::$entity(key, entity)
             }
+            fn meta_mut(&mut self) -> &mut Meta {
+                &mut self.meta
+            }
         })*
 
         impl Fleet {
@@ -189,12 +196,12 @@ macro_rules! tables {
                 }
             )*
 
-            /// The version of an entity, if it exists.
-            pub(crate) fn version(&self, subject: &Subject) -> Option<u64> {
+            /// The history of an entity, if it exists.
+            pub(crate) fn meta(&self, subject: &Subject) -> Option<&Meta> {
                 match subject {
                     Subject::Fleet => None,
                     $(Subject::$kind($($field),+) => {
-                        self.$table.get(&($($field.clone()),+)).map(|entity| entity.meta.version)
+                        self.$table.get(&($($field.clone()),+)).map(|entity| &entity.meta)
                     })*
                 }
             }
@@ -408,6 +415,11 @@ impl Fleet {
         })
     }
 
+    /// The entity, or the refusal of an intent that names it.
+    pub(crate) fn find<E: Entity>(&self, key: &E::Key) -> Result<&E, Refusal> {
+        E::table(self).get(key).ok_or_else(|| not_found(&E::subject(key)))
+    }
+
     /// The entity, or the contradiction that it is not there.
     pub(crate) fn want<E: Entity>(&self, key: &E::Key) -> Result<&E, Contradiction> {
         E::table(self).get(key).ok_or_else(|| absent::<E>(key))
@@ -451,6 +463,32 @@ impl Fleet {
             E::index(index, &slot.entity, Some(&before), Some(&after), head);
         }
         Ok(told)
+    }
+
+    /// Changes an entity by a fact about it.
+    pub(crate) fn bump<E: Entity>(
+        &mut self,
+        key: &E::Key,
+        at: At,
+        how: impl FnOnce(&mut E),
+    ) -> Result<(), Contradiction> {
+        self.change_and(key, |entity| {
+            how(entity);
+            entity.meta_mut().bump(at);
+        })
+    }
+
+    /// Changes an entity by a fact about something else.
+    pub(crate) fn touch<E: Entity>(
+        &mut self,
+        key: &E::Key,
+        at: At,
+        how: impl FnOnce(&mut E),
+    ) -> Result<(), Contradiction> {
+        self.change_and(key, |entity| {
+            how(entity);
+            entity.meta_mut().touch(at);
+        })
     }
 
     /// Removes an entity that is there.

@@ -21,15 +21,14 @@ use chancery_events::intent::{Cascade, NodeApply, NodeDelete, NodeSetState};
 use chancery_events::name::ClusterName;
 use chancery_events::refusal::{Code, Refusal};
 use chancery_events::spec::{Activity, NodeSpec, NodeState};
-use chancery_events::subject::Subject;
 
 use crate::context::Context;
 use crate::disruption;
 use crate::fleet::{Contradiction, Fleet};
 use crate::meta::{At, Meta};
-use crate::refuse::{Faults, bad_transition, not_found};
+use crate::refuse::{Faults, bad_transition};
 use crate::request;
-use crate::state::{Bypass, Node};
+use crate::state::{Bypass, Cluster, Node};
 use crate::volume;
 
 pub(crate) fn apply(fleet: &Fleet, ask: &NodeApply) -> Result<Vec<Fact>, Refusal> {
@@ -115,14 +114,12 @@ fn check_held(fleet: &Fleet, now: &Node, spec: &NodeSpec) -> Result<(), Refusal>
 }
 
 fn check_cluster(fleet: &Fleet, cluster: &ClusterName) -> Result<(), Refusal> {
-    match fleet.clusters().get(cluster) {
-        None => Err(not_found(&Subject::Cluster(cluster.clone())).at("/cluster", "does not exist")),
-        Some(found) if found.activity == Activity::Inactive => {
-            Err(Refusal::new(Code::Inactive, format!("cluster {cluster} is inactive"))
-                .at("/cluster", "is inactive"))
-        }
-        Some(_) => Ok(()),
+    let found = fleet.find::<Cluster>(cluster).map_err(|refusal| refusal.at("/cluster", "does not exist"))?;
+    if found.activity == Activity::Inactive {
+        let refusal = Refusal::new(Code::Inactive, format!("cluster {cluster} is inactive"));
+        return Err(refusal.at("/cluster", "is inactive"));
     }
+    Ok(())
 }
 
 /// Whether `break_glass` is a reason for an expunge.
@@ -138,7 +135,7 @@ fn check_break_glass(ask: &NodeSetState) -> Result<(), Refusal> {
 
 pub(crate) fn set_state(fleet: &Fleet, ask: &NodeSetState, ctx: &Context) -> Result<Vec<Fact>, Refusal> {
     use NodeState::{Allocated, Allocating, Evicted, Expunged, Sanitizing, Unallocated};
-    let now = fleet.nodes().get(&ask.name).ok_or_else(|| not_found(&Subject::Node(ask.name.clone())))?;
+    let now = fleet.find::<Node>(&ask.name)?;
     let impossible = || bad_transition(&format!("node {}", ask.name), now.state.word(), ask.state.word());
     if matches!(ask.state, Allocating | Allocated) != ask.cluster.is_some() {
         let what = "is for allocating and allocated, and needed there";
@@ -215,7 +212,7 @@ fn check_without_volumes(fleet: &Fleet, node: &Node) -> Result<(), Refusal> {
 }
 
 pub(crate) fn delete(fleet: &Fleet, ask: &NodeDelete, ctx: &Context) -> Result<Vec<Fact>, Refusal> {
-    let now = fleet.nodes().get(&ask.name).ok_or_else(|| not_found(&Subject::Node(ask.name.clone())))?;
+    let now = fleet.find::<Node>(&ask.name)?;
     match (check_empty(fleet, now), ask.cascade) {
         (Ok(()), _) => {}
         (Err(in_use), Cascade::No) => return Err(in_use),
@@ -230,10 +227,7 @@ pub(crate) fn delete(fleet: &Fleet, ask: &NodeDelete, ctx: &Context) -> Result<V
 pub(crate) fn applied(fleet: &mut Fleet, fact: &NodeApplied, at: At) -> Result<(), Contradiction> {
     let spec = Arc::new(fact.spec.clone());
     if fleet.nodes().get(&fact.name).is_some() {
-        return fleet.change::<Node>(&fact.name, |node| {
-            node.spec = spec;
-            node.meta.bump(at);
-        });
+        return fleet.bump::<Node>(&fact.name, at, |node| node.spec = spec);
     }
     let name = fact.name.clone();
     fleet.put(Node {
@@ -249,19 +243,15 @@ pub(crate) fn applied(fleet: &mut Fleet, fact: &NodeApplied, at: At) -> Result<(
 }
 
 pub(crate) fn moved(fleet: &mut Fleet, fact: &NodeMoved, at: At) -> Result<(), Contradiction> {
-    fleet.change::<Node>(&fact.name, |node| {
+    fleet.bump::<Node>(&fact.name, at, |node| {
         node.state = fact.to;
         node.cluster.clone_from(&fact.cluster);
-        node.meta.bump(at);
     })
 }
 
 pub(crate) fn bypassed(fleet: &mut Fleet, fact: &ApprovalBypassed, at: At) -> Result<(), Contradiction> {
     let ApprovalBypassed { node, by, reason, policies } = fact.clone();
-    fleet.change::<Node>(&node, |node| {
-        node.bypass = Some(Bypass { by, reason, policies });
-        node.meta.bump(at);
-    })
+    fleet.bump::<Node>(&node, at, |node| node.bypass = Some(Bypass { by, reason, policies }))
 }
 
 pub(crate) fn deleted(fleet: &mut Fleet, fact: &NodeDeleted) -> Result<(), Contradiction> {

@@ -50,12 +50,11 @@ use chancery_events::intent::{OperationApprove, OperationReject};
 use chancery_events::name::{Actor, NodeName};
 use chancery_events::refusal::{Code, Refusal};
 use chancery_events::spec::{Approval, OperationKind, PlanVersion};
-use chancery_events::subject::Subject;
 
 use crate::context::{Context, Draft};
 use crate::fleet::Fleet;
 use crate::policy;
-use crate::refuse::{Faults, not_found};
+use crate::refuse::Faults;
 use crate::state::{Deployment, Operation, OperationState, Plan};
 
 pub(crate) use begin::{begin, stop, take_turn};
@@ -146,10 +145,8 @@ pub(crate) fn approve(fleet: &Fleet, ask: &OperationApprove, ctx: &Context) -> R
     for (i, shown) in ask.operations.iter().enumerate() {
         let id = shown.operation;
         let pointer = format!("/operations/{i}");
-        let operation = fleet
-            .operations()
-            .get(&id)
-            .ok_or_else(|| not_found(&Subject::Operation(id)).at(pointer.as_str(), "does not exist"))?;
+        let found = fleet.find::<Operation>(&id);
+        let operation = found.map_err(|refusal| refusal.at(pointer.as_str(), "does not exist"))?;
         let OperationState::PendingApproval(proposal) = &operation.state else {
             let detail = format!("operation {id} is {}, not pending approval", state_word(&operation.state));
             return Err(Refusal::new(Code::NotPending, detail).at(pointer, "does not wait for approval"));
@@ -203,10 +200,8 @@ pub(crate) fn reject(fleet: &Fleet, ask: &OperationReject, ctx: &Context) -> Res
     let mut draft = Draft::new(ctx);
     for (i, id) in ask.operations.iter().enumerate() {
         let place = format!("/operations/{i}");
-        let operation = fleet
-            .operations()
-            .get(id)
-            .ok_or_else(|| not_found(&Subject::Operation(*id)).at(place.as_str(), "does not exist"))?;
+        let found = fleet.find::<Operation>(id);
+        let operation = found.map_err(|refusal| refusal.at(place.as_str(), "does not exist"))?;
         if !matches!(operation.state, OperationState::PendingApproval(_) | OperationState::Preparing) {
             let detail = format!("operation {id} is {}, not pending approval", state_word(&operation.state));
             return Err(Refusal::new(Code::NotPending, detail).at(place, "does not wait for approval"));

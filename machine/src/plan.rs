@@ -24,14 +24,13 @@ use chancery_events::refusal::{Code, Refusal};
 use chancery_events::spec::{
     Activity, Balance, OnDelete, Payload, PlanSpec, Probe, Protocol, port_variable, volume_variable,
 };
-use chancery_events::subject::Subject;
 use chancery_events::template;
 
 use crate::context::Context;
 use crate::deployment;
 use crate::fleet::{Contradiction, Fleet};
 use crate::meta::{At, Meta};
-use crate::refuse::{Faults, not_found};
+use crate::refuse::Faults;
 use crate::state::{Deployment, Plan};
 
 pub use specs::Specs;
@@ -227,7 +226,7 @@ pub(crate) fn texts<'a>(payload: &'a Payload, at: &str) -> Vec<(&'a str, String)
 }
 
 pub(crate) fn set_activity(fleet: &Fleet, ask: &PlanSetActivity) -> Result<Vec<Fact>, Refusal> {
-    let now = fleet.plans().get(&ask.name).ok_or_else(|| not_found(&Subject::Plan(ask.name.clone())))?;
+    let now = fleet.find::<Plan>(&ask.name)?;
     if now.activity == ask.activity {
         return Ok(vec![]);
     }
@@ -235,7 +234,7 @@ pub(crate) fn set_activity(fleet: &Fleet, ask: &PlanSetActivity) -> Result<Vec<F
 }
 
 pub(crate) fn delete(fleet: &Fleet, ask: &PlanDelete, ctx: &Context) -> Result<Vec<Fact>, Refusal> {
-    let now = fleet.plans().get(&ask.name).ok_or_else(|| not_found(&Subject::Plan(ask.name.clone())))?;
+    let now = fleet.find::<Plan>(&ask.name)?;
     if now.removing.is_some() {
         return Ok(vec![]);
     }
@@ -273,18 +272,14 @@ fn remove(fleet: &Fleet, plan: &Plan, ctx: &Context) -> Result<Vec<Fact>, Refusa
 }
 
 pub(crate) fn removing(fleet: &mut Fleet, fact: &PlanRemoving, at: At) -> Result<(), Contradiction> {
-    fleet.change::<Plan>(&fact.name, |plan| {
-        plan.removing = Some(fact.by.clone());
-        plan.meta.bump(at);
-    })
+    fleet.bump::<Plan>(&fact.name, at, |plan| plan.removing = Some(fact.by.clone()))
 }
 
 pub(crate) fn applied(fleet: &mut Fleet, fact: &PlanApplied, at: At) -> Result<(), Contradiction> {
     if fleet.plans().get(&fact.name).is_some() {
-        return fleet.change::<Plan>(&fact.name, |plan| {
+        return fleet.bump::<Plan>(&fact.name, at, |plan| {
             plan.specs.edit(plan.generation, fact.spec.clone());
             plan.generation = fact.generation;
-            plan.meta.bump(at);
         });
     }
     fleet.put(Plan {
@@ -312,17 +307,11 @@ pub(crate) fn activity_changed(
     fact: &PlanActivityChanged,
     at: At,
 ) -> Result<(), Contradiction> {
-    fleet.change::<Plan>(&fact.name, |plan| {
-        plan.activity = fact.activity;
-        plan.meta.bump(at);
-    })
+    fleet.bump::<Plan>(&fact.name, at, |plan| plan.activity = fact.activity)
 }
 
 pub(crate) fn waiting(fleet: &mut Fleet, fact: &PlanWaiting, at: At) -> Result<(), Contradiction> {
-    fleet.change::<Plan>(&fact.plan, |plan| {
-        plan.unfit.clone_from(&fact.reasons);
-        plan.meta.bump(at);
-    })
+    fleet.bump::<Plan>(&fact.plan, at, |plan| plan.unfit.clone_from(&fact.reasons))
 }
 
 pub(crate) fn deleted(fleet: &mut Fleet, fact: &PlanDeleted) -> Result<(), Contradiction> {

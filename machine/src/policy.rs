@@ -26,7 +26,7 @@ use crate::context::{Context, Draft};
 use crate::fleet::{Contradiction, Fleet};
 use crate::meta::{At, Meta};
 use crate::operation;
-use crate::refuse::{Faults, not_found};
+use crate::refuse::Faults;
 use crate::state::{Operation, OperationState, Policy};
 
 /// Windows of a policy, at most.
@@ -177,17 +177,14 @@ pub(crate) fn apply(fleet: &Fleet, ask: &PolicyApply) -> Result<Vec<Fact>, Refus
 }
 
 pub(crate) fn delete(fleet: &Fleet, ask: &PolicyDelete) -> Result<Vec<Fact>, Refusal> {
-    fleet.policies().get(&ask.name).ok_or_else(|| not_found(&Subject::Policy(ask.name.clone())))?;
+    fleet.find::<Policy>(&ask.name)?;
     Ok(vec![PolicyDeleted { name: ask.name.clone() }.into()])
 }
 
 pub(crate) fn applied(fleet: &mut Fleet, fact: &PolicyApplied, at: At) -> Result<(), Contradiction> {
     let spec = std::sync::Arc::new(fact.spec.clone());
     if fleet.policies().get(&fact.name).is_some() {
-        return fleet.change::<Policy>(&fact.name, |policy| {
-            policy.spec = spec;
-            policy.meta.bump(at);
-        });
+        return fleet.bump::<Policy>(&fact.name, at, |policy| policy.spec = spec);
     }
     fleet.put(Policy { name: fact.name.clone(), spec, meta: Meta::new(at) });
     Ok(())

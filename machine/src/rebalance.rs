@@ -41,7 +41,6 @@ use crate::fleet::{Contradiction, Fleet};
 use crate::index::{PlanIndex, PlanSpread};
 use crate::meta::At;
 use crate::operation::{self, Want};
-use crate::refuse::not_found;
 use crate::scheduler::{Place, Search};
 use crate::state::{Active, Operation, Plan, Rebalance, Replica};
 
@@ -139,7 +138,7 @@ fn is_improved(
 }
 
 pub(crate) fn ask(fleet: &Fleet, ask: &PlanRebalance, ctx: &Context) -> Result<Vec<Fact>, Refusal> {
-    let plan = fleet.plans().get(&ask.name).ok_or_else(|| not_found(&Subject::Plan(ask.name.clone())))?;
+    let plan = fleet.find::<Plan>(&ask.name)?;
     let requested_by =
         ctx.actor.clone().ok_or_else(|| Refusal::new(Code::Invalid, "a rebalance needs an actor"))?;
     if plan.rebalance.is_some() {
@@ -364,25 +363,16 @@ pub(crate) fn balance_changed(
     fact: &PlanBalanceChanged,
     at: At,
 ) -> Result<(), Contradiction> {
-    fleet.change::<Plan>(&fact.plan, |plan| {
-        plan.balance = fact.balance;
-        plan.meta.bump(at);
-    })
+    fleet.bump::<Plan>(&fact.plan, at, |plan| plan.balance = fact.balance)
 }
 
 pub(crate) fn started(fleet: &mut Fleet, fact: &PlanRebalanceStarted, at: At) -> Result<(), Contradiction> {
     let requested_by = fact.requested_by.clone();
-    fleet.change::<Plan>(&fact.plan, |plan| {
-        plan.rebalance = Some(Rebalance { requested_by, stops: None });
-        plan.meta.bump(at);
-    })
+    fleet.bump::<Plan>(&fact.plan, at, |plan| plan.rebalance = Some(Rebalance { requested_by, stops: None }))
 }
 
 pub(crate) fn ended(fleet: &mut Fleet, fact: &PlanRebalanceEnded, at: At) -> Result<(), Contradiction> {
-    fleet.change::<Plan>(&fact.plan, |plan| {
-        plan.rebalance = None;
-        plan.meta.bump(at);
-    })
+    fleet.bump::<Plan>(&fact.plan, at, |plan| plan.rebalance = None)
 }
 
 /// Why a rebalance goes no further after this end of one of its moves, if that is so.

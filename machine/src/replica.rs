@@ -24,16 +24,15 @@ use chancery_events::intent::{
 use chancery_events::name::{DeploymentName, NodeName, ReplicaName};
 use chancery_events::refusal::{Code, Refusal};
 use chancery_events::spec::{Activity, OperationKind, Restart};
-use chancery_events::subject::Subject;
 use smallvec::SmallVec;
 
 use crate::context::{Context, Draft};
 use crate::fleet::{Contradiction, Fleet};
 use crate::meta::{At, Meta};
 use crate::operation::{self, Want};
-use crate::refuse::{bad_transition, not_found};
+use crate::refuse::bad_transition;
 use crate::state::{
-    Deployment, DeploymentState, Incarnation, IncarnationState, Open, Operation, OperationState, Plan,
+    Deployment, DeploymentState, Incarnation, IncarnationState, Node, Open, Operation, OperationState, Plan,
     Replica, Will,
 };
 use crate::{deployment, volume};
@@ -123,10 +122,6 @@ pub fn phase(replica: &Replica, active: Option<&Incarnation>) -> Phase {
     }
 }
 
-fn find<'a>(fleet: &'a Fleet, name: &ReplicaName) -> Result<&'a Replica, Refusal> {
-    fleet.replicas().get(name).ok_or_else(|| not_found(&Subject::Replica(name.clone())))
-}
-
 /// An open operation of the replica, of the kind.
 fn open<'a>(fleet: &'a Fleet, replica: &Replica, wanted: OperationKind) -> Option<&'a Operation> {
     replica.open().find(|open| open.kind == wanted).and_then(|open| fleet.operations().get(&open.id))
@@ -139,16 +134,12 @@ fn asker(ctx: &Context) -> Option<Asker> {
 
 /// The node, if one is named that may be.
 fn check_node(fleet: &Fleet, node: Option<&NodeName>) -> Result<(), Refusal> {
-    match node {
-        Some(name) if fleet.nodes().get(name).is_none() => {
-            Err(not_found(&Subject::Node(name.clone())).at("/node", "does not exist"))
-        }
-        Some(_) | None => Ok(()),
-    }
+    let found = node.map_or(Ok(()), |name| fleet.find::<Node>(name).map(|_| ()));
+    found.map_err(|refusal| refusal.at("/node", "does not exist"))
 }
 
 pub(crate) fn start(fleet: &Fleet, ask: &ReplicaStart, ctx: &Context) -> Result<Vec<Fact>, Refusal> {
-    let replica = find(fleet, &ask.name)?;
+    let replica = fleet.find::<Replica>(&ask.name)?;
     check_node(fleet, ask.node.as_ref())?;
     let what = format!("replica {}", ask.name);
     if replica.is_going() {
@@ -225,7 +216,7 @@ fn runs(active: Option<&Incarnation>) -> bool {
 }
 
 pub(crate) fn relocate(fleet: &Fleet, ask: &ReplicaRelocate, ctx: &Context) -> Result<Vec<Fact>, Refusal> {
-    let replica = find(fleet, &ask.name)?;
+    let replica = fleet.find::<Replica>(&ask.name)?;
     check_node(fleet, ask.node.as_ref())?;
     if may_replace(fleet, replica, OperationKind::Relocate, ask.node.as_ref())?.is_none() {
         return Ok(vec![]);
@@ -246,7 +237,7 @@ pub(crate) fn relocate(fleet: &Fleet, ask: &ReplicaRelocate, ctx: &Context) -> R
 }
 
 pub(crate) fn restart(fleet: &Fleet, ask: &ReplicaRestart, ctx: &Context) -> Result<Vec<Fact>, Refusal> {
-    let replica = find(fleet, &ask.name)?;
+    let replica = fleet.find::<Replica>(&ask.name)?;
     if replica.active.is_none() && replica.operation.is_none() {
         return start(fleet, &ReplicaStart { name: ask.name.clone(), node: None }, ctx);
     }
@@ -264,8 +255,7 @@ pub(crate) fn restart(fleet: &Fleet, ask: &ReplicaRestart, ctx: &Context) -> Res
 }
 
 pub(crate) fn create(fleet: &Fleet, ask: &ReplicaCreate, ctx: &Context) -> Result<Vec<Fact>, Refusal> {
-    let found = fleet.plans().get(&ask.plan);
-    let plan = found.ok_or_else(|| not_found(&Subject::Plan(ask.plan.clone())))?;
+    let plan = fleet.find::<Plan>(&ask.plan)?;
     check_node(fleet, ask.node.as_ref())?;
     if plan.activity == Activity::Inactive || plan.removing.is_some() {
         return Err(Refusal::new(Code::Inactive, format!("plan {} is inactive", ask.plan)));
@@ -330,7 +320,7 @@ fn carried_out<'a>(fleet: &'a Fleet, replica: &Replica) -> Option<&'a Deployment
 }
 
 pub(crate) fn stop(fleet: &Fleet, ask: &ReplicaStop, ctx: &Context) -> Result<Vec<Fact>, Refusal> {
-    let replica = find(fleet, &ask.name)?;
+    let replica = fleet.find::<Replica>(&ask.name)?;
     if replica.is_going() {
         return Err(bad_transition(&format!("replica {}", ask.name), "being deleted", "stopped"));
     }
@@ -348,7 +338,7 @@ pub(crate) fn stop(fleet: &Fleet, ask: &ReplicaStop, ctx: &Context) -> Result<Ve
 }
 
 pub(crate) fn delete(fleet: &Fleet, ask: &ReplicaDelete, ctx: &Context) -> Result<Vec<Fact>, Refusal> {
-    let replica = find(fleet, &ask.name)?;
+    let replica = fleet.find::<Replica>(&ask.name)?;
     if replica.is_going() {
         return Ok(vec![]);
     }
@@ -379,11 +369,10 @@ pub(crate) fn created(fleet: &mut Fleet, fact: &ReplicaCreated, at: At) {
 }
 
 pub(crate) fn assigned(fleet: &mut Fleet, fact: &ReplicaAssigned, at: At) -> Result<(), Contradiction> {
-    fleet.change::<Replica>(&fact.name, |replica| {
+    fleet.bump::<Replica>(&fact.name, at, |replica| {
         replica.deployment = fact.deployment.clone();
         // Its rule started what it was.
         replica.row = None;
-        replica.meta.bump(at);
     })
 }
 
@@ -400,5 +389,5 @@ pub(crate) fn deleted(fleet: &mut Fleet, fact: &ReplicaDeleted, at: At) -> Resul
         fleet.remove::<Incarnation>(&id)?;
     }
     fleet.remove::<Replica>(&fact.name)?;
-    fleet.change::<Plan>(&plan, |plan| plan.meta.touch(at))
+    fleet.touch::<Plan>(&plan, at, |_| {})
 }

@@ -41,13 +41,12 @@ use chancery_events::refusal::{Code, Refusal};
 use chancery_events::spec::{
     Approval, DisruptionState, Evict, NodeState, OperationKind, PlanSpec, PolicyKind, PolicySpec,
 };
-use chancery_events::subject::Subject;
 
 use crate::context::{Context, Draft};
 use crate::fleet::{Contradiction, Fleet};
 use crate::meta::{At, Meta};
 use crate::policy;
-use crate::refuse::{Faults, not_found};
+use crate::refuse::Faults;
 use crate::state::{ApprovalRequest, Node, RequestState, Will};
 
 /// Time that a request waits for approval, where no plan's timeout is shorter.
@@ -393,13 +392,9 @@ impl ApprovalRequest {
     }
 }
 
-fn find(fleet: &Fleet, id: RequestId) -> Result<&ApprovalRequest, Refusal> {
-    fleet.approval_requests().get(&id).ok_or_else(|| not_found(&Subject::Request(id)))
-}
-
 /// The request, if it waits.
 fn pending<'a>(fleet: &'a Fleet, id: RequestId, ctx: &Context) -> Result<&'a ApprovalRequest, Refusal> {
-    let request = find(fleet, id)?;
+    let request = fleet.find::<ApprovalRequest>(&id)?;
     if request.is_pending_at(ctx) {
         return Ok(request);
     }
@@ -500,10 +495,7 @@ pub(crate) fn ended(fleet: &mut Fleet, fact: &RequestEnded, at: At) -> Result<()
 }
 
 fn close(fleet: &mut Fleet, id: RequestId, state: RequestState, at: At) -> Result<(), Contradiction> {
-    fleet.change::<ApprovalRequest>(&id, |request| {
-        request.state = state;
-        request.meta.bump(at);
-    })?;
+    fleet.bump::<ApprovalRequest>(&id, at, |request| request.state = state)?;
     let ended = &fleet.index().requests.ended;
     let surplus: Vec<_> = ended.iter().take(ended.len().saturating_sub(KEPT)).copied().collect();
     surplus.into_iter().try_for_each(|id| fleet.remove::<ApprovalRequest>(&id))

@@ -160,12 +160,11 @@ pub(crate) fn object(fleet: &Fleet, saw: &ObjectReported) -> Vec<Fact> {
 
 pub(crate) fn opened(fleet: &mut Fleet, fact: &SessionOpened, at: At) -> Result<(), Contradiction> {
     let id = SessionId::issue(at.lineage, at.position);
-    fleet.change::<Cluster>(&fact.cluster, |cluster| {
+    fleet.bump::<Cluster>(&fact.cluster, at, |cluster| {
         cluster.session = Some(id);
         if let Some(id) = fact.scope {
             cluster.scope = Some(Scope { id, executor: fact.executor.clone(), until: None });
         }
-        cluster.meta.bump(at);
     })?;
     let (cluster, executor) = (fact.cluster.clone(), fact.executor.clone());
     let (runtime, scope) = (fact.runtime, fact.scope);
@@ -174,16 +173,12 @@ pub(crate) fn opened(fleet: &mut Fleet, fact: &SessionOpened, at: At) -> Result<
 }
 
 pub(crate) fn closed(fleet: &mut Fleet, fact: &SessionClosed, at: At) -> Result<(), Contradiction> {
-    fleet.change::<Session>(&fact.session, |session| {
-        session.end = Some(fact.end);
-        session.meta.bump(at);
-    })?;
-    fleet.change::<Cluster>(&fact.cluster, |cluster| {
+    fleet.bump::<Session>(&fact.session, at, |session| session.end = Some(fact.end))?;
+    fleet.touch::<Cluster>(&fact.cluster, at, |cluster| {
         cluster.session = None;
         if let Some(scope) = &mut cluster.scope {
             scope.until = Some(at.position);
         }
-        cluster.meta.touch(at);
     })?;
     // Sessions are few: one a connection of an executor that was away for a lease.
     let over: Vec<_> = fleet

@@ -29,11 +29,9 @@ use chancery_events::name::{NodeName, ReplicaName, StorageClass, VolumeName};
 use chancery_events::observation::{Exit, Hope, Report, Saw};
 use chancery_events::refusal::Refusal;
 use chancery_events::spec::{PlanVersion, VolumeClaim};
-use chancery_events::subject::Subject;
 
 use crate::context::{BACKOFF, Context, Draft};
 use crate::fleet::Fleet;
-use crate::refuse::not_found;
 use crate::scheduler::Stored;
 use crate::state::{Incarnation, Operation, Volume, VolumeState};
 use crate::{incarnation, operation};
@@ -141,8 +139,7 @@ fn misfit(volume: &Volume, claim: &VolumeClaim, replica: &ReplicaName) -> Option
 }
 
 pub(crate) fn delete(fleet: &Fleet, ask: &VolumeDelete, ctx: &Context) -> Result<Vec<Fact>, Refusal> {
-    let volume = fleet.volumes().get(&ask.name);
-    let volume = volume.ok_or_else(|| not_found(&Subject::Volume(ask.name.clone())))?;
+    let volume = fleet.find::<Volume>(&ask.name)?;
     let (name, by) = (ask.name.clone(), ctx.actor.clone().map(Asker::Actor));
     let removing = by.filter(|_| volume.removing.is_none()).map(|by| VolumeRemoving { name, by }.into());
     Ok(removing.into_iter().collect())

@@ -29,10 +29,9 @@ fn version(plan: PlanVersion<'_>, spec: &DeploymentSpec) -> Digest {
 
 pub(crate) fn created(fleet: &mut Fleet, fact: &DeploymentCreated, at: At) -> Result<(), Contradiction> {
     let version = version(fleet.want::<Plan>(&fact.plan)?.version_of(fact.generation), &fact.spec);
-    fleet.change::<Plan>(&fact.plan, |plan| {
+    fleet.touch::<Plan>(&fact.plan, at, |plan| {
         plan.deployments.push(fact.name.clone());
         plan.next = Some(fact.name.clone());
-        plan.meta.touch(at);
     })?;
     fleet.put(Deployment {
         plan: fact.plan.clone(),
@@ -70,9 +69,8 @@ pub(crate) fn progress(
 }
 
 pub(crate) fn stalled(fleet: &mut Fleet, fact: &DeploymentStalled, at: At) -> Result<(), Contradiction> {
-    fleet.change::<Deployment>(&(fact.plan.clone(), fact.name.clone()), |deployment| {
-        deployment.stalled = Some(at.time);
-        deployment.meta.bump(at);
+    fleet.bump::<Deployment>(&(fact.plan.clone(), fact.name.clone()), at, |deployment| {
+        deployment.stalled = Some(at.time)
     })
 }
 
@@ -83,23 +81,21 @@ fn set(
     state: DeploymentState,
     at: At,
 ) -> Result<(), Contradiction> {
-    fleet.change::<Deployment>(&(plan.clone(), name.clone()), |deployment| {
+    fleet.bump::<Deployment>(&(plan.clone(), name.clone()), at, |deployment| {
         deployment.stalled = None;
         if state == DeploymentState::InProgress {
             deployment.progressed = Some(at.time);
         }
         deployment.state = state;
-        deployment.meta.bump(at);
     })
 }
 
 pub(crate) fn started(fleet: &mut Fleet, fact: &DeploymentStarted, at: At) -> Result<(), Contradiction> {
     set(fleet, &fact.plan, &fact.name, DeploymentState::InProgress, at)?;
     fleet.change::<Deployment>(&(fact.plan.clone(), fact.name.clone()), |it| it.deadline = fact.deadline)?;
-    fleet.change::<Plan>(&fact.plan, |plan| {
+    fleet.touch::<Plan>(&fact.plan, at, |plan| {
         plan.current = Some(fact.name.clone());
         plan.next = None;
-        plan.meta.touch(at);
     })
 }
 
@@ -112,11 +108,10 @@ pub(crate) fn resumed(fleet: &mut Fleet, fact: &DeploymentResumed, at: At) -> Re
 }
 
 pub(crate) fn cut_over(fleet: &mut Fleet, fact: &DeploymentCutOver, at: At) -> Result<(), Contradiction> {
-    fleet.change::<Deployment>(&(fact.plan.clone(), fact.name.clone()), |deployment| {
+    fleet.bump::<Deployment>(&(fact.plan.clone(), fact.name.clone()), at, |deployment| {
         deployment.set = Set::New;
         deployment.deadline = None;
         (deployment.progressed, deployment.stalled) = (Some(at.time), None);
-        deployment.meta.bump(at);
     })
 }
 
@@ -126,13 +121,12 @@ pub(crate) fn ending(fleet: &mut Fleet, fact: &DeploymentEnding, at: At) -> Resu
 
 pub(crate) fn ended(fleet: &mut Fleet, fact: &DeploymentEnded, at: At) -> Result<(), Contradiction> {
     set(fleet, &fact.plan, &fact.name, DeploymentState::Ended(fact.end.clone()), at)?;
-    fleet.change::<Plan>(&fact.plan, |plan| {
+    fleet.touch::<Plan>(&fact.plan, at, |plan| {
         for slot in [&mut plan.current, &mut plan.next] {
             if slot.as_ref() == Some(&fact.name) {
                 *slot = None;
             }
         }
-        plan.meta.touch(at);
     })
 }
 

@@ -20,16 +20,14 @@ use chancery_events::intent::PlanRollback;
 use chancery_events::name::DeploymentName;
 use chancery_events::refusal::{Code, Refusal};
 use chancery_events::spec::{Activity, DeploymentSpec, Strategy};
-use chancery_events::subject::Subject;
 
-use super::{can_run, check, current, find, state_word, supersede_current, supersede_next};
+use super::{can_run, check, current, state_word, supersede_current, supersede_next};
 use crate::context::{Context, Draft};
 use crate::fleet::Fleet;
-use crate::refuse::not_found;
 use crate::state::{Deployment, Plan};
 
 pub(crate) fn rollback(fleet: &Fleet, ask: &PlanRollback, ctx: &Context) -> Result<Vec<Fact>, Refusal> {
-    let owner = fleet.plans().get(&ask.plan).ok_or_else(|| not_found(&Subject::Plan(ask.plan.clone())))?;
+    let owner = fleet.find::<Plan>(&ask.plan)?;
     if let Some(now) = fleet.deployments().get(&(ask.plan.clone(), ask.name.clone())) {
         let same = |of: &Rollback| ask.to.as_ref().is_none_or(|to| *to == of.to);
         if now.rollback.as_ref().is_some_and(same) {
@@ -138,7 +136,8 @@ fn newest<'a>(fleet: &'a Fleet, plan: &'a Plan) -> impl Iterator<Item = &'a Depl
 }
 
 fn named<'a>(fleet: &'a Fleet, plan: &Plan, to: &DeploymentName) -> Result<&'a Deployment, Refusal> {
-    let found = find(fleet, &plan.name, to).map_err(|refusal| refusal.at("/to", "does not exist"))?;
+    let key = (plan.name.clone(), to.clone());
+    let found = fleet.find::<Deployment>(&key).map_err(|refusal| refusal.at("/to", "does not exist"))?;
     if !found.is_completed() {
         let detail =
             format!("deployment {to} is {}: a rollback needs one that completed", state_word(&found.state));

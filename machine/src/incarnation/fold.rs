@@ -36,13 +36,12 @@ pub(crate) fn reserved(fleet: &mut Fleet, fact: &IncarnationReserved, at: At) ->
     // What both need of the node, the one that is followed holds for both.
     let followed = fact.follows.and_then(|old| fleet.incarnations().get(&old));
     let shares = followed.filter(|old| old.node == fact.node).map(|old| old.amounts.at_most(fact.amounts));
-    fleet.change::<Operation>(&fact.operation, |operation| {
+    fleet.bump::<Operation>(&fact.operation, at, |operation| {
         operation.state = OperationState::PendingApproval(fact.proposal);
         operation.hash = Some(fact.proposal.hash);
         operation.incarnation = Some(id);
         operation.node = Some(fact.node.clone());
         operation.domain = Some(domain.clone());
-        operation.meta.bump(at);
     })?;
     let plan = fleet.change_and(&fact.replica, |replica: &mut Replica| {
         let run =
@@ -166,7 +165,7 @@ pub(crate) fn asked(
 /// It is asked to be up: what had to be over before is, or what it was to become it cannot be.
 pub(crate) fn begun(fleet: &mut Fleet, fact: &IncarnationBegun, at: At) -> Result<(), Contradiction> {
     let to = fact.deployment.clone();
-    fleet.change::<Incarnation>(&fact.incarnation, |incarnation| {
+    fleet.bump::<Incarnation>(&fact.incarnation, at, |incarnation| {
         let new = incarnation.state == IncarnationState::Reserved;
         incarnation.state = if new { IncarnationState::Creating } else { IncarnationState::Updating(to) };
         command(incarnation, Effect::Ensure, fact.deadline, at);
@@ -175,36 +174,33 @@ pub(crate) fn begun(fleet: &mut Fleet, fact: &IncarnationBegun, at: At) -> Resul
             incarnation.ties.change(|ties| ties.volumes.clear());
         }
         incarnation.due = false;
-        incarnation.meta.bump(at);
     })?;
     volume::take(fleet, &fact.mounts, fact.incarnation, at)?;
-    fleet.change::<Replica>(&fact.replica, |replica| replica.meta.touch(at))
+    fleet.touch::<Replica>(&fact.replica, at, |_| {})
 }
 
 pub(crate) fn commanded(fleet: &mut Fleet, fact: &IncarnationCommanded, at: At) -> Result<(), Contradiction> {
-    fleet.change::<Incarnation>(&fact.incarnation, |incarnation| {
+    fleet.bump::<Incarnation>(&fact.incarnation, at, |incarnation| {
         incarnation.state = IncarnationState::Stopping(Box::new(fact.then.clone()));
         command(incarnation, fact.effect, fact.deadline, at);
-        incarnation.meta.bump(at);
     })?;
     set_health(fleet, fact.incarnation, at)
 }
 
 pub(crate) fn command_failed(fleet: &mut Fleet, fact: &CommandFailed, at: At) -> Result<(), Contradiction> {
-    fleet.change::<Incarnation>(&fact.incarnation, |incarnation| {
+    fleet.bump::<Incarnation>(&fact.incarnation, at, |incarnation| {
         incarnation.command = match (incarnation.command, fact.not_before) {
             (Some(command), Some(not_before)) => {
                 Some(Outstanding { effect: command.effect, attempt: fact.attempt + 1, not_before })
             }
             (_, None) | (None, _) => None,
-        };
-        incarnation.meta.bump(at);
+        }
     })
 }
 
 pub(crate) fn ensured(fleet: &mut Fleet, fact: &IncarnationEnsured, at: At) -> Result<(), Contradiction> {
     let (id, session) = (fact.incarnation, session_of(fleet, fact.incarnation));
-    fleet.change::<Incarnation>(&id, |incarnation| {
+    fleet.bump::<Incarnation>(&id, at, |incarnation| {
         incarnation.state = match std::mem::replace(&mut incarnation.state, IncarnationState::Starting) {
             IncarnationState::Creating => IncarnationState::Starting,
             // It is again what it was before its change failed; whether it is well is its health.
@@ -218,7 +214,6 @@ pub(crate) fn ensured(fleet: &mut Fleet, fact: &IncarnationEnsured, at: At) -> R
         incarnation.command = None;
         incarnation.processes.clone_from(&fact.processes);
         incarnation.ready = false;
-        incarnation.meta.bump(at);
     })?;
     volume::fill(fleet, id)?;
     set_health(fleet, id, at)
@@ -226,7 +221,7 @@ pub(crate) fn ensured(fleet: &mut Fleet, fact: &IncarnationEnsured, at: At) -> R
 
 pub(crate) fn running(fleet: &mut Fleet, fact: &IncarnationRunning, at: At) -> Result<(), Contradiction> {
     let id = fact.incarnation;
-    fleet.change::<Incarnation>(&id, |incarnation| {
+    fleet.bump::<Incarnation>(&id, at, |incarnation| {
         if let IncarnationState::Updating(to) = &incarnation.state {
             incarnation.deployment = to.clone();
         }
@@ -237,7 +232,6 @@ pub(crate) fn running(fleet: &mut Fleet, fact: &IncarnationRunning, at: At) -> R
         incarnation.ready = true;
         (incarnation.unready, incarnation.unready_session) = (None, None);
         incarnation.since = incarnation.since.or(Some(at.time));
-        incarnation.meta.bump(at);
     })?;
     volume::fill(fleet, id)?;
     let deployment = fleet.want::<Incarnation>(&id)?.deployment.clone();
@@ -271,14 +265,13 @@ pub(crate) fn running(fleet: &mut Fleet, fact: &IncarnationRunning, at: At) -> R
 
 pub(crate) fn status(fleet: &mut Fleet, fact: &IncarnationStatus, at: At) -> Result<(), Contradiction> {
     let session = session_of(fleet, fact.incarnation);
-    fleet.change::<Incarnation>(&fact.incarnation, |incarnation| {
+    fleet.bump::<Incarnation>(&fact.incarnation, at, |incarnation| {
         incarnation.processes.clone_from(&fact.processes);
         incarnation.ready = fact.processes.iter().all(|process| process.status == ProcessStatus::Online);
         if incarnation.state == IncarnationState::Running {
             incarnation.unready = incarnation.unready.or(Some(at.time)).filter(|_| !incarnation.ready);
             (incarnation.deadline, incarnation.unready_session) = (fact.deadline, fact.deadline.and(session));
         }
-        incarnation.meta.bump(at);
     })?;
     set_health(fleet, fact.incarnation, at)
 }
@@ -299,13 +292,12 @@ fn set_health(fleet: &mut Fleet, id: IncarnationId, at: At) -> Result<(), Contra
     if known.is_none_or(|known| known.healthy == healthy && known.ending >= ending) {
         return Ok(());
     }
-    fleet.change::<Replica>(&name, |replica| {
+    fleet.touch::<Replica>(&name, at, |replica| {
         let mut runs = replica.active.iter_mut().chain(replica.passive.as_deref_mut());
         if let Some(run) = runs.find(|run| run.incarnation == id) {
             run.healthy = healthy;
             run.ending |= ending;
         }
-        replica.meta.touch(at);
     })
 }
 
@@ -313,7 +305,7 @@ pub(crate) fn ended(fleet: &mut Fleet, fact: &IncarnationEnded, at: At) -> Resul
     let run = fleet.want::<Incarnation>(&fact.incarnation)?;
     // A place that was only held was no run of the replica.
     let was_held = run.state == IncarnationState::Reserved && !run.due;
-    fleet.change::<Incarnation>(&fact.incarnation, |incarnation| {
+    fleet.bump::<Incarnation>(&fact.incarnation, at, |incarnation| {
         incarnation.state = IncarnationState::Ended(Box::new(fact.end.clone()));
         incarnation.command = None;
         incarnation.deadline = None;
@@ -321,7 +313,6 @@ pub(crate) fn ended(fleet: &mut Fleet, fact: &IncarnationEnded, at: At) -> Resul
         if !fact.processes.is_empty() {
             incarnation.processes.clone_from(&fact.processes);
         }
-        incarnation.meta.bump(at);
     })?;
     volume::free(fleet, &fact.mounts, &fact.end, at)?;
     let over: Vec<_> = {
@@ -332,7 +323,7 @@ pub(crate) fn ended(fleet: &mut Fleet, fact: &IncarnationEnded, at: At) -> Resul
     for id in gone {
         fleet.remove::<Incarnation>(id)?;
     }
-    fleet.change::<Replica>(&fact.replica, |replica| {
+    fleet.touch::<Replica>(&fact.replica, at, |replica| {
         if replica.passive.as_ref().is_some_and(|run| run.incarnation == fact.incarnation) {
             replica.passive = None;
         } else {
@@ -348,17 +339,15 @@ pub(crate) fn ended(fleet: &mut Fleet, fact: &IncarnationEnded, at: At) -> Resul
             open.gives_way = open.kind == OperationKind::Start;
         }
         replica.incarnations.retain(|id| !gone.contains(id));
-        replica.meta.touch(at);
     })?;
     move_next(fleet, &fact.replica)?;
     hand_over(fleet, fact, at)?;
     let Some(displaced) = fact.displaces else { return Ok(()) };
-    fleet.change::<Operation>(&displaced, |operation| {
+    fleet.touch::<Operation>(&displaced, at, |operation| {
         operation.state = OperationState::Preparing;
         (operation.hash, operation.incarnation) = (None, None);
         (operation.node, operation.domain) = (None, None);
         operation.approved = None;
-        operation.meta.touch(at);
     })
 }
 

@@ -39,7 +39,7 @@ pub(crate) fn opened(fleet: &mut Fleet, fact: &OperationOpened, at: At) -> Resul
     let stores = needs.is_some_and(|needs| needs.claims_by_name() || owns());
     let by_rule = matches!(fact.by, Some(Asker::Rule(_)));
     let brings_up = !matches!(fact.kind, OperationKind::Stop | OperationKind::Delete);
-    fleet.change::<Replica>(&fact.replica, |replica| {
+    fleet.bump::<Replica>(&fact.replica, at, |replica| {
         let gives_way = match fact.kind {
             OperationKind::Start => true,
             OperationKind::Create => fact.deployment.is_none(),
@@ -62,7 +62,6 @@ pub(crate) fn opened(fleet: &mut Fleet, fact: &OperationOpened, at: At) -> Resul
             replica.row =
                 replica.again.filter(|_| by_rule).map(|again| Again { at: at.time, row: again.row });
         }
-        replica.meta.bump(at);
     })?;
     let state = match &fact.proposal {
         Some(proposal) => OperationState::PendingApproval(*proposal),
@@ -106,14 +105,13 @@ pub(crate) fn approved(fleet: &mut Fleet, fact: &OperationApproved, at: At) -> R
     if !by_rule {
         decided(fleet, fact.operation, at)?;
     }
-    fleet.change::<Replica>(&fact.replica, |replica| {
+    fleet.touch::<Replica>(&fact.replica, at, |replica| {
         if begins || !matches!(by.kind, OperationKind::Stop | OperationKind::Delete) {
             wills(replica, by.kind);
         }
         if begins {
             note_begun(replica, fact.operation, keeps_promise);
         }
-        replica.meta.touch(at);
     })?;
     match fact.incarnation {
         Some(id) => incarnation::asked(fleet, id, by, fact.deadline, at),
@@ -177,10 +175,9 @@ pub(crate) fn begun(fleet: &mut Fleet, fact: &OperationBegun, at: At) -> Result<
         operation.meta.bump(at);
         incarnation::By::from(operation)
     })?;
-    fleet.change::<Replica>(&fact.replica, |replica| {
+    fleet.touch::<Replica>(&fact.replica, at, |replica| {
         wills(replica, by.kind);
         note_begun(replica, fact.operation, keeps_promise);
-        replica.meta.touch(at);
     })?;
     match fact.incarnation {
         Some(id) => incarnation::asked(fleet, id, by, fact.deadline, at),
@@ -241,7 +238,7 @@ pub(crate) fn close(
         }
     })?;
     let aborted = aborted && is_down(fleet, fleet.want::<Replica>(&replica)?);
-    fleet.change::<Replica>(&replica, |replica| {
+    fleet.touch::<Replica>(&replica, at, |replica| {
         if aborted {
             replica.recovers = replica.will == Will::Running;
         }
@@ -258,14 +255,13 @@ pub(crate) fn close(
         if evicts && failed && replica.active.as_ref().is_none_or(|active| !active.healthy) {
             replica.downed = replica.will == Will::Running;
         }
-        replica.meta.touch(at);
     })?;
     if let Some(key) = rests.filter(|key| fleet.deployments().get(key).is_some()) {
         fleet.change::<Deployment>(&key, |deployment| deployment.rested = Some(at.time))?;
         deployment::progress(fleet, &key.0, &key.1, at)?;
     }
     let run = fleet.want::<Replica>(&replica)?.active.as_ref().map(|active| active.incarnation);
-    fleet.change::<Plan>(&plan, |plan| {
+    fleet.touch::<Plan>(&plan, at, |plan| {
         *plan.totals.entry((kind, end_word(end).to_owned())).or_default() += 1;
         if let (Some(rebalance), Some(_)) = (&mut plan.rebalance, &stops) {
             rebalance.stops = stops;
@@ -284,7 +280,6 @@ pub(crate) fn close(
                 _,
             ) => {}
         }
-        plan.meta.touch(at);
     })?;
     let open = |id: &OperationId| fleet.operations().get(id).is_some_and(Operation::is_open);
     let over: Vec<_> =

@@ -22,14 +22,13 @@ pub(crate) fn created(fleet: &mut Fleet, fact: &VolumeCreated, at: At) -> Result
         problem: format!("it is made on node {}, which is in no cluster", fact.node),
     })?;
     // From now on it holds itself what was held for it.
-    fleet.change::<Incarnation>(&fact.incarnation, |incarnation| {
+    fleet.touch::<Incarnation>(&fact.incarnation, at, |incarnation| {
         incarnation.ties.change(|ties| {
             if let Some(held) = ties.volumes.get_mut(&fact.class) {
                 *held = held.saturating_sub(fact.capacity);
             }
             ties.volumes.retain(|_, held| *held > 0);
         });
-        incarnation.meta.touch(at);
     })?;
     fleet.put(Volume {
         id: VolumeId::issue(at.lineage, at.position),
@@ -53,47 +52,40 @@ pub(crate) fn created(fleet: &mut Fleet, fact: &VolumeCreated, at: At) -> Result
 }
 
 pub(crate) fn ready(fleet: &mut Fleet, fact: &VolumeReady, at: At) -> Result<(), Contradiction> {
-    fleet.change::<Volume>(&fact.name, |volume| {
+    fleet.bump::<Volume>(&fact.name, at, |volume| {
         volume.state = VolumeState::Ready;
         (volume.command, volume.error) = (None, None);
-        volume.meta.bump(at);
     })
 }
 
 pub(crate) fn failed(fleet: &mut Fleet, fact: &VolumeFailed, at: At) -> Result<(), Contradiction> {
-    fleet.change::<Volume>(&fact.name, |volume| {
+    fleet.bump::<Volume>(&fact.name, at, |volume| {
         volume.command = volume.command.zip(fact.not_before).map(|(command, not_before)| Outstanding {
             effect: command.effect,
             attempt: fact.attempt + 1,
             not_before,
         });
         volume.error = Some(fact.error.clone());
-        volume.meta.bump(at);
     })
 }
 
 pub(crate) fn lost(fleet: &mut Fleet, fact: &VolumeLost, at: At) -> Result<(), Contradiction> {
-    fleet.change::<Volume>(&fact.name, |volume| {
+    fleet.bump::<Volume>(&fact.name, at, |volume| {
         volume.state = VolumeState::Lost(fact.reason.clone());
         volume.command = None;
-        volume.meta.bump(at);
     })
 }
 
 pub(crate) fn removing(fleet: &mut Fleet, fact: &VolumeRemoving, at: At) -> Result<(), Contradiction> {
-    fleet.change::<Volume>(&fact.name, |volume| {
-        volume.removing = Some(fact.by.clone());
-        volume.meta.bump(at);
-    })
+    fleet.bump::<Volume>(&fact.name, at, |volume| volume.removing = Some(fact.by.clone()))
 }
 
 pub(crate) fn destroying(fleet: &mut Fleet, fact: &VolumeDestroying, at: At) -> Result<(), Contradiction> {
-    fleet.change::<Volume>(&fact.name, |volume| {
+    fleet.bump::<Volume>(&fact.name, at, |volume| {
         volume.state = VolumeState::Destroying;
         volume.revision += 1;
         volume.command = Some(Outstanding { effect: Effect::Kill, attempt: 1, not_before: at.time });
         volume.error = None;
-        volume.meta.bump(at);
     })
 }
 
@@ -114,11 +106,10 @@ pub(crate) fn take(
         .map(|version| version.claims(&run.replica).map(|(name, claim)| (name, claim.on_delete)).collect())
         .unwrap_or_default();
     for name in mounts {
-        fleet.change::<Volume>(name, |volume| {
+        fleet.touch::<Volume>(name, at, |volume| {
             volume.user = Some(user);
             volume.node = node.clone();
             volume.on_delete = says.get(name).copied().unwrap_or(volume.on_delete);
-            volume.meta.touch(at);
         })?;
     }
     Ok(())
@@ -145,10 +136,9 @@ pub(crate) fn free(
 ) -> Result<(), Contradiction> {
     let started = !matches!(end, IncarnationEnd::Unwound { .. });
     for name in mounts {
-        fleet.change::<Volume>(name, |volume| {
+        fleet.touch::<Volume>(name, at, |volume| {
             volume.user = None;
             volume.used |= started;
-            volume.meta.touch(at);
         })?;
     }
     Ok(())
@@ -157,7 +147,7 @@ pub(crate) fn free(
 /// The replica whose own they were is no more.
 pub(crate) fn leave(fleet: &mut Fleet, volumes: &[VolumeName], at: At) -> Result<(), Contradiction> {
     for name in volumes {
-        fleet.change::<Volume>(name, |volume| {
+        fleet.touch::<Volume>(name, at, |volume| {
             let owner = volume.owner.take();
             let rule = match volume.on_delete {
                 OnDelete::Destroy => Some("on_delete"),
@@ -167,7 +157,6 @@ pub(crate) fn leave(fleet: &mut Fleet, volumes: &[VolumeName], at: At) -> Result
             if let Some((owner, rule)) = owner.zip(rule).filter(|_| volume.removing.is_none()) {
                 volume.removing = Some(Asker::Rule(format!("replica/{owner}/{rule}")));
             }
-            volume.meta.touch(at);
         })?;
     }
     Ok(())

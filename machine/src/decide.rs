@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use chancery_events::fact::{Fact, InboxSkipped, IntentAccepted, IntentRefused, Outcome};
-use chancery_events::id::Position;
+use chancery_events::id::{Position, SessionId};
 use chancery_events::intent::{Intent, Request};
+use chancery_events::name::ClusterName;
 use chancery_events::observation::Observation;
 use chancery_events::refusal::{Code, Refusal};
 use chancery_events::subject::Subject;
@@ -165,24 +166,29 @@ pub fn verdict(
 
 /// What follows from an observation. Nothing, if it is stale or changes nothing: then it is not recorded.
 pub fn observe(fleet: &Fleet, observation: &Observation, ctx: &Context) -> Vec<Fact> {
+    // An executor speaks for what its cluster hosts, and for nothing else.
+    let hosts = |session: SessionId, cluster: Option<&ClusterName>| {
+        let session = fleet.sessions().get(&session);
+        session.is_some_and(|session| session.end.is_none() && cluster == Some(&session.cluster))
+    };
     match observation {
         Observation::SessionHello(saw) => session::hello(fleet, saw),
         Observation::SessionOver(saw) => session::over(fleet, saw),
         Observation::IncarnationReported(saw) => {
-            // An executor speaks for what its cluster hosts, and for nothing else.
-            let hosts = fleet.sessions().get(&saw.session).is_some_and(|session| {
-                let incarnation = fleet.incarnations().get(&saw.report.incarnation);
-                session.end.is_none()
-                    && incarnation.is_some_and(|incarnation| incarnation.cluster == session.cluster)
-            });
-            if hosts { incarnation::report(fleet, &saw.report, ctx) } else { Vec::new() }
+            let cluster = fleet.incarnations().get(&saw.report.incarnation).map(|of| &of.cluster);
+            if hosts(saw.session, cluster) {
+                incarnation::report(fleet, &saw.report, ctx)
+            } else {
+                Vec::new()
+            }
         }
         Observation::VolumeReported(saw) => {
-            let hosts = fleet.sessions().get(&saw.session).is_some_and(|session| {
-                let volume = fleet.volumes().get(&saw.name);
-                session.end.is_none() && volume.is_some_and(|volume| volume.cluster == session.cluster)
-            });
-            if hosts { volume::report(fleet, &saw.name, &saw.report, ctx) } else { Vec::new() }
+            let cluster = fleet.volumes().get(&saw.name).map(|of| &of.cluster);
+            if hosts(saw.session, cluster) {
+                volume::report(fleet, &saw.name, &saw.report, ctx)
+            } else {
+                Vec::new()
+            }
         }
         Observation::ObjectReported(saw) => session::object(fleet, saw),
     }

@@ -127,6 +127,13 @@ fn open<'a>(fleet: &'a Fleet, replica: &Replica, wanted: OperationKind) -> Optio
     replica.open().find(|open| open.kind == wanted).and_then(|open| fleet.operations().get(&open.id))
 }
 
+/// The facts that open an operation, and nothing else.
+fn opened(fleet: &Fleet, replica: &Replica, want: &Want<'_>, ctx: &Context) -> Vec<Fact> {
+    let mut draft = Draft::new(ctx);
+    operation::open(fleet, replica, want, ctx, &mut draft);
+    draft.done()
+}
+
 /// Whoever asks, as operations remember it.
 fn asker(ctx: &Context) -> Option<Asker> {
     ctx.actor.clone().map(Asker::Actor)
@@ -230,10 +237,8 @@ pub(crate) fn relocate(fleet: &Fleet, ask: &ReplicaRelocate, ctx: &Context) -> R
         let detail = format!("{what} is on node {node} already");
         return Err(Refusal::new(Code::Invalid, detail).at("/node", "is where it runs"));
     }
-    let mut draft = Draft::new(ctx);
     let want = Want { node: ask.node.as_ref(), ..Want::by(OperationKind::Relocate, asker(ctx)) };
-    operation::open(fleet, replica, &want, ctx, &mut draft);
-    Ok(draft.done())
+    Ok(opened(fleet, replica, &want, ctx))
 }
 
 pub(crate) fn restart(fleet: &Fleet, ask: &ReplicaRestart, ctx: &Context) -> Result<Vec<Fact>, Refusal> {
@@ -249,9 +254,7 @@ pub(crate) fn restart(fleet: &Fleet, ask: &ReplicaRestart, ctx: &Context) -> Res
         let now = phase(replica, active).word();
         return Err(bad_transition(&format!("replica {}", ask.name), now, "restarted"));
     }
-    let mut draft = Draft::new(ctx);
-    operation::open(fleet, replica, &Want::by(OperationKind::Restart, asker(ctx)), ctx, &mut draft);
-    Ok(draft.done())
+    Ok(opened(fleet, replica, &Want::by(OperationKind::Restart, asker(ctx)), ctx))
 }
 
 pub(crate) fn create(fleet: &Fleet, ask: &ReplicaCreate, ctx: &Context) -> Result<Vec<Fact>, Refusal> {
@@ -295,9 +298,7 @@ pub(crate) fn start_again(fleet: &Fleet, name: &ReplicaName, ctx: &Context) -> V
     let mut draft = Draft::new(ctx);
     let Some(replica) = fleet.replicas().get(name) else { return Vec::new() };
     if let Some(deployment) = carried_out(fleet, replica) {
-        let want = Want::of(OperationKind::Start, &deployment.name);
-        operation::open(fleet, replica, &want, ctx, &mut draft);
-        return draft.done();
+        return opened(fleet, replica, &Want::of(OperationKind::Start, &deployment.name), ctx);
     }
     let by = Some(Asker::Rule(format!("plan/{}/restart", replica.plan)));
     let operation = OperationId::issue(ctx.lineage, draft.position());
@@ -332,9 +333,7 @@ pub(crate) fn stop(fleet: &Fleet, ask: &ReplicaStop, ctx: &Context) -> Result<Ve
     if stopped || open(fleet, replica, OperationKind::Stop).is_some() {
         return Ok(vec![]);
     }
-    let mut draft = Draft::new(ctx);
-    operation::open(fleet, replica, &Want::by(OperationKind::Stop, asker(ctx)), ctx, &mut draft);
-    Ok(draft.done())
+    Ok(opened(fleet, replica, &Want::by(OperationKind::Stop, asker(ctx)), ctx))
 }
 
 pub(crate) fn delete(fleet: &Fleet, ask: &ReplicaDelete, ctx: &Context) -> Result<Vec<Fact>, Refusal> {
@@ -342,9 +341,7 @@ pub(crate) fn delete(fleet: &Fleet, ask: &ReplicaDelete, ctx: &Context) -> Resul
     if replica.is_going() {
         return Ok(vec![]);
     }
-    let mut draft = Draft::new(ctx);
-    operation::open(fleet, replica, &Want::by(OperationKind::Delete, asker(ctx)), ctx, &mut draft);
-    Ok(draft.done())
+    Ok(opened(fleet, replica, &Want::by(OperationKind::Delete, asker(ctx)), ctx))
 }
 
 pub(crate) fn created(fleet: &mut Fleet, fact: &ReplicaCreated, at: At) {

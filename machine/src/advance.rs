@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use chancery_events::fact::Fact;
 use chancery_events::id::{IncarnationId, OperationId, Position};
-use chancery_events::name::{DeploymentName, PlanName};
+use chancery_events::name::{DeploymentName, PlanName, VolumeName};
 use chancery_events::subject::Subject;
 use chancery_events::time::Time;
 
@@ -95,6 +95,24 @@ impl Agenda {
         begin(&self.parked, &mut self.at_work, subject, cause)
     }
 
+    /// Turns to the first of these of which a step comes, leaving alone what is parked: `about` says what it concerns and
+    /// what led to it, and `facts` what is so then.
+    fn first<T>(
+        &mut self,
+        mut due: impl Iterator<Item = T>,
+        about: impl Fn(&T) -> Option<(Subject, Position)>,
+        facts: impl Fn(&T) -> Vec<Fact>,
+    ) -> Option<Step> {
+        due.find_map(|due| {
+            let (subject, cause) = about(&due)?;
+            if !self.begin(&subject, cause) {
+                return None;
+            }
+            let facts = facts(&due);
+            (!facts.is_empty()).then_some(Step { subject, cause, facts })
+        })
+    }
+
     /// What was worked on last. After a panic, that is what it was about.
     pub fn at_work(&mut self) -> Option<(Subject, Position)> {
         self.at_work.take()
@@ -117,14 +135,12 @@ fn begin(
 /// The next step, if anything is due at `ctx.now`.
 pub fn advance(fleet: &Fleet, agenda: &mut Agenda, ctx: &Context) -> Option<Step> {
     agenda.now = ctx.now;
-    settle_lost(fleet, agenda, ctx)
-        .or_else(|| store(fleet, agenda, ctx))
-        .or_else(|| ring(fleet, agenda, ctx))
+    overdue(fleet, agenda, ctx)
         // Before anything that lets an operation start: also the end of a pause does.
         .or_else(|| replace(fleet, agenda, ctx))
         .or_else(|| time(fleet, agenda, ctx))
-        .or_else(|| disturb(fleet, agenda, ctx))
-        .or_else(|| approve(fleet, agenda, ctx))
+        .or_else(|| disruption::step(fleet, ctx, |subject, cause| agenda.begin(subject, cause)))
+        .or_else(|| policy::step(fleet, ctx, |subject, cause| agenda.begin(subject, cause)))
         .or_else(|| deploy(fleet, agenda, ctx))
         .or_else(|| rebalance(fleet, agenda, ctx))
         .or_else(|| prepare(fleet, agenda, ctx))
@@ -141,104 +157,86 @@ pub fn next_alarm(fleet: &Fleet, agenda: &Agenda) -> Option<Time> {
     others.into_iter().flatten().chain(alarm).min()
 }
 
-fn settle_lost(fleet: &Fleet, agenda: &mut Agenda, ctx: &Context) -> Option<Step> {
-    fleet.index().lost.iter().find_map(|id| {
-        let subject = Subject::Incarnation(*id);
-        if agenda.is_parked(&subject) {
-            return None;
-        }
-        let node = &fleet.incarnations().get(id)?.node;
-        let cause = fleet.nodes().get(node)?.meta.changed.position;
-        agenda.turn_to(&subject, cause);
-        Some(Step { subject, cause, facts: incarnation::lost(fleet, *id, ctx) })
-    })
+/// Work that waits for nothing else.
+enum Due<'a> {
+    /// An incarnation on a node that is gone.
+    Lost(IncarnationId),
+    /// A volume on a node that is gone.
+    LostVolume(&'a VolumeName),
+    /// A volume that will be deleted and that nothing uses.
+    UnusedVolume(&'a VolumeName),
+    /// An incarnation whose volumes are there.
+    Served(IncarnationId),
+    /// A deadline that has passed.
+    Alarm(&'a Alarm),
 }
 
-/// What there is to do for volumes, and for those that are to use them.
-fn store(fleet: &Fleet, agenda: &mut Agenda, ctx: &Context) -> Option<Step> {
-    let index = &fleet.index().volumes;
-    let lost = index.lost.iter().map(|name| (name, true));
-    let mut volumes = lost.chain(index.unused.iter().map(|name| (name, false)));
-    let of_volume = volumes.find_map(|(name, is_lost)| {
-        let subject = Subject::Volume(name.clone());
-        if agenda.is_parked(&subject) {
-            return None;
-        }
-        let cause = fleet.volumes().get(name)?.meta.changed.position;
-        agenda.turn_to(&subject, cause);
-        let facts = if is_lost { volume::lost(fleet, name, ctx) } else { volume::destroy(fleet, name, ctx) };
-        Some(Step { subject, cause, facts })
-    });
-    of_volume.or_else(|| {
-        index.served.iter().find_map(|id| {
-            let subject = Subject::Incarnation(*id);
-            if agenda.is_parked(&subject) {
-                return None;
+impl Due<'_> {
+    /// What it concerns, and what led to it.
+    fn about(&self, fleet: &Fleet) -> Option<(Subject, Position)> {
+        let (subject, cause) = match self {
+            Due::Lost(id) => {
+                let node = fleet.incarnations().get(id)?.node.clone();
+                (Subject::Incarnation(*id), Some(Subject::Node(node)))
             }
-            let cause = fleet.incarnations().get(id)?.meta.changed.position;
-            agenda.turn_to(&subject, cause);
-            let facts = volume::serve(fleet, *id, ctx);
-            (!facts.is_empty()).then_some(Step { subject, cause, facts })
-        })
-    })
+            Due::LostVolume(name) | Due::UnusedVolume(name) => (Subject::Volume((*name).clone()), None),
+            Due::Served(id) | Due::Alarm(Alarm::Incarnation(id)) => (Subject::Incarnation(*id), None),
+            Due::Alarm(Alarm::Operation(id)) => (Subject::Operation(*id), None),
+            Due::Alarm(Alarm::Request(id)) => (Subject::Request(*id), None),
+            Due::Alarm(Alarm::Deployment(key)) => {
+                let (plan, name) = (**key).clone();
+                (Subject::Plan(plan.clone()), Some(Subject::Deployment(plan, name)))
+            }
+            Due::Alarm(Alarm::Progress(plan)) => {
+                let current = fleet.plans().get(plan)?.current.clone()?;
+                (Subject::Plan(plan.clone()), Some(Subject::Deployment(plan.clone(), current)))
+            }
+        };
+        let cause = fleet.meta(cause.as_ref().unwrap_or(&subject))?.changed.position;
+        Some((subject, cause))
+    }
+
+    fn facts(&self, fleet: &Fleet, ctx: &Context) -> Vec<Fact> {
+        match self {
+            Due::Lost(id) => incarnation::lost(fleet, *id, ctx),
+            Due::LostVolume(name) => volume::lost(fleet, name, ctx),
+            Due::UnusedVolume(name) => volume::destroy(fleet, name, ctx),
+            Due::Served(id) => volume::serve(fleet, *id, ctx),
+            Due::Alarm(Alarm::Operation(id)) => operation::expire(fleet, *id, ctx),
+            Due::Alarm(Alarm::Incarnation(id)) => incarnation::overdue(fleet, *id, ctx),
+            Due::Alarm(Alarm::Deployment(key)) => deployment::overdue(fleet, key, ctx),
+            Due::Alarm(Alarm::Progress(name)) => deployment::no_progress(fleet, name, ctx),
+            Due::Alarm(Alarm::Request(id)) => request::expire(fleet, *id, ctx),
+        }
+    }
 }
 
-fn ring(fleet: &Fleet, agenda: &mut Agenda, ctx: &Context) -> Option<Step> {
-    let grace = agenda.grace;
-    let mut due = fleet.index().alarms.iter().take_while(|(when, _)| grace.rings_at(*when) <= ctx.now);
-    due.find_map(|(_, alarm)| {
-        let (subject, cause) = match alarm {
-            Alarm::Operation(id) => (Subject::Operation(*id), fleet.operations().get(id)?.meta.changed),
-            Alarm::Incarnation(id) => (Subject::Incarnation(*id), fleet.incarnations().get(id)?.meta.changed),
-            Alarm::Deployment(key) => {
-                (Subject::Plan(key.0.clone()), fleet.deployments().get(key)?.meta.changed)
-            }
-            Alarm::Progress(name) => {
-                let current = deployment::current(fleet, fleet.plans().get(name)?)?;
-                (Subject::Plan(name.clone()), current.meta.changed)
-            }
-            Alarm::Request(id) => (Subject::Request(*id), fleet.approval_requests().get(id)?.meta.changed),
-        };
-        if agenda.is_parked(&subject) {
-            return None;
-        }
-        let cause = cause.position;
-        agenda.turn_to(&subject, cause);
-        let facts = match alarm {
-            Alarm::Operation(id) => operation::expire(fleet, *id, ctx),
-            Alarm::Incarnation(id) => incarnation::overdue(fleet, *id, ctx),
-            Alarm::Deployment(key) => deployment::overdue(fleet, key, ctx),
-            Alarm::Progress(name) => deployment::no_progress(fleet, name, ctx),
-            Alarm::Request(id) => request::expire(fleet, *id, ctx),
-        };
-        (!facts.is_empty()).then_some(Step { subject, cause, facts })
-    })
+fn overdue(fleet: &Fleet, agenda: &mut Agenda, ctx: &Context) -> Option<Step> {
+    let (index, grace) = (fleet.index(), agenda.grace);
+    let lost = index.lost.iter().map(|id| Due::Lost(*id));
+    let volumes = index.volumes.lost.iter().map(Due::LostVolume);
+    let volumes = volumes.chain(index.volumes.unused.iter().map(Due::UnusedVolume));
+    let served = index.volumes.served.iter().map(|id| Due::Served(*id));
+    let alarms = index.alarms.iter().take_while(|(when, _)| grace.rings_at(*when) <= ctx.now);
+    let due = lost.chain(volumes).chain(served).chain(alarms.map(|(_, alarm)| Due::Alarm(alarm)));
+    agenda.first(due, |due| due.about(fleet), |due| due.facts(fleet, ctx))
 }
 
 /// Work whose time has come.
 fn time(fleet: &Fleet, agenda: &mut Agenda, ctx: &Context) -> Option<Step> {
-    let mut due = fleet.index().timers.iter().take_while(|(when, _)| *when <= ctx.now);
-    due.find_map(|(_, timer)| {
-        let (subject, cause) = match timer {
-            Timer::Replica(name) => (Subject::Replica(name.clone()), fleet.replicas().get(name)?.meta),
-            Timer::Plan(name) => (Subject::Plan(name.clone()), fleet.plans().get(name)?.meta),
+    let due = fleet.index().timers.iter().take_while(|(when, _)| *when <= ctx.now).map(|(_, timer)| timer);
+    let about = |timer: &&Timer| {
+        let subject = match timer {
+            Timer::Replica(name) => Subject::Replica(name.clone()),
+            Timer::Plan(name) => Subject::Plan(name.clone()),
         };
-        if agenda.is_parked(&subject) {
-            return None;
-        }
-        let cause = cause.changed.position;
-        agenda.turn_to(&subject, cause);
-        let facts = match timer {
-            Timer::Replica(name) => replica::start_again(fleet, name, ctx),
-            Timer::Plan(name) => deployment::step(fleet, fleet.plans().get(name)?, ctx),
-        };
-        (!facts.is_empty()).then_some(Step { subject, cause, facts })
+        let cause = fleet.meta(&subject)?.changed.position;
+        Some((subject, cause))
+    };
+    agenda.first(due, about, |timer| match timer {
+        Timer::Replica(name) => replica::start_again(fleet, name, ctx),
+        Timer::Plan(name) => deployment::step(fleet, name, ctx),
     })
-}
-
-/// What approved disruptions ask for.
-fn disturb(fleet: &Fleet, agenda: &mut Agenda, ctx: &Context) -> Option<Step> {
-    disruption::step(fleet, ctx, |subject, cause| agenda.begin(subject, cause))
 }
 
 /// Places that are only held and were found by an earlier policy of their plan: each is checked once after an edit, and
@@ -284,31 +282,21 @@ fn look(fleet: &Fleet, agenda: &mut Agenda, ctx: &Context) -> Option<Step> {
     rebalance::look(fleet, rounds, search, ctx, |subject, cause| begin(parked, at_work, subject, cause))
 }
 
-/// What policies approve.
-fn approve(fleet: &Fleet, agenda: &mut Agenda, ctx: &Context) -> Option<Step> {
-    policy::step(fleet, ctx, |subject, cause| agenda.begin(subject, cause))
-}
-
 /// One step for the next due plan, in turn, so that a large deployment does not hold back others.
 fn deploy(fleet: &Fleet, agenda: &mut Agenda, ctx: &Context) -> Option<Step> {
     let due = &fleet.index().due;
     let after = agenda.last.clone().map_or(Bound::Unbounded, Bound::Excluded);
     let turn = due.range((after, Bound::Unbounded)).chain(due.iter());
-    let step = turn.take(due.len() + 1).find_map(|name| {
-        let subject = Subject::Plan(name.clone());
-        if agenda.is_parked(&subject) {
-            return None;
-        }
-        let plan = fleet.plans().get(name)?;
+    let about = |name: &&PlanName| {
+        let plan = fleet.plans().get(*name)?;
         let current = plan.current.as_ref().or(plan.next.as_ref());
-        let of = current.and_then(|current| fleet.deployments().get(&(name.clone(), current.clone())));
-        let cause = of.map_or(plan.meta, |of| of.meta).changed.position;
-        agenda.turn_to(&subject, cause);
-        let facts = deployment::step(fleet, plan, ctx);
-        (!facts.is_empty()).then(|| (name.clone(), Step { subject, cause, facts }))
-    });
-    let (name, step) = step?;
-    agenda.last = Some(name);
+        let of = current.and_then(|current| fleet.deployments().get(&((*name).clone(), current.clone())));
+        Some((Subject::Plan((*name).clone()), of.map_or(plan.meta, |of| of.meta).changed.position))
+    };
+    let step = agenda.first(turn.take(due.len() + 1), about, |name| deployment::step(fleet, name, ctx))?;
+    if let Subject::Plan(name) = &step.subject {
+        agenda.last = Some(name.clone());
+    }
     Some(step)
 }
 

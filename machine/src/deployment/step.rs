@@ -19,10 +19,12 @@ use crate::operation::{self, Want};
 use crate::state::{Deployment, DeploymentState, Incarnation, Operation, Plan, Replica, Will};
 
 /// The next step for the plan's deployments. Empty if there is none now.
-pub(crate) fn step(fleet: &Fleet, plan: &Plan, ctx: &Context) -> Vec<Fact> {
-    let work = fleet.index().plan_index(&plan.name).and_then(crate::index::PlanIndex::work);
+pub(crate) fn step(fleet: &Fleet, name: &PlanName, ctx: &Context) -> Vec<Fact> {
+    let work = fleet.index().plan_index(name).and_then(crate::index::PlanIndex::work);
     let mut draft = Draft::new(ctx);
-    if let Some((_, work)) = work.filter(|(from, _)| *from <= ctx.now) {
+    if let Some((_, work)) = work.filter(|(from, _)| *from <= ctx.now)
+        && let Some(plan) = fleet.plans().get(name)
+    {
         carry_out(fleet, plan, work, ctx, &mut draft);
     }
     draft.done()

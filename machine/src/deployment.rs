@@ -8,7 +8,7 @@
 //! | ending | – | → failed, cancelled, superseded, as remembered | – | same; one that fails → ending (cancelled) | – | – | – | the newer one waits; one that fails, or → ending (superseded) |
 //! | ended | final | | | | | | | |
 //!
-//! Work is taken a step at a time from what the index counts ([`work`]), and made into facts ([`step`]): create what
+//! Work is taken a step at a time from what the index counts ([`crate::index`]), and made into facts ([`step`]): create what
 //! lacks, start what should run and does not, update what is of another version, delete the surplus; replicas that
 //! are right get no operation. While ending, operations that have not begun are cancelled. Those that run settle if the
 //! deployment fails, and are aborted if it is cancelled or superseded: what they bring up is stopped unless it is ready,
@@ -23,7 +23,6 @@ mod fold;
 mod rollback;
 mod step;
 mod waits;
-pub mod work;
 
 use chancery_events::fact::{
     DeploymentCreated, DeploymentCutOver, DeploymentEnd, DeploymentEnded, DeploymentEnding, DeploymentPaused,
@@ -33,9 +32,9 @@ use chancery_events::intent::{
     DeploymentCancel, DeploymentCreate, DeploymentPause, DeploymentPromote, DeploymentResume,
     DeploymentWithdraw, Turn,
 };
-use chancery_events::name::{DeploymentName, GroupName, PlanName};
+use chancery_events::name::{DeploymentName, PlanName};
 use chancery_events::refusal::{Code, Refusal};
-use chancery_events::spec::{Activity, DeploymentSpec, OperationKind, PlanPolicy, PlanVersion, Strategy};
+use chancery_events::spec::{Activity, DeploymentSpec, OperationKind, PlanVersion, Strategy};
 use chancery_events::template;
 
 use crate::context::{Context, Draft};
@@ -316,11 +315,6 @@ pub(crate) fn takes_turns(
         },
         DeploymentState::Pending | DeploymentState::Ending(_) | DeploymentState::Ended(_) => false,
     })
-}
-
-/// The groups that the plan's replicas are of.
-pub(crate) fn affinity(policy: PlanPolicy<'_>) -> Vec<GroupName> {
-    policy.affinity().iter().map(|affinity| affinity.group.clone()).collect()
 }
 
 /// The word for how a deployment ended.

@@ -21,8 +21,8 @@ use serde::{Deserialize, Serialize};
 use crate::index::Index;
 use crate::keys::{Keys, KeysBefore};
 use crate::marks::{
-    DeploymentMarks, IncarnationMarks, OperationMarks, PlanMarks, ReplicaMarks, RequestMarks, VolumeMarks,
-    Whole,
+    Both, DeploymentMarks, IncarnationMarks, OperationMarks, PlanMarks, ReplicaMarks, RequestMarks,
+    VolumeMarks, Whole,
 };
 use crate::meta::{At, Meta};
 use crate::refuse::not_found;
@@ -78,14 +78,7 @@ pub(crate) trait Indexed: Clone + Sized {
     /// Nothing else of an entity changes the indexes.
     type Marks: PartialEq + for<'a> From<&'a Self>;
     /// `this`: the entity, as it is or was. `at`: when the change was.
-    fn index(
-        _index: &mut Index,
-        _this: &Self,
-        _old: Option<&Self::Marks>,
-        _new: Option<&Self::Marks>,
-        _at: Position,
-    ) {
-    }
+    fn index(_index: &mut Index, _this: &Self, _both: Both<'_, Self::Marks>, _at: Position) {}
 }
 
 /// What a table holds.
@@ -264,34 +257,28 @@ macro_rules! tables {
 each_kind!(tables);
 
 macro_rules! indexed {
-    ($($entity:ident $marks:ty, |$i:ident, $this:ident, $old:ident, $new:ident, $at:ident| $index:expr;)*) => {$(
+    ($($entity:ident $marks:ty, |$index:ident, $this:ident, $both:ident, $at:ident| $follow:expr;)*) => {$(
         impl Indexed for $entity {
             type Marks = $marks;
-            fn index(
-                $i: &mut Index,
-                $this: &$entity,
-                $old: Option<&$marks>,
-                $new: Option<&$marks>,
-                $at: Position,
-            ) {
-                $index
+            fn index($index: &mut Index, $this: &$entity, $both: Both<'_, $marks>, $at: Position) {
+                $follow
             }
         }
     )*};
 }
 
 indexed! {
-    Cluster Whole<Cluster>, |i, _this, _old, new, _at| i.cluster(new.map(|new| &new.0));
-    Capability Whole<Capability>, |i, _this, _old, new, _at| i.capability(new.map(|new| &new.0));
-    Node Whole<Node>, |i, _this, old, new, _at| i.node(old.map(|old| &old.0), new.map(|new| &new.0));
-    Plan PlanMarks, |i, this, old, new, _at| i.plan(this, old, new);
-    Deployment DeploymentMarks, |i, this, old, new, _at| i.deployment(this, old, new);
-    Replica ReplicaMarks, |i, this, old, new, _at| i.replica(this, old, new);
-    Incarnation IncarnationMarks, |i, this, old, new, at| i.incarnation(this, old, new, at);
-    Operation OperationMarks, |i, this, old, new, _at| i.operation(this, old, new);
-    Policy Whole<Policy>, |i, _this, old, new, _at| i.policy(old.map(|old| &old.0), new.map(|new| &new.0));
-    Volume VolumeMarks, |i, _this, old, new, at| i.volume(old, new, at);
-    ApprovalRequest RequestMarks, |i, this, old, new, _at| i.request(this, old, new);
+    Cluster Whole<Cluster>, |i, _this, both, _at| i.catalogue(both[1].map(|new| &new.0.meta));
+    Capability Whole<Capability>, |i, _this, both, _at| i.catalogue(both[1].map(|new| &new.0.meta));
+    Node Whole<Node>, |i, _this, both, _at| i.node(Whole::both(both));
+    Plan PlanMarks, |i, this, both, _at| i.plan(this, both);
+    Deployment DeploymentMarks, |i, this, both, _at| i.deployment(this, both);
+    Replica ReplicaMarks, |i, this, both, _at| i.replica(this, both);
+    Incarnation IncarnationMarks, |i, this, both, at| i.incarnation(this, both, at);
+    Operation OperationMarks, |i, this, both, _at| i.operation(this, both);
+    Policy Whole<Policy>, |i, _this, both, _at| i.policy(Whole::both(both));
+    Volume VolumeMarks, |i, this, both, at| i.volume(this, both, at);
+    ApprovalRequest RequestMarks, |i, this, both, _at| i.request(this, both);
 }
 
 impl Fleet {
@@ -371,7 +358,7 @@ impl Fleet {
     fn index_all<E: Entity>(&mut self) {
         let mut index = std::mem::take(&mut self.index);
         for entity in E::table(self).in_order() {
-            E::index(&mut index, entity, None, Some(&entity.marks()), self.head);
+            E::index(&mut index, entity, [None, Some(&entity.marks())], self.head);
         }
         self.index = index;
     }
@@ -460,7 +447,7 @@ impl Fleet {
         let told = how(Arc::make_mut(&mut slot.entity));
         let after = slot.entity.marks();
         if before != after {
-            E::index(index, &slot.entity, Some(&before), Some(&after), head);
+            E::index(index, &slot.entity, [Some(&before), Some(&after)], head);
         }
         Ok(told)
     }
@@ -515,7 +502,7 @@ impl Fleet {
     fn follow<E: Entity>(&mut self, old: Option<&E>, new: Option<&E>) {
         let Some(this) = new.or(old) else { return };
         let (old, new) = (old.map(E::marks), new.map(E::marks));
-        E::index(&mut self.index, this, old.as_ref(), new.as_ref(), self.head);
+        E::index(&mut self.index, this, [old.as_ref(), new.as_ref()], self.head);
     }
 }
 

@@ -6,6 +6,7 @@ mod plan;
 mod policies;
 mod spread;
 mod volumes;
+mod work;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -15,30 +16,31 @@ use std::sync::Arc;
 
 use chancery_events::id::{IncarnationId, Lineage, ObjectId, OperationId, Position, RequestId};
 use chancery_events::name::{
-    ClusterName, DeploymentName, DisruptionName, DomainName, GroupName, NodeName, PlanName, ReplicaName,
+    ClusterName, DisruptionName, DomainName, GroupName, NodeName, PlanName, ReplicaName,
 };
 use chancery_events::spec::{DisruptionState, Evict, PlanPolicy};
 use chancery_events::subject::Subject;
 use chancery_events::time::Time;
 use rustc_hash::FxHashMap;
 
-use crate::deployment;
 use crate::fleet::DeploymentKey;
 use crate::marks::{
-    DeploymentMarks, IncarnationMarks, OperationMarks, PlanMarks, ReplicaMarks, RequestMarks, Stage, Turn,
+    Both, DeploymentMarks, IncarnationMarks, OperationMarks, PlanMarks, ReplicaMarks, RequestMarks, Stage,
     VolumeMarks,
 };
+use crate::meta::Meta;
 use crate::places::{Holding, Places};
 use crate::state::{
-    ApprovalRequest, Capability, Cluster, Deployment, Incarnation, Node, Operation, Plan, Policy, Replica,
+    ApprovalRequest, Deployment, Incarnation, Node, Operation, Plan, Policy, Replica, Volume,
 };
 
 pub(crate) use plan::Victims;
 pub use plan::{DeploymentIndex, PlanIndex, Queue, Queues};
+pub(crate) use policies::is_about_work;
 pub use policies::{Policies, PolicyIndex};
-use spread::ReplicaMoves;
 pub use spread::{DomainCount, NodeCount, PlanSpread};
 pub use volumes::Volumes;
+pub(crate) use work::Work;
 
 /// What has a deadline.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -112,52 +114,6 @@ impl<K: Eq + Hash + Ord + fmt::Debug, V: fmt::Debug> fmt::Debug for Lookup<K, V>
     }
 }
 
-/// How many of each.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Tally<K: Eq + Hash>(Lookup<K, u32>);
-
-impl<K: Clone + Eq + Hash> Tally<K> {
-    /// How many.
-    pub fn get(&self, key: &K) -> u32 {
-        self.0.get(key).copied().unwrap_or(0)
-    }
-
-    /// Each of which there is any, in no order.
-    pub(crate) fn keys(&self) -> impl Iterator<Item = &K> {
-        self.0.keys()
-    }
-
-    fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    fn step(&mut self, key: &K, up: bool) {
-        match (self.0.get_mut(key), up) {
-            (Some(count), true) => *count += 1,
-            (Some(count), false) if *count > 1 => *count -= 1,
-            (Some(_), false) => {
-                self.0.remove(key);
-            }
-            (None, true) => {
-                self.0.insert(key.clone(), 1);
-            }
-            (None, false) => {}
-        }
-    }
-}
-
-impl<K: Eq + Hash> Default for Tally<K> {
-    fn default() -> Tally<K> {
-        Tally(Lookup::default())
-    }
-}
-
-impl<K: Eq + Hash + Ord + fmt::Debug> fmt::Debug for Tally<K> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
 /// Everything that follows from the tables.
 #[derive(Clone, Debug, Default)]
 pub struct Index {
@@ -188,7 +144,7 @@ pub struct Index {
     /// Plans of which no disruption moves a replica before a time, since a move failed.
     pub setbacks: BTreeSet<(Time, PlanName)>,
     /// How many replicas of a group hold a place, by node.
-    groups: BTreeMap<GroupName, Tally<NodeName>>,
+    groups: BTreeMap<GroupName, Lookup<NodeName, u32>>,
     /// Commands without an outcome, by the time before which they are not sent.
     pub outstanding: BTreeSet<(Time, ObjectId)>,
     /// Volumes, and incarnations that were ever commanded and are not over, by cluster: the desired inventory.
@@ -201,6 +157,54 @@ pub struct Index {
     pub lost: BTreeSet<IncarnationId>,
     /// The last position at which capacity may have grown.
     pub grown: Position,
+}
+
+/// Keeps the entry of an entity in a set: `value` is what of its marks the entry is made of by `entry`, if it has one.
+pub(crate) fn follow<'a, M, V: PartialEq, T: Ord>(
+    set: &mut BTreeSet<T>,
+    both: Both<'a, M>,
+    value: impl Fn(&'a M) -> Option<V>,
+    entry: impl Fn(V) -> T,
+) {
+    let [old, new] = both.map(|marks| marks.and_then(&value));
+    if old == new {
+        return;
+    }
+    if let Some(old) = old {
+        set.remove(&entry(old));
+    }
+    set.extend(new.map(entry));
+}
+
+/// The same where the set is one of several, by a key; none of them is empty.
+pub(crate) fn follow_by<'a, M, V: PartialEq, K: Ord, T: Ord>(
+    sets: &mut BTreeMap<K, BTreeSet<T>>,
+    both: Both<'a, M>,
+    value: impl Fn(&'a M) -> Option<V>,
+    key: impl Fn(V) -> K,
+    entry: impl Fn() -> T,
+) {
+    let [old, new] = both.map(|marks| marks.and_then(&value));
+    if old == new {
+        return;
+    }
+    if let Some(old) = old.map(&key)
+        && let Some(set) = sets.get_mut(&old)
+    {
+        set.remove(&entry());
+        if set.is_empty() {
+            sets.remove(&old);
+        }
+    }
+    if let Some(new) = new {
+        sets.entry(key(new)).or_default().insert(entry());
+    }
+}
+
+/// Counts an entity of which something holds.
+pub(crate) fn count<'a, M>(count: &mut u32, both: Both<'a, M>, holds: impl Fn(&'a M) -> bool) {
+    let [old, new] = both.map(|marks| u32::from(marks.is_some_and(&holds)));
+    *count = *count + new - old;
 }
 
 pub(crate) fn mark<T: Ord>(set: &mut BTreeSet<T>, item: T, up: bool) {
@@ -243,26 +247,26 @@ impl Index {
         all.flat_map(move |all| all.range((from, Bound::Unbounded))).copied()
     }
 
-    pub(crate) fn cluster(&mut self, new: Option<&Cluster>) {
+    /// Clusters and capabilities say which nodes will do.
+    pub(crate) fn catalogue(&mut self, new: Option<&Meta>) {
         self.places.reshape();
-        if let Some(new) = new {
-            self.grown = self.grown.max(new.meta.changed.position);
-        }
+        self.grown = new.map_or(self.grown, |new| self.grown.max(new.changed.position));
     }
 
-    pub(crate) fn capability(&mut self, new: Option<&Capability>) {
-        self.places.reshape();
-        if let Some(new) = new {
-            self.grown = self.grown.max(new.meta.changed.position);
-        }
-    }
-
-    pub(crate) fn node(&mut self, old: Option<&Node>, new: Option<&Node>) {
+    pub(crate) fn node(&mut self, both: Both<'_, Node>) {
+        let [old, new] = both;
         let Some(name) = new.or(old).map(|node| &node.name) else { return };
         let was = self.places.is_expunged(name);
-        for (node, up) in old.map(|node| (node, false)).into_iter().chain(new.map(|node| (node, true))) {
-            self.disturb(node, up);
+        follow(
+            &mut self.disturbed,
+            both,
+            |node| (!node.is_undisturbed()).then_some(&node.name),
+            Clone::clone,
+        );
+        for key in old.into_iter().flat_map(evictions) {
+            self.evicting.remove(&key);
         }
+        self.evicting.extend(new.into_iter().flat_map(evictions));
         self.places.node(name, new);
         let gone = self.places.is_expunged(name);
         if let Some(new) = new {
@@ -276,59 +280,37 @@ impl Index {
         }
     }
 
-    fn disturb(&mut self, node: &Node, up: bool) {
-        if !node.is_undisturbed() {
-            mark(&mut self.disturbed, node.name.clone(), up);
-        }
-        for (name, disruption) in &node.disruptions {
-            if disruption.state == DisruptionState::Approved && disruption.spec.evict != Evict::No {
-                let from = disruption.since.time.max(disruption.spec.start.unwrap_or(Time::EPOCH));
-                let approved = disruption.since.position;
-                let key = (from, approved, node.spec.domain.clone(), node.name.clone(), name.clone());
-                mark(&mut self.evicting, key, up);
-            }
-        }
-    }
-
     /// How many replicas of the group hold a place on each node.
-    pub fn group(&self, group: &GroupName) -> Option<&Tally<NodeName>> {
+    pub(crate) fn group(&self, group: &GroupName) -> Option<&Lookup<NodeName, u32>> {
         self.groups.get(group)
     }
 
-    pub(crate) fn policy(&mut self, old: Option<&Policy>, new: Option<&Policy>) {
+    pub(crate) fn policy(&mut self, [old, new]: Both<'_, Policy>) {
         if let Some(name) = new.or(old).map(|policy| &policy.name) {
             self.policies.policy(name, new.map(|policy| &policy.spec));
         }
     }
 
-    pub(crate) fn request(
-        &mut self,
-        this: &ApprovalRequest,
-        old: Option<&RequestMarks>,
-        new: Option<&RequestMarks>,
-    ) {
-        for (marks, up) in [(old, false), (new, true)] {
-            let Some(marks) = marks else { continue };
-            let Some(until) = marks.waits_until else {
-                mark(&mut self.requests.ended, this.id, up);
-                continue;
-            };
-            mark(&mut self.alarms, (until, Alarm::Request(this.id)), up);
-            let (subject, what) = this.change.target();
-            mark(&mut self.requests.open, (subject, what, this.id), up);
-        }
+    pub(crate) fn request(&mut self, this: &ApprovalRequest, both: Both<'_, RequestMarks>) {
+        let Requests { open, ended } = &mut self.requests;
+        follow(ended, both, |marks| marks.waits_until.is_none().then_some(this.id), |id| id);
+        follow(&mut self.alarms, both, |marks| marks.waits_until, |until| (until, Alarm::Request(this.id)));
+        follow(
+            open,
+            both,
+            |marks| marks.waits_until.map(|_| this.id),
+            |id| {
+                let (subject, what) = this.change.target();
+                (subject, what, id)
+            },
+        );
     }
 
-    pub(crate) fn plan(&mut self, this: &Plan, old: Option<&PlanMarks>, new: Option<&PlanMarks>) {
-        for (marks, up) in [(old, false), (new, true)] {
-            if let Some(until) = marks.and_then(|marks| marks.setback) {
-                mark(&mut self.setbacks, (until, this.name.clone()), up);
-            }
-            if marks.is_some_and(|marks| marks.rebalancing) {
-                mark(&mut self.rebalancing, this.name.clone(), up);
-            }
-        }
-        let (was, is) = (old.map(|marks| &marks.spec), new.map(|marks| &marks.spec));
+    pub(crate) fn plan(&mut self, this: &Plan, both: Both<'_, PlanMarks>) {
+        let name = |_: ()| this.name.clone();
+        follow(&mut self.setbacks, both, |marks| marks.setback, |until| (until, name(())));
+        follow(&mut self.rebalancing, both, |marks| marks.rebalancing.then_some(()), name);
+        let [was, is] = both.map(|marks| marks.and_then(|marks| marks.spec.as_ref()));
         let edited = match (was, is) {
             (Some(was), Some(is)) => !Arc::ptr_eq(was, is),
             (was, is) => was.is_some() || is.is_some(),
@@ -338,12 +320,13 @@ impl Index {
             // Another policy may allow what waits.
             self.grown = self.grown.max(this.meta.changed.position);
         }
-        self.with_plan(&this.name, |index| index.plan(new));
+        let [_, new] = both;
+        self.with_plan(&this.name, |_, index| index.own = new.cloned().unwrap_or_default());
     }
 
     /// The plan's replicas are of the groups that its policy names now: costs what it has, once for an edit of them.
     fn regroup(&mut self, plan: &PlanName, policy: Option<PlanPolicy<'_>>) {
-        let now = policy.map(deployment::affinity).unwrap_or_default();
+        let now = policy.map(PlanPolicy::groups).unwrap_or_default();
         let index = plan_index!(self.plans, plan);
         if index.groups == now {
             return;
@@ -358,290 +341,156 @@ impl Index {
         }
     }
 
-    pub(crate) fn deployment(
-        &mut self,
-        this: &Deployment,
-        old: Option<&DeploymentMarks>,
-        new: Option<&DeploymentMarks>,
-    ) {
-        let empty = DeploymentIndex::default();
-        let given_up = begins_nothing(new.map(|new| new.stage));
-        let changes = begins_nothing(old.map(|old| old.stage)) != given_up;
+    pub(crate) fn deployment(&mut self, this: &Deployment, both: Both<'_, DeploymentMarks>) {
+        let [was_given_up, given_up] = both.map(|marks| begins_nothing(marks.and_then(|marks| marks.stage)));
         let mut waiting = BTreeSet::new();
-        self.with_deployment(&this.plan, &this.name, |_, index| {
-            if changes {
-                waiting.clone_from(&index.unstarted);
-            }
-            index.stage = new.map(|new| new.stage);
-            index.count = new.map_or(0, |new| new.count);
-            index.version = new.map(|new| new.version);
-            index.strategy = new.map_or(empty.strategy, |new| new.strategy);
-            index.set = new.map_or(empty.set, |new| new.set);
-            index.rested = new.and_then(|new| new.rested);
-            index.progress = new.and_then(|new| new.progress);
+        let [_, new] = both;
+        self.with_plan(&this.plan, |_, plan| {
+            plan.with_deployment(&this.name, |index| {
+                if was_given_up != given_up {
+                    waiting.clone_from(&index.unstarted);
+                }
+                index.own = new.copied().unwrap_or_default();
+            });
         });
         for operation in waiting {
             self.policies.give_up(operation, given_up);
         }
-        for (marks, up) in [(old, false), (new, true)] {
-            if let Some(when) = marks.and_then(|marks| marks.deadline) {
-                let key = (this.plan.clone(), this.name.clone());
-                mark(&mut self.alarms, (when, Alarm::Deployment(Box::new(key))), up);
-            }
-        }
+        follow(
+            &mut self.alarms,
+            both,
+            |marks| marks.deadline,
+            |when| (when, Alarm::Deployment(Box::new((this.plan.clone(), this.name.clone())))),
+        );
     }
 
-    pub(crate) fn replica<'a>(
-        &mut self,
-        this: &Replica,
-        old: Option<&'a ReplicaMarks>,
-        new: Option<&'a ReplicaMarks>,
-    ) {
-        // Its number changes when it comes or goes, or moves to another deployment; the rest more often.
-        let both = old.zip(new);
-        let same = both.is_some_and(|(old, new)| old.deployment == new.deployment);
-        for (marks, up) in [(old, false), (new, true)] {
-            if let Some(again) = marks.and_then(|marks| marks.again) {
-                mark(&mut self.timers, (again, Timer::Replica(this.name.clone())), up);
-            }
-        }
-        let present = |marks: Option<&'a ReplicaMarks>| marks.filter(|marks| !marks.going);
-        let count =
-            |plan: &mut PlanIndex, deployment: &mut DeploymentIndex, replica: &ReplicaMarks, up: bool| {
-                let by = |count: &mut u32| if up { *count += 1 } else { *count -= 1 };
-                if !same {
-                    by(&mut deployment.replicas);
-                }
-                if both.is_none() {
-                    by(&mut plan.replicas);
-                }
-                if replica.downed {
-                    by(&mut plan.evictions);
-                }
-                if replica.going {
-                    mark(&mut plan.going, this.name.clone(), up);
-                    if replica.undecided {
-                        mark(&mut plan.undecided, (replica.deployment.clone(), this.name.clone()), up);
-                    }
-                } else {
-                    by(&mut plan.present);
-                }
-            };
-        // What there is to do for the plan is looked at once, if it is one of the same deployment before and after.
-        if let Some((old, new)) = both.filter(|_| same) {
-            let moves = ReplicaMoves::new(&self.places, Some(old), Some(new));
-            return self.with_deployment(&this.plan, &new.deployment, |plan, deployment| {
-                count(plan, deployment, old, false);
-                count(plan, deployment, new, true);
-                plan.spread.replica(&moves);
-                deployment.replica(this, present(Some(old)), present(Some(new)));
-            });
-        }
-        for (replica, up) in old.map(|r| (r, false)).into_iter().chain(new.map(|r| (r, true))) {
-            let (old, new) = if up { (None, new) } else { (old, None) };
-            let moves = ReplicaMoves::new(&self.places, old, new);
-            self.with_deployment(&this.plan, &replica.deployment, |plan, deployment| {
-                count(plan, deployment, replica, up);
-                plan.spread.replica(&moves);
-                let (old, new) = (present(old), present(new));
-                deployment.replica(this, old, new);
-            });
-        }
+    pub(crate) fn replica(&mut self, this: &Replica, both: Both<'_, ReplicaMarks>) {
+        follow(&mut self.timers, both, |marks| marks.again, |at| (at, Timer::Replica(this.name.clone())));
+        self.with_plan(&this.plan, |places, plan| plan.replica(places, this, both));
     }
 
-    pub(crate) fn operation(
-        &mut self,
-        this: &Operation,
-        old: Option<&OperationMarks>,
-        new: Option<&OperationMarks>,
-    ) {
-        let both = || old.map(|o| (o, false)).into_iter().chain(new.map(|o| (o, true)));
-        for (marks, up) in both() {
-            if let Turn::Waiting { until } = marks.turn {
-                mark(&mut self.alarms, (until, Alarm::Operation(this.id)), up);
-            }
-            let given_up = || {
-                let of = self.plans.get(&this.plan).zip(this.deployment.as_ref());
-                let of = of.and_then(|(plan, of)| plan.deployments.get(of));
-                of.is_some_and(|of| begins_nothing(of.stage))
-            };
-            self.policies.operation(this, marks, given_up, up);
-        }
-        // An operation is of one plan and deployment for ever.
-        match &this.deployment {
-            Some(name) => self.with_deployment(&this.plan, name, |plan, of| {
-                for (marks, up) in both() {
-                    plan.operation(this, marks, up);
-                }
-                of.operation(this, old, new);
-            }),
-            None => self.with_deployment(&this.plan, &this.version, |plan, of| {
-                for (marks, up) in both() {
-                    plan.operation(this, marks, up);
-                    of.asked_besides(this, marks, up);
-                }
-            }),
-        }
+    pub(crate) fn operation(&mut self, this: &Operation, both: Both<'_, OperationMarks>) {
+        follow(
+            &mut self.alarms,
+            both,
+            |marks| marks.waits_until(),
+            |until| (until, Alarm::Operation(this.id)),
+        );
+        let given_up = || {
+            let of = self.plans.get(&this.plan).zip(this.deployment.as_ref());
+            let of = of.and_then(|(plan, of)| plan.deployments.get(of));
+            of.is_some_and(|of| begins_nothing(of.stage))
+        };
+        self.policies.operation(this, both, given_up);
+        self.with_plan(&this.plan, |_, plan| plan.operation(this, both));
     }
 
     /// `at`: when the change was.
-    pub(crate) fn incarnation(
-        &mut self,
-        this: &Incarnation,
-        old: Option<&IncarnationMarks>,
-        new: Option<&IncarnationMarks>,
-        at: Position,
-    ) {
-        let live = |marks: Option<&IncarnationMarks>| marks.is_some_and(|marks| marks.live);
-        if live(old) && new.is_some_and(|new| !new.live) {
+    pub(crate) fn incarnation(&mut self, this: &Incarnation, both: Both<'_, IncarnationMarks>, at: Position) {
+        let live = both.map(|marks| marks.filter(|marks| marks.live));
+        if live[0].is_some() && both[1].is_some() && live[1].is_none() {
             self.grown = self.grown.max(at);
         }
-        // A run that follows another one holds more when that is over.
-        let alike = |old: &IncarnationMarks, new: &IncarnationMarks| {
-            old.live == new.live && old.amounts == new.amounts && old.volumes == new.volumes
-        };
-        let same = old.zip(new).is_some_and(|(old, new)| alike(old, new));
-        for (marks, up) in [(old, false), (new, true)] {
-            let Some(marks) = marks.filter(|marks| marks.live && !same) else { continue };
-            let (incarnation, plan, node) = (this.id, &this.plan, &this.node);
-            let IncarnationMarks { amounts, volumes, reserved, .. } = marks;
-            let (amounts, reserved) = (*amounts, *reserved);
-            let holding = Holding { incarnation, plan, node, amounts, volumes, reserved };
-            let site = self.places.hold(&holding, up);
-            let lost = live(new) && self.places.is_expunged(node);
-            mark(&mut self.lost, this.id, lost);
-            let index = plan_index!(self.plans, plan);
-            index.spread.incarnation(site, up);
-            count_groups(&mut self.groups, &index.groups, node, up);
-        }
-        let held = |marks: Option<&IncarnationMarks>| marks.is_some_and(|marks| marks.live && marks.reserved);
-        if held(old) != held(new) {
-            let index = plan_index!(self.plans, &this.plan);
-            mark(&mut index.held, (this.placed_by, this.id), held(new));
-            index.note_outdated(&this.plan, &mut self.outdated);
-        }
-        if let Some((_, new)) = old.zip(new).filter(|(old, new)| same && old.reserved != new.reserved) {
-            self.places.reserve(&this.node, this.id, new.reserved);
-        }
-        let deadline = |marks: Option<&IncarnationMarks>| marks.and_then(|marks| marks.deadline);
-        let outstanding = |marks: Option<&IncarnationMarks>| marks.and_then(|marks| marks.outstanding);
-        for (marks, other, up) in [(old, new, false), (new, old, true)] {
-            let Some(marks) = marks else { continue };
-            if let Some(when) = marks.deadline.filter(|_| deadline(other) != marks.deadline) {
-                mark(&mut self.alarms, (when, Alarm::Incarnation(this.id)), up);
+        let (incarnation, plan, node) = (this.id, &this.plan, &this.node);
+        match live {
+            // A run that follows another one holds more when that is over.
+            [Some(old), Some(new)] if old.amounts == new.amounts && old.volumes == new.volumes => {
+                if old.reserved != new.reserved {
+                    self.places.reserve(node, incarnation, new.reserved);
+                }
             }
-            if let Some(when) = marks.outstanding.filter(|_| outstanding(other) != marks.outstanding) {
-                mark(&mut self.outstanding, (when, this.id.into()), up);
-            }
-            if marks.commanded && !other.is_some_and(|other| other.commanded) {
-                self.command(&this.cluster, this.id.into(), up);
-            }
-            let waits_for =
-                |marks: Option<&IncarnationMarks>| marks.is_some_and(|marks| marks.waits_for.is_some());
-            if let Some(needs) = marks.waits_for.as_ref().filter(|_| !waits_for(other)) {
-                self.volumes.run(this.id, needs, up);
+            _ => {
+                for (marks, up) in live.into_iter().zip([false, true]) {
+                    let Some(IncarnationMarks { amounts, volumes, reserved, .. }) = marks else { continue };
+                    let (amounts, reserved) = (*amounts, *reserved);
+                    let holding = Holding { incarnation, plan, node, amounts, volumes, reserved };
+                    let site = self.places.hold(&holding, up);
+                    let index = plan_index!(self.plans, plan);
+                    index.spread.incarnation(site, up);
+                    count_groups(&mut self.groups, &index.groups, node, up);
+                }
+                mark(&mut self.lost, incarnation, live[1].is_some() && self.places.is_expunged(node));
             }
         }
-    }
-
-    fn command(&mut self, cluster: &ClusterName, object: ObjectId, up: bool) {
-        let set = match self.commanded.get_mut(cluster) {
-            Some(set) => set,
-            None => self.commanded.entry(cluster.clone()).or_default(),
-        };
-        mark(set, object, up);
-        if set.is_empty() {
-            self.commanded.remove(cluster);
+        if live[0].is_some_and(|marks| marks.reserved) != live[1].is_some_and(|marks| marks.reserved) {
+            self.with_plan(plan, |_, index| {
+                let place = (this.placed_by, incarnation);
+                follow(&mut index.held, live, |marks| marks.reserved.then_some(place), |place| place);
+            });
         }
+        let object = || ObjectId::from(incarnation);
+        follow(
+            &mut self.alarms,
+            both,
+            |marks| marks.deadline,
+            |when| (when, Alarm::Incarnation(incarnation)),
+        );
+        follow(&mut self.outstanding, both, |marks| marks.outstanding, |when| (when, object()));
+        let cluster = |marks: &IncarnationMarks| marks.commanded.then_some(&this.cluster);
+        follow_by(&mut self.commanded, both, cluster, Clone::clone, object);
+        self.volumes.run(incarnation, both.map(|marks| marks.and_then(|marks| marks.waits_for.as_deref())));
     }
 
     /// `at`: when the change was.
-    pub(crate) fn volume(&mut self, old: Option<&VolumeMarks>, new: Option<&VolumeMarks>, at: Position) {
+    pub(crate) fn volume(&mut self, this: &Volume, both: Both<'_, VolumeMarks>, at: Position) {
+        let [old, new] = both;
         // There is more room somewhere, or somebody can use it that could not.
         if old.is_some() {
             self.grown = self.grown.max(at);
         }
-        for (volume, up) in old.map(|v| (v, false)).into_iter().chain(new.map(|v| (v, true))) {
-            self.places.store(&volume.node, &volume.class, volume.capacity, up);
-            self.command(&volume.cluster, volume.id.into(), up);
-            if let Some(when) = volume.outstanding {
-                mark(&mut self.outstanding, (when, volume.id.into()), up);
+        for (marks, up) in [(old, false), (new, true)] {
+            if let Some(marks) = marks {
+                self.places.store(&marks.node, &this.class, this.capacity, up);
             }
-            let is_expunged = self.places.is_expunged(&volume.node);
-            self.volumes.volume(volume, is_expunged, up);
         }
+        let object = || ObjectId::from(this.id);
+        follow_by(&mut self.commanded, both, |_| Some(&this.cluster), Clone::clone, object);
+        follow(&mut self.outstanding, both, |marks| marks.outstanding, |when| (when, object()));
+        self.volumes.volume(this, both, |node| self.places.is_expunged(node));
     }
 
-    fn with_plan(&mut self, name: &PlanName, how: impl FnOnce(&mut PlanIndex)) {
+    fn with_plan(&mut self, name: &PlanName, how: impl FnOnce(&Places, &mut PlanIndex)) {
         let index = plan_index!(self.plans, name);
-        how(index);
-        let work = index.work().map(|(from, _)| from);
-        let (due, later) = (work == Some(Time::EPOCH), work.filter(|from| *from > Time::EPOCH));
-        let earlier = std::mem::replace(&mut index.later, later);
-        let stalls = index.stalls_at(later);
-        let would_stall = std::mem::replace(&mut index.stalls_at, stalls);
-        let unplaced = !index.unplaced.is_empty();
-        if due != std::mem::replace(&mut index.is_due, due) {
-            mark(&mut self.due, name.clone(), due);
-        }
-        let crowded = index.may_be_uneven();
-        if crowded != std::mem::replace(&mut index.is_crowded, crowded) {
-            mark(&mut self.crowded, name.clone(), crowded);
-        }
-        if unplaced != std::mem::replace(&mut index.is_unplaced, unplaced) {
-            mark(&mut self.unplaced, name.clone(), unplaced);
-        }
-        index.note_outdated(name, &mut self.outdated);
-        if earlier != later {
-            for (when, up) in [(earlier, false), (later, true)] {
-                if let Some(when) = when {
-                    mark(&mut self.timers, (when, Timer::Plan(name.clone())), up);
-                }
-            }
-        }
-        if would_stall != stalls {
-            for (when, up) in [(would_stall, false), (stalls, true)] {
-                if let Some(when) = when {
-                    mark(&mut self.alarms, (when, Alarm::Progress(name.clone())), up);
-                }
-            }
-        }
+        how(&self.places, index);
+        let agenda = index.agenda();
+        let before = std::mem::replace(&mut index.agenda, agenda);
+        let both = [Some(&before), Some(&index.agenda)];
+        let plan = |_: ()| name.clone();
+        follow(&mut self.due, both, |agenda| agenda.is_due.then_some(()), plan);
+        follow(&mut self.crowded, both, |agenda| agenda.is_crowded.then_some(()), plan);
+        follow(&mut self.unplaced, both, |agenda| agenda.is_unplaced.then_some(()), plan);
+        follow(&mut self.outdated, both, |agenda| agenda.is_outdated.then_some(()), plan);
+        follow(&mut self.timers, both, |agenda| agenda.later, |when| (when, Timer::Plan(plan(()))));
+        follow(&mut self.alarms, both, |agenda| agenda.stalls_at, |when| (when, Alarm::Progress(plan(()))));
         if index.is_empty() {
             self.plans.remove(name);
         }
     }
+}
 
-    fn with_deployment(
-        &mut self,
-        plan: &PlanName,
-        name: &DeploymentName,
-        how: impl FnOnce(&mut PlanIndex, &mut DeploymentIndex),
-    ) {
-        self.with_plan(plan, |index| {
-            let mut deployments = std::mem::take(&mut index.deployments);
-            let deployment = match deployments.get_mut(name) {
-                Some(deployment) => deployment,
-                None => deployments.entry(name.clone()).or_default(),
-            };
-            how(index, deployment);
-            if deployment.is_empty() {
-                deployments.remove(name);
-            }
-            index.deployments = deployments;
-        });
-    }
+/// The disruptions by which the node is emptied, as they are kept in order.
+fn evictions(node: &Node) -> impl Iterator<Item = (Time, Position, DomainName, NodeName, DisruptionName)> {
+    let approved = node.disruptions.iter().filter(|(_, of)| of.state == DisruptionState::Approved);
+    approved.filter(|(_, of)| of.spec.evict != Evict::No).map(|(name, of)| {
+        let from = of.since.time.max(of.spec.start.unwrap_or(Time::EPOCH));
+        (from, of.since.position, node.spec.domain.clone(), node.name.clone(), name.clone())
+    })
 }
 
 fn count_groups(
-    all: &mut BTreeMap<GroupName, Tally<NodeName>>,
+    all: &mut BTreeMap<GroupName, Lookup<NodeName, u32>>,
     groups: &[GroupName],
     node: &NodeName,
     up: bool,
 ) {
     for group in groups {
-        let tally = all.entry(group.clone()).or_default();
-        tally.step(node, up);
-        if tally.is_empty() {
+        let nodes = all.entry(group.clone()).or_default();
+        let count = nodes.entry(node.clone()).or_default();
+        *count = if up { *count + 1 } else { count.saturating_sub(1) };
+        if *count == 0 {
+            nodes.remove(node);
+        }
+        if nodes.is_empty() {
             all.remove(group);
         }
     }

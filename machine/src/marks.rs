@@ -8,11 +8,8 @@ use std::time::Duration;
 
 use chancery_events::amount::Amounts;
 use chancery_events::digest::Digest;
-use chancery_events::fact::{Approver, DeploymentEnd};
-use chancery_events::id::VolumeId;
-use chancery_events::name::{
-    ClusterName, DeploymentName, DomainName, NodeName, ReplicaName, StorageClass, VolumeName,
-};
+use chancery_events::fact::DeploymentEnd;
+use chancery_events::name::{DeploymentName, DomainName, NodeName, ReplicaName, StorageClass, VolumeName};
 use chancery_events::spec::{Approval, Balance, OperationKind, PlanSpec, Strategy};
 use chancery_events::time::Time;
 
@@ -21,6 +18,9 @@ use crate::state::{
     OperationState, Plan, Replica, RequestState, Set, Volume, VolumeState, Will,
 };
 
+/// What indexes follow of an entity before a change and after it: nothing, where it does not exist.
+pub(crate) type Both<'a, M> = [Option<&'a M>; 2];
+
 /// All of it: of what changes seldom.
 #[derive(PartialEq)]
 pub(crate) struct Whole<E>(pub(crate) E);
@@ -28,6 +28,12 @@ pub(crate) struct Whole<E>(pub(crate) E);
 impl<E: Clone> From<&E> for Whole<E> {
     fn from(entity: &E) -> Whole<E> {
         Whole(entity.clone())
+    }
+}
+
+impl<E> Whole<E> {
+    pub(crate) fn both<'a>(both: Both<'a, Whole<E>>) -> Both<'a, E> {
+        both.map(|whole| whole.map(|whole| &whole.0))
     }
 }
 
@@ -42,20 +48,22 @@ impl<E> From<&E> for Unmarked {
 }
 
 /// Of a plan.
-#[derive(PartialEq)]
+#[derive(Clone, PartialEq, Default, Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a question of its own")]
-pub(crate) struct PlanMarks {
+pub struct PlanMarks {
     pub(crate) current: Option<DeploymentName>,
     pub(crate) waiting: bool,
     pub(crate) parked: bool,
     pub(crate) removing: bool,
+    /// Whether a rule approves updates, and not people.
     pub(crate) updates_alone: bool,
     /// Counts its edits.
     pub(crate) generation: u32,
     /// What it is now.
-    pub(crate) spec: Arc<PlanSpec>,
+    pub(crate) spec: Option<Arc<PlanSpec>>,
     /// Until when no disruption moves a replica of it.
     pub(crate) setback: Option<Time>,
+    /// Whether its spread was found to be uneven.
     pub(crate) uneven: bool,
     pub(crate) rebalancing: bool,
 }
@@ -70,7 +78,7 @@ impl From<&Plan> for PlanMarks {
             setback: plan.setback.map(|setback| setback.until),
             updates_alone: plan.policy().approval().of(OperationKind::Update) == Approval::Automatic,
             generation: plan.generation,
-            spec: Arc::clone(plan.policy().shared()),
+            spec: Some(Arc::clone(plan.policy().shared())),
             uneven: plan.balance == Balance::Uneven,
             rebalancing: plan.rebalance.is_some(),
         }
@@ -107,12 +115,12 @@ pub(crate) enum Stage {
     Over,
 }
 
-/// Of a deployment.
-#[derive(PartialEq)]
-pub(crate) struct DeploymentMarks {
-    pub(crate) stage: Stage,
+/// Of a deployment; without a stage and a version, if there is none.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct DeploymentMarks {
+    pub(crate) stage: Option<Stage>,
     pub(crate) count: u32,
-    pub(crate) version: Digest,
+    pub(crate) version: Option<Digest>,
     pub(crate) strategy: Strategy,
     pub(crate) set: Set,
     pub(crate) rested: Option<Time>,
@@ -138,10 +146,10 @@ impl From<&Deployment> for DeploymentMarks {
         let patience = Duration::from_millis(deployment.spec.progress_deadline);
         let waits = stage == Stage::InProgress && deployment.stalled.is_none();
         DeploymentMarks {
-            stage,
+            stage: Some(stage),
             progress: deployment.progressed.filter(|_| waits).map(|last| (last, patience)),
             count: deployment.spec.count,
-            version: deployment.version,
+            version: Some(deployment.version),
             strategy: deployment.spec.strategy,
             set: deployment.set,
             rested: deployment.rested,
@@ -242,8 +250,18 @@ pub(crate) struct OperationMarks {
     pub(crate) domain: Option<DomainName>,
     /// Whether it brings something up, has begun, and can still be aborted.
     pub(crate) may_abort: bool,
-    /// The rule of the policy that approved it, while it is not over.
+    /// The policy that approved it, while it is not over.
     pub(crate) by_policy: Option<String>,
+}
+
+impl OperationMarks {
+    /// When it expires, if it waits for approval.
+    pub(crate) fn waits_until(&self) -> Option<Time> {
+        match self.turn {
+            Turn::Waiting { until } => Some(until),
+            Turn::Preparing | Turn::Approved | Turn::Running | Turn::Over => None,
+        }
+    }
 }
 
 impl From<&Operation> for OperationMarks {
@@ -256,10 +274,8 @@ impl From<&Operation> for OperationMarks {
             OperationState::Ended(_) => Turn::Over,
         };
         let is_over = matches!(turn, Turn::Over);
-        let by_policy = match &operation.approved {
-            Some((Approver::Rule(rule), _)) if !is_over && rule.starts_with("policy/") => Some(rule.clone()),
-            Some(_) | None => None,
-        };
+        let approved = operation.approved.as_ref().filter(|_| !is_over);
+        let by_policy = approved.and_then(|(by, _)| by.policy()).map(str::to_owned);
         let brings_up =
             matches!(operation.kind, OperationKind::Create | OperationKind::Start | OperationKind::Update);
         let may_abort = matches!(turn, Turn::Running) && brings_up && !operation.is_past_return;
@@ -303,12 +319,7 @@ impl From<&Incarnation> for IncarnationMarks {
 /// Of a volume.
 #[derive(PartialEq)]
 pub(crate) struct VolumeMarks {
-    pub(crate) id: VolumeId,
-    pub(crate) name: VolumeName,
-    pub(crate) cluster: ClusterName,
     pub(crate) node: NodeName,
-    pub(crate) class: StorageClass,
-    pub(crate) capacity: u64,
     pub(crate) owner: Option<ReplicaName>,
     /// Whether who is to use it has to wait.
     pub(crate) blocks: bool,
@@ -330,12 +341,7 @@ impl From<&Volume> for VolumeMarks {
             VolumeState::Lost(_) => goes,
         };
         VolumeMarks {
-            id: volume.id,
-            name: volume.name.clone(),
-            cluster: volume.cluster.clone(),
             node: volume.node.clone(),
-            class: volume.class.clone(),
-            capacity: volume.capacity,
             owner: volume.owner.clone(),
             blocks,
             is_unused: goes && volume.user.is_none() && volume.state != VolumeState::Destroying,

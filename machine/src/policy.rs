@@ -15,7 +15,7 @@ use std::collections::BTreeSet;
 use chancery_events::fact::{Approver, Fact, PolicyApplied, PolicyDeleted};
 use chancery_events::id::Position;
 use chancery_events::intent::{PolicyApply, PolicyDelete};
-use chancery_events::name::{DomainName, PlanName, PolicyName};
+use chancery_events::name::{PlanName, PolicyName};
 use chancery_events::refusal::Refusal;
 use chancery_events::spec::{Day, OperationKind, PolicyKind, PolicySpec, Rule, Window};
 use chancery_events::subject::Subject;
@@ -24,6 +24,7 @@ use chancery_events::time::Time;
 use crate::advance::Step;
 use crate::context::{Context, Draft};
 use crate::fleet::{Contradiction, Fleet};
+pub(crate) use crate::index::is_about_work;
 use crate::meta::{At, Meta};
 use crate::operation;
 use crate::refuse::Faults;
@@ -34,37 +35,6 @@ const WINDOWS: usize = 100;
 const MINUTE: i64 = 60_000_000;
 const DAY: i64 = 24 * 60 * MINUTE;
 const WEEK: i64 = 7 * DAY;
-
-/// What a policy asks of an operation.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct About {
-    pub(crate) kind: OperationKind,
-    pub(crate) plan: PlanName,
-    pub(crate) domain: Option<DomainName>,
-}
-
-impl From<&Operation> for About {
-    fn from(operation: &Operation) -> About {
-        About { kind: operation.kind, plan: operation.plan.clone(), domain: operation.domain.clone() }
-    }
-}
-
-/// Whether the policy is about such an operation.
-pub(crate) fn is_about(spec: &PolicySpec, about: &About) -> bool {
-    is_about_work(spec, about.kind.into(), Some(&about.plan), about.domain.as_ref())
-}
-
-/// Whether the policy is about such work: of a plan, if that is known, in a domain, if it is in one.
-pub(crate) fn is_about_work(
-    spec: &PolicySpec,
-    kind: PolicyKind,
-    plan: Option<&PlanName>,
-    domain: Option<&DomainName>,
-) -> bool {
-    (spec.kinds.is_empty() || spec.kinds.contains(&kind))
-        && (spec.plans.is_empty() || plan.is_some_and(|plan| spec.plans.contains(plan)))
-        && (spec.domains.is_empty() || domain.is_some_and(|domain| spec.domains.contains(domain)))
-}
 
 /// Whether the policy is about such work of the plan in some domain.
 pub(crate) fn is_about_plan(spec: &PolicySpec, kind: PolicyKind, plan: &PlanName) -> bool {
@@ -194,11 +164,6 @@ pub(crate) fn deleted(fleet: &mut Fleet, fact: &PolicyDeleted) -> Result<(), Con
     fleet.remove::<Policy>(&fact.name)
 }
 
-/// The name of a policy's rule, as approvals have it.
-pub(crate) fn rule(name: &PolicyName) -> String {
-    format!("policy/{name}")
-}
-
 /// The four-eyes policy that covers the operation, if there is one: the approver must be another person than the actor who
 /// asked. A policy covers a move by the domain that the replica leaves, and by the domain that it moves to.
 pub(crate) fn four_eyes<'a>(fleet: &'a Fleet, operation: &Operation) -> Option<&'a PolicyName> {
@@ -233,7 +198,7 @@ pub(crate) fn step(
                 return None;
             }
             let mut draft = Draft::new(ctx);
-            operation::approve_by(fleet, operation, Approver::Rule(rule(name)), ctx, &mut draft);
+            operation::approve_by(fleet, operation, Approver::of_policy(name), ctx, &mut draft);
             let facts = draft.done();
             (!facts.is_empty()).then_some(Step { subject, cause, facts })
         })
@@ -242,7 +207,7 @@ pub(crate) fn step(
 
 fn has_room(fleet: &Fleet, name: &PolicyName, spec: &PolicySpec) -> bool {
     let Rule::Approve { in_flight: Some(most), .. } = spec.rule else { return true };
-    let in_flight = fleet.index().policies.in_flight.get(&rule(name)).map_or(0, BTreeSet::len);
+    let in_flight = fleet.index().policies.in_flight.get(name.as_str()).map_or(0, BTreeSet::len);
     (in_flight as u64) < u64::from(most)
 }
 

@@ -488,7 +488,10 @@ pub(crate) fn is_shared(
 /// Of a group, how many others than the replica itself hold a place on the node.
 fn others(fleet: &Fleet, affinity: &Affinity, node: &NodeName, limits: &Limits<'_>) -> u32 {
     let own: u32 = limits.runs(node).map(|_| 1).sum();
-    fleet.index().group(&affinity.group).map_or(0, |group| group.get(node).saturating_sub(own))
+    fleet
+        .index()
+        .group(&affinity.group)
+        .map_or(0, |group| group.get(node).map_or(0, |count| count.saturating_sub(own)))
 }
 
 /// The affinities that the node would break, in words.

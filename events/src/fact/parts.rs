@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::digest::Digest;
 use crate::id::OperationId;
-use crate::name::{Actor, DeploymentName, DisruptionName, NodeName};
+use crate::name::{Actor, DeploymentName, DisruptionName, NodeName, PolicyName};
 use crate::spec::words;
 use crate::time::Time;
 
@@ -117,6 +117,24 @@ pub enum Approver {
     Actor(Actor),
     /// A rule, by its name.
     Rule(String),
+}
+
+/// Begins the rule of a policy, before its name.
+const POLICY: &str = "policy/";
+
+impl Approver {
+    /// By the rule of a policy.
+    pub fn of_policy(name: &PolicyName) -> Approver {
+        Approver::Rule(format!("{POLICY}{name}"))
+    }
+
+    /// The policy by whose rule it is.
+    pub fn policy(&self) -> Option<&str> {
+        match self {
+            Approver::Rule(rule) => rule.strip_prefix(POLICY),
+            Approver::Actor(_) => None,
+        }
+    }
 }
 
 /// How an operation ends.

@@ -16,7 +16,7 @@ use super::{
 };
 use crate::amount::Amounts;
 use crate::name::{
-    ClusterName, Key, Namespace, ReplicaName, ServiceName, StorageClass, VolumeName, ZoneName,
+    ClusterName, GroupName, Key, Namespace, ReplicaName, ServiceName, StorageClass, VolumeName, ZoneName,
 };
 
 super::words! {
@@ -108,6 +108,11 @@ impl<'a> PlanPolicy<'a> {
     /// The policy of a plan whose newest spec this is.
     pub const fn of(newest: &'a Arc<PlanSpec>) -> PlanPolicy<'a> {
         PlanPolicy(newest)
+    }
+
+    /// The groups that the plan's replicas are of.
+    pub fn groups(self) -> Vec<GroupName> {
+        self.affinity().iter().map(|affinity| affinity.group.clone()).collect()
     }
 
     /// The spec itself, to compare later whether the policy is still the same.

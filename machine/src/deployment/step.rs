@@ -9,18 +9,17 @@ use chancery_events::fact::{
 use chancery_events::name::{DeploymentName, PlanName, ReplicaName};
 use chancery_events::spec::{OnTimeout, OperationKind, Strategy};
 
-use super::work::Work;
 use super::{is_begun, rollback, waits};
 use crate::context::{Context, Draft};
 use crate::fleet::{DeploymentKey, Fleet};
-use crate::index::Victims;
+use crate::index::{PlanIndex, Victims, Work};
 use crate::marks::Stage;
 use crate::operation::{self, Want};
 use crate::state::{Deployment, DeploymentState, Incarnation, Operation, Plan, Replica, Will};
 
 /// The next step for the plan's deployments. Empty if there is none now.
 pub(crate) fn step(fleet: &Fleet, name: &PlanName, ctx: &Context) -> Vec<Fact> {
-    let work = fleet.index().plan_index(name).and_then(crate::index::PlanIndex::work);
+    let work = fleet.index().plan_index(name).and_then(PlanIndex::work);
     let mut draft = Draft::new(ctx);
     if let Some((_, work)) = work.filter(|(from, _)| *from <= ctx.now)
         && let Some(plan) = fleet.plans().get(name)
@@ -284,7 +283,7 @@ pub(crate) fn disturb(fleet: &Fleet, incarnation: &Incarnation, draft: &mut Draf
 pub(crate) fn overdue(fleet: &Fleet, key: &DeploymentKey, ctx: &Context) -> Vec<Fact> {
     let mut draft = Draft::new(ctx);
     let Some(deployment) = fleet.deployments().get(key) else { return Vec::new() };
-    let work = fleet.index().plan_index(&key.0).and_then(crate::index::PlanIndex::work);
+    let work = fleet.index().plan_index(&key.0).and_then(PlanIndex::work);
     let ready = matches!(work, Some((_, Work::CutOver)));
     let commits =
         matches!(deployment.spec.strategy, Strategy::Graceful { on_timeout: OnTimeout::Commit, .. });

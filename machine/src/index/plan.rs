@@ -1,18 +1,18 @@
-//! What is counted of a plan and of each of its deployments: see [`crate::deployment::work`] for what follows.
+//! What is counted of a plan and of each of its deployments: see [`super::work`] for what follows.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::Bound;
-use std::time::Duration;
+use std::ops::{Bound, Deref};
 
 use chancery_events::digest::Digest;
 use chancery_events::id::{IncarnationId, OperationId, Position};
-use chancery_events::name::{DeploymentName, DomainName, GroupName, PlanName, ReplicaName};
+use chancery_events::name::{DeploymentName, DomainName, GroupName, ReplicaName};
 use chancery_events::spec::{OperationKind, Purpose, Strategy};
 use chancery_events::time::Time;
 
-use super::{PlanSpread, mark};
-use crate::marks::{OperationMarks, PlanMarks, ReplicaMarks, Stage, Turn};
+use super::{PlanSpread, count, follow, follow_by};
+use crate::marks::{Both, DeploymentMarks, OperationMarks, PlanMarks, ReplicaMarks, Turn};
+use crate::places::Places;
 use crate::state::{Operation, Replica, Set};
 
 /// Operations by update domain.
@@ -48,15 +48,8 @@ type Newest = (Reverse<Position>, ReplicaName);
 /// What is counted of a deployment.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct DeploymentIndex {
-    /// Its own state, if it exists.
-    pub(crate) stage: Option<Stage>,
-    pub(crate) count: u32,
-    pub(crate) version: Option<Digest>,
-    pub(crate) strategy: Strategy,
-    pub(crate) set: Set,
-    pub(crate) rested: Option<Time>,
-    /// Its last progress, and how long it may take until the next, while that counts.
-    pub(crate) progress: Option<(Time, Duration)>,
+    /// The deployment itself.
+    pub(super) own: DeploymentMarks,
     /// Its operations that are not approved.
     pub unstarted: BTreeSet<OperationId>,
     /// Those of them that wait for approval.
@@ -101,51 +94,51 @@ pub(crate) struct RebalanceMoves {
     /// Moves that have a place, and have not begun.
     pub(crate) placed: BTreeSet<OperationId>,
     /// Number of moves that have begun.
-    pub(crate) running: usize,
+    pub(crate) running: u32,
 }
 
 impl RebalanceMoves {
     pub(crate) fn len(&self) -> usize {
-        self.unplaced.len() + self.placed.len() + self.running
+        self.unplaced.len() + self.placed.len() + self.running as usize
     }
 
-    fn mark(&mut self, id: OperationId, turn: &Turn, up: bool) {
-        match turn {
-            Turn::Preparing => mark(&mut self.unplaced, id, up),
-            Turn::Waiting { .. } | Turn::Approved => mark(&mut self.placed, id, up),
-            Turn::Running if up => self.running += 1,
-            Turn::Running => self.running -= 1,
-            Turn::Over => {}
-        }
+    fn follow(&mut self, id: OperationId, both: Both<'_, OperationMarks>) {
+        follow(&mut self.unplaced, both, |marks| (marks.turn == Turn::Preparing).then_some(id), |id| id);
+        let placed = |turn| matches!(turn, Turn::Waiting { .. } | Turn::Approved);
+        follow(&mut self.placed, both, |marks| placed(marks.turn).then_some(id), |id| id);
+        count(&mut self.running, both, |marks| marks.turn == Turn::Running);
     }
 }
 
-/// What is counted of a plan.
+/// What there is to do for a plan, as far as indexes of all plans name it.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a question of its own")]
-pub struct PlanIndex {
-    current: Option<DeploymentName>,
-    /// Counts its edits.
-    pub(crate) generation: u32,
-    /// The groups that its replicas are of.
-    pub(crate) groups: Vec<GroupName>,
-    /// Places of it that are only held, by the generation by whose policy they were found.
-    pub(crate) held: BTreeSet<(u32, IncarnationId)>,
-    /// Whether any of them was found by an earlier policy.
-    pub(super) is_outdated: bool,
-    pub(crate) waiting: bool,
-    pub(crate) parked: bool,
-    pub(crate) removing: bool,
-    /// Whether a rule approves updates, and not people.
-    pub(crate) updates_alone: bool,
+pub(super) struct PlanAgenda {
     /// Whether there is something to do now.
     pub(super) is_due: bool,
-    /// Whether operations wait for a place.
-    pub(super) is_unplaced: bool,
     /// When there will be something to do, if not now.
     pub(super) later: Option<Time>,
     /// When the deployment that is carried out will have made no progress for too long.
     pub(super) stalls_at: Option<Time>,
+    /// Whether operations wait for a place.
+    pub(super) is_unplaced: bool,
+    /// Whether any place was found by an earlier policy.
+    pub(super) is_outdated: bool,
+    /// Whether there may be something to say about its spread.
+    pub(super) is_crowded: bool,
+}
+
+/// What is counted of a plan.
+#[derive(Clone, PartialEq, Default, Debug)]
+pub struct PlanIndex {
+    /// The plan itself.
+    pub(super) own: PlanMarks,
+    /// What there is to do for it.
+    pub(super) agenda: PlanAgenda,
+    /// The groups that its replicas are of.
+    pub(crate) groups: Vec<GroupName>,
+    /// Places of it that are only held, by the generation by whose policy they were found.
+    pub(crate) held: BTreeSet<(u32, IncarnationId)>,
     /// Its deployments.
     pub deployments: BTreeMap<DeploymentName, DeploymentIndex>,
     /// How many replicas it has.
@@ -158,10 +151,6 @@ pub struct PlanIndex {
     pub(crate) undecided: BTreeSet<(DeploymentName, ReplicaName)>,
     /// Where its replicas are.
     pub spread: PlanSpread,
-    /// Whether its spread was found to be uneven.
-    uneven: bool,
-    /// Whether there may be something to say about its spread.
-    pub(super) is_crowded: bool,
     /// Moves of its rebalance that are not over, by how far each is.
     pub(crate) moves: RebalanceMoves,
     /// Operations without a place, by the deployment that says what they need: those of one need alike, but for those
@@ -171,6 +160,20 @@ pub struct PlanIndex {
     pub open: u32,
     /// Those of them that disruptions asked for, and replicas that such a move has brought down.
     pub evictions: u32,
+}
+
+impl Deref for PlanIndex {
+    type Target = PlanMarks;
+    fn deref(&self) -> &PlanMarks {
+        &self.own
+    }
+}
+
+impl Deref for DeploymentIndex {
+    type Target = DeploymentMarks;
+    fn deref(&self) -> &DeploymentMarks {
+        &self.own
+    }
 }
 
 impl PlanIndex {
@@ -187,9 +190,8 @@ impl DeploymentIndex {
     }
 
     /// An operation that no deployment asked for, on a replica of it.
-    pub(super) fn asked_besides(&mut self, operation: &Operation, marks: &OperationMarks, up: bool) {
-        let count = match operation.kind {
-            _ if !matches!(marks.turn, Turn::Waiting { .. }) => return,
+    fn asked_besides(&mut self, operation: &Operation, both: Both<'_, OperationMarks>) {
+        let asked = match operation.kind {
             OperationKind::Delete => return,
             OperationKind::Start => &mut self.asked_starts,
             OperationKind::Create
@@ -198,7 +200,7 @@ impl DeploymentIndex {
             | OperationKind::Restart
             | OperationKind::Stop => &mut self.asked_others,
         };
-        *count = if up { *count + 1 } else { *count - 1 };
+        count(asked, both, |marks| marks.waits_until().is_some());
     }
 
     /// Operations that were approved, and have not begun.
@@ -234,68 +236,34 @@ impl DeploymentIndex {
         self.stage.is_none() && self.replicas == 0 && *self == DeploymentIndex::default()
     }
 
-    /// `old`, `new`: of a replica that is not going.
-    pub(super) fn replica(&mut self, this: &Replica, old: Option<&ReplicaMarks>, new: Option<&ReplicaMarks>) {
-        fn group(marks: &ReplicaMarks) -> (bool, Option<&DomainName>) {
-            (marks.healthy, marks.remains().map(|(_, domain)| domain))
-        }
-        let by = |count: &mut u32, holds: fn(&ReplicaMarks) -> bool| {
-            *count -= u32::from(old.is_some_and(holds));
-            *count += u32::from(new.is_some_and(holds));
-        };
-        by(&mut self.present, |_| true);
-        by(&mut self.healthy, |marks| marks.healthy);
-        by(&mut self.ailing, |marks| marks.ailing);
-        by(&mut self.unsettled, |marks| marks.unsettled);
-        by(&mut self.regaining, |marks| marks.regains);
+    fn replica(&mut self, this: &Replica, both: Both<'_, ReplicaMarks>) {
+        count(&mut self.replicas, both, |_| true);
+        let both = both.map(|marks| marks.filter(|marks| !marks.going));
+        count(&mut self.present, both, |_| true);
+        count(&mut self.healthy, both, |marks| marks.healthy);
+        count(&mut self.ailing, both, |marks| marks.ailing);
+        count(&mut self.unsettled, both, |marks| marks.unsettled);
+        count(&mut self.regaining, both, |marks| marks.regains);
         let created = this.meta.created.position;
-        let of = |set: &mut BTreeSet<Oldest>, holds: fn(&ReplicaMarks) -> bool| {
-            let is = new.is_some_and(holds);
-            if old.is_some_and(holds) != is {
-                mark(set, (created, this.name.clone()), is);
-            }
-        };
-        of(&mut self.idle, |marks| marks.idle);
-        of(&mut self.still, |marks| marks.still);
-        of(&mut self.free, |marks| marks.free);
-        let (was, is) = (old.map(group), new.map(group));
-        if was == is {
-            return;
-        }
-        for (key, up) in [(was, false), (is, true)] {
-            let Some((healthy, domain)) = key else { continue };
-            let key = (healthy, domain.cloned());
-            let set = match self.candidates.get_mut(&key) {
-                Some(set) => set,
-                None => self.candidates.entry(key.clone()).or_default(),
-            };
-            mark(set, (Reverse(created), this.name.clone()), up);
-            if set.is_empty() {
-                self.candidates.remove(&key);
-            }
-        }
+        let oldest = |_: ()| (created, this.name.clone());
+        follow(&mut self.idle, both, |marks| marks.idle.then_some(()), oldest);
+        follow(&mut self.still, both, |marks| marks.still.then_some(()), oldest);
+        follow(&mut self.free, both, |marks| marks.free.then_some(()), oldest);
+        follow_by(
+            &mut self.candidates,
+            both,
+            |marks| Some((marks.healthy, marks.remains().map(|(_, domain)| domain))),
+            |(healthy, domain)| (healthy, domain.cloned()),
+            || (Reverse(created), this.name.clone()),
+        );
     }
 
-    pub(super) fn operation(
-        &mut self,
-        operation: &Operation,
-        old: Option<&OperationMarks>,
-        new: Option<&OperationMarks>,
-    ) {
-        let waits = |marks: &OperationMarks| matches!(marks.turn, Turn::Preparing | Turn::Waiting { .. });
-        let is_unstarted = new.is_some_and(waits);
-        if old.is_some_and(waits) != is_unstarted {
-            mark(&mut self.unstarted, operation.id, is_unstarted);
-        }
-        let asks = |marks: &OperationMarks| matches!(marks.turn, Turn::Waiting { .. });
-        let is_asking = new.is_some_and(asks);
-        if old.is_some_and(asks) != is_asking {
-            mark(&mut self.asking, operation.id, is_asking);
-        }
-        let may_abort = new.is_some_and(|marks| marks.may_abort);
-        if old.is_some_and(|marks| marks.may_abort) != may_abort {
-            mark(&mut self.may_abort, operation.id, may_abort);
-        }
+    fn operation(&mut self, operation: &Operation, both: Both<'_, OperationMarks>) {
+        let id = operation.id;
+        let unstarted = |turn| matches!(turn, Turn::Preparing | Turn::Waiting { .. });
+        follow(&mut self.unstarted, both, |marks| unstarted(marks.turn).then_some(id), |id| id);
+        follow(&mut self.asking, both, |marks| marks.waits_until().map(|_| id), |id| id);
+        follow(&mut self.may_abort, both, |marks| marks.may_abort.then_some(id), |id| id);
         let queue = match operation.kind {
             OperationKind::Update => &mut self.queue.updates,
             OperationKind::Create
@@ -305,19 +273,12 @@ impl DeploymentIndex {
             | OperationKind::Stop
             | OperationKind::Delete => &mut self.queue.others,
         };
-        for (marks, up) in [(old, false), (new, true)] {
-            let Some(marks) = marks else { continue };
-            match marks.turn {
-                Turn::Approved => mark(queue, (marks.domain.clone(), operation.id), up),
-                Turn::Running if up => {
-                    self.running.insert(operation.id, marks.domain.clone());
-                }
-                Turn::Running => {
-                    self.running.remove(&operation.id);
-                }
-                Turn::Preparing | Turn::Waiting { .. } | Turn::Over => {}
-            }
-        }
+        let queued = |marks: &OperationMarks| marks.turn == Turn::Approved;
+        follow(queue, both, |marks| queued(marks).then_some(&marks.domain), |domain| (domain.clone(), id));
+        match both[1].filter(|marks| marks.turn == Turn::Running) {
+            Some(marks) => self.running.insert(id, marks.domain.clone()),
+            None => self.running.remove(&id),
+        };
     }
 }
 
@@ -369,28 +330,36 @@ impl PlanIndex {
 
     /// When the deployment that is carried out will have made no progress for too long, unless it waits for people.
     /// `later`: the end of the pause that its strategy makes now.
-    pub(super) fn stalls_at(&self, later: Option<Time>) -> Option<Time> {
+    fn stalls_at(&self, later: Option<Time>) -> Option<Time> {
         let (_, current) = self.current()?;
         let (last, patience) = current.progress?;
         let counts = !self.waits_for_people(current) && !self.parked;
         counts.then(|| later.map_or(last, |later| last.max(later)) + patience)
     }
 
-    pub(super) fn plan(&mut self, plan: Option<&PlanMarks>) {
-        self.current = plan.and_then(|plan| plan.current.clone());
-        self.waiting = plan.is_some_and(|plan| plan.waiting);
-        self.parked = plan.is_some_and(|plan| plan.parked);
-        self.removing = plan.is_some_and(|plan| plan.removing);
-        self.updates_alone = plan.is_some_and(|plan| plan.updates_alone);
-        self.generation = plan.map_or(0, |plan| plan.generation);
-        self.uneven = plan.is_some_and(|plan| plan.uneven);
+    /// What there is to do now, from what is counted.
+    pub(super) fn agenda(&self) -> PlanAgenda {
+        let from = self.work().map(|(from, _)| from);
+        let later = from.filter(|from| *from > Time::EPOCH);
+        PlanAgenda {
+            is_due: from == Some(Time::EPOCH),
+            later,
+            stalls_at: self.stalls_at(later),
+            is_unplaced: !self.unplaced.is_empty(),
+            is_outdated: self.outdated(None).next().is_some(),
+            is_crowded: self.may_be_uneven(),
+        }
     }
 
-    /// Says whether any place was found by an earlier policy, where that changed.
-    pub(super) fn note_outdated(&mut self, name: &PlanName, all: &mut BTreeSet<PlanName>) {
-        let outdated = self.outdated(None).next().is_some();
-        if outdated != std::mem::replace(&mut self.is_outdated, outdated) {
-            mark(all, name.clone(), outdated);
+    /// Changes what is counted of a deployment.
+    pub(super) fn with_deployment(&mut self, name: &DeploymentName, how: impl FnOnce(&mut DeploymentIndex)) {
+        let deployment = match self.deployments.get_mut(name) {
+            Some(deployment) => deployment,
+            None => self.deployments.entry(name.clone()).or_default(),
+        };
+        how(deployment);
+        if deployment.is_empty() {
+            self.deployments.remove(name);
         }
     }
 
@@ -405,33 +374,52 @@ impl PlanIndex {
     }
 
     /// Whether nothing is being done for the plan, and its spread may be uneven, or was found to be.
-    pub(super) fn may_be_uneven(&self) -> bool {
+    fn may_be_uneven(&self) -> bool {
         let busy = self.open > 0 || self.current.is_some() || self.waiting || self.removing || self.parked;
         !busy && (self.uneven || self.spread.is_crowded())
     }
 
-    pub(super) fn operation(&mut self, operation: &Operation, marks: &OperationMarks, up: bool) {
-        if marks.turn == Turn::Preparing {
-            let key = (operation.version.clone(), operation.is_alone().then_some(operation.id));
-            let group = match self.unplaced.get_mut(&key) {
-                Some(group) => group,
-                None => self.unplaced.entry(key.clone()).or_default(),
-            };
-            mark(group, operation.id, up);
-            if group.is_empty() {
-                self.unplaced.remove(&key);
+    pub(super) fn replica(&mut self, places: &Places, this: &Replica, both: Both<'_, ReplicaMarks>) {
+        let name = || this.name.clone();
+        count(&mut self.replicas, both, |_| true);
+        count(&mut self.present, both, |marks| !marks.going);
+        count(&mut self.evictions, both, |marks| marks.downed);
+        follow(&mut self.going, both, |marks| marks.going.then_some(()), |()| name());
+        let undecided = |marks: &ReplicaMarks| marks.undecided.then(|| marks.deployment.clone());
+        follow(&mut self.undecided, both, undecided, |of| (of, name()));
+        self.spread.replica(places, both);
+        match both {
+            [Some(old), Some(new)] if old.deployment != new.deployment => {
+                self.with_deployment(&old.deployment, |of| of.replica(this, [Some(old), None]));
+                self.with_deployment(&new.deployment, |of| of.replica(this, [None, Some(new)]));
             }
+            [_, Some(marks)] | [Some(marks), None] => {
+                self.with_deployment(&marks.deployment, |of| of.replica(this, both));
+            }
+            [None, None] => {}
         }
-        if marks.turn == Turn::Over {
-            return;
+    }
+
+    pub(super) fn operation(&mut self, this: &Operation, both: Both<'_, OperationMarks>) {
+        follow_by(
+            &mut self.unplaced,
+            both,
+            |marks| (marks.turn == Turn::Preparing).then_some(()),
+            |()| (this.version.clone(), this.is_alone().then_some(this.id)),
+            || this.id,
+        );
+        let is_open = |marks: &OperationMarks| marks.turn != Turn::Over;
+        count(&mut self.open, both, is_open);
+        if this.evicts() {
+            count(&mut self.evictions, both, is_open);
         }
-        let by = |count: &mut u32| if up { *count += 1 } else { *count -= 1 };
-        by(&mut self.open);
-        if operation.evicts() {
-            by(&mut self.evictions);
+        if this.purpose == Some(Purpose::Rebalance) {
+            self.moves.follow(this.id, both);
         }
-        if operation.purpose == Some(Purpose::Rebalance) {
-            self.moves.mark(operation.id, &marks.turn, up);
+        // An operation is of one plan and deployment permanently.
+        match &this.deployment {
+            Some(name) => self.with_deployment(name, |of| of.operation(this, both)),
+            None => self.with_deployment(&this.version, |of| of.asked_besides(this, both)),
         }
     }
 

@@ -5,12 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use chancery_events::id::OperationId;
-use chancery_events::name::PolicyName;
-use chancery_events::spec::{PolicySpec, Rule};
+use chancery_events::name::{DomainName, PlanName, PolicyName};
+use chancery_events::spec::{OperationKind, PolicyKind, PolicySpec, Rule};
 
-use super::{Lookup, mark};
-use crate::marks::{OperationMarks, Turn};
-use crate::policy;
+use super::{Lookup, follow_by, mark};
+use crate::marks::{Both, OperationMarks};
 use crate::state::Operation;
 
 /// What is counted of a policy that approves.
@@ -28,7 +27,7 @@ pub struct Policies {
     pub(crate) approving: BTreeMap<PolicyName, PolicyIndex>,
     /// Those that want a second pair of eyes.
     pub(crate) four_eyes: BTreeMap<PolicyName, Arc<PolicySpec>>,
-    /// Operations that one approved and that are not over, by its rule.
+    /// Operations that one approved and that are not over, by its name.
     pub(crate) in_flight: BTreeMap<String, BTreeSet<OperationId>>,
     /// Operations that wait for approval.
     waiting: Lookup<OperationId, Waiting>,
@@ -37,7 +36,9 @@ pub struct Policies {
 /// What policies ask about an operation that waits for approval.
 #[derive(Clone, PartialEq, Debug)]
 struct Waiting {
-    about: policy::About,
+    kind: OperationKind,
+    plan: PlanName,
+    domain: Option<DomainName>,
     /// Whether its deployment asked for it, and nobody else.
     deploys: bool,
     /// Whether that begins nothing more: nobody approves the operation then.
@@ -54,10 +55,8 @@ impl Policies {
                 self.four_eyes.insert(name.clone(), Arc::clone(spec));
             }
             Rule::Approve { .. } => {
-                let about = self
-                    .waiting
-                    .iter()
-                    .filter(|(_, waiting)| !waiting.given_up && policy::is_about(spec, &waiting.about));
+                let about =
+                    self.waiting.iter().filter(|(_, waiting)| !waiting.given_up && waiting.is_of(spec));
                 let waiting = about.map(|(id, _)| *id).collect();
                 self.approving.insert(name.clone(), PolicyIndex { spec: Arc::clone(spec), waiting });
             }
@@ -78,40 +77,46 @@ impl Policies {
     pub(super) fn operation(
         &mut self,
         operation: &Operation,
-        marks: &OperationMarks,
+        both: Both<'_, OperationMarks>,
         given_up: impl FnOnce() -> bool,
-        up: bool,
     ) {
         let id = operation.id;
-        if let Turn::Waiting { .. } = marks.turn {
-            if up {
-                let deploys = operation.by.is_none();
-                let given_up = deploys && given_up();
-                let about = policy::About {
-                    kind: operation.kind,
-                    plan: operation.plan.clone(),
-                    domain: marks.domain.clone(),
-                };
-                let waiting = Waiting { about, deploys, given_up };
-                wait(&mut self.approving, id, &waiting, true);
-                self.waiting.insert(id, waiting);
-            } else if let Some(waiting) = self.waiting.remove(&id) {
-                wait(&mut self.approving, id, &waiting, false);
-            }
+        let [was, is] = both.map(|marks| marks.filter(|marks| marks.waits_until().is_some()));
+        if let Some(waiting) = was.and_then(|_| self.waiting.remove(&id)) {
+            wait(&mut self.approving, id, &waiting, false);
         }
-        if let Some(rule) = &marks.by_policy {
-            let set = self.in_flight.entry(rule.clone()).or_default();
-            mark(set, id, up);
-            if set.is_empty() {
-                self.in_flight.remove(rule);
-            }
+        if let Some(marks) = is {
+            let deploys = operation.by.is_none();
+            let (kind, plan, domain) = (operation.kind, operation.plan.clone(), marks.domain.clone());
+            let waiting = Waiting { kind, plan, domain, deploys, given_up: deploys && given_up() };
+            wait(&mut self.approving, id, &waiting, true);
+            self.waiting.insert(id, waiting);
         }
+        follow_by(&mut self.in_flight, both, |marks| marks.by_policy.as_ref(), Clone::clone, || id);
     }
+}
+
+impl Waiting {
+    fn is_of(&self, spec: &PolicySpec) -> bool {
+        is_about_work(spec, self.kind.into(), Some(&self.plan), self.domain.as_ref())
+    }
+}
+
+/// Whether the policy is about such work: of a plan, if that is known, in a domain, if it is in one.
+pub(crate) fn is_about_work(
+    spec: &PolicySpec,
+    kind: PolicyKind,
+    plan: Option<&PlanName>,
+    domain: Option<&DomainName>,
+) -> bool {
+    (spec.kinds.is_empty() || spec.kinds.contains(&kind))
+        && (spec.plans.is_empty() || plan.is_some_and(|plan| spec.plans.contains(plan)))
+        && (spec.domains.is_empty() || domain.is_some_and(|domain| spec.domains.contains(domain)))
 }
 
 /// The operation waits for the policies that are about it, or does no more.
 fn wait(approving: &mut BTreeMap<PolicyName, PolicyIndex>, id: OperationId, waiting: &Waiting, up: bool) {
-    for of in approving.values_mut().filter(|of| policy::is_about(&of.spec, &waiting.about)) {
+    for of in approving.values_mut().filter(|of| waiting.is_of(&of.spec)) {
         mark(&mut of.waiting, id, up && !waiting.given_up);
     }
 }

@@ -10,12 +10,10 @@ use std::sync::Arc;
 
 use chancery_events::name::{DomainName, NodeName};
 
-use rustc_hash::FxHashMap;
-use smallvec::SmallVec;
-
 use super::Lookup;
-use crate::marks::ReplicaMarks;
+use crate::marks::{Both, ReplicaMarks};
 use crate::places::{Places, SiteNumber};
+use rustc_hash::FxHashMap;
 
 /// Replicas of a plan on a node.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -98,13 +96,35 @@ impl PlanSpread {
     }
 
     /// Follows a change of a replica.
-    pub(super) fn replica(&mut self, change: &ReplicaMoves) {
-        for (site, place, held, remaining) in &change.nodes {
-            self.step(*site, place, *held, *remaining);
+    pub(super) fn replica(&mut self, places: &Places, both: Both<'_, ReplicaMarks>) {
+        let [old, new] = both;
+        let remaining = both.map(|marks| marks.and_then(ReplicaMarks::remains));
+        if let (Some(old), Some(new)) = (old, new)
+            && old.places == new.places
+            && remaining[0] == remaining[1]
+        {
+            return;
         }
-        for (domain, up) in [(&change.from, false), (&change.to, true)] {
-            if let Some(domain) = domain {
-                self.domain(domain, up);
+        let holds = |marks: Option<&ReplicaMarks>, place| marks.is_some_and(|marks| marks.holds(place));
+        let before = old.into_iter().flat_map(|old| old.places.iter().flatten());
+        let after = new.into_iter().flat_map(|new| new.places.iter().flatten());
+        for place in before.chain(after.filter(|place| !holds(old, place))) {
+            let held = (holds(old, place), holds(new, place));
+            let remains = (remaining[0] == Some(place), remaining[1] == Some(place));
+            if held.0 != held.1 || remains.0 != remains.1 {
+                let site = places.number(&place.0);
+                debug_assert!(site.is_some(), "a node is known as long as there is a place on it");
+                if let Some(site) = site {
+                    self.step(site, place, held, remains);
+                }
+            }
+        }
+        let [from, to] = remaining.map(|place| place.map(|(_, domain)| domain));
+        if from != to {
+            for (domain, up) in [(from, false), (to, true)] {
+                if let Some(domain) = domain {
+                    self.domain(domain, up);
+                }
             }
         }
     }
@@ -171,55 +191,5 @@ impl fmt::Debug for PlanSpread {
             nodes.values().map(|count| (count.held, count.remaining, count.runs)).collect();
         nodes.sort_unstable();
         f.debug_tuple("PlanSpread").field(&nodes).field(domains).field(crowded).finish()
-    }
-}
-
-/// Where a replica held a place or remained before a change and does not after it, or the other way round.
-pub(super) struct ReplicaMoves {
-    nodes: SmallVec<[NodeMove; 2]>,
-    from: Option<DomainName>,
-    to: Option<DomainName>,
-}
-
-/// Node, with its domain; whether the replica held a place there and does, and whether it remained there and does.
-type NodeMove = (SiteNumber, (NodeName, DomainName), (bool, bool), (bool, bool));
-
-impl ReplicaMoves {
-    pub(super) fn new(
-        places: &Places,
-        old: Option<&ReplicaMarks>,
-        new: Option<&ReplicaMarks>,
-    ) -> ReplicaMoves {
-        if let (Some(old), Some(new)) = (old, new)
-            && old.places == new.places
-            && old.remains() == new.remains()
-        {
-            return ReplicaMoves { nodes: SmallVec::new(), from: None, to: None };
-        }
-        let holds = |marks: Option<&ReplicaMarks>, place| marks.is_some_and(|marks| marks.holds(place));
-        let remains = |marks: Option<&ReplicaMarks>, place: &(NodeName, DomainName)| {
-            marks.is_some_and(|marks| marks.remains() == Some(place))
-        };
-        let before = old.into_iter().flat_map(|old| old.places.iter().flatten());
-        let after = new.into_iter().flat_map(|new| new.places.iter().flatten());
-        let mut nodes = SmallVec::new();
-        for place in before.chain(after.filter(|place| !holds(old, place))) {
-            let held = (holds(old, place), holds(new, place));
-            let remaining = (remains(old, place), remains(new, place));
-            if held.0 != held.1 || remaining.0 != remaining.1 {
-                let site = places.number(&place.0);
-                debug_assert!(site.is_some(), "a node is known as long as there is a place on it");
-                nodes.extend(site.map(|site| (site, place.clone(), held, remaining)));
-            }
-        }
-        let domain = |marks: Option<&ReplicaMarks>| {
-            marks.and_then(ReplicaMarks::remains).map(|(_, domain)| domain.clone())
-        };
-        let (from, to) = (domain(old), domain(new));
-        if from == to {
-            ReplicaMoves { nodes, from: None, to: None }
-        } else {
-            ReplicaMoves { nodes, from, to }
-        }
     }
 }

@@ -5,8 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use chancery_events::id::{IncarnationId, VolumeId};
 use chancery_events::name::{NodeName, ReplicaName, VolumeName};
 
-use super::mark;
-use crate::marks::VolumeMarks;
+use super::{follow, follow_by, mark};
+use crate::marks::{Both, VolumeMarks};
+use crate::state::Volume;
 
 /// What follows from volumes and those that are to use them.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -59,40 +60,47 @@ impl Volumes {
         }
     }
 
-    pub(super) fn volume(&mut self, volume: &VolumeMarks, is_expunged: bool, up: bool) {
-        let name = &volume.name;
-        if up {
-            self.names.insert(volume.id, name.clone());
-        } else {
-            self.names.remove(&volume.id);
-        }
-        if let Some(owner) = &volume.owner {
-            mark_in(&mut self.owned, owner, name, up);
-        }
-        mark_in(&mut self.on_nodes, &volume.node, name, up);
-        if volume.may_be {
-            mark(&mut self.present, name.clone(), up);
-        }
-        mark(&mut self.lost, name.clone(), up && is_expunged && volume.may_be);
-        if volume.is_unused {
-            mark(&mut self.unused, name.clone(), up);
-        }
-        if volume.blocks {
-            mark(&mut self.blocking, name.clone(), up);
-        }
-        for run in self.awaited.get(name).cloned().unwrap_or_default() {
+    /// `is_expunged`: whether a node is gone.
+    pub(super) fn volume(
+        &mut self,
+        this: &Volume,
+        both: Both<'_, VolumeMarks>,
+        is_expunged: impl Fn(&NodeName) -> bool,
+    ) {
+        let name = || this.name.clone();
+        let entry = |_: ()| name();
+        match both {
+            [_, Some(_)] => self.names.insert(this.id, name()),
+            [_, None] => self.names.remove(&this.id),
+        };
+        follow_by(&mut self.owned, both, |marks| marks.owner.as_ref(), Clone::clone, name);
+        follow_by(&mut self.on_nodes, both, |marks| Some(&marks.node), Clone::clone, name);
+        follow(&mut self.present, both, |marks| marks.may_be.then_some(()), entry);
+        let lost = |marks: &VolumeMarks| (marks.may_be && is_expunged(&marks.node)).then_some(());
+        follow(&mut self.lost, both, lost, entry);
+        follow(&mut self.unused, both, |marks| marks.is_unused.then_some(()), entry);
+        follow(&mut self.blocking, both, |marks| marks.blocks.then_some(()), entry);
+        for run in self.awaited.get(&this.name).cloned().unwrap_or_default() {
             self.look_at(run);
         }
     }
 
-    pub(super) fn run(&mut self, run: IncarnationId, needs: &[VolumeName], up: bool) {
-        for name in needs {
-            mark_in(&mut self.awaited, name, &run, up);
-        }
-        if up {
-            self.waiting.insert(run, needs.to_vec());
-        } else {
-            self.waiting.remove(&run);
+    /// The volumes for which a run waited alone, and waits.
+    pub(super) fn run(&mut self, run: IncarnationId, needs: [Option<&[VolumeName]>; 2]) {
+        match needs {
+            [None, Some(needs)] => {
+                for name in needs {
+                    self.awaited.entry(name.clone()).or_default().insert(run);
+                }
+                self.waiting.insert(run, needs.to_vec());
+            }
+            [Some(needs), None] => {
+                for name in needs {
+                    follow_by(&mut self.awaited, [Some(name), None], Some, Clone::clone, || run);
+                }
+                self.waiting.remove(&run);
+            }
+            [None, None] | [Some(_), Some(_)] => return,
         }
         self.look_at(run);
     }
@@ -101,16 +109,5 @@ impl Volumes {
         let blocked = |needs: &Vec<VolumeName>| needs.iter().any(|name| self.blocking.contains(name));
         let is_served = self.waiting.get(&run).is_some_and(|needs| !blocked(needs));
         mark(&mut self.served, run, is_served);
-    }
-}
-
-fn mark_in<K: Ord + Clone, V: Ord + Clone>(sets: &mut BTreeMap<K, BTreeSet<V>>, key: &K, item: &V, up: bool) {
-    if up {
-        sets.entry(key.clone()).or_default().insert(item.clone());
-    } else if let Some(set) = sets.get_mut(key) {
-        set.remove(item);
-        if set.is_empty() {
-            sets.remove(key);
-        }
     }
 }

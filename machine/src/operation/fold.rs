@@ -101,7 +101,7 @@ pub(crate) fn approved(fleet: &mut Fleet, fact: &OperationApproved, at: At) -> R
         incarnation::By::from(operation)
     })?;
     // What the plan's own rule approves waits for nobody.
-    let by_rule = matches!(&fact.by, Approver::Rule(rule) if !rule.starts_with("policy/"));
+    let by_rule = matches!(fact.by, Approver::Rule(_)) && fact.by.policy().is_none();
     if !by_rule {
         decided(fleet, fact.operation, at)?;
     }

@@ -340,7 +340,7 @@ fn reserve(
         volumes: scheduler::storage(version, stored, &place.node),
         proposal: Proposal { hash, expires: ctx.now + policy.timeouts().approval() },
         follows: *follows,
-        groups: deployment::affinity(policy),
+        groups: policy.groups(),
         strained: place.strained.clone(),
         mounts: volume::names(version, &replica.name),
     });

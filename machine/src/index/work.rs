@@ -7,7 +7,7 @@ use chancery_events::name::{DeploymentName, ReplicaName};
 use chancery_events::spec::Strategy;
 use chancery_events::time::Time;
 
-use crate::index::{DeploymentIndex, PlanIndex, Queue};
+use super::{DeploymentIndex, PlanIndex, Queue};
 use crate::marks::Stage;
 use crate::state::Set;
 

@@ -47,14 +47,6 @@ impl<R> fmt::Debug for Filter<R> {
 }
 
 impl<R: 'static> Filter<R> {
-    /// By a value with a text form.
-    pub(crate) fn named<T>(text: &str, holds: fn(&R, &T) -> bool) -> Result<Filter<R>, String>
-    where
-        T: FromStr<Err: fmt::Display> + Send + Sync + 'static,
-    {
-        Filter::led(text, holds, |_| None)
-    }
-
     /// By a value with a text form, for which there may be an index.
     pub(crate) fn led<T>(
         text: &str,
@@ -128,10 +120,35 @@ pub(crate) fn read<R: Row>(given: &[(String, String)]) -> Result<Vec<Filter<R>>,
     Ok(filters)
 }
 
-/// A way that every value has.
-macro_rules! way {
-    ($index:expr, $type:ty) => {
-        |name: $type| Some($crate::filter::Way::Entries($index.of(name.as_str())))
+/// A filter by a value with a text form; with an index of names, or whatever leads to the rows of a value.
+macro_rules! by_name {
+    ($name:literal, $type:ty, $holds:expr) => {
+        $crate::filter::by_name!($name, $type, $holds, |_| None)
+    };
+    ($name:literal, $type:ty, $holds:expr, $index:path) => {
+        $crate::filter::by_name!($name, $type, $holds, |name| Some($crate::filter::Way::Entries(
+            $index.of(name.as_str())
+        )))
+    };
+    ($name:literal, $type:ty, $holds:expr, $way:expr) => {
+        $crate::filter::Def {
+            name: $name,
+            read: |text| $crate::filter::Filter::<Self>::led::<$type>(text, $holds, $way),
+        }
     };
 }
-pub(crate) use way;
+pub(crate) use by_name;
+
+/// A filter by one of a set of words, perhaps with what leads to the rows of a word.
+macro_rules! by_word {
+    ($name:literal, $all:expr, $of:expr) => {
+        $crate::filter::by_word!($name, $all, $of, |_| None)
+    };
+    ($name:literal, $all:expr, $of:expr, $way:expr) => {
+        $crate::filter::Def {
+            name: $name,
+            read: |text| $crate::filter::Filter::<Self>::word(text, $all, $of, $way),
+        }
+    };
+}
+pub(crate) use by_word;

@@ -15,11 +15,7 @@
 //! common (`running`, `succeeded`) is found by looking at all of them. Ids have 16 bytes, so that the key of a row
 //! can be told from the end of an entry.
 
-use chancery_events::name::{NodeName, PlanName, ReplicaName};
-
-use crate::rows::{
-    DeploymentRow, IncarnationRow, NodeRow, OperationRow, OperationWord, PhaseWord, ReplicaRow,
-};
+use chancery_events::name::{PlanName, ReplicaName};
 
 /// The indexes. The number stands before the entries in the store, behind all kinds of rows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -68,92 +64,9 @@ impl Index {
 pub struct Entries(pub(crate) Vec<Vec<u8>>);
 
 impl Entries {
-    fn put(&mut self, mut prefix: Vec<u8>, key: &[u8]) {
+    /// Adds the entry that leads from a prefix to a key.
+    pub(crate) fn put(&mut self, mut prefix: Vec<u8>, key: &[u8]) {
         prefix.extend_from_slice(key);
         self.0.push(prefix);
-    }
-
-    fn node(&mut self, index: Index, node: Option<&NodeName>, key: &[u8]) {
-        if let Some(node) = node {
-            self.put(index.of(node.as_str()), key);
-        }
-    }
-}
-
-impl NodeRow {
-    /// What else its entries are made of never changes.
-    pub(crate) fn has_entries_of(&self, other: &NodeRow) -> bool {
-        self.cluster == other.cluster && self.domain == other.domain && self.zone == other.zone
-    }
-
-    pub(crate) fn entries(&self, to: &mut Entries) {
-        let key = self.name.as_str().as_bytes();
-        if let Some(cluster) = &self.cluster {
-            to.put(Index::NodeCluster.of(cluster.as_str()), key);
-        }
-        to.put(Index::NodeDomain.of(self.domain.as_str()), key);
-        if let Some(zone) = &self.zone {
-            to.put(Index::NodeZone.of(zone.as_str()), key);
-        }
-    }
-}
-
-impl DeploymentRow {
-    /// What else its entries are made of never changes.
-    pub(crate) fn has_entries_of(&self, other: &DeploymentRow) -> bool {
-        self.stalled_at.is_some() == other.stalled_at.is_some()
-    }
-
-    pub(crate) fn entries(&self, to: &mut Entries) {
-        if self.stalled_at.is_some() {
-            let key = format!("{}\0{}", self.plan, self.name);
-            to.put(Index::DeploymentStalled.of_word(1), key.as_bytes());
-        }
-    }
-}
-
-impl ReplicaRow {
-    /// What else its entries are made of never changes.
-    pub(crate) fn has_entries_of(&self, other: &ReplicaRow) -> bool {
-        self.node == other.node && self.phase == other.phase
-    }
-
-    pub(crate) fn entries(&self, to: &mut Entries) {
-        let key = self.name.as_str().as_bytes();
-        to.put(Index::ReplicaPlan.of(self.plan.as_str()), key);
-        to.node(Index::ReplicaNode, self.node.as_ref(), key);
-        if self.phase != PhaseWord::Running {
-            to.put(Index::ReplicaPhase.of_word(self.phase as u8), key);
-        }
-    }
-}
-
-impl IncarnationRow {
-    /// What its entries are made of never changes.
-    #[expect(clippy::unused_self, reason = "as the other rows have it")]
-    pub(crate) fn has_entries_of(&self, _other: &IncarnationRow) -> bool {
-        true
-    }
-
-    pub(crate) fn entries(&self, to: &mut Entries) {
-        let id = self.id.uuid();
-        to.put(Index::IncarnationReplica.of_replica(&self.plan, &self.replica), id.as_bytes());
-        to.node(Index::IncarnationNode, Some(&self.node), id.as_bytes());
-    }
-}
-
-impl OperationRow {
-    /// What else its entries are made of never changes.
-    pub(crate) fn has_entries_of(&self, other: &OperationRow) -> bool {
-        self.node == other.node && self.state == other.state
-    }
-
-    pub(crate) fn entries(&self, to: &mut Entries) {
-        let id = self.id.uuid();
-        to.put(Index::OperationReplica.of_replica(&self.plan, &self.replica), id.as_bytes());
-        to.node(Index::OperationNode, self.node.as_ref(), id.as_bytes());
-        if self.state != OperationWord::Succeeded {
-            to.put(Index::OperationState.of_word(self.state as u8), id.as_bytes());
-        }
     }
 }

@@ -15,7 +15,7 @@ use chancery_machine::state::{ApprovalRequest, Disruption, RequestState, Volume,
 
 use super::row;
 use crate::counts::Counts;
-use crate::filter::{Def, Filter, way};
+use crate::filter::{Def, Filter, by_name, by_word};
 use crate::index::{Entries, Index};
 use crate::kind::Row;
 use crate::rows::{
@@ -25,14 +25,8 @@ use crate::rows::{
 
 impl Row for ClusterRow {
     const FILTERS: &'static [Def<ClusterRow>] = &[
-        Def {
-            name: "runtime",
-            read: |text| Filter::word(text, Runtime::ALL, |row: &ClusterRow| row.runtime, |_| None),
-        },
-        Def {
-            name: "activity",
-            read: |text| Filter::word(text, Activity::ALL, |row: &ClusterRow| row.activity, |_| None),
-        },
+        by_word!("runtime", Runtime::ALL, |row| row.runtime),
+        by_word!("activity", Activity::ALL, |row| row.activity),
     ];
 
     fn of(fleet: &Fleet, counts: &Counts, name: &ClusterName) -> Option<ClusterRow> {
@@ -51,14 +45,8 @@ impl Row for ClusterRow {
 
 impl Row for CapabilityRow {
     const FILTERS: &'static [Def<CapabilityRow>] = &[
-        Def {
-            name: "type",
-            read: |text| Filter::named(text, |row: &CapabilityRow, kind: &CapabilityType| row.kind == *kind),
-        },
-        Def {
-            name: "activity",
-            read: |text| Filter::word(text, Activity::ALL, |row: &CapabilityRow| row.activity, |_| None),
-        },
+        by_name!("type", CapabilityType, |row, kind| row.kind == *kind),
+        by_word!("activity", Activity::ALL, |row| row.activity),
     ];
 
     fn of(fleet: &Fleet, _: &Counts, name: &CapabilityName) -> Option<CapabilityRow> {
@@ -74,37 +62,11 @@ impl Row for CapabilityRow {
 
 impl Row for NodeRow {
     const FILTERS: &'static [Def<NodeRow>] = &[
-        Def {
-            name: "state",
-            read: |text| Filter::word(text, NodeState::ALL, |row: &NodeRow| row.state, |_| None),
-        },
-        Def {
-            name: "cluster",
-            read: |text| {
-                let way = way!(Index::NodeCluster, ClusterName);
-                Filter::led(text, |row: &NodeRow, it: &ClusterName| row.cluster.as_ref() == Some(it), way)
-            },
-        },
-        Def {
-            name: "domain",
-            read: |text| {
-                let way = way!(Index::NodeDomain, DomainName);
-                Filter::led(text, |row: &NodeRow, it: &DomainName| row.domain == *it, way)
-            },
-        },
-        Def {
-            name: "zone",
-            read: |text| {
-                let way = way!(Index::NodeZone, ZoneName);
-                Filter::led(text, |row: &NodeRow, it: &ZoneName| row.zone.as_ref() == Some(it), way)
-            },
-        },
-        Def {
-            name: "capability",
-            read: |text| {
-                Filter::named(text, |row: &NodeRow, name: &CapabilityName| row.capabilities.contains(name))
-            },
-        },
+        by_word!("state", NodeState::ALL, |row| row.state),
+        by_name!("cluster", ClusterName, |row, it| row.cluster.as_ref() == Some(it), Index::NodeCluster),
+        by_name!("domain", DomainName, |row, it| row.domain == *it, Index::NodeDomain),
+        by_name!("zone", ZoneName, |row, it| row.zone.as_ref() == Some(it), Index::NodeZone),
+        by_name!("capability", CapabilityName, |row, name| row.capabilities.contains(name)),
         Def { name: "label", read: label },
         Def { name: "remaining_cpu_gte", read: |text| at_least(parse_cpu(text), |row| row.remaining.cpu) },
         Def {
@@ -144,11 +106,18 @@ impl Row for NodeRow {
     }
 
     fn index(&self, to: &mut Entries) {
-        self.entries(to);
+        let key = self.name.as_str().as_bytes();
+        if let Some(cluster) = &self.cluster {
+            to.put(Index::NodeCluster.of(cluster.as_str()), key);
+        }
+        to.put(Index::NodeDomain.of(self.domain.as_str()), key);
+        if let Some(zone) = &self.zone {
+            to.put(Index::NodeZone.of(zone.as_str()), key);
+        }
     }
 
     fn is_indexed_as(&self, other: &Self) -> bool {
-        self.has_entries_of(other)
+        self.cluster == other.cluster && self.domain == other.domain && self.zone == other.zone
     }
 }
 
@@ -194,18 +163,9 @@ impl Row for PolicyRow {
 
 impl Row for RequestRow {
     const FILTERS: &'static [Def<RequestRow>] = &[
-        Def {
-            name: "state",
-            read: |text| Filter::word(text, RequestWord::ALL, |row: &RequestRow| row.state, |_| None),
-        },
-        Def {
-            name: "kind",
-            read: |text| Filter::word(text, RequestedKind::ALL, |row: &RequestRow| row.kind, |_| None),
-        },
-        Def {
-            name: "subject",
-            read: |text| Filter::named(text, |row: &RequestRow, subject: &Subject| row.subject == *subject),
-        },
+        by_word!("state", RequestWord::ALL, |row| row.state),
+        by_word!("kind", RequestedKind::ALL, |row| row.kind),
+        by_name!("subject", Subject, |row, subject| row.subject == *subject),
     ];
 
     fn of(fleet: &Fleet, _: &Counts, id: &RequestId) -> Option<RequestRow> {
@@ -264,34 +224,11 @@ fn request_message(request: &ApprovalRequest) -> String {
 
 impl Row for VolumeRow {
     const FILTERS: &'static [Def<VolumeRow>] = &[
-        Def {
-            name: "cluster",
-            read: |text| {
-                Filter::named(text, |row: &VolumeRow, cluster: &ClusterName| row.cluster == *cluster)
-            },
-        },
-        Def {
-            name: "node",
-            read: |text| Filter::named(text, |row: &VolumeRow, node: &NodeName| row.node == *node),
-        },
-        Def {
-            name: "owner",
-            read: |text| {
-                Filter::named(text, |row: &VolumeRow, owner: &ReplicaName| row.owner.as_ref() == Some(owner))
-            },
-        },
-        Def {
-            name: "replica",
-            read: |text| {
-                Filter::named(text, |row: &VolumeRow, replica: &ReplicaName| {
-                    row.replica.as_ref() == Some(replica)
-                })
-            },
-        },
-        Def {
-            name: "state",
-            read: |text| Filter::word(text, VolumeWord::ALL, |row: &VolumeRow| row.state, |_| None),
-        },
+        by_name!("cluster", ClusterName, |row, cluster| row.cluster == *cluster),
+        by_name!("node", NodeName, |row, node| row.node == *node),
+        by_name!("owner", ReplicaName, |row, owner| row.owner.as_ref() == Some(owner)),
+        by_name!("replica", ReplicaName, |row, replica| row.replica.as_ref() == Some(replica)),
+        by_word!("state", VolumeWord::ALL, |row| row.state),
     ];
 
     fn of(fleet: &Fleet, _: &Counts, name: &VolumeName) -> Option<VolumeRow> {
@@ -335,16 +272,8 @@ fn volume_message(volume: &Volume) -> String {
 
 impl Row for SessionRow {
     const FILTERS: &'static [Def<SessionRow>] = &[
-        Def {
-            name: "cluster",
-            read: |text| {
-                Filter::named(text, |row: &SessionRow, cluster: &ClusterName| row.cluster == *cluster)
-            },
-        },
-        Def {
-            name: "state",
-            read: |text| Filter::word(text, SessionWord::ALL, |row: &SessionRow| row.state, |_| None),
-        },
+        by_name!("cluster", ClusterName, |row, cluster| row.cluster == *cluster),
+        by_word!("state", SessionWord::ALL, |row| row.state),
     ];
 
     fn of(fleet: &Fleet, _: &Counts, id: &SessionId) -> Option<SessionRow> {

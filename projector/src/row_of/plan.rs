@@ -11,25 +11,16 @@ use chancery_machine::state::{Deployment, DeploymentState, Plan, Set};
 
 use super::{row, waits_because};
 use crate::counts::{Counts, OPEN, PlanCounts};
-use crate::filter::{Def, Filter, Way};
+use crate::filter::{Def, Filter, Way, by_name, by_word};
 use crate::index::{Entries, Index};
 use crate::kind::{Row, RowKind};
 use crate::rows::{DeploymentRow, DeploymentWord, OperationWord, PhaseWord, PlanRow, SetWord, SpreadRow};
 
 impl Row for PlanRow {
     const FILTERS: &'static [Def<PlanRow>] = &[
-        Def {
-            name: "activity",
-            read: |text| Filter::word(text, Activity::ALL, |row: &PlanRow| row.activity, |_| None),
-        },
-        Def {
-            name: "namespace",
-            read: |text| Filter::named(text, |row: &PlanRow, it: &Namespace| row.spec.namespace == *it),
-        },
-        Def {
-            name: "service",
-            read: |text| Filter::named(text, |row: &PlanRow, it: &ServiceName| row.spec.service == *it),
-        },
+        by_word!("activity", Activity::ALL, |row| row.activity),
+        by_name!("namespace", Namespace, |row, it| row.spec.namespace == *it),
+        by_name!("service", ServiceName, |row, it| row.spec.service == *it),
     ];
 
     fn of(fleet: &Fleet, counts: &Counts, name: &PlanName) -> Option<PlanRow> {
@@ -126,39 +117,14 @@ fn spread_message(fleet: &Fleet, plan: &Plan) -> String {
 
 impl Row for DeploymentRow {
     const FILTERS: &'static [Def<DeploymentRow>] = &[
-        Def {
-            name: "plan",
-            read: |text| {
-                Filter::led(
-                    text,
-                    |row: &DeploymentRow, plan: &PlanName| row.plan == *plan,
-                    |plan: PlanName| {
-                        let mut prefix = vec![RowKind::Deployments as u8];
-                        prefix.extend_from_slice(plan.as_str().as_bytes());
-                        prefix.push(0);
-                        Some(Way::Rows(prefix))
-                    },
-                )
-            },
-        },
-        Def {
-            name: "state",
-            read: |text| Filter::word(text, DeploymentWord::ALL, |row: &DeploymentRow| row.state, |_| None),
-        },
-        Def {
-            name: "stalled",
-            read: |text| {
-                let way = |stalled: YesNo| {
-                    (stalled == YesNo::Yes).then(|| Way::Entries(Index::DeploymentStalled.of_word(1)))
-                };
-                Filter::word(
-                    text,
-                    &[YesNo::Yes, YesNo::No],
-                    |row: &DeploymentRow| YesNo::of(row.stalled_at.is_some()),
-                    way,
-                )
-            },
-        },
+        by_name!("plan", PlanName, |row, plan| row.plan == *plan, |plan| {
+            let mut prefix = vec![RowKind::Deployments as u8];
+            prefix.extend_from_slice(plan.as_str().as_bytes());
+            prefix.push(0);
+            Some(Way::Rows(prefix))
+        }),
+        by_word!("state", DeploymentWord::ALL, |row| row.state),
+        Def { name: "stalled", read: stalled },
     ];
 
     fn of(fleet: &Fleet, counts: &Counts, key: &DeploymentKey) -> Option<DeploymentRow> {
@@ -195,34 +161,26 @@ impl Row for DeploymentRow {
     }
 
     fn index(&self, to: &mut Entries) {
-        self.entries(to);
+        if self.stalled_at.is_some() {
+            let key = format!("{}\0{}", self.plan, self.name);
+            to.put(Index::DeploymentStalled.of_word(1), key.as_bytes());
+        }
     }
 
     fn is_indexed_as(&self, other: &Self) -> bool {
-        self.has_entries_of(other)
+        self.stalled_at.is_some() == other.stalled_at.is_some()
     }
 }
 
-/// The answer to a question of a filter.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum YesNo {
-    Yes,
-    No,
-}
-
-impl YesNo {
-    const fn of(holds: bool) -> YesNo {
-        if holds { YesNo::Yes } else { YesNo::No }
-    }
-}
-
-impl std::fmt::Display for YesNo {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            YesNo::Yes => "yes",
-            YesNo::No => "no",
-        })
-    }
+/// `yes` or `no`: whether the deployment is stalled.
+fn stalled(text: &str) -> Result<Filter<DeploymentRow>, String> {
+    let wanted = match text {
+        "yes" => true,
+        "no" => false,
+        _ => return Err("write one of yes, no".to_owned()),
+    };
+    let way = wanted.then(|| Way::Entries(Index::DeploymentStalled.of_word(1)));
+    Ok(Filter { holds: Box::new(move |row: &DeploymentRow| row.stalled_at.is_some() == wanted), way })
 }
 
 /// A deployment may count replicas in that an earlier one brought up, so its progress is that of its plan; what is

@@ -12,7 +12,7 @@ use chancery_machine::state::{Incarnation, IncarnationState, Operation, Operatio
 
 use super::{WAITS, row};
 use crate::counts::Counts;
-use crate::filter::{Def, Filter, Way, way};
+use crate::filter::{Def, Way, by_name, by_word};
 use crate::fold::View;
 use crate::index::{Entries, Index};
 use crate::kind::Row;
@@ -24,44 +24,14 @@ use crate::rows::{
 
 impl Row for ReplicaRow {
     const FILTERS: &'static [Def<ReplicaRow>] = &[
-        Def {
-            name: "plan",
-            read: |text| {
-                let way = way!(Index::ReplicaPlan, PlanName);
-                Filter::led(text, |row: &ReplicaRow, plan: &PlanName| row.plan == *plan, way)
-            },
-        },
-        Def {
-            name: "deployment",
-            read: |text| {
-                Filter::named(text, |row: &ReplicaRow, name: &DeploymentName| row.deployment == *name)
-            },
-        },
-        Def {
-            name: "node",
-            read: |text| {
-                let way = way!(Index::ReplicaNode, NodeName);
-                Filter::led(text, |row: &ReplicaRow, node: &NodeName| row.node.as_ref() == Some(node), way)
-            },
-        },
-        Def {
-            name: "phase",
-            read: |text| {
-                Filter::word(
-                    text,
-                    PhaseWord::ALL,
-                    |row: &ReplicaRow| row.phase,
-                    |phase| {
-                        let is_kept = phase != PhaseWord::Running;
-                        is_kept.then(|| Way::Entries(Index::ReplicaPhase.of_word(phase as u8)))
-                    },
-                )
-            },
-        },
-        Def {
-            name: "will",
-            read: |text| Filter::word(text, WillWord::ALL, |row: &ReplicaRow| row.will, |_| None),
-        },
+        by_name!("plan", PlanName, |row, plan| row.plan == *plan, Index::ReplicaPlan),
+        by_name!("deployment", DeploymentName, |row, name| row.deployment == *name),
+        by_name!("node", NodeName, |row, node| row.node.as_ref() == Some(node), Index::ReplicaNode),
+        by_word!("phase", PhaseWord::ALL, |row| row.phase, |phase| {
+            let is_kept = phase != PhaseWord::Running;
+            is_kept.then(|| Way::Entries(Index::ReplicaPhase.of_word(phase as u8)))
+        }),
+        by_word!("will", WillWord::ALL, |row| row.will),
     ];
 
     fn of(fleet: &Fleet, _: &Counts, name: &ReplicaName) -> Option<ReplicaRow> {
@@ -69,11 +39,18 @@ impl Row for ReplicaRow {
     }
 
     fn index(&self, to: &mut Entries) {
-        self.entries(to);
+        let key = self.name.as_str().as_bytes();
+        to.put(Index::ReplicaPlan.of(self.plan.as_str()), key);
+        if let Some(node) = &self.node {
+            to.put(Index::ReplicaNode.of(node.as_str()), key);
+        }
+        if self.phase != PhaseWord::Running {
+            to.put(Index::ReplicaPhase.of_word(self.phase as u8), key);
+        }
     }
 
     fn is_indexed_as(&self, other: &Self) -> bool {
-        self.has_entries_of(other)
+        self.node == other.node && self.phase == other.phase
     }
 
     fn waits_with(&mut self) -> Option<(&PlanName, &mut String)> {
@@ -207,40 +184,13 @@ fn end_message(end: &IncarnationEnd) -> String {
 
 impl Row for IncarnationRow {
     const FILTERS: &'static [Def<IncarnationRow>] = &[
-        Def {
-            name: "replica",
-            read: |text| {
-                Filter::led(
-                    text,
-                    |row: &IncarnationRow, replica: &ReplicaName| row.replica == *replica,
-                    |replica| Some(Way::Replica(Index::IncarnationReplica, replica)),
-                )
-            },
-        },
-        Def {
-            name: "plan",
-            read: |text| {
-                let way = way!(Index::IncarnationReplica, PlanName);
-                Filter::led(text, |row: &IncarnationRow, plan: &PlanName| row.plan == *plan, way)
-            },
-        },
-        Def {
-            name: "node",
-            read: |text| {
-                let way = way!(Index::IncarnationNode, NodeName);
-                Filter::led(text, |row: &IncarnationRow, node: &NodeName| row.node == *node, way)
-            },
-        },
-        Def {
-            name: "cluster",
-            read: |text| {
-                Filter::named(text, |row: &IncarnationRow, cluster: &ClusterName| row.cluster == *cluster)
-            },
-        },
-        Def {
-            name: "state",
-            read: |text| Filter::word(text, IncarnationWord::ALL, |row: &IncarnationRow| row.state, |_| None),
-        },
+        by_name!("replica", ReplicaName, |row, replica| row.replica == *replica, |replica| {
+            Some(Way::Replica(Index::IncarnationReplica, replica))
+        }),
+        by_name!("plan", PlanName, |row, plan| row.plan == *plan, Index::IncarnationReplica),
+        by_name!("node", NodeName, |row, node| row.node == *node, Index::IncarnationNode),
+        by_name!("cluster", ClusterName, |row, cluster| row.cluster == *cluster),
+        by_word!("state", IncarnationWord::ALL, |row| row.state),
     ];
 
     fn of(fleet: &Fleet, _: &Counts, id: &IncarnationId) -> Option<IncarnationRow> {
@@ -248,11 +198,9 @@ impl Row for IncarnationRow {
     }
 
     fn index(&self, to: &mut Entries) {
-        self.entries(to);
-    }
-
-    fn is_indexed_as(&self, other: &Self) -> bool {
-        self.has_entries_of(other)
+        let id = self.id.uuid();
+        to.put(Index::IncarnationReplica.of_replica(&self.plan, &self.replica), id.as_bytes());
+        to.put(Index::IncarnationNode.of(self.node.as_str()), id.as_bytes());
     }
 
     fn reached_through(&mut self) -> Option<(Through, Reached<'_>)> {
@@ -357,16 +305,8 @@ fn incarnation_message(incarnation: &Incarnation) -> String {
 
 impl Row for CommandRow {
     const FILTERS: &'static [Def<CommandRow>] = &[
-        Def {
-            name: "cluster",
-            read: |text| {
-                Filter::named(text, |row: &CommandRow, cluster: &ClusterName| row.cluster == *cluster)
-            },
-        },
-        Def {
-            name: "node",
-            read: |text| Filter::named(text, |row: &CommandRow, node: &NodeName| row.node == *node),
-        },
+        by_name!("cluster", ClusterName, |row, cluster| row.cluster == *cluster),
+        by_name!("node", NodeName, |row, node| row.node == *node),
     ];
 
     fn of(fleet: &Fleet, _: &Counts, (id, revision): &Self::Key) -> Option<CommandRow> {
@@ -411,56 +351,17 @@ pub(crate) fn operation_word(state: &OperationState) -> OperationWord {
 
 impl Row for OperationRow {
     const FILTERS: &'static [Def<OperationRow>] = &[
-        Def {
-            name: "plan",
-            read: |text| {
-                let way = way!(Index::OperationReplica, PlanName);
-                Filter::led(text, |row: &OperationRow, plan: &PlanName| row.plan == *plan, way)
-            },
-        },
-        Def {
-            name: "replica",
-            read: |text| {
-                Filter::led(
-                    text,
-                    |row: &OperationRow, replica: &ReplicaName| row.replica == *replica,
-                    |replica| Some(Way::Replica(Index::OperationReplica, replica)),
-                )
-            },
-        },
-        Def {
-            name: "kind",
-            read: |text| Filter::word(text, OperationKind::ALL, |row: &OperationRow| row.kind, |_| None),
-        },
-        Def {
-            name: "state",
-            read: |text| {
-                Filter::word(
-                    text,
-                    OperationWord::ALL,
-                    |row: &OperationRow| row.state,
-                    |state| {
-                        let is_kept = state != OperationWord::Succeeded;
-                        is_kept.then(|| Way::Entries(Index::OperationState.of_word(state as u8)))
-                    },
-                )
-            },
-        },
-        Def {
-            name: "deployment",
-            read: |text| {
-                Filter::named(text, |row: &OperationRow, name: &DeploymentName| {
-                    row.deployment.as_ref() == Some(name)
-                })
-            },
-        },
-        Def {
-            name: "node",
-            read: |text| {
-                let way = way!(Index::OperationNode, NodeName);
-                Filter::led(text, |row: &OperationRow, node: &NodeName| row.node.as_ref() == Some(node), way)
-            },
-        },
+        by_name!("plan", PlanName, |row, plan| row.plan == *plan, Index::OperationReplica),
+        by_name!("replica", ReplicaName, |row, replica| row.replica == *replica, |replica| {
+            Some(Way::Replica(Index::OperationReplica, replica))
+        }),
+        by_word!("kind", OperationKind::ALL, |row| row.kind),
+        by_word!("state", OperationWord::ALL, |row| row.state, |state| {
+            let is_kept = state != OperationWord::Succeeded;
+            is_kept.then(|| Way::Entries(Index::OperationState.of_word(state as u8)))
+        }),
+        by_name!("deployment", DeploymentName, |row, name| row.deployment.as_ref() == Some(name)),
+        by_name!("node", NodeName, |row, node| row.node.as_ref() == Some(node), Index::OperationNode),
     ];
 
     fn of(fleet: &Fleet, _: &Counts, id: &OperationId) -> Option<OperationRow> {
@@ -468,11 +369,18 @@ impl Row for OperationRow {
     }
 
     fn index(&self, to: &mut Entries) {
-        self.entries(to);
+        let id = self.id.uuid();
+        to.put(Index::OperationReplica.of_replica(&self.plan, &self.replica), id.as_bytes());
+        if let Some(node) = &self.node {
+            to.put(Index::OperationNode.of(node.as_str()), id.as_bytes());
+        }
+        if self.state != OperationWord::Succeeded {
+            to.put(Index::OperationState.of_word(self.state as u8), id.as_bytes());
+        }
     }
 
     fn is_indexed_as(&self, other: &Self) -> bool {
-        self.has_entries_of(other)
+        self.node == other.node && self.state == other.state
     }
 
     fn waits_with(&mut self) -> Option<(&PlanName, &mut String)> {

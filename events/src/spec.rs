@@ -4,6 +4,8 @@
 //! written (`skip_serializing_if` would break the positional codec of snapshots and rows), and unknown fields are
 //! refused when they are read.
 
+/// Enums of values, each with one text form everywhere.
+#[macro_export]
 macro_rules! words {
     ($($(#[$doc:meta])* $name:ident { $($(#[$vdoc:meta])* $variant:ident = $word:literal),* $(,)? })*) => {$(
         $(#[$doc])*

@@ -23,34 +23,13 @@ use chancery_events::time::{Time, shown};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+/// Values of which the text form says all.
 macro_rules! words {
-    ($($(#[$doc:meta])* $name:ident { $($variant:ident = $word:literal),* $(,)? })*) => {$(
-        $(#[$doc])*
-        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize, JsonSchema)]
-        pub enum $name {
-            $(
-                #[doc = concat!("`", $word, "`")]
-                #[serde(rename = $word)]
-                $variant
-            ),*
+    ($($(#[$doc:meta])* $name:ident { $($variant:ident = $word:literal),* $(,)? })*) => {
+        chancery_events::words! {
+            $($(#[$doc])* $name { $(#[doc = concat!("`", $word, "`")] $variant = $word),* })*
         }
-
-        impl $name {
-            /// Every one, in order.
-            pub const ALL: &[$name] = &[$($name::$variant),*];
-
-            /// The word for it, everywhere.
-            pub const fn word(self) -> &'static str {
-                match self { $($name::$variant => $word),* }
-            }
-        }
-
-        impl std::fmt::Display for $name {
-            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.pad(self.word())
-            }
-        }
-    )*};
+    };
 }
 
 words! {

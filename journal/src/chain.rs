@@ -21,9 +21,10 @@ use std::sync::Arc;
 use chancery_events::id::{Lineage, Position, Term, Writer};
 use chancery_events::record::{BadBody, Begins, Hash, Header, HeaderParts, Record, Watermark};
 use chancery_events::time::Time;
+use serde::{Deserialize, Serialize};
 
 /// Where a reader stands: after a valid record.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Cursor {
     /// The position of the last event.
     pub position: Position,

@@ -20,7 +20,6 @@ use sha2::{Digest as _, Sha256};
 
 use crate::aside::{Wanted, set_aside};
 use crate::chain::Cursor;
-use crate::journal::{ReadError, Source};
 use crate::private;
 use crate::witness::Witness;
 
@@ -71,14 +70,6 @@ impl Meta {
             writer: self.writer,
             lineage: self.lineage,
             time: self.time,
-        }
-    }
-
-    /// Whether the journal has the record that the snapshot was taken behind.
-    pub fn is_of(&self, journal: &dyn Source) -> Result<bool, ReadError> {
-        match journal.records(self.position)?.next() {
-            Some(record) => Ok(Cursor::after(&*record?) == self.cursor()),
-            None => Ok(false),
         }
     }
 }

@@ -200,6 +200,12 @@ pub fn recorded(journal: &dyn Source, position: Position) -> Result<Option<Hash>
     Ok(record.filter(|record| record.last() == position).map(|record| record.hash()))
 }
 
+/// Whether the journal has the record that the cursor is behind.
+pub fn has_record_of(journal: &dyn Source, cursor: &Cursor) -> Result<bool, ReadError> {
+    let record = journal.records(cursor.position)?.next().transpose()?;
+    Ok(record.is_some_and(|record| Cursor::after(&record) == *cursor))
+}
+
 /// The lineages of a journal, from all of its records; `None` if it is empty.
 pub fn lineages(journal: &dyn Source) -> Result<Option<Lineages>, ReadError> {
     let mut lineages = None;

@@ -23,6 +23,7 @@ use std::thread;
 use chancery_events::id::Position;
 use chancery_events::record::Record;
 use chancery_journal::snapshots::{SnapshotError, Snapshots};
+use chancery_journal::witness::has_record_of;
 use chancery_journal::{Cursor, ReadError, Source};
 
 use crate::changes::{Changes, changes};
@@ -365,7 +366,7 @@ fn usable(
     let tuning = found.tuning();
     let store = Store::settle(found)?;
     let Some(rows) = store.cursor()? else { return Ok((store, None)) };
-    if !stands(source, &rows)? {
+    if !has_record_of(source, &rows)? {
         return Ok((
             store.renew("the journal does not have the record behind which they stand", tuning)?,
             None,
@@ -375,17 +376,6 @@ fn usable(
         return Ok((store.renew("they stand before the newest snapshot", tuning)?, None));
     }
     Ok((store, Some(rows)))
-}
-
-/// Whether the journal has the record behind which the cursor stands.
-fn stands(source: &dyn Source, at: &Cursor) -> Result<bool, ReadError> {
-    if source.head().is_none_or(|head| head.position < at.position) {
-        return Ok(false);
-    }
-    match source.records(at.position)?.next() {
-        Some(record) => Ok(Cursor::after(&*record?) == *at),
-        None => Ok(false),
-    }
 }
 
 /// Folds the state alone, up to a position that the journal has.

@@ -7,6 +7,7 @@ use bincode::config::standard;
 use chancery_events::record::Hash;
 use chancery_journal::Source;
 use chancery_journal::snapshots::{Meta, SnapshotError, Snapshots};
+use chancery_journal::witness::has_record_of;
 use chancery_machine::fleet::{Fleet, IMAGE_FINGERPRINT, Image};
 use sha2::{Digest as _, Sha256};
 
@@ -62,7 +63,7 @@ pub fn decode(mut from: &mut dyn Read) -> Result<Fleet, bincode::error::DecodeEr
 
 /// Whether the journal has the snapshot's record, if that can be found out.
 fn look_up(meta: &Meta, journal: &dyn Source) -> Option<bool> {
-    let found = meta.is_of(journal).inspect_err(|error| {
+    let found = has_record_of(journal, &meta.cursor()).inspect_err(|error| {
         let error = error as &dyn std::error::Error;
         tracing::warn!(position = %meta.position, error, "a snapshot's record cannot be looked up");
     });

@@ -20,8 +20,8 @@ use bincode::config::standard;
 use chancery_events::record::Hash;
 use chancery_journal::{Cursor, Wanted, private, set_aside};
 use chancery_machine::fleet::IMAGE_FINGERPRINT;
+use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
 use sled::IVec;
 
 use crate::changes::{Changes, Rows};
@@ -107,17 +107,8 @@ pub(crate) fn decode<R: DeserializeOwned>(key: &[u8], bytes: &[u8]) -> Result<R,
     Ok(row)
 }
 
-/// Where the rows stand, as it is kept.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-struct Standing {
-    shape: Hash,
-    position: chancery_events::id::Position,
-    hash: Hash,
-    term: chancery_events::id::Term,
-    writer: chancery_events::id::Writer,
-    lineage: chancery_events::id::Lineage,
-    time: chancery_events::time::Time,
-}
+/// The stored cursor: the shape of the rows, and the record behind which they are.
+type StoredCursor = (Hash, Cursor);
 
 /// Names the shape of everything that the store holds and what it was made from: another one is not read.
 pub(crate) fn shape() -> Hash {
@@ -180,25 +171,12 @@ impl FoundRows {
     /// are none that this build can read.
     pub fn cursor(&self) -> Option<Cursor> {
         let store = self.opened.as_ref().ok()?;
-        let standing = store.standing().ok()??;
-        (standing.shape == store.shape).then(|| standing.cursor())
+        let (shape, cursor) = store.stored_cursor().ok()??;
+        (shape == store.shape).then_some(cursor)
     }
 
     pub(crate) const fn tuning(&self) -> Tuning {
         self.tuning
-    }
-}
-
-impl Standing {
-    fn cursor(&self) -> Cursor {
-        Cursor {
-            position: self.position,
-            hash: self.hash,
-            term: self.term,
-            writer: self.writer,
-            lineage: self.lineage,
-            time: self.time,
-        }
     }
 }
 
@@ -224,8 +202,8 @@ impl Store {
                 return Store::try_open(&path, tuning);
             }
         };
-        match store.standing() {
-            Ok(Some(standing)) if standing.shape == store.shape => Ok(store),
+        match store.stored_cursor() {
+            Ok(Some((shape, _))) if shape == store.shape => Ok(store),
             Ok(None) if store.tree.is_empty() => Ok(store),
             Ok(None) => store.renew("they were not finished", tuning),
             Ok(Some(_)) | Err(_) => store.renew("another build made them", tuning),
@@ -277,14 +255,14 @@ impl Store {
         Store::try_open(&path, tuning)
     }
 
-    fn standing(&self) -> Result<Option<Standing>, StoreError> {
+    fn stored_cursor(&self) -> Result<Option<StoredCursor>, StoreError> {
         let bytes = self.tree.get(CURSOR).map_err(failed("read"))?;
         Ok(bytes.map(|bytes| decode(CURSOR, &bytes)).transpose()?)
     }
 
     /// Where the rows stand; `None` before the first batch.
     pub(crate) fn cursor(&self) -> Result<Option<Cursor>, StoreError> {
-        Ok(self.standing()?.map(|standing| standing.cursor()))
+        Ok(self.stored_cursor()?.map(|(_, cursor)| cursor))
     }
 
     /// Applies a batch whole. Without a cursor the rows are unfinished, and will not be used after a crash.
@@ -297,16 +275,7 @@ impl Store {
             }
         }
         if let Some(at) = at {
-            let standing = Standing {
-                shape: self.shape,
-                position: at.position,
-                hash: at.hash,
-                term: at.term,
-                writer: at.writer,
-                lineage: at.lineage,
-                time: at.time,
-            };
-            batch.insert(CURSOR, encode(&standing));
+            batch.insert(CURSOR, encode(&(self.shape, *at)));
         }
         self.tree.apply_batch(batch).map_err(failed("write"))
     }

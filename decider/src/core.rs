@@ -19,6 +19,7 @@ use chancery_events::observation::Observation;
 use chancery_events::protocol::{FromDecider, Head, ToDecider};
 use chancery_events::record::{Begins, Draft, Hash, HeaderParts, MAX_BYTES, MAX_EVENTS, NotPushed, Record};
 use chancery_events::refusal::{Code, Refusal};
+use chancery_events::size::json_bytes;
 use chancery_events::subject::Subject;
 use chancery_events::time::Time;
 use chancery_journal::{Cursor, ReadError};
@@ -132,7 +133,7 @@ pub const PART: usize = 256 << 10;
 #[derive(Debug)]
 pub(super) enum Held {
     Answer(Ticket, Verdict),
-    Send(Connection, Box<super::saying::Saying>),
+    Send(Connection, Box<FromDecider>),
     Close(Connection),
 }
 
@@ -149,10 +150,15 @@ pub(super) enum Settled {
 impl Held {
     /// About how many bytes it has: those that grow with what somebody asked for.
     fn bytes(&self) -> usize {
-        match self {
-            // A verdict is shared with the keys, and has a bound.
-            Held::Answer(..) | Held::Close(_) => 0,
-            Held::Send(_, saying) => saying.bytes(),
+        // A verdict is shared with the keys, and has a bound.
+        let Held::Send(_, message) = self else { return 0 };
+        match &**message {
+            FromDecider::Welcome { commands, .. } | FromDecider::Inventory { commands, .. } => {
+                commands.iter().map(json_bytes).sum()
+            }
+            FromDecider::Command { command, .. } => json_bytes(command),
+            // Their size has a bound.
+            _ => 0,
         }
     }
 }
@@ -606,7 +612,12 @@ impl Core {
     fn release(&mut self, held: Held) {
         let effect = match held {
             Held::Answer(ticket, verdict) => Effect::Answer(ticket, verdict),
-            Held::Send(connection, saying) => Effect::Send(connection, saying.at(self.durable)),
+            Held::Send(connection, mut message) => {
+                if let Some(envelope) = message.envelope_mut() {
+                    envelope.head = self.durable;
+                }
+                Effect::Send(connection, *message)
+            }
             Held::Close(connection) => Effect::Close(connection),
         };
         self.outputs.push(Output::Effect(effect));

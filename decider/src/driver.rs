@@ -50,9 +50,11 @@ pub enum Left {
 
 /// See the module.
 pub struct Driver {
-    core: Core,
+    /// The decider without its journal.
+    pub core: Core,
     journal: Arc<dyn Journal>,
-    clock: Clock,
+    /// Journal time.
+    pub clock: Clock,
     /// Sealed, and not taken by the journal yet.
     waiting: VecDeque<Record>,
     effects: Vec<Effect>,
@@ -76,35 +78,15 @@ impl Driver {
         Driver { core, journal, clock, waiting: VecDeque::new(), effects: Vec::new(), drains: false }
     }
 
-    /// Follows a wall clock that is ahead by no more than this.
-    pub fn bound_clock(&mut self, max_gap: std::time::Duration) {
-        self.clock.bound(max_gap);
-    }
-
-    /// Records the time when nothing else has been recorded for so long.
-    pub fn record_time_every(&mut self, span: std::time::Duration) {
-        self.core.record_time_every(span);
-    }
-
-    /// How far ahead the wall clock is, followed or not.
-    pub fn clock_gap(&self) -> std::time::Duration {
-        self.clock.gap()
-    }
-
-    /// How far ahead the wall clock is, if it is not followed.
-    pub fn clock_leap(&self) -> Option<std::time::Duration> {
-        self.clock.leap()
-    }
-
-    /// The decider without its journal.
-    pub fn core(&self) -> &Core {
-        &self.core
-    }
-
-    /// Whether it takes inputs: if not, they wait for a delivery. That one comes: what is held back waits for a commit
-    /// that is on its way, or is sealed by the next turn that has room for it.
+    /// Whether it takes inputs: if not, they wait for a delivery, unless nothing more comes. That delivery comes: what is
+    /// held back waits for a commit that is in flight, or is sealed by the next turn that has room for it.
     pub fn is_open(&self) -> bool {
-        !self.core.is_full() && !self.core.holds_enough() && self.waiting.is_empty()
+        !self.drains && !self.core.is_full() && !self.core.holds_enough() && self.waiting.is_empty()
+    }
+
+    /// Whether it was asked to end, and nothing is left to make durable.
+    pub fn is_drained(&self) -> bool {
+        self.drains && self.is_quiet()
     }
 
     /// Whether everything that was decided is durable.

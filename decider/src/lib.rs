@@ -13,7 +13,6 @@ pub mod inbox;
 mod mailbox;
 mod objects;
 mod run;
-mod saying;
 mod sessions;
 #[cfg(test)]
 mod tests;

@@ -2,16 +2,16 @@
 
 use std::time::Duration;
 
-use chancery_events::fact::{Fact, VolumeCreated, VolumeDestroying};
+use chancery_events::fact::{Fact, ObjectJudged, VolumeCreated, VolumeDestroying};
 use chancery_events::id::{ObjectId, SessionId};
 use chancery_events::name::{ClusterName, VolumeName};
 use chancery_events::observation::{
     Hope, IncarnationReport, IncarnationReported, ObjectReported, Observation, Report, Saw, VolumeReported,
 };
+use chancery_events::protocol::FromDecider;
 
 use super::commands;
 use super::core::Core;
-use super::saying::What;
 
 /// An executor that could not look after what is said to run is asked again after so long.
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
@@ -63,7 +63,7 @@ impl Core {
                 }
             }
             // Its story is over, and so is it: what is kept of it may go.
-            Known::Over if is_over => self.say(session, What::Forget(object)),
+            Known::Over if is_over => self.say(session, |envelope| FromDecider::Forget { envelope, object }),
             // It is there, and has no place in the fleet: never known, or over on somebody's word.
             Known::Over | Known::Never => {
                 let seen = seen.max(self.durable().position);
@@ -112,7 +112,7 @@ impl Core {
 
     /// The object is over: its executor need not keep anything of it.
     pub(super) fn forget(&mut self, cluster: &ClusterName, object: ObjectId) {
-        self.tell(cluster, What::Forget(object));
+        self.tell(cluster, |envelope| FromDecider::Forget { envelope, object });
     }
 
     /// What a fact means for executors.
@@ -141,10 +141,16 @@ impl Core {
                 tracing::warn!(%node, %by, reason, policies, "break-glass: node expunged without approval");
             }
             Fact::ObjectJudged(fact) => {
-                self.tell(&fact.cluster, What::Judged(fact.object, fact.judgement, fact.revision));
+                let ObjectJudged { object, judgement, revision, .. } = *fact;
+                self.tell(&fact.cluster, |envelope| FromDecider::Judged {
+                    envelope,
+                    object,
+                    judgement,
+                    revision,
+                });
             }
             Fact::SessionClosed(fact) => {
-                self.say(fact.session, What::Closed("the session is over".into()));
+                self.close_session(fact.session, "the session is over");
                 if let Some(live) = self.sessions.live.remove(&fact.session) {
                     self.sessions.by_cluster.remove(&live.cluster);
                     if let Some((connection, _)) = live.attached {
@@ -172,7 +178,7 @@ impl Core {
             ObjectId::Volume(id) => commands::volume(&self.fleet, id).map(|volume| volume.cluster.clone()),
         };
         if let Some((cluster, command)) = cluster.zip(commands::command(&self.fleet, object)) {
-            self.tell(&cluster, What::Command(command));
+            self.tell(&cluster, |envelope| FromDecider::Command { envelope, command });
         }
     }
 }

@@ -106,7 +106,6 @@ struct Loop {
     tickets: u64,
     askers: BTreeMap<Ticket, oneshot::Sender<Verdict>>,
     executors: BTreeMap<Connection, Mailbox>,
-    drains: bool,
     hearing: Hearing,
     clock: Arc<WallClock>,
     /// Whether the wall clock is not followed.
@@ -130,9 +129,9 @@ impl Loop {
         let head = start.head.as_ref();
         let judged = first_reading(start.judged);
         let mut driver = Driver::begin(start.settings, start.fleet, head, start.journal, judged);
-        driver.bound_clock(clock.follow_gap(Duration::ZERO));
+        driver.clock.bound(clock.follow_gap(Duration::ZERO));
         if let Some(span) = clock.record_every() {
-            driver.record_time_every(span);
+            driver.core.record_time_every(span);
         }
         Loop {
             driver,
@@ -142,7 +141,6 @@ impl Loop {
             tickets: 0,
             askers: BTreeMap::new(),
             executors: BTreeMap::new(),
-            drains: false,
             hearing: Hearing::begin(judged.steady),
             clock,
             has_leapt: false,
@@ -151,12 +149,12 @@ impl Loop {
 
     /// Says when the wall clock has leapt, and follows it once it is trusted.
     fn watch_clock(&mut self) {
-        let leap = self.driver.clock_leap();
+        let leap = self.driver.clock.leap();
         if leap.is_some() != self.has_leapt {
             self.has_leapt = leap.is_some();
             self.clock.leapt(leap);
         }
-        self.driver.bound_clock(self.clock.follow_gap(self.driver.clock_gap()));
+        self.driver.clock.bound(self.clock.follow_gap(self.driver.clock.gap()));
     }
 
     fn now(&self) -> Reading {
@@ -179,7 +177,7 @@ impl Loop {
             };
             self.effects();
             self.watch_clock();
-            if self.drains && left == Left::Nothing && self.driver.is_quiet() {
+            if left == Left::Nothing && self.driver.is_drained() {
                 return Ended::Drained;
             }
             if left == Left::More {
@@ -189,7 +187,7 @@ impl Loop {
             let now = self.now();
             let due = self.driver.next_due(now);
             let pause = due.map_or(Duration::from_hours(1), |due| due.max(PATIENCE));
-            let listens = self.is_open() && self.inputs.is_empty();
+            let listens = self.driver.is_open() && self.inputs.is_empty();
             tokio::select! {
                 biased;
                 delivery = self.following.deliveries.recv() => {
@@ -197,18 +195,13 @@ impl Loop {
                         return ended;
                     }
                 }
-                input = self.inputs.recv(), if self.is_open() => self.input(input.unwrap_or(Input::Drain)),
+                input = self.inputs.recv(), if self.driver.is_open() => self.input(input.unwrap_or(Input::Drain)),
                 () = tokio::time::sleep(pause) => {}
             }
             if listens {
                 self.hearing.waited(now.steady + pause, self.now().steady);
             }
         }
-    }
-
-    /// Whether inputs are taken.
-    fn is_open(&self) -> bool {
-        !self.drains && self.driver.is_open()
     }
 
     /// Before a turn, so that nobody is found late whose word waits here since the last one; that may have taken as
@@ -222,7 +215,7 @@ impl Loop {
             }
         }
         for _ in 0..BATCH {
-            if !self.is_open() {
+            if !self.driver.is_open() {
                 break;
             }
             match self.inputs.try_recv() {
@@ -272,10 +265,7 @@ impl Loop {
                 }
             },
             Input::Disconnected(connection) => self.close(connection),
-            Input::Drain => {
-                self.drains = true;
-                self.driver.handle(core::Input::Drain, now);
-            }
+            Input::Drain => self.driver.handle(core::Input::Drain, now),
         }
     }
 

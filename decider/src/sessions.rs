@@ -9,7 +9,7 @@ use std::time::Duration;
 use chancery_events::id::{Attach, Lineage, ObjectId, Position, SessionId};
 use chancery_events::name::{ClusterName, ExecutorName};
 use chancery_events::observation::{Observation, SessionEnd, SessionHello, SessionOver};
-use chancery_events::protocol::{Again, Envelope, Head, Life, Succession, ToDecider};
+use chancery_events::protocol::{Again, Command, Envelope, FromDecider, Head, Life, Succession, ToDecider};
 use chancery_events::size::json_bytes;
 use chancery_events::time::Time;
 use chancery_machine::fleet::Fleet;
@@ -18,7 +18,6 @@ use chancery_machine::session::{HelloRefused, resumes};
 use super::commands;
 use super::core::{Core, Held};
 use super::handle::Connection;
-use super::saying::{Inventory, Saying, What};
 
 /// Incarnations that are looked at for one part of an inventory.
 const LOOKED: usize = 4096;
@@ -130,7 +129,7 @@ impl Core {
                     live.sequence = sequence;
                     self.report(id, report);
                 }
-                self.say(id, What::Accepted(sequence));
+                self.say(id, |envelope| FromDecider::Accepted { envelope, sequence });
             }
             ToDecider::More { attach, after } => {
                 let Some(id) = self.speaker(connection, attach, now) else { return };
@@ -143,12 +142,12 @@ impl Core {
                 }
                 live.part = head;
                 let cluster = live.cluster.clone();
-                let part = self.inventory(&cluster, Some(after));
-                self.say(id, What::Inventory(part));
+                let (commands, rest) = self.inventory(&cluster, Some(after));
+                self.say(id, |envelope| FromDecider::Inventory { envelope, commands, rest });
             }
             ToDecider::Heartbeat { attach, beat } => {
                 if let Some(id) = self.speaker(connection, attach, now) {
-                    self.say(id, What::Beat(beat));
+                    self.say(id, |envelope| FromDecider::Beat { envelope, beat });
                 }
             }
             ToDecider::Goodbye { attach } => {
@@ -172,15 +171,14 @@ impl Core {
             live.heard = live.heard.max(now);
             return id;
         }
-        self.refuse_connection(connection, What::Closed("this connection holds no session".into()));
+        let reason = "this connection holds no session".into();
+        self.hold(Held::Send(connection, Box::new(FromDecider::Closed { reason })));
         self.hold(Held::Close(connection));
         None
     }
 
-    fn refuse_connection(&mut self, connection: Connection, what: What) {
-        let session = SessionId::issue(self.lineage, Position::ZERO);
-        let envelope = Envelope { session, attach: Attach::from_random(0), head: self.durable() };
-        self.hold(Held::Send(connection, Box::new(Saying { envelope, what })));
+    fn refuse_connection(&mut self, connection: Connection, reason: String, again: Again) {
+        self.hold(Held::Send(connection, Box::new(FromDecider::Refused { reason, again })));
     }
 
     fn hello(
@@ -196,7 +194,7 @@ impl Core {
             return;
         }
         if let Some((reason, again)) = self.unfit(seen) {
-            return self.refuse_connection(connection, What::Refused(reason, again));
+            return self.refuse_connection(connection, reason, again);
         }
         let refused = |error: &HelloRefused| match error {
             HelloRefused::NoCluster(_)
@@ -207,12 +205,11 @@ impl Core {
         };
         let id = match resumes(&self.fleet, &hello) {
             Err(error) => {
-                let what = What::Refused(error.to_string(), refused(&error));
-                return self.refuse_connection(connection, what);
+                return self.refuse_connection(connection, error.to_string(), refused(&error));
             }
             Ok(Some(id)) => {
                 if let Some((reason, again)) = self.sessions.outlived(id, life) {
-                    return self.refuse_connection(connection, What::Refused(reason.into(), again));
+                    return self.refuse_connection(connection, reason.into(), again);
                 }
                 id
             }
@@ -221,8 +218,8 @@ impl Core {
                 self.observation(&by, Observation::SessionHello(hello.clone()));
                 let Some(id) = self.fleet.clusters().get(&hello.cluster).and_then(|cluster| cluster.session)
                 else {
-                    let what = What::Refused("the session could not be opened".into(), Again::Later);
-                    return self.refuse_connection(connection, what);
+                    let reason = "the session could not be opened".into();
+                    return self.refuse_connection(connection, reason, Again::Later);
                 };
                 id
             }
@@ -282,7 +279,7 @@ impl Core {
         }
         let old = self.sessions.live.get(&id).and_then(|live| live.attached);
         if let Some((old, _)) = old.filter(|(old, _)| *old != connection) {
-            self.say(id, What::Closed("the executor has connected anew".into()));
+            self.close_session(id, "the executor has connected anew");
             self.sessions.by_connection.remove(&old);
             self.hold(Held::Close(old));
         }
@@ -291,19 +288,19 @@ impl Core {
         (live.attached, live.sequence, live.seen, live.heard) = (Some((connection, attach)), 0, seen, now);
         live.part = head;
         self.sessions.by_connection.insert(connection, id);
-        let part = self.inventory(&hello.cluster, None);
+        let (commands, rest) = self.inventory(&hello.cluster, None);
         let (lineage, fleet, lease) = (self.lineage, self.settings.fleet.clone(), self.settings.lease);
-        self.say(id, What::Welcome { lineage, fleet, lease, part });
+        self.say(id, |envelope| FromDecider::Welcome { envelope, lineage, fleet, lease, commands, rest });
     }
 
     /// A part of what is wanted of the cluster's executor: a message has a bound, and a cluster has none. The executor
     /// asks for the next, so that what waits for it has a bound too. What changes behind its back is told as it comes.
-    fn inventory(&self, cluster: &ClusterName, after: Option<ObjectId>) -> Inventory {
+    fn inventory(&self, cluster: &ClusterName, after: Option<ObjectId>) -> (Vec<Command>, Option<ObjectId>) {
         let time = self.time;
         let (mut commands, mut bytes, mut last) = (Vec::new(), 0, None);
         for (looked, id) in self.fleet.index().inventory_after(cluster, after).enumerate() {
             if bytes >= self.settings.part || looked >= LOOKED {
-                return Inventory { commands, bytes, rest: last };
+                return (commands, last);
             }
             last = Some(id);
             // One that failed and is tried again later is sent when its time comes.
@@ -319,19 +316,25 @@ impl Core {
                 commands.push(command);
             }
         }
-        Inventory { commands, bytes, rest: None }
+        (commands, None)
     }
 
-    pub(super) fn say(&mut self, id: SessionId, what: What) {
+    /// Sends a message to the executor of the session, if one is attached.
+    pub(super) fn say(&mut self, id: SessionId, message: impl FnOnce(Envelope) -> FromDecider) {
         if let Some((connection, envelope)) = self.sessions.envelope(id, self.durable()) {
-            self.hold(Held::Send(connection, Box::new(Saying { envelope, what })));
+            self.hold(Held::Send(connection, Box::new(message(envelope))));
         }
     }
 
+    /// Notifies the executor of the session that the session or its connection has ended.
+    pub(super) fn close_session(&mut self, id: SessionId, reason: &str) {
+        self.say(id, |_| FromDecider::Closed { reason: reason.to_owned() });
+    }
+
     /// Tells the executor of the cluster, if one is attached: if not, the next welcome says it.
-    pub(super) fn tell(&mut self, cluster: &ClusterName, what: What) {
+    pub(super) fn tell(&mut self, cluster: &ClusterName, message: impl FnOnce(Envelope) -> FromDecider) {
         if let Some(id) = self.sessions.by_cluster.get(cluster).copied() {
-            self.say(id, what);
+            self.say(id, message);
         }
     }
 

@@ -239,6 +239,22 @@ pub enum FromDecider {
     },
 }
 
+impl FromDecider {
+    /// The envelope, if the message has one.
+    pub fn envelope_mut(&mut self) -> Option<&mut Envelope> {
+        match self {
+            FromDecider::Welcome { envelope, .. }
+            | FromDecider::Inventory { envelope, .. }
+            | FromDecider::Command { envelope, .. }
+            | FromDecider::Accepted { envelope, .. }
+            | FromDecider::Forget { envelope, .. }
+            | FromDecider::Judged { envelope, .. }
+            | FromDecider::Beat { envelope, .. } => Some(envelope),
+            FromDecider::Refused { .. } | FromDecider::Closed { .. } => None,
+        }
+    }
+}
+
 /// Whether a refused hello is worth repeating.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

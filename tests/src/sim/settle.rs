@@ -236,8 +236,8 @@ impl Universe {
             let Some(state) = server.state().cloned() else { continue };
             self.judge.same_state(&state)?;
             let driver = server.driver();
-            if driver.is_quiet() && driver.core().durable().position == state.at.position {
-                self.judge.same_state(&Folding { fleet: driver.core().fleet().clone(), ..state })?;
+            if driver.is_quiet() && driver.core.durable().position == state.at.position {
+                self.judge.same_state(&Folding { fleet: driver.core.fleet().clone(), ..state })?;
             }
         }
         if self.script.seed.is_multiple_of(STORED) {

@@ -69,6 +69,21 @@ pub trait Journal: Send + Sync {
 /// there is more. An error is final.
 pub type Records = Box<dyn Iterator<Item = Result<Arc<Record>, ReadError>> + Send>;
 
+/// Gives a record for each step, until a step fails: an error is final.
+pub(crate) fn records_by(
+    mut step: impl FnMut() -> Result<Option<Arc<Record>>, ReadError> + Send + 'static,
+) -> Records {
+    let mut has_failed = false;
+    Box::new(std::iter::from_fn(move || {
+        if has_failed {
+            return None;
+        }
+        let record = step();
+        has_failed = record.is_err();
+        record.transpose()
+    }))
+}
+
 /// Reads a journal, apart from its writer: durable and valid records only.
 pub trait Source: Send + Sync {
     /// The last record that can be read; `None` before the first.

@@ -13,7 +13,9 @@ use chancery_events::id::Position;
 use chancery_events::record::Record;
 
 use crate::chain::{Broken, Chain, Cursor, Link, Skipped};
-use crate::journal::{AppendError, CloseError, Delivery, Journal, ReadError, Records, Sink, Source};
+use crate::journal::{
+    AppendError, CloseError, Delivery, Journal, ReadError, Records, Sink, Source, records_by,
+};
 
 /// What becomes of an append whose outcome stays unknown.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -354,7 +356,8 @@ impl Source for MemorySource {
     }
 
     fn records(&self, from: Position) -> Result<Records, ReadError> {
-        Ok(Box::new(Reader { log: self.0.clone(), place: 0, from, has_failed: false }))
+        let mut reader = Reader { log: self.0.clone(), place: 0, from };
+        Ok(records_by(move || reader.step()))
     }
 }
 
@@ -362,29 +365,20 @@ struct Reader {
     log: MemoryLog,
     place: usize,
     from: Position,
-    has_failed: bool,
 }
 
-impl Iterator for Reader {
-    type Item = Result<Arc<Record>, ReadError>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        if self.has_failed {
-            return None;
-        }
+impl Reader {
+    fn step(&mut self) -> Result<Option<Arc<Record>>, ReadError> {
         let state = lock(&self.log.0);
         while let Some(entry) = state.entries.get(self.place) {
             self.place += 1;
             match &entry.verdict {
-                Verdict::Record(record) if record.last() >= self.from => return Some(Ok(record.clone())),
+                Verdict::Record(record) if record.last() >= self.from => return Ok(Some(record.clone())),
                 Verdict::Record(_) | Verdict::Skip(_) => {}
-                Verdict::Stop(broken) => {
-                    self.has_failed = true;
-                    return Some(Err(broken.clone().into()));
-                }
+                Verdict::Stop(broken) => return Err(broken.clone().into()),
             }
         }
-        None
+        Ok(None)
     }
 }
 

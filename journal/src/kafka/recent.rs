@@ -12,7 +12,7 @@ use chancery_events::subject::Subject;
 
 use super::lock;
 use crate::chain::Cursor;
-use crate::journal::{ReadError, Records, Source};
+use crate::journal::{ReadError, Records, Source, records_by};
 
 /// See the module. What waits for the mirror is bounded by the mirror's queue.
 #[derive(Default)]
@@ -88,7 +88,14 @@ impl Source for Both {
 
     fn records(&self, from: Position) -> Result<Records, ReadError> {
         let (mirror, recent) = (Arc::clone(&self.mirror), Arc::clone(&self.recent));
-        Ok(Box::new(Tail { mirror, recent, older: None, next: from.max(Position::FIRST), has_failed: false }))
+        let mut tail = Tail { mirror, recent, older: None, next: from.max(Position::FIRST) };
+        Ok(records_by(move || {
+            let record = tail.step()?;
+            if let Some(record) = &record {
+                tail.next = record.last().plus(1);
+            }
+            Ok(record)
+        }))
     }
 
     fn records_about(&self, subject: &Subject, from: Position) -> Result<Records, ReadError> {
@@ -115,14 +122,13 @@ struct Tail {
     /// Reads the mirror; opened when something is there.
     older: Option<Records>,
     next: Position,
-    has_failed: bool,
 }
 
 impl Tail {
-    fn step(&mut self) -> Option<Result<Arc<Record>, ReadError>> {
+    fn step(&mut self) -> Result<Option<Arc<Record>>, ReadError> {
         loop {
             if let Some(record) = self.recent.find(self.next) {
-                return Some(Ok(record));
+                return Ok(Some(record));
             }
             // Not there: it is in the mirror by now, or is still to come.
             if self.mirror.head().is_none_or(|head| head.position < self.next) {
@@ -130,40 +136,20 @@ impl Tail {
                 if self.recent.head().is_some_and(|head| head.position >= self.next) {
                     continue;
                 }
-                return None;
+                return Ok(None);
             }
             let older = match self.older.take() {
                 Some(older) => older,
-                None => match self.mirror.records(self.next) {
-                    Ok(older) => older,
-                    Err(error) => return Some(Err(error)),
-                },
+                None => self.mirror.records(self.next)?,
             };
             match self.older.insert(older).find(|record| match record {
                 Ok(record) => record.last() >= self.next,
                 Err(_) => true,
             }) {
-                Some(record) => return Some(record),
+                Some(record) => return record.map(Some),
                 None => self.older = None,
             }
         }
-    }
-}
-
-impl Iterator for Tail {
-    type Item = Result<Arc<Record>, ReadError>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        if self.has_failed {
-            return None;
-        }
-        let step = self.step();
-        match &step {
-            Some(Ok(record)) => self.next = record.last().plus(1),
-            Some(Err(_)) => self.has_failed = true,
-            None => {}
-        }
-        step
     }
 }
 

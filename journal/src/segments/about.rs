@@ -27,7 +27,6 @@ pub(super) struct About {
     segment: Option<Arc<Segment>>,
     /// Of the segment, those still to be looked at; `None` if it was not asked yet.
     places: Option<Asked>,
-    has_failed: bool,
 }
 
 struct Asked {
@@ -42,10 +41,11 @@ struct Asked {
 impl About {
     pub(super) fn new(catalog: Arc<Catalog>, subject: &Subject, from: Position) -> About {
         let segment = catalog.holding(from);
-        About { catalog, key: Key::of(subject), from, segment, places: None, has_failed: false }
+        About { catalog, key: Key::of(subject), from, segment, places: None }
     }
 
-    fn step(&mut self) -> Result<Option<Record>, ReadError> {
+    /// The next record; `None` at the head.
+    pub(super) fn step(&mut self) -> Result<Option<Arc<Record>>, ReadError> {
         while let Some(segment) = &self.segment {
             let asked = match &mut self.places {
                 Some(asked) => asked,
@@ -64,7 +64,7 @@ impl About {
             match asked.part.record(place) {
                 Ok(record) => {
                     self.from = record.last().plus(1);
-                    return Ok(Some(record));
+                    return Ok(Some(Arc::new(record)));
                 }
                 Err(error) if asked.is_fresh => return Err(error),
                 Err(_) => {
@@ -102,18 +102,5 @@ impl Part {
             return Ok(record);
         }
         Err(self.damage(position, "another record stands there"))
-    }
-}
-
-impl Iterator for About {
-    type Item = Result<Arc<Record>, ReadError>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        if self.has_failed {
-            return None;
-        }
-        let step = self.step();
-        self.has_failed = step.is_err();
-        step.transpose().map(|record| record.map(Arc::new))
     }
 }

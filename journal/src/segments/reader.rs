@@ -15,7 +15,7 @@ use super::about::About;
 use super::catalog::{Catalog, Segment};
 use super::frame::{self, Frame, HEAD, Kind};
 use crate::chain::{Chain, Cursor, Link};
-use crate::journal::{ReadError, Records, Source};
+use crate::journal::{ReadError, Records, Source, records_by};
 
 /// How much is read from a file at once, at least.
 const READ: usize = 256 << 10;
@@ -31,7 +31,8 @@ impl Source for SegmentSource {
     }
 
     fn records_about(&self, subject: &Subject, from: Position) -> Result<Records, ReadError> {
-        Ok(Box::new(About::new(self.0.clone(), subject, from)))
+        let mut about = About::new(self.0.clone(), subject, from);
+        Ok(records_by(move || about.step()))
     }
 
     fn records(&self, from: Position) -> Result<Records, ReadError> {
@@ -39,7 +40,8 @@ impl Source for SegmentSource {
         let offset = segment.seek(from).map_err(|source| io_error(&segment, source))?;
         let chain = (from <= Position::FIRST).then(|| Chain::new(self.0.fleet.clone(), None));
         let part = Part::open(segment, offset)?;
-        Ok(Box::new(Reader { catalog: self.0.clone(), from, chain, part, has_failed: false }))
+        let mut reader = Reader { catalog: self.0.clone(), from, chain, part };
+        Ok(records_by(move || Ok(reader.step()?.map(Arc::new))))
     }
 }
 
@@ -142,7 +144,6 @@ struct Reader {
     /// `None` until the first record is found, unless that is the journal's first.
     chain: Option<Chain>,
     part: Part,
-    has_failed: bool,
 }
 
 impl Reader {
@@ -213,18 +214,5 @@ fn take(
             Ok(Ok(Some(record)))
         }
         Err(error) => Ok(Err(error.to_string())),
-    }
-}
-
-impl Iterator for Reader {
-    type Item = Result<Arc<Record>, ReadError>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        if self.has_failed {
-            return None;
-        }
-        let step = self.step();
-        self.has_failed = step.is_err();
-        step.transpose().map(|record| record.map(Arc::new))
     }
 }

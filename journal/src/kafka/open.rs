@@ -374,13 +374,8 @@ impl Filling<'_> {
                 return Ok(());
             }
         };
-        self.place = Some(Place {
-            topic: self.options.topic.as_str().into(),
-            partition: self.options.partition,
-            offset,
-            position: record.last(),
-            hash: record.hash(),
-        });
+        let topic = self.options.topic.as_str().into();
+        self.place = Some(Place::of(&topic, self.options.partition, offset, &record));
         if record.first() > self.held {
             self.mark()?;
             return give(self.mirror, record, self.options.outcome).map_err(OpenError::Write);

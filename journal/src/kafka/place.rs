@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use chancery_events::id::Position;
-use chancery_events::record::Hash;
+use chancery_events::record::{Hash, Record};
 use serde::{Deserialize, Serialize};
 
 use crate::mirror::FILE;
@@ -31,6 +31,12 @@ impl Place {
     /// Before every record: nothing is known, and the folder is a mirror.
     pub(super) fn unknown(topic: &str, partition: i32) -> Place {
         Place { topic: topic.into(), partition, offset: 0, position: Position::ZERO, hash: Hash::ZERO }
+    }
+
+    /// Where a record stands.
+    pub(super) fn of(topic: &Arc<str>, partition: i32, offset: i64, record: &Record) -> Place {
+        let (position, hash) = (record.last(), record.hash());
+        Place { topic: Arc::clone(topic), partition, offset, position, hash }
     }
 
     /// What was kept in the mirror's folder; none if it cannot be read, or is of another partition.

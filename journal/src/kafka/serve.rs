@@ -148,13 +148,7 @@ impl Loop {
         match self.chain.take(value) {
             Ok(Link::Record(record)) => {
                 self.bytes += record.bytes().len();
-                let place = Place {
-                    topic: Arc::clone(&self.topic),
-                    partition: self.partition,
-                    offset,
-                    position: record.last(),
-                    hash: record.hash(),
-                };
+                let place = Place::of(&self.topic, self.partition, offset, &record);
                 // Between two that are kept, the last alone is of use.
                 if self.places.len() > 1 && self.kept.elapsed() < KEEP {
                     self.places.pop_back();

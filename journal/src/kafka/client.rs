@@ -144,12 +144,9 @@ impl Client {
     }
 
     fn consumer(&self) -> ClientConfig {
-        let mut config = self.config();
+        // Wanted by the library for any assignment; nothing is ever committed.
+        let mut config = self.of_group("chancery-readers");
         config
-            // Wanted by the library for any assignment; nothing is ever committed.
-            .set("group.id", "chancery-readers")
-            .set("enable.auto.commit", "false")
-            .set("enable.auto.offset.store", "false")
             .set("enable.partition.eof", "true")
             .set("check.crcs", "true")
             .set("auto.offset.reset", "error")
@@ -158,7 +155,17 @@ impl Client {
             .set("fetch.queue.backoff.ms", "5")
             .set("fetch.error.backoff.ms", "50")
             .set("fetch.message.max.bytes", FETCH.to_string())
-            .set("queued.max.messages.kbytes", "16384")
+            .set("queued.max.messages.kbytes", "16384");
+        config
+    }
+
+    /// Settings of a member of a group, or of a client that asks about it: nothing is committed automatically.
+    pub fn of_group(&self, group: &str) -> ClientConfig {
+        let mut config = self.config();
+        config
+            .set("group.id", group)
+            .set("enable.auto.commit", "false")
+            .set("enable.auto.offset.store", "false")
             .set("allow.auto.create.topics", "false");
         config
     }

@@ -103,18 +103,14 @@ pub fn stand(candidate: Candidate) -> Result<(Election, watch::Receiver<bool>)> 
     let Candidate { client, inbox, partition, session, address, .. } = &candidate;
     let partition = *partition;
     let (is_ours, told) = watch::channel(false);
-    let mut config = client.config();
+    let mut config = client.of_group(&group_of(inbox, partition));
     config
         .set("client.id", format!("{SERVER}{address}"))
-        .set("group.id", group_of(inbox, partition))
         .set("session.timeout.ms", session.as_millis().to_string())
         .set("heartbeat.interval.ms", (session.as_millis() / 5).max(100).to_string())
         .set("max.poll.interval.ms", (session.as_millis() * 2).to_string())
         .set("partition.assignment.strategy", "cooperative-sticky")
-        .set("enable.auto.commit", "false")
-        .set("enable.auto.offset.store", "false")
-        .set("auto.offset.reset", "latest")
-        .set("allow.auto.create.topics", "false");
+        .set("auto.offset.reset", "latest");
     let turns = Turns { partition, is_ours };
     let consumer: BaseConsumer<Turns> =
         config.create_with_context(turns).context("join the group of deciders")?;

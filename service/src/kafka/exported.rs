@@ -191,11 +191,7 @@ impl Export {
 
     /// A member of the exporter's group that reads nothing: it commits, and asks what was committed.
     pub(super) fn member(&self) -> Result<BaseConsumer<ExporterMember>> {
-        let mut config = self.client.config();
-        config
-            .set("group.id", format!("{}.exporter.{}", self.topic, self.partition))
-            .set("enable.auto.commit", "false")
-            .set("allow.auto.create.topics", "false");
+        let config = self.client.of_group(&format!("{}.exporter.{}", self.topic, self.partition));
         config.create_with_context(ExporterMember).context("make a client of the exporter's group")
     }
 

@@ -31,13 +31,7 @@ pub(super) struct GroupMember {
 
 /// A client that asks about a group and is no member of the group.
 pub(super) fn observer(client: &Client, group: &str) -> Result<BaseConsumer> {
-    let mut config = client.config();
-    config
-        .set("group.id", group)
-        .set("enable.auto.commit", "false")
-        .set("enable.auto.offset.store", "false")
-        .set("allow.auto.create.topics", "false");
-    config.create().context("make a client that asks for the group of deciders")
+    client.of_group(group).create().context("make a client that asks for the group of deciders")
 }
 
 /// Asks the coordinator of the observer's group for an answer. Every broker is asked for the members of a group; for the

@@ -7,7 +7,7 @@ use chancery_executor::process::{CgroupSupport, EndProof};
 use chancery_journal::segments::verify;
 
 use crate::config::Config;
-use crate::fleet::journal_options;
+use crate::folder::journal_options;
 
 /// How ends of processes are proved here, and whether an executor with these settings can start.
 pub fn host(config: &Config) -> (String, bool) {

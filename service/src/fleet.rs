@@ -8,7 +8,7 @@
 //! DATA/executors/FLEET/CLUSTER/    what runs on this machine: outlives the server
 //! ```
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
 
@@ -32,19 +32,12 @@ use tokio::task::JoinHandle;
 use crate::config::{Clusters, Config, OnLoss, Place};
 use crate::duty::{Beside, Office, Turns};
 use crate::executors::{self, Host, Means};
+use crate::folder::journal_options;
 use crate::loss;
 use crate::rows::{Queue, Rows, publisher};
 
 /// For builds without it.
 pub const NO_KAFKA: &str = "this build has no Kafka in it: build it with --features kafka";
-
-/// Where a fleet's journal, or its mirror, is in a server's folder, and how it is opened.
-pub(crate) fn journal_options(config: &Config, data: &Path, fleet: &FleetName) -> Options {
-    let mut options = Options::new(data.join("fleets").join(fleet.as_str()).join("journal"), fleet.as_str());
-    options.largest_segment = config.segment_bytes;
-    options.first_segment = options.first_segment.min(config.segment_bytes);
-    options
-}
 
 /// A fleet's parts, of which nothing but the projector runs yet.
 pub struct Fleet {

@@ -8,8 +8,12 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
+use chancery_events::name::FleetName;
 use chancery_executor::directory::{self, CopyPolicy};
+use chancery_journal::segments::Options;
 use chancery_journal::{Wanted, private, set_aside};
+
+use crate::config::Config;
 
 /// Held by the server that has the folder.
 const LOCK: &str = "lock";
@@ -20,6 +24,14 @@ const TRIES: u32 = 50;
 /// so far apart: a server that is killed while it starts a process leaves the lock to that one until it runs its own
 /// program.
 const PAUSE: Duration = Duration::from_millis(20);
+
+/// Where a fleet's journal, or its mirror, is in a server's folder, and how it is opened.
+pub(crate) fn journal_options(config: &Config, data: &Path, fleet: &FleetName) -> Options {
+    let mut options = Options::new(data.join("fleets").join(fleet.as_str()).join("journal"), fleet.as_str());
+    options.largest_segment = config.segment_bytes;
+    options.first_segment = options.first_segment.min(config.segment_bytes);
+    options
+}
 
 /// A folder that no other server has.
 #[derive(Debug)]

@@ -15,8 +15,7 @@ use chancery_projector::{FoundRows, Tuning};
 use super::group::{self, GroupMember};
 use super::{client, election, options};
 use crate::config::{Config, Place};
-use crate::fleet::journal_options;
-use crate::folder::Folder;
+use crate::folder::{Folder, journal_options};
 use crate::loss;
 
 /// So many copies survive a broker and go on without another.

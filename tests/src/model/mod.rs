@@ -6,6 +6,14 @@
 //! In reading order: what is kept of each entity, how facts change it, and the rows that follow: of what is there and
 //! wanted (`rows`), of what runs (`running`), and of volumes (`volumes`).
 
+/// Builds a row of an entity that was kept with its stamps.
+macro_rules! row {
+    ($name:ident, $kept:expr, { $($field:ident: $value:expr),* $(,)? }) => {{
+        let $crate::model::entities::Stamps { version, created, changed, position } = $kept.stamps;
+        $name { $($field: $value,)* version, created, changed, position }
+    }};
+}
+
 mod entities;
 mod fold;
 mod rows;

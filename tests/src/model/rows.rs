@@ -29,31 +29,23 @@ pub(super) fn of(all: &Entities) -> BTreeMap<(RowKind, String), Value> {
     };
     for (name, kept) in &all.clusters {
         let session = all.sessions.iter().find(|(_, s)| s.is.fact.cluster == *name && s.is.end.is_none());
-        let row = ClusterRow {
+        let row = row!(ClusterRow, kept, {
             name: name.clone(),
             runtime: kept.is.spec.runtime,
             activity: kept.is.activity,
             executor: session.map(|(_, session)| session.is.fact.executor.clone()),
             session: session.map(|(id, _)| *id),
             nodes: all.nodes.values().filter(|node| node.is.cluster.as_ref() == Some(name)).count() as u64,
-            version: kept.stamps.version,
-            created: kept.stamps.created,
-            changed: kept.stamps.changed,
-            position: kept.stamps.position,
-        };
+        });
         put(RowKind::Clusters, name.to_string(), json(&row));
     }
     for (name, kept) in &all.capabilities {
-        let row = CapabilityRow {
+        let row = row!(CapabilityRow, kept, {
             name: name.clone(),
             kind: kept.is.spec.kind.clone(),
             score: kept.is.spec.score,
             activity: kept.is.activity,
-            version: kept.stamps.version,
-            created: kept.stamps.created,
-            changed: kept.stamps.changed,
-            position: kept.stamps.position,
-        };
+        });
         put(RowKind::Capabilities, name.to_string(), json(&row));
     }
     all.nodes
@@ -81,14 +73,10 @@ pub(super) fn of(all: &Entities) -> BTreeMap<(RowKind, String), Value> {
         put(RowKind::Volumes, name.to_string(), json(&volumes::row(all, name, kept)));
     }
     for (name, kept) in &all.policies {
-        let row = PolicyRow {
+        let row = row!(PolicyRow, kept, {
             name: name.clone(),
             spec: kept.is.clone(),
-            version: kept.stamps.version,
-            created: kept.stamps.created,
-            changed: kept.stamps.changed,
-            position: kept.stamps.position,
-        };
+        });
         put(RowKind::Policies, name.to_string(), json(&row));
     }
     for (id, kept) in &all.requests {
@@ -116,9 +104,9 @@ fn request(id: RequestId, kept: &Kept<Asked>) -> RequestRow {
         (None, Some(RequestEnd::Superseded { .. })) => (RequestWord::Superseded, None),
         (None, None) => (RequestWord::Pending, None),
     };
-    RequestRow {
-        id,
-        state,
+    row!(RequestRow, kept, {
+        id: id,
+        state: state,
         kind: kind.expect("every change has a kind"),
         subject: fact.change.subject(),
         change: fact.change.clone(),
@@ -127,13 +115,9 @@ fn request(id: RequestId, kept: &Kept<Asked>) -> RequestRow {
         policies: fact.policies.clone(),
         hash: fact.hash,
         expires: (state == RequestWord::Pending).then_some(fact.expires),
-        decided,
+        decided: decided,
         message: String::new(),
-        version: kept.stamps.version,
-        created: kept.stamps.created,
-        changed: kept.stamps.changed,
-        position: kept.stamps.position,
-    }
+    })
 }
 
 fn node(all: &Entities, name: &NodeName, kept: &Kept<Node>) -> NodeRow {
@@ -161,7 +145,7 @@ fn node(all: &Entities, name: &NodeName, kept: &Kept<Node>) -> NodeRow {
         by: disruption.by.clone(),
         since: disruption.since,
     });
-    NodeRow {
+    row!(NodeRow, kept, {
         name: name.clone(),
         state: kept.is.state,
         cluster: kept.is.cluster.clone(),
@@ -180,11 +164,7 @@ fn node(all: &Entities, name: &NodeName, kept: &Kept<Node>) -> NodeRow {
             reason: bypass.reason.clone(),
             policies: bypass.policies.clone(),
         }),
-        version: kept.stamps.version,
-        created: kept.stamps.created,
-        changed: kept.stamps.changed,
-        position: kept.stamps.position,
-    }
+    })
 }
 
 fn plan(all: &Entities, name: &PlanName, kept: &Kept<Plan>) -> PlanRow {
@@ -207,27 +187,23 @@ fn plan(all: &Entities, name: &PlanName, kept: &Kept<Plan>) -> PlanRow {
     // Reasons are those of operations that wait now.
     let waits = operations.values().any(|counts| counts.contains_key("preparing"));
     let waiting = if waits { kept.is.waiting.clone() } else { Vec::new() };
-    PlanRow {
+    row!(PlanRow, kept, {
         name: name.clone(),
         generation: kept.is.generation,
         activity: kept.is.activity,
         spec: kept.is.spec.clone(),
         current: mine(true),
         next: mine(false),
-        replicas,
-        operations,
-        waiting,
+        replicas: replicas,
+        operations: operations,
+        waiting: waiting,
         spread: SpreadRow {
             domains: remaining(all, name),
             balance: kept.is.balance,
             rebalance_requested_by: kept.is.rebalance.clone(),
         },
         message: String::new(),
-        version: kept.stamps.version,
-        created: kept.stamps.created,
-        changed: kept.stamps.changed,
-        position: kept.stamps.position,
-    }
+    })
 }
 
 /// Replicas by the update domain where they are when everything under way has succeeded.
@@ -249,7 +225,7 @@ fn remaining(all: &Entities, plan: &PlanName) -> BTreeMap<DomainName, u32> {
 }
 
 fn deployment(plan: &PlanName, name: &DeploymentName, kept: &Kept<Deployment>) -> DeploymentRow {
-    DeploymentRow {
+    row!(DeploymentRow, kept, {
         plan: plan.clone(),
         name: name.clone(),
         generation: kept.is.generation,
@@ -273,16 +249,12 @@ fn deployment(plan: &PlanName, name: &DeploymentName, kept: &Kept<Deployment>) -
         },
         set: if kept.is.has_cut_over { SetWord::New } else { SetWord::Old },
         message: String::new(),
-        version: kept.stamps.version,
-        created: kept.stamps.created,
-        changed: kept.stamps.changed,
-        position: kept.stamps.position,
-    }
+    })
 }
 
 fn session(id: SessionId, kept: &Kept<Session>) -> SessionRow {
-    SessionRow {
-        id,
+    row!(SessionRow, kept, {
+        id: id,
         cluster: kept.is.fact.cluster.clone(),
         executor: kept.is.fact.executor.clone(),
         runtime: kept.is.fact.runtime,
@@ -293,9 +265,5 @@ fn session(id: SessionId, kept: &Kept<Session>) -> SessionRow {
             Some(SessionEnd::Left) => SessionWord::Left,
             Some(SessionEnd::Removed) => SessionWord::Removed,
         },
-        version: kept.stamps.version,
-        created: kept.stamps.created,
-        changed: kept.stamps.changed,
-        position: kept.stamps.position,
-    }
+    })
 }

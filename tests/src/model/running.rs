@@ -58,27 +58,23 @@ pub(super) fn replica(all: &Entities, name: &ReplicaName, kept: &Kept<Replica>) 
         node: run.is.fact.node.clone(),
         state: life_word(&run.is.life),
     });
-    ReplicaRow {
+    row!(ReplicaRow, kept, {
         name: name.clone(),
         plan: kept.is.plan.clone(),
         deployment: kept.is.deployment.clone(),
         will: will(kept),
-        phase,
+        phase: phase,
         ready: live.is_some_and(|(_, live)| live.is.life == Life::Running && all_online(&live.is)),
         reachability: live.map_or(Reachability::Known, |(_, live)| reachability(all, &live.is)),
         node: live.map(|(_, live)| live.is.fact.node.clone()),
         incarnation: live.map(|(id, _)| id),
-        passive,
+        passive: passive,
         processes: live.map(|(_, live)| live.is.processes.clone()).unwrap_or_default(),
         operation: all.open(name).first().map(|(id, _)| *id),
         again: kept.is.again.filter(|_| !all.open(name).iter().any(|(_, it)| brings_up(it.kind))),
         unready_at: live.and_then(|(_, live)| unready_at(&live.is)),
         message: String::new(),
-        version: kept.stamps.version,
-        created: kept.stamps.created,
-        changed: kept.stamps.changed,
-        position: kept.stamps.position,
-    }
+    })
 }
 
 /// What an executor has to do with is out of sight while its cluster has none.
@@ -117,8 +113,8 @@ const fn life_word(life: &Life) -> IncarnationWord {
 
 pub(super) fn incarnation(all: &Entities, id: IncarnationId, kept: &Kept<Incarnation>) -> IncarnationRow {
     let fact = &kept.is.fact;
-    IncarnationRow {
-        id,
+    row!(IncarnationRow, kept, {
+        id: id,
         replica: fact.replica.clone(),
         plan: kept.is.plan.clone(),
         deployment: kept.is.deployment.clone(),
@@ -137,35 +133,27 @@ pub(super) fn incarnation(all: &Entities, id: IncarnationId, kept: &Kept<Incarna
         strained: fact.strained.clone(),
         unready_at: unready_at(&kept.is),
         message: String::new(),
-        version: kept.stamps.version,
-        created: kept.stamps.created,
-        changed: kept.stamps.changed,
-        position: kept.stamps.position,
-    }
+    })
 }
 
 pub(super) fn command(id: IncarnationId, kept: &Kept<Incarnation>) -> Option<CommandRow> {
     let (effect, attempt) = kept.is.command?;
-    Some(CommandRow {
+    Some(row!(CommandRow, kept, {
         incarnation: id,
         revision: kept.is.revision,
-        effect,
-        attempt,
+        effect: effect,
+        attempt: attempt,
         node: kept.is.fact.node.clone(),
         cluster: kept.is.cluster.clone()?,
         replica: kept.is.fact.replica.clone(),
-        version: kept.stamps.version,
-        created: kept.stamps.created,
-        changed: kept.stamps.changed,
-        position: kept.stamps.position,
-    })
+    }))
 }
 
 pub(super) fn operation(id: OperationId, kept: &Kept<Operation>) -> OperationRow {
     let word = kept.is.word();
     let state = OperationWord::ALL.iter().find(|state| state.word() == word);
-    OperationRow {
-        id,
+    row!(OperationRow, kept, {
+        id: id,
         replica: kept.is.replica.clone(),
         plan: kept.is.plan.clone(),
         kind: kept.is.kind,
@@ -178,9 +166,5 @@ pub(super) fn operation(id: OperationId, kept: &Kept<Operation>) -> OperationRow
         incarnation: kept.is.place,
         approved_by: kept.is.approved.clone(),
         message: String::new(),
-        version: kept.stamps.version,
-        created: kept.stamps.created,
-        changed: kept.stamps.changed,
-        position: kept.stamps.position,
-    }
+    })
 }

@@ -135,7 +135,7 @@ impl Entities {
 pub(super) fn row(all: &Entities, name: &VolumeName, kept: &Kept<Volume>) -> VolumeRow {
     let is = &kept.is;
     let user = is.user.and_then(|user| all.incarnations.get(&user));
-    VolumeRow {
+    row!(VolumeRow, kept, {
         name: name.clone(),
         id: is.id,
         state: is.word,
@@ -149,11 +149,7 @@ pub(super) fn row(all: &Entities, name: &VolumeName, kept: &Kept<Volume>) -> Vol
         incarnation: is.user,
         removing: is.goes.clone(),
         message: String::new(),
-        version: kept.stamps.version,
-        created: kept.stamps.created,
-        changed: kept.stamps.changed,
-        position: kept.stamps.position,
-    }
+    })
 }
 
 /// What is asked first of an incarnation that uses volumes is nothing: it waits for them.

@@ -1,5 +1,8 @@
 //! Problems: every answer that is not what was asked for, in the form of RFC 9457. Here, and nowhere else, stands
 //! which status and title a code has, and whether it is worth trying again.
+//!
+//! The reason for a 409 is elsewhere: a rule of an entity in `machine/src` refuses an intent with a [`Code`], and
+//! [`Problem::refused`] maps the code to its status here.
 
 use std::time::Duration;
 

@@ -1,5 +1,21 @@
 //! Work that is due, a step at a time: what intents only recorded is carried out here, from ordered queues, so that
 //! one intent for a million replicas is never one giant commit, and no step costs more than what it changes.
+//!
+//! The first step that is due is taken, in this order:
+//!
+//! | step | function |
+//! |---|---|
+//! | incarnations on expunged nodes end | `settle_lost` |
+//! | volumes of expunged nodes are lost, unused ones are destroyed, commands that waited for a volume are issued | `store` |
+//! | deadlines expire | `ring` |
+//! | reservations that an edited plan no longer allows get another node, before anything lets an operation start | `replace` |
+//! | work whose time has come, such as a start by rule after its cooldown | `time` |
+//! | disruptions empty their nodes | `disturb` |
+//! | policies approve operations | `approve` |
+//! | the next plan in turn gets one step of its deployment | `deploy` |
+//! | rebalances move a replica, or end | `rebalance` |
+//! | operations without a node get one | `prepare` |
+//! | the spread of plans at rest is compared with the best one | `look` |
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;

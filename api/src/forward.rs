@@ -17,9 +17,9 @@ use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, header};
 use chancery_events::id::Lineage;
 use hyper::body::{Body as HttpBody, Bytes, Frame, Incoming, SizeHint};
-use hyper::client::conn::http1::handshake;
-use hyper_util::rt::TokioIo;
-use tokio::net::TcpStream;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::client::legacy::{Client, Error};
+use hyper_util::rt::{TokioExecutor, TokioTimer};
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
@@ -33,6 +33,10 @@ const FORWARDED: HeaderName = HeaderName::from_static("chancery-forwarded");
 pub const LAST_OUTCOMES: Duration = Duration::from_secs(4);
 /// How long the other server may take to take a connection.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// Time without a request after which a connection is closed: before the other server closes it.
+const IDLE: Duration = Duration::from_secs(5);
+/// Connections to one server that wait for a request, at most.
+const MAX_IDLE: usize = 32;
 /// Those of a connection, those that this server sets itself, and those by which it has admitted the request.
 const OURS: [HeaderName; 9] = [
     header::CONNECTION,
@@ -45,6 +49,22 @@ const OURS: [HeaderName; 9] = [
     SEC_FETCH_SITE,
     HeaderName::from_static("keep-alive"),
 ];
+
+/// Connections to deciding servers.
+pub(super) type DeciderClient = Client<HttpConnector, Body>;
+
+/// A client without connections. One that is reused and turns out to be closed is replaced only where nothing of the
+/// request was sent on it.
+pub(super) fn client() -> DeciderClient {
+    let mut connector = HttpConnector::new();
+    connector.set_nodelay(true);
+    connector.set_connect_timeout(Some(PATIENCE));
+    Client::builder(TokioExecutor::new())
+        .pool_timer(TokioTimer::new())
+        .pool_idle_timeout(IDLE)
+        .pool_max_idle_per_host(MAX_IDLE)
+        .build(connector)
+}
 
 /// Whether it has come from another server.
 pub(super) fn is_forwarded(headers: &HeaderMap) -> bool {
@@ -92,23 +112,10 @@ pub(super) async fn send(
     };
     // The address is known from a record, so there is one.
     let head = app.source.head().ok_or_else(nobody)?;
-    let stream = match timeout(PATIENCE, TcpStream::connect(&**there)).await {
-        Ok(Ok(stream)) => stream,
-        Ok(Err(error)) => return Err(unreachable(error.to_string())),
-        Err(_) => return Err(unreachable("it does not take connections".into())),
-    };
-    let _ = stream.set_nodelay(true);
-    let opened = handshake(TokioIo::new(stream)).await.map_err(|error| unreachable(error.to_string()))?;
-    let (mut sender, connection) = opened;
-    tokio::spawn(async move {
-        if let Err(error) = connection.await {
-            tracing::debug!(%error, "a connection to the deciding server ended early");
-        }
-    });
     let lineage = head.lineage;
     let decider = format!("{lineage}/{}", head.term);
     let request = request(there, &decider, parts, body).map_err(unreachable)?;
-    // From here on it may have arrived, whatever is heard of it.
+    // It may have arrived, whatever is heard of it, unless there was no connection.
     let unknown = |why: String| {
         let detail = format!(
             "ask the decider at {there}: {why}; it may or may not be recorded: repeat the request with the same \
@@ -116,10 +123,12 @@ pub(super) async fn send(
         );
         Problem::new(UNKNOWN_OUTCOME, detail)
     };
+    let failed =
+        |error: Error| if error.is_connect() { unreachable(cause(&error)) } else { unknown(cause(&error)) };
     let answer = tokio::select! {
         biased;
-        answer = timeout(patience, sender.send_request(request)) => match answer {
-            Ok(answer) => answer.map_err(|error| unknown(error.to_string()))?,
+        answer = timeout(patience, app.common.deciders.request(request)) => match answer {
+            Ok(answer) => answer.map_err(failed)?,
             Err(_) => return Err(unknown("there was no answer".into())),
         },
         () = stops(app.hub.closing(), LAST_OUTCOMES) => {
@@ -137,6 +146,18 @@ pub(super) async fn send(
     }
     app.last_verdict.note_forwarded(&head.headers, lineage);
     Ok(Response::from_parts(head, Body::new(ForwardedBody::new(body, app.hub.closing()))))
+}
+
+/// The first cause of an error: those after it add nothing for the reader.
+fn cause(error: &Error) -> String {
+    let mut cause: &(dyn std::error::Error + 'static) = error;
+    while let Some(source) = cause.source() {
+        cause = source;
+    }
+    match cause.downcast_ref::<io::Error>() {
+        Some(error) if error.kind() == io::ErrorKind::TimedOut => "it does not take connections".into(),
+        _ => cause.to_string(),
+    }
 }
 
 /// Waits until this server has been stopping for so long.
@@ -189,7 +210,7 @@ fn request(there: &str, decider: &str, parts: &Parts, body: Body) -> Result<Requ
     let path = parts.uri.path_and_query().map_or("/", |path| path.as_str());
     let mut request = Request::builder()
         .method(parts.method.clone())
-        .uri(path)
+        .uri(format!("http://{there}{path}"))
         .body(body)
         .map_err(|error| error.to_string())?;
     *request.headers_mut() = parts.headers.clone();
@@ -197,7 +218,6 @@ fn request(there: &str, decider: &str, parts: &Parts, body: Body) -> Result<Requ
     for name in &OURS {
         headers.remove(name);
     }
-    headers.insert(header::HOST, HeaderValue::from_str(there).map_err(|error| error.to_string())?);
     headers.insert(FORWARDED, HeaderValue::from_str(decider).map_err(|error| error.to_string())?);
     Ok(request)
 }
@@ -220,11 +240,8 @@ mod tests {
             // Until the other side hangs up.
             let _ = stream.read_to_end(&mut Vec::new()).await;
         });
-        let stream = TcpStream::connect(address).await.expect("it listens");
-        let (mut sender, connection) = handshake(TokioIo::new(stream)).await.expect("a connection");
-        tokio::spawn(connection);
-        let request = Request::builder().uri("/").body(Body::empty()).expect("a request");
-        sender.send_request(request).await.expect("an answer").into_body()
+        let request = Request::builder().uri(format!("http://{address}/")).body(Body::empty());
+        client().request(request.expect("a request")).await.expect("an answer").into_body()
     }
 
     #[tokio::test]

@@ -50,6 +50,7 @@ use tokio::sync::Semaphore;
 pub use admission::{AllowedHosts, host_of};
 pub use budget::ByteBudget;
 pub use edge::router;
+use forward::DeciderClient;
 pub use forward::LAST_OUTCOMES;
 pub use last_verdict::LastVerdict;
 pub use limits::Limits;
@@ -87,6 +88,8 @@ pub struct Common {
     pub answers: ByteBudget,
     /// Turns of lists.
     pub lists: Arc<Semaphore>,
+    /// Connections to servers that decide.
+    deciders: DeciderClient,
     /// Counts.
     pub metrics: Metrics,
 }
@@ -100,6 +103,7 @@ impl Common {
             bodies: ByteBudget::new(limits.bodies),
             answers: ByteBudget::new(limits.answers),
             lists: Arc::new(Semaphore::new(limits.lists)),
+            deciders: forward::client(),
             limits,
             hosts,
             metrics: Metrics::new(),

@@ -8,10 +8,11 @@
 //! | | the host of `advertise`, a name in `allowed_hosts`; with any port | admitted |
 //! | | any other | 421 `host_not_allowed` |
 //! | `Origin` | none, or the authority that `Host` has | admitted |
+//! | | an origin in `cors_origins` | admitted, whatever `Sec-Fetch-Site` |
 //! | | several, `null`, or any other | 403 `origin_not_allowed` |
 //! | `Sec-Fetch-Site` | none, `same-origin`, `none` | admitted |
 //! | | several, `same-site`, `cross-site`, or any other | 403 `origin_not_allowed` |
-//! | `Content-Type`, methods GET and HEAD | anything | admitted |
+//! | `Content-Type`, methods GET and HEAD, preflights of an origin in `cors_origins` | anything | admitted |
 //! | `Content-Type`, other methods | JSON, CloudEvents in JSON, lines of JSON | admitted |
 //! | | none, several, or any other | 415 `unsupported_media_type` |
 //!
@@ -22,12 +23,14 @@
 //! - `Content-Type`: what forms and simple requests can send without a preflight, also in browsers that send neither
 //!   header. The rule does not depend on the body: a browser may leave the body out.
 //!
-//! No answer permits cross-origin access (CORS), so that a preflight always fails.
+//! Answers permit cross-origin access (CORS) to the origins in `cors_origins` alone. By default there are none, and a
+//! preflight always fails.
 
 use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-use axum::http::{HeaderMap, HeaderName, Method, Request, Uri, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri, header};
+use tower_http::cors::{AllowHeaders, AllowMethods, AllowOrigin, CorsLayer, ExposeHeaders};
 
 use super::problem::{
     HOST_NOT_ALLOWED, INVALID_HOST, In, ORIGIN_NOT_ALLOWED, Problem, UNSUPPORTED_MEDIA_TYPE,
@@ -44,20 +47,42 @@ const MEDIA_TYPES: [&str; 4] = [
     "application/x-ndjson",
 ];
 
-/// Hosts under which a server takes requests, in addition to those of loopback. Lower case, without ports.
+/// Hosts under which a server takes requests, in addition to those of loopback, and origins of pages that may send them.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
-pub struct AllowedHosts(BTreeSet<String>);
+pub struct AllowedHosts {
+    /// Lower case, without ports.
+    hosts: BTreeSet<String>,
+    /// Lower case, as in `https://console.example`.
+    origins: BTreeSet<String>,
+}
 
 impl AllowedHosts {
     /// Hosts of the setting `allowed_hosts`, and that of `advertise`, under which other servers forward requests.
     pub fn new(configured: &BTreeSet<String>, advertise: Option<&str>) -> AllowedHosts {
         let advertised = advertise.and_then(host_of);
         let all = configured.iter().map(String::as_str).chain(advertised);
-        AllowedHosts(all.map(str::to_ascii_lowercase).collect())
+        AllowedHosts { hosts: all.map(str::to_ascii_lowercase).collect(), origins: BTreeSet::new() }
+    }
+
+    /// Admits pages of these origins as well, those of the setting `cors_origins`.
+    #[must_use]
+    pub fn with_origins(self, origins: &BTreeSet<String>) -> AllowedHosts {
+        AllowedHosts { origins: origins.clone(), ..self }
+    }
+
+    /// Layer that permits browsers what pages of the listed origins ask for, and answers preflights. `None` without any.
+    pub(super) fn cors(&self) -> Option<CorsLayer> {
+        let origins = self.origins.iter().filter_map(|origin| HeaderValue::from_str(origin).ok());
+        let layer = CorsLayer::new()
+            .allow_origin(AllowOrigin::list(origins))
+            .allow_methods(AllowMethods::mirror_request())
+            .allow_headers(AllowHeaders::mirror_request())
+            .expose_headers(ExposeHeaders::any());
+        (!self.origins.is_empty()).then_some(layer)
     }
 
     fn contains(&self, host: &str) -> bool {
-        is_loopback(host) || (!self.0.is_empty() && self.0.contains(&host.to_ascii_lowercase()))
+        is_loopback(host) || (!self.hosts.is_empty() && self.hosts.contains(&host.to_ascii_lowercase()))
     }
 }
 
@@ -73,13 +98,18 @@ pub(super) fn admit<B>(hosts: &AllowedHosts, request: &Request<B>) -> Result<(),
         let problem = Problem::new(HOST_NOT_ALLOWED, detail);
         return Err(problem.at(In::Header, "/host", "it is not a name of this server"));
     }
-    if has_other(headers, &header::ORIGIN, |origin| is_of(origin, authority)) {
+    let is_listed = |origin: &str| hosts.origins.contains(origin);
+    let is_listed_page =
+        headers.contains_key(header::ORIGIN) && !has_other(headers, &header::ORIGIN, is_listed);
+    if !is_listed_page && has_other(headers, &header::ORIGIN, |origin| is_of(origin, authority)) {
         return Err(foreign("origin"));
     }
-    if has_other(headers, &SEC_FETCH_SITE, |site| matches!(site, "same-origin" | "none")) {
+    if !is_listed_page && has_other(headers, &SEC_FETCH_SITE, |site| matches!(site, "same-origin" | "none")) {
         return Err(foreign("sec-fetch-site"));
     }
-    let is_read = *method == Method::GET || *method == Method::HEAD;
+    let is_preflight =
+        *method == Method::OPTIONS && headers.contains_key(header::ACCESS_CONTROL_REQUEST_METHOD);
+    let is_read = *method == Method::GET || *method == Method::HEAD || (is_listed_page && is_preflight);
     if is_read || has_media_type(headers) { Ok(()) } else { Err(simple(method)) }
 }
 
@@ -167,14 +197,17 @@ fn simple(method: &Method) -> Problem {
 
 #[cfg(test)]
 mod tests {
-    use axum::http::HeaderValue;
-
     use super::*;
 
     const JSON: &str = "content-type: application/json";
 
     fn answer(method: &str, target: &str, head: &[&str]) -> u16 {
+        answer_of(&AllowedHosts::default(), method, target, head)
+    }
+
+    fn answer_of(origins: &AllowedHosts, method: &str, target: &str, head: &[&str]) -> u16 {
         let hosts = AllowedHosts::new(&["chancery.example".to_owned()].into(), Some("Server-1:7440"));
+        let hosts = hosts.with_origins(&origins.origins);
         let mut request = Request::builder().method(method).uri(target).body(()).expect("a request");
         for line in head {
             let (name, value) = line.split_once(": ").expect("a header");
@@ -259,6 +292,40 @@ mod tests {
         }
         for twice in ["origin: http://localhost:7440", "sec-fetch-site: none"] {
             assert_eq!(answer("GET", "/", &["host: localhost:7440", twice, twice]), 403, "{twice} twice");
+        }
+    }
+
+    #[test]
+    fn pages_of_listed_origins_alone_are_admitted() {
+        let listed = AllowedHosts::default().with_origins(&["https://console.example".to_owned()].into());
+        let asks = "access-control-request-method: PUT";
+        for (origin, status, why) in [
+            ("https://console.example", 200, "listed"),
+            ("http://localhost", 200, "that of the server"),
+            ("http://console.example", 403, "another scheme"),
+            ("https://console.example:8443", 403, "another port"),
+            ("https://console.example.evil.example", 403, "a name behind it"),
+            ("null", 403, "a page in a sandbox"),
+        ] {
+            let origin = format!("origin: {origin}");
+            let site = if status == 200 && why == "listed" { "cross-site" } else { "same-origin" };
+            let site = format!("sec-fetch-site: {site}");
+            for method in ["GET", "PUT"] {
+                let head = ["host: localhost", &origin, &site, JSON];
+                assert_eq!(answer_of(&listed, method, "/", &head), status, "{method} {origin}: {why}");
+            }
+        }
+        let listed_page = "origin: https://console.example";
+        for (head, method, status, why) in [
+            (&["host: localhost", listed_page, asks][..], "OPTIONS", 200, "a preflight"),
+            (&["host: localhost", listed_page], "OPTIONS", 415, "no preflight"),
+            (&["host: localhost", listed_page, asks], "PUT", 415, "no preflight"),
+            (&["host: localhost", "origin: http://localhost", asks], "OPTIONS", 415, "not listed"),
+            (&["host: evil.example", listed_page, asks], "OPTIONS", 421, "another host"),
+            (&["host: localhost", listed_page, listed_page], "GET", 403, "twice"),
+            (&["host: localhost", "sec-fetch-site: cross-site"], "GET", 403, "no origin"),
+        ] {
+            assert_eq!(answer_of(&listed, method, "/", head), status, "{method} {head:?}: {why}");
         }
     }
 

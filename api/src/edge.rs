@@ -8,12 +8,13 @@ use axum::Router;
 use axum::body::{Body, Bytes, HttpBody as _};
 use axum::extract::State;
 use axum::http::request::Parts;
-use axum::http::{HeaderValue, Request, Response, Uri, header};
+use axum::http::{HeaderMap, HeaderValue, Request, Response, Uri, header};
 use axum::response::IntoResponse as _;
 use chancery_decider::desk::Where;
 use chancery_events::name::FleetName;
 use http_body_util::BodyExt as _;
 use tower::ServiceExt as _;
+use tower::util::option_layer;
 use tower_http::catch_panic::CatchPanicLayer;
 use uuid::Uuid;
 
@@ -52,8 +53,9 @@ pub(super) struct Call {
 /// The API without its listener.
 pub fn router(api: Api) -> Router {
     let api = Arc::new(api);
-    let routes = routes::router(answer_routed).with_state(Arc::clone(&api));
-    let routes = routes.layer(CatchPanicLayer::custom(panicked));
+    let layers = option_layer(api.common.hosts.cors());
+    let layers = (layers, CatchPanicLayer::custom(panicked));
+    let routes = routes::router(answer_routed).with_state(Arc::clone(&api)).layer(layers);
     Router::new().fallback(answer).with_state((api, routes))
 }
 
@@ -72,6 +74,7 @@ async fn answer(
             if let Some(target) = routes::routed(request.uri()) {
                 *request.uri_mut() = target;
             }
+            take_weights(request.headers_mut());
             request.extensions_mut().insert(Arc::clone(&context));
             routes.oneshot(request).await.into_response()
         }
@@ -96,6 +99,16 @@ async fn answer(
         tracing::debug!(%method, path, status, request_id = id, ms = taken.as_secs_f64() * 1e3, "request");
     }
     response
+}
+
+/// Takes an `Accept-Encoding` that excludes something for none: for one that excludes everything, the layer that compresses
+/// would make 406 of an answer that is there already.
+fn take_weights(headers: &mut HeaderMap) {
+    let excludes =
+        |value: &HeaderValue| value.as_bytes().windows(3).any(|part| part.eq_ignore_ascii_case(b"q=0"));
+    if headers.get_all(header::ACCEPT_ENCODING).iter().any(excludes) {
+        headers.remove(header::ACCEPT_ENCODING);
+    }
 }
 
 /// Answers a request whose route is known: within the limits of its principal, its body and its time.

@@ -154,9 +154,9 @@ pub(super) async fn list(
         }
         filters.push(("plan".to_owned(), plan.to_owned()));
     }
-    let (common, reader) = (Arc::clone(&app.common), app.reader.clone());
+    let (common, reader, compressor) = (Arc::clone(&app.common), app.reader.clone(), compressor_of(call));
     let listed = in_turn(&app.common.lists, "list rows", move || {
-        let answer = Answer::reserve(&common);
+        let answer = Answer::reserve(&common, compressor);
         let query = Query { filters, limit, token, max_bytes: Some(answer.max_bytes) };
         (answer, reader.list_json(kind, &query))
     });
@@ -169,8 +169,18 @@ pub(super) async fn list(
     Ok(at_position(answer.with(app, body)?, page.position))
 }
 
+/// Bytes of what compresses an answer.
+const COMPRESSOR: usize = 384 << 10;
+
+/// Bytes of what may compress the answer to a request.
+fn compressor_of(call: &Call) -> usize {
+    if call.parts.headers.contains_key(header::ACCEPT_ENCODING) { COMPRESSOR } else { 0 }
+}
+
 /// The memory of an answer, reserved until it is sent.
 struct Answer {
+    /// Of it, bytes for what compresses it.
+    compressor: usize,
     /// Bytes that a page may have.
     max_bytes: usize,
     reserved: Option<ReservedBytes>,
@@ -190,16 +200,16 @@ impl AsRef<[u8]> for Text {
 
 impl Answer {
     /// Reserves memory for a page; where there is none, the page is small.
-    fn reserve(common: &Common) -> Answer {
+    fn reserve(common: &Common, compressor: usize) -> Answer {
         let page = common.limits.page;
-        let reserved = common.answers.try_reserve(page);
+        let reserved = common.answers.try_reserve(page + compressor);
         let max_bytes = if reserved.is_some() { page } else { page.min(SMALL) };
-        Answer { max_bytes, reserved }
+        Answer { compressor, max_bytes, reserved }
     }
 
     /// Of one row, whose size is not known before.
     const fn of_row() -> Answer {
-        Answer { max_bytes: usize::MAX, reserved: None }
+        Answer { compressor: 0, max_bytes: usize::MAX, reserved: None }
     }
 
     /// The answer, with as much reserved as it has. A row that is larger than a page is refused when there is no memory.
@@ -208,13 +218,14 @@ impl Answer {
         if size <= SMALL {
             return Ok(json(text));
         }
+        let wanted = size + self.compressor;
         let reserved = match reserved {
-            Some(mut reserved) if reserved.len() >= size => {
-                reserved.shrink(size);
+            Some(mut reserved) if reserved.len() >= wanted => {
+                reserved.shrink(wanted);
                 Some(reserved)
             }
             // What was reserved is freed first.
-            Some(_) | None => app.common.answers.try_reserve(size),
+            Some(_) | None => app.common.answers.try_reserve(wanted),
         };
         let busy =
             || Problem::new(BUSY, format!("cannot send {size} bytes: too many answers are being sent"));
@@ -385,10 +396,10 @@ pub(super) async fn history(
         return Err(Problem::new(POSITION_NOT_APPLIED, detail).position(head.get()));
     }
     let limit = limit.map_or(HISTORY, |limit| limit as usize);
-    let (common, histories, subject) =
-        (Arc::clone(&app.common), History::new(app.source.clone()), key.subject());
+    let (common, compressor) = (Arc::clone(&app.common), compressor_of(call));
+    let (histories, subject) = (History::new(app.source.clone()), key.subject());
     let read = in_turn(&app.hub.readers, "read a history", move || {
-        let answer = Answer::reserve(&common);
+        let answer = Answer::reserve(&common, compressor);
         let page = histories.max_bytes(answer.max_bytes).of(&subject, from, limit);
         (answer, page)
     });

@@ -8,13 +8,17 @@ use std::sync::LazyLock;
 use axum::Router;
 use axum::extract::rejection::RawPathParamsRejection;
 use axum::extract::{RawPathParams, Request, State};
+use axum::handler::Handler as _;
 use axum::http::{Method, Uri};
 use axum::response::IntoResponse;
 use axum::routing::{MethodFilter, MethodRouter};
 use chancery_events::intent::{Intent, IntentEntry};
 use chancery_projector::RowKind;
 use percent_encoding::percent_decode_str;
+use tower_http::compression::CompressionLayer;
+use tower_http::compression::predicate::SizeAbove;
 
+use super::budget::SMALL;
 use super::problem::{In, Kind, METHOD_NOT_ALLOWED, NO_SUCH_ROUTE, Problem};
 
 /// How the body of a typed route becomes the intent's.
@@ -142,7 +146,11 @@ where
                 let found = Match::new(route, params, request.uri());
                 answer(state, found, request)
             };
-            methods = methods.on(filter, found);
+            methods = match route.does {
+                // All else is short, or is sent as it comes.
+                Does::List(_) | Does::History(_) => methods.on(filter, found.layer(compression())),
+                _ => methods.on(filter, found),
+            };
         }
         router = router.route(path, methods);
     }
@@ -151,6 +159,11 @@ where
             nothing(NO_SUCH_ROUTE, &request, "nothing is here; /v1/openapi.json tells what is where");
         answer(state, Err(problem), request)
     })
+}
+
+/// Layer that compresses answers for which memory is reserved, and with it that of the compressor.
+fn compression() -> CompressionLayer<SizeAbove> {
+    CompressionLayer::new().compress_when(SizeAbove::new(SMALL as u64 + 1))
 }
 
 /// Problem of a request that has no route.

@@ -37,7 +37,8 @@ pub async fn run(config: Config, folder: Folder) -> Result<()> {
     let own: Arc<str> = config.advertise.clone().unwrap_or_else(|| address.to_string()).into();
     let mut limits = config.limits.clone();
     limits.connections = files.connections(limits.connections, config.fleets.len());
-    let hosts = AllowedHosts::new(&config.allowed_hosts, config.advertise.as_deref());
+    let hosts = AllowedHosts::new(&config.allowed_hosts, config.advertise.as_deref())
+        .with_origins(&config.cors_origins);
     let common = Arc::new(Common::new(limits, hosts));
     let unfolded = Arc::new(Notify::new());
     let fleets = tokio::select! {

@@ -10,8 +10,8 @@ use chancery_events::fact::Outcome;
 use chancery_events::id::{Lineage, Position};
 
 use super::world::{World, request};
-use crate::Limits;
 use crate::routes::{Does, ROUTES, Route, Shape};
+use crate::{AllowedHosts, Common, Limits};
 
 /// A path of the route that leads somewhere.
 fn path(route: &Route) -> String {
@@ -312,4 +312,38 @@ async fn what_is_forwarded_for_another_journal_or_a_later_term_is_not_recorded_a
         assert_eq!(follower.app.last_verdict.position(), Position::new(last), "reads here wait for it");
     }
     assert_eq!(decider.asked.lock().expect("no panic").len(), 2);
+}
+
+#[tokio::test]
+async fn preflights_and_answers_permit_listed_origins_alone() {
+    let mut world = World::new();
+    let origins = ["https://console.example".to_owned()].into();
+    let hosts = AllowedHosts::default().with_origins(&origins);
+    world.app.common = Arc::new(Common::new(Limits::default(), hosts));
+    let origin = ("origin", "https://console.example");
+    let asks = [
+        origin,
+        ("access-control-request-method", "PUT"),
+        ("access-control-request-headers", "content-type,if-match"),
+    ];
+    let preflight = world.send(request(Method::OPTIONS, "/nodes/node-1", &asks, "")).await;
+    assert_eq!(preflight.status, 200);
+    for (name, value) in [
+        ("access-control-allow-origin", "https://console.example"),
+        ("access-control-allow-methods", "PUT"),
+        ("access-control-allow-headers", "content-type,if-match"),
+    ] {
+        assert_eq!(preflight.header(name), value);
+    }
+    let read = world.send(request(Method::GET, "/nodes/node-1", &[origin], "")).await;
+    assert_eq!((read.status.as_u16(), read.header("access-control-allow-origin")), (200, origin.1));
+    let missing = world.send(request(Method::GET, "/nodes/node-9", &[origin], "")).await;
+    assert_eq!(missing.problem().0, 404);
+    assert_eq!(missing.header("access-control-allow-origin"), origin.1);
+    let other =
+        world.send(request(Method::GET, "/nodes/node-1", &[("origin", "https://evil.example")], "")).await;
+    assert_eq!((other.problem().0, other.header("access-control-allow-origin")), (403, ""));
+    assert_eq!(other.header("access-control-expose-headers"), "");
+    let without = World::new().send(request(Method::OPTIONS, "/nodes/node-1", &asks, "")).await;
+    assert_eq!((without.problem().0, without.header("access-control-allow-origin")), (403, ""));
 }

@@ -343,3 +343,36 @@ async fn lists_wait_for_their_turn_and_hold_up_neither_probes_nor_rows() {
     drop(turns);
     assert_eq!(list.await.status, 200);
 }
+
+#[tokio::test]
+async fn large_pages_are_compressed_for_those_who_take_it_and_nothing_else_is() {
+    let world = World::new();
+    let node =
+        |n| format!(r#"node.applied.v1 {{"name":"many-{n}","spec":{{"domain":"d1","total":{{"cpu":1}}}}}}"#);
+    let nodes: Vec<_> = (0..500).map(node).collect();
+    world.commit(&nodes.iter().map(String::as_str).collect::<Vec<_>>());
+    let plain = world.get("/nodes?limit=500").await;
+    assert_eq!((plain.header("content-encoding"), plain.header("vary")), ("", ""));
+    assert!(plain.body.len() > 64 << 10, "{}", plain.body.len());
+    for (accepts, encoding) in [("gzip", "gzip"), ("br", ""), ("gzip;q=0, identity;q=0", ""), ("*;q=0", "")] {
+        let asks = request(Method::GET, "/nodes?limit=500", &[("accept-encoding", accepts)], "");
+        let answer = world.send(asks).await;
+        assert_eq!((answer.status.as_u16(), answer.header("content-encoding")), (200, encoding), "{accepts}");
+        assert_eq!(answer.header("chancery-position"), plain.header("chancery-position"));
+        match encoding {
+            "gzip" => {
+                assert!(answer.body.starts_with(&[0x1f, 0x8b]) && answer.body.len() * 4 < plain.body.len());
+                assert_eq!(answer.header("vary"), "accept-encoding");
+            }
+            _ => assert_eq!(answer.body, plain.body),
+        }
+    }
+    assert_eq!(world.app.common.answers.free(), world.app.common.limits.answers);
+    for path in
+        ["/nodes?limit=1", "/nodes/node-1", "/nodes/node-9", "/events?follow=false", "//v1/openapi.json"]
+    {
+        let headers = [("accept-encoding", "gzip"), ("accept", "text/event-stream")];
+        let answer = world.send(request(Method::GET, path, &headers, "")).await;
+        assert_eq!(answer.header("content-encoding"), "", "{path}");
+    }
+}

@@ -166,6 +166,8 @@ pub struct Config {
     pub advertise: Option<String>,
     /// Hosts under which clients may address the server, in addition to loopback and `advertise`.
     pub allowed_hosts: BTreeSet<String>,
+    /// Origins whose web pages may send requests and read the answers.
+    pub cors_origins: BTreeSet<String>,
     /// The server that commands talk to, without a slash at its end.
     pub server: String,
     /// The fleet that commands are about.
@@ -356,6 +358,7 @@ impl Config {
             },
             advertise: Some(text("advertise")).filter(|address| !address.is_empty()).map(str::to_owned),
             allowed_hosts: settings::hosts(text("allowed_hosts"))?,
+            cors_origins: settings::origins(text("cors_origins"))?,
             server: text("server").trim_end_matches('/').to_owned(),
             fleet,
             fleets,

@@ -53,6 +53,7 @@ types! {
     JOURNAL "`embedded`, or `kafka://HOST:PORT,…/PREFIX`" journal;
     MAYBE_ADDRESS "host with its port, or nothing" address;
     HOSTS "names or addresses between commas, or nothing" hosts;
+    ORIGINS "origins between commas, or nothing" origins;
     SCOPE "types of intents between commas, also with `*`, or nothing" scope;
     PAIRS "`key=value` between commas, or nothing" pairs;
     MAYBE_FILE "path of a file, or nothing" anything;
@@ -91,6 +92,7 @@ settings! {
     "journal" JOURNAL "embedded" "CHANCERY_JOURNAL" "where the journal is: embedded, or on Kafka";
     "advertise" MAYBE_ADDRESS "" "CHANCERY_ADVERTISE" "where the other servers reach this one; as listen unless set";
     "allowed_hosts" HOSTS "" "CHANCERY_ALLOWED_HOSTS" "hosts under which clients may address the server, in addition to loopback and advertise; without ports";
+    "cors_origins" ORIGINS "" "CHANCERY_CORS_ORIGINS" "origins whose web pages may send requests and read the answers, as in https://console.example; none unless set";
     "fleet" FLEET "default" "CHANCERY_FLEET" "the fleet that commands are about";
     "fleets" FLEETS "" "CHANCERY_FLEETS" "the fleets that the server has, on Kafka each with its partition of the topics; the one that fleet names, unless set";
     "actor" ACTOR "local" "CHANCERY_ACTOR" "who asks, as the journal will name them";
@@ -284,6 +286,18 @@ pub(super) fn hosts(text: &str) -> Result<BTreeSet<String>, String> {
         .map(|host| match host_of(host) {
             Some(whole) if whole == host => Ok(host.to_owned()),
             _ => Err(format!("invalid host {host:?}: must be a name or an address, without scheme and port")),
+        })
+        .collect()
+}
+
+pub(super) fn origins(text: &str) -> Result<BTreeSet<String>, String> {
+    let origins = text.split(',').map(str::trim).filter(|origin| !origin.is_empty());
+    origins
+        .map(|origin| match origin.split_once("://") {
+            Some(("http" | "https", authority)) if host_of(authority).is_some() => {
+                Ok(origin.to_ascii_lowercase())
+            }
+            _ => Err(format!("invalid origin {origin:?}: must be as in https://console.example:8443")),
         })
         .collect()
 }

@@ -19,7 +19,7 @@ fn every_default_is_right() {
     assert_eq!(config.listen.to_string(), "127.0.0.1:7440");
     assert_eq!((config.lease, config.limits.body), (Duration::from_secs(15), 1 << 20));
     assert_eq!(config.limits, Limits::default());
-    assert!(config.allowed_hosts.is_empty());
+    assert!(config.allowed_hosts.is_empty() && config.cors_origins.is_empty());
     assert!(config.shown().all(|(_, _, origin)| *origin == Origin::Default));
     for setting in SETTINGS {
         let name = format!("CHANCERY_{}", setting.name.to_ascii_uppercase().replace('.', "_"));
@@ -73,6 +73,10 @@ fn faults_of_a_file_have_their_place() {
         (
             "allowed_hosts = \"a.example,http://b\"",
             "1:17: allowed_hosts: invalid host \"http://b\": must be a name",
+        ),
+        (
+            "cors_origins = \"https://a.example,b.example\"",
+            "1:16: cors_origins: invalid origin \"b.example\": must be as in https://",
         ),
         ("a b", "1:"),
     ];

@@ -13,6 +13,7 @@ mod directory;
 mod edits;
 mod executors;
 mod fleets;
+mod golden;
 mod imports;
 mod kafka;
 mod kafka_clients;

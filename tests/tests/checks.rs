@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use chancery_projector::RowKind;
 use chancery_tests::{Client, Server, payloads, program, until};
 use serde_json::{Value, json};
 
@@ -250,10 +251,10 @@ fn read_models_that_are_lost_are_made_again_byte_for_byte() {
     until("all is settled", || {
         (server.client().read("plans/web/deployments/d1")["state"] == "completed").then_some(())
     });
-    let kinds =
-        ["clusters", "nodes", "plans", "deployments", "replicas", "incarnations", "operations", "sessions"];
-    let dump =
-        |client: &Client| kinds.map(|kind| client.read(&format!("{kind}?limit=1000"))["items"].to_string());
+    let dump = |client: &Client| -> Vec<_> {
+        let items = |kind: &RowKind| client.read(&format!("{}?limit=1000", kind.word()))["items"].to_string();
+        RowKind::ALL.iter().map(items).collect()
+    };
     let before = dump(&server.client());
     server.kill();
     std::fs::remove_dir_all(server.data().join("fleets/default/rows")).expect("the rows can be removed");

@@ -1,70 +1,43 @@
-//! The rooms: which crate may import which. The table is that of `docs/architecture.md`.
+//! The rooms: which crate may import which, as the table in `docs/architecture.md` says.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
 use std::path::Path;
 use std::process::Command;
 
 use serde_json::Value;
 
-/// A crate, the crates of the workspace that it may import, and, where it says so, the only others.
-type Room = (&'static str, &'static [&'static str], Option<&'static [&'static str]>);
+/// A row of the table of rooms.
+#[derive(Debug)]
+struct Room {
+    package: String,
+    /// Folders of the workspace whose crates it may import.
+    ours: Vec<String>,
+    /// The only other crates that it may import, if they are limited.
+    others: Option<Vec<String>>,
+}
 
-const ROOMS: &[Room] = &[
-    (
-        "chancery-events",
-        &[],
-        Some(&["chrono", "data-encoding", "schemars", "serde", "serde_json", "sha2", "thiserror", "uuid"]),
-    ),
-    (
-        "chancery-machine",
-        &["chancery-events"],
-        Some(&["rustc-hash", "serde", "serde_json", "smallvec", "thiserror"]),
-    ),
-    ("chancery-journal", &["chancery-events"], None),
-    ("chancery-projector", &["chancery-events", "chancery-machine", "chancery-journal"], None),
-    ("chancery-executor", &["chancery-events"], None),
-    ("chancery-decider", &["chancery-events", "chancery-machine", "chancery-journal"], None),
-    (
-        "chancery-api",
-        &[
-            "chancery-events",
-            "chancery-journal",
-            "chancery-projector",
-            "chancery-executor",
-            "chancery-decider",
-        ],
-        None,
-    ),
-    ("chancery-cli", &["chancery-events", "chancery-projector"], None),
-    (
-        "chancery",
-        &[
-            "chancery-events",
-            "chancery-machine",
-            "chancery-journal",
-            "chancery-projector",
-            "chancery-executor",
-            "chancery-decider",
-            "chancery-api",
-            "chancery-cli",
-        ],
-        None,
-    ),
-    (
-        "chancery-tests",
-        &[
-            "chancery",
-            "chancery-cli",
-            "chancery-decider",
-            "chancery-events",
-            "chancery-executor",
-            "chancery-journal",
-            "chancery-machine",
-            "chancery-projector",
-        ],
-        None,
-    ),
-];
+/// Rooms by folder.
+fn rooms() -> BTreeMap<String, Room> {
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/architecture.md");
+    let text = fs::read_to_string(page).expect("the page");
+    let (_, section) = text.split_once("\n## Rooms\n").expect("a section");
+    let code = |cell: &str| cell.split('`').skip(1).step_by(2).map(str::to_owned).collect::<Vec<_>>();
+    let rows = section.lines().skip_while(|line| !line.starts_with("|---")).skip(1);
+    let mut rooms = BTreeMap::new();
+    for row in rows.take_while(|line| line.starts_with('|')) {
+        let cells: Vec<_> = row.split('|').map(str::trim).collect();
+        let [_, folder, package, _, ours, others, _] = cells[..] else { panic!("columns of {row}") };
+        let others = match others.strip_prefix("only ") {
+            Some(only) => Some(only.split(", ").map(str::to_owned).collect()),
+            None => (others == "free").then_some(None).expect("`free`, or `only` and names"),
+        };
+        let folder = code(folder)[0].trim_end_matches('/').to_owned();
+        let room = Room { package: code(package).remove(0), ours: code(ours), others };
+        assert!(rooms.insert(folder, room).is_none(), "two rows: {row}");
+    }
+    rooms
+}
 
 /// What `cargo metadata` reports of packages, without network.
 pub(crate) fn packages(args: &[&str]) -> Vec<Value> {
@@ -81,22 +54,28 @@ pub(crate) fn packages(args: &[&str]) -> Vec<Value> {
 
 #[test]
 fn each_crate_imports_only_what_its_room_allows() {
+    let rooms = rooms();
     let packages = packages(&["--no-deps"]);
-    for (room, may, only) in ROOMS {
-        let package =
-            packages.iter().find(|p| p["name"] == *room).unwrap_or_else(|| panic!("no crate {room}"));
-        let imports: BTreeSet<&str> = package["dependencies"]
-            .as_array()
-            .expect("dependencies")
-            .iter()
+    let names: BTreeSet<_> = packages.iter().filter_map(|package| package["name"].as_str()).collect();
+    let described: BTreeSet<_> = rooms.values().map(|room| room.package.as_str()).collect();
+    assert_eq!(names, described, "members of the workspace, and rows of the table of rooms");
+    for (folder, Room { package: name, ours, others }) in &rooms {
+        let package = packages.iter().find(|package| package["name"] == **name).expect("it is a member");
+        let manifest = package["manifest_path"].as_str().expect("a path");
+        assert!(manifest.ends_with(&format!("/{folder}/Cargo.toml")), "{name} is in {manifest}");
+        let allowed: BTreeSet<&str> = ours.iter().map(|folder| rooms[folder].package.as_str()).collect();
+        let imports = package["dependencies"].as_array().expect("dependencies").iter();
+        for import in imports
             .filter(|dependency| dependency["kind"].is_null())
             .filter_map(|dependency| dependency["name"].as_str())
-            .collect();
-        for import in imports {
-            if import.starts_with("chancery") {
-                assert!(may.contains(&import), "{room} may not import {import}");
-            } else if let Some(only) = only {
-                assert!(only.contains(&import), "{room} may not import {import}: it is pure");
+        {
+            if names.contains(import) {
+                assert!(allowed.contains(import), "{name} may not import {import}");
+            } else if let Some(only) = others {
+                assert!(
+                    only.iter().any(|other| other == import),
+                    "{name} may not import {import}: it is pure"
+                );
             }
         }
     }

@@ -11,6 +11,7 @@ use chancery_events::fact::Outcome;
 use chancery_events::id::{OperationId, Position};
 use chancery_events::name::ReplicaName;
 use chancery_events::refusal::{Code, Refusal};
+use chancery_projector::RowKind;
 
 use super::world::{LINEAGE, World, request};
 use crate::Limits;
@@ -30,19 +31,8 @@ async fn a_list_comes_in_pages() {
     );
     let filtered = world.get("/nodes?domain=d2").await.json();
     assert_eq!(filtered["items"].as_array().map(Vec::len), Some(1));
-    for kind in [
-        "clusters",
-        "capabilities",
-        "plans",
-        "deployments",
-        "replicas",
-        "incarnations",
-        "operations",
-        "sessions",
-        "commands",
-        "plans/nginx/deployments",
-    ] {
-        assert_eq!(world.get(&format!("/{kind}")).await.status, 200, "{kind}");
+    for list in RowKind::ALL.iter().map(|kind| kind.word()).chain(["plans/nginx/deployments"]) {
+        assert_eq!(world.get(&format!("/{list}")).await.status, 200, "{list}");
     }
 }
 

@@ -1,11 +1,13 @@
-//! The worked example of a new kind of entity (`docs/adding-a-kind.md`): its patch applies to these sources, and what is
-//! built from them has the kind everywhere.
+//! The worked examples of a new kind of entity (`docs/adding-a-kind.md`) and of an orchestrator
+//! (`docs/adding-an-orchestrator.md`): their patches apply to these sources one after the other, and one build of the result
+//! has both.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::sync::OnceLock;
 
-use chancery_tests::{Launch, Server};
+use chancery_tests::{Launch, Server, until};
 use serde_json::{Value, json};
 
 /// What the program is built from.
@@ -26,9 +28,14 @@ const SOURCES: &[&str] = &[
     "bench",
     "schemas",
     "examples",
+    "docs",
 ];
-/// Product files that a new kind may touch.
-const MOST_FILES: usize = 9;
+/// Maximum number of product files that a new kind may touch.
+const KIND_FILES: usize = 9;
+/// Maximum number of product files that an orchestrator may touch outside its own directory.
+const ORCHESTRATOR_FILES: usize = 6;
+/// Name of the program that is built from the patched sources.
+const PROGRAM: &str = "chancery-with-examples";
 
 fn copy(from: &Path, to: &Path) {
     if from.is_file() {
@@ -75,73 +82,173 @@ fn run(command: &mut Command) -> Output {
     output
 }
 
-/// The sources with the patch, in a folder that goes.
-fn patched(root: &Path, patch: &Path) -> tempfile::TempDir {
+/// The sources with both patches, in a directory that is removed with the value.
+fn patched(root: &Path) -> tempfile::TempDir {
     let folder = tempfile::tempdir().expect("a folder");
     for source in SOURCES {
         copy(&root.join(source), &folder.path().join(source));
     }
-    run(Command::new("patch")
-        .args(["-p1", "--no-backup-if-mismatch", "-i"])
-        .arg(patch)
-        .current_dir(folder.path()));
-    // The program of the tests stands beside it.
+    for name in ["certificate", "orchestrator"] {
+        run(Command::new("patch")
+            .args(["-p1", "--no-backup-if-mismatch", "-i"])
+            .arg(patch(name))
+            .current_dir(folder.path()));
+    }
+    // The program of the tests is located in the same target directory.
     let manifest = folder.path().join("service/Cargo.toml");
     let text = fs::read_to_string(&manifest).expect("a manifest");
-    let named = "\n[[bin]]\nname = \"chancery-with-certificates\"\npath = \"src/main.rs\"\n";
-    fs::write(&manifest, text + named).expect("a manifest");
+    let named = format!("\n[[bin]]\nname = \"{PROGRAM}\"\npath = \"src/main.rs\"\n");
+    fs::write(&manifest, text + &named).expect("a manifest");
     folder
 }
 
-/// The program with the patch, built with the dependencies that are there already.
-fn program(root: &Path, patch: &Path) -> PathBuf {
-    let test = std::env::current_exe().expect("a test has a path");
-    let target = test.ancestors().nth(3).expect("tests stand in target/<profile>/deps");
-    let sources = target.join("chancery-with-certificates");
-    follow(patched(root, patch).path(), &sources);
-    run(Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
-        .args(["build", "--offline", "--workspace", "--features", "chancery/kafka-tls"])
-        .args(["--bin", "chancery-with-certificates"])
-        .env("CARGO_TARGET_DIR", target)
-        .env("CARGO_PROFILE_DEV_OPT_LEVEL", "0")
-        .current_dir(&sources));
-    target.join("debug/chancery-with-certificates")
+/// What is built from the patched sources.
+struct Built {
+    sources: PathBuf,
+    program: PathBuf,
+    /// Test program of the orchestrator's conformance.
+    conformance: PathBuf,
+}
+
+/// Builds the patched sources once, with the dependencies that are there already.
+fn built() -> &'static Built {
+    static BUILT: OnceLock<Built> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        let test = std::env::current_exe().expect("a test has a path");
+        let target = test.ancestors().nth(3).expect("tests stand in target/<profile>/deps");
+        let sources = target.join(PROGRAM);
+        follow(patched(&root()).path(), &sources);
+        let output = run(Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+            .args(["build", "--offline", "--workspace", "--features", "chancery/kafka-tls"])
+            .args(["--bin", PROGRAM, "--test", "files", "--message-format", "json"])
+            .env("CARGO_TARGET_DIR", target)
+            .env("CARGO_PROFILE_DEV_OPT_LEVEL", "0")
+            .current_dir(&sources));
+        let messages = String::from_utf8(output.stdout).expect("text");
+        let executable = |name: &str| {
+            let made = messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+            let mut of_target = made.filter(|message| message["target"]["name"] == name);
+            let path = of_target.find_map(|message| Some(PathBuf::from(message["executable"].as_str()?)));
+            path.unwrap_or_else(|| panic!("{name} is built"))
+        };
+        Built { program: executable(PROGRAM), conformance: executable("files"), sources }
+    })
+}
+
+/// A server of the patched program, and what its command line prints.
+struct PatchedServer(Server);
+
+impl PatchedServer {
+    fn start() -> PatchedServer {
+        let mut server = Server::new();
+        let instead = ["sh", "-c", "shift; exec \"$INSTEAD\" \"$@\"", "sh"].map(str::to_owned).to_vec();
+        let env = vec![("INSTEAD".to_owned(), built().program.display().to_string())];
+        server.set_launch(Launch { wrapper: instead, env, ..Launch::default() });
+        server.start_again();
+        PatchedServer(server)
+    }
+
+    fn cli(&self, args: &[&str]) -> String {
+        let output = run(Command::new(&built().program).args(args).env("CHANCERY_SERVER", self.0.url()));
+        String::from_utf8(output.stdout).expect("text")
+    }
 }
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize().expect("the sources")
 }
 
-fn patch() -> PathBuf {
-    root().join("tests/examples/certificate.patch")
+fn patch(name: &str) -> PathBuf {
+    root().join("tests/examples").join(name).with_extension("patch")
+}
+
+/// Product files that a patch touches.
+fn product_files(name: &str) -> Vec<String> {
+    let patch = fs::read_to_string(patch(name)).expect("the patch");
+    let files = patch.lines().filter_map(|line| line.strip_prefix("+++ b/"));
+    let is_product = |file: &&str| {
+        let mut folders = file.split('/');
+        file.ends_with(".rs") && folders.next() != Some("tests") && folders.next() != Some("tests")
+    };
+    files.filter(is_product).map(str::to_owned).collect()
 }
 
 #[test]
 fn a_new_kind_touches_few_files() {
-    let patch = fs::read_to_string(patch()).expect("the patch");
-    let files = patch.lines().filter_map(|line| line.strip_prefix("+++ b/"));
-    let product: Vec<_> =
-        files.filter(|file| std::path::Path::new(file).extension().is_some_and(|end| end == "rs")).collect();
-    assert!((1..=MOST_FILES).contains(&product.len()), "{product:?}");
+    let product = product_files("certificate");
+    assert!((1..=KIND_FILES).contains(&product.len()), "{product:?}");
+}
+
+#[test]
+fn a_new_orchestrator_touches_few_files_outside_its_directory() {
+    let mut product = product_files("orchestrator");
+    product.retain(|file| !file.starts_with("executor/src/files/"));
+    assert!((1..=ORCHESTRATOR_FILES).contains(&product.len()), "{product:?}");
+}
+
+#[test]
+fn the_example_of_an_orchestrator_conforms_and_works() {
+    run(&mut Command::new(&built().conformance));
+    let server = PatchedServer::start();
+    let (client, cli) = (server.0.client(), |args: &[&str]| server.cli(args));
+
+    // A replica is running and ready, and is a file in the directory of its executor.
+    let manifests = server.0.home().join("files.yaml");
+    fs::write(
+        &manifests,
+        "apiVersion: chancery/v1\nkind: Cluster\nmetadata: {name: paper}\nspec: {runtime: files}\n\
+         ---\napiVersion: chancery/v1\nkind: Node\nmetadata: {name: sheet}\n\
+         spec: {cluster: paper, domain: desk, resources: {cpu: 4, memory: 8, disk: 50}}\n\
+         ---\napiVersion: chancery/v1\nkind: Plan\nmetadata: {name: note}\n\
+         spec: {namespace: demo, service: note, cluster: paper, approval: automatic, \
+         payloads: [{name: note, resources: {cpu: 500m, memory: 64MiB}, run: {argv: [run, along]}}]}\n\
+         ---\napiVersion: chancery/v1\nkind: Deployment\nmetadata: {name: first}\n\
+         spec: {plan: note, coordinates: {note: {version: v1}}, count: 1}\n",
+    )
+    .expect("a file");
+    cli(&["apply", "-f", manifests.to_str().expect("a path")]);
+    cli(&["wait", "deployment/note/first", "--for", "state=completed"]);
+    let table = cli(&["get", "replicas"]);
+    let row: Vec<_> = table.lines().nth(1).unwrap_or_default().split_whitespace().collect();
+    assert_eq!(&row[3..6], ["running", "yes", "sheet"], "{table}");
+    let there = server.0.data().join("executors/default/paper/there");
+    let first = client.items("incarnations?state=running")[0]["id"].as_str().expect("an id").to_owned();
+    let process = there.join(&first).join("note-0");
+    assert_eq!(fs::read_to_string(&process).expect("the process"), "run along");
+
+    // An exit is reported.
+    fs::write(&process, "exit 3").expect("the process ends");
+    until("the end is reported", || {
+        client
+            .get(&format!("/v1/fleets/default/incarnations/{first}"))
+            .text
+            .contains("status 3")
+            .then_some(())
+    });
+    assert!(!process.exists());
+    let logs = Command::new(&built().program)
+        .args(["logs", &first])
+        .env("CHANCERY_SERVER", server.0.url())
+        .output()
+        .expect("the program runs");
+    assert!(!logs.status.success() && logs.stdout.is_empty(), "files write no logs: {logs:?}");
+
+    // A deletion of the plan ends what runs.
+    cli(&["delete", "plan", "note", "--cascade"]);
+    until("nothing is left", || {
+        let is_deleted = client.get("/v1/fleets/default/plans/note").status == 404;
+        (is_deleted && fs::read_dir(&there).ok()?.next().is_none()).then_some(())
+    });
 }
 
 #[test]
 fn the_example_of_a_new_kind_builds_and_works() {
-    let (root, patch) = (root(), patch());
-    let program = program(&root, &patch);
-    let mut server = Server::new();
-    let instead = ["sh", "-c", "shift; exec \"$INSTEAD\" \"$@\"", "sh"].map(str::to_owned).to_vec();
-    let env = vec![("INSTEAD".to_owned(), program.display().to_string())];
-    server.set_launch(Launch { wrapper: instead, env, ..Launch::default() });
-    server.start_again();
-    let client = server.client();
-    let cli = |args: &[&str]| {
-        let output = run(Command::new(&program).args(args).env("CHANCERY_SERVER", server.url()));
-        String::from_utf8(output.stdout).expect("text")
-    };
+    let mut server = PatchedServer::start();
+    let client = server.0.client();
+    let cli = |args: &[&str]| server.cli(args);
 
     // Its sample is read, and the schema that is served is the one in the tree.
-    let sources = program.ancestors().nth(2).expect("the target").join("chancery-with-certificates");
+    let sources = &built().sources;
     let sample =
         fs::read_to_string(sources.join("schemas/samples/certificate.apply.v1.json")).expect("a sample");
     let sample: Value = serde_json::from_str(&sample).expect("JSON");
@@ -181,16 +288,13 @@ fn the_example_of_a_new_kind_builds_and_works() {
     assert_eq!(of_one.text.matches("chancery.certificate.applied.v1").count(), 1, "{}", of_one.text);
     assert!(cli(&["history", "certificate", "shop"]).contains("certificate.applied"));
 
-    server.kill();
-    server.start_again();
-    let client = server.client();
+    server.0.kill();
+    server.0.start_again();
+    let client = server.0.client();
     assert_eq!(client.read("certificates/shop")["version"], version);
 
     // It goes by a command, and by its manifest.
-    let cli = |args: &[&str]| {
-        let output = run(Command::new(&program).args(args).env("CHANCERY_SERVER", server.url()));
-        String::from_utf8(output.stdout).expect("text")
-    };
+    let cli = |args: &[&str]| server.cli(args);
     let name = sample["d"]["name"].as_str().expect("a name");
     assert_eq!(cli(&["delete", "certificate", name]), format!("certificate/{name} deleted\n"));
     assert_eq!(cli(&["delete", "-f", file]), "certificate/shop deleted\n");

@@ -236,6 +236,8 @@ mod tests {
         let address = listener.local_addr().expect("it is bound");
         tokio::spawn(async move {
             let (mut stream, _) = listener.accept().await.expect("a connection");
+            // An answer before its request is none.
+            stream.read(&mut [0; 4096]).await.expect("a request");
             stream.write_all(answer).await.expect("it reads");
             // Until the other side hangs up.
             let _ = stream.read_to_end(&mut Vec::new()).await;

@@ -317,7 +317,7 @@ fn park(fleet: &mut Fleet, subject: &Subject, detail: &str, at: At) -> Result<()
     match subject {
         Subject::Plan(name) => fleet.bump::<Plan>(name, at, |plan| plan.parked = Some(detail.to_owned())),
         Subject::Incarnation(id) => fleet.bump::<Incarnation>(id, at, |incarnation| {
-            (incarnation.deadline, incarnation.due) = (None, false)
+            (incarnation.deadline, incarnation.due) = (None, false);
         }),
         Subject::Operation(id) => fleet.bump::<Operation>(id, at, |operation| {
             if let crate::state::OperationState::PendingApproval(proposal) = &mut operation.state {

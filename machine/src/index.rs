@@ -307,7 +307,7 @@ impl Index {
     }
 
     pub(crate) fn plan(&mut self, this: &Plan, both: Both<'_, PlanMarks>) {
-        let name = |_: ()| this.name.clone();
+        let name = |(): ()| this.name.clone();
         follow(&mut self.setbacks, both, |marks| marks.setback, |until| (until, name(())));
         follow(&mut self.rebalancing, both, |marks| marks.rebalancing.then_some(()), name);
         let [was, is] = both.map(|marks| marks.and_then(|marks| marks.spec.as_ref()));
@@ -370,12 +370,9 @@ impl Index {
     }
 
     pub(crate) fn operation(&mut self, this: &Operation, both: Both<'_, OperationMarks>) {
-        follow(
-            &mut self.alarms,
-            both,
-            |marks| marks.waits_until(),
-            |until| (until, Alarm::Operation(this.id)),
-        );
+        follow(&mut self.alarms, both, OperationMarks::waits_until, |until| {
+            (until, Alarm::Operation(this.id))
+        });
         let given_up = || {
             let of = self.plans.get(&this.plan).zip(this.deployment.as_ref());
             let of = of.and_then(|(plan, of)| plan.deployments.get(of));
@@ -455,7 +452,7 @@ impl Index {
         let agenda = index.agenda();
         let before = std::mem::replace(&mut index.agenda, agenda);
         let both = [Some(&before), Some(&index.agenda)];
-        let plan = |_: ()| name.clone();
+        let plan = |(): ()| name.clone();
         follow(&mut self.due, both, |agenda| agenda.is_due.then_some(()), plan);
         follow(&mut self.crowded, both, |agenda| agenda.is_crowded.then_some(()), plan);
         follow(&mut self.unplaced, both, |agenda| agenda.is_unplaced.then_some(()), plan);

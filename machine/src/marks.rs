@@ -32,7 +32,7 @@ impl<E: Clone> From<&E> for Whole<E> {
 }
 
 impl<E> Whole<E> {
-    pub(crate) fn both<'a>(both: Both<'a, Whole<E>>) -> Both<'a, E> {
+    pub(crate) fn both(both: Both<'_, Whole<E>>) -> Both<'_, E> {
         both.map(|whole| whole.map(|whole| &whole.0))
     }
 }

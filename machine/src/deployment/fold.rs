@@ -70,7 +70,7 @@ pub(crate) fn progress(
 
 pub(crate) fn stalled(fleet: &mut Fleet, fact: &DeploymentStalled, at: At) -> Result<(), Contradiction> {
     fleet.bump::<Deployment>(&(fact.plan.clone(), fact.name.clone()), at, |deployment| {
-        deployment.stalled = Some(at.time)
+        deployment.stalled = Some(at.time);
     })
 }
 

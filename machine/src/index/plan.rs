@@ -245,7 +245,7 @@ impl DeploymentIndex {
         count(&mut self.unsettled, both, |marks| marks.unsettled);
         count(&mut self.regaining, both, |marks| marks.regains);
         let created = this.meta.created.position;
-        let oldest = |_: ()| (created, this.name.clone());
+        let oldest = |(): ()| (created, this.name.clone());
         follow(&mut self.idle, both, |marks| marks.idle.then_some(()), oldest);
         follow(&mut self.still, both, |marks| marks.still.then_some(()), oldest);
         follow(&mut self.free, both, |marks| marks.free.then_some(()), oldest);

@@ -68,7 +68,7 @@ impl Volumes {
         is_expunged: impl Fn(&NodeName) -> bool,
     ) {
         let name = || this.name.clone();
-        let entry = |_: ()| name();
+        let entry = |(): ()| name();
         match both {
             [_, Some(_)] => self.names.insert(this.id, name()),
             [_, None] => self.names.remove(&this.id),

@@ -323,6 +323,7 @@ impl Api {
 
 /// The answer to a request whose handler has panicked: the connection and everyone else go on. What a panic may leave
 /// half done belongs to the request alone, or is guarded by its own lock.
+#[expect(clippy::needless_pass_by_value, reason = "the form that the layer takes")]
 fn panicked(panic: Box<dyn Any + Send>) -> Response<Body> {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic");

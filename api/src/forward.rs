@@ -237,7 +237,8 @@ mod tests {
         tokio::spawn(async move {
             let (mut stream, _) = listener.accept().await.expect("a connection");
             // An answer before its request is none.
-            stream.read(&mut [0; 4096]).await.expect("a request");
+            let read = stream.read(&mut [0; 4096]).await.expect("a request");
+            assert!(read > 0, "a request");
             stream.write_all(answer).await.expect("it reads");
             // Until the other side hangs up.
             let _ = stream.read_to_end(&mut Vec::new()).await;

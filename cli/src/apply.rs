@@ -70,12 +70,12 @@ pub(super) fn run(
         known.insert(name);
         Ok(())
     })?;
-    report.end(|_, applied| match applied {
-        0 => "nothing was applied".into(),
-        _ => {
-            let all = manifests.len();
-            format!("{applied} of {all} documents were applied: apply again when the others are right")
+    report.end(|_, applied| {
+        if applied == 0 {
+            return "nothing was applied".into();
         }
+        let all = manifests.len();
+        format!("{applied} of {all} documents were applied: apply again when the others are right")
     })
 }
 

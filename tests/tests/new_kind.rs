@@ -168,7 +168,8 @@ fn product_files(name: &str) -> Vec<String> {
     let files = patch.lines().filter_map(|line| line.strip_prefix("+++ b/"));
     let is_product = |file: &&str| {
         let mut folders = file.split('/');
-        file.ends_with(".rs") && folders.next() != Some("tests") && folders.next() != Some("tests")
+        let is_source = Path::new(file).extension().is_some_and(|extension| extension == "rs");
+        is_source && folders.next() != Some("tests") && folders.next() != Some("tests")
     };
     files.filter(is_product).map(str::to_owned).collect()
 }

@@ -182,6 +182,12 @@ fn rules(role: Role) -> &'static [Rule] {
     }
 }
 
+/// The rules of a role that a topic breaks, each with the value found. `found` gives the value of a setting.
+fn broken_rules(role: Role, found: impl Fn(&str) -> String) -> Vec<(&'static Rule, String)> {
+    let values = rules(role).iter().map(|rule| (rule, found(rule.setting)));
+    values.filter(|(rule, value)| !(rule.is_met)(value)).collect()
+}
+
 /// Reads and makes topics.
 pub struct Topics {
     admin: AdminClient<DefaultClientContext>,
@@ -220,12 +226,10 @@ impl Topics {
             });
         }
         let config = self.config(topic).await?;
-        for rule in rules(role) {
-            let found = config.get(rule.setting).and_then(|entry| entry.value.clone()).unwrap_or_default();
-            if !(rule.is_met)(&found) {
-                findings.push(self.finding(topic, rule, found));
-            }
-        }
+        let found =
+            |setting: &str| config.get(setting).and_then(|entry| entry.value.clone()).unwrap_or_default();
+        let broken = broken_rules(role, found);
+        findings.extend(broken.into_iter().map(|(rule, found)| self.finding(topic, rule, found)));
         Ok(findings)
     }
 
@@ -336,4 +340,48 @@ fn options() -> AdminOptions {
     AdminOptions::new()
         .request_timeout(Some(Duration::from_secs(15)))
         .operation_timeout(Some(Duration::from_secs(10)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_setting_that_loses_or_blocks_messages_is_found_where_it_does() {
+        use Role::{Events, Inbox, Journal};
+        let sound = |setting: &str| match setting {
+            "min.insync.replicas" => "2",
+            "unclean.leader.election.enable" => "false",
+            "max.message.bytes" => "2097152",
+            "cleanup.policy" => "delete",
+            "compression.type" => "producer",
+            "retention.ms" | "retention.bytes" => "-1",
+            _ => panic!("no rule is about {setting}"),
+        };
+        for role in [Journal, Inbox, Events] {
+            assert!(broken_rules(role, |setting| sound(setting).into()).is_empty(), "{role:?}");
+        }
+        let cases: &[(&str, &str, &[Role])] = &[
+            ("min.insync.replicas", "1", &[Journal, Inbox]),
+            ("unclean.leader.election.enable", "true", &[Journal, Inbox]),
+            ("max.message.bytes", "1048588", &[Journal, Events]),
+            ("cleanup.policy", "compact", &[Journal, Inbox, Events]),
+            ("cleanup.policy", "compact,delete", &[Journal, Inbox, Events]),
+            ("compression.type", "zstd", &[]),
+            ("compression.type", "brotli", &[Journal, Inbox, Events]),
+            ("compression.type", "", &[Journal, Inbox, Events]),
+            ("retention.ms", "604800000", &[Journal]),
+            ("retention.ms", "3600000", &[Journal, Inbox]),
+            ("retention.bytes", "1073741824", &[Journal, Inbox]),
+        ];
+        for (setting, value, wanted) in cases {
+            for role in [Journal, Inbox, Events] {
+                let found = |asked: &str| if asked == *setting { *value } else { sound(asked) }.to_owned();
+                let broken = broken_rules(role, found);
+                let named: Vec<_> = broken.iter().map(|(rule, value)| (rule.setting, &**value)).collect();
+                let expected: &[_] = if wanted.contains(&role) { &[(*setting, *value)] } else { &[] };
+                assert_eq!(named, expected, "{role:?}: {setting}={value}");
+            }
+        }
+    }
 }

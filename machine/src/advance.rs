@@ -5,13 +5,13 @@
 //!
 //! | step | function |
 //! |---|---|
-//! | incarnations on expunged nodes end | `settle_lost` |
-//! | volumes of expunged nodes are lost, unused ones are destroyed, commands that waited for a volume are issued | `store` |
-//! | deadlines expire | `ring` |
+//! | incarnations on expunged nodes end | `overdue` |
+//! | volumes of expunged nodes are lost, unused ones are destroyed, commands that waited for a volume are issued | `overdue` |
+//! | deadlines expire | `overdue` |
 //! | reservations that an edited plan no longer allows get another node, before anything lets an operation start | `replace` |
 //! | work whose time has come, such as a start by rule after its cooldown | `time` |
-//! | disruptions empty their nodes | `disturb` |
-//! | policies approve operations | `approve` |
+//! | disruptions empty their nodes | `disruption::step` |
+//! | policies approve operations | `policy::step` |
 //! | the next plan in turn gets one step of its deployment | `deploy` |
 //! | rebalances move a replica, or end | `rebalance` |
 //! | operations without a node get one | `prepare` |

@@ -104,8 +104,13 @@ async fn answer(
 /// Takes an `Accept-Encoding` that excludes something for none: for one that excludes everything, the layer that compresses
 /// would make 406 of an answer that is there already.
 fn take_weights(headers: &mut HeaderMap) {
-    let excludes =
-        |value: &HeaderValue| value.as_bytes().windows(3).any(|part| part.eq_ignore_ascii_case(b"q=0"));
+    let is_zero = |weight: &str| weight.trim().parse::<f32>().is_ok_and(|weight| weight == 0.0);
+    let excludes = |value: &HeaderValue| {
+        let mut parts = value.to_str().unwrap_or_default().split([',', ';']).map(str::trim);
+        parts.any(|part| {
+            part.strip_prefix(['q', 'Q']).and_then(|part| part.trim().strip_prefix('=')).is_some_and(is_zero)
+        })
+    };
     if headers.get_all(header::ACCEPT_ENCODING).iter().any(excludes) {
         headers.remove(header::ACCEPT_ENCODING);
     }

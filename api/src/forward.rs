@@ -33,8 +33,9 @@ const FORWARDED: HeaderName = HeaderName::from_static("chancery-forwarded");
 pub const LAST_OUTCOMES: Duration = Duration::from_secs(4);
 /// How long the other server may take to take a connection.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Time without a request after which a connection is closed: before the other server closes it.
-const IDLE: Duration = Duration::from_secs(5);
+/// Time without a request after which a connection is closed. Short, because a request on a connection to a host that is cut
+/// off has an unknown outcome, where one that needs a new connection was not sent.
+const IDLE: Duration = Duration::from_secs(1);
 /// Connections to one server that wait for a request, at most.
 const MAX_IDLE: usize = 32;
 /// Those of a connection, those that this server sets itself, and those by which it has admitted the request.

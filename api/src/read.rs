@@ -224,8 +224,10 @@ impl Answer {
                 reserved.shrink(wanted);
                 Some(reserved)
             }
-            // What was reserved is freed first.
-            Some(_) | None => app.common.answers.try_reserve(wanted),
+            too_small => {
+                drop(too_small);
+                app.common.answers.try_reserve(wanted)
+            }
         };
         let busy =
             || Problem::new(BUSY, format!("cannot send {size} bytes: too many answers are being sent"));

@@ -15,6 +15,7 @@ use axum::routing::{MethodFilter, MethodRouter};
 use chancery_events::intent::{Intent, IntentEntry};
 use chancery_projector::RowKind;
 use percent_encoding::percent_decode_str;
+use tower_http::CompressionLevel;
 use tower_http::compression::CompressionLayer;
 use tower_http::compression::predicate::SizeAbove;
 
@@ -163,7 +164,8 @@ where
 
 /// Layer that compresses answers for which memory is reserved, and with it that of the compressor.
 fn compression() -> CompressionLayer<SizeAbove> {
-    CompressionLayer::new().compress_when(SizeAbove::new(SMALL as u64 + 1))
+    // Compressed on the threads that serve connections.
+    CompressionLayer::new().quality(CompressionLevel::Fastest).compress_when(SizeAbove::new(SMALL as u64 + 1))
 }
 
 /// Problem of a request that has no route.

@@ -294,12 +294,21 @@ pub(super) fn origins(text: &str) -> Result<BTreeSet<String>, String> {
     let origins = text.split(',').map(str::trim).filter(|origin| !origin.is_empty());
     origins
         .map(|origin| match origin.split_once("://") {
-            Some(("http" | "https", authority)) if host_of(authority).is_some() => {
+            Some((scheme @ ("http" | "https"), authority)) if is_as_sent(scheme, authority) => {
                 Ok(origin.to_ascii_lowercase())
             }
             _ => Err(format!("invalid origin {origin:?}: must be as in https://console.example:8443")),
         })
         .collect()
+}
+
+/// Whether browsers send an origin of this authority as it is written: without the port that the scheme has anyway.
+fn is_as_sent(scheme: &str, authority: &str) -> bool {
+    let Some(port) = host_of(authority).and_then(|host| authority.strip_prefix(host)) else { return false };
+    let default = if scheme == "http" { 80 } else { 443 };
+    port.strip_prefix(':').is_none_or(|port| {
+        port.parse::<u16>().is_ok_and(|number| number != default && number.to_string() == port)
+    })
 }
 
 pub(super) fn scope(text: &str) -> Result<Option<Scope>, String> {

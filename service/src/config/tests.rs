@@ -78,6 +78,10 @@ fn faults_of_a_file_have_their_place() {
             "cors_origins = \"https://a.example,b.example\"",
             "1:16: cors_origins: invalid origin \"b.example\": must be as in https://",
         ),
+        (
+            "cors_origins = \"https://a.example:443\"",
+            "1:16: cors_origins: invalid origin \"https://a.example:443\": must be as in https://",
+        ),
         ("a b", "1:"),
     ];
     for (text, wanted) in cases {

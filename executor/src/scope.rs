@@ -121,17 +121,20 @@ pub(crate) fn random() -> io::Result<u64> {
 mod tests {
     use super::*;
 
-    fn open(root: &Path) -> (ScopeId, Life) {
+    /// Opens a scope when no other process has its lock: one that another test is starting has the descriptors of this
+    /// process until it executes its program.
+    fn try_open(root: &Path, copies: CopyPolicy) -> Result<(Scope, Option<Seen>), ScopeError> {
         loop {
-            match Scope::open(root, CopyPolicy::Refuse) {
-                // A process that another test is starting has the descriptors of this one until it executes its program.
+            match Scope::open(root, copies) {
                 Err(ScopeError::Taken) => std::thread::yield_now(),
-                opened => {
-                    let (scope, _) = opened.expect("a scope");
-                    return (scope.id(), scope.life());
-                }
+                opened => return opened,
             }
         }
+    }
+
+    fn open(root: &Path) -> (ScopeId, Life) {
+        let (scope, _) = try_open(root, CopyPolicy::Refuse).expect("a scope");
+        (scope.id(), scope.life())
     }
 
     #[test]
@@ -152,9 +155,9 @@ mod tests {
         let copied = std::process::Command::new("cp").arg("-a").args([&original, &copy]).status();
         assert!(copied.expect("cp").success());
         for _ in 0..2 {
-            assert!(matches!(Scope::open(&copy, CopyPolicy::Refuse), Err(ScopeError::Copied(_))));
+            assert!(matches!(try_open(&copy, CopyPolicy::Refuse), Err(ScopeError::Copied(_))));
         }
-        let (adopted, _) = Scope::open(&copy, CopyPolicy::Adopt).expect("adopted");
+        let (adopted, _) = try_open(&copy, CopyPolicy::Adopt).expect("adopted");
         assert_eq!((adopted.id(), adopted.life().number), (first.0, 2));
         drop(adopted);
         assert_eq!(open(&copy).1.number, 3, "it is the one that was adopted");
@@ -168,6 +171,6 @@ mod tests {
         for copy in ["scope.json", "scope.copy"] {
             std::fs::write(dir.path().join(copy), "{\"id\":\"no").expect("written");
         }
-        assert!(matches!(Scope::open(dir.path(), CopyPolicy::Refuse), Err(ScopeError::Storage(_))));
+        assert!(matches!(try_open(dir.path(), CopyPolicy::Refuse), Err(ScopeError::Storage(_))));
     }
 }

@@ -279,7 +279,7 @@ impl Core {
         }
         let old = self.sessions.live.get(&id).and_then(|live| live.attached);
         if let Some((old, _)) = old.filter(|(old, _)| *old != connection) {
-            self.close_session(id, "the executor has connected anew");
+            self.close_session(id, "the executor has connected again");
             self.sessions.by_connection.remove(&old);
             self.hold(Held::Close(old));
         }

@@ -76,7 +76,11 @@ fn the_rule_has_an_answer_for_every_record() {
         ("a takeover elsewhere", HeaderParts { lineage: L[1], ..takeover() }, Some(SkipReason::Lineage)),
         ("a lineage after another", HeaderParts { begins: itself, ..renewal() }, Some(SkipReason::Lineage)),
         ("the same lineage anew", HeaderParts { lineage: L[0], ..renewal() }, Some(SkipReason::Lineage)),
-        ("the same lineage anew by its writer", next_lineage(L[0]), Some(SkipReason::Lineage)),
+        (
+            "the lineage in progress started again by its writer",
+            next_lineage(L[0]),
+            Some(SkipReason::Lineage),
+        ),
         ("the same lineage after another by its writer", next_lineage(L[1]), Some(SkipReason::Lineage)),
         ("a lineage in the same term", HeaderParts { term: at().term, ..renewal() }, Some(SkipReason::Term)),
     ];

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
+use axum::http::StatusCode;
 use chancery_events::cloud::TYPE_PREFIX;
 use chancery_events::intent::Intent;
 use chancery_projector::RowKind;
@@ -14,7 +15,7 @@ use serde_json::{Map, Value, json};
 use super::problem;
 use super::routes::{Does, ROUTES, Route, Shape};
 use super::schemas::pretty;
-use super::write::{Accepted, ApproveOne, RejectOne};
+use super::write::{Accepted, ApproveOne, RejectOne, needs_body, statuses};
 
 static TEXT: LazyLock<String> = LazyLock::new(|| pretty(&openapi()));
 
@@ -146,15 +147,16 @@ fn operation(route: &Route, types: &mut SchemaGenerator, bodies: &BTreeMap<&'sta
         Does::OpenApi => plain("application/json", json!({"type": "object"})),
         Does::Schema => plain("application/schema+json", json!({"type": "object"})),
     };
-    let status = match route.does {
-        Does::Link => "201",
-        Does::Say => "204",
-        _ => "200",
+    let statuses = match route.does {
+        Does::Intent(entry, _) => statuses(entry),
+        Does::Intents => Intent::REGISTER.iter().flat_map(statuses).collect(),
+        Does::Link => [StatusCode::CREATED].into(),
+        Does::Say => [StatusCode::NO_CONTENT].into(),
+        _ => [StatusCode::OK].into(),
     };
-    let mut responses = json!({status: ok, "default": {"$ref": "#/components/responses/Problem"}});
-    if let Does::Intent(..) | Does::Intents = route.does {
-        responses["201"] = responses["200"].clone();
-        responses["202"] = responses["200"].clone();
+    let mut responses = json!({"default": {"$ref": "#/components/responses/Problem"}});
+    for status in statuses {
+        responses[status.as_str()] = ok.clone();
     }
     let mut operation = json!({
         "operationId": operation_id(route),
@@ -300,7 +302,9 @@ fn request_body(
     types: &mut SchemaGenerator,
     bodies: &BTreeMap<&'static str, Value>,
 ) -> Option<Value> {
-    let json_body = |schema: Value| json!({"content": {"application/json": {"schema": schema}}});
+    let required = matches!(route.does, Does::Intent(entry, shape) if needs_body(entry, shape));
+    let json_body =
+        |schema: Value| json!({"required": required, "content": {"application/json": {"schema": schema}}});
     match route.does {
         Does::Intent(_, Shape::ApproveOne) => Some(json_body(types.subschema_for::<ApproveOne>().to_value())),
         Does::Intent(_, Shape::RejectOne) => Some(json_body(types.subschema_for::<RejectOne>().to_value())),

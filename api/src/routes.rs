@@ -12,7 +12,7 @@ use axum::handler::Handler as _;
 use axum::http::{Method, Uri};
 use axum::response::IntoResponse;
 use axum::routing::{MethodFilter, MethodRouter};
-use chancery_events::intent::{Intent, IntentEntry};
+use chancery_events::intent::{Intent, IntentEntry, OperationApprove, OperationReject};
 use chancery_projector::RowKind;
 use percent_encoding::percent_decode_str;
 use tower_http::CompressionLevel;
@@ -71,14 +71,14 @@ pub(super) struct Route {
 pub(super) const FLEET: &str = "/v1/fleets/{fleet}";
 
 /// What approves or rejects one operation: the body of the intent has a list of them.
-const OF_ONE: &[(&str, &str, Shape, &str)] = &[
+const OF_ONE: &[(&str, &IntentEntry, Shape, &str)] = &[
     (
         "/operations/{id}/approve",
-        "operation.approve.v1",
+        &OperationApprove::ENTRY,
         Shape::ApproveOne,
         "Approves an operation, exactly as it was shown.",
     ),
-    ("/operations/{id}/reject", "operation.reject.v1", Shape::RejectOne, "Rejects an operation."),
+    ("/operations/{id}/reject", &OperationReject::ENTRY, Shape::RejectOne, "Rejects an operation."),
 ];
 
 /// All routes.
@@ -96,11 +96,11 @@ pub(super) static ROUTES: LazyLock<Vec<Route>> = LazyLock::new(|| {
     }
     let of_plan = format!("{FLEET}/plans/{{plan}}/deployments");
     add(Method::GET, of_plan, Does::List(RowKind::Deployments), "Lists a plan's deployments.");
+    for (path, entry, shape, about) in OF_ONE {
+        add(Method::POST, format!("{FLEET}{path}"), Does::Intent(entry, *shape), about);
+    }
     for entry in Intent::REGISTER {
         let method = Method::from_bytes(entry.method.as_bytes()).expect("a method");
-        for (path, _, shape, about) in OF_ONE.iter().filter(|of_one| of_one.1 == entry.type_name) {
-            add(Method::POST, format!("{FLEET}{path}"), Does::Intent(entry, *shape), about);
-        }
         add(method, format!("{FLEET}{}", entry.path), Does::Intent(entry, Shape::Members), entry.about);
     }
     let intents = "Takes intents as CloudEvents: structured, binary or a batch.";

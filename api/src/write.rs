@@ -1,5 +1,6 @@
 //! Writes: an intent goes to the decider, and its verdict comes back when it is durable.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use axum::body::{Body, Bytes};
@@ -95,6 +96,11 @@ pub(super) fn in_query(does: Does, mut params: Params) -> Result<Vec<Said>, Prob
     Ok(said)
 }
 
+/// Whether a request must have a body. Where the path says everything, a body need not say it again.
+pub(super) fn needs_body(entry: &IntentEntry, shape: Shape) -> bool {
+    entry.body == BodyRule::Required && shape != Shape::RejectOne
+}
+
 /// A typed route.
 pub(super) async fn typed(
     app: &Arc<App>,
@@ -107,14 +113,10 @@ pub(super) async fn typed(
     let Call { found, parts, .. } = call;
     let meta = Meta::read(&parts.headers)?;
     media(&parts.headers, &[Media::Json])?;
-    let bytes = body?;
+    let (bytes, depth) = (body?, app.common.limits.depth);
     let params: Vec<_> = found.params().collect();
-    // Where the path says everything, a body need not say it again.
-    let text = if bytes.is_empty() && (entry.body == BodyRule::Optional || shape == Shape::RejectOne) {
-        "{}"
-    } else {
-        check(&bytes, app.common.limits.depth)?
-    };
+    let is_empty = bytes.is_empty() && !needs_body(entry, shape);
+    let text = if is_empty { "{}" } else { check(&bytes, depth)? };
     let intent = match shape {
         Shape::Members => {
             let members = [params.as_slice(), &said].concat();
@@ -220,6 +222,13 @@ fn status(done: Done, version: Option<u64>) -> StatusCode {
         Done::Applied if version == Some(1) => StatusCode::CREATED,
         Done::Applied | Done::Now => StatusCode::OK,
     }
+}
+
+/// The statuses of answers to an intent of the entry that was accepted.
+pub(super) fn statuses(entry: &IntentEntry) -> BTreeSet<StatusCode> {
+    let is_later = entry.ending.may_wait() || !entry.query.is_empty();
+    let all = [StatusCode::OK, status(entry.done, Some(1)), status(entry.done, Some(2))];
+    all.into_iter().chain(is_later.then_some(StatusCode::ACCEPTED)).collect()
 }
 
 impl Asked {

@@ -80,10 +80,10 @@ pub(super) fn delete(
     client: &Client<'_>,
     out: &mut dyn Write,
 ) -> Result<(), CliError> {
-    let cascades = cascades(kind);
-    if cascade == Cascade::Yes && !cascades {
-        let plural = kind.plural();
-        return Err(CliError::usage(format!("only nodes and plans go with what needs them, not {plural}")));
+    let may_cascade = intent_entry(kind, "delete").is_some_and(cascades);
+    if cascade == Cascade::Yes && !may_cascade {
+        let (all, plural) = (kinds("delete", cascades), kind.plural());
+        return Err(CliError::usage(format!("only {all} go with what needs them, not {plural}")));
     }
     match kind {
         Kind::Replica => return replica::ask("delete", name, None, "is to be deleted", client, out),
@@ -108,7 +108,7 @@ pub(super) fn delete(
         _ => "deleted",
     };
     ask_as(client, "delete", &format!("{}/{name}", kind.word()), &intent, done, out).map_err(|mut error| {
-        if error.exit == Exit::Conflict && cascade == Cascade::No && cascades {
+        if error.exit == Exit::Conflict && cascade == Cascade::No && may_cascade {
             let word = kind.word();
             let advice = format_args!("\nwith what needs it: chancery delete {word} {name} --cascade");
             add(&mut error.message, advice);
@@ -197,7 +197,8 @@ pub(super) fn set_activity(
     out: &mut dyn Write,
 ) -> Result<(), CliError> {
     let Some(intent) = intent(kind, "set_activity", name, &[("activity", activity.word())])? else {
-        return Err(CliError::usage("only clusters, capabilities and plans are active or inactive"));
+        let all = kinds("set_activity", |_| true);
+        return Err(CliError::usage(format!("only {all} are active or inactive")));
     };
     let verb = if activity == Activity::Active { "activate" } else { "deactivate" };
     ask(client, verb, &intent, activity.word(), out)
@@ -207,6 +208,16 @@ pub(super) fn set_activity(
 fn intent_entry(kind: Kind, verb: &str) -> Option<&'static IntentEntry> {
     let type_name = format!("{}.{verb}.v1", kind.word());
     Intent::REGISTER.iter().find(|entry| entry.type_name == type_name)
+}
+
+/// The kinds that have an intent `KIND.VERB` of which it holds, in words: `clusters, capabilities and plans`.
+pub(super) fn kinds(verb: &str, holds: fn(&IntentEntry) -> bool) -> String {
+    let all = Kind::ALL.iter().filter(|kind| intent_entry(**kind, verb).is_some_and(holds));
+    let words = all.map(|kind| kind.plural()).collect::<Vec<_>>().join(", ");
+    match words.rsplit_once(", ") {
+        Some((others, last)) => format!("{others} and {last}"),
+        None => words,
+    }
 }
 
 /// The intent `KIND.VERB` about an entity, with more members; none if the kind has no such intent.
@@ -245,14 +256,15 @@ fn check_name(kind: Kind, name: &str, own: &str) -> Result<(), CliError> {
     }
 }
 
-/// Whether entities of a kind are deleted with what needs them.
-fn cascades(kind: Kind) -> bool {
-    intent_entry(kind, "delete").is_some_and(|entry| entry.query.contains(&"cascade"))
+/// Whether what an intent deletes can be deleted with what needs it.
+pub(super) fn cascades(entry: &IntentEntry) -> bool {
+    entry.query.contains(&"cascade")
 }
 
 /// What deletes an entity, if its kind is deleted by its name alone. Cascades where its kind does.
 pub(super) fn deletion(kind: Kind, name: &str, cascade: Cascade) -> Result<Option<Intent>, CliError> {
-    let more: &[_] = if cascade == Cascade::Yes && cascades(kind) { &[("cascade", "yes")] } else { &[] };
+    let entry = intent_entry(kind, "delete").filter(|entry| cascade == Cascade::Yes && cascades(entry));
+    let more: &[_] = if entry.is_some() { &[("cascade", "yes")] } else { &[] };
     intent(kind, "delete", name, more)
 }
 

@@ -65,7 +65,8 @@ pub enum Client {
         /// Its name or id, if that is not in KIND/NAME; PLAN/NAME of a deployment
         name: Option<String>,
     },
-    /// Remove a replica, volume, plan, node, cluster, capability, policy or disruption, or what manifests name
+    /// Remove an entity, or what manifests name
+    #[command(about = format!("Remove one of the {}, or what manifests name", act::kinds("delete", |_| true)))]
     Delete {
         /// Its kind, or KIND/NAME
         #[arg(value_name = "KIND[/NAME]", value_parser = WhatParser, hide_possible_values = true)]
@@ -200,7 +201,8 @@ pub enum Client {
         #[arg(long, value_name = "REASON")]
         break_glass: Option<String>,
     },
-    /// Put a cluster, capability or plan into use
+    /// Put an entity into use
+    #[command(about = format!("Put one of the {} into use", act::kinds("set_activity", |_| true)))]
     Activate {
         /// Its kind, or KIND/NAME
         #[arg(value_name = "KIND[/NAME]", value_parser = WhatParser, hide_possible_values = true)]
@@ -208,7 +210,8 @@ pub enum Client {
         /// Its name, if that is not in KIND/NAME
         name: Option<String>,
     },
-    /// Take a cluster, capability or plan out of use
+    /// Take an entity out of use
+    #[command(about = format!("Take one of the {} out of use", act::kinds("set_activity", |_| true)))]
     Deactivate {
         /// Its kind, or KIND/NAME
         #[arg(value_name = "KIND[/NAME]", value_parser = WhatParser, hide_possible_values = true)]

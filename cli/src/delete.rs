@@ -17,6 +17,7 @@ use super::client::Client;
 use super::error::{CliError, Exit};
 use super::kind::{Kind, Naming as _};
 use super::request;
+use super::table::add;
 use crate::manifest::Manifest;
 
 /// Time between two looks at what is being deleted.
@@ -47,7 +48,8 @@ pub(super) fn run(
             _ => format!("{} of {} documents were not deleted", manifests.len() - deleted, manifests.len()),
         };
         if exit == Exit::Conflict && cascade == Cascade::No {
-            message.push_str("; to delete nodes and plans with what needs them, add --cascade");
+            let all = act::kinds("delete", act::cascades);
+            add(&mut message, format_args!("; to delete {all} with what needs them, add --cascade"));
         }
         message
     })
@@ -67,8 +69,10 @@ fn delete(
     let intents = of_kind.iter().filter_map(|manifest| deletion(manifest, cascade).transpose());
     let intents = intents.collect::<Result<Vec<_>, _>>()?;
     if intents.len() < of_kind.len() {
-        for manifest in of_kind {
-            show(report, &name(manifest), "skipped: deployments are deleted with their plan", None)?;
+        for name in of_kind.iter().map(name) {
+            let kind = Kind::split(&name)?.0;
+            let (all, owner) = (kind.plural(), kind.entry().owner.map_or("fleet", Kind::word));
+            show(report, &name, &format!("skipped: {all} are deleted with their {owner}"), None)?;
         }
         return Ok(going);
     }

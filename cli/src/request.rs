@@ -6,7 +6,6 @@ use std::io::Write;
 use chancery_events::fact::RequestedChange;
 use chancery_events::intent::{Intent, RequestApprove, RequestReject};
 use chancery_projector::rows::{RequestRow, RequestWord};
-use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::approve::Decision;
@@ -69,19 +68,16 @@ pub(super) fn change(row: &RequestRow) -> String {
     if counts.is_empty() { what } else { format!("{what} ({})", counts.join(", ")) }
 }
 
+/// A member of the change: what is there is shown, whatever the change is.
+fn member(change: &RequestedChange, name: &str) -> Value {
+    let change = serde_json::to_value(change).unwrap_or_default();
+    let members = change.as_object().and_then(|of_kind| of_kind.values().next());
+    members.map_or(Value::Null, |members| members[name].clone())
+}
+
 /// Number of volumes that are lost with the change.
 fn volumes(change: &RequestedChange) -> u64 {
-    match change {
-        RequestedChange::NodeExpunge { volumes, .. } => u64::from(*volumes),
-        // It is the subject.
-        RequestedChange::VolumeDelete { .. }
-        | RequestedChange::PlanDelete { .. }
-        | RequestedChange::NodeDelete { .. }
-        | RequestedChange::DisruptionApprove { .. }
-        | RequestedChange::PlanApply { .. }
-        | RequestedChange::PolicyApply { .. }
-        | RequestedChange::PolicyDelete { .. } => 0,
-    }
+    member(change, "volumes").as_u64().unwrap_or(0)
 }
 
 fn counted(count: u64, one: &str) -> String {
@@ -158,21 +154,8 @@ fn verb(kind: &str) -> &str {
 
 /// Each field that the change sets, with what it replaces: `approval.delete: manual -> automatic`.
 fn difference(change: &RequestedChange) -> Vec<String> {
-    fn value(spec: &impl Serialize) -> Value {
-        serde_json::to_value(spec).unwrap_or_default()
-    }
-    let (from, to) = match change {
-        RequestedChange::PlanApply { from, to, .. } => (value(from), value(to)),
-        RequestedChange::PolicyApply { from, to, .. } => (value(from), value(to)),
-        RequestedChange::PolicyDelete { from, .. } => (value(from), Value::Null),
-        RequestedChange::PlanDelete { .. }
-        | RequestedChange::NodeDelete { .. }
-        | RequestedChange::NodeExpunge { .. }
-        | RequestedChange::VolumeDelete { .. }
-        | RequestedChange::DisruptionApprove { .. } => return Vec::new(),
-    };
     let mut found = Vec::new();
-    compare("", &from, &to, &mut found);
+    compare("", &member(change, "from"), &member(change, "to"), &mut found);
     found
 }
 

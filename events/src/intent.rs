@@ -133,6 +133,16 @@ pub enum Ending {
     Withdraws,
 }
 
+impl Ending {
+    /// Whether the intent may wait as a request.
+    pub const fn may_wait(self) -> bool {
+        match self {
+            Ending::Request(_) | Ending::Weakens => true,
+            Ending::Nothing | Ending::Operations | Ending::Approves | Ending::Withdraws => false,
+        }
+    }
+}
+
 /// What the register says of an intent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct IntentEntry {
@@ -158,7 +168,7 @@ pub struct IntentEntry {
 macro_rules! intents {
     ($(
         $(#[$doc:meta])* $name:ident = $type:literal $(+ $tail:literal)?, [$($about:tt)*]
-        => $method:ident $path:literal $([$($query:literal),*])? $body:ident $summary:literal, $done:ident,
+        => $method:ident $path:literal $([$($query:ident),+])? $body:ident $summary:literal, $done:ident,
         ends $ending:ident$(($policy:ident))? {
             $($(#[$fdoc:meta])* $field:ident: $ftype:ty),* $(,)?
         }
@@ -177,11 +187,12 @@ macro_rules! intents {
             }
 
             impl $name {
-                const ENTRY: IntentEntry = IntentEntry {
+                /// What the register says of it.
+                pub const ENTRY: IntentEntry = IntentEntry {
                     type_name: $type,
                     method: stringify!($method),
                     path: $path,
-                    query: &[$($($query),*)?],
+                    query: &[$($(stringify!($query)),+)?],
                     body: BodyRule::$body,
                     about: $summary,
                     done: Done::$done,
@@ -197,6 +208,11 @@ macro_rules! intents {
             /// What the register says of it.
             pub const fn entry(&self) -> &'static IntentEntry {
                 match self { $(Intent::$name(_) => &$name::ENTRY),* }
+            }
+
+            /// Whether it is about what needs its subject, too: a member that the query may say is yes.
+            pub fn cascades(&self) -> bool {
+                match self { $($(Intent::$name(ask) => $(ask.$query == Cascade::Yes)||+,)?)* _ => false }
             }
 
             /// What it is about; of many operations, the first.
@@ -216,17 +232,6 @@ macro_rules! intents {
         let $body = $x;
         $subject
     }};
-}
-
-impl Intent {
-    /// Whether it is about what needs its subject, too.
-    pub fn cascades(&self) -> bool {
-        match self {
-            Intent::NodeDelete(NodeDelete { cascade, .. })
-            | Intent::PlanDelete(PlanDelete { cascade, .. }) => *cascade == Cascade::Yes,
-            _ => false,
-        }
-    }
 }
 
 intents! {
@@ -302,7 +307,7 @@ intents! {
     }
     /// A node should be forgotten.
     NodeDelete = "node.delete.v1", [Node(name)]
-        => DELETE "/nodes/{name}" ["cascade"] Optional "Forgets a node.", Now, ends Request(Relocate) {
+        => DELETE "/nodes/{name}" [cascade] Optional "Forgets a node.", Now, ends Request(Relocate) {
         /// Which.
         name: NodeName,
         /// Whether what needs it goes first, or forbids it.
@@ -393,7 +398,7 @@ intents! {
     }
     /// A plan should be forgotten.
     PlanDelete = "plan.delete.v1", [Plan(name)]
-        => DELETE "/plans/{name}" ["cascade"] Optional "Forgets a plan.", Now, ends Request(Delete) {
+        => DELETE "/plans/{name}" [cascade] Optional "Forgets a plan.", Now, ends Request(Delete) {
         /// Which.
         name: PlanName,
         /// Whether what needs it goes first, or forbids it.

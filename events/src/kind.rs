@@ -7,7 +7,7 @@
 //! |---|---|---|
 //! | intents and facts | `events/src/intent.rs`, `events/src/fact/register.rs` | subjects ([`crate::subject::Subject`]), stream filters |
 //! | spec | `events/src/spec/` | |
-//! | entity | `machine/src/state.rs`, with `impl Indexed` | table, undo entry, member of a snapshot, version |
+//! | entity | `machine/src/state.rs`, with a line in `indexed!` | table, undo entry, member of a snapshot, version |
 //! | rules | `machine/src/`, a module an entity; arms in `decide.rs` | |
 //! | row | `projector/src/rows.rs`; filters and how it follows from the state: an `impl Row` in `projector/src/row_of/` | kind and key of rows, their text and bytes |
 //! | columns | `cli/src/columns.rs` | command-line kind, its words, `delete`, `activate`, `deactivate` |

@@ -13,6 +13,7 @@ pub mod id;
 pub mod intent;
 pub mod kind;
 pub mod letter;
+pub mod lifecycle;
 pub mod lineage;
 pub mod name;
 pub mod observation;

@@ -306,7 +306,7 @@ fn deploy(fleet: &Fleet, agenda: &mut Agenda, ctx: &Context) -> Option<Step> {
     let about = |name: &&PlanName| {
         let plan = fleet.plans().get(*name)?;
         let current = plan.current.as_ref().or(plan.next.as_ref());
-        let of = current.and_then(|current| fleet.deployments().get(&((*name).clone(), current.clone())));
+        let of = current.and_then(|current| fleet.deployment(name, current));
         Some((Subject::Plan((*name).clone()), of.map_or(plan.meta, |of| of.meta).changed.position))
     };
     let step = agenda.first(turn.take(due.len() + 1), about, |name| deployment::step(fleet, name, ctx))?;

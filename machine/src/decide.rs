@@ -196,6 +196,12 @@ pub fn observe(fleet: &Fleet, observation: &Observation, ctx: &Context) -> Vec<F
 
 /// Folds one fact. It judges nothing; it fails only when the journal contradicts itself, and the caller stops then.
 pub fn evolve(fleet: &mut Fleet, fact: &Fact, at: At) -> Result<(), Contradiction> {
+    let evolved = evolve_entities(fleet, fact, at);
+    fleet.settle();
+    evolved
+}
+
+fn evolve_entities(fleet: &mut Fleet, fact: &Fact, at: At) -> Result<(), Contradiction> {
     fleet.head = at.position;
     match fact {
         Fact::TermStarted(fact) => {
@@ -335,12 +341,7 @@ fn park(fleet: &mut Fleet, subject: &Subject, detail: &str, at: At) -> Result<()
                 *expires = chancery_events::time::Time::FAR;
             }
         }),
-        Subject::Fleet
-        | Subject::Cluster(_)
-        | Subject::Capability(_)
-        | Subject::Node(_)
-        | Subject::Deployment(..)
-        | Subject::Session(_)
-        | Subject::Policy(_) => Ok(()),
+        // That the agenda leaves the others alone is enough.
+        _ => Ok(()),
     }
 }

@@ -32,6 +32,7 @@ use chancery_events::intent::{
     DeploymentCancel, DeploymentCreate, DeploymentPause, DeploymentPromote, DeploymentResume,
     DeploymentWithdraw, Turn,
 };
+use chancery_events::lifecycle::{DeploymentWord, SetWord};
 use chancery_events::name::{DeploymentName, PlanName};
 use chancery_events::refusal::{Code, Refusal};
 use chancery_events::spec::{Activity, DeploymentSpec, OperationKind, PlanVersion, Strategy};
@@ -41,7 +42,7 @@ use crate::context::{Context, Draft};
 use crate::fleet::Fleet;
 use crate::plan;
 use crate::refuse::{Faults, bad_transition};
-use crate::state::{Deployment, DeploymentState, Plan, Set};
+use crate::state::{Deployment, DeploymentState, Plan};
 
 pub(crate) use fold::{created, cut_over, ended, ending, paused, progress, resumed, stalled, started};
 pub(crate) use rollback::rollback;
@@ -53,7 +54,7 @@ const FILLED_BYTES: usize = 1 << 20;
 
 pub(crate) fn create(fleet: &Fleet, ask: &DeploymentCreate, ctx: &Context) -> Result<Vec<Fact>, Refusal> {
     let owner = fleet.find::<Plan>(&ask.plan)?;
-    if let Some(now) = fleet.deployments().get(&(ask.plan.clone(), ask.name.clone())) {
+    if let Some(now) = fleet.deployment(&ask.plan, &ask.name) {
         if *now.spec == ask.spec {
             // One that waits may be told not to wait for what is carried out.
             let waits = now.state == DeploymentState::Pending && ask.turn == Turn::Supersede;
@@ -205,12 +206,12 @@ pub(crate) fn may_abort(deployment: &Deployment) -> bool {
     is_begun(deployment) || matches!(deployment.state, DeploymentState::Ending(DeploymentEnd::Failed { .. }))
 }
 
-/// The word for its state.
-fn state_word(state: &DeploymentState) -> &'static str {
+/// Word for the state of a deployment: of one that is ending, for how it will have ended.
+pub const fn state_word(state: &DeploymentState) -> DeploymentWord {
     match state {
-        DeploymentState::Pending => "pending",
-        DeploymentState::InProgress => "in_progress",
-        DeploymentState::Paused => "paused",
+        DeploymentState::Pending => DeploymentWord::Pending,
+        DeploymentState::InProgress => DeploymentWord::InProgress,
+        DeploymentState::Paused => DeploymentWord::Paused,
         DeploymentState::Ending(end) | DeploymentState::Ended(end) => end_word(end),
     }
 }
@@ -230,7 +231,7 @@ pub(crate) fn cancel(fleet: &Fleet, ask: &DeploymentCancel) -> Result<Vec<Fact>,
         DeploymentState::Ending(DeploymentEnd::Cancelled)
         | DeploymentState::Ended(DeploymentEnd::Cancelled) => Ok(vec![]),
         DeploymentState::Ending(end) | DeploymentState::Ended(end) => {
-            Err(bad_transition(&format!("deployment {name}"), end_word(end), "cancelled"))
+            Err(bad_transition(&format!("deployment {name}"), end_word(end).word(), "cancelled"))
         }
     }
 }
@@ -243,7 +244,7 @@ pub(crate) fn pause(fleet: &Fleet, ask: &DeploymentPause) -> Result<Vec<Fact>, R
             Ok(vec![DeploymentPaused { plan: ask.plan.clone(), name: ask.name.clone() }.into()])
         }
         DeploymentState::Pending | DeploymentState::Ending(_) | DeploymentState::Ended(_) => {
-            Err(bad_transition(&format!("deployment {}", ask.name), state_word(&now.state), "paused"))
+            Err(bad_transition(&format!("deployment {}", ask.name), state_word(&now.state).word(), "paused"))
         }
     }
 }
@@ -255,9 +256,9 @@ pub(crate) fn resume(fleet: &Fleet, ask: &DeploymentResume) -> Result<Vec<Fact>,
         DeploymentState::Paused => {
             Ok(vec![DeploymentResumed { plan: ask.plan.clone(), name: ask.name.clone() }.into()])
         }
-        DeploymentState::Pending | DeploymentState::Ending(_) | DeploymentState::Ended(_) => {
-            Err(bad_transition(&format!("deployment {}", ask.name), state_word(&now.state), "in_progress"))
-        }
+        DeploymentState::Pending | DeploymentState::Ending(_) | DeploymentState::Ended(_) => Err(
+            bad_transition(&format!("deployment {}", ask.name), state_word(&now.state).word(), "in_progress"),
+        ),
     }
 }
 
@@ -274,7 +275,7 @@ fn canary<'a>(
         return Err(Refusal::new(Code::BadTransition, detail));
     }
     if !is_begun(now) {
-        return Err(bad_transition(&format!("deployment {name}"), state_word(&now.state), to));
+        return Err(bad_transition(&format!("deployment {name}"), state_word(&now.state).word(), to));
     }
     Ok(now)
 }
@@ -283,8 +284,8 @@ pub(crate) fn promote(fleet: &Fleet, ask: &DeploymentPromote) -> Result<Vec<Fact
     let now = canary(fleet, &ask.plan, &ask.name, "promoted")?;
     let (plan, name) = (ask.plan.clone(), ask.name.clone());
     Ok(match now.set {
-        Set::New => vec![],
-        Set::Old => vec![DeploymentCutOver { plan, name }.into()],
+        SetWord::New => vec![],
+        SetWord::Old => vec![DeploymentCutOver { plan, name }.into()],
     })
 }
 
@@ -292,8 +293,8 @@ pub(crate) fn withdraw(fleet: &Fleet, ask: &DeploymentWithdraw) -> Result<Vec<Fa
     let now = canary(fleet, &ask.plan, &ask.name, "withdrawn")?;
     let (plan, name) = (ask.plan.clone(), ask.name.clone());
     match now.set {
-        Set::Old => Ok(vec![DeploymentEnding { plan, name, why: DeploymentEnd::Cancelled }.into()]),
-        Set::New => Err(bad_transition(&format!("deployment {name}"), "promoted", "withdrawn")),
+        SetWord::Old => Ok(vec![DeploymentEnding { plan, name, why: DeploymentEnd::Cancelled }.into()]),
+        SetWord::New => Err(bad_transition(&format!("deployment {name}"), "promoted", "withdrawn")),
     }
 }
 
@@ -304,7 +305,7 @@ pub(crate) fn takes_turns(
     deployment: Option<&DeploymentName>,
     kind: OperationKind,
 ) -> bool {
-    let found = deployment.and_then(|name| fleet.deployments().get(&(plan.clone(), name.clone())));
+    let found = deployment.and_then(|name| fleet.deployment(plan, name));
     found.is_some_and(|deployment| match deployment.state {
         DeploymentState::Paused => true,
         DeploymentState::InProgress => match deployment.spec.strategy {
@@ -318,11 +319,11 @@ pub(crate) fn takes_turns(
 }
 
 /// The word for how a deployment ended.
-pub fn end_word(end: &DeploymentEnd) -> &'static str {
+pub const fn end_word(end: &DeploymentEnd) -> DeploymentWord {
     match end {
-        DeploymentEnd::Completed => "completed",
-        DeploymentEnd::Failed { .. } => "failed",
-        DeploymentEnd::Cancelled => "cancelled",
-        DeploymentEnd::Superseded { .. } => "superseded",
+        DeploymentEnd::Completed => DeploymentWord::Completed,
+        DeploymentEnd::Failed { .. } => DeploymentWord::Failed,
+        DeploymentEnd::Cancelled => DeploymentWord::Cancelled,
+        DeploymentEnd::Superseded { .. } => DeploymentWord::Superseded,
     }
 }

@@ -265,7 +265,7 @@ pub(crate) fn movable<'a>(fleet: &'a Fleet, plan: &Plan, incarnation: &Incarnati
     let active = replica.active.as_ref().is_some_and(|active| active.incarnation == incarnation.id);
     let runs = matches!(incarnation.state, IncarnationState::Running | IncarnationState::Updating(_));
     let movable = active && runs && replica.is_free_to_move(fleet) && {
-        let version = fleet.deployments().get(&(plan.name.clone(), replica.deployment.clone()))?;
+        let version = fleet.deployment(&plan.name, &replica.deployment)?;
         volume::stored(fleet, plan.version_of(version.generation), &replica.name).is_ok()
     };
     movable.then_some(replica)

@@ -20,17 +20,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::index::Index;
 use crate::keys::{Keys, KeysBefore};
-use crate::marks::{
-    Both, DeploymentMarks, IncarnationMarks, OperationMarks, PlanMarks, ReplicaMarks, RequestMarks,
-    VolumeMarks, Whole,
-};
+use crate::marks::Both;
 use crate::meta::{At, Meta};
 use crate::refuse::not_found;
 pub use crate::state::IMAGE_FINGERPRINT;
-use crate::state::{
-    self, ApprovalRequest, Capability, Cluster, Deployment, Incarnation, Node, Operation, Plan, Policy,
-    Replica, Volume,
-};
+use crate::state::{self, Deployment, Incarnation, Operation, Replica};
 use crate::table::{Scope, Slot, Table};
 
 /// A fact that does not fit the state: the journal contradicts itself, or this build misreads it.
@@ -248,6 +242,7 @@ macro_rules! tables {
                 // In the register's order: nodes need capabilities and clusters, incarnations their nodes, plans'
                 // indexes everything.
                 $(self.$table.iter().for_each(|entity| fleet.put_shared(entity));)*
+                fleet.settle();
                 fleet
             }
         }
@@ -255,31 +250,6 @@ macro_rules! tables {
 }
 
 each_kind!(tables);
-
-macro_rules! indexed {
-    ($($entity:ident $marks:ty, |$index:ident, $this:ident, $both:ident, $at:ident| $follow:expr;)*) => {$(
-        impl Indexed for $entity {
-            type Marks = $marks;
-            fn index($index: &mut Index, $this: &$entity, $both: Both<'_, $marks>, $at: Position) {
-                $follow
-            }
-        }
-    )*};
-}
-
-indexed! {
-    Cluster Whole<Cluster>, |i, _this, both, _at| i.catalogue(both[1].map(|new| &new.0.meta));
-    Capability Whole<Capability>, |i, _this, both, _at| i.catalogue(both[1].map(|new| &new.0.meta));
-    Node Whole<Node>, |i, _this, both, _at| i.node(Whole::both(both));
-    Plan PlanMarks, |i, this, both, _at| i.plan(this, both);
-    Deployment DeploymentMarks, |i, this, both, _at| i.deployment(this, both);
-    Replica ReplicaMarks, |i, this, both, _at| i.replica(this, both);
-    Incarnation IncarnationMarks, |i, this, both, at| i.incarnation(this, both, at);
-    Operation OperationMarks, |i, this, both, _at| i.operation(this, both);
-    Policy Whole<Policy>, |i, _this, both, _at| i.policy(Whole::both(both));
-    Volume VolumeMarks, |i, this, both, at| i.volume(this, both, at);
-    ApprovalRequest RequestMarks, |i, this, both, _at| i.request(this, both);
-}
 
 impl Fleet {
     /// The last position folded.
@@ -344,6 +314,7 @@ impl Fleet {
     /// Puts everything back as it was when [`Fleet::note`] was called last.
     pub fn roll_back(&mut self) {
         self.put_back(Indexes::Follow);
+        self.settle();
     }
 
     /// The same after a panic, which may have left an entity or an index half changed: the indexes are made anew.
@@ -353,6 +324,7 @@ impl Fleet {
         self.index = Index::default();
         self.index_everything();
         self.index.grown = grown;
+        self.settle();
     }
 
     fn index_all<E: Entity>(&mut self) {
@@ -376,6 +348,11 @@ impl Fleet {
             self.keys.roll_back(keys);
             self.index.grown = grown;
         }
+    }
+
+    /// Completes a change of entities: what is due follows from all of it.
+    pub(crate) fn settle(&mut self) {
+        self.index.settle();
     }
 
     fn restore<E: Entity>(&mut self, key: E::Key, entity: Option<&Arc<E>>, indexes: Indexes) {
@@ -405,6 +382,11 @@ impl Fleet {
     /// The entity, or the refusal of an intent that names it.
     pub(crate) fn find<E: Entity>(&self, key: &E::Key) -> Result<&E, Refusal> {
         E::table(self).get(key).ok_or_else(|| not_found(&E::subject(key)))
+    }
+
+    /// Deployment of a plan.
+    pub fn deployment(&self, plan: &PlanName, name: &DeploymentName) -> Option<&Deployment> {
+        self.deployments().get(&(plan.clone(), name.clone()))
     }
 
     /// The entity, or the contradiction that it is not there.

@@ -29,7 +29,7 @@ use crate::marks::{
     VolumeMarks,
 };
 use crate::meta::Meta;
-use crate::places::{Holding, Places};
+use crate::places::{Holding, PlaceChange, Places};
 use crate::state::{
     ApprovalRequest, Deployment, Incarnation, Node, Operation, Plan, Policy, Replica, Volume,
 };
@@ -157,6 +157,8 @@ pub struct Index {
     pub lost: BTreeSet<IncarnationId>,
     /// The last position at which capacity may have grown.
     pub grown: Position,
+    /// Plans that changed since [`Index::settle`]: none between facts.
+    unsettled: Vec<PlanName>,
 }
 
 /// Keeps the entry of an entity in a set: `value` is what of its marks the entry is made of by `entry`, if it has one.
@@ -207,8 +209,9 @@ pub(crate) fn count<'a, M>(count: &mut u32, both: Both<'a, M>, holds: impl Fn(&'
     *count = *count + new - old;
 }
 
-pub(crate) fn mark<T: Ord>(set: &mut BTreeSet<T>, item: T, up: bool) {
-    if up {
+/// Keeps an item in a set exactly while `holds` is true.
+pub(crate) fn mark<T: Ord>(set: &mut BTreeSet<T>, item: T, holds: bool) {
+    if holds {
         set.insert(item);
     } else {
         set.remove(&item);
@@ -332,10 +335,10 @@ impl Index {
             return;
         }
         let before = std::mem::replace(&mut index.groups, now);
-        for (groups, up) in [(&before, false), (&index.groups, true)] {
+        for (groups, change) in [(&before, PlaceChange::GiveBack), (&index.groups, PlaceChange::Take)] {
             for (node, runs) in index.spread.nodes(&self.places) {
                 for _ in 0..runs {
-                    count_groups(&mut self.groups, groups, node, up);
+                    count_groups(&mut self.groups, groups, node, change);
                 }
             }
         }
@@ -397,14 +400,14 @@ impl Index {
                 }
             }
             _ => {
-                for (marks, up) in live.into_iter().zip([false, true]) {
+                for (marks, change) in live.into_iter().zip([PlaceChange::GiveBack, PlaceChange::Take]) {
                     let Some(IncarnationMarks { amounts, volumes, reserved, .. }) = marks else { continue };
                     let (amounts, reserved) = (*amounts, *reserved);
                     let holding = Holding { incarnation, plan, node, amounts, volumes, reserved };
-                    let site = self.places.hold(&holding, up);
+                    let site = self.places.hold(&holding, change);
                     let index = plan_index!(self.plans, plan);
-                    index.spread.incarnation(site, up);
-                    count_groups(&mut self.groups, &index.groups, node, up);
+                    index.spread.incarnation(site, change);
+                    count_groups(&mut self.groups, &index.groups, node, change);
                 }
                 mark(&mut self.lost, incarnation, live[1].is_some() && self.places.is_expunged(node));
             }
@@ -435,9 +438,9 @@ impl Index {
         if old.is_some() {
             self.grown = self.grown.max(at);
         }
-        for (marks, up) in [(old, false), (new, true)] {
+        for (marks, change) in [(old, PlaceChange::GiveBack), (new, PlaceChange::Take)] {
             if let Some(marks) = marks {
-                self.places.store(&marks.node, &this.class, this.capacity, up);
+                self.places.store(&marks.node, &this.class, this.capacity, change);
             }
         }
         let object = || ObjectId::from(this.id);
@@ -449,18 +452,35 @@ impl Index {
     fn with_plan(&mut self, name: &PlanName, how: impl FnOnce(&Places, &mut PlanIndex)) {
         let index = plan_index!(self.plans, name);
         how(&self.places, index);
-        let agenda = index.agenda();
-        let before = std::mem::replace(&mut index.agenda, agenda);
-        let both = [Some(&before), Some(&index.agenda)];
-        let plan = |(): ()| name.clone();
-        follow(&mut self.due, both, |agenda| agenda.is_due.then_some(()), plan);
-        follow(&mut self.crowded, both, |agenda| agenda.is_crowded.then_some(()), plan);
-        follow(&mut self.unplaced, both, |agenda| agenda.is_unplaced.then_some(()), plan);
-        follow(&mut self.outdated, both, |agenda| agenda.is_outdated.then_some(()), plan);
-        follow(&mut self.timers, both, |agenda| agenda.later, |when| (when, Timer::Plan(plan(()))));
-        follow(&mut self.alarms, both, |agenda| agenda.stalls_at, |when| (when, Alarm::Progress(plan(()))));
-        if index.is_empty() {
-            self.plans.remove(name);
+        if !std::mem::replace(&mut index.is_unsettled, true) {
+            self.unsettled.push(name.clone());
+        }
+    }
+
+    /// Brings the indexes of all plans up to date with the plans that have changed: once for each fact, which changes a
+    /// plan several times.
+    pub(crate) fn settle(&mut self) {
+        while let Some(name) = self.unsettled.pop() {
+            let Some(index) = self.plans.get_mut(&name) else { continue };
+            index.is_unsettled = false;
+            let agenda = index.agenda();
+            let before = std::mem::replace(&mut index.agenda, agenda);
+            let both = [Some(&before), Some(&index.agenda)];
+            let plan = |(): ()| name.clone();
+            follow(&mut self.due, both, |agenda| agenda.is_due.then_some(()), plan);
+            follow(&mut self.crowded, both, |agenda| agenda.is_crowded.then_some(()), plan);
+            follow(&mut self.unplaced, both, |agenda| agenda.is_unplaced.then_some(()), plan);
+            follow(&mut self.outdated, both, |agenda| agenda.is_outdated.then_some(()), plan);
+            follow(&mut self.timers, both, |agenda| agenda.later, |when| (when, Timer::Plan(plan(()))));
+            follow(
+                &mut self.alarms,
+                both,
+                |agenda| agenda.stalls_at,
+                |when| (when, Alarm::Progress(plan(()))),
+            );
+            if index.is_empty() {
+                self.plans.remove(&name);
+            }
         }
     }
 }
@@ -478,12 +498,12 @@ fn count_groups(
     all: &mut BTreeMap<GroupName, Lookup<NodeName, u32>>,
     groups: &[GroupName],
     node: &NodeName,
-    up: bool,
+    change: PlaceChange,
 ) {
     for group in groups {
         let nodes = all.entry(group.clone()).or_default();
         let count = nodes.entry(node.clone()).or_default();
-        *count = if up { *count + 1 } else { count.saturating_sub(1) };
+        *count = change.applied_to(*count);
         if *count == 0 {
             nodes.remove(node);
         }

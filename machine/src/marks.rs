@@ -9,13 +9,14 @@ use std::time::Duration;
 use chancery_events::amount::Amounts;
 use chancery_events::digest::Digest;
 use chancery_events::fact::DeploymentEnd;
+use chancery_events::lifecycle::{SetWord, WillWord};
 use chancery_events::name::{DeploymentName, DomainName, NodeName, ReplicaName, StorageClass, VolumeName};
 use chancery_events::spec::{Approval, Balance, OperationKind, PlanSpec, Strategy};
 use chancery_events::time::Time;
 
 use crate::state::{
     Active, ApprovalRequest, Deployment, DeploymentState, Incarnation, IncarnationState, Operation,
-    OperationState, Plan, Replica, RequestState, Set, Volume, VolumeState, Will,
+    OperationState, Plan, Replica, RequestState, Volume, VolumeState,
 };
 
 /// What indexes follow of an entity before a change and after it: nothing, where it does not exist.
@@ -122,7 +123,7 @@ pub struct DeploymentMarks {
     pub(crate) count: u32,
     pub(crate) version: Option<Digest>,
     pub(crate) strategy: Strategy,
-    pub(crate) set: Set,
+    pub(crate) set: SetWord,
     pub(crate) rested: Option<Time>,
     /// Its last progress, and how long it may take until the next, while it is in progress and not called stalled.
     pub(crate) progress: Option<(Time, Duration)>,
@@ -153,7 +154,7 @@ impl From<&Deployment> for DeploymentMarks {
             strategy: deployment.spec.strategy,
             set: deployment.set,
             rested: deployment.rested,
-            deadline: deployment.deadline.filter(|_| begun && deployment.set == Set::Old),
+            deadline: deployment.deadline.filter(|_| begun && deployment.set == SetWord::Old),
         }
     }
 }
@@ -217,12 +218,12 @@ impl From<&Replica> for ReplicaMarks {
         ReplicaMarks {
             deployment: replica.deployment.clone(),
             going: replica.is_going(),
-            undecided: replica.is_going() && replica.will != Will::Deleted,
+            undecided: replica.is_going() && replica.will != WillWord::Deleted,
             idle: replica.is_idle(),
             still: !replica.recovers && (replica.is_still() || replica.is_without_place()),
             free: replica.is_free(),
             ailing: active.is_some() && !healthy && replica.operation.is_none(),
-            unsettled: replica.will == Will::Running && !healthy && comes,
+            unsettled: replica.will == WillWord::Running && !healthy && comes,
             regains: replica.recovers || operation.is_some_and(|open| open.regains),
             places: [active.map(place), other.map(place)],
             remains,

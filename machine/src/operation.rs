@@ -47,6 +47,7 @@ use std::collections::BTreeSet;
 
 use chancery_events::fact::{Approver, Asker, Fact, OperationEnd, Proposal};
 use chancery_events::intent::{OperationApprove, OperationReject};
+use chancery_events::lifecycle::OperationWord;
 use chancery_events::name::{Actor, NodeName};
 use chancery_events::refusal::{Code, Refusal};
 use chancery_events::spec::{Approval, OperationKind, PlanVersion};
@@ -93,7 +94,7 @@ fn version_of<'a>(
     plan: &'a Plan,
     operation: &Operation,
 ) -> Option<(&'a Deployment, PlanVersion<'a>)> {
-    let deployment = fleet.deployments().get(&(plan.name.clone(), operation.version.clone()))?;
+    let deployment = fleet.deployment(&plan.name, &operation.version)?;
     Some((deployment, plan.version_of(deployment.generation)))
 }
 
@@ -213,25 +214,25 @@ pub(crate) fn reject(fleet: &Fleet, ask: &OperationReject, ctx: &Context) -> Res
 }
 
 /// The word for a state.
-pub fn state_word(state: &OperationState) -> &'static str {
+pub const fn state_word(state: &OperationState) -> OperationWord {
     match state {
-        OperationState::Preparing => "preparing",
-        OperationState::PendingApproval(_) => "pending_approval",
-        OperationState::Approved => "approved",
-        OperationState::Running => "running",
+        OperationState::Preparing => OperationWord::Preparing,
+        OperationState::PendingApproval(_) => OperationWord::PendingApproval,
+        OperationState::Approved => OperationWord::Approved,
+        OperationState::Running => OperationWord::Running,
         OperationState::Ended(end) => end_word(end),
     }
 }
 
 /// The word for how an operation ended.
-pub fn end_word(end: &OperationEnd) -> &'static str {
+pub const fn end_word(end: &OperationEnd) -> OperationWord {
     match end {
-        OperationEnd::Succeeded => "succeeded",
-        OperationEnd::Failed { .. } => "failed",
-        OperationEnd::Rejected { .. } => "rejected",
-        OperationEnd::Expired => "expired",
-        OperationEnd::Cancelled { .. } => "cancelled",
-        OperationEnd::Superseded { .. } => "superseded",
+        OperationEnd::Succeeded => OperationWord::Succeeded,
+        OperationEnd::Failed { .. } => OperationWord::Failed,
+        OperationEnd::Rejected { .. } => OperationWord::Rejected,
+        OperationEnd::Expired => OperationWord::Expired,
+        OperationEnd::Cancelled { .. } => OperationWord::Cancelled,
+        OperationEnd::Superseded { .. } => OperationWord::Superseded,
     }
 }
 

@@ -82,12 +82,12 @@ impl Held {
         own[turn..].iter().chain(&own[..turn]).map(|(_, id)| *id)
     }
 
-    fn run(&mut self, plan: &PlanName, id: IncarnationId, up: bool) {
+    fn run(&mut self, plan: &PlanName, id: IncarnationId, change: PlaceChange) {
         let place = self.incarnations.binary_search_by(|(of, other)| (of, *other).cmp(&(plan, id)));
-        match (place, up) {
-            (Err(place), true) => self.incarnations.insert(place, (plan.clone(), id)),
-            (Ok(place), false) => drop(self.incarnations.remove(place)),
-            (Ok(_), true) | (Err(_), false) => {}
+        match (place, change) {
+            (Err(place), PlaceChange::Take) => self.incarnations.insert(place, (plan.clone(), id)),
+            (Ok(place), PlaceChange::GiveBack) => drop(self.incarnations.remove(place)),
+            (Ok(_), PlaceChange::Take) | (Err(_), PlaceChange::GiveBack) => {}
         }
     }
 
@@ -95,6 +95,25 @@ impl Held {
     pub fn storage(&self, class: &StorageClass) -> u64 {
         let of = |sums: &BTreeMap<StorageClass, u64>| sums.get(class).copied().unwrap_or(0);
         of(&self.volumes).saturating_add(of(&self.stored))
+    }
+}
+
+/// What happens to a place on a node.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum PlaceChange {
+    /// An incarnation, a volume or a replica takes the place.
+    Take,
+    /// The place is given back.
+    GiveBack,
+}
+
+impl PlaceChange {
+    /// A count of places after the change.
+    pub(crate) fn applied_to(self, count: u32) -> u32 {
+        match self {
+            PlaceChange::Take => count + 1,
+            PlaceChange::GiveBack => count.saturating_sub(1),
+        }
     }
 }
 
@@ -270,15 +289,16 @@ impl Places {
     }
 
     /// A volume holds storage of the node, or gives it back.
-    pub(crate) fn store(&mut self, node: &NodeName, class: &StorageClass, bytes: u64, up: bool) {
+    pub(crate) fn store(&mut self, node: &NodeName, class: &StorageClass, bytes: u64, change: PlaceChange) {
         let site = self.sites.of(node);
-        if up {
-            *site.held.stored.entry(class.clone()).or_default() += bytes;
-        } else {
-            self.freed = Arc::new(());
-            give_back(&mut site.held.stored, class, bytes);
-            if site.is_empty() {
-                self.sites.forget(node);
+        match change {
+            PlaceChange::Take => *site.held.stored.entry(class.clone()).or_default() += bytes,
+            PlaceChange::GiveBack => {
+                self.freed = Arc::new(());
+                give_back(&mut site.held.stored, class, bytes);
+                if site.is_empty() {
+                    self.sites.forget(node);
+                }
             }
         }
     }
@@ -288,9 +308,9 @@ impl Places {
     }
 
     /// Somebody was asked to start what holds the place, or, taken back, nobody was.
-    pub(crate) fn reserve(&mut self, node: &NodeName, incarnation: IncarnationId, up: bool) {
+    pub(crate) fn reserve(&mut self, node: &NodeName, incarnation: IncarnationId, is_reserved: bool) {
         if let Some(site) = self.sites.get_mut(node) {
-            mark(&mut site.held.reserved, incarnation, up);
+            mark(&mut site.held.reserved, incarnation, is_reserved);
         }
     }
 
@@ -361,32 +381,31 @@ impl Places {
     }
 
     /// Takes a place, or gives it back. Returns the node as a number.
-    pub(crate) fn hold(&mut self, of: &Holding<'_>, up: bool) -> SiteNumber {
+    pub(crate) fn hold(&mut self, of: &Holding<'_>, change: PlaceChange) -> SiteNumber {
         let site = self.sites.of(of.node);
         let number = site.number;
         let Site { spot, held, .. } = site;
         let before = spot.as_ref().map(|spot| spot.free(held));
-        if up {
-            held.amounts += of.amounts;
-            held.run(of.plan, of.incarnation, true);
-            if of.reserved {
-                held.reserved.insert(of.incarnation);
+        held.run(of.plan, of.incarnation, change);
+        if of.reserved {
+            mark(&mut held.reserved, of.incarnation, change == PlaceChange::Take);
+        }
+        match change {
+            PlaceChange::Take => {
+                held.amounts += of.amounts;
+                for (class, bytes) in of.volumes {
+                    *held.volumes.entry(class.clone()).or_default() += bytes;
+                }
             }
-            for (class, bytes) in of.volumes {
-                *held.volumes.entry(class.clone()).or_default() += bytes;
-            }
-        } else {
-            self.freed = Arc::new(());
-            held.amounts = held.amounts.checked_sub(of.amounts).unwrap_or(Amounts::ZERO);
-            held.run(of.plan, of.incarnation, false);
-            if of.reserved {
-                held.reserved.remove(&of.incarnation);
-            }
-            for (class, bytes) in of.volumes {
-                give_back(&mut held.volumes, class, *bytes);
-            }
-            if held.incarnations.is_empty() {
-                *held = Held { stored: std::mem::take(&mut held.stored), ..Held::default() };
+            PlaceChange::GiveBack => {
+                self.freed = Arc::new(());
+                held.amounts = held.amounts.checked_sub(of.amounts).unwrap_or(Amounts::ZERO);
+                for (class, bytes) in of.volumes {
+                    give_back(&mut held.volumes, class, *bytes);
+                }
+                if held.incarnations.is_empty() {
+                    *held = Held { stored: std::mem::take(&mut held.stored), ..Held::default() };
+                }
             }
         }
         if let (Some(spot), Some(before)) = (spot.as_ref(), before) {

@@ -74,7 +74,7 @@ pub(crate) fn improvement<'a>(fleet: &'a Fleet, search: &mut Search, plan: &Plan
     let mut known: BTreeSet<&DeploymentName> = BTreeSet::new();
     for (domain, _) in &domains {
         for (name, of) in &index.deployments {
-            let deployment = fleet.deployments().get(&(plan.name.clone(), name.clone()));
+            let deployment = fleet.deployment(&plan.name, name);
             let Some(deployment) = deployment.filter(|_| of.present > 0) else { continue };
             let each = are_different(plan.policy(), plan.version_of(deployment.generation));
             let is_crowded = index.spread.crowded_nodes(domain).next().is_some();
@@ -115,7 +115,7 @@ fn are_different(policy: PlanPolicy<'_>, version: PlanVersion<'_>) -> bool {
 /// Whether any replica of the plan is of a version with volumes: its old run is over before the new one is started.
 fn has_volumes(fleet: &Fleet, plan: &Plan, index: &PlanIndex) -> bool {
     let used = index.deployments.iter().filter(|(_, of)| of.present > 0).map(|(name, _)| name);
-    let mut deployments = used.filter_map(|name| fleet.deployments().get(&(plan.name.clone(), name.clone())));
+    let mut deployments = used.filter_map(|name| fleet.deployment(&plan.name, name));
     deployments.any(|deployment| plan.version_of(deployment.generation).has_volumes())
 }
 

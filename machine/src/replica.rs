@@ -21,6 +21,7 @@ use chancery_events::id::OperationId;
 use chancery_events::intent::{
     ReplicaCreate, ReplicaDelete, ReplicaRelocate, ReplicaRestart, ReplicaStart, ReplicaStop,
 };
+use chancery_events::lifecycle::{PhaseWord, WillWord};
 use chancery_events::name::{DeploymentName, NodeName, ReplicaName};
 use chancery_events::refusal::{Code, Refusal};
 use chancery_events::spec::{Activity, OperationKind, Restart};
@@ -33,32 +34,9 @@ use crate::operation::{self, Want};
 use crate::refuse::bad_transition;
 use crate::state::{
     Deployment, DeploymentState, Incarnation, IncarnationState, Node, Open, Operation, OperationState, Plan,
-    Replica, Will,
+    Replica,
 };
 use crate::{deployment, volume};
-
-/// What people see of a replica.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub enum Phase {
-    /// Waits for a place or for approval.
-    Pending,
-    /// Comes up.
-    Starting,
-    /// Is up.
-    Running,
-    /// Gets another version.
-    Updating,
-    /// Ends its run, to come up again.
-    Restarting,
-    /// Goes down.
-    Stopping,
-    /// Is down, as asked or cleanly by itself.
-    Stopped,
-    /// Is down, and should not be.
-    Failed,
-    /// Goes away.
-    Deleting,
-}
 
 impl Replica {
     /// When its plan's rule starts it again, if nothing that is open does before.
@@ -68,57 +46,39 @@ impl Replica {
     }
 }
 
-impl Phase {
-    /// The word for it.
-    pub const fn word(self) -> &'static str {
-        match self {
-            Phase::Pending => "pending",
-            Phase::Starting => "starting",
-            Phase::Running => "running",
-            Phase::Updating => "updating",
-            Phase::Restarting => "restarting",
-            Phase::Stopping => "stopping",
-            Phase::Stopped => "stopped",
-            Phase::Failed => "failed",
-            Phase::Deleting => "deleting",
-        }
-    }
-}
-
 /// The phase of a replica, given its incarnation that counts.
-pub fn phase(replica: &Replica, active: Option<&Incarnation>) -> Phase {
-    if replica.will == Will::Deleted {
-        return Phase::Deleting;
+pub fn phase(replica: &Replica, active: Option<&Incarnation>) -> PhaseWord {
+    if replica.will == WillWord::Deleted {
+        return PhaseWord::Deleting;
     }
     match replica.operation.filter(|open| open.begun).map(|open| open.kind) {
-        Some(OperationKind::Update) if active.is_some() => return Phase::Updating,
-        Some(OperationKind::Restart) if active.is_some() => return Phase::Restarting,
+        Some(OperationKind::Update) if active.is_some() => return PhaseWord::Updating,
+        Some(OperationKind::Restart) if active.is_some() => return PhaseWord::Restarting,
         // Of all others, what runs tells.
         Some(_) | None => {}
     }
     match active.map(|incarnation| &incarnation.state) {
-        Some(IncarnationState::Reserved) => return Phase::Pending,
-        Some(IncarnationState::Creating | IncarnationState::Starting) => return Phase::Starting,
-        Some(IncarnationState::Running) => return Phase::Running,
+        Some(IncarnationState::Reserved) => return PhaseWord::Pending,
+        Some(IncarnationState::Creating | IncarnationState::Starting) => return PhaseWord::Starting,
+        Some(IncarnationState::Running) => return PhaseWord::Running,
         // It is asked to be again what it was.
-        Some(IncarnationState::Updating(_)) => return Phase::Updating,
-        Some(IncarnationState::Stopping(_)) => return Phase::Stopping,
+        Some(IncarnationState::Updating(_)) => return PhaseWord::Updating,
+        Some(IncarnationState::Stopping(_)) => return PhaseWord::Stopping,
         Some(IncarnationState::Ended(_)) | None => {}
     }
     let brings_up = |open: Open| !matches!(open.kind, OperationKind::Stop | OperationKind::Delete);
     if replica.open().any(brings_up) {
-        return Phase::Pending;
+        return PhaseWord::Pending;
     }
     match (replica.will, replica.last.as_deref()) {
-        (Will::Running, Some(IncarnationEnd::Failed { .. } | IncarnationEnd::Unwound { .. }) | None) => {
-            Phase::Failed
+        (WillWord::Running, Some(IncarnationEnd::Failed { .. } | IncarnationEnd::Unwound { .. }) | None) => {
+            PhaseWord::Failed
         }
         // It was stopped for what could not take its place.
-        (Will::Running, Some(IncarnationEnd::Destroyed)) if replica.again.is_some() => Phase::Failed,
-        (Will::Running, Some(IncarnationEnd::Destroyed)) | (Will::Stopped | Will::Proposed, _) => {
-            Phase::Stopped
-        }
-        (Will::Deleted, _) => Phase::Deleting,
+        (WillWord::Running, Some(IncarnationEnd::Destroyed)) if replica.again.is_some() => PhaseWord::Failed,
+        (WillWord::Running, Some(IncarnationEnd::Destroyed))
+        | (WillWord::Stopped | WillWord::Proposed, _) => PhaseWord::Stopped,
+        (WillWord::Deleted, _) => PhaseWord::Deleting,
     }
 }
 
@@ -268,7 +228,7 @@ pub(crate) fn create(fleet: &Fleet, ask: &ReplicaCreate, ctx: &Context) -> Resul
         return Err(Refusal::new(Code::InUse, detail));
     }
     let completed = |name: &DeploymentName| {
-        let found = fleet.deployments().get(&(plan.name.clone(), name.clone()));
+        let found = fleet.deployment(&plan.name, name);
         found.filter(|deployment| deployment.state == DeploymentState::Ended(DeploymentEnd::Completed))
     };
     let deployment = plan.deployments.iter().rev().find_map(completed).ok_or_else(|| {
@@ -316,7 +276,7 @@ pub(crate) fn start_again(fleet: &Fleet, name: &ReplicaName, ctx: &Context) -> V
 /// The deployment of the replica's version that is carried out now.
 fn carried_out<'a>(fleet: &'a Fleet, replica: &Replica) -> Option<&'a Deployment> {
     let current = deployment::current(fleet, fleet.plans().get(&replica.plan)?)?;
-    let own = fleet.deployments().get(&(replica.plan.clone(), replica.deployment.clone()))?;
+    let own = fleet.deployment(&replica.plan, &replica.deployment)?;
     (current.state == DeploymentState::InProgress && own.version == current.version).then_some(current)
 }
 
@@ -325,11 +285,12 @@ pub(crate) fn stop(fleet: &Fleet, ask: &ReplicaStop, ctx: &Context) -> Result<Ve
     if replica.is_going() {
         return Err(bad_transition(&format!("replica {}", ask.name), "being deleted", "stopped"));
     }
-    if replica.will == Will::Proposed {
+    if replica.will == WillWord::Proposed {
         let detail = format!("replica {} was never approved: reject its create, or delete it", ask.name);
         return Err(Refusal::new(Code::BadTransition, detail));
     }
-    let stopped = replica.will == Will::Stopped && replica.active.is_none() && replica.operation.is_none();
+    let stopped =
+        replica.will == WillWord::Stopped && replica.active.is_none() && replica.operation.is_none();
     if stopped || open(fleet, replica, OperationKind::Stop).is_some() {
         return Ok(vec![]);
     }
@@ -349,7 +310,7 @@ pub(crate) fn created(fleet: &mut Fleet, fact: &ReplicaCreated, at: At) {
         name: fact.name.clone(),
         plan: fact.plan.clone(),
         deployment: fact.deployment.clone(),
-        will: Will::Proposed,
+        will: WillWord::Proposed,
         active: None,
         passive: None,
         operation: None,

@@ -31,12 +31,12 @@ use chancery_events::fact::{
     Fact, RequestApproved, RequestEffect, RequestEnd, RequestEnded, RequestOpened, RequestedChange,
 };
 use chancery_events::id::RequestId;
-pub use chancery_events::intent::Ending;
 use chancery_events::intent::{
     Cascade, DisruptionApprove, Intent, NodeDelete, NodeSetState, PlanApply, PlanDelete, PolicyApply,
     PolicyDelete, RequestApprove, RequestReject, VolumeDelete,
 };
-use chancery_events::name::{DomainName, NodeName, PlanName, PolicyName, ReplicaName, VolumeName};
+use chancery_events::lifecycle::{RequestWord, WillWord};
+use chancery_events::name::{NodeName, PlanName, PolicyName, ReplicaName, VolumeName};
 use chancery_events::refusal::{Code, Refusal};
 use chancery_events::spec::{
     Approval, DisruptionState, Evict, NodeState, OperationKind, PlanSpec, PolicyKind, PolicySpec,
@@ -47,7 +47,7 @@ use crate::fleet::{Contradiction, Fleet};
 use crate::meta::{At, Meta};
 use crate::policy;
 use crate::refuse::Faults;
-use crate::state::{ApprovalRequest, Node, RequestState, Will};
+use crate::state::{ApprovalRequest, Node, RequestState};
 
 /// Time that a request waits for approval, where no plan's timeout is shorter.
 const WAIT: Duration = Duration::from_hours(24);
@@ -55,11 +55,6 @@ const WAIT: Duration = Duration::from_hours(24);
 const KEPT: usize = 100;
 /// Maximum number of replicas by name in an effect.
 const NAMES: usize = 64;
-
-/// What the intent can end, as the register of intents says.
-pub const fn ending(intent: &Intent) -> Ending {
-    intent.entry().ending
-}
 
 /// People that a change needs.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -177,7 +172,7 @@ fn assess(fleet: &Fleet, intent: &Intent) -> Option<Assessed> {
             let change = RequestedChange::PolicyDelete { name: ask.name.clone(), from };
             Some(Assessed::new(change, needs, PolicyKind::Delete, &Members::new()))
         }
-        // What ends nothing, or only by operations: see `ending`.
+        // What ends nothing, or only by operations. Of each intent that may wait, a test sees that it does.
         _ => None,
     }
 }
@@ -190,7 +185,7 @@ fn plan_delete(fleet: &Fleet, name: &PlanName) -> Option<Assessed> {
         fleet
             .replicas()
             .get(*name)
-            .is_some_and(|replica| !matches!(replica.will, Will::Proposed | Will::Deleted))
+            .is_some_and(|replica| !matches!(replica.will, WillWord::Proposed | WillWord::Deleted))
     };
     let replicas: BTreeSet<_> = index.members().filter(exists).cloned().collect();
     if replicas.is_empty() {
@@ -202,7 +197,9 @@ fn plan_delete(fleet: &Fleet, name: &PlanName) -> Option<Assessed> {
         let nodes = index.spread.nodes(&fleet.index().places);
         let nodes = nodes.filter_map(|(node, _)| fleet.nodes().get(node));
         let domains: BTreeSet<_> = nodes.map(|node| Some(&node.spec.domain)).chain([None]).collect();
-        policies = four_eyes(fleet, PolicyKind::Delete, name, &domains);
+        policies = four_eyes(fleet, |spec| {
+            domains.iter().any(|domain| policy::is_about_work(spec, PolicyKind::Delete, Some(name), *domain))
+        });
     }
     let change = RequestedChange::PlanDelete { name: name.clone() };
     let members = Members::from([(name.clone(), replicas)]);
@@ -211,17 +208,10 @@ fn plan_delete(fleet: &Fleet, name: &PlanName) -> Option<Assessed> {
     Some(assessed)
 }
 
-fn four_eyes(
-    fleet: &Fleet,
-    kind: PolicyKind,
-    plan: &PlanName,
-    domains: &BTreeSet<Option<&DomainName>>,
-) -> BTreeSet<PolicyName> {
+/// The four-eyes policies of which it holds.
+fn four_eyes(fleet: &Fleet, about: impl Fn(&PolicySpec) -> bool) -> BTreeSet<PolicyName> {
     let all = fleet.index().policies.four_eyes.iter();
-    let about = all.filter(|(_, spec)| {
-        domains.iter().any(|domain| policy::is_about_work(spec, kind, Some(plan), *domain))
-    });
-    about.map(|(name, _)| name.clone()).collect()
+    all.filter(|(_, spec)| about(spec)).map(|(name, _)| name.clone()).collect()
 }
 
 /// Everything that emptying the node would move, and whom the single moves would need.
@@ -233,9 +223,7 @@ fn moves(fleet: &Fleet, node: &Node) -> (Members, Approval, BTreeSet<PolicyName>
         if by == Some(Approval::Manual) {
             manual = Approval::Manual;
             // Where a replica moves to is not known yet.
-            let all = fleet.index().policies.four_eyes.iter();
-            let about = all.filter(|(_, spec)| policy::is_about_plan(spec, PolicyKind::Relocate, plan));
-            policies.extend(about.map(|(name, _)| name.clone()));
+            policies.extend(four_eyes(fleet, |spec| policy::is_about_plan(spec, PolicyKind::Relocate, plan)));
         }
     }
     (members, manual, policies)
@@ -266,11 +254,9 @@ fn expunge(fleet: &Fleet, name: &NodeName) -> Option<Assessed> {
             policy::is_about_work(spec, PolicyKind::Expunge, plan, Some(&node.spec.domain))
         })
     };
-    let all = fleet.index().policies.four_eyes.iter();
-    let policies = all.filter(|(_, spec)| about(spec)).map(|(name, _)| name.clone()).collect();
     let count = u32::try_from(volumes.len()).unwrap_or(u32::MAX);
     let change = RequestedChange::NodeExpunge { name: name.clone(), volumes: count };
-    let needs = Needs::of(Approval::Automatic, policies);
+    let needs = Needs::of(Approval::Automatic, four_eyes(fleet, about));
     Some(Assessed::with_volumes(change, needs, PolicyKind::Expunge, &members, &volumes))
 }
 
@@ -286,10 +272,8 @@ fn volume_delete(fleet: &Fleet, name: &VolumeName) -> Option<Assessed> {
         let plan = plan.map(|plan| &plan.name).or(spec.plans.first());
         policy::is_about_work(spec, PolicyKind::Delete, plan, domain)
     };
-    let all = fleet.index().policies.four_eyes.iter();
-    let policies = all.filter(|(_, spec)| manual && about(spec)).map(|(name, _)| name.clone()).collect();
     let change = RequestedChange::VolumeDelete { name: name.clone(), id: volume.id };
-    let needs = Needs::of(Approval::Automatic, policies);
+    let needs = Needs::of(Approval::Automatic, four_eyes(fleet, |spec| manual && about(spec)));
     Some(Assessed::new(change, needs, PolicyKind::Delete, &Members::new()))
 }
 
@@ -300,9 +284,7 @@ fn weakened_by_plan(fleet: &Fleet, name: &PlanName, from: &PlanSpec, to: &PlanSp
     };
     let kinds: Vec<_> =
         OperationKind::ALL.iter().filter(weaker).map(|kind| PolicyKind::from(*kind)).collect();
-    let about = |spec: &PolicySpec| kinds.iter().any(|kind| policy::is_about_plan(spec, *kind, name));
-    let all = fleet.index().policies.four_eyes.iter();
-    all.filter(|(_, spec)| about(spec)).map(|(name, _)| name.clone()).collect()
+    four_eyes(fleet, |spec| kinds.iter().any(|kind| policy::is_about_plan(spec, *kind, name)))
 }
 
 /// The facts of an accepted intent: as they are decided, or, if it needs approval, those of a request that waits.
@@ -312,12 +294,8 @@ pub(crate) fn hold(
     decided: Vec<Fact>,
     ctx: &Context,
 ) -> Result<Vec<Fact>, Refusal> {
-    let held = match ending(intent) {
-        Ending::Request(_) | Ending::Weakens if decided.is_empty() => None,
-        Ending::Request(_) | Ending::Weakens if breaks_glass(intent) => None,
-        Ending::Request(_) | Ending::Weakens => assess(fleet, intent),
-        Ending::Nothing | Ending::Operations | Ending::Approves | Ending::Withdraws => None,
-    };
+    let may_wait = intent.entry().ending.may_wait() && !decided.is_empty() && !breaks_glass(intent);
+    let held = may_wait.then(|| assess(fleet, intent)).flatten();
     match held.filter(|held| held.needs != Needs::Nothing) {
         Some(held) => open(fleet, held, ctx),
         None => Ok(decided),
@@ -358,9 +336,9 @@ fn waiting<'a>(fleet: &'a Fleet, change: &RequestedChange) -> Option<&'a Approva
 /// The request that an intent of which nothing else was decided waits as, if it does: one that was just opened, or one
 /// that was opened for the same before.
 pub(crate) fn of_verdict(fleet: &Fleet, intent: &Intent, facts: &[Fact], ctx: &Context) -> Option<RequestId> {
-    match (facts.first(), ending(intent)) {
+    match (facts.first(), intent.entry().ending) {
         (Some(Fact::RequestOpened(_)), _) => Some(RequestId::issue(ctx.lineage, ctx.next)),
-        (None, Ending::Request(_) | Ending::Weakens) => {
+        (None, ending) if ending.may_wait() => {
             let held = assess(fleet, intent)?;
             let waiting = waiting(fleet, &held.change)?;
             (held.needs != Needs::Nothing && waiting.hash == held.hash).then_some(waiting.id)
@@ -399,7 +377,7 @@ fn pending<'a>(fleet: &'a Fleet, id: RequestId, ctx: &Context) -> Result<&'a App
         return Ok(request);
     }
     let state = match &request.state {
-        RequestState::Pending { .. } => "expired",
+        RequestState::Pending { .. } => RequestWord::Expired,
         state => state_word(state),
     };
     Err(Refusal::new(Code::NotPending, format!("request {id} is {state}, not pending")))
@@ -463,13 +441,13 @@ pub(crate) fn expire(fleet: &Fleet, id: RequestId, ctx: &Context) -> Vec<Fact> {
 }
 
 /// The word for a state.
-pub const fn state_word(state: &RequestState) -> &'static str {
+pub const fn state_word(state: &RequestState) -> RequestWord {
     match state {
-        RequestState::Pending { .. } => "pending",
-        RequestState::Approved { .. } => "approved",
-        RequestState::Ended(RequestEnd::Rejected { .. }) => "rejected",
-        RequestState::Ended(RequestEnd::Expired) => "expired",
-        RequestState::Ended(RequestEnd::Superseded { .. }) => "superseded",
+        RequestState::Pending { .. } => RequestWord::Pending,
+        RequestState::Approved { .. } => RequestWord::Approved,
+        RequestState::Ended(RequestEnd::Rejected { .. }) => RequestWord::Rejected,
+        RequestState::Ended(RequestEnd::Expired) => RequestWord::Expired,
+        RequestState::Ended(RequestEnd::Superseded { .. }) => RequestWord::Superseded,
     }
 }
 

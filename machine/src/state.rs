@@ -13,6 +13,7 @@ use chancery_events::fact::{
     RequestEnd, RequestedChange, Rollback, Unfit,
 };
 use chancery_events::id::{IncarnationId, OperationId, Position, RequestId, ScopeId, SessionId, VolumeId};
+use chancery_events::lifecycle::{SetWord, WillWord};
 use chancery_events::name::{
     Actor, CapabilityName, ClusterName, DeploymentName, DisruptionName, DomainName, ExecutorName, NodeName,
     PlanName, PolicyName, ReplicaName, StorageClass, VolumeName,
@@ -27,7 +28,11 @@ use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
 use crate::fleet::Indexed;
-use crate::marks::Unmarked;
+use crate::index::Index;
+use crate::marks::{
+    Both, DeploymentMarks, IncarnationMarks, OperationMarks, PlanMarks, ReplicaMarks, RequestMarks, Unmarked,
+    VolumeMarks, Whole,
+};
 use crate::meta::{Meta, Stamp};
 pub use crate::plan::Specs;
 
@@ -206,16 +211,6 @@ pub enum DeploymentState {
     Ended(DeploymentEnd),
 }
 
-/// Which replicas of a plan count while a deployment is carried out.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
-pub enum Set {
-    /// Those that were there; the new ones stand beside them.
-    #[default]
-    Old,
-    /// The new ones.
-    New,
-}
-
 /// A version of a plan's payloads, and a count.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Deployment {
@@ -232,7 +227,7 @@ pub struct Deployment {
     /// Its state.
     pub state: DeploymentState,
     /// Whether its new set is the one that counts.
-    pub set: Set,
+    pub set: SetWord,
     /// When its new set must be ready.
     pub deadline: Option<Time>,
     /// When an operation of it last succeeded.
@@ -248,19 +243,6 @@ pub struct Deployment {
     pub by: Option<Actor>,
     /// Its history.
     pub meta: Meta,
-}
-
-/// What is wanted of a replica, by approval.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
-pub enum Will {
-    /// Nothing yet: its create is not approved.
-    Proposed,
-    /// That it runs.
-    Running,
-    /// That it is stopped, until someone says otherwise.
-    Stopped,
-    /// That it goes.
-    Deleted,
 }
 
 /// What a replica keeps of its incarnation that is not over.
@@ -304,7 +286,7 @@ pub struct Replica {
     /// The deployment that it runs by.
     pub deployment: DeploymentName,
     /// What is wanted of it.
-    pub will: Will,
+    pub will: WillWord,
     /// Its incarnation that is not over, and that counts.
     pub active: Option<Active>,
     /// Its other incarnation that is not over: one that is to take the place of the active one, or that has lost it.
@@ -576,6 +558,28 @@ pub struct Session {
     pub meta: Meta,
 }
 
-impl Indexed for Session {
-    type Marks = Unmarked;
+macro_rules! indexed {
+    ($($entity:ident $marks:ty $(, |$index:ident, $this:ident, $both:ident, $at:ident| $follow:expr)?;)*) => {$(
+        impl Indexed for $entity {
+            type Marks = $marks;
+            $(fn index($index: &mut Index, $this: &$entity, $both: Both<'_, $marks>, $at: Position) {
+                $follow
+            })?
+        }
+    )*};
+}
+
+indexed! {
+    Cluster Whole<Cluster>, |i, _this, both, _at| i.catalogue(both[1].map(|new| &new.0.meta));
+    Capability Whole<Capability>, |i, _this, both, _at| i.catalogue(both[1].map(|new| &new.0.meta));
+    Node Whole<Node>, |i, _this, both, _at| i.node(Whole::both(both));
+    Plan PlanMarks, |i, this, both, _at| i.plan(this, both);
+    Deployment DeploymentMarks, |i, this, both, _at| i.deployment(this, both);
+    Replica ReplicaMarks, |i, this, both, _at| i.replica(this, both);
+    Incarnation IncarnationMarks, |i, this, both, at| i.incarnation(this, both, at);
+    Operation OperationMarks, |i, this, both, _at| i.operation(this, both);
+    Session Unmarked;
+    Policy Whole<Policy>, |i, _this, both, _at| i.policy(Whole::both(both));
+    Volume VolumeMarks, |i, this, both, at| i.volume(this, both, at);
+    ApprovalRequest RequestMarks, |i, this, both, _at| i.request(this, both);
 }

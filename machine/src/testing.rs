@@ -399,7 +399,7 @@ impl World {
     }
 
     pub(crate) fn deployment_of(&self, plan: &str, deployment: &str) -> String {
-        let found = self.fleet.deployments().get(&(name(plan), name(deployment))).expect("a deployment");
+        let found = self.fleet.deployment(&name(plan), &name(deployment)).expect("a deployment");
         match &found.state {
             crate::state::DeploymentState::Pending => "pending".into(),
             crate::state::DeploymentState::InProgress => "in progress".into(),
@@ -407,7 +407,7 @@ impl World {
             crate::state::DeploymentState::Ending(end) => {
                 format!("ending, {}", crate::deployment::end_word(end))
             }
-            crate::state::DeploymentState::Ended(end) => crate::deployment::end_word(end).into(),
+            crate::state::DeploymentState::Ended(end) => crate::deployment::end_word(end).to_string(),
         }
     }
 

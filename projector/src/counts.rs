@@ -6,9 +6,10 @@
 use chancery_events::name::{ClusterName, PlanName};
 use chancery_events::spec::OperationKind;
 use chancery_machine::fleet::Fleet;
+use chancery_machine::operation::state_word;
 use rustc_hash::FxHashMap;
 
-use crate::row_of::{phase_word, state_word};
+use crate::row_of::phase_word;
 use crate::rows::{OperationWord, PhaseWord};
 
 /// The states of operations that are not over.
@@ -77,7 +78,7 @@ impl Counts {
             counts.replica(&replica.plan, phase_word(fleet, replica), Step::Up);
         }
         for operation in fleet.operations().sorted() {
-            counts.operation(&operation.plan, operation.kind, state_word(operation), Step::Up);
+            counts.operation(&operation.plan, operation.kind, state_word(&operation.state), Step::Up);
         }
         for node in fleet.nodes().sorted() {
             node.cluster.iter().for_each(|cluster| counts.node(cluster, Step::Up));

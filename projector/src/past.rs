@@ -9,10 +9,11 @@ use chancery_events::id::{IncarnationId, OperationId, Position};
 use chancery_events::name::{DeploymentName, NodeName, PlanName};
 use chancery_events::spec::OperationKind;
 use chancery_events::subject::Subject;
+use chancery_machine::operation::state_word;
 use chancery_machine::state::OperationState;
 
 use crate::history::{Entry, History, HistoryError, LIMIT_MAX};
-use crate::row_of::{operation_message, operation_word};
+use crate::row_of::operation_message;
 use crate::rows::OperationRow;
 
 /// A replica as far as its history was read, and one operation of it.
@@ -181,7 +182,7 @@ impl ReplicaHistory {
             deployment: fact.deployment.clone(),
             by: fact.by.clone(),
             runs_by,
-            state: operation_word(&state),
+            state: state_word(&state),
             hash: fact.proposal.map(|proposal| proposal.hash),
             node,
             incarnation: there,
@@ -210,7 +211,7 @@ impl ReplicaHistory {
     ) {
         let Some((row, state)) = &mut self.row else { return };
         how(row, state);
-        (row.state, row.message) = (operation_word(state), operation_message(state));
+        (row.state, row.message) = (state_word(state), operation_message(state));
         row.version += versions;
         (row.changed, row.position) = (entry.time, entry.position);
     }

@@ -9,6 +9,9 @@ use chancery_events::amount::Amounts;
 use chancery_events::digest::Digest;
 use chancery_events::fact::{Approver, Asker, Effect, RequestEffect, RequestedChange, Rollback, Unfit};
 use chancery_events::id::{IncarnationId, OperationId, Position, RequestId, ScopeId, SessionId, VolumeId};
+pub use chancery_events::lifecycle::{
+    DeploymentWord, OperationWord, PhaseWord, RequestWord, SetWord, WillWord,
+};
 use chancery_events::name::{
     Actor, CapabilityName, CapabilityType, ClusterName, DeploymentName, DisruptionName, DomainName,
     ExecutorName, Key, NodeName, PlanName, PolicyName, ReplicaName, StorageClass, VolumeName, ZoneName,
@@ -23,50 +26,16 @@ use chancery_events::time::{Time, shown};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Values of which the text form says all.
-macro_rules! words {
-    ($($(#[$doc:meta])* $name:ident { $($variant:ident = $word:literal),* $(,)? })*) => {
-        chancery_events::words! {
-            $($(#[$doc])* $name { $(#[doc = concat!("`", $word, "`")] $variant = $word),* })*
-        }
-    };
-}
-
-words! {
-    /// The states of a deployment, as readers see them. One that is ending is still in progress.
-    DeploymentWord {
-        Pending = "pending", InProgress = "in_progress", Paused = "paused", Completed = "completed", Failed = "failed",
-        Cancelled = "cancelled", Superseded = "superseded",
-    }
-    /// What is wanted of a replica.
-    WillWord { Proposed = "proposed", Running = "running", Stopped = "stopped", Deleted = "deleted" }
-    /// What people see of a replica.
-    PhaseWord {
-        Pending = "pending", Starting = "starting", Running = "running", Updating = "updating",
-        Restarting = "restarting", Stopping = "stopping", Stopped = "stopped", Failed = "failed", Deleting = "deleting",
-    }
+chancery_events::state_words! {
     /// The states of an incarnation, as readers see them.
     IncarnationWord {
         Reserved = "reserved", Creating = "creating", Starting = "starting", Running = "running",
         Updating = "updating", Stopping = "stopping", Destroyed = "destroyed", Failed = "failed", Unwound = "unwound",
     }
-    /// The states of an operation, as readers see them.
-    OperationWord {
-        Preparing = "preparing", PendingApproval = "pending_approval", Approved = "approved", Running = "running",
-        Succeeded = "succeeded", Failed = "failed", Rejected = "rejected", Expired = "expired", Cancelled = "cancelled",
-        Superseded = "superseded",
-    }
-    /// Which replicas of a plan count while a deployment is carried out.
-    SetWord { Old = "old", New = "new" }
     /// Whether anybody hears of what runs. `unknown` says nothing about it: only proof ends an incarnation.
     Reachability { Known = "known", Unknown = "unknown" }
     /// The states of a volume, as readers see them.
     VolumeWord { Ensuring = "ensuring", Ready = "ready", Lost = "lost", Destroying = "destroying" }
-    /// States of an approval request.
-    RequestWord {
-        Pending = "pending", Approved = "approved", Rejected = "rejected", Expired = "expired",
-        Superseded = "superseded",
-    }
     /// Kinds of changes that wait for approval.
     RequestedKind {
         PlanDelete = "plan_delete", NodeDelete = "node_delete", NodeExpunge = "node_expunge",

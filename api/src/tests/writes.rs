@@ -1,5 +1,6 @@
 //! Typed routes, and what becomes of verdicts.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -9,12 +10,14 @@ use axum::http::Method;
 use chancery_decider::{Accepted, Verdict};
 use chancery_events::fact::Outcome;
 use chancery_events::id::{OperationId, Position, RequestId};
-use chancery_events::intent;
+use chancery_events::intent::{self, Intent};
 use chancery_events::refusal::{Code, Refusal};
+use chancery_events::subject::Subject;
 use tower::ServiceExt as _;
 
 use super::world::{LINEAGE, World, request};
 use crate::Limits;
+use crate::routes::{Does, ROUTES};
 
 /// A verdict at position 9.
 pub(super) fn accepted(
@@ -171,6 +174,8 @@ fn table() -> Vec<Row> {
             "deployment.withdraw.v1",
             202,
         ),
+        (Method::POST, "/plans/nginx/rollback".into(), r#"{"name":"back"}"#.into(), "plan.rollback.v1", 202),
+        (Method::POST, "/plans/nginx/rebalance".into(), "{}".into(), "plan.rebalance.v1", 202),
         (Method::POST, "/plans/nginx/replicas".into(), String::new(), "replica.create.v1", 202),
         (
             Method::POST,
@@ -183,6 +188,8 @@ fn table() -> Vec<Row> {
         (Method::POST, "/replicas/nginx-0001/start".into(), String::new(), "replica.start.v1", 202),
         (Method::POST, "/replicas/nginx-0001/stop".into(), String::new(), "replica.stop.v1", 202),
         (Method::DELETE, "/replicas/nginx-0001".into(), String::new(), "replica.delete.v1", 202),
+        (Method::DELETE, "/volumes/data".into(), String::new(), "volume.delete.v1", 202),
+        (Method::POST, "/inbox/skip".into(), r#"{"offset":3}"#.into(), "inbox.skip.v1", 200),
         (
             Method::POST,
             format!("/operations/{id}/approve"),
@@ -236,8 +243,38 @@ async fn every_typed_route_asks_for_its_intent() {
 }
 
 #[tokio::test]
+async fn the_description_names_the_statuses_that_each_route_gives() {
+    let world = World::new();
+    let mut given: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
+    for (method, path, body, type_name, _) in table() {
+        let entry = Intent::REGISTER.iter().find(|entry| entry.type_name == type_name).expect("known");
+        let mut verdicts = vec![(Outcome::Changed, 1, false), (Outcome::Changed, 2, false)];
+        verdicts.push((Outcome::Unchanged, 2, false));
+        verdicts.extend(entry.ending.may_wait().then_some((Outcome::Changed, 1, true)));
+        for (outcome, version, waits) in verdicts {
+            let waits = waits.then(|| Subject::Request(RequestId::issue(LINEAGE, Position::new(8))));
+            world.decide(move |request| {
+                let subject = waits.clone().or_else(|| request.intent.subject());
+                let result = Arc::new(Ok(Accepted { outcome, subject, version: Some(version) }));
+                Some(Verdict { position: Position::new(9), result })
+            });
+            let answer = world.put(method.clone(), &path, body.clone()).await;
+            given.entry(type_name).or_default().insert(answer.status.as_str().to_owned());
+        }
+    }
+    let api = crate::openapi();
+    for route in ROUTES.iter() {
+        let Does::Intent(entry, _) = route.does else { continue };
+        let described = &api["paths"][&route.path][route.method.as_str().to_lowercase()]["responses"];
+        let mut described: BTreeSet<_> = described.as_object().expect("responses").keys().cloned().collect();
+        described.remove("default");
+        assert_eq!(given.get(entry.type_name), Some(&described), "{} {}", route.method, route.path);
+    }
+}
+
+#[tokio::test]
 async fn whether_what_needs_it_goes_first_is_said_by_the_query_or_the_body_and_once() {
-    use chancery_events::intent::{Cascade, Intent};
+    use chancery_events::intent::Cascade;
     let world = World::new();
     world.decide(accepted(Outcome::Changed, 1));
     for (query, wanted) in [

@@ -7,12 +7,13 @@ use chancery_events::fact::{
     DeploymentCreated, DeploymentCutOver, DeploymentEnded, DeploymentEnding, DeploymentPaused,
     DeploymentResumed, DeploymentStalled, DeploymentStarted,
 };
+use chancery_events::lifecycle::SetWord;
 use chancery_events::name::{DeploymentName, PlanName};
 use chancery_events::spec::{DeploymentSpec, PlanVersion};
 
 use crate::fleet::{Contradiction, Fleet};
 use crate::meta::{At, Meta};
-use crate::state::{Deployment, DeploymentState, Plan, Set};
+use crate::state::{Deployment, DeploymentState, Plan};
 
 /// Deployments that are over and to which no replica refers are kept so many.
 const KEPT: usize = 20;
@@ -40,7 +41,7 @@ pub(crate) fn created(fleet: &mut Fleet, fact: &DeploymentCreated, at: At) -> Re
         spec: Arc::new(fact.spec.clone()),
         version,
         state: DeploymentState::Pending,
-        set: Set::Old,
+        set: SetWord::Old,
         deadline: None,
         rested: None,
         progressed: None,
@@ -109,7 +110,7 @@ pub(crate) fn resumed(fleet: &mut Fleet, fact: &DeploymentResumed, at: At) -> Re
 
 pub(crate) fn cut_over(fleet: &mut Fleet, fact: &DeploymentCutOver, at: At) -> Result<(), Contradiction> {
     fleet.bump::<Deployment>(&(fact.plan.clone(), fact.name.clone()), at, |deployment| {
-        deployment.set = Set::New;
+        deployment.set = SetWord::New;
         deployment.deadline = None;
         (deployment.progressed, deployment.stalled) = (Some(at.time), None);
     })
@@ -140,11 +141,11 @@ fn forget(fleet: &mut Fleet, owner: &PlanName) -> Result<(), Contradiction> {
         of.map_or(0, |of| of.replicas)
     };
     let over = |name: &&DeploymentName| {
-        let found = fleet.deployments().get(&(owner.clone(), (*name).clone()));
+        let found = fleet.deployment(owner, name);
         found.is_some_and(Deployment::is_over) && replicas(name) == 0
     };
     let completed = |name: &&DeploymentName| {
-        let found = fleet.deployments().get(&(owner.clone(), (*name).clone()));
+        let found = fleet.deployment(owner, name);
         found.is_some_and(|found| found.is_completed() && found.spec.count > 0)
     };
     let good: Vec<_> = plan.deployments.iter().rev().filter(completed).take(COMPLETED).cloned().collect();
@@ -159,7 +160,7 @@ fn forget(fleet: &mut Fleet, owner: &PlanName) -> Result<(), Contradiction> {
     let kept: Vec<_> = plan.deployments.iter().filter(|name| !gone.contains(name)).cloned().collect();
     let used: Vec<_> = kept
         .iter()
-        .filter_map(|name| fleet.deployments().get(&(owner.clone(), name.clone())))
+        .filter_map(|name| fleet.deployment(owner, name))
         .map(|deployment| deployment.generation)
         .collect();
     fleet.change::<Plan>(owner, |plan| {

@@ -28,7 +28,7 @@ use crate::state::{Deployment, Plan};
 
 pub(crate) fn rollback(fleet: &Fleet, ask: &PlanRollback, ctx: &Context) -> Result<Vec<Fact>, Refusal> {
     let owner = fleet.find::<Plan>(&ask.plan)?;
-    if let Some(now) = fleet.deployments().get(&(ask.plan.clone(), ask.name.clone())) {
+    if let Some(now) = fleet.deployment(&ask.plan, &ask.name) {
         let same = |of: &Rollback| ask.to.as_ref().is_none_or(|to| *to == of.to);
         if now.rollback.as_ref().is_some_and(same) {
             return Ok(vec![]);
@@ -126,13 +126,13 @@ fn free_name(fleet: &Fleet, plan: &Plan, draft: &Draft) -> Option<DeploymentName
     let first = format!("rollback-{}", draft.position());
     let names = std::iter::once(first.clone()).chain((2u32..).map(|n| format!("{first}-{n}")));
     let mut free = names.map_while(|name| name.parse::<DeploymentName>().ok());
-    free.find(|name| fleet.deployments().get(&(plan.name.clone(), name.clone())).is_none())
+    free.find(|name| fleet.deployment(&plan.name, name).is_none())
 }
 
 /// The plan's deployments, newest first.
 fn newest<'a>(fleet: &'a Fleet, plan: &'a Plan) -> impl Iterator<Item = &'a Deployment> {
     let names = plan.deployments.iter().rev();
-    names.filter_map(|name| fleet.deployments().get(&(plan.name.clone(), name.clone())))
+    names.filter_map(|name| fleet.deployment(&plan.name, name))
 }
 
 fn named<'a>(fleet: &'a Fleet, plan: &Plan, to: &DeploymentName) -> Result<&'a Deployment, Refusal> {
@@ -148,8 +148,7 @@ fn named<'a>(fleet: &'a Fleet, plan: &Plan, to: &DeploymentName) -> Result<&'a D
 
 /// The rollback that waits for its turn or is carried out, and what it rolls back to.
 fn under_way<'a>(fleet: &'a Fleet, plan: &Plan) -> Option<(&'a DeploymentName, &'a DeploymentName)> {
-    let next =
-        plan.next.as_ref().and_then(|name| fleet.deployments().get(&(plan.name.clone(), name.clone())));
+    let next = plan.next.as_ref().and_then(|name| fleet.deployment(&plan.name, name));
     let now = next.or_else(|| current(fleet, plan).filter(|current| super::is_begun(current)))?;
     now.rollback.as_ref().map(|of| (&now.name, &of.to))
 }

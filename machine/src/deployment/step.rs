@@ -6,6 +6,7 @@ use chancery_events::fact::{
     Asker, DeploymentCutOver, DeploymentEnd, DeploymentEnded, DeploymentEnding, DeploymentStalled,
     DeploymentStarted, Fact, OperationEnd, PlanDeleted, ReplicaAssigned, ReplicaCreated,
 };
+use chancery_events::lifecycle::WillWord;
 use chancery_events::name::{DeploymentName, PlanName, ReplicaName};
 use chancery_events::spec::{OnTimeout, OperationKind, Strategy};
 
@@ -15,7 +16,7 @@ use crate::fleet::{DeploymentKey, Fleet};
 use crate::index::{PlanIndex, Victims, Work};
 use crate::marks::Stage;
 use crate::operation::{self, Want};
-use crate::state::{Deployment, DeploymentState, Incarnation, Operation, Plan, Replica, Will};
+use crate::state::{Deployment, DeploymentState, Incarnation, Operation, Plan, Replica};
 
 /// The next step for the plan's deployments. Empty if there is none now.
 pub(crate) fn step(fleet: &Fleet, name: &PlanName, ctx: &Context) -> Vec<Fact> {
@@ -40,6 +41,7 @@ fn carry_out(fleet: &Fleet, plan: &Plan, work: Work, ctx: &Context, draft: &mut 
         }
         Work::Cancel(_)
         | Work::Abort(_)
+        | Work::AbortStart(_)
         | Work::TakeBack(_)
         | Work::End
         | Work::Complete
@@ -75,7 +77,7 @@ fn of_current(
                 let replica = replica(&operation.replica);
                 // Nothing was there before. One that nobody approved goes with its create.
                 let is_new = operation.kind == OperationKind::Create
-                    && replica.is_some_and(|replica| replica.will == Will::Running);
+                    && replica.is_some_and(|replica| replica.will == WillWord::Running);
                 if is_new {
                     take_back(fleet, plan, current, &operation.replica, ctx, draft);
                 } else {
@@ -93,6 +95,12 @@ fn of_current(
                     let reason = format!("deployment {name} is ending");
                     operation::abort(fleet, operation, reason, ctx, draft);
                 }
+            }
+        }
+        Work::AbortStart(id) => {
+            if let Some(operation) = fleet.operations().get(&id) {
+                let reason = format!("deployment {name} gives it another version");
+                operation::abort(fleet, operation, reason, ctx, draft);
             }
         }
         Work::TakeBack(built) => take_back(fleet, plan, current, &built, ctx, draft),
@@ -163,7 +171,7 @@ fn assign(fleet: &Fleet, still: &Replica, version: &DeploymentName, draft: &mut 
         let reason = format!("deployment {version} gives it another version");
         operation::end(fleet, waiting, OperationEnd::Cancelled { reason }, draft);
     }
-    if still.will == Will::Proposed {
+    if still.will == WillWord::Proposed {
         return; // it was never approved, and is gone with that
     }
     let (name, plan, deployment) = (still.name.clone(), still.plan.clone(), version.clone());
@@ -177,7 +185,7 @@ fn assign(fleet: &Fleet, still: &Replica, version: &DeploymentName, draft: &mut 
 
 fn start(fleet: &Fleet, plan: &Plan, ctx: &Context, draft: &mut Draft) {
     let Some(name) = plan.next.clone() else { return };
-    let Some(next) = fleet.deployments().get(&(plan.name.clone(), name.clone())) else { return };
+    let Some(next) = fleet.deployment(&plan.name, &name) else { return };
     let deadline = match next.spec.strategy {
         Strategy::Graceful { timeout, .. } => Some(ctx.now + std::time::Duration::from_millis(timeout)),
         Strategy::Rolling { .. } | Strategy::Canary { .. } => None,
@@ -269,7 +277,7 @@ pub(crate) fn fail(fleet: &Fleet, operation: &Operation, cause: String, draft: &
 pub(crate) fn disturb(fleet: &Fleet, incarnation: &Incarnation, draft: &mut Draft) {
     let Some(plan) = fleet.plans().get(&incarnation.plan) else { return };
     let Some(current) = super::current(fleet, plan).filter(|current| is_begun(current)) else { return };
-    let own = fleet.deployments().get(&(plan.name.clone(), incarnation.deployment.clone()));
+    let own = fleet.deployment(&plan.name, &incarnation.deployment);
     if own.is_some_and(|own| own.version == current.version) {
         let cause = format!("replica {} ended by itself", incarnation.replica);
         let key = (plan.name.clone(), current.name.clone());

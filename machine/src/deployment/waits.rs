@@ -16,6 +16,7 @@
 use std::fmt;
 
 use chancery_events::id::IncarnationId;
+use chancery_events::lifecycle::{SetWord, WillWord};
 use chancery_events::name::DeploymentName;
 use chancery_events::observation::Process;
 use chancery_events::spec::{OperationKind, Strategy};
@@ -25,7 +26,6 @@ use crate::fleet::Fleet;
 use crate::index::{DeploymentIndex, PlanIndex};
 use crate::state::{
     Deployment, DeploymentState, Incarnation, IncarnationState, Operation, OperationState, Plan, Replica,
-    Set, Will,
 };
 
 /// Replicas that are looked at for one that is busy, at most.
@@ -125,7 +125,10 @@ fn carried_out(
         return Some(of_operation(fleet, plan, asking, cancel));
     }
     let goes_on = deployment.state == DeploymentState::InProgress;
-    if goes_on && matches!(deployment.spec.strategy, Strategy::Canary { .. }) && deployment.set == Set::Old {
+    if goes_on
+        && matches!(deployment.spec.strategy, Strategy::Canary { .. })
+        && deployment.set == SetWord::Old
+    {
         let since = deployment.rested.unwrap_or(deployment.meta.changed.time);
         let change = format!("promote or withdraw deployment {}/{}", plan.name, deployment.name);
         return Some(Wait { what: "the promotion of its canary".into(), since, until: None, change });
@@ -158,7 +161,7 @@ fn of_replica(fleet: &Fleet, replica: &Replica, since: Time, cancel: &str) -> Wa
         return to_end(&format!("replica {}", replica.name), ending, cancel);
     }
     let active = replica.active.as_ref().and_then(|active| run(active.incarnation));
-    if active.is_none() && replica.will == Will::Stopped {
+    if active.is_none() && replica.will == WillWord::Stopped {
         let what = format!("replica {}, which was stopped on request, to be ready", replica.name);
         let change = format!("start replica {}, or {cancel}", replica.name);
         return Wait { what, since: replica.meta.changed.time, until: None, change };

@@ -17,11 +17,12 @@
 use std::time::Duration;
 
 use chancery_events::fact::{Again, Asker, IncarnationEnd, OperationEnd};
+use chancery_events::lifecycle::WillWord;
 use chancery_events::spec::{OperationKind, PlanPolicy, Restart};
 use chancery_events::time::Time;
 
 use crate::fleet::Fleet;
-use crate::state::{Incarnation, IncarnationState, OperationState, Replica, Will};
+use crate::state::{Incarnation, IncarnationState, OperationState, Replica};
 
 /// The longest wait is so many cooldowns.
 const LONGEST: u32 = 32;
@@ -46,7 +47,7 @@ pub(super) fn again(
 ) -> Option<Again> {
     let plan = fleet.plans().get(&replica.plan)?;
     let policy = plan.policy();
-    if replica.will != Will::Running || plan.removing.is_some() {
+    if replica.will != WillWord::Running || plan.removing.is_some() {
         return None;
     }
     if incarnation.since.is_none() && was_asked_for(fleet, incarnation) {

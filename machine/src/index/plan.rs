@@ -5,7 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Bound, Deref};
 
 use chancery_events::digest::Digest;
+use chancery_events::fact::Asker;
 use chancery_events::id::{IncarnationId, OperationId, Position};
+use chancery_events::lifecycle::SetWord;
 use chancery_events::name::{DeploymentName, DomainName, GroupName, ReplicaName};
 use chancery_events::spec::{OperationKind, Purpose, Strategy};
 use chancery_events::time::Time;
@@ -13,7 +15,7 @@ use chancery_events::time::Time;
 use super::{PlanSpread, count, follow, follow_by};
 use crate::marks::{Both, DeploymentMarks, OperationMarks, PlanMarks, ReplicaMarks, Turn};
 use crate::places::Places;
-use crate::state::{Operation, Replica, Set};
+use crate::state::{Operation, Replica};
 
 /// Operations by update domain.
 pub type Queue = BTreeSet<(Option<DomainName>, OperationId)>;
@@ -58,6 +60,8 @@ pub struct DeploymentIndex {
     pub asked_starts: u32,
     /// The others of them, but for those that delete a replica.
     pub asked_others: u32,
+    /// Starts of its replicas by a rule that have begun, and have brought up nothing that is ready.
+    pub starts_by_rule: BTreeSet<OperationId>,
     /// Its operations that are approved, and whose turn comes later.
     pub queue: Queues,
     /// Its operations that run, with their update domains.
@@ -135,6 +139,8 @@ pub struct PlanIndex {
     pub(super) own: PlanMarks,
     /// What there is to do for it.
     pub(super) agenda: PlanAgenda,
+    /// Whether the plan has changed since its agenda was made.
+    pub(super) is_unsettled: bool,
     /// The groups that its replicas are of.
     pub(crate) groups: Vec<GroupName>,
     /// Places of it that are only held, by the generation by whose policy they were found.
@@ -186,14 +192,20 @@ impl PlanIndex {
 impl DeploymentIndex {
     /// Whether its old replicas are beside the new ones, and left alone.
     pub(crate) fn stands_beside(&self) -> bool {
-        !matches!(self.strategy, Strategy::Rolling { .. }) && self.set == Set::Old
+        !matches!(self.strategy, Strategy::Rolling { .. }) && self.set == SetWord::Old
     }
 
     /// An operation that no deployment asked for, on a replica of it.
     fn asked_besides(&mut self, operation: &Operation, both: Both<'_, OperationMarks>) {
         let asked = match operation.kind {
             OperationKind::Delete => return,
-            OperationKind::Start => &mut self.asked_starts,
+            OperationKind::Start => {
+                if matches!(operation.by.as_deref(), Some(Asker::Rule(_))) {
+                    let id = operation.id;
+                    follow(&mut self.starts_by_rule, both, |marks| marks.may_abort.then_some(id), |id| id);
+                }
+                &mut self.asked_starts
+            }
             OperationKind::Create
             | OperationKind::Update
             | OperationKind::Relocate
@@ -313,7 +325,7 @@ impl PlanIndex {
     /// what others asked for of a replica that the deployment waits for, or they promote its canary.
     fn waits_for_people(&self, current: &DeploymentIndex) -> bool {
         let begun = !current.running.is_empty() || !current.queue.is_empty();
-        let canary = matches!(current.strategy, Strategy::Canary { .. }) && current.set == Set::Old;
+        let canary = matches!(current.strategy, Strategy::Canary { .. }) && current.set == SetWord::Old;
         let besides = self.deployments.values().any(|of| {
             // Replicas of the version should run; others are to be free for their update.
             let right = of.version == current.version;
@@ -426,7 +438,7 @@ impl PlanIndex {
     /// The version of the new set, while a graceful deployment has both.
     pub(crate) fn new_set(&self) -> Option<Digest> {
         let (_, current) = self.current()?;
-        let two = matches!(current.strategy, Strategy::Graceful { .. }) && current.set == Set::Old;
+        let two = matches!(current.strategy, Strategy::Graceful { .. }) && current.set == SetWord::Old;
         current.version.filter(|_| two)
     }
 

@@ -70,7 +70,7 @@ impl Policies {
             return;
         };
         waiting.given_up = given_up;
-        wait(&mut self.approving, id, waiting, true);
+        waits_for_policies(&mut self.approving, id, waiting, !given_up);
     }
 
     /// `given_up`: whether its deployment begins nothing more.
@@ -83,13 +83,13 @@ impl Policies {
         let id = operation.id;
         let [was, is] = both.map(|marks| marks.filter(|marks| marks.waits_until().is_some()));
         if let Some(waiting) = was.and_then(|_| self.waiting.remove(&id)) {
-            wait(&mut self.approving, id, &waiting, false);
+            waits_for_policies(&mut self.approving, id, &waiting, false);
         }
         if let Some(marks) = is {
             let deploys = operation.by.is_none();
             let (kind, plan, domain) = (operation.kind, operation.plan.clone(), marks.domain.clone());
             let waiting = Waiting { kind, plan, domain, deploys, given_up: deploys && given_up() };
-            wait(&mut self.approving, id, &waiting, true);
+            waits_for_policies(&mut self.approving, id, &waiting, !waiting.given_up);
             self.waiting.insert(id, waiting);
         }
         follow_by(&mut self.in_flight, both, |marks| marks.by_policy.as_ref(), Clone::clone, || id);
@@ -114,9 +114,14 @@ pub(crate) fn is_about_work(
         && (spec.domains.is_empty() || domain.is_some_and(|domain| spec.domains.contains(domain)))
 }
 
-/// The operation waits for the policies that are about it, or does no more.
-fn wait(approving: &mut BTreeMap<PolicyName, PolicyIndex>, id: OperationId, waiting: &Waiting, up: bool) {
+/// Notes with each policy that is about the operation whether the operation waits for it.
+fn waits_for_policies(
+    approving: &mut BTreeMap<PolicyName, PolicyIndex>,
+    id: OperationId,
+    waiting: &Waiting,
+    waits: bool,
+) {
     for of in approving.values_mut().filter(|of| waiting.is_of(&of.spec)) {
-        mark(&mut of.waiting, id, up && !waiting.given_up);
+        mark(&mut of.waiting, id, waits);
     }
 }

@@ -12,7 +12,7 @@ use chancery_events::name::{DomainName, NodeName};
 
 use super::Lookup;
 use crate::marks::{Both, ReplicaMarks};
-use crate::places::{Places, SiteNumber};
+use crate::places::{PlaceChange, Places, SiteNumber};
 use rustc_hash::FxHashMap;
 
 /// Replicas of a plan on a node.
@@ -66,9 +66,9 @@ impl PlanSpread {
     }
 
     /// Follows an incarnation that takes a place on a node, or gives it back.
-    pub(super) fn incarnation(&mut self, node: SiteNumber, up: bool) {
+    pub(super) fn incarnation(&mut self, node: SiteNumber, change: PlaceChange) {
         let count = self.nodes.entry(node).or_default();
-        count.runs = if up { count.runs + 1 } else { count.runs - 1 };
+        count.runs = change.applied_to(count.runs);
         if *count == NodeCount::default() {
             self.nodes.remove(&node);
         }
@@ -109,9 +109,9 @@ impl PlanSpread {
         let before = old.into_iter().flat_map(|old| old.places.iter().flatten());
         let after = new.into_iter().flat_map(|new| new.places.iter().flatten());
         for place in before.chain(after.filter(|place| !holds(old, place))) {
-            let held = (holds(old, place), holds(new, place));
-            let remains = (remaining[0] == Some(place), remaining[1] == Some(place));
-            if held.0 != held.1 || remains.0 != remains.1 {
+            let held = [holds(old, place), holds(new, place)];
+            let remains = remaining.map(|remaining| remaining == Some(place));
+            if held[0] != held[1] || remains[0] != remains[1] {
                 let site = places.number(&place.0);
                 debug_assert!(site.is_some(), "a node is known as long as there is a place on it");
                 if let Some(site) = site {
@@ -121,9 +121,9 @@ impl PlanSpread {
         }
         let [from, to] = remaining.map(|place| place.map(|(_, domain)| domain));
         if from != to {
-            for (domain, up) in [(from, false), (to, true)] {
+            for (domain, change) in [(from, PlaceChange::GiveBack), (to, PlaceChange::Take)] {
                 if let Some(domain) = domain {
-                    self.domain(domain, up);
+                    self.domain(domain, change);
                 }
             }
         }
@@ -133,18 +133,18 @@ impl PlanSpread {
         &mut self,
         site: SiteNumber,
         (node, domain): &(NodeName, DomainName),
-        held: (bool, bool),
-        remaining: (bool, bool),
+        held: [bool; 2],
+        remaining: [bool; 2],
     ) {
         let count = self.nodes.entry(site).or_default();
         let was = count.remaining;
-        count.held = count.held + u32::from(held.1) - u32::from(held.0);
-        count.remaining = was + u32::from(remaining.1) - u32::from(remaining.0);
+        count.held = count.held + u32::from(held[1]) - u32::from(held[0]);
+        count.remaining = was + u32::from(remaining[1]) - u32::from(remaining[0]);
         let now = count.remaining;
         if *count == NodeCount::default() {
             self.nodes.remove(&site);
         }
-        if (held.0 && !held.1) || (remaining.0 && !remaining.1) {
+        if held == [true, false] || remaining == [true, false] {
             self.thinned = Arc::new(());
         }
         let is_crowded = |count: u32| count > 1;
@@ -158,19 +158,19 @@ impl PlanSpread {
         }
     }
 
-    fn domain(&mut self, domain: &DomainName, up: bool) {
+    fn domain(&mut self, domain: &DomainName, change: PlaceChange) {
         let count = match self.domains.get_mut(domain) {
             Some(count) => count,
             None => self.domains.entry(domain.clone()).or_default(),
         };
         let was = count.remaining;
-        count.remaining = if up { was + 1 } else { was - 1 };
+        count.remaining = change.applied_to(was);
         match (was, count.remaining) {
             (1, 2) => self.crowded += 1,
             (2, 1) => self.crowded -= 1,
             _ => {}
         }
-        if !up {
+        if change == PlaceChange::GiveBack {
             self.eased = Arc::new(());
             self.drop_empty(domain);
         }

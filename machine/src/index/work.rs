@@ -3,13 +3,13 @@
 
 use chancery_events::digest::Digest;
 use chancery_events::id::{Lineage, OperationId, Position};
+use chancery_events::lifecycle::SetWord;
 use chancery_events::name::{DeploymentName, ReplicaName};
 use chancery_events::spec::Strategy;
 use chancery_events::time::Time;
 
 use super::{DeploymentIndex, PlanIndex, Queue};
 use crate::marks::Stage;
-use crate::state::Set;
 
 /// One thing to do.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -20,6 +20,8 @@ pub enum Work {
     Cancel(OperationId),
     /// Abort an operation that has begun.
     Abort(OperationId),
+    /// Abort a start by a rule, of a replica that is to have another version.
+    AbortStart(OperationId),
     /// Take back a replica that the deployment created.
     TakeBack(ReplicaName),
     /// It ends as is remembered.
@@ -106,7 +108,7 @@ impl PlanIndex {
         let is_old_left = || old() > 0 || undecided();
         let settled = current.unstarted.is_empty() && current.running.is_empty() && current.queue.is_empty();
         let start = || right().find_map(|of| of.idle.first()).map(|(_, name)| Work::Restart(name.clone()));
-        if let (Set::Old, Some(wanted)) = (current.set, current.beside())
+        if let (SetWord::Old, Some(wanted)) = (current.set, current.beside())
             && is_old_left()
         {
             let fit = right().map(|of| of.present).sum::<u32>();
@@ -144,6 +146,13 @@ impl PlanIndex {
         }
         // Operations of a rule or a person are waited for as well.
         let comes = right().any(|of| of.unsettled > 0);
+        if settled
+            && !comes
+            && !self.holds_back(current)
+            && let Some(start) = stale().find_map(|of| of.starts_by_rule.first())
+        {
+            return now(Work::AbortStart(*start));
+        }
         (settled && !comes && !is_old_left()).then_some((Time::EPOCH, Work::Complete))
     }
 
@@ -154,17 +163,23 @@ impl PlanIndex {
         !self.updates_alone || (open as u64) < u64::from(current.wave())
     }
 
+    /// Whether the deployment takes nothing further down: a replica of its version is not well, or one of another version
+    /// is being brought back to what it was.
+    fn holds_back(&self, current: &DeploymentIndex) -> bool {
+        let ailing = self.of_version(current.version, true).any(|of| of.ailing > 0);
+        // A new set beside the old one takes nothing down.
+        let regaining =
+            !current.stands_beside() && self.of_version(current.version, false).any(|of| of.regaining > 0);
+        ailing || regaining
+    }
+
     /// The approved operation whose turn it is: not more than a wave at once, in one update domain if that is wanted,
     /// with a pause after each, while those that were brought up are well, and none is brought back to what it was.
     fn turn(&self, current: &DeploymentIndex) -> Option<(Time, Work)> {
         if current.queue.is_empty() {
             return None;
         }
-        let ailing: u32 = self.of_version(current.version, true).map(|of| of.ailing).sum();
-        // A new set beside the old one takes nothing down.
-        let regaining =
-            !current.stands_beside() && self.of_version(current.version, false).any(|of| of.regaining > 0);
-        if ailing > 0 || regaining {
+        if self.holds_back(current) {
             return None;
         }
         let (per_domain, pause) = match current.strategy {

@@ -4,12 +4,13 @@ use chancery_events::fact::{
     Fact, IncarnationEnd, IncarnationEnded, OperationEnd, OperationEnded, ReplicaDeleted,
 };
 use chancery_events::id::OperationId;
+use chancery_events::lifecycle::WillWord;
 use chancery_events::spec::OperationKind;
 
 use super::end_word;
 use crate::context::{Context, Draft};
 use crate::fleet::Fleet;
-use crate::state::{Incarnation, IncarnationState, Operation, OperationState, Will};
+use crate::state::{Incarnation, IncarnationState, Operation, OperationState};
 use crate::{deployment, incarnation};
 
 /// An incarnation that the operation holds and nobody was asked to start.
@@ -59,7 +60,7 @@ pub(crate) fn end(fleet: &Fleet, operation: &Operation, how: OperationEnd, draft
     }
     let replica = fleet.replicas().get(&operation.replica);
     let create = operation.kind == OperationKind::Create;
-    if create && !superseded && replica.is_some_and(|replica| replica.will == Will::Proposed) {
+    if create && !superseded && replica.is_some_and(|replica| replica.will == WillWord::Proposed) {
         draft.push(ReplicaDeleted { name: operation.replica.clone(), volumes: Vec::new() });
     }
     if let Some(cause) = cause {

@@ -7,14 +7,13 @@ use chancery_events::fact::{
     OperationOpened,
 };
 use chancery_events::id::{IncarnationId, OperationId};
+use chancery_events::lifecycle::WillWord;
 use chancery_events::spec::OperationKind;
 
 use super::end_word;
 use crate::fleet::{Contradiction, Fleet};
 use crate::meta::{At, Meta, Stamp};
-use crate::state::{
-    Deployment, IncarnationState, Open, Operation, OperationState, Plan, Replica, Setback, Will,
-};
+use crate::state::{Deployment, IncarnationState, Open, Operation, OperationState, Plan, Replica, Setback};
 use crate::{deployment, incarnation, rebalance};
 
 /// A disruption does not move another replica of a plan sooner than this after a move that failed.
@@ -139,15 +138,15 @@ fn setback(plan: &Plan, run: IncarnationId, at: At) -> Setback {
 
 fn wills(replica: &mut Replica, kind: OperationKind) {
     replica.will = match kind {
-        OperationKind::Create | OperationKind::Start => Will::Running,
+        OperationKind::Create | OperationKind::Start => WillWord::Running,
         // These are about something that is wanted already.
         OperationKind::Update | OperationKind::Relocate | OperationKind::Restart => replica.will,
-        OperationKind::Stop => Will::Stopped,
-        OperationKind::Delete => Will::Deleted,
+        OperationKind::Stop => WillWord::Stopped,
+        OperationKind::Delete => WillWord::Deleted,
     };
-    replica.downed &= replica.will == Will::Running;
-    replica.recovers &= replica.will == Will::Running;
-    if replica.will != Will::Running {
+    replica.downed &= replica.will == WillWord::Running;
+    replica.recovers &= replica.will == WillWord::Running;
+    if replica.will != WillWord::Running {
         replica.again = None;
     }
 }
@@ -240,7 +239,7 @@ pub(crate) fn close(
     let aborted = aborted && is_down(fleet, fleet.want::<Replica>(&replica)?);
     fleet.touch::<Replica>(&replica, at, |replica| {
         if aborted {
-            replica.recovers = replica.will == Will::Running;
+            replica.recovers = replica.will == WillWord::Running;
         }
         if replica.next.is_some_and(|next| next.id == id) {
             replica.next = None;
@@ -253,7 +252,7 @@ pub(crate) fn close(
         }
         // A move that stopped it first, and failed.
         if evicts && failed && replica.active.as_ref().is_none_or(|active| !active.healthy) {
-            replica.downed = replica.will == Will::Running;
+            replica.downed = replica.will == WillWord::Running;
         }
     })?;
     if let Some(key) = rests.filter(|key| fleet.deployments().get(key).is_some()) {
@@ -262,7 +261,7 @@ pub(crate) fn close(
     }
     let run = fleet.want::<Replica>(&replica)?.active.as_ref().map(|active| active.incarnation);
     fleet.touch::<Plan>(&plan, at, |plan| {
-        *plan.totals.entry((kind, end_word(end).to_owned())).or_default() += 1;
+        *plan.totals.entry((kind, end_word(end).word().to_owned())).or_default() += 1;
         if let (Some(rebalance), Some(_)) = (&mut plan.rebalance, &stops) {
             rebalance.stops = stops;
         }

@@ -3,6 +3,7 @@
 use chancery_events::digest::Digest;
 use chancery_events::fact::{Asker, OperationEnd, OperationOpened, Proposal, ReplicaDeleted};
 use chancery_events::id::OperationId;
+use chancery_events::lifecycle::WillWord;
 use chancery_events::name::{DeploymentName, NodeName, ReplicaName};
 use chancery_events::spec::{OperationKind, Purpose};
 
@@ -12,7 +13,7 @@ use super::place::up_hash;
 use super::{begin, rule};
 use crate::context::{Context, Draft};
 use crate::fleet::Fleet;
-use crate::state::{Deployment, Incarnation, IncarnationState, Operation, Plan, Replica, Will};
+use crate::state::{Deployment, Incarnation, IncarnationState, Operation, Plan, Replica};
 use crate::volume;
 
 /// An operation that is wanted.
@@ -51,7 +52,7 @@ pub(crate) fn open(fleet: &Fleet, replica: &Replica, want: &Want<'_>, ctx: &Cont
         .filter_map(|open| fleet.operations().get(&open.id))
         .collect();
     waiting.reverse();
-    if replica.will == Will::Proposed && want.kind == OperationKind::Delete {
+    if replica.will == WillWord::Proposed && want.kind == OperationKind::Delete {
         // Nobody ever approved anything of it: it goes with its create.
         for operation in &waiting {
             let reason = "the replica is not wanted any more".to_owned();
@@ -120,12 +121,12 @@ fn changed_in_place<'a>(
     want: &Want<'_>,
 ) -> Option<(&'a Incarnation, &'a Deployment)> {
     let to = want.version.filter(|_| want.kind == OperationKind::Update)?;
-    let to = fleet.deployments().get(&(plan.name.clone(), to.clone()))?;
+    let to = fleet.deployment(&plan.name, to)?;
     let active = fleet.incarnations().get(&replica.active.as_ref()?.incarnation)?;
     let can = fleet.clusters().get(&active.cluster)?.spec.runtime.changes_in_place();
     let runs = matches!(active.state, IncarnationState::Running | IncarnationState::Updating(_));
     let version = plan.version_of(to.generation);
-    let from = fleet.deployments().get(&(plan.name.clone(), active.deployment.clone()))?;
+    let from = fleet.deployment(&plan.name, &active.deployment)?;
     let claims = plan.version_of(from.generation).claims(&replica.name).eq(version.claims(&replica.name));
     let mounts = volume::names(version, &replica.name);
     let alike = version.amounts() == active.amounts && mounts == active.ties.mounts;

@@ -87,7 +87,7 @@ pub(crate) fn place_of_move(
     plan: &Plan,
     replica: &Replica,
 ) -> Option<Place> {
-    let deployment = fleet.deployments().get(&(plan.name.clone(), replica.deployment.clone()))?;
+    let deployment = fleet.deployment(&plan.name, &replica.deployment)?;
     let version = plan.version_of(deployment.generation);
     let old = replica.active.as_ref().and_then(|active| fleet.incarnations().get(&active.incarnation));
     let stored = volume::stored(fleet, version, &replica.name).ok()?;

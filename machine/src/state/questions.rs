@@ -3,12 +3,13 @@
 use chancery_events::amount::Amounts;
 use chancery_events::fact::{Asker, DeploymentEnd, IncarnationEnd};
 use chancery_events::id::OperationId;
+use chancery_events::lifecycle::WillWord;
 use chancery_events::name::DeploymentName;
 use chancery_events::spec::{DisruptionState, OperationKind};
 
 use super::{
     Active, Deployment, DeploymentState, Incarnation, IncarnationState, Node, Open, Operation,
-    OperationState, Replica, Scope, Will,
+    OperationState, Replica, Scope,
 };
 
 impl Replica {
@@ -24,12 +25,12 @@ impl Replica {
 
     /// Whether it is on its way out, or asked to be.
     pub fn is_going(&self) -> bool {
-        self.will == Will::Deleted || self.open().any(|open| open.kind == OperationKind::Delete)
+        self.will == WillWord::Deleted || self.open().any(|open| open.kind == OperationKind::Delete)
     }
 
     /// Whether it should run, does not, and nothing is being done about it.
     pub fn is_idle(&self) -> bool {
-        self.will == Will::Running && self.is_still()
+        self.will == WillWord::Running && self.is_still()
     }
 
     /// Whether it has no run, and nothing is being done about it.

@@ -350,11 +350,11 @@ fn an_old_replica_whose_delete_may_be_rejected_is_still_there() {
         world.obey();
         assert_eq!(world.deployment("d2"), "in progress");
         let plan = world.fleet.plans().get("web").expect("the plan");
-        let deployment = world.fleet.deployments().get(&(name("web"), name("d2"))).expect("a deployment");
+        let deployment = world.fleet.deployment(&name("web"), &name("d2")).expect("a deployment");
         let waits = waits_for(&world.fleet, plan, deployment).expect("it waits").to_string();
         assert!(waits.starts_with(&format!("approval of operation {asked} (delete of ")), "{waits}");
         world.wait(3600);
-        assert!(world.fleet.deployments().get(&(name("web"), name("d2"))).expect("one").stalled.is_none());
+        assert!(world.fleet.deployment(&name("web"), &name("d2")).expect("one").stalled.is_none());
         if approved {
             world.approve(asked).expect("approved");
         } else {
@@ -514,7 +514,7 @@ fn no_other_replica_is_stopped_while_one_is_brought_back() {
     let first = stopping(&world).expect("one was stopped for d2");
     let waits = |world: &World| {
         let plan = world.fleet.plans().get("web").expect("the plan");
-        let deployment = world.fleet.deployments().get(&(name("web"), name("d3"))).expect("a deployment");
+        let deployment = world.fleet.deployment(&name("web"), &name("d3")).expect("a deployment");
         waits_for(&world.fleet, plan, deployment).expect("it waits").to_string()
     };
     let node = incarnation(&world, first).node.clone();

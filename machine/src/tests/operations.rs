@@ -2,12 +2,13 @@
 
 use chancery_events::fact::Approver;
 use chancery_events::intent::{OperationApprove, Shown};
+use chancery_events::lifecycle::WillWord;
 use chancery_events::observation::Exit;
 use chancery_events::refusal::Code;
 use chancery_events::spec::OperationKind::{Create, Delete, Start, Stop};
 use serde_json::json;
 
-use crate::state::{OperationState, Will};
+use crate::state::OperationState;
 use crate::testing::{Counted, World, crashed, ended, ready};
 
 fn world(count: u32) -> World {
@@ -116,7 +117,7 @@ fn a_stop_frees_the_place_and_stays_over_deployments() {
     assert_eq!(world.kinds(), [Stop]);
     assert_eq!(
         world.fleet.replicas().get(&replica).expect("kept").will,
-        Will::Running,
+        WillWord::Running,
         "not before it is approved"
     );
     world.approve_all();

@@ -25,7 +25,7 @@ fn create(world: &mut World, deployment: &str, more: &Value) {
 }
 
 fn find<'a>(world: &'a World, deployment: &str) -> &'a Deployment {
-    world.fleet.deployments().get(&(name("web"), name(deployment))).expect("a deployment")
+    world.fleet.deployment(&name("web"), &name(deployment)).expect("a deployment")
 }
 
 fn is_stalled(world: &World, deployment: &str) -> bool {

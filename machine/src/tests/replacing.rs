@@ -59,8 +59,8 @@ fn outcome(world: &World) -> String {
     let last = replica.operations.last().expect("an operation");
     match &world.fleet.operations().get(last).expect("it is kept").state {
         OperationState::Ended(OperationEnd::Failed { reason }) => format!("failed: {reason}"),
-        OperationState::Ended(end) => crate::operation::end_word(end).to_owned(),
-        state => crate::operation::state_word(state).to_owned(),
+        OperationState::Ended(end) => crate::operation::end_word(end).to_string(),
+        state => crate::operation::state_word(state).to_string(),
     }
 }
 

@@ -1,13 +1,13 @@
 //! Rollbacks to what an earlier deployment had that completed, by people and by `auto_rollback`.
 
-use chancery_events::fact::Fact;
-use chancery_events::observation::Hope;
+use chancery_events::fact::{Effect, Fact};
+use chancery_events::observation::{Exit, Hope};
 use chancery_events::refusal::Code;
-use chancery_events::spec::Strategy;
+use chancery_events::spec::{OperationKind, Strategy};
 use serde_json::{Value, json};
 
 use crate::state::Deployment;
-use crate::testing::{World, crashed, failed, name};
+use crate::testing::{World, crashed, ended, failed, name, ready};
 
 fn create(world: &mut World, deployment: &str, version: &str, more: &Value) {
     let mut spec = json!({"count": 2, "coordinates": {"app": {"version": version}}});
@@ -31,7 +31,7 @@ fn refused(world: &mut World, deployment: &str, to: Option<&str>) -> Code {
 }
 
 fn find<'a>(world: &'a World, deployment: &str) -> &'a Deployment {
-    world.fleet.deployments().get(&(name("web"), name(deployment))).expect("a deployment")
+    world.fleet.deployment(&name("web"), &name(deployment)).expect("a deployment")
 }
 
 /// The rollback that no person asked for.
@@ -87,6 +87,64 @@ fn what_the_rule_of_a_bad_version_starts_in_vain_keeps_no_other_replica_from_the
     rollback(&mut world, "back");
     let asked: Vec<_> = world.asked().filter_map(|id| world.fleet.incarnations().get(&id)).collect();
     assert!(asked.iter().any(|run| run.deployment.as_str() == "back"), "the other one is updated");
+}
+
+#[test]
+fn what_hangs_in_a_start_by_the_rule_of_a_bad_version_gets_the_good_one_when_nothing_else_is_left() {
+    let mut world = World::with_nodes(6);
+    world.plan_with("automatic", &json!({"restart": "always"}));
+    for (deployment, version) in [("good", "v1"), ("bad", "v2")] {
+        create(&mut world, deployment, version, &json!({}));
+        world.obey();
+    }
+    let first = world.commanded()[0];
+    world.report(first, crashed());
+    world.run();
+    let hung = world.asked().next().expect("the rule starts it again, and it hangs");
+    rollback(&mut world, "back");
+    let asked = |world: &World, id| world.fleet.incarnations().get(&id).and_then(|run| run.asked);
+    let is_of = |world: &World, id, deployment: &str| {
+        world.fleet.incarnations().get(&id).is_some_and(|run| run.deployment.as_str() == deployment)
+    };
+    let update = world.asked().find(|id| is_of(&world, *id, "back")).expect("the other one is updated");
+    assert_eq!(asked(&world, hung), Some(Effect::Ensure), "the start has as long as the update takes");
+    world.report(update, ready());
+    let replaced = world.asked().find(|id| is_of(&world, *id, "bad") && *id != hung).expect("it ends");
+    world.report(replaced, ended(Exit::Clean));
+    assert_ne!(asked(&world, hung), Some(Effect::Ensure), "nothing is waited for any more");
+    world.obey();
+    assert_eq!(
+        (world.deployment("back").as_str(), world.phases()),
+        ("completed", vec!["running", "running"])
+    );
+    let live = world.fleet.incarnations().sorted().into_iter().filter(|run| run.is_live());
+    assert!(live.into_iter().all(|run| run.deployment.as_str() == "back"));
+}
+
+#[test]
+fn a_wave_of_starts_that_hang_gets_the_good_version_one_by_one() {
+    let mut world = World::with_nodes(6);
+    world.plan_with("automatic", &json!({"restart": "always"}));
+    for (deployment, version) in [("good", "v1"), ("bad", "v2")] {
+        create(&mut world, deployment, version, &json!({}));
+        world.obey();
+    }
+    for run in world.commanded() {
+        world.report(run, crashed());
+    }
+    world.run();
+    assert_eq!(world.asked().count(), 2, "both are started again, and hang");
+    rollback(&mut world, "back");
+    let ended_by_abort = |world: &World| {
+        let operations = world.fleet.operations().sorted();
+        operations.iter().filter(|of| of.kind == OperationKind::Start && !of.is_open()).count()
+    };
+    assert_eq!(ended_by_abort(&world), 1, "the second has as long as the first takes");
+    world.obey();
+    assert_eq!(
+        (world.deployment("back").as_str(), world.phases()),
+        ("completed", vec!["running", "running"])
+    );
 }
 
 #[test]
@@ -156,6 +214,27 @@ fn what_a_rollback_goes_back_to() {
     world.obey();
     world.must("plan.rollback", &json!({"plan": "web", "name": "b4", "to": "good"}));
     assert_eq!(find(&world, "b4").spec.count, 3);
+}
+
+#[test]
+fn a_rollback_goes_by_the_strategy_of_its_target() {
+    for strategy in [
+        json!({"rolling": {"wave": 2, "per_domain": true, "pause": 1000}}),
+        json!({"graceful": {"timeout": 90_000, "on_timeout": "commit"}}),
+    ] {
+        let mut world = World::with_nodes(6);
+        world.plan("automatic");
+        create(&mut world, "good", "v1", &json!({"strategy": strategy}));
+        for _ in 0..3 {
+            world.obey();
+            world.wait(1); // the pause
+        }
+        create(&mut world, "hung", "v2", &json!({}));
+        rollback(&mut world, "back");
+        let [good, back] = ["good", "back"].map(|name| find(&world, name).spec.strategy);
+        assert_eq!(serde_json::to_value(back).expect("JSON"), strategy);
+        assert_eq!(good, back);
+    }
 }
 
 #[test]

@@ -11,6 +11,7 @@ use chancery_events::observation::SessionEnd;
 use chancery_events::spec::{Activity, NodeState, Runtime};
 use chancery_events::subject::Subject;
 use chancery_machine::fleet::Fleet;
+use chancery_machine::request;
 use chancery_machine::state::{ApprovalRequest, Disruption, RequestState, Volume, VolumeState};
 
 use super::row;
@@ -170,18 +171,16 @@ impl Row for RequestRow {
 
     fn of(fleet: &Fleet, _: &Counts, id: &RequestId) -> Option<RequestRow> {
         let request = fleet.approval_requests().get(id)?;
-        let (state, expires, decided) = match &request.state {
-            RequestState::Pending { expires } => (RequestWord::Pending, Some(*expires), None),
-            RequestState::Approved { by } => (RequestWord::Approved, None, Some(by.clone())),
-            RequestState::Ended(RequestEnd::Rejected { by, .. }) => {
-                (RequestWord::Rejected, None, Some(by.clone()))
+        let (expires, decided) = match &request.state {
+            RequestState::Pending { expires } => (Some(*expires), None),
+            RequestState::Approved { by } | RequestState::Ended(RequestEnd::Rejected { by, .. }) => {
+                (None, Some(by.clone()))
             }
-            RequestState::Ended(RequestEnd::Expired) => (RequestWord::Expired, None, None),
-            RequestState::Ended(RequestEnd::Superseded { .. }) => (RequestWord::Superseded, None, None),
+            RequestState::Ended(RequestEnd::Expired | RequestEnd::Superseded { .. }) => (None, None),
         };
         Some(row!(RequestRow, request.meta, {
             id: request.id,
-            state: state,
+            state: request::state_word(&request.state),
             kind: match &request.change {
                 RequestedChange::PlanDelete { .. } => RequestedKind::PlanDelete,
                 RequestedChange::NodeDelete { .. } => RequestedKind::NodeDelete,

@@ -18,9 +18,7 @@ pub(crate) use crate::kind::every;
 use crate::kind::{Row, RowKind};
 use crate::reach::{Through, reachability};
 
-pub(crate) use replica::{
-    command, incarnation, operation, operation_message, operation_word, phase_word, replica, state_word,
-};
+pub(crate) use replica::{command, incarnation, operation, operation_message, phase_word, replica};
 
 /// The message of what has no place yet, until a reader adds the reasons.
 pub const WAITS: &str = "waits for a place";

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use chancery_events::fact::DeploymentEnd;
 use chancery_events::name::{Namespace, PlanName, ServiceName};
 use chancery_events::spec::{Activity, Balance, OperationKind, Strategy};
-use chancery_machine::deployment::waits_for;
+use chancery_machine::deployment::{self, waits_for};
 use chancery_machine::fleet::{DeploymentKey, Fleet};
-use chancery_machine::state::{Deployment, DeploymentState, Plan, Set};
+use chancery_machine::state::{Deployment, DeploymentState, Plan};
 
 use super::{row, waits_because};
 use crate::counts::{Counts, OPEN, PlanCounts};
@@ -130,13 +130,8 @@ impl Row for DeploymentRow {
     fn of(fleet: &Fleet, counts: &Counts, key: &DeploymentKey) -> Option<DeploymentRow> {
         let deployment = fleet.deployments().get(key)?;
         let state = match &deployment.state {
-            DeploymentState::Pending => DeploymentWord::Pending,
-            DeploymentState::InProgress | DeploymentState::Ending(_) => DeploymentWord::InProgress,
-            DeploymentState::Paused => DeploymentWord::Paused,
-            DeploymentState::Ended(DeploymentEnd::Completed) => DeploymentWord::Completed,
-            DeploymentState::Ended(DeploymentEnd::Failed { .. }) => DeploymentWord::Failed,
-            DeploymentState::Ended(DeploymentEnd::Cancelled) => DeploymentWord::Cancelled,
-            DeploymentState::Ended(DeploymentEnd::Superseded { .. }) => DeploymentWord::Superseded,
+            DeploymentState::Ending(_) => DeploymentWord::InProgress,
+            state => deployment::state_word(state),
         };
         Some(row!(DeploymentRow, deployment.meta, {
             plan: deployment.plan.clone(),
@@ -152,10 +147,7 @@ impl Row for DeploymentRow {
             state: state,
             last_progress_at: deployment.progressed,
             stalled_at: deployment.stalled,
-            set: match deployment.set {
-                Set::Old => SetWord::Old,
-                Set::New => SetWord::New,
-            },
+            set: deployment.set,
             message: deployment_message(fleet, deployment, counts.plan(&key.0)),
         }))
     }
@@ -204,7 +196,9 @@ fn deployment_message(fleet: &Fleet, deployment: &Deployment, of: &PlanCounts) -
             let running = of.in_phase(PhaseWord::Running);
             let approval = if pending > 0 { format!(", {pending} to be approved") } else { String::new() };
             let canary = match (deployment.spec.strategy, deployment.set) {
-                (Strategy::Canary { count }, Set::Old) => format!(", {count} to be promoted or withdrawn"),
+                (Strategy::Canary { count }, SetWord::Old) => {
+                    format!(", {count} to be promoted or withdrawn")
+                }
                 _ => String::new(),
             };
             let progress = match (deployment.stalled, deployment.progressed) {

@@ -7,8 +7,9 @@ use chancery_events::observation::{Process, ProcessStatus};
 use chancery_events::spec::OperationKind;
 use chancery_events::time::Time;
 use chancery_machine::fleet::Fleet;
-use chancery_machine::replica::{Phase, phase};
-use chancery_machine::state::{Incarnation, IncarnationState, Operation, OperationState, Replica, Will};
+use chancery_machine::operation;
+use chancery_machine::replica::phase;
+use chancery_machine::state::{Incarnation, IncarnationState, OperationState, Replica};
 
 use super::{WAITS, row};
 use crate::counts::Counts;
@@ -68,17 +69,12 @@ impl Row for ReplicaRow {
 pub(crate) fn replica(state: &impl View, name: &ReplicaName) -> Option<ReplicaRow> {
     let replica = state.replica(name)?;
     let active = active(state, replica);
-    let phase = phase_of(replica, active);
+    let phase = phase(replica, active);
     Some(row!(ReplicaRow, replica.meta, {
         name: replica.name.clone(),
         plan: replica.plan.clone(),
         deployment: replica.deployment.clone(),
-        will: match replica.will {
-            Will::Proposed => WillWord::Proposed,
-            Will::Running => WillWord::Running,
-            Will::Stopped => WillWord::Stopped,
-            Will::Deleted => WillWord::Deleted,
-        },
+        will: replica.will,
         phase: phase,
         ready: replica.active.as_ref().is_some_and(|active| active.healthy),
         reachability: active.map_or(Reachability::Known, reachability),
@@ -105,21 +101,7 @@ fn passive(state: &impl View, replica: &Replica) -> Option<PassiveRow> {
 }
 
 pub(crate) fn phase_word(state: &impl View, replica: &Replica) -> PhaseWord {
-    phase_of(replica, active(state, replica))
-}
-
-fn phase_of(replica: &Replica, active: Option<&Incarnation>) -> PhaseWord {
-    match phase(replica, active) {
-        Phase::Pending => PhaseWord::Pending,
-        Phase::Starting => PhaseWord::Starting,
-        Phase::Running => PhaseWord::Running,
-        Phase::Updating => PhaseWord::Updating,
-        Phase::Restarting => PhaseWord::Restarting,
-        Phase::Stopping => PhaseWord::Stopping,
-        Phase::Stopped => PhaseWord::Stopped,
-        Phase::Failed => PhaseWord::Failed,
-        Phase::Deleting => PhaseWord::Deleting,
-    }
+    phase(replica, active(state, replica))
 }
 
 fn replica_message(
@@ -150,7 +132,7 @@ fn replica_message(
         }
         (PhaseWord::Failed | PhaseWord::Stopped, _) => {
             replica.last.as_deref().map_or_else(String::new, |end| match end {
-                IncarnationEnd::Destroyed if replica.will == Will::Running => "it ended by itself".into(),
+                IncarnationEnd::Destroyed if replica.will == WillWord::Running => "it ended by itself".into(),
                 end => end_message(end),
             })
         }
@@ -329,26 +311,6 @@ pub(crate) fn command(state: &impl View, id: IncarnationId) -> Option<CommandRow
     }))
 }
 
-pub(crate) fn state_word(operation: &Operation) -> OperationWord {
-    operation_word(&operation.state)
-}
-
-/// The word for a state of an operation.
-pub(crate) fn operation_word(state: &OperationState) -> OperationWord {
-    match state {
-        OperationState::Preparing => OperationWord::Preparing,
-        OperationState::PendingApproval(_) => OperationWord::PendingApproval,
-        OperationState::Approved => OperationWord::Approved,
-        OperationState::Running => OperationWord::Running,
-        OperationState::Ended(OperationEnd::Succeeded) => OperationWord::Succeeded,
-        OperationState::Ended(OperationEnd::Failed { .. }) => OperationWord::Failed,
-        OperationState::Ended(OperationEnd::Rejected { .. }) => OperationWord::Rejected,
-        OperationState::Ended(OperationEnd::Expired) => OperationWord::Expired,
-        OperationState::Ended(OperationEnd::Cancelled { .. }) => OperationWord::Cancelled,
-        OperationState::Ended(OperationEnd::Superseded { .. }) => OperationWord::Superseded,
-    }
-}
-
 impl Row for OperationRow {
     const FILTERS: &'static [Def<OperationRow>] = &[
         by_name!("plan", PlanName, |row, plan| row.plan == *plan, Index::OperationReplica),
@@ -399,7 +361,7 @@ pub(crate) fn operation(state: &impl View, id: OperationId) -> Option<OperationR
         deployment: operation.deployment.clone(),
         by: operation.by.as_deref().cloned(),
         runs_by: operation.version.clone(),
-        state: state_word(operation),
+        state: operation::state_word(&operation.state),
         hash: operation.hash,
         node: operation.node.clone(),
         incarnation: operation.incarnation,

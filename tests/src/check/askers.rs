@@ -2,10 +2,11 @@
 
 use chancery_events::fact::{Asker, OperationOpened};
 use chancery_events::intent::Intent;
+use chancery_events::lifecycle::WillWord;
 use chancery_events::name::{DeploymentName, DisruptionName, NodeName};
 use chancery_events::spec::{OperationKind, Runtime};
 
-use super::state::{At, DeploymentStage, Input, Operation, Replica, Stage, Will, World};
+use super::state::{At, DeploymentStage, Input, Operation, Replica, Stage, World};
 use super::violation::{Check, Violation, demand};
 
 impl World {
@@ -61,7 +62,7 @@ impl World {
                 demand!(6, replica.by.as_ref() == Some(by), "{what} for another than created it");
             }
             OperationKind::Start => {
-                let wanted = of_version && replica.will == Will::Running;
+                let wanted = of_version && replica.will == WillWord::Running;
                 demand!(6, wanted, "{what}, which deployment {by} does not want to run");
             }
             OperationKind::Update => {
@@ -119,7 +120,7 @@ impl World {
         demand!(6, fact.node.is_none(), "{what}, which wants it on {:?}", fact.node);
         if rule == format!("plan/{}/restart", replica.plan) {
             demand!(6, fact.kind == OperationKind::Start, "{what}, which is for starts");
-            let wanted = replica.will == Will::Running;
+            let wanted = replica.will == WillWord::Running;
             demand!(7, wanted, "{what}, and it should not run");
             let promised = replica.again.is_some_and(|again| again.at <= at.time);
             demand!(6, promised, "{what}, and that was not promised, or for later");

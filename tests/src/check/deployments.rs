@@ -8,13 +8,14 @@ use chancery_events::fact::{
 };
 use chancery_events::id::OperationId;
 use chancery_events::intent::{Cascade, Intent, Turn};
+use chancery_events::lifecycle::WillWord;
 use chancery_events::name::{DeploymentName, PlanName, ReplicaName};
 use chancery_events::spec::{Activity, DeploymentSpec, OnTimeout, OperationKind, Strategy};
 use chancery_events::time::Time;
 use std::time::Duration;
 
 use super::debts::Debt;
-use super::state::{At, Deployment, DeploymentStage, Input, Operation, Plan, Stage, Will, World};
+use super::state::{At, Deployment, DeploymentStage, Input, Operation, Plan, Stage, World};
 use super::violation::{Check, Violation, demand};
 
 /// Deployments that are over are remembered until there are so many newer ones; then a name is free again.
@@ -252,7 +253,7 @@ impl World {
         let (owner, name) = (&fact.plan, &fact.name);
         let created = self.plan(owner)?.deployment(name)?.created.clone();
         // One of which the delete is approved is as good as gone.
-        let stays = |of: &&ReplicaName| self.replicas.get(*of).is_some_and(|of| of.will != Will::Deleted);
+        let stays = |of: &&ReplicaName| self.replicas.get(*of).is_some_and(|of| of.will != WillWord::Deleted);
         let left = created.iter().find(stays).cloned();
         let plan = self.plan(owner)?;
         let before = plan.ended;

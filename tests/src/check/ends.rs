@@ -5,13 +5,14 @@ use std::time::Duration;
 
 use chancery_events::fact::{Asker, IncarnationEnd, IncarnationEnded};
 use chancery_events::id::{IncarnationId, OperationId};
+use chancery_events::lifecycle::WillWord;
 use chancery_events::observation::Saw;
 use chancery_events::spec::{NodeState, OperationKind, Restart};
 use chancery_events::time::Time;
 
 use super::debts::Debt;
 use super::operations::{is_up, replaces};
-use super::state::{At, Ended, Incarnation, Life, Replica, Stage, Will, World};
+use super::state::{At, Ended, Incarnation, Life, Replica, Stage, World};
 use super::violation::{Check, Violation, demand};
 
 /// The longest wait for a start by the plan's rule is so many of its cooldowns.
@@ -256,7 +257,7 @@ impl World {
             Restart::BestEffort => !clean,
             Restart::Never => false,
         };
-        let wanted = replica.will == Will::Running && alone && !comes && !plan.is_removing;
+        let wanted = replica.will == WillWord::Running && alone && !comes && !plan.is_removing;
         let starts = (rule || replica.recovers) && wanted && !given_up && was_run;
         if given_up && was_taken_back {
             let kept = replica.again.filter(|_| wanted && was_run);

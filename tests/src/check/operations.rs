@@ -9,6 +9,7 @@ use chancery_events::fact::{
 };
 use chancery_events::id::OperationId;
 use chancery_events::intent::Intent;
+use chancery_events::lifecycle::WillWord;
 use chancery_events::name::ReplicaName;
 use chancery_events::spec::OperationKind;
 use chancery_events::subject::Subject;
@@ -16,7 +17,7 @@ use chancery_events::time::Time;
 
 use super::debts::Debt;
 use super::deployments::How;
-use super::state::{At, DeploymentStage, Input, Life, Operation, Replica, Stage, Stop, Will, World};
+use super::state::{At, DeploymentStage, Input, Life, Operation, Replica, Stage, Stop, World};
 use super::violation::{Check, Violation, demand};
 
 /// Time after the end of a deployment was decided in which what it has begun is aborted, however busy the decider is.
@@ -125,13 +126,13 @@ impl World {
         demand!(6, alone, "a {kind} of {name} is opened, and another operation on it has begun");
         let active = replica.active.and_then(|id| self.incarnations.get(&id));
         let fits = match kind {
-            OperationKind::Create => replica.will == Will::Proposed && active.is_none(),
+            OperationKind::Create => replica.will == WillWord::Proposed && active.is_none(),
             OperationKind::Start => active.is_none(),
             OperationKind::Update => active.is_some(),
             OperationKind::Relocate | OperationKind::Restart => {
                 active.is_some_and(|active| active.life.is_up())
             }
-            OperationKind::Stop | OperationKind::Delete => replica.will != Will::Proposed,
+            OperationKind::Stop | OperationKind::Delete => replica.will != WillWord::Proposed,
         };
         let now = active.map_or("not there", |active| active.life.word());
         demand!(6, fits, "a {kind} of {name} is opened, whose run is {now}");
@@ -290,15 +291,39 @@ impl World {
     }
 
     /// An operation that has begun is cancelled: its deployment is cancelled or superseded, and the run that was there
-    /// keeps the role.
+    /// keeps the role; or it is a start by rule of a replica that is to have another version.
     fn may_be_aborted(&self, id: OperationId, operation: &Operation) -> Check {
         let kind = operation.kind;
         let aborts = self.aborts_since(operation).is_some();
-        let may = aborts && matches!(kind, OperationKind::Start | OperationKind::Update);
+        let may = aborts && matches!(kind, OperationKind::Start | OperationKind::Update)
+            || self.starts_another_version(operation);
         demand!(6, may, "operation {id}, a {kind}, is cancelled, and runs");
         demand!(6, !operation.is_past_return, "operation {id} is cancelled, and its new run has the role");
         demand!(6, self.is_given_up(operation), "operation {id} is cancelled, and what it started goes on");
         Ok(())
+    }
+
+    /// Whether the operation is a start by rule, and the deployment in progress gives its replica another version: it has
+    /// no other operation that is not over.
+    fn starts_another_version(&self, operation: &Operation) -> bool {
+        let by_rule = operation.kind == OperationKind::Start && matches!(operation.by, Some(Asker::Rule(_)));
+        let plan = self.plans.get(&operation.plan);
+        let current = plan.and_then(|plan| Some((plan, plan.current.as_ref()?)));
+        by_rule
+            && current.is_some_and(|(plan, name)| {
+                let own = plan.deployments.get(&operation.version);
+                let busy = self.operations.values().any(|other| {
+                    other.plan == operation.plan
+                        && other.deployment.as_ref() == Some(name)
+                        && other.stage != Stage::Over
+                });
+                plan.deployments.get(name).is_some_and(|of| {
+                    of.stage == DeploymentStage::InProgress
+                        && !of.stands_beside()
+                        && own.is_some_and(|own| own.version != of.version)
+                        && !busy
+                })
+            })
     }
 
     /// Since when the operation's deployment aborts what has begun, if it does.
@@ -363,7 +388,7 @@ impl World {
             _ => false,
         };
         let replica = self.replica(&operation.replica)?.clone();
-        let never = replica.will == Will::Proposed;
+        let never = replica.will == WillWord::Proposed;
         let is_gone = replica.active.is_none()
             || self.now.ended.iter().any(|ended| ended.replica == operation.replica && ended.by_itself)
             || self.now.failing.contains(&operation.replica);
@@ -425,7 +450,7 @@ impl World {
         let aborted = had_begun && replaces(kind) && matches!(end, OperationEnd::Cancelled { .. });
         let replica = self.replica(&name)?;
         if aborted && is_down {
-            replica.recovers = replica.will == Will::Running;
+            replica.recovers = replica.will == WillWord::Running;
         }
         if matches!(operation.by, Some(Asker::Rule(_))) && !had_begun && !kept {
             // The rule has done what it promised.
@@ -435,7 +460,7 @@ impl World {
             (replica.again, replica.recovers) = (None, false);
         }
         if evicted && matches!(end, OperationEnd::Failed { .. }) && !is_well {
-            replica.downed = replica.will == Will::Running;
+            replica.downed = replica.will == WillWord::Running;
         }
         replica.open.retain(|open| *open != id);
         if succeeded && kind == OperationKind::Delete {
@@ -460,14 +485,14 @@ impl Replica {
     /// An operation on it was approved. What takes it down only counts once it has begun.
     fn wants(&mut self, kind: OperationKind) {
         self.will = match kind {
-            OperationKind::Create | OperationKind::Start => Will::Running,
+            OperationKind::Create | OperationKind::Start => WillWord::Running,
             OperationKind::Update | OperationKind::Relocate | OperationKind::Restart => self.will,
-            OperationKind::Stop => Will::Stopped,
-            OperationKind::Delete => Will::Deleted,
+            OperationKind::Stop => WillWord::Stopped,
+            OperationKind::Delete => WillWord::Deleted,
         };
-        self.downed &= self.will == Will::Running;
-        self.recovers &= self.will == Will::Running;
-        if self.will != Will::Running {
+        self.downed &= self.will == WillWord::Running;
+        self.recovers &= self.will == WillWord::Running;
+        if self.will != WillWord::Running {
             self.again = None;
         }
     }

@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use chancery_events::fact::{PlanApplied, PlanRemoving, ReplicaAssigned, ReplicaCreated};
 use chancery_events::intent::{Cascade, Intent};
+use chancery_events::lifecycle::WillWord;
 use chancery_events::name::{DeploymentName, PlanName, ReplicaName, VolumeName};
 use chancery_events::spec::{Activity, Balance, OperationKind, PlanSpec};
 
-use super::state::{At, Count, Deployment, DeploymentStage, Input, Life, Plan, Replica, Stop, Will, World};
+use super::state::{At, Count, Deployment, DeploymentStage, Input, Life, Plan, Replica, Stop, World};
 use super::violation::{Check, Violation, demand};
 
 impl World {
@@ -109,7 +110,7 @@ impl World {
             plan: fact.plan.clone(),
             deployment: by.clone(),
             by: (!asked).then(|| by.clone()),
-            will: Will::Proposed,
+            will: WillWord::Proposed,
             open: Vec::new(),
             active: None,
             passive: None,
@@ -150,7 +151,7 @@ impl World {
         let lives = replica.active.or(replica.passive);
         demand!(4, lives.is_none(), "replica {name} is deleted, and holds a place");
         demand!(6, replica.open.is_empty(), "replica {name} is deleted, and an operation on it is not over");
-        let may_go = replica.is_going || replica.will == Will::Proposed;
+        let may_go = replica.is_going || replica.will == WillWord::Proposed;
         demand!(6, may_go, "replica {name} is deleted, and no delete of it was carried out");
         let (plan, by) = (replica.plan.clone(), replica.by.clone());
         self.recount(name, Presence::Gone);
@@ -166,7 +167,7 @@ impl World {
     /// Whether a delete of the replica was approved, or is asked for.
     pub(super) fn is_going(&self, replica: &Replica) -> bool {
         let deletes = |id| self.operations.get(id).is_some_and(|of| of.kind == OperationKind::Delete);
-        replica.will == Will::Deleted || replica.open.iter().any(deletes)
+        replica.will == WillWord::Deleted || replica.open.iter().any(deletes)
     }
 
     /// Counts a replica anew in its plan, after a fact about it.
@@ -205,7 +206,7 @@ impl World {
             present: 1,
             ready: u64::from(ready),
             ailing: u64::from(up && !ready && quiet),
-            idle: u64::from(replica.will == Will::Running && down && quiet),
+            idle: u64::from(replica.will == WillWord::Running && down && quiet),
         }
     }
 

@@ -13,6 +13,7 @@ use chancery_events::intent::{
     Cascade, DisruptionApprove, Intent, NodeDelete, NodeSetState, PlanApply, PlanDelete, PolicyApply,
     PolicyDelete, VolumeDelete,
 };
+use chancery_events::lifecycle::WillWord;
 use chancery_events::name::{
     Actor, DisruptionName, DomainName, NodeName, PlanName, PolicyName, ReplicaName, VolumeName,
 };
@@ -22,7 +23,7 @@ use chancery_events::spec::{
 use chancery_events::time::Time;
 
 use super::approvals::is_open;
-use super::state::{At, Carried, Input, Requested, Said, Will, World};
+use super::state::{At, Carried, Input, Requested, Said, World};
 use super::violation::{Check, Violation, demand};
 
 /// Microseconds in a minute.
@@ -101,8 +102,8 @@ impl World {
     /// Replicas of the plan that a delete of all would end, of those that were ever approved.
     fn of_plan(&self, plan: &PlanName) -> BTreeSet<(PlanName, ReplicaName)> {
         let all = self.replicas.iter().filter(|(_, replica)| replica.plan == *plan);
-        let there =
-            all.filter(|(_, replica)| replica.will != Will::Proposed && replica.will != Will::Deleted);
+        let there = all
+            .filter(|(_, replica)| replica.will != WillWord::Proposed && replica.will != WillWord::Deleted);
         there.map(|(name, _)| (plan.clone(), name.clone())).collect()
     }
 

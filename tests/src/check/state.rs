@@ -11,6 +11,7 @@ use chancery_events::fact::{
 };
 use chancery_events::id::{IncarnationId, Lineage, OperationId, Position, RequestId, SessionId};
 use chancery_events::intent::{Intent, Request};
+use chancery_events::lifecycle::WillWord;
 use chancery_events::name::{
     Actor, CapabilityName, ClusterName, DeploymentName, DisruptionName, DomainName, ExecutorName, Namespace,
     NodeName, PlanName, PolicyName, ReplicaName, ServiceName, StorageClass, VolumeName,
@@ -195,23 +196,13 @@ pub(super) enum DeploymentStage {
     Over(u64),
 }
 
-/// What was approved of a replica.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Will {
-    /// Nothing yet.
-    Proposed,
-    Running,
-    Stopped,
-    Deleted,
-}
-
 #[derive(Clone, Debug)]
 pub(super) struct Replica {
     pub(super) plan: PlanName,
     pub(super) deployment: DeploymentName,
     /// The deployment that created it, if one did.
     pub(super) by: Option<DeploymentName>,
-    pub(super) will: Will,
+    pub(super) will: WillWord,
     /// Its operations that are not over, the oldest first.
     pub(super) open: Vec<OperationId>,
     /// Its run that is not over, and that counts.

@@ -4,19 +4,21 @@
 use chancery_decider::Verdict;
 use chancery_events::fact::Asker;
 use chancery_events::intent::{Intent, Request};
+use chancery_events::lifecycle::SetWord;
 use chancery_events::name::Actor;
 use chancery_events::refusal::Code;
 use chancery_events::spec::{Approval, ApprovalPolicy, DisruptionState, Strategy};
 use chancery_events::time::Time;
 use chancery_machine::fleet::Fleet;
 use chancery_machine::state::{
-    ApprovalRequest, Deployment, DeploymentState, Operation, OperationState, Replica, RequestState, Set,
+    ApprovalRequest, Deployment, DeploymentState, Operation, OperationState, Replica, RequestState,
 };
 use chancery_projector::Folding;
 use serde_json::{Value, json};
 
 use super::fault::Fault;
 use super::judge::violation;
+use super::readers::Via;
 use super::script::Input;
 use super::server::{Ask, wall_at};
 use super::universe::{Universe, tell};
@@ -43,6 +45,8 @@ pub struct Call {
     pub request: Request,
     /// What is known of it.
     pub state: State,
+    /// The server that passes it on to the one that decides, and its answer back.
+    pub via: Option<Via>,
     /// The invocation under way.
     op: Option<OpId>,
     /// The first answer: every other must be the same.
@@ -159,7 +163,7 @@ impl Universe {
             self.put_into_topic(request);
             return;
         }
-        self.calls.push(Call { request, state: State::Unknown, op: None, answer: None });
+        self.calls.push(Call { request, state: State::Unknown, via: None, op: None, answer: None });
         self.send(self.calls.len() - 1);
     }
 
@@ -168,7 +172,9 @@ impl Universe {
         let up: Vec<usize> =
             (0..self.seats.len()).filter(|seat| self.seats[*seat].server.is_some()).collect();
         let Some(seat) = self.random.pick(&up).copied() else { return };
-        let Call { request, op, state, .. } = &mut self.calls[call];
+        let through = self.draw_via();
+        let Call { request, op, state, via, .. } = &mut self.calls[call];
+        *via = through;
         let request = request.clone();
         *op = Some(self.history.invoke(request.key(), request.digest(), request.intent.type_name()));
         *state = State::Sent(seat);
@@ -205,7 +211,7 @@ impl Universe {
             verdict.position,
             if lost { ", and is lost" } else { "" }
         );
-        let Call { state, op, answer, request } = &mut self.calls[call];
+        let Call { state, op, answer, request, .. } = &mut self.calls[call];
         // These are about the key and its time, and not the verdict on the intent.
         let passing =
             matches!(told, history::Verdict::Refused(Code::Expired | Code::FromTheFuture | Code::KeyReused));
@@ -232,11 +238,10 @@ impl Universe {
 
     /// What some reader sees; it may be old.
     fn read(&mut self) -> Option<&Folding> {
-        let states: Vec<usize> = (0..self.seats.len())
-            .filter(|seat| self.seats[*seat].server.as_ref().is_some_and(|server| server.state().is_some()))
-            .collect();
+        let states: Vec<usize> =
+            (0..self.seats.len()).filter(|seat| self.seats[*seat].state().is_some()).collect();
         let seat = *self.random.pick(&states)?;
-        self.seats[seat].server.as_ref()?.state()
+        self.seats[seat].state()
     }
 
     /// Operations that wait for approval, as some reader sees them, with the hashes shown.
@@ -268,7 +273,7 @@ impl Universe {
                 "pause" => deployment.state == DeploymentState::InProgress,
                 "resume" => deployment.state == DeploymentState::Paused,
                 "promote" | "withdraw" => {
-                    canary && deployment.set == Set::Old && begun.contains(&deployment.state)
+                    canary && deployment.set == SetWord::Old && begun.contains(&deployment.state)
                 }
                 _ => begun.contains(&deployment.state),
             }

@@ -4,13 +4,14 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use chancery_events::id::{IncarnationId, ObjectId, ScopeId};
+use chancery_events::lifecycle::{SetWord, WillWord};
 use chancery_events::name::VolumeName;
 use chancery_events::spec::{Balance, DisruptionState, NodeState, OperationKind, Strategy};
 use chancery_executor::simulated::{Faults, World};
 use chancery_machine::fleet::Fleet;
 use chancery_machine::state::{
     DeploymentState, Disruption, Incarnation, IncarnationState, Operation, OperationState, Plan, Replica,
-    Set, Volume, VolumeState, Will,
+    Volume, VolumeState,
 };
 use chancery_projector::Folding;
 use serde_json::{Value, json};
@@ -227,14 +228,15 @@ impl Universe {
 
     /// All who have an opinion have the same.
     fn agree(&mut self) -> Result<(), Violation> {
+        self.hear_all()?;
         self.judge.rows()?;
         self.judge.history(&self.history)?;
         let replayed = self.replay()?;
         self.judge.same_state(&replayed)?;
         for seat in &mut self.seats {
-            let Some(server) = &mut seat.server else { continue };
-            let Some(state) = server.state().cloned() else { continue };
+            let Some(state) = seat.state().cloned() else { continue };
             self.judge.same_state(&state)?;
+            let Some(server) = &mut seat.server else { continue };
             let driver = server.driver();
             if driver.is_quiet() && driver.core.durable().position == state.at.position {
                 self.judge.same_state(&Folding { fleet: driver.core.fleet().clone(), ..state })?;
@@ -244,6 +246,7 @@ impl Universe {
             self.judge.through_the_store(&self.log)?;
             self.counts.add("through the store");
         }
+        self.read_again()?;
         let misbehaving = self.everything().map(World::misbehaving).sum();
         self.counts.add_many(Fault::BadBehaviour.word(), misbehaving);
         self.counts.add("settled");
@@ -282,7 +285,7 @@ fn undecided(fleet: &Fleet, rounds: u32) -> Option<(&'static str, Value)> {
         let canary = matches!(deployment.spec.strategy, Strategy::Canary { .. });
         match deployment.state {
             DeploymentState::Paused => return Some(("deployment.resume", data)),
-            DeploymentState::InProgress if canary && deployment.set == Set::Old && rounds > PATIENCE => {
+            DeploymentState::InProgress if canary && deployment.set == SetWord::Old && rounds > PATIENCE => {
                 let good = deployment.spec.count.is_multiple_of(2);
                 return Some((if good { "deployment.promote" } else { "deployment.withdraw" }, data));
             }
@@ -353,7 +356,7 @@ fn stuck_in_plans(fleet: &Fleet) -> Option<String> {
     }
     for replica in fleet.replicas().sorted() {
         let deletes = replica.open().any(|open| open.kind == OperationKind::Delete);
-        if replica.will == Will::Deleted && !deletes {
+        if replica.will == WillWord::Deleted && !deletes {
             return Some(format!("replica {} is to go, and nothing is done about it", replica.name));
         }
         if let Some(again) = replica.comes_again() {

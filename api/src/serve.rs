@@ -15,18 +15,17 @@ use axum::http::Response;
 use axum::response::IntoResponse as _;
 use hyper::Request;
 use hyper::body::Incoming;
-use hyper::server::conn::http1;
 use hyper::service::service_fn;
-use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::service::TowerToHyperService;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, Sleep, sleep_until};
 use tower::ServiceExt as _;
-use tower::util::MapRequest;
 
+use super::connection::{CloseReason, ConnectionRequests};
 use super::problem::{BUSY, Problem, with_body};
 use super::rate::Peer;
 use super::slots::{ConnectionSlot, ConnectionSlots, ProbeReserve};
@@ -98,12 +97,12 @@ impl Listening {
     /// Serves a connection that has a slot.
     fn serve(&mut self, stream: TcpStream, peer: IpAddr, slot: ConnectionSlot) {
         let Common { limits, metrics, .. } = &*self.common;
-        let named = MapRequest::new(self.service.clone(), move |mut request: Request<Incoming>| {
-            request.extensions_mut().insert(Peer(peer));
-            request
-        });
-        let io = TokioIo::new(Guarded::new(stream, limits.stall));
-        let connection = builder(limits).serve_connection(io, TowerToHyperService::new(named));
+        let requests = ConnectionRequests::new(peer, Arc::clone(&self.common), Arc::clone(&self.slots));
+        let (service, answering) = (self.service.clone(), Arc::clone(&requests));
+        let answer = service_fn(move |request| Arc::clone(&answering).answer(service.clone(), request));
+        let stall = limits.stall;
+        let io = TokioIo::new(Guarded::new(stream, stall));
+        let connection = builder(limits).serve_connection(io, answer).into_owned();
         let (mut stopped, open) = (self.stopped.clone(), metrics.connections.clone());
         self.open.spawn(async move {
             let _slot = slot;
@@ -113,12 +112,23 @@ impl Listening {
             let early = tokio::select! {
                 ended = connection.as_mut() => Some(ended),
                 _ = stop => None,
+                reason = requests.closing() => match reason {
+                    CloseReason::Stalled => Some(Err("the client does not take its answers".into())),
+                    CloseReason::Idle => {
+                        connection.as_mut().graceful_shutdown();
+                        let ended = tokio::time::timeout(stall, connection.as_mut()).await;
+                        Some(ended.unwrap_or_else(|_| Err("the client does not take the end".into())))
+                    }
+                },
             };
             let ended = if let Some(ended) = early {
                 ended
             } else {
                 connection.as_mut().graceful_shutdown();
-                connection.await
+                tokio::select! {
+                    ended = connection.as_mut() => ended,
+                    _ = requests.closing() => Err("the client does not take its answers".into()),
+                }
             };
             open.dec();
             if let Err(error) = ended {
@@ -147,10 +157,10 @@ impl Listening {
                 Ok(busy(common.limits.connections))
             }
         });
-        let mut builder = builder(limits);
-        builder.keep_alive(false).header_read_timeout(limits.header_read.min(PROBE));
+        let mut builder = builder(limits).http1_only();
+        builder.http1().keep_alive(false).header_read_timeout(limits.header_read.min(PROBE));
         let io = TokioIo::new(Guarded::new(stream, limits.stall.min(PROBE)));
-        let connection = builder.serve_connection(io, answer);
+        let connection = builder.serve_connection(io, answer).into_owned();
         if self.reserve.make_room() {
             self.common.metrics.turned_away();
         }
@@ -163,22 +173,35 @@ impl Listening {
     }
 }
 
-fn builder(limits: &Limits) -> http1::Builder {
-    let mut builder = http1::Builder::new();
+/// Streams that one HTTP/2 connection may have open.
+const STREAMS: u32 = 16;
+/// Bytes that a client may send on an HTTP/2 connection before they are read.
+const WINDOW: u32 = 64 << 10;
+
+fn builder(limits: &Limits) -> auto::Builder<TokioExecutor> {
+    let mut builder = auto::Builder::new(TokioExecutor::new());
+    // Over these, hyper answers 431 without a body: what is a little over is told why by the edge.
     builder
+        .http1()
         .timer(TokioTimer::new())
         .header_read_timeout(limits.header_read)
-        // Over these, hyper answers 431 without a body: what is a little over is told why by the edge.
         .max_headers(limits.headers + 28)
-        .max_header_size(limits.headers_bytes * 2)
-        .max_buf_size(limits.headers_bytes * 2 + (64 << 10));
+        .max_buf_size(limits.headers_bytes * 2);
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(STREAMS)
+        .initial_stream_window_size(WINDOW)
+        .initial_connection_window_size(WINDOW)
+        .max_header_list_size(u32::try_from(limits.headers_bytes * 2).unwrap_or(u32::MAX));
     builder
 }
 
 /// The answer to what is no probe when no slot is free: who waits in a queue learns nothing.
-fn busy(max: usize) -> Response<Body> {
+pub(super) fn busy(max: usize) -> Response<Body> {
     let detail = format!(
-        "cannot serve the connection: all {max} are open, or three quarters of them from one address\n\
+        "cannot serve the request: all {max} connections are open, or three quarters of them from one address; a stream \
+         of HTTP/2 beside others counts as one\n\
          hint: close connections that are not used, or raise limits.connections"
     );
     with_body(Problem::new(BUSY, detail).into_response(), &uuid::Uuid::new_v4().to_string())

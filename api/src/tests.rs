@@ -9,5 +9,6 @@ mod published;
 mod rates;
 mod reads;
 mod streams;
+mod streams_of_http2;
 mod world;
 mod writes;

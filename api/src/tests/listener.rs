@@ -21,13 +21,13 @@ use tower::ServiceExt as _;
 use super::world::{LINEAGE, World, request};
 use crate::{Limits, Logs, RESERVED, serve};
 
-struct Server {
-    address: SocketAddr,
-    stop: oneshot::Sender<()>,
-    served: JoinHandle<io::Result<()>>,
+pub(super) struct Server {
+    pub(super) address: SocketAddr,
+    pub(super) stop: oneshot::Sender<()>,
+    pub(super) served: JoinHandle<io::Result<()>>,
 }
 
-async fn start(world: &World) -> Server {
+pub(super) async fn start(world: &World) -> Server {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let address = listener.local_addr().expect("an address");
     let (stop, stopped) = oneshot::channel::<()>();
@@ -35,14 +35,14 @@ async fn start(world: &World) -> Server {
     Server { address, stop, served }
 }
 
-async fn ask(address: SocketAddr, text: &str) -> String {
+pub(super) async fn ask(address: SocketAddr, text: &str) -> String {
     let mut stream = TcpStream::connect(address).await.expect("a connection");
     // Whoever is turned away may not read all of it.
     let _ = stream.write_all(text.as_bytes()).await;
     read(&mut stream).await
 }
 
-async fn read(stream: &mut TcpStream) -> String {
+pub(super) async fn read(stream: &mut TcpStream) -> String {
     let mut all = Vec::new();
     let _ =
         tokio::time::timeout(Duration::from_secs(5), stream.read_to_end(&mut all)).await.expect("in time");
@@ -50,7 +50,8 @@ async fn read(stream: &mut TcpStream) -> String {
 }
 
 const LIVE: &str = "GET /livez HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
-const NODES: &str = "GET /v1/fleets/default/nodes HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
+pub(super) const NODES: &str =
+    "GET /v1/fleets/default/nodes HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
 
 #[tokio::test]
 async fn what_is_no_http_ends_its_own_connection_alone() {

@@ -103,7 +103,7 @@ settings! {
     "executors" CLUSTERS "all" "CHANCERY_EXECUTORS" "clusters that the server's own process drives: all, none, or names between commas";
     "limits.body" BYTES "1MiB" "CHANCERY_LIMITS_BODY" "the largest body of a request";
     "limits.header_bytes" BYTES "64KiB" "CHANCERY_LIMITS_HEADER_BYTES" "the largest head of a request";
-    "limits.connections" COUNT "1024" "CHANCERY_LIMITS_CONNECTIONS" "connections at a time, three quarters of them from one address; fewer where the system allows too few open files. Probes are answered in any case";
+    "limits.connections" COUNT "1024" "CHANCERY_LIMITS_CONNECTIONS" "connections at a time, three quarters of them from one address; a stream of HTTP/2 beside others counts as one; fewer where the system allows too few open files. Probes are answered in any case";
     "limits.streams" COUNT "256" "CHANCERY_LIMITS_STREAMS" "event and log streams at a time, of each fleet";
     "limits.executors" COUNT "256" "CHANCERY_LIMITS_EXECUTORS" "executors connected over HTTP at a time, of each fleet";
     "limits.writes_per_second" COUNT "20000" "CHANCERY_LIMITS_WRITES_PER_SECOND" "intents that one principal may ask for in a second";

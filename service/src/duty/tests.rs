@@ -275,7 +275,9 @@ async fn a_server_whose_clock_is_not_trusted_does_not_decide_and_one_whose_clock
     let (turn, told) = watch::channel(true);
     let untrusted = WallClock::new(Duration::ZERO, false, || false);
     let wrong = Server::with_clock(&log, "wrong", None, turn, Turns::Told(told), untrusted);
-    let error = wrong.office.await.expect("no panic").expect_err("it does not decide");
+    let ended =
+        tokio::time::timeout(Duration::from_secs(30), wrong.office).await.expect("it does not decide");
+    let error = ended.expect("no panic").expect_err("it ends with its reason");
     assert!(error.is::<ClockAhead>() && error.to_string().contains("--accept-clock"), "{error:#}");
     let last = log.source().head().map(|head| head.time);
     assert!(wrong.desk.clock_trouble(last).await.is_some(), "which /readyz says");

@@ -84,6 +84,12 @@ pub(super) fn ahead(campaign: &mut Campaign) -> Result<()> {
 
 /// While the original is not there, and beside it.
 pub(super) fn on_a_copy(campaign: &mut Campaign) -> Result<()> {
+    // What is asked to end may end at any time, also while the copy is looked at.
+    let client = campaign.client();
+    until("nothing is on its way out", || {
+        let all = client.items("incarnations?limit=1000");
+        all.iter().all(|incarnation| incarnation["state"] != "stopping").then_some(())
+    });
     campaign.kill();
     let copy = campaign.site.server.home().join("copy");
     until("the directory is copied", || {

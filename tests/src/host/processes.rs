@@ -72,7 +72,7 @@ impl HostProcess {
     }
 
     /// Whether its environment names a replica of the plan.
-    pub(super) fn is_of_plan(&self, plan: &str) -> bool {
+    pub(crate) fn is_of_plan(&self, plan: &str) -> bool {
         let start = format!("CHANCERY_REPLICA={plan}-");
         self.environ().split(|byte| *byte == 0).any(|pair| pair.starts_with(start.as_bytes()))
     }

@@ -59,7 +59,6 @@ fn bind(canary: &Path, at: &Path) -> Result<()> {
 
 /// An incarnation of `web` that runs, and the working directory of its main process.
 fn some_work(campaign: &mut Campaign) -> Result<(String, PathBuf)> {
-    let volume_users = campaign.host.volume_users()?;
     campaign.deploy(3);
     let client = campaign.client();
     until("three replicas of web run, and no other is left", || {
@@ -68,7 +67,8 @@ fn some_work(campaign: &mut Campaign) -> Result<(String, PathBuf)> {
     });
     let found = until("a payload runs", || {
         let mains = campaign.host.alive_mains().ok()?.into_iter();
-        let mut mains = mains.filter(|(incarnation, _)| !volume_users.contains(incarnation));
+        // Replicas of other plans stay when none of `web` is wanted.
+        let mut mains = mains.filter(|(_, process)| process.is_of_plan("web"));
         mains.find_map(|(incarnation, process)| {
             // One may be on its way out.
             let work =

@@ -34,6 +34,7 @@ mod newcomers;
 mod races;
 mod reads;
 mod rollbacks;
+mod rollouts;
 mod simulation;
 mod walkthrough;
 mod watch;

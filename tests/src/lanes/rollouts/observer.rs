@@ -1,0 +1,195 @@
+//! Somebody who asks the processes of this machine all the time who they are, and compares what they say with what is
+//! promised. Chancery is not asked.
+
+use std::collections::BTreeSet;
+use std::io::{Read as _, Write as _};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use anyhow::{Result, anyhow};
+
+use crate::payloads;
+
+/// A process that does not answer in that time does not serve.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Time between two samples.
+const PERIOD: Duration = Duration::from_millis(10);
+
+/// A process that serves, by what it says of itself.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) struct Serving {
+    /// Its replica.
+    pub(super) replica: String,
+    /// Its version.
+    pub(super) version: String,
+    /// Its node.
+    pub(super) node: String,
+}
+
+impl Serving {
+    /// Reads `REPLICA version VERSION here, on NODE, process PID` behind the head of an answer with status 200.
+    fn read(answer: &str) -> Option<Serving> {
+        let (head, body) = answer.split_once("\r\n\r\n")?;
+        if head.split(' ').nth(1) != Some("200") {
+            return None;
+        }
+        let (replica, rest) = body.split_once(" version ")?;
+        let (version, rest) = rest.split_once(" here, on ")?;
+        let (node, _) = rest.split_once(", process ")?;
+        Some(Serving { replica: replica.to_owned(), version: version.to_owned(), node: node.to_owned() })
+    }
+}
+
+/// Asks every payload process under the directory. Those that serve.
+pub(super) fn look(data: &Path) -> Vec<Serving> {
+    payloads(data).into_iter().filter_map(|payload| ask(payload.pid)).collect()
+}
+
+fn ask(pid: u32) -> Option<Serving> {
+    let environ = std::fs::read(format!("/proc/{pid}/environ")).ok()?;
+    let mut pairs = environ.split(|byte| *byte == 0).filter_map(|pair| std::str::from_utf8(pair).ok());
+    let port: u16 = pairs.find_map(|pair| pair.strip_prefix("PORT_HTTP="))?.parse().ok()?;
+    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+    let mut stream = TcpStream::connect_timeout(&address, PATIENCE).ok()?;
+    stream.set_read_timeout(Some(PATIENCE)).ok()?;
+    stream.write_all(b"GET / HTTP/1.0\r\n\r\n").ok()?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).ok()?;
+    Serving::read(&answer)
+}
+
+/// What holds at every moment.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub(super) struct Promise {
+    /// The versions whose replicas count.
+    pub(super) good: BTreeSet<String>,
+    /// At least so many replicas serve one of them.
+    pub(super) least: usize,
+}
+
+impl Promise {
+    /// The replicas that count.
+    fn counted(&self, serving: &[Serving]) -> BTreeSet<String> {
+        let good = serving.iter().filter(|serving| self.good.contains(&serving.version));
+        good.map(|serving| serving.replica.clone()).collect()
+    }
+}
+
+/// See the module.
+pub(super) struct Observer {
+    shared: Arc<Shared>,
+    thread: JoinHandle<()>,
+}
+
+struct Shared {
+    data: PathBuf,
+    stop: AtomicBool,
+    samples: AtomicU64,
+    /// With the number of changes of it.
+    promise: Mutex<(u64, Promise)>,
+    /// The first sample that was less than promised.
+    broken: OnceLock<String>,
+}
+
+impl Observer {
+    /// Begins to look at the processes under the directory.
+    pub(super) fn begin(data: &Path, promise: Promise) -> Observer {
+        let shared = Arc::new(Shared {
+            data: data.to_owned(),
+            stop: AtomicBool::new(false),
+            samples: AtomicU64::new(0),
+            promise: Mutex::new((0, promise)),
+            broken: OnceLock::new(),
+        });
+        let looks = Arc::clone(&shared);
+        let thread = std::thread::spawn(move || {
+            while !looks.stop.load(Ordering::Relaxed) && looks.broken.get().is_none() {
+                looks.sample();
+                std::thread::sleep(PERIOD);
+            }
+        });
+        Observer { shared, thread }
+    }
+
+    /// From now on something else is promised. What weakens a promise is said before it can happen, and what strengthens
+    /// it after it has happened.
+    pub(super) fn promise(&self, promise: Promise) {
+        let mut now = self.shared.promise.lock().unwrap_or_else(PoisonError::into_inner);
+        if now.1 != promise {
+            *now = (now.0 + 1, promise);
+        }
+    }
+
+    /// Fails if a sample was less than promised.
+    pub(super) fn check(&self) -> Result<()> {
+        self.shared.broken.get().map_or(Ok(()), |broken| Err(anyhow!("{broken}")))
+    }
+
+    /// The number of samples, if all were as promised.
+    pub(super) fn end(self) -> Result<u64> {
+        self.shared.stop.store(true, Ordering::Relaxed);
+        self.thread.join().map_err(|_| anyhow!("the observer panicked"))?;
+        self.shared.broken.get().map_or(Ok(()), |broken| Err(anyhow!("{broken}")))?;
+        Ok(self.shared.samples.load(Ordering::Relaxed))
+    }
+}
+
+impl Shared {
+    fn promised(&self) -> (u64, Promise) {
+        self.promise.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Processes come and go while they are asked one after the other, so that one look may find too few where there are
+    /// enough at every moment. Then a second look follows. A process that serves in the moment between the two is found by
+    /// one of them, unless it began to serve behind the first and ended before the second, within milliseconds.
+    fn sample(&self) {
+        let (change, promise) = self.promised();
+        let first = look(&self.data);
+        let mut counted = promise.counted(&first);
+        if counted.len() < promise.least {
+            let second = look(&self.data);
+            counted.extend(promise.counted(&second));
+            if counted.len() < promise.least && self.promised().0 == change {
+                let (count, Promise { good, least }) = (counted.len(), promise);
+                let _ = self.broken.set(format!(
+                    "{count} replicas serve, and {least} are promised of the versions {good:?}: one look found {first:?}, \
+                     the next one {second:?}"
+                ));
+            }
+        }
+        self.samples.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::until;
+
+    #[test]
+    fn a_sample_of_less_than_what_is_promised_is_found() {
+        let data = tempfile::tempdir().expect("a temporary folder");
+        let observer = Observer::begin(data.path(), Promise::default());
+        until("nothing is promised, and that is so", || {
+            (observer.shared.samples.load(Ordering::Relaxed) > 2).then_some(())
+        });
+        observer.check().expect("nothing was promised");
+        observer.promise(Promise { good: BTreeSet::from(["good-1".to_owned()]), least: 1 });
+        let found = until("no process serves", || observer.check().err());
+        assert!(found.to_string().starts_with("0 replicas serve, and 1 are promised"), "{found}");
+    }
+
+    #[test]
+    fn a_process_that_answers_that_it_is_not_ready_does_not_serve() {
+        let told = "web-0100 version good-1 here, on node-2, process 7\n";
+        let serving = Serving::read(&format!("HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n{told}"));
+        let (replica, version, node) = ("web-0100".into(), "good-1".into(), "node-2".into());
+        assert_eq!(serving, Some(Serving { replica, version, node }));
+        assert_eq!(Serving::read(&format!("HTTP/1.1 503 Service Unavailable\r\n\r\n{told}")), None);
+        assert_eq!(Serving::read("HTTP/1.1 200 OK\r\n\r\nweb-01"), None);
+    }
+}

@@ -1,0 +1,16 @@
+//! Random sequences of deployments and of what people and a fault do about them, a few rounds of fixed seeds;
+//! `tests/reliability rollouts` plays as many as you like.
+
+use chancery_tests::Place;
+use chancery_tests::lanes::Lane;
+
+#[test]
+fn whatever_is_done_about_deployments_as_many_good_replicas_serve_as_promised_and_the_end_is_what_is_wanted()
+{
+    for seed in 1..=2 {
+        let (tally, ran) = Lane::Rollouts.run(Place::Embedded, 2, seed);
+        println!("{tally:?}");
+        ran.unwrap_or_else(|error| panic!("{error:?}"));
+        assert_eq!((tally.rounds, tally.lost, tally.decided_twice, tally.violations), (2, 0, 0, 0));
+    }
+}

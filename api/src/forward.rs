@@ -25,6 +25,7 @@ use tokio::time::{sleep, timeout};
 
 use super::App;
 use super::admission::SEC_FETCH_SITE;
+use super::last_verdict::note_forwarded;
 use super::problem::{MISDIRECTED, NO_DECIDER, Problem, UNKNOWN_OUTCOME};
 
 /// Says that a request has come from another server, and for which decider: `LINEAGE/TERM`.
@@ -145,7 +146,7 @@ pub(super) async fn send(
     for name in &OURS {
         head.headers.remove(name);
     }
-    app.last_verdict.note_forwarded(&head.headers, lineage);
+    note_forwarded(&app.last_verdict, &head.headers, lineage);
     Ok(Response::from_parts(head, Body::new(ForwardedBody::new(body, app.hub.closing()))))
 }
 

@@ -10,6 +10,7 @@
 
 mod admission;
 mod budget;
+mod connection;
 mod edge;
 mod forward;
 mod headers;

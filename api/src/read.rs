@@ -15,7 +15,8 @@ use chancery_journal::Source;
 use chancery_projector::history::Entry;
 use chancery_projector::rows::OperationRow;
 use chancery_projector::{
-    BadFilter, History, JsonRow, NotReached, OperationSearch, PageToken, Query, QueryError, RowKey, RowKind,
+    BadFilter, Consistency, History, JsonRow, NotReached, OperationSearch, PageToken, Query, QueryError,
+    RowKey, RowKind,
 };
 use serde::Serialize;
 use tokio::sync::Semaphore;
@@ -82,24 +83,22 @@ pub(super) enum ReadFrom {
 /// (`consistency=eventual`), at the last verdict that this server gave before. Nothing of the server is taken meanwhile
 /// but the connection.
 pub(super) async fn settle(app: &App, params: &mut Params, from: ReadFrom) -> Result<(), Problem> {
-    let verdict = match params.take("consistency")?.as_deref() {
-        None => app.last_verdict.position(),
-        Some("eventual") => Position::ZERO,
+    let consistency = match params.take("consistency")?.as_deref() {
+        None => Consistency::Verdicts,
+        Some("eventual") => Consistency::Eventual,
         Some(_) => {
             let what = "write eventual; by default a read is at least as new as the verdicts before it";
             return Err(Problem::parameter(In::Query, "consistency", what));
         }
     };
-    let wanted = match positions::take(params, "min_position")? {
-        None => verdict,
-        Some(wanted) => positions::seen(app.hub.lineages().as_ref(), wanted)?.max(verdict),
-    };
-    settled(app, wanted, from).await
+    let named = positions::take(params, "min_position")?;
+    let named = named.map(|named| positions::seen(app.hub.lineages().as_ref(), named)).transpose()?;
+    settled(app, app.last_verdict.wanted(consistency, named), from).await
 }
 
 /// Waits until this server is at the last verdict that it gave before.
 pub(super) async fn settle_by_default(app: &App, from: ReadFrom) -> Result<(), Problem> {
-    settled(app, app.last_verdict.position(), from).await
+    settled(app, app.last_verdict.wanted(Consistency::Verdicts, None), from).await
 }
 
 async fn settled(app: &App, wanted: Position, from: ReadFrom) -> Result<(), Problem> {

@@ -2,7 +2,7 @@
 //!
 //! In reading order: the rows that readers see and their keys, how rows follow from the state ([`row_of`]), how
 //! records are folded and which rows they change, the store that holds rows, the projector that drives all of it,
-//! and who reads: lists and single rows ([`query`]), and histories.
+//! and who reads: how new a read must be, lists and single rows ([`query`]), and histories.
 
 #[cfg(feature = "store")]
 mod changes;
@@ -20,6 +20,8 @@ pub mod history;
 mod index;
 #[cfg(feature = "store")]
 pub mod kind;
+#[cfg(feature = "store")]
+pub mod last_verdict;
 #[cfg(feature = "store")]
 pub mod page;
 #[cfg(feature = "store")]
@@ -49,6 +51,7 @@ pub use self::{
     fold::{Fold, FoldError, Folded, Folding, Touched, View},
     history::{History, HistoryError, HistoryPage},
     kind::{BadKey, Keyed, Row, RowKey, RowKind},
+    last_verdict::{Consistency, LastVerdict},
     page::{JsonPage, JsonRow, Page, PageToken, Query, QueryError},
     past::OperationSearch,
     projector::{ProjectError, Projector},

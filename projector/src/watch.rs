@@ -46,7 +46,7 @@ pub enum NotReached {
 
 impl Applied {
     /// Whether that is far enough; an error if it never will be.
-    fn reaches(&self, wanted: Position) -> Result<bool, NotReached> {
+    pub fn reaches(&self, wanted: Position) -> Result<bool, NotReached> {
         match &self.stopped {
             _ if self.position >= wanted => Ok(true),
             None => Ok(false),

@@ -15,9 +15,10 @@
 //! | 10 | the watermark of the inbox is of one topic and never falls; what is refused of it stands between the last one and this, in order |
 //! | 12 | a replica is placed where it leaves those of its plan as even as can be, over domains, then nodes; a rebalance moves what makes them more even, within the budget; a plan at rest that a move would make more even says so |
 //! | 11 | a set that stands beside the old one takes its place when all of it is ready, or on somebody's word; before that the old one is left alone, and afterwards nothing of the new one is left if that came to nothing. What runs is stopped for another run beside it only when that is ready |
+//! | 13 | a read is at least as new as every verdict that its server gave before, and shows what the facts up to the position that it names say; one is refused as too new only while the rows are behind a position of the journal |
 //!
 //! In reading order: what is remembered (`state`), what a fact owes to the rest of its record (`debts`), then a room for
-//! each group of facts, and what truly runs (`alive`).
+//! each group of facts, what truly runs (`alive`), and what readers are answered (`reads`).
 
 mod alive;
 mod approvals;
@@ -32,6 +33,7 @@ mod incarnations;
 mod operations;
 mod places;
 mod plans;
+mod reads;
 mod requests;
 mod reserving;
 mod spread;
@@ -59,6 +61,7 @@ use verdicts::Verdicts;
 use violation::{Check, demand};
 
 pub use alive::Alive;
+pub use reads::{List, Reads, Shown};
 pub use violation::Violation;
 
 /// Reads a journal and watches the invariants.
@@ -68,6 +71,7 @@ pub struct Checker {
     inbox: Inbox,
     verdicts: Verdicts,
     world: World,
+    reads: Reads,
 }
 
 impl Checker {
@@ -85,6 +89,7 @@ impl Checker {
                 .map_err(|error| Violation::new(2, format!("nobody can read it: {error}")).at(position))?;
             self.event(position, record, event).map_err(|violation| violation.at(position))?;
         }
+        self.reads.take(record);
         let settled = self.finish_input().and_then(|()| self.world.settle());
         settled.map_err(|violation| violation.at(record.last()))
     }
@@ -114,7 +119,9 @@ impl Checker {
         if !verdict {
             self.follows(cause)?;
         }
-        self.fact(&fact, At { position, cause, time: now, lineage })?;
+        let at = At { position, cause, time: now, lineage };
+        self.fact(&fact, at)?;
+        self.reads.fact(&fact, at);
         if let Some(replica) = about(&fact) {
             self.world.recount(replica, Presence::Kept);
         }
@@ -287,6 +294,16 @@ impl Checker {
     /// for each key; what surely was not recorded is not there.
     pub fn history(&self, history: &History) -> Result<(), Violation> {
         self.verdicts.history(history)
+    }
+
+    /// A server gives a verdict, by whichever way: later reads there are at least as new.
+    pub fn gave(&mut self, server: usize, verdict: Position) {
+        self.reads.gave(server, verdict);
+    }
+
+    /// What answers to reads are held against.
+    pub fn reads(&self) -> &Reads {
+        &self.reads
     }
 
     /// Invariant 12, once everything has settled: the first plan whose spread could be more even while nothing says so.

@@ -78,7 +78,11 @@ impl Universe {
         // Now and then until deadlines have passed, and letters have come.
         let long = if self.random.chance(250) { 300_000 } else { 5000 };
         let down = Duration::from_millis(self.random.below(long));
-        let Some(server) = &self.seats[seat].server else { return false };
+        let Some(server) = &self.seats[seat].server else {
+            // A server that stands by loses nothing that anybody but its readers sees.
+            self.seats[seat].rows = None;
+            return false;
+        };
         let journal = std::sync::Arc::clone(server.journal());
         let waiting = journal.waiting() as u64;
         let kept = self.random.below(waiting + 1);
@@ -102,6 +106,7 @@ impl Universe {
 
     /// A server is no more: nobody is told, links break.
     pub fn stop_server(&mut self, seat: usize) {
+        self.seats[seat].rows = None;
         let Some(server) = self.seats[seat].server.take() else { return };
         if server.journal().waiting() > 0 {
             self.ghosts.push(std::sync::Arc::clone(server.journal()));
@@ -346,9 +351,7 @@ impl Universe {
 
     /// Keeps the state that a server's projector has, as snapshots do: through its bytes.
     pub fn keep_state(&mut self, seat: usize) {
-        let Some(state) = self.seats[seat].server.as_ref().and_then(super::server::Server::state) else {
-            return;
-        };
+        let Some(state) = self.seats[seat].state() else { return };
         let mut bytes = Vec::new();
         state.encode(&mut bytes).expect("memory takes all");
         let Folding { at, watermark, .. } = state.clone();

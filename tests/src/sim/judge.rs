@@ -22,7 +22,7 @@ use super::fault::Counts;
 use super::letters::{Answers, Topic};
 use super::server::FLEET;
 use super::words;
-use crate::check::{Alive, Checker, Violation};
+use crate::check::{Alive, Checker, Reads, Violation};
 use crate::history::History;
 use crate::model::{self, Model};
 
@@ -191,6 +191,16 @@ impl Judge {
             format!("an answer names position {position}, which is not durable"),
             Some(position),
         ))
+    }
+
+    /// A server gives a verdict.
+    pub fn gave(&mut self, server: usize, verdict: Position) {
+        self.checker.gave(server, verdict);
+    }
+
+    /// What answers to reads are held against.
+    pub fn reads(&self) -> &Reads {
+        self.checker.reads()
     }
 
     /// A plan whose spread could be more even while nothing says so.

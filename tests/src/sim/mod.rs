@@ -1,8 +1,8 @@
 //! Deterministic simulation: whole worlds in one thread, each played from one seed.
 //!
 //! In reading order: what a seed draws ([`script`], with what people ask in `asks`), what may go wrong ([`fault`]), the world and its parts
-//! ([`universe`], [`server`], [`executor`], [`producer`], its inbox in `letters`), what can happen in a step ([`step`], then [`serving`], [`executing`], [`breakage`]), who
-//! judges ([`judge`]), and the end of faults ([`settle`]). Deciders, projector, executors, orchestrator and the rule
+//! ([`universe`], [`server`], what one shows in [`rows`], [`executor`], [`producer`], its inbox in `letters`), what can happen in a
+//! step ([`step`], then [`serving`], [`executing`], [`breakage`]), who reads ([`readers`]), who judges ([`judge`]), and the end of faults ([`settle`]). Deciders, projector, executors, orchestrator and the rule
 //! of the journal are those that users run. [`play`] plays a seed; [`shrink`] makes a failure smaller.
 
 mod asks;
@@ -14,6 +14,8 @@ mod judge;
 pub mod letters;
 pub mod producer;
 mod random;
+pub mod readers;
+pub mod rows;
 pub mod script;
 pub mod server;
 mod serving;

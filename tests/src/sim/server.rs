@@ -1,5 +1,5 @@
-//! A server of a simulated world: the decider that users run, with its journal, its projector's state and what waits
-//! for it. It does one thing at a time, when the world says so.
+//! A server of a simulated world that decides: the decider that users run, with its journal and what waits for it. It does
+//! one thing at a time, when the world says so. What readers see of it is in [`super::rows`].
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,11 +12,12 @@ use chancery_decider::inbox::{Inbox, InboxGone};
 use chancery_events::id::{Lineage, Writer};
 use chancery_events::intent::Request;
 use chancery_events::letter::Letter;
+use chancery_events::record::Record;
 use chancery_events::time::Time;
 use chancery_journal::memory::{MemoryJournal, MemoryLog};
 use chancery_journal::{Delivery, Journal};
 use chancery_machine::fleet::Fleet;
-use chancery_projector::{Fold, FoldError, Folding};
+use chancery_projector::{FoldError, Folding};
 
 use super::letters::Topic;
 
@@ -48,8 +49,8 @@ pub struct Server {
     driver: Driver,
     journal: Arc<MemoryJournal>,
     deliveries: Arc<Mutex<VecDeque<Delivery>>>,
-    /// What readers see: the projector's state.
-    fold: Fold,
+    /// Records that were delivered, on their way to the projector.
+    pub published: Vec<Arc<Record>>,
     /// Requests that were sent to it.
     pub asks: VecDeque<Ask>,
     /// Whose request each ticket is.
@@ -75,27 +76,21 @@ pub fn wall_at(now: Duration, error: i64) -> Time {
 }
 
 impl Server {
-    /// Starts one: from a snapshot if it has one, then from the log.
+    /// Starts one with the state at the end of the log.
     pub fn start(
         log: &MemoryLog,
-        snapshot: Option<Folding>,
+        state: Option<Folding>,
         random: u64,
         lease: Duration,
         now: Duration,
         wall: i64,
         topic: Option<&Topic>,
     ) -> Result<Server, BadStart> {
-        let mut fold = Fold::from(snapshot);
-        let records = log.source().records(fold.position().plus(1)).expect("a log in memory can be read");
-        for record in records {
-            fold.take(&record.expect("nobody breaks the chain"))?;
-        }
         let deliveries: Arc<Mutex<VecDeque<Delivery>>> = Arc::default();
         let sink = Arc::clone(&deliveries);
         let take = move |delivery| sink.lock().unwrap_or_else(PoisonError::into_inner).push_back(delivery);
         let journal = Arc::new(log.open(Box::new(take)).expect("nobody breaks the chain"));
-        let fleet = fold.state().map(|state| state.fleet.clone());
-        let watermark = fold.state().and_then(|state| state.watermark.as_ref());
+        let watermark = state.as_ref().and_then(|state| state.watermark.as_ref());
         let inbox = topic.map(|topic| topic.take_up(watermark)).transpose()?;
         let reads = inbox.as_ref().map_or(0, Inbox::next);
         let settings = Settings {
@@ -109,7 +104,7 @@ impl Server {
             replicas: 1000,
             inbox,
         };
-        let fleet = fleet.unwrap_or_else(|| Fleet::new(Lineage::from_random(random)));
+        let fleet = state.map_or_else(|| Fleet::new(Lineage::from_random(random)), |state| state.fleet);
         let reading = Reading { wall: wall_at(now, wall), steady: Duration::ZERO };
         let head = journal.head();
         let writes = Arc::clone(&journal) as Arc<dyn Journal>;
@@ -118,7 +113,7 @@ impl Server {
             driver,
             journal,
             deliveries,
-            fold,
+            published: Vec::new(),
             asks: VecDeque::new(),
             calls: BTreeMap::new(),
             tickets: 0,
@@ -140,11 +135,6 @@ impl Server {
         &self.journal
     }
 
-    /// The state that its readers see.
-    pub fn state(&self) -> Option<&Folding> {
-        self.fold.state()
-    }
-
     /// What its clocks say.
     pub fn reading(&self, now: Duration) -> Reading {
         Reading { wall: wall_at(now, self.wall), steady: now.saturating_sub(self.began) }
@@ -159,18 +149,8 @@ impl Server {
     pub fn take(&mut self) -> Result<Vec<Effect>, Ended> {
         let next = self.deliveries.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
         let Some(delivery) = next else { return Ok(Vec::new()) };
-        let fold = &mut self.fold;
-        let mut misfold = None;
-        let taken = self.driver.take(delivery, &mut |records| {
-            for record in records {
-                if let Err(error) = fold.take(record) {
-                    misfold.get_or_insert(error);
-                }
-            }
-        });
-        if let Some(error) = misfold {
-            panic!("a projector cannot fold what was delivered: {error:?}");
-        }
+        let published = &mut self.published;
+        let taken = self.driver.take(delivery, &mut |records| published.extend_from_slice(records));
         self.left = Left::More;
         let effects = self.driver.effects();
         taken.map(|()| effects)

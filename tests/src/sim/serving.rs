@@ -9,8 +9,9 @@ use chancery_events::id::{Attach, Writer};
 use chancery_journal::Journal;
 
 use super::fault::Fault;
-use super::server::Server;
-use super::universe::{Universe, Up, tell};
+use super::rows::{Rows, Started};
+use super::server::{BadStart, Server};
+use super::universe::{Seat, Universe, Up, tell};
 use super::words;
 use crate::check::Violation;
 
@@ -29,8 +30,26 @@ impl Universe {
         }
         let bits = self.random.bits();
         let topic = self.script.inbox.then_some(&self.topic);
-        let server = Server::start(&self.log, snapshot, bits, self.script.lease, self.now, wall, topic)
+        // The process of a server that stood by is the same, and its rows do not go back.
+        let least = self.seats[seat].rows.as_ref().map(Rows::position).unwrap_or_default();
+        let started = Started::fold(&self.log, snapshot, self.readers.behind(), least);
+        let begun = started.map_err(BadStart::from).and_then(|Started { head, rows, behind }| {
+            let server = Server::start(&self.log, head, bits, self.script.lease, self.now, wall, topic)?;
+            Ok((server, rows, behind))
+        });
+        let (server, fold, behind) = begun
             .map_err(|error| super::judge::violation(2, format!("a server cannot start: {error}"), None))?;
+        let head = server.journal().head().map(|head| head.position).unwrap_or_default();
+        let due = self.now + self.readers.delay();
+        let rows = match self.seats[seat].rows.take() {
+            Some(mut rows) => {
+                rows.decide(fold);
+                self.seats[seat].rows.insert(rows)
+            }
+            None => self.seats[seat].rows.insert(Rows::new(self.readers.process(), fold, head)),
+        };
+        rows.publish(behind, due);
+        self.may_read(seat);
         self.judge.answers.begins(Writer::from_random(bits), self.topic.end);
         tell!(self, "server {seat} starts, at {:?}", server.journal().head().map(|head| head.position));
         self.counts.add("server started");
@@ -48,15 +67,27 @@ impl Universe {
         act: impl FnOnce(&mut Server, Duration) -> Result<Vec<Effect>, Ended>,
     ) -> Result<(), Violation> {
         let full = self.strikes(Fault::FullJournal, 50);
-        let Some(server) = &mut self.seats[seat].server else { return Ok(()) };
+        let Seat { server: Some(server), rows: Some(rows), .. } = &mut self.seats[seat] else {
+            return Ok(());
+        };
         server.journal().bound(if full { FULL } else { usize::MAX });
         let effects = act(server, self.now);
+        if !server.published.is_empty() {
+            rows.publish(server.published.drain(..), self.now + self.readers.delay());
+        }
         match effects {
             Ok(effects) => self.effects(seat, effects),
             Err(ended) => {
                 tell!(self, "server {seat} ends: {ended}");
                 self.counts.add("server ended by itself");
+                // The process goes on when another one decides.
+                let stays =
+                    matches!(ended, Ended::Overtaken(_)).then(|| self.seats[seat].rows.take()).flatten();
                 self.stop_server(seat);
+                if let Some(mut rows) = stays {
+                    rows.stand_by(&self.log);
+                    self.seats[seat].rows = Some(rows);
+                }
                 if self.faulty {
                     self.seats[seat].down = self.now + Duration::from_millis(self.random.below(20_000));
                 }
@@ -72,6 +103,7 @@ impl Universe {
                     let call =
                         self.seats[seat].server.as_mut().and_then(|server| server.calls.remove(&ticket));
                     if let Some(call) = call {
+                        self.gave(seat, call, &verdict);
                         self.answered(call, &verdict)?;
                     }
                 }

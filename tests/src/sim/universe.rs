@@ -19,6 +19,8 @@ use super::judge::Judge;
 use super::letters::Topic;
 use super::producer::Call;
 use super::random::Random;
+use super::readers::Readers;
+use super::rows::Rows;
 use super::script::Script;
 use super::server::{FLEET, Server};
 use super::step::Action;
@@ -27,12 +29,24 @@ use crate::history::History;
 
 /// A place where a server may run.
 pub struct Seat {
-    /// The server, if one runs.
+    /// The server, if one runs and decides.
     pub server: Option<Server>,
+    /// What its process shows, also while another server decides. Who decides has them.
+    pub rows: Option<Rows>,
     /// Until when nobody starts one again.
     pub down: Duration,
     /// How far the wall clock there is from the world's time.
     pub wall: i64,
+}
+
+impl Seat {
+    /// The state of the projector of a server that decides, which catches up first.
+    pub fn state(&mut self) -> Option<&Folding> {
+        self.server.as_ref()?;
+        let rows = self.rows.as_mut()?;
+        rows.catch_up();
+        rows.state()
+    }
 }
 
 /// A connection between an executor and a server.
@@ -105,6 +119,8 @@ pub struct Universe {
     pub asked: usize,
     /// What producers were told.
     pub history: History,
+    /// Who reads.
+    pub readers: Readers,
     /// Whose judgement it is whether all is well.
     pub judge: Judge,
     /// What happened how often.
@@ -134,8 +150,8 @@ impl Universe {
         let mut random = Random::new(script.seed ^ 0x5eed);
         let log = MemoryLog::new(FLEET);
         log.hold();
-        let seats =
-            (0..script.servers).map(|_| Seat { server: None, down: Duration::ZERO, wall: 0 }).collect();
+        let seat = |_| Seat { server: None, rows: None, down: Duration::ZERO, wall: 0 };
+        let seats = (0..script.servers).map(seat).collect();
         let machines = script.clusters.iter().enumerate().map(|(number, runtime)| {
             let drift = i64::try_from(random.below(20_000)).unwrap_or(0) - 10_000;
             let folder = Folder::new(ScopeId::from_random(random.bits()));
@@ -171,6 +187,7 @@ impl Universe {
             topic: Topic::default(),
             asked: 0,
             history: History::new(),
+            readers: Readers::new(&script),
             counts: Counts::default(),
             faulty: true,
             story: with_story.then(Vec::new),
@@ -265,11 +282,16 @@ impl Universe {
         self.judge.look(&self.topic, &mut self.counts)?;
         let worlds: Vec<&World> = self.everything().collect();
         self.judge.alive(&worlds)?;
+        self.read_rows()?;
         self.taken += 1;
         if self.taken.is_multiple_of(32) {
             self.judge.rows()?;
-            for seat in &self.seats {
-                if let Some(state) = seat.server.as_ref().and_then(Server::state) {
+            for seat in 0..self.seats.len() {
+                if self.seats[seat].server.is_none() {
+                    continue;
+                }
+                self.go_on(seat)?;
+                if let Some(state) = self.seats[seat].rows.as_ref().and_then(Rows::state) {
                     self.judge.same_state(state)?;
                 }
             }

@@ -1,6 +1,7 @@
 //! A journal that is right passes, and each way of breaking it is found as a breach of the invariant that it is.
 
 mod breaches;
+mod reads;
 
 use chancery_events::id::{IncarnationId, Position};
 use chancery_events::refusal::Code;

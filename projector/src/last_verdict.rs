@@ -1,0 +1,94 @@
+//! The last verdict of a server, and how new a read must be: at least as new as that, unless the client asks for less.
+//!
+//! A verdict counts from before its answer is written, to any client: over a typed route, as a `CloudEvent`, in a batch, or
+//! forwarded to the server that decides and answered here. Only durable verdicts are given, so each position is one of
+//! the journal, and a takeover leaves it reachable. Inbox messages have no answer and do not count.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use chancery_events::id::{Lineage, Position};
+
+/// How new a read must be, besides the position that it names.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum Consistency {
+    /// At least as new as every verdict that the server gave before the request came.
+    #[default]
+    Verdicts,
+    /// As new as the server is.
+    Eventual,
+}
+
+/// Highest position among the verdicts that a server has given for a fleet.
+#[derive(Debug, Default)]
+pub struct LastVerdict(AtomicU64);
+
+impl LastVerdict {
+    /// Begins at the head of the journal as this process found it: verdicts of the process before are in it.
+    pub const fn at(head: Position) -> LastVerdict {
+        LastVerdict(AtomicU64::new(head.get()))
+    }
+
+    /// Notes a verdict, before its answer is written.
+    pub fn note(&self, verdict: Position) {
+        self.0.fetch_max(verdict.get(), Ordering::AcqRel);
+    }
+
+    /// Notes a verdict that another server gave, before its answer is passed on. `lineage` is that which the answer names, if
+    /// it names one, and `own` that of this server's journal.
+    pub fn note_forwarded(&self, verdict: Position, lineage: Option<Lineage>, own: Lineage) {
+        // The server that decides checked the lineage; problems do not repeat it.
+        if lineage.is_none_or(|lineage| lineage == own) {
+            self.note(verdict);
+        }
+    }
+
+    /// The highest position that was noted.
+    pub fn position(&self) -> Position {
+        Position::new(self.0.load(Ordering::Acquire))
+    }
+
+    /// The position that the rows must have for a read that comes now; `named` is the position that the read names.
+    pub fn wanted(&self, consistency: Consistency, named: Option<Position>) -> Position {
+        let verdict = match consistency {
+            Consistency::Verdicts => self.position(),
+            Consistency::Eventual => Position::ZERO,
+        };
+        named.map_or(verdict, |named| named.max(verdict))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_of_another_server_counts_unless_it_is_of_another_journal() {
+        let [own, other] = [1, 2].map(Lineage::from_random);
+        let cases = [
+            (12, Some(own), 12, "a verdict"),
+            (12, None, 12, "a refusal, which names no lineage"),
+            (12, Some(other), 5, "another journal"),
+            (3, Some(own), 5, "an earlier one: a repeat"),
+        ];
+        for (position, lineage, noted, why) in cases {
+            let last = LastVerdict::at(Position::new(5));
+            last.note_forwarded(Position::new(position), lineage, own);
+            assert_eq!(last.position(), Position::new(noted), "{why}");
+        }
+    }
+
+    #[test]
+    fn a_read_wants_the_last_verdict_and_the_position_that_it_names() {
+        let cases = [
+            (Consistency::Verdicts, None, 5, "the last verdict"),
+            (Consistency::Verdicts, Some(3), 5, "a position before it"),
+            (Consistency::Verdicts, Some(9), 9, "a position behind it"),
+            (Consistency::Eventual, None, 0, "nothing"),
+            (Consistency::Eventual, Some(3), 3, "the position alone"),
+        ];
+        let last = LastVerdict::at(Position::new(5));
+        for (consistency, named, wanted, why) in cases {
+            assert_eq!(last.wanted(consistency, named.map(Position::new)), Position::new(wanted), "{why}");
+        }
+    }
+}

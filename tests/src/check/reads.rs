@@ -1,0 +1,210 @@
+//! Invariant 13: what readers are answered.
+//!
+//! | a read | what is demanded |
+//! |---|---|
+//! | is answered | the position that the answer names is at least that of every verdict that the server gave before the request came, unless the read waived that, and at least the position that the read named; what is shown is what the facts up to that position say |
+//! | is refused with `position_not_applied` | it waited for a position of the journal, and the rows were behind it |
+//!
+//! Facts say of an entity its version (one more for each fact whose first subject it is) and the position of the last fact
+//! about it. Other parts of rows are compared elsewhere.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use chancery_events::fact::Fact;
+use chancery_events::id::Position;
+use chancery_events::record::Record;
+use chancery_events::subject::Subject;
+
+use super::state::At;
+use super::violation::{Check, Violation, demand};
+
+/// What a row says of its history.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Shown {
+    /// The version.
+    pub version: u64,
+    /// The position of the fact that last changed it.
+    pub changed: Position,
+}
+
+/// The parts of a list, by what they are about.
+pub type List = BTreeMap<Subject, Shown>;
+
+/// A fact about an entity.
+#[derive(Clone, Copy, Debug)]
+struct Change {
+    at: Position,
+    /// The version since then; zero if the entity is gone.
+    version: u64,
+}
+
+/// The verdicts that servers gave, and the changes of each entity.
+#[derive(Clone, Default, Debug)]
+pub struct Reads {
+    /// The highest position among the verdicts of each server, by its number. Whoever starts one again keeps its number.
+    given: BTreeMap<usize, Position>,
+    changes: BTreeMap<Subject, Vec<Change>>,
+    head: Position,
+}
+
+/// What a fact does to its first subject.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Effect {
+    /// The entity begins, whatever had its name before.
+    Begins,
+    /// The entity begins, if it is not there.
+    Applies,
+    /// The entity ends.
+    Ends,
+    /// The entity changes, if it is there.
+    Changes,
+}
+
+fn effect(fact: &Fact) -> Effect {
+    match fact {
+        Fact::DeploymentCreated(_) | Fact::ReplicaCreated(_) | Fact::VolumeCreated(_) => Effect::Begins,
+        Fact::ClusterApplied(_)
+        | Fact::CapabilityApplied(_)
+        | Fact::NodeApplied(_)
+        | Fact::PolicyApplied(_)
+        | Fact::PlanApplied(_) => Effect::Applies,
+        Fact::ClusterDeleted(_)
+        | Fact::CapabilityDeleted(_)
+        | Fact::NodeDeleted(_)
+        | Fact::PolicyDeleted(_)
+        | Fact::PlanDeleted(_)
+        | Fact::ReplicaDeleted(_)
+        | Fact::VolumeDestroyed(_) => Effect::Ends,
+        // All others are about what is there.
+        _ => Effect::Changes,
+    }
+}
+
+/// Whether only a fact of its own ends the entity. Others are forgotten some time after they are over, or with their owner.
+fn lasts(subject: &Subject) -> bool {
+    match subject {
+        Subject::Cluster(_)
+        | Subject::Capability(_)
+        | Subject::Node(_)
+        | Subject::Plan(_)
+        | Subject::Policy(_)
+        | Subject::Replica(_) => true,
+        Subject::Fleet
+        | Subject::Deployment(..)
+        | Subject::Incarnation(_)
+        | Subject::Operation(_)
+        | Subject::Session(_)
+        | Subject::Volume(_)
+        | Subject::Request(_) => false,
+    }
+}
+
+/// Whether facts alone say when a row has last changed. Rows of the others consist of other entities too.
+fn is_of_itself(subject: &Subject) -> bool {
+    !matches!(subject, Subject::Node(_) | Subject::Plan(_) | Subject::Deployment(..) | Subject::Replica(_))
+}
+
+impl Reads {
+    pub(super) fn fact(&mut self, fact: &Fact, at: At) {
+        if let Some(issued) = fact.issues(at.lineage, at.position) {
+            self.changes.entry(issued).or_default().push(Change { at: at.position, version: 1 });
+        }
+        // Verdicts name what an intent was about, and change nothing of it.
+        if matches!(fact, Fact::IntentAccepted(_) | Fact::IntentRefused(_)) {
+            return;
+        }
+        for (number, subject) in fact.subjects().into_iter().enumerate() {
+            let changes = self.changes.entry(subject).or_default();
+            let now = changes.last().map_or(0, |last| last.version);
+            let version = match effect(fact) {
+                _ if number > 0 => now,
+                Effect::Begins => 1,
+                Effect::Applies => now + 1,
+                Effect::Ends => 0,
+                Effect::Changes => now + u64::from(now > 0),
+            };
+            if now > 0 || version > 0 {
+                changes.push(Change { at: at.position, version });
+            }
+        }
+    }
+
+    pub(super) fn take(&mut self, record: &Record) {
+        self.head = record.last();
+    }
+
+    /// A server gives a verdict, which every later read there is to follow.
+    pub(super) fn gave(&mut self, server: usize, verdict: Position) {
+        let last = self.given.entry(server).or_default();
+        *last = verdict.max(*last);
+    }
+
+    /// The position that the answer to a read must have reached which comes to a server now and waives nothing.
+    pub fn least(&self, server: usize) -> Position {
+        self.given.get(&server).copied().unwrap_or_default()
+    }
+
+    fn reached(&self, least: Position, position: Position) -> Check {
+        demand!(
+            13,
+            position >= least,
+            "a read is answered at position {position}, and must have reached {least}"
+        );
+        demand!(13, position <= self.head, "a read is answered at a position behind the end, {}", self.head);
+        Ok(())
+    }
+
+    /// What facts up to a position say of an entity.
+    fn told(changes: &[Change], position: Position) -> Option<Change> {
+        let before = changes.partition_point(|change| change.at <= position);
+        changes[..before].last().copied().filter(|change| change.version > 0)
+    }
+
+    /// Invariant 13, for the answer to a read of one row that must have reached `least`; `None` if there is no such row.
+    pub fn row(&self, least: Position, position: Position, subject: &Subject, row: Option<Shown>) -> Check {
+        self.reached(least, position)
+            .and_then(|()| self.same(position, subject, row))
+            .map_err(|v| v.at(position))
+    }
+
+    fn same(&self, position: Position, subject: &Subject, row: Option<Shown>) -> Check {
+        let changes = self.changes.get(subject).map_or(&[][..], Vec::as_slice);
+        match (Reads::told(changes, position), row) {
+            (Some(told), Some(Shown { version, changed })) => {
+                demand!(
+                    13,
+                    version == told.version,
+                    "{subject} is shown in version {version}, not {}",
+                    told.version
+                );
+                let by_itself = changed == told.at || !is_of_itself(subject);
+                demand!(13, by_itself, "{subject} is shown as changed at {changed}, not {}", told.at);
+                demand!(13, changed <= position, "{subject} is shown as it is after position {changed}");
+                Ok(())
+            }
+            (Some(told), None) => {
+                demand!(13, !lasts(subject), "{subject} is not shown, which has version {}", told.version);
+                Ok(())
+            }
+            (None, Some(_)) => Err(Violation::new(13, format!("{subject} is shown, which is not there"))),
+            (None, None) => Ok(()),
+        }
+    }
+
+    /// Invariant 13, for the answer to a read of all of a kind that must have reached `least`. `kind` is the word of a kind
+    /// whose entities end by facts of their own.
+    pub fn list(&self, least: Position, position: Position, kind: &str, list: &List) -> Check {
+        let of_kind = self.changes.keys().filter(|subject| subject.kind() == kind);
+        let subjects: BTreeSet<&Subject> = of_kind.chain(list.keys()).collect();
+        let same = |subject: &&Subject| self.same(position, subject, list.get(*subject).copied());
+        let all = || subjects.iter().try_for_each(same);
+        self.reached(least, position).and_then(|()| all()).map_err(|violation| violation.at(position))
+    }
+
+    /// Invariant 13, for a read that is refused: it waited for the position `wanted`, and the rows stand at `rows`.
+    pub fn not_applied(&self, wanted: Position, rows: Position) -> Check {
+        demand!(13, rows < wanted, "a read is refused at position {rows}, and wants no more than {wanted}");
+        demand!(13, wanted <= self.head, "a read waits for position {wanted}, behind the end, {}", self.head);
+        Ok(())
+    }
+}

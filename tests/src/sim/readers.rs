@@ -1,0 +1,362 @@
+//! Readers of a simulated world: they read what a verdict changed, right after it, and anything at any other moment, from
+//! servers that decide, that have just begun, and that stand by.
+//!
+//! Readers change nothing, and what they draw is drawn apart: a world has the same log with them as without them.
+
+use std::time::Duration;
+
+use chancery_decider::Verdict;
+use chancery_events::id::Position;
+use chancery_events::subject::Subject;
+use chancery_projector::{Consistency, Fold};
+use serde_json::Value;
+
+use super::judge::violation;
+use super::random::Random;
+use super::rows::{Answer, Done, Found, Listed, Parts, Read, Rows, Wanted, row};
+use super::script::Script;
+use super::universe::{Universe, tell};
+use crate::check::Violation;
+
+/// One world of so many compares whole rows with the log, which is folded again for that.
+const WHOLE: u64 = 16;
+/// Entities of the last verdicts, among which readers choose.
+const RECENT: usize = 16;
+
+/// A row that was shown: at which position, of what, and all of it.
+type Seen = (Position, Subject, Option<Value>);
+
+/// Those who read, and what they draw.
+pub struct Readers {
+    random: Random,
+    /// Whether requests go through servers that stand by.
+    forwards: bool,
+    /// Entities of the last verdicts.
+    recent: Vec<Subject>,
+    /// Reads that are about to be sent: after the judge has looked at the log.
+    sent: Vec<(usize, Wanted, Option<Position>)>,
+    /// Rows that were shown whole; kept in some worlds.
+    whole: Option<Vec<Seen>>,
+    /// Processes of servers so far.
+    processes: u64,
+}
+
+/// Another server, through which a request goes to the one that decides.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Via {
+    seat: usize,
+    process: u64,
+}
+
+impl Readers {
+    /// Those of a world.
+    pub fn new(script: &Script) -> Readers {
+        let mut random = Random::new(script.seed ^ 0x7ead);
+        Readers {
+            forwards: random.chance(300),
+            random,
+            recent: Vec::new(),
+            sent: Vec::new(),
+            whole: script.seed.is_multiple_of(WHOLE).then(Vec::new),
+            processes: 0,
+        }
+    }
+
+    /// The time from when a server has records until they are in its rows.
+    pub fn delay(&mut self) -> Duration {
+        match self.random.below(100) {
+            0..=39 => Duration::ZERO,
+            40..=84 => Duration::from_micros(self.random.between(1, 8000)),
+            85..=95 => Duration::from_millis(self.random.between(1, 500)),
+            _ => Duration::from_millis(self.random.between(500, 9000)),
+        }
+    }
+
+    /// Records that the rows of a server do not have when it starts.
+    pub fn behind(&mut self) -> usize {
+        if self.random.chance(500) { 0 } else { usize::try_from(self.random.below(6)).unwrap_or(0) }
+    }
+
+    /// A process of a server starts.
+    pub fn process(&mut self) -> u64 {
+        self.processes += 1;
+        self.processes
+    }
+
+    fn is_so_often(&mut self, of_a_thousand: u64) -> bool {
+        self.random.chance(of_a_thousand)
+    }
+
+    /// An entity of a recent verdict, or a list.
+    fn anything(&mut self) -> Wanted {
+        let recent = if self.is_so_often(700) { self.random.pick(&self.recent).cloned() } else { None };
+        recent.map_or_else(|| Wanted::List(self.list()), Wanted::Row)
+    }
+
+    fn list(&mut self) -> Listed {
+        self.random.pick(&Listed::ALL).copied().unwrap_or(Listed::Plans)
+    }
+
+    fn remember(&mut self, subject: &Subject) {
+        if !self.recent.contains(subject) {
+            if self.recent.len() >= RECENT {
+                self.recent.remove(0);
+            }
+            self.recent.push(subject.clone());
+        }
+    }
+}
+
+impl Universe {
+    /// Draws whether a request goes through a server that stands by, and which; one that has no process gets one.
+    pub(super) fn draw_via(&mut self) -> Option<Via> {
+        if !self.readers.forwards || !self.readers.is_so_often(400) {
+            return None;
+        }
+        let now = self.now;
+        let stands_by = |seat: &usize| {
+            let seat = &self.seats[*seat];
+            seat.server.is_none() && (seat.rows.is_some() || seat.down <= now)
+        };
+        let idle: Vec<usize> = (0..self.seats.len()).filter(stands_by).collect();
+        let seat = self.readers.random.pick(&idle).copied()?;
+        if self.seats[seat].rows.is_none() {
+            self.start_standby(seat)?;
+        }
+        let process = self.seats[seat].rows.as_ref()?.process;
+        Some(Via { seat, process })
+    }
+
+    /// A server starts and stands by. `None` if it cannot fold the log: the judge finds that too.
+    fn start_standby(&mut self, seat: usize) -> Option<()> {
+        let mut fold = Fold::from(self.snapshots.last().cloned());
+        for record in self.log.source().records(fold.position().plus(1)).ok()? {
+            fold.take(&*record.ok()?).ok()?;
+        }
+        let head = fold.position();
+        let mut rows = Rows::new(self.readers.process(), fold, head);
+        rows.stand_by(&self.log);
+        self.seats[seat].rows = Some(rows);
+        self.counts.add("server stands by");
+        tell!(self, "server {seat} starts and stands by, at {head}");
+        Some(())
+    }
+
+    /// A server gives a verdict, which it and the one that passes it on note before the answer is written. Then people
+    /// read.
+    pub(super) fn gave(&mut self, seat: usize, call: usize, verdict: &Verdict) {
+        let position = verdict.position;
+        if let Some(rows) = &self.seats[seat].rows {
+            rows.last.note(position);
+            self.judge.gave(seat, position);
+        }
+        let mut answering = seat;
+        let own = self.judge.state().map(|state| state.fleet.lineages().current);
+        if let (Some(via), Some(own)) = (self.calls[call].via.take(), own)
+            && let Some(rows) = self.seats[via.seat].rows.as_ref().filter(|rows| rows.process == via.process)
+        {
+            // Problems name no lineage.
+            rows.last.note_forwarded(position, verdict.result.is_ok().then_some(own), own);
+            self.judge.gave(via.seat, position);
+            self.counts.add("verdict forwarded");
+            answering = via.seat;
+        }
+        let subject = match &*verdict.result {
+            Ok(accepted) => accepted.subject.clone(),
+            Err(_) => None,
+        };
+        let subject = subject.or_else(|| self.calls[call].request.intent.subject());
+        if let Some(subject) = &subject {
+            self.readers.remember(subject);
+        }
+        if self.readers.is_so_often(600) {
+            let of = subject.clone().map_or_else(|| self.readers.anything(), Wanted::Row);
+            self.readers.sent.push((answering, of, None));
+        }
+        if self.readers.is_so_often(150) {
+            let list = self.readers.list();
+            self.readers.sent.push((answering, Wanted::List(list), None));
+        }
+        if let Some(subject) = subject.filter(|_| self.readers.is_so_often(100)) {
+            // Of another server the position is named.
+            let other = self.readers.random.below(self.seats.len() as u64);
+            let other = usize::try_from(other).unwrap_or(0);
+            self.readers.sent.push((other, Wanted::Row(subject), Some(position)));
+        }
+    }
+
+    /// A server has begun to decide: somebody may read there at once.
+    pub(super) fn may_read(&mut self, seat: usize) {
+        if self.readers.is_so_often(400) {
+            let of = self.readers.anything();
+            self.readers.sent.push((seat, of, None));
+        }
+    }
+
+    /// In the end rows catch up, and nobody waits any more.
+    pub(super) fn hear_all(&mut self) -> Result<(), Violation> {
+        for seat in 0..self.seats.len() {
+            self.go_on(seat)?;
+            if let Some(rows) = self.seats[seat].rows.as_mut().filter(|rows| rows.is_waited_for()) {
+                rows.catch_up();
+                self.go_on(seat)?;
+            }
+            if self.seats[seat].rows.as_ref().is_some_and(Rows::is_waited_for) {
+                return Err(violation(9, format!("a read of server {seat} has no answer"), None));
+            }
+        }
+        Ok(())
+    }
+
+    /// Readers send what they want to read now, and hear what they waited for.
+    pub(super) fn read_rows(&mut self) -> Result<(), Violation> {
+        if self.readers.is_so_often(12) {
+            let seat = usize::try_from(self.readers.random.below(self.seats.len() as u64)).unwrap_or(0);
+            let of = self.readers.anything();
+            self.readers.sent.push((seat, of, None));
+        }
+        for (seat, of, named) in std::mem::take(&mut self.readers.sent) {
+            self.ask_rows(seat, of, named)?;
+        }
+        for seat in 0..self.seats.len() {
+            if self.seats[seat].rows.as_ref().is_some_and(Rows::is_waited_for) {
+                self.go_on(seat)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn ask_rows(&mut self, seat: usize, of: Wanted, named: Option<Position>) -> Result<(), Violation> {
+        let eventual = self.readers.is_so_often(100);
+        let consistency = if eventual { Consistency::Eventual } else { Consistency::Verdicts };
+        // What happened before the request came is over.
+        self.go_on(seat)?;
+        let parts = if self.readers.whole.is_some() { Parts::All } else { Parts::Stamps };
+        let given = if eventual { Position::ZERO } else { self.judge.reads().least(seat) };
+        let least = named.map_or(given, |named| named.max(given));
+        let now = self.now;
+        let Some(rows) = self.seats[seat].rows.as_mut() else { return Ok(()) };
+        if rows.position() < least {
+            self.counts.add("read before its rows");
+        }
+        rows.ask(Read { of, parts, consistency, named, least }, now);
+        self.go_on(seat)
+    }
+
+    /// The rows of a server go on until now, unless it stands still, and readers hear what they waited for.
+    pub(super) fn go_on(&mut self, seat: usize) -> Result<(), Violation> {
+        let now = self.now;
+        let of = &mut self.seats[seat];
+        if of.server.as_ref().is_some_and(|server| server.paused.is_some()) {
+            return Ok(());
+        }
+        let Some(rows) = &mut of.rows else { return Ok(()) };
+        if of.server.is_none() {
+            rows.follow(now + self.readers.delay());
+        }
+        for done in rows.go_on(now) {
+            self.read_is_over(seat, done)?;
+        }
+        Ok(())
+    }
+
+    fn read_is_over(&mut self, seat: usize, done: Done) -> Result<(), Violation> {
+        let Done { asked, position, answer } = done;
+        let Read { of, least, .. } = asked.read;
+        tell!(
+            self,
+            "server {seat} answers a read of {of:?} that came at {:?} and must have reached {least}, at {position}: {}",
+            asked.since,
+            match &answer {
+                Answer::Row(None) => "there is none".to_owned(),
+                Answer::Row(Some(Found { shown, .. })) => format!("{shown:?}"),
+                Answer::List(list) => format!("{} rows", list.len()),
+                Answer::NotApplied => format!("position {} is not applied", asked.wanted),
+            }
+        );
+        let reads = self.judge.reads();
+        match (of, answer) {
+            (_, Answer::NotApplied) => {
+                reads.not_applied(asked.wanted, position)?;
+                self.counts.add("read refused");
+                return Ok(());
+            }
+            (Wanted::Row(subject), Answer::Row(row)) => {
+                let shown = row.as_ref().map(|row| row.shown);
+                reads.row(least, position, &subject, shown)?;
+                if let Some(whole) = &mut self.readers.whole {
+                    whole.push((position, subject, row.and_then(|row| row.whole)));
+                }
+            }
+            (Wanted::List(kind), Answer::List(list)) => reads.list(least, position, kind.word(), &list)?,
+            (of, answer) => return Err(violation(13, format!("{of:?} is answered by {answer:?}"), None)),
+        }
+        let is_by_standby = self.seats[seat].server.is_none();
+        self.counts.add(if is_by_standby { "read of a standby" } else { "read" });
+        Ok(())
+    }
+
+    /// Rows that were shown whole are those of the log, folded again, at the positions that the answers named.
+    pub(super) fn read_again(&mut self) -> Result<(), Violation> {
+        let mut seen = self.readers.whole.take().unwrap_or_default();
+        seen.sort_by_key(|(position, ..)| *position);
+        let mut seen = seen.into_iter().skip_while(|(position, ..)| *position == Position::ZERO).peekable();
+        let mut fold = Fold::default();
+        for record in self.log.source().records(Position::FIRST).expect("a log in memory can be read") {
+            if seen.peek().is_none() {
+                return Ok(());
+            }
+            let record = record.map_err(|error| violation(1, error.to_string(), None))?;
+            fold.take(&record).map_err(|error| violation(2, error.to_string(), None))?;
+            while let Some((position, subject, shown)) = seen.next_if(|(at, ..)| *at <= fold.position()) {
+                let state = fold.state().filter(|state| state.at.position == position);
+                let Some(state) = state else {
+                    let what = "an answer names a position at which no record ends";
+                    return Err(violation(13, what, Some(position)));
+                };
+                let own = row(&state.fleet, &subject, Parts::All).and_then(|found| found.whole);
+                if own != shown {
+                    let what = format!("{subject} was shown as {shown:?}, and is {own:?}");
+                    return Err(violation(13, what, Some(position)));
+                }
+                self.counts.add("whole row compared");
+            }
+        }
+        match seen.next() {
+            None => Ok(()),
+            Some((position, ..)) => {
+                Err(violation(13, "an answer names a position behind the end", Some(position)))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Story, play, play_many};
+    use super::*;
+
+    #[test]
+    fn readers_of_some_hundred_worlds_wait_are_refused_and_are_answered_by_every_server() {
+        let all = play_many(1, 320);
+        assert!(all.failed.is_empty(), "{:?}", all.failed);
+        for what in [
+            "read",
+            "read of a standby",
+            "read before its rows",
+            "read refused",
+            "verdict forwarded",
+            "whole row compared",
+        ] {
+            assert!(all.counts.get(what) > 0, "no {what}");
+        }
+        let (answered, refused) = (all.counts.get("read"), all.counts.get("read refused"));
+        assert!(answered > 10 * refused, "{answered} answered, {refused} refused");
+    }
+
+    #[test]
+    fn stories_tell_of_reads() {
+        let story = play(Script::draw(1), Story::Told).story;
+        assert!(story.iter().any(|line| line.contains("answers a read")), "{story:#?}");
+    }
+}

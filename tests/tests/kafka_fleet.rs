@@ -372,22 +372,14 @@ fn unsafe_topics_are_refused_and_named_with_what_mends_them() {
     assert!(String::from_utf8_lossy(&refused.stderr).contains("and must be"), "{refused:?}");
 }
 
-/// Ten rounds of the lane `takeovers`, each with another fault: of its 23 faults, those from `10 * part` on.
-fn faults_lose_nothing_and_decide_nothing_twice(part: u64) {
-    let (tally, ran) = Lane::Takeovers.run(Place::ThreeBrokers, 10, part);
+#[test]
+fn faults_of_servers_brokers_topics_and_clocks_lose_nothing_and_decide_nothing_twice() {
+    // The first 19 of the 23 faults: the campaign plays the others, an unclean election among them. One test, because two
+    // fleets of three brokers beside the other tests are more than two cores can do in time.
+    let (tally, ran) = Lane::Takeovers.run(Place::ThreeBrokers, 19, 0);
     println!("{tally:?}");
     ran.unwrap_or_else(|error| panic!("{error:?}"));
-    assert_eq!((tally.rounds, tally.lost, tally.decided_twice, tally.violations), (10, 0, 0, 0));
-    assert_eq!(tally.faults.len(), 10, "one of each kind");
-    assert!(tally.acknowledged > 50, "only {} intents were acknowledged", tally.acknowledged);
-}
-
-#[test]
-fn faults_of_servers_brokers_and_connections_lose_nothing_and_decide_nothing_twice() {
-    faults_lose_nothing_and_decide_nothing_twice(0);
-}
-
-#[test]
-fn faults_of_topics_clocks_and_imports_lose_nothing_and_decide_nothing_twice() {
-    faults_lose_nothing_and_decide_nothing_twice(1);
+    assert_eq!((tally.rounds, tally.lost, tally.decided_twice, tally.violations), (19, 0, 0, 0));
+    assert_eq!(tally.faults.len(), 19, "one of each kind");
+    assert!(tally.acknowledged > 100, "only {} intents were acknowledged", tally.acknowledged);
 }

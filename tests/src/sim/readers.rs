@@ -53,7 +53,7 @@ impl Readers {
     pub fn new(script: &Script) -> Readers {
         let mut random = Random::new(script.seed ^ 0x7ead);
         Readers {
-            forwards: random.chance(300),
+            forwards: random.chance(250),
             random,
             recent: Vec::new(),
             sent: Vec::new(),
@@ -195,13 +195,17 @@ impl Universe {
 
     /// In the end rows catch up, and nobody waits any more.
     pub(super) fn hear_all(&mut self) -> Result<(), Violation> {
+        let is_waited_for = |rows: &Option<Rows>| rows.as_ref().is_some_and(Rows::is_waited_for);
         for seat in 0..self.seats.len() {
-            self.go_on(seat)?;
-            if let Some(rows) = self.seats[seat].rows.as_mut().filter(|rows| rows.is_waited_for()) {
-                rows.catch_up();
-                self.go_on(seat)?;
+            if !is_waited_for(&self.seats[seat].rows) {
+                continue;
             }
-            if self.seats[seat].rows.as_ref().is_some_and(Rows::is_waited_for) {
+            self.go_on(seat)?;
+            if let Some(rows) = &mut self.seats[seat].rows {
+                rows.catch_up();
+            }
+            self.go_on(seat)?;
+            if is_waited_for(&self.seats[seat].rows) {
                 return Err(violation(9, format!("a read of server {seat} has no answer"), None));
             }
         }

@@ -9,7 +9,7 @@ use crate::lanes::campaign::Campaign;
 use crate::until;
 
 pub(super) fn put(campaign: &mut Campaign) -> Result<()> {
-    let (incarnation, work) = some_work(campaign)?;
+    let (incarnation, work) = some_work(campaign);
     std::os::unix::fs::symlink(campaign.host.canary("linked"), work.join("link"))
         .context("cannot make a link")?;
     match campaign.random.below(3) {
@@ -58,14 +58,14 @@ fn bind(canary: &Path, at: &Path) -> Result<()> {
 }
 
 /// An incarnation of `web` that runs, and the working directory of its main process.
-fn some_work(campaign: &mut Campaign) -> Result<(String, PathBuf)> {
+fn some_work(campaign: &mut Campaign) -> (String, PathBuf) {
     campaign.deploy(3);
     let client = campaign.client();
     until("three replicas of web run, and no other is left", || {
         let all = client.items("replicas?plan=web&limit=1000");
         (all.len() == 3 && all.iter().all(|replica| replica["phase"] == "running")).then_some(())
     });
-    let found = until("a payload runs", || {
+    until("a payload runs", || {
         let mains = campaign.host.alive_mains().ok()?.into_iter();
         // Replicas of other plans stay when none of `web` is wanted.
         let mut mains = mains.filter(|(_, process)| process.is_of_plan("web"));
@@ -75,8 +75,7 @@ fn some_work(campaign: &mut Campaign) -> Result<(String, PathBuf)> {
                 process.directory().filter(|work| work.is_dir() && work.starts_with(&campaign.data))?;
             Some((incarnation, work))
         })
-    });
-    Ok(found)
+    })
 }
 
 /// Mounts below the data directory, which may be one itself.

@@ -272,7 +272,7 @@ pub struct Open {
     /// Whether it gives way to another version of the replica: what it brings up has no place, and no deployment asked
     /// for that to be created.
     pub gives_way: bool,
-    /// Whether it has begun to bring the replica back to what that was before an operation that was aborted.
+    /// Whether it has begun to bring the replica back to what that was before an operation that was aborted or failed.
     pub regains: bool,
 }
 
@@ -297,8 +297,8 @@ pub struct Replica {
     pub next: Option<Open>,
     /// Whether a move by a disruption stopped it and failed, and it does not run again yet.
     pub downed: bool,
-    /// Whether its run was stopped for an operation that was aborted, and nothing has begun on it since: it is started
-    /// again, whatever its plan's rule says.
+    /// Whether its run was stopped for an operation that was aborted, or that failed and after which the plan's rule starts
+    /// it again, and nothing has begun on it since: it is started again, whatever its plan's rule says from now on.
     pub recovers: bool,
     /// When its plan's rule starts it again, unless something that is asked for begins before.
     pub again: Option<Again>,

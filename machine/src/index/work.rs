@@ -197,7 +197,9 @@ impl PlanIndex {
         };
         let full = |limit: u32| current.running.len() as u64 >= u64::from(limit);
         let any = in_domain(&current.queue.others).filter(|_| !full(current.bound()));
-        let update = in_domain(&current.queue.updates).filter(|_| !full(current.wave()));
+        // What was stopped for another version runs again before anything else is taken down.
+        let returns = self.of_version(current.version, true).any(|of| of.regaining > 0);
+        let update = in_domain(&current.queue.updates).filter(|_| !returns && !full(current.wave()));
         let next = any.or(update)?;
         let from = match current.rested {
             Some(rested) if pause > 0 => rested + std::time::Duration::from_millis(pause),

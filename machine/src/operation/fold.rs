@@ -8,7 +8,7 @@ use chancery_events::fact::{
 };
 use chancery_events::id::{IncarnationId, OperationId};
 use chancery_events::lifecycle::WillWord;
-use chancery_events::spec::OperationKind;
+use chancery_events::spec::{OperationKind, Restart};
 
 use super::end_word;
 use crate::fleet::{Contradiction, Fleet};
@@ -218,12 +218,13 @@ pub(crate) fn close(
     let keeps_promise = operation.keeps_promise();
     let stops = rebalance::stops_after(operation, end);
     let failed = matches!(end, OperationEnd::Failed { .. });
-    let aborted = matches!(end, OperationEnd::Cancelled { .. }) && operation.replaces();
+    let aborted = matches!(end, OperationEnd::Cancelled { .. });
+    let replaces = operation.replaces();
     // With a start that has not begun, the rule has done what it promised, unless another took the place of it.
     let begun = matches!(operation.state, OperationState::Running);
     let kept = matches!(end, OperationEnd::Superseded { .. } | OperationEnd::Cancelled { .. });
     let fulfilled = matches!(operation.by.as_deref(), Some(Asker::Rule(_))) && !begun && !kept;
-    let aborted = aborted && begun;
+    let undone = begun && replaces && (aborted || failed);
     let rests = operation.deployment.clone().filter(|_| succeeded).map(|name| (plan.clone(), name));
     // One of a deployment that is not carried out is that deployment's matter.
     if operation.deployment.is_none() && matches!(operation.state, OperationState::PendingApproval(_)) {
@@ -236,10 +237,13 @@ pub(crate) fn close(
             Version::Touch => operation.meta.touch(at),
         }
     })?;
-    let aborted = aborted && is_down(fleet, fleet.want::<Replica>(&replica)?);
+    let undone = undone && is_down(fleet, fleet.want::<Replica>(&replica)?);
+    let restarts = fleet.want::<Plan>(&plan)?.policy().restart() != &Restart::Never;
     fleet.touch::<Replica>(&replica, at, |replica| {
-        if aborted {
-            replica.recovers = replica.will == WillWord::Running;
+        if undone {
+            // After a failure the rule decides: when the run that is left is over, or it has.
+            let by_rule = if replica.active.is_some() { restarts } else { replica.again.is_some() };
+            replica.recovers = replica.will == WillWord::Running && (aborted || by_rule);
         }
         if replica.next.is_some_and(|next| next.id == id) {
             replica.next = None;

@@ -237,6 +237,27 @@ fn an_update_that_fails_stop_first_is_followed_by_what_ran_before() {
     assert_eq!((world.phases(), replica.deployment.as_str()), (vec!["running"], "d1"), "by the plan's rule");
 }
 
+#[test]
+fn no_other_replica_is_taken_down_before_what_an_update_stopped_and_failed_to_replace_runs_again() {
+    for restart in ["always", "best_effort", "never"] {
+        let mut world = world(2, "automatic", &json!({"update": "stop_first", "restart": restart}));
+        world.deploy("d2", 2);
+        world.obey();
+        update(&mut world, "d3", 2);
+        let old = world.asked().next().expect("one is stopped");
+        world.report(old, ended(Exit::Clean));
+        let new = world.asked().next().expect("it comes up");
+        world.report(new, failed(Hope::Never));
+        world.report(new, Saw::Gone);
+        assert_eq!(world.deployment("d3"), "failed");
+        update(&mut world, "d4", 2);
+        let down = world.phases().iter().filter(|phase| **phase != "running").count();
+        assert_eq!(down, 1, "{restart}: without a rule it is the one that gets the next version first");
+        world.obey();
+        assert_eq!((world.deployment("d4").as_str(), world.phases()), ("completed", vec!["running"; 2]));
+    }
+}
+
 /// Four cores of a runtime that changes what runs where it stands.
 fn simulated(approval: &str) -> World {
     let mut world = World::new();

@@ -427,3 +427,29 @@ fn a_scale_up_that_fails_takes_nothing_back_of_the_version_that_serves() {
     let runs = world.fleet.incarnations().sorted().into_iter().filter(|run| run.is_live());
     assert_eq!(runs.map(|run| run.deployment.to_string()).collect::<Vec<_>>(), ["good"]);
 }
+
+#[test]
+fn a_rollback_stops_no_run_before_what_was_stopped_for_the_version_that_it_takes_back_runs_again() {
+    let mut world = World::with_nodes(6);
+    world.plan_with("automatic", &json!({"update": "stop_first"}));
+    let by = |count, wave| json!({"count": count, "strategy": {"rolling": {"wave": wave}}});
+    create(&mut world, "good", "v1", &by(6, 3));
+    world.obey();
+    create(&mut world, "bad", "v2", &by(6, 2));
+    let running = |world: &World| world.phases().iter().filter(|phase| **phase == "running").count();
+    for old in world.asked().collect::<Vec<_>>() {
+        world.report(old, ended(Exit::Clean));
+    }
+    assert_eq!((running(&world), world.asked().count()), (4, 2), "two are updated");
+    rollback(&mut world, "back");
+    for new in world.asked().collect::<Vec<_>>() {
+        world.report(new, ended(Exit::Clean));
+    }
+    assert_eq!(
+        (running(&world), world.asked().count()),
+        (4, 2),
+        "they are started again, and no other is stopped"
+    );
+    world.obey();
+    assert_eq!((world.deployment("back").as_str(), running(&world)), ("completed", 6));
+}

@@ -11,7 +11,7 @@ use chancery_events::id::OperationId;
 use chancery_events::intent::Intent;
 use chancery_events::lifecycle::WillWord;
 use chancery_events::name::ReplicaName;
-use chancery_events::spec::OperationKind;
+use chancery_events::spec::{OperationKind, Restart};
 use chancery_events::subject::Subject;
 use chancery_events::time::Time;
 
@@ -447,10 +447,15 @@ impl World {
         let is_well = runs.is_some_and(|run| run.life == Life::Running && run.is_ready);
         let kept = matches!(end, OperationEnd::Superseded { .. } | OperationEnd::Cancelled { .. });
         let is_down = runs.is_none_or(|run| matches!(run.life, Life::Reserved | Life::Stopping(_)));
-        let aborted = had_begun && replaces(kind) && matches!(end, OperationEnd::Cancelled { .. });
+        let aborted = matches!(end, OperationEnd::Cancelled { .. });
+        let undone = had_begun && replaces(kind) && (aborted || matches!(end, OperationEnd::Failed { .. }));
+        let is_left = self.replica(&name)?.active.is_some();
+        let restarts = self.plan(&operation.plan)?.latest()?.restart != Restart::Never;
         let replica = self.replica(&name)?;
-        if aborted && is_down {
-            replica.recovers = replica.will == WillWord::Running;
+        if undone && is_down {
+            // After a failure the rule has the say: it has spoken, or does when the run is over.
+            let by_rule = if is_left { restarts } else { replica.again.is_some() };
+            replica.recovers = replica.will == WillWord::Running && (aborted || by_rule);
         }
         if matches!(operation.by, Some(Asker::Rule(_))) && !had_begun && !kept {
             // The rule has done what it promised.

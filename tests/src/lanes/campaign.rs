@@ -25,7 +25,7 @@ const RENEWAL: Duration = Duration::from_secs(50);
 /// Between two requests for a restart that was refused.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
 /// Mebibytes of the file system in memory on which the data directory is, where one is to be full.
-const ROOM: u64 = 128;
+const ROOM: u64 = 512;
 
 /// What the faults are put into.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -94,6 +94,11 @@ impl Campaign {
         let mut deck = Deck::new(faults);
         for round in 0..rounds {
             let fault = deck.draw(&mut self.random);
+            if let Some(status) = self.site.server.ended() {
+                let log = self.site.server.log();
+                let last = log.lines().skip(log.lines().count().saturating_sub(40)).collect::<Vec<_>>();
+                bail!("round {round}: the server ended by itself, {status}:\n{}", last.join("\n"));
+            }
             let count = self.random.below(7) as u32;
             self.deploy(count);
             self.pause(128);

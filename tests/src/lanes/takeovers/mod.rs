@@ -26,7 +26,10 @@ use crate::sim::Random;
 use crate::{Executor, Server, Standbys, until};
 use blow::{Blow, Struck};
 use follower::Follower;
-use letters::Letters;
+use letters::{Letters, last_exported};
+
+/// The exporter has so long after the last record.
+const EXPORT: Duration = Duration::from_mins(2);
 
 pub(super) fn run(rounds: u64, seed: u64, tally: &mut Tally) -> Result<()> {
     let mut random = Random::new(seed);
@@ -110,6 +113,7 @@ pub(super) fn run(rounds: u64, seed: u64, tally: &mut Tally) -> Result<()> {
         // What kept a part of it from working is over, whoever decided then.
         until("every server is ready", || (server.client().get("/readyz").status == 200).then_some(()));
     }
+    exported(&cluster, head)?;
     outside(&cluster, &standbys, deleted)?;
     for server in &mut standbys.servers {
         let code = server.stop();
@@ -131,6 +135,22 @@ fn at_rest(server: &Server) -> u64 {
         }
         last.filter(|_| since.elapsed() > Duration::from_secs(3))
     })
+}
+
+/// Waits until the events topic has the event of that position: on a busy machine the exporter is behind the journal.
+fn exported(cluster: &Cluster, head: u64) -> Result<()> {
+    let began = Instant::now();
+    loop {
+        let (_, last) = last_exported(cluster.bootstrap())?;
+        if last >= head {
+            return Ok(());
+        }
+        ensure!(
+            began.elapsed() < EXPORT,
+            "the last event of the events topic is {last}, and the journal's {head}"
+        );
+        std::thread::sleep(Duration::from_millis(200));
+    }
 }
 
 /// Has the topics, the servers and their mirrors looked at by the checker that is not ours. `deleted` is the last position whose

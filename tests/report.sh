@@ -46,6 +46,7 @@ run_tests() {
 
 report() {
   [ "${#current[@]}" = 0 ] || note_step failed
+  [ -z "$lints" ] || kill -- "-$lints" 2>/dev/null || true
   if [ -s "$notes/steps" ]; then
     printf '\n%-10s %-20s %8s %8s  %-6s %s\n' PART STEP WALL CPU START RESULT
     tr , . <"$notes/steps" | awk -F '\t' '

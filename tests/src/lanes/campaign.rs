@@ -94,10 +94,8 @@ impl Campaign {
         let mut deck = Deck::new(faults);
         for round in 0..rounds {
             let fault = deck.draw(&mut self.random);
-            if let Some(status) = self.site.server.ended() {
-                let log = self.site.server.log();
-                let last = log.lines().skip(log.lines().count().saturating_sub(40)).collect::<Vec<_>>();
-                bail!("round {round}: the server ended by itself, {status}:\n{}", last.join("\n"));
+            if let Some(how) = self.ended_by_itself() {
+                bail!("round {round}: {how}");
             }
             let count = self.random.below(7) as u32;
             self.deploy(count);
@@ -129,6 +127,14 @@ impl Campaign {
         drop(self.disk.take());
         let found = self.host.settle_ended()?;
         judge_host(&found, tally)
+    }
+
+    /// How the server ended, if nobody asked for that, with its last log lines.
+    fn ended_by_itself(&mut self) -> Option<String> {
+        let status = self.site.server.ended()?;
+        let log = self.site.server.log();
+        let last: Vec<_> = log.lines().skip(log.lines().count().saturating_sub(40)).collect();
+        Some(format!("the server ended by itself, {status}:\n{}", last.join("\n")))
     }
 
     pub(super) fn client(&self) -> Client {
@@ -243,6 +249,9 @@ impl Campaign {
 /// A run that failed must start nothing more while what it has left is cleared away.
 impl Drop for Campaign {
     fn drop(&mut self) {
+        if let Some(how) = self.ended_by_itself() {
+            eprintln!("{how}");
+        }
         if let Some(executor) = self.site.executor.as_mut().filter(|executor| executor.is_up()) {
             executor.kill();
         }

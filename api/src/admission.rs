@@ -1,5 +1,5 @@
-//! Admission: tells requests of programs and people from requests of web pages. A browser on this machine sends
-//! what a page of anybody asks for, also to loopback.
+//! Admission separates requests of programs and people from requests of web pages. A browser on this machine
+//! sends requests of any page, also to loopback.
 //!
 //! | header | value | answer |
 //! |---|---|---|
@@ -16,15 +16,15 @@
 //! | `Content-Type`, other methods | JSON, CloudEvents in JSON, lines of JSON | admitted |
 //! | | none, several, or any other | 415 `unsupported_media_type` |
 //!
-//! What each row stops:
-//! - `Host`: DNS rebinding. The name of a page that was rebound to this machine is in `Host`. No page can have a name of
-//!   loopback, whatever its port, so that ports (of tunnels, of containers) are not compared.
+//! Attacks that each row stops:
+//! - `Host`: DNS rebinding. `Host` carries the name of a page that was rebound to this machine. No page can
+//!   have a name of loopback, whatever its port, so that ports (of tunnels, of containers) are not compared.
 //! - `Origin` and `Sec-Fetch-Site`: requests between sites, also from a page on another port of this machine.
-//! - `Content-Type`: what forms and simple requests can send without a preflight, also in browsers that send neither
-//!   header. The rule does not depend on the body: a browser may leave the body out.
+//! - `Content-Type`: forms and simple requests, which are sent without a preflight, also by browsers that
+//!   send neither header. The rule does not depend on the body: a browser may omit the body.
 //!
-//! Answers permit cross-origin access (CORS) to the origins in `cors_origins` alone. By default there are none, and a
-//! preflight always fails.
+//! Answers permit cross-origin access (CORS) only to the origins in `cors_origins`. By default there are
+//! none, and a preflight always fails.
 
 use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -39,7 +39,7 @@ use super::problem::{
 /// Header in which a browser reports the relation between the page and the server.
 pub(super) const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
-/// Media types that no form and no simple request of a browser has.
+/// Media types that forms and simple requests of a browser cannot send.
 const MEDIA_TYPES: [&str; 4] = [
     "application/json",
     "application/cloudevents+json",
@@ -47,30 +47,31 @@ const MEDIA_TYPES: [&str; 4] = [
     "application/x-ndjson",
 ];
 
-/// Hosts under which a server takes requests, in addition to those of loopback, and origins of pages that may send them.
+/// Hosts for which a server accepts requests besides loopback, and origins of pages that may send them.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct AllowedHosts {
-    /// Lower case, without ports.
+    /// Host names in lower case, without ports.
     hosts: BTreeSet<String>,
-    /// Lower case, as in `https://console.example`.
+    /// Origins in lower case, such as `https://console.example`.
     origins: BTreeSet<String>,
 }
 
 impl AllowedHosts {
-    /// Hosts of the setting `allowed_hosts`, and that of `advertise`, under which other servers forward requests.
+    /// Returns the hosts of `allowed_hosts`, and that of `advertise`, to which other servers forward
+    /// requests.
     pub fn new(configured: &BTreeSet<String>, advertise: Option<&str>) -> AllowedHosts {
         let advertised = advertise.and_then(host_of);
         let all = configured.iter().map(String::as_str).chain(advertised);
         AllowedHosts { hosts: all.map(str::to_ascii_lowercase).collect(), origins: BTreeSet::new() }
     }
 
-    /// Admits pages of these origins as well, those of the setting `cors_origins`.
+    /// Admits pages of the origins of the setting `cors_origins` as well.
     #[must_use]
     pub fn with_origins(self, origins: &BTreeSet<String>) -> AllowedHosts {
         AllowedHosts { origins: origins.clone(), ..self }
     }
 
-    /// Layer that permits browsers what pages of the listed origins ask for, and answers preflights. `None` without any.
+    /// Returns the layer that allows pages of the origins and answers preflights; `None` without origins.
     pub(super) fn cors(&self) -> Option<CorsLayer> {
         let origins = self.origins.iter().filter_map(|origin| HeaderValue::from_str(origin).ok());
         let layer = CorsLayer::new()
@@ -86,7 +87,7 @@ impl AllowedHosts {
     }
 }
 
-/// Whether the head of a request is admitted, by the table above.
+/// Whether the head of a request is admitted by the table above; otherwise the problem.
 pub(super) fn admit<B>(hosts: &AllowedHosts, request: &Request<B>) -> Result<(), Problem> {
     let (method, headers) = (request.method(), request.headers());
     let authority = authority(request.uri(), headers)?;
@@ -113,7 +114,7 @@ pub(super) fn admit<B>(hosts: &AllowedHosts, request: &Request<B>) -> Result<(),
     if is_read || has_media_type(headers) { Ok(()) } else { Err(simple(method)) }
 }
 
-/// The only `Host`, which is that of the target, if the target has one.
+/// Returns the only `Host`, which must equal the host of the target if the target has one.
 fn authority<'a>(target: &Uri, headers: &'a HeaderMap) -> Result<&'a str, Problem> {
     let mut all = headers.get_all(header::HOST).iter();
     let (Some(value), None) = (all.next(), all.next()) else {
@@ -128,7 +129,7 @@ fn authority<'a>(target: &Uri, headers: &'a HeaderMap) -> Result<&'a str, Proble
     }
 }
 
-/// Host of `host`, `host:port`, or `[address]:port`.
+/// Returns the host of `host`, `host:port`, or `[address]:port`.
 pub fn host_of(authority: &str) -> Option<&str> {
     let end = match authority.strip_prefix('[') {
         Some(rest) => rest.find(']')? + 2,
@@ -152,7 +153,7 @@ fn is_loopback(host: &str) -> bool {
         || bracketed(host).is_some_and(|address| address.is_loopback())
 }
 
-/// Whether a header is there, and is not a single one with a value that is admitted.
+/// Whether a header exists and is not a single one with an admitted value.
 fn has_other(headers: &HeaderMap, name: &HeaderName, is_admitted: impl Fn(&str) -> bool) -> bool {
     let mut all = headers.get_all(name).iter();
     let first = all.next();

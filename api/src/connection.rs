@@ -1,18 +1,18 @@
-//! The requests of one connection: one at a time over HTTP/1.1, several over HTTP/2, each of which is a *stream*.
+//! Requests of one connection: one at a time over HTTP/1.1, several over HTTP/2, each of which is a *stream*.
 //!
-//! HTTP/2 is spoken without TLS, to clients that begin with its preface ("prior knowledge"). What limits an HTTP/1.1
-//! connection limits each stream:
+//! HTTP/2 is supported without TLS, for clients that start with its preface ("prior knowledge"). The limits
+//! of an HTTP/1.1 connection apply to each stream:
 //!
 //! | limit | HTTP/1.1 | HTTP/2 |
 //! |---|---|---|
-//! | slots | one for the connection | one for the connection, and one for each stream beside the first |
+//! | slots | one for the connection | one for the connection, and one for each concurrent stream after the first |
 //! | first request | within `header_read` of the connection | the same |
-//! | no request | closed after `header_read` | the same: streams that are open end first |
-//! | answer that the client does not take | closed after `stall` (by the socket) | closed after `stall`, also where the client takes the answers of other streams |
+//! | no request | closed after `header_read` | the same: open streams end first |
+//! | answer that the client does not read | closed after `stall` (by the socket) | closed after `stall`, also if the client reads the answers of other streams |
 //! | name of the server | the header `Host` | the pseudo-header `:authority`, or the header |
 //!
-//! HTTP/2 keeps at most 64 KiB of what a client sent and nobody has read, and gives an answer to the connection in pieces
-//! of 16 KiB, each when the client has room for it.
+//! HTTP/2 buffers at most 64 KiB of unread data from a client. Each answer is passed to the connection in
+//! pieces of 16 KiB, when the client has room.
 
 use std::convert::Infallible;
 use std::net::IpAddr;
@@ -34,10 +34,10 @@ use super::serve::busy;
 use super::slots::{ConnectionSlot, ConnectionSlots};
 use super::{Common, Limits};
 
-/// Bytes of an answer that are given to an HTTP/2 connection at one time.
+/// Size of the pieces in which an answer is passed to an HTTP/2 connection, in bytes.
 const PIECE: usize = 16 << 10;
 
-/// Requests of one connection.
+/// State of the requests of one connection.
 pub(super) struct ConnectionRequests {
     peer: IpAddr,
     common: Arc<Common>,
@@ -48,30 +48,30 @@ pub(super) struct ConnectionRequests {
 #[derive(Default)]
 struct RequestsState {
     version: Option<Version>,
-    /// Streams that are open; each with the time since which the client has to take a piece of its answer.
+    /// Open streams, each with the time since which the client has to accept a piece of its answer.
     streams: Vec<(u64, Option<Instant>)>,
     issued: u64,
     /// Time at which the last stream ended.
     idle: Option<Instant>,
 }
 
-/// Why a connection is to be closed.
+/// Reason for closing a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum CloseReason {
-    /// No request has come for as long as one may take.
+    /// No request arrived within `header_read`.
     Idle,
-    /// The client has not taken an answer for as long as that may take.
+    /// The client accepted no part of an answer within `stall`.
     Stalled,
 }
 
 impl ConnectionRequests {
-    /// Requests of a connection from `peer` that was accepted now.
+    /// Returns the state of a connection from `peer` that was just accepted.
     pub(super) fn new(peer: IpAddr, common: Arc<Common>, slots: Arc<ConnectionSlots>) -> Arc<Self> {
         let state = RequestsState { idle: Some(Instant::now()), ..RequestsState::default() };
         Arc::new(ConnectionRequests { peer, common, slots, state: Mutex::new(state) })
     }
 
-    /// Answers one request by the service.
+    /// Answers one request with the service.
     pub(super) async fn answer(
         self: Arc<Self>,
         service: Router,
@@ -98,7 +98,7 @@ impl ConnectionRequests {
         })
     }
 
-    /// Opens a stream: nothing, if it is not the only one and no slot is free.
+    /// Opens a stream. Returns `None` if other streams are open and no slot is free.
     fn open(self: &Arc<Self>) -> Option<OpenStream> {
         let mut state = self.lock();
         let slot = if state.streams.is_empty() { None } else { Some(self.slots.take(self.peer)?) };
@@ -110,7 +110,7 @@ impl ConnectionRequests {
         Some(OpenStream { requests: Arc::clone(self), number, _slot: slot })
     }
 
-    /// Waits until the connection is to be closed. Of HTTP/1.1, only the first request is waited for here.
+    /// Waits until the connection must be closed. For HTTP/1.1, only the first request has a deadline here.
     pub(super) async fn closing(&self) -> CloseReason {
         let Limits { header_read, stall, .. } = self.common.limits;
         loop {
@@ -122,12 +122,12 @@ impl ConnectionRequests {
             if at <= now {
                 return reason;
             }
-            // What is opened meanwhile has at least as long as the shorter of both.
+            // A stream that opens meanwhile has at least the shorter of both times.
             tokio::time::sleep_until(at.min(now + header_read.min(stall))).await;
         }
     }
 
-    /// When the connection is to be closed unless something changes, and why.
+    /// Returns the time at which the connection must be closed unless its state changes, and the reason.
     fn next_check(&self, header_read: Duration, stall: Duration) -> Option<(Instant, CloseReason)> {
         let state = self.lock();
         if state.version.is_some_and(|version| version != Version::HTTP_2) {
@@ -144,16 +144,16 @@ impl ConnectionRequests {
     }
 }
 
-/// One stream, from its request to the end of its answer.
+/// Stream, from its request to the end of its answer.
 struct OpenStream {
     requests: Arc<ConnectionRequests>,
     number: u64,
-    /// Of a stream beside others.
+    /// Slot of the stream, if others were open before it.
     _slot: Option<ConnectionSlot>,
 }
 
 impl OpenStream {
-    /// Notes whether the client has to take a piece of the answer before the next one is asked for.
+    /// Records whether the client has to accept a piece of the answer before the next piece is requested.
     fn waits(&self, waits: bool) {
         let mut state = self.requests.lock();
         let since = waits.then(Instant::now);
@@ -171,7 +171,7 @@ impl Drop for OpenStream {
     }
 }
 
-/// Answer to the request of a stream, in pieces. The next piece is asked for when the client has room for it.
+/// Answer to the request of a stream, in pieces. The next piece is requested when the client has room for it.
 struct StreamBody {
     answer: Body,
     rest: Bytes,
@@ -187,7 +187,7 @@ impl HttpBody for StreamBody {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
         if self.rest.is_empty() {
-            // There is room, so that nothing but the answer itself is waited for.
+            // There is room, so that only the answer itself is waited for.
             self.stream.waits(false);
             match std::task::ready!(Pin::new(&mut self.answer).poll_frame(cx)) {
                 Some(Ok(frame)) => match frame.into_data() {

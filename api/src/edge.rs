@@ -1,4 +1,4 @@
-//! The edge: what every request goes through, whatever it asks for.
+//! The edge: processing that is common to all requests.
 
 use std::any::Any;
 use std::sync::{Arc, OnceLock};
@@ -36,13 +36,13 @@ use super::{
 #[derive(Debug)]
 pub(super) struct RequestContext {
     pub(super) id: String,
-    /// The target as it was sent.
+    /// Target of the request as it was sent.
     target: Uri,
-    /// Set once a route takes the request.
+    /// Route of the request, set when one matches.
     route: OnceLock<&'static Route>,
 }
 
-/// A request that has found its route.
+/// Request with the route that it matched.
 pub(super) struct Call {
     pub(super) context: Arc<RequestContext>,
     pub(super) found: Match,
@@ -50,7 +50,7 @@ pub(super) struct Call {
     pub(super) principal: Principal,
 }
 
-/// The API without its listener.
+/// Returns the API as a router, without its listener.
 pub fn router(api: Api) -> Router {
     let api = Arc::new(api);
     let layers = option_layer(api.common.hosts.cors());
@@ -59,7 +59,7 @@ pub fn router(api: Api) -> Router {
     Router::new().fallback(answer).with_state((api, routes))
 }
 
-/// Answers any request: admits it, and completes what its route answers.
+/// Answers any request: admits it, and completes the answer of its route.
 async fn answer(
     State((api, routes)): State<(Arc<Api>, Router)>,
     mut request: Request<Body>,
@@ -78,7 +78,7 @@ async fn answer(
             request.extensions_mut().insert(Arc::clone(&context));
             routes.oneshot(request).await.into_response()
         }
-        // What is not admitted takes no token: a web page would spend those of the programs of this machine.
+        // A request that is not admitted takes no token: a web page would spend those of local programs.
         Err(problem) => refuse(problem, request.into_body(), limits).await.into_response(),
     };
     let mut response = with_body(response, id);
@@ -94,15 +94,15 @@ async fn answer(
     let taken = began.elapsed();
     let route = context.route.get();
     metrics.request(route.map_or("none", |route| &route.path), &method, status, taken);
-    // Probes come all the time and say nothing.
+    // Probes are frequent and carry no information.
     if !route.is_some_and(|route| matches!(route.does, Does::Live | Does::Ready | Does::Metrics)) {
         tracing::debug!(%method, path, status, request_id = id, ms = taken.as_secs_f64() * 1e3, "request");
     }
     response
 }
 
-/// Takes an `Accept-Encoding` that excludes something for none: for one that excludes everything, the layer that compresses
-/// would make 406 of an answer that is there already.
+/// Removes an `Accept-Encoding` that excludes an encoding. For a header that excludes every encoding, the
+/// compression layer would turn a finished answer into 406.
 fn take_weights(headers: &mut HeaderMap) {
     let is_zero = |weight: &str| weight.trim().parse::<f32>().is_ok_and(|weight| weight == 0.0);
     let excludes = |value: &HeaderValue| {
@@ -116,7 +116,7 @@ fn take_weights(headers: &mut HeaderMap) {
     }
 }
 
-/// Answers a request whose route is known: within the limits of its principal, its body and its time.
+/// Answers a request whose route is known, within the limits of its principal, its body and its time.
 async fn answer_routed(
     api: Arc<Api>,
     found: Found,
@@ -149,16 +149,16 @@ async fn answer_routed(
     })?
 }
 
-/// The problem, after the body is taken in: a sender that is cut off while it writes does not read the answer.
+/// Returns the problem after reading the body: a sender cut off while writing does not read the answer.
 async fn refuse(problem: Problem, body: Body, limits: &Limits) -> Problem {
     discard(body, limits.body, limits.body_read).await;
     problem
 }
 
-/// So many times the largest body is taken in before a sender is cut off.
+/// Factor on the largest body: that many bytes are read before a sender is cut off.
 const DISCARDED: usize = 8;
 
-/// Refuses what is too large before it is looked at.
+/// Refuses a request that is too large before it is processed.
 fn checked(limits: &Limits, request: &Request<Body>) -> Result<(), Problem> {
     let uri = request.uri().path_and_query().map_or(0, |path| path.as_str().len());
     if uri > limits.uri {
@@ -179,21 +179,21 @@ fn checked(limits: &Limits, request: &Request<Body>) -> Result<(), Problem> {
     Ok(())
 }
 
-/// What came with a request.
+/// Body of a request, read or not.
 enum Sent {
-    /// Its body, or why it cannot be had.
+    /// Body that was read, or the reason why it cannot be read.
     Read(Result<Bytes, Problem>),
-    /// That of an executor, which may be large: nothing of it is read before it is known whose it is.
+    /// Body of an executor's messages, which may be large. None of it is read before the executor is known.
     Unread(Body),
 }
 
-/// The fleet that a request is about.
+/// Returns the fleet that a request addresses.
 fn fleet<'a>(api: &'a Api, call: &Call) -> Result<&'a Arc<App>, Problem> {
     let name = call.found.param("fleet").unwrap_or_default();
     let found = name.parse::<FleetName>().ok().and_then(|name| api.fleets.get(&name));
     found.ok_or_else(|| {
         if forward::is_forwarded(&call.parts.headers) {
-            // Who sent it took this server for the one that decided last; that one has other fleets now.
+            // The sender took this server for the last leader, but this server has other fleets now.
             return forward::nobody();
         }
         let shown: String = name.chars().take(100).collect();
@@ -202,7 +202,7 @@ fn fleet<'a>(api: &'a Api, call: &Call) -> Result<&'a Arc<App>, Problem> {
     })
 }
 
-/// How long another server may take to answer: so that what is not known can still be said in time.
+/// Returns the time that another server has to answer; it leaves time to report an unknown outcome.
 fn patience(app: &App) -> Duration {
     app.common.limits.request.mul_f32(0.8)
 }
@@ -249,7 +249,7 @@ async fn read_of(app: &Arc<App>, call: &Call, params: Params) -> Result<Response
     }
 }
 
-/// What only the decider can answer: here, or on the server where it is.
+/// Answers a request that needs the decider: on this server, or through the server that is the leader.
 async fn write_to(
     app: &Arc<App>,
     call: Call,
@@ -273,7 +273,7 @@ async fn write_to(
     }
 }
 
-/// What an executor says on its link. The link may have been opened through this server, on the one that decides.
+/// Accepts an executor's messages on its channel, which this server may have opened on the leader.
 async fn say_to(
     app: Result<&Arc<App>, Problem>,
     limits: &Limits,
@@ -299,8 +299,8 @@ async fn say_to(
 }
 
 impl Api {
-    /// Ready, if nothing of any fleet stands still, it is known who decides, and the rows reach what is durable now within a
-    /// second.
+    /// Reports ready if no part of any fleet is stalled, the leader is known, and the rows reach the durable
+    /// position within one second.
     async fn ready(&self) -> Result<Response<Body>, Problem> {
         for (name, app) in &self.fleets {
             let head = app.source.head();
@@ -326,8 +326,8 @@ impl Api {
     }
 }
 
-/// The answer to a request whose handler has panicked: the connection and everyone else go on. What a panic may leave
-/// half done belongs to the request alone, or is guarded by its own lock.
+/// Answers a request whose handler has panicked; the connection and other requests continue. State that a
+/// panic leaves incomplete belongs to that request alone, or is guarded by its own lock.
 #[expect(clippy::needless_pass_by_value, reason = "the form that the layer takes")]
 fn panicked(panic: Box<dyn Any + Send>) -> Response<Body> {
     let text = panic.downcast_ref::<String>().map(String::as_str);
@@ -335,8 +335,8 @@ fn panicked(panic: Box<dyn Any + Send>) -> Response<Body> {
     Problem::internal("answer the request", &text).into_response()
 }
 
-/// Reads a body of at most `most` bytes whole, once there is memory for all of it but `own` bytes, which every request may
-/// have: parts of many would wait for each other.
+/// Reads a whole body of at most `most` bytes after reserving memory for all of it except `own` bytes, which
+/// every request may use. With partial reservations, requests would wait for each other.
 pub(super) async fn reserved(
     budget: &ByteBudget,
     body: Body,
@@ -357,10 +357,10 @@ pub(super) async fn reserved(
     Ok((whole(body, most, limits.body_read).await?, reserved))
 }
 
-/// Reads a body whole. One that is too large is still taken in, up to a bound, and thrown away.
+/// Reads a whole body. A body that is too large is still read, up to a bound, and discarded.
 pub(super) async fn whole(body: Body, most: usize, within: Duration) -> Result<Bytes, Problem> {
     let read = async {
-        // Of the size that is announced: growing by doubling would take twice as much.
+        // Capacity is the announced size: growing by doubling would take twice as much.
         let size = usize::try_from(body.size_hint().lower()).unwrap_or(most).min(most);
         let (mut body, mut kept, mut taken) = (body, Vec::with_capacity(size), 0);
         while let Some(frame) = body.frame().await {
@@ -383,7 +383,7 @@ pub(super) async fn whole(body: Body, most: usize, within: Duration) -> Result<B
     tokio::time::timeout(within, read).await.map_err(late)?
 }
 
-/// Takes a body in that is not wanted, up to a bound: its sender reads the answer when it has written.
+/// Reads and discards a body up to a bound, because its sender reads the answer only after writing.
 async fn discard(body: Body, most: usize, within: Duration) {
     let taken = async {
         let (mut body, mut taken) = (body, 0);
@@ -393,11 +393,11 @@ async fn discard(body: Body, most: usize, within: Duration) {
             taken += frame.data_ref().map_or(0, Bytes::len);
         }
     };
-    // Late or broken off: either way there is an answer already.
+    // Late or aborted: in both cases there is an answer already.
     let _ = tokio::time::timeout(within, taken).await;
 }
 
-/// A body has more bytes than it may.
+/// Returns the problem of a body with more than `most` bytes.
 pub(super) fn too_large(most: usize) -> Problem {
     Problem::new(TOO_LARGE, format!("read the body: it has more than {most} bytes"))
 }
@@ -410,7 +410,7 @@ fn text(body: &'static str) -> Response<Body> {
     response
 }
 
-/// An answer in JSON.
+/// Returns an answer in JSON.
 pub(super) fn json(body: impl Into<Body>) -> Response<Body> {
     let mut response = Response::new(body.into());
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));

@@ -1,10 +1,10 @@
-//! To the server that decides, for what this one cannot answer: intents, and executors' links.
+//! Forwards requests that this server cannot answer to the leader: intents, and executors' channels.
 //!
-//! The request goes there as it came, and the answer comes back as it is, also one that lasts. What must stay true:
-//! nothing is sent twice; a request goes on once at most, so that two servers that each believe in the other do not
-//! send it in circles; whether something may have been recorded is told truly; no decider of another journal takes it,
-//! whatever answers at the address by now: a forwarded request names the lineage of its fleet and the term of the
-//! decider that it is for.
+//! The request is forwarded unchanged, and the answer is returned unchanged, also a long-lived one.
+//! Invariants: nothing is sent twice. A request is forwarded at most once, so that two servers that take each
+//! other for the leader do not loop. The answer is truthful about whether something may have been recorded.
+//! No decider of another journal accepts the request, whatever server has the address by now. A forwarded
+//! request names the lineage of its fleet and the term of its decider.
 
 use std::io;
 use std::pin::Pin;
@@ -28,18 +28,18 @@ use super::admission::SEC_FETCH_SITE;
 use super::last_verdict::note_forwarded;
 use super::problem::{MISDIRECTED, NO_DECIDER, Problem, UNKNOWN_OUTCOME};
 
-/// Says that a request has come from another server, and for which decider: `LINEAGE/TERM`.
+/// Header of a request from another server, with the decider it is meant for: `LINEAGE/TERM`.
 const FORWARDED: HeaderName = HeaderName::from_static("chancery-forwarded");
-/// How long an append may have no outcome when the server is told to stop: brokers may be away.
+/// Time that an append may be without outcome after shutdown started: brokers may be unavailable.
 pub const LAST_OUTCOMES: Duration = Duration::from_secs(4);
-/// How long the other server may take to take a connection.
+/// Time that the other server has to accept a connection.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Time without a request after which a connection is closed. Short, because a request on a connection to a host that is cut
-/// off has an unknown outcome, where one that needs a new connection was not sent.
+/// Time without a request after which a connection is closed. The time is short: on a connection to an
+/// unreachable host, a request has an unknown outcome. A request that needs a new connection was not sent.
 const IDLE: Duration = Duration::from_secs(1);
-/// Connections to one server that wait for a request, at most.
+/// Maximum number of idle connections to one server.
 const MAX_IDLE: usize = 32;
-/// Those of a connection, those that this server sets itself, and those by which it has admitted the request.
+/// Headers of a connection, headers set by this server, and headers by which the request was admitted.
 const OURS: [HeaderName; 9] = [
     header::CONNECTION,
     header::TRANSFER_ENCODING,
@@ -52,11 +52,11 @@ const OURS: [HeaderName; 9] = [
     HeaderName::from_static("keep-alive"),
 ];
 
-/// Connections to deciding servers.
+/// Client for connections to leaders.
 pub(super) type DeciderClient = Client<HttpConnector, Body>;
 
-/// A client without connections. One that is reused and turns out to be closed is replaced only where nothing of the
-/// request was sent on it.
+/// Returns a client without connections. A reused connection that proves to be closed is replaced only if
+/// nothing of the request was sent on it.
 pub(super) fn client() -> DeciderClient {
     let mut connector = HttpConnector::new();
     connector.set_nodelay(true);
@@ -68,13 +68,13 @@ pub(super) fn client() -> DeciderClient {
         .build(connector)
 }
 
-/// Whether it has come from another server.
+/// Whether the request was forwarded by another server.
 pub(super) fn is_forwarded(headers: &HeaderMap) -> bool {
     headers.contains_key(FORWARDED)
 }
 
-/// Whether a request is for this server's decider. One of a client is; a forwarded one names the lineage, and no later
-/// term than this server's.
+/// Whether a request is for this server's decider. A client's request is; a forwarded request must name the
+/// lineage, and no later term than this server's.
 pub(super) fn check(app: &App, headers: &HeaderMap) -> Result<(), Problem> {
     let Some(named) = headers.get(FORWARDED) else { return Ok(()) };
     let named = named.to_str().ok().and_then(|text| text.split_once('/'));
@@ -89,15 +89,15 @@ pub(super) fn check(app: &App, headers: &HeaderMap) -> Result<(), Problem> {
     Err(Problem::new(MISDIRECTED, detail))
 }
 
-/// Nobody decides, as far as this server knows.
+/// Returns the problem for a fleet without a known leader.
 pub(super) fn nobody() -> Problem {
     Problem::new(NO_DECIDER, "ask the decider: no server decides for this fleet now; nothing was recorded")
 }
 
 /// Sends the request to the server at `there`.
 ///
-/// There must be an answer within `patience`, which is less than the whole request may take, so that what is not known
-/// can still be said. Once this server stops, an answer is waited for no longer than an append of this server's own.
+/// The answer must arrive within `patience`, which is below the request's limit, so that an unknown outcome
+/// can still be reported. Once this server stops, it waits no longer than for its own appends.
 pub(super) async fn send(
     app: &App,
     there: &Arc<str>,
@@ -112,12 +112,12 @@ pub(super) async fn send(
         let detail = format!("ask the decider at {there}: {why}; nothing was recorded");
         Problem::new(NO_DECIDER, detail)
     };
-    // The address is known from a record, so there is one.
+    // The address is known from a record, so the journal has one.
     let head = app.source.head().ok_or_else(nobody)?;
     let lineage = head.lineage;
     let decider = format!("{lineage}/{}", head.term);
     let request = request(there, &decider, parts, body).map_err(unreachable)?;
-    // It may have arrived, whatever is heard of it, unless there was no connection.
+    // The request may have arrived, whatever the error, unless there was no connection.
     let unknown = |why: String| {
         let detail = format!(
             "ask the decider at {there}: {why}; it may or may not be recorded: repeat the request with the same \
@@ -150,7 +150,7 @@ pub(super) async fn send(
     Ok(Response::from_parts(head, Body::new(ForwardedBody::new(body, app.hub.closing()))))
 }
 
-/// The first cause of an error: those after it add nothing for the reader.
+/// Returns the root cause of an error; its wrappers add nothing for the reader.
 fn cause(error: &Error) -> String {
     let mut cause: &(dyn std::error::Error + 'static) = error;
     while let Some(source) = cause.source() {
@@ -162,7 +162,7 @@ fn cause(error: &Error) -> String {
     }
 }
 
-/// Waits until this server has been stopping for so long.
+/// Waits until this server has been stopping for `since`.
 async fn stops(mut closing: watch::Receiver<bool>, since: Duration) {
     if closing.wait_for(|closing| *closing).await.is_err() {
         // Without its hub no fleet is served; the connection ends with the server.
@@ -171,7 +171,7 @@ async fn stops(mut closing: watch::Receiver<bool>, since: Duration) {
     sleep(since).await;
 }
 
-/// The body of a forwarded answer. When this server stops, a body that lasts ends, and one of a known size soon after.
+/// Body of a forwarded answer. On shutdown, a body of unknown size ends, and one of known size soon after.
 struct ForwardedBody {
     body: Incoming,
     stops: Pin<Box<dyn Future<Output = ()> + Send>>,
@@ -195,7 +195,7 @@ impl HttpBody for ForwardedBody {
         if let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(cx) {
             return Poll::Ready(frame.map(|frame| frame.map_err(io::Error::other)));
         }
-        // The client must not take what came for all of it.
+        // The client must not take the received part for all of it.
         self.stops.as_mut().poll(cx).map(|()| Some(Err(io::Error::other("this server stops"))))
     }
 
@@ -232,17 +232,17 @@ mod tests {
 
     use super::*;
 
-    /// The body of an answer that begins like this, and does not end.
+    /// Returns the body of an answer that starts with `answer` and does not end.
     async fn unfinished(answer: &'static [u8]) -> Incoming {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("it is bound");
         tokio::spawn(async move {
             let (mut stream, _) = listener.accept().await.expect("a connection");
-            // An answer before its request is none.
+            // An answer before its request would be discarded.
             let read = stream.read(&mut [0; 4096]).await.expect("a request");
             assert!(read > 0, "a request");
             stream.write_all(answer).await.expect("it reads");
-            // Until the other side hangs up.
+            // Until the peer closes the connection.
             let _ = stream.read_to_end(&mut Vec::new()).await;
         });
         let request = Request::builder().uri(format!("http://{address}/")).body(Body::empty());

@@ -1,4 +1,4 @@
-//! Headers that say something about an intent.
+//! Headers with attributes of an intent.
 
 use axum::http::{HeaderMap, HeaderName, header};
 use chancery_events::cloud;
@@ -7,7 +7,7 @@ use chancery_events::time::Time;
 
 use super::problem::{In, Problem, UNSUPPORTED_MEDIA_TYPE};
 
-/// What the headers say.
+/// Attributes from the headers of an intent.
 #[derive(Debug)]
 pub(super) struct Meta {
     pub(super) id: Option<IntentId>,
@@ -18,7 +18,7 @@ pub(super) struct Meta {
     pub(super) traceparent: Option<String>,
 }
 
-/// A header as text, given at most once.
+/// Returns a header as text; an error if it occurs several times.
 pub(super) fn one<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a str>, Problem> {
     let mut all = headers.get_all(name).iter();
     let Some(value) = all.next() else { return Ok(None) };
@@ -47,7 +47,7 @@ impl Meta {
         let traceparent = one(headers, &HeaderName::from_static("traceparent"))?;
         let traceparent = traceparent.map(cloud::traceparent).transpose();
         let key = one(headers, &HeaderName::from_static("idempotency-key"))?.map(|text| {
-            // The draft of the header's standard writes it as a quoted string; most clients do not.
+            // The draft of the header's standard writes the key as a quoted string; most clients do not.
             let bare = text.strip_prefix('"').and_then(|text| text.strip_suffix('"')).unwrap_or(text);
             bare.parse().map_err(|error: chancery_events::name::BadName| {
                 Problem::parameter(In::Header, "idempotency-key", error.to_string())
@@ -64,7 +64,7 @@ impl Meta {
     }
 }
 
-/// The version in `If-Match`.
+/// Returns the version in `If-Match`.
 fn if_match(headers: &HeaderMap) -> Result<Option<u64>, Problem> {
     let read = |text: &str| {
         let version = text.strip_prefix('"').and_then(|text| text.strip_suffix('"'));
@@ -75,18 +75,18 @@ fn if_match(headers: &HeaderMap) -> Result<Option<u64>, Problem> {
     one(headers, &header::IF_MATCH)?.map(read).transpose()
 }
 
-/// The forms in which a body may come.
+/// Format of a body.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Media {
-    /// `application/json`
+    /// Single JSON value, `application/json`.
     Json,
-    /// `application/cloudevents+json`
+    /// Structured CloudEvent, `application/cloudevents+json`.
     CloudEvent,
-    /// `application/cloudevents-batch+json`
+    /// Batch of CloudEvents, `application/cloudevents-batch+json`.
     Batch,
 }
 
-/// The form of the body.
+/// Returns the format of the body by its media type.
 pub(super) fn media(headers: &HeaderMap, allowed: &[Media]) -> Result<Media, Problem> {
     let text = one(headers, &header::CONTENT_TYPE)?.unwrap_or_default();
     let (essence, parameters) = text.split_once(';').map_or((text, ""), |(essence, rest)| (essence, rest));
@@ -103,7 +103,7 @@ pub(super) fn media(headers: &HeaderMap, allowed: &[Media]) -> Result<Media, Pro
     }
 }
 
-/// The body is of another form than those taken.
+/// Returns the problem of a media type that is not allowed.
 fn unsupported(found: &str, allowed: &[Media]) -> Problem {
     let allowed: Vec<_> = allowed
         .iter()

@@ -1,6 +1,6 @@
-//! `POST …/intents`: intents as CloudEvents, in each of the forms of its HTTP binding.
+//! `POST …/intents`: intents as CloudEvents, in each of the forms of the CloudEvents HTTP binding.
 //!
-//! | form | told by | attributes |
+//! | form | identified by | attributes |
 //! |---|---|---|
 //! | structured | `application/cloudevents+json`, or `application/json` without `ce-` headers | members of the object |
 //! | binary | `application/json` with `ce-` headers | headers, percent-encoded; `traceparent` also without `ce-` |
@@ -29,7 +29,7 @@ use super::write::{Asked, ask, response};
 
 const TAKEN: &[Media] = &[Media::CloudEvent, Media::Json, Media::Batch];
 
-/// Takes one or many.
+/// Accepts one intent or a batch.
 pub(super) async fn take(
     app: &Arc<App>,
     decider: &Decider,
@@ -60,7 +60,7 @@ pub(super) async fn take(
     Ok(response(status, &accepted))
 }
 
-/// Where an attribute stands.
+/// Returns the problem of an attribute, with its location.
 fn fault(part: In, bad: BadAttribute) -> Problem {
     let name = match part {
         In::Header => format!("ce-{}", bad.name),
@@ -74,7 +74,7 @@ fn fault(part: In, bad: BadAttribute) -> Problem {
     )
 }
 
-/// Joins what the headers say in any form with the attributes. Says whether the version came by `If-Match`.
+/// Combines the headers of all forms with the attributes. Also returns whether `If-Match` gave the version.
 fn request(
     part: In,
     attributes: Attributes,
@@ -97,7 +97,7 @@ fn request(
     Ok((request, meta.expect.is_some()))
 }
 
-/// Attributes and data as members of one object.
+/// Reads an intent whose attributes and data are members of one object.
 fn structured(meta: &Meta, text: Part<'_>) -> Result<(Request, bool), Problem> {
     let (attributes, data) = Attributes::of_object(text.part).map_err(|bad| match bad {
         BadEnvelope::Attribute(bad) => fault(In::Body, bad),
@@ -114,7 +114,7 @@ fn structured(meta: &Meta, text: Part<'_>) -> Result<(Request, bool), Problem> {
     request(In::Body, attributes, meta, intent)
 }
 
-/// Attributes as headers, the data as body.
+/// Reads an intent whose attributes are headers and whose data is the body.
 fn binary(headers: &HeaderMap, meta: &Meta, text: &str) -> Result<(Request, bool), Problem> {
     let mut attributes = Attributes::default();
     for (header, value) in headers {
@@ -123,7 +123,7 @@ fn binary(headers: &HeaderMap, meta: &Meta, text: &str) -> Result<(Request, bool
             |what: &str| fault(In::Header, BadAttribute { name: name.to_owned(), reason: what.to_owned() });
         let value =
             value.to_str().map_err(|_| wrong("write visible ASCII, and percent-encode everything else"))?;
-        // Some senders put the value into quotes, which the binding allows; inside, a backslash escapes.
+        // Some senders quote the value, which the binding allows; inside quotes, a backslash escapes.
         let bare = unquoted(value.trim());
         let decoded = percent_decode_str(&bare).decode_utf8().map_err(|_| wrong("percent-encode UTF-8"))?;
         attributes.set(name, &decoded).map_err(|bad| fault(In::Header, bad))?;
@@ -145,7 +145,7 @@ fn unquoted(text: &str) -> String {
     plain
 }
 
-/// Many, in their order. Each is answered for itself.
+/// Submits a batch in its order. Each intent has an answer of its own.
 async fn batch(
     app: &Arc<App>,
     decider: &Decider,
@@ -167,7 +167,7 @@ async fn batch(
         );
         return Err(Problem::new(TOO_LARGE, detail));
     }
-    // The request has paid for one.
+    // The request itself has taken the token of one intent.
     app.common.rates.owe(principal, items.len().saturating_sub(1));
     let mut answers: Vec<Option<serde_json::Value>> = vec![None; items.len()];
     let mut asked = Vec::new();
@@ -203,7 +203,7 @@ async fn batch(
 }
 
 fn read_items(text: &str) -> Result<Vec<&RawValue>, Problem> {
-    // The text has been checked: whatever begins so is an array.
+    // The text has been checked: if it starts this way, it is an array.
     serde_json::from_str(text).map_err(|_| {
         let problem = Problem::new(INVALID, "read the batch: it is not an array of events");
         problem.at(In::Body, "", "write an array")
@@ -214,8 +214,8 @@ fn problem_value(problem: &Problem, request_id: &str) -> serde_json::Value {
     serde_json::to_value(problem.shown(request_id)).unwrap_or_default()
 }
 
-/// Asks in order and waits for all. Once the decider is busy, no later one is asked: its turn must not come before
-/// that of an earlier one.
+/// Submits in order and waits for all. Once the decider is busy, no later intent is submitted, because it
+/// must not be decided before an earlier one.
 async fn in_order(
     asks: impl Iterator<Item = impl Future<Output = Result<Verdict, NoVerdict>>>,
 ) -> Vec<Result<Verdict, NoVerdict>> {

@@ -1,8 +1,8 @@
-//! JSON from outside: read strictly, and when it is wrong, say where.
+//! Strict reading of JSON from clients; errors name their location.
 //!
-//! Two passes. The first knows no types ([`strict`]): it refuses what is no JSON, names that come twice, and depth
-//! that could exhaust the stack. The second reads the type wanted. Both name the place as a JSON Pointer, and as line
-//! and column of the text as it was sent.
+//! There are two passes. The first is untyped ([`strict`]): it refuses invalid JSON, duplicate names, and
+//! depth that could exhaust the stack. The second reads the target type. Both give the location as a JSON
+//! Pointer, and as line and column of the text as it was sent.
 
 use std::fmt::Write as _;
 
@@ -12,7 +12,7 @@ use serde_path_to_error::Segment;
 
 use super::problem::{INVALID, In, MALFORMED, Problem};
 
-/// Checks that bytes are one JSON text in UTF-8, no name twice in one object, at most `depth` levels deep.
+/// Checks that `bytes` are one JSON text in UTF-8, without duplicate names, at most `depth` levels deep.
 pub(super) fn check(bytes: &[u8], depth: usize) -> Result<&str, Problem> {
     strict::check(bytes, depth).map_err(|fault| match fault {
         NotStrict::Utf8 { from } => Problem::new(
@@ -30,7 +30,7 @@ pub(super) fn check(bytes: &[u8], depth: usize) -> Result<&str, Problem> {
     })
 }
 
-/// Members that the path says: they are put in front of those of the body.
+/// Members taken from the path, inserted before those of the body.
 #[derive(Default, Debug)]
 pub(super) struct Splice {
     text: String,
@@ -39,7 +39,7 @@ pub(super) struct Splice {
 }
 
 impl Splice {
-    /// Puts `members` into the object that `text` must be. The text has been checked.
+    /// Inserts `members` into the object that `text` must be. The text has been checked.
     pub(super) fn new(text: &str, members: &[(&str, &str)]) -> Result<Splice, Problem> {
         let at = text.len() - text.trim_start_matches([' ', '\t', '\r', '\n']).len();
         let Some(rest) = text[at..].strip_prefix('{') else {
@@ -61,7 +61,7 @@ impl Splice {
         Ok(Splice { text: spliced, at: at + 1, inserted: front.len() })
     }
 
-    /// Where a place in the whole stands in what was sent.
+    /// Converts a location in the combined text into the location in the sent text.
     fn sent(&self, (line, column): (usize, usize)) -> (usize, usize) {
         let before = &self.text[..self.at];
         let here = before.matches('\n').count() + 1;
@@ -73,23 +73,23 @@ impl Splice {
         }
     }
 
-    /// Reads it.
+    /// Reads the combined text as a value of type `T`.
     pub(super) fn read<T: DeserializeOwned>(&self) -> Result<T, Problem> {
         read_at(&self.text, |place| self.sent(place))
     }
 }
 
-/// Reads a checked text.
+/// Reads a checked text as a value of type `T`.
 pub(super) fn read<T: DeserializeOwned>(text: &str) -> Result<T, Problem> {
     read_at(text, |place| place)
 }
 
-/// Reads a part of a checked text, an object; `sent` says where in the text a place of the part is.
+/// Reads an object that is a part of a checked text; `sent` maps a location of the part to the text.
 pub(super) fn read_at<T: DeserializeOwned>(
     text: &str,
     sent: impl Fn((usize, usize)) -> (usize, usize),
 ) -> Result<T, Problem> {
-    // Derived readers take an array for an object, member by member; nobody means that.
+    // Derived deserializers accept an array for an object, member by member; no client means that.
     if !text.trim_start_matches([' ', '\t', '\r', '\n']).starts_with('{') {
         return Err(Problem::new(INVALID, "read the body: it is not an object").at(
             In::Body,
@@ -110,13 +110,13 @@ pub(super) fn read_at<T: DeserializeOwned>(
         }
         let error = error.into_inner();
         let message = error.to_string();
-        // The path ends at the object; the message knows the member.
+        // The path ends at the object; the message names the member.
         let named = ["unknown field `", "missing field `", "duplicate field `"];
         let rest = named.iter().find_map(|start| message.strip_prefix(start));
         if let Some((name, _)) = rest.and_then(|rest| rest.split_once('`')) {
             let mut step = String::new();
             strict::name_step(&mut step, name);
-            // Of an unknown member, the path mostly knows it too.
+            // For an unknown member, the path mostly includes it already.
             if !(message.starts_with(named[0]) && pointer.ends_with(&step)) {
                 pointer.push_str(&step);
             }

@@ -1,16 +1,16 @@
-//! The last verdict of a server, as far as it is one of another server, which an answer names in its headers.
+//! Last verdict of a server, if another server gave it; answers name it in their headers.
 
 use axum::http::HeaderMap;
 use chancery_events::id::{Lineage, Position};
 pub use chancery_projector::LastVerdict;
 
-/// Notes the verdicts of an answer that another server gave. `own` is the lineage of this server's journal.
+/// Records the verdicts of an answer that another server gave. `own` is the lineage of this server's journal.
 pub(super) fn note_forwarded(last: &LastVerdict, answer: &HeaderMap, own: Lineage) {
     let text = |name| answer.get(name).and_then(|value| value.to_str().ok());
     let lineage = match text("chancery-lineage").map(str::parse) {
         None => None,
         Some(Ok(lineage)) => Some(lineage),
-        // It is not this journal's, whatever it is.
+        // An unreadable lineage is not that of this journal.
         Some(Err(_)) => return,
     };
     if let Some(Ok(position)) = text("chancery-position").map(str::parse) {

@@ -1,12 +1,13 @@
-//! The HTTP API: what people and programs see of fleets, and how they ask for something.
+//! HTTP API: lets people and programs read fleets and submit intents.
 //!
 //! ```text
-//! connection ─► [serve] ─► [edge] ─► [routes]: the one table ─► [read] rows · [write] intents · [stream] events · [logs] · [links]
-//!                limits     request id, limits, [admission],       every answer that is not what was asked for
-//!                           [rate]s, timeouts, figures             is a [problem]
+//! connection ─► [serve] ─► [edge] ─► [routes]: one table ─► [read] rows · [write] intents · [stream] events · [logs] · [links]
+//!                limits     request id, limits, [admission],     every answer other than the requested one
+//!                           [rate] limits, timeouts, metrics     is a [problem]
 //! ```
-//! What must stay true: a verdict is told only when it is durable, for the decider says nothing before; bad input is
-//! a 4xx with its place and never ends the process or holds others up; nothing is kept for a caller without a limit.
+//! Invariants: a verdict is returned only when it is durable, because the decider returns none before. Bad
+//! input is a 4xx answer that names its location; it never ends the process or blocks other requests. Nothing
+//! is kept for a caller without a limit.
 
 mod admission;
 mod budget;
@@ -63,40 +64,40 @@ pub use rate::Rates;
 pub use serve::serve;
 pub use slots::RESERVED;
 
-/// What the API shows.
+/// State of the HTTP API of one server.
 #[derive(Clone)]
 pub struct Api {
-    /// The fleets of the server.
+    /// Fleets of the server, by name.
     pub fleets: BTreeMap<FleetName, Arc<App>>,
-    /// What they share.
+    /// State that the fleets share.
     pub common: Arc<Common>,
 }
 
-/// What the fleets of a server share.
+/// State that the fleets of a server share.
 #[derive(Debug)]
 pub struct Common {
-    /// What one caller may take.
+    /// Limits on what one caller may use.
     pub limits: Limits,
-    /// How often it may ask.
+    /// Rate limits of each principal.
     pub rates: Rates,
-    /// Hosts under which it may be asked.
+    /// Hosts for which the server accepts requests.
     pub hosts: AllowedHosts,
-    /// Bytes of messages of executors that are not whole yet, of all links together.
+    /// Budget of bytes for incomplete messages of executors, of all channels together.
     pub uploads: ByteBudget,
-    /// Bytes of other bodies, until they are answered, of all connections together.
+    /// Budget of bytes for other bodies until they are answered, of all connections together.
     pub bodies: ByteBudget,
-    /// Bytes of answers that are being sent, of all connections together.
+    /// Budget of bytes for answers that are being sent, of all connections together.
     pub answers: ByteBudget,
-    /// Turns of lists.
+    /// Permits to read a list.
     pub lists: Arc<Semaphore>,
-    /// Connections to servers that decide.
+    /// Client for requests to the leaders of other servers.
     deciders: DeciderClient,
-    /// Counts.
+    /// Metrics of the server.
     pub metrics: Metrics,
 }
 
 impl Common {
-    /// Nobody has taken anything yet.
+    /// Returns the state of a server that has served no request yet.
     pub fn new(limits: Limits, hosts: AllowedHosts) -> Common {
         Common {
             rates: Rates::of(&limits),
@@ -112,31 +113,31 @@ impl Common {
     }
 }
 
-/// What the API shows of one fleet.
+/// State of the API of one fleet.
 #[derive(Clone)]
 pub struct App {
-    /// What it shares with the other fleets of the server.
+    /// State shared with the other fleets of the server.
     pub common: Arc<Common>,
-    /// Knows who decides intents.
+    /// Routes intents to the leader.
     pub desk: Desk,
-    /// Reads rows.
+    /// Reader of rows.
     pub reader: Reader,
-    /// The last verdict that this server has given: later reads are at least as new.
+    /// Position of the last verdict that this server has given; later reads are at least as new.
     pub last_verdict: Arc<LastVerdict>,
-    /// Reads the journal.
+    /// Reader of the journal.
     pub source: Arc<dyn Source>,
-    /// Gives new records to streams: the decider's `publish` puts them in.
+    /// Passes new records to streams; the decider's `publish` adds the records.
     pub hub: Arc<Hub>,
-    /// Counts what is the fleet's own.
+    /// Metrics of this fleet.
     pub figures: Arc<Figures>,
-    /// Finds what processes have written.
+    /// Finds the output of processes.
     pub logs: Arc<dyn Logs>,
-    /// Executors outside this process.
+    /// Channels of executors outside this process.
     pub links: Arc<Links>,
 }
 
 impl App {
-    /// The parts of the fleet that stand still on this server, each with its reason.
+    /// Returns the stalled parts of the fleet on this server, each with its reason.
     fn troubles(&self) -> Vec<(FleetPart, String)> {
         let journal = self.source.trouble().map(|trouble| (FleetPart::Journal, trouble));
         journal.into_iter().chain(self.desk.troubles.all()).collect()

@@ -1,67 +1,67 @@
-//! Limits on what one caller may take: everything that grows with what comes in has one.
+//! Limits on what one caller may use. Everything that grows with input has a limit.
 //!
-//! What may be set stands in the table of settings with its default, which a test of the service compares with the one
-//! here.
+//! Configurable limits are listed in the table of settings with their defaults. A test of the service
+//! compares those defaults with the defaults here.
 
 use std::time::Duration;
 
-/// The limits of a server.
+/// Limits of a server.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Limits {
-    /// A body has at most so many bytes.
+    /// Maximum size of a body, in bytes.
     pub body: usize,
-    /// So many bytes of an executor's messages come at once; one may be as large.
+    /// Maximum size of the messages of one executor request, and of one message, in bytes.
     pub messages: usize,
-    /// So many bytes of such messages are in memory at one time, of all executors, beyond those that each may have.
+    /// Maximum bytes of executor messages in memory, of all executors, beyond the allowance of each.
     pub uploads: usize,
-    /// So many bytes of other bodies are in memory at one time, of all requests, beyond those that each may have.
+    /// Maximum bytes of other bodies in memory, of all requests, beyond the allowance of each.
     pub bodies: usize,
-    /// A page ends before it has more than so many bytes, except for its first row or event.
+    /// Maximum size of a page in bytes, except for its first row or event.
     pub page: usize,
-    /// So many bytes of answers are in memory at one time, except for small ones. Pages are small when there is no room.
+    /// Maximum bytes of answers in memory, except for small ones. Pages are small when no memory is free.
     pub answers: usize,
-    /// Lists that are read at one time; the others wait for their turn.
+    /// Maximum number of lists that are read concurrently; further requests wait.
     pub lists: usize,
-    /// All headers together have at most so many bytes,
+    /// Maximum size of all headers together, in bytes.
     pub headers_bytes: usize,
-    /// and are at most so many.
+    /// Maximum number of headers.
     pub headers: usize,
-    /// A path with its query has at most so many bytes.
+    /// Maximum size of a path with its query, in bytes.
     pub uri: usize,
-    /// JSON is nested at most so deep.
+    /// Maximum nesting depth of JSON.
     pub depth: usize,
-    /// A batch has at most so many intents.
+    /// Maximum number of intents in a batch.
     pub batch: usize,
-    /// Connections at one time, three quarters of them from one address; on one more only probes are answered.
+    /// Maximum number of connections, three quarters of them from one address; one more serves only probes.
     pub connections: usize,
-    /// Streams at one time, of events and logs.
+    /// Maximum number of open streams of events and logs.
     pub followers: usize,
-    /// Executors connected at one time.
+    /// Maximum number of connected executors.
     pub executors: usize,
-    /// Intents that one principal may ask for in a second.
+    /// Intents per second that one principal may submit.
     pub writes_per_second: u64,
-    /// Reads that it may ask for.
+    /// Reads per second that one principal may request.
     pub reads_per_second: u64,
-    /// Streams that it may open.
+    /// Streams per second that one principal may open.
     pub streams_per_second: u64,
-    /// The headers of a request come within this time, also after a wait on an open connection.
+    /// Time for the headers of a request, also after a wait on an open connection.
     pub header_read: Duration,
-    /// A body comes within this time.
+    /// Time for a body to arrive.
     pub body_read: Duration,
-    /// A request is answered within this time; streams begin within it.
+    /// Time for a request to be answered, and for a stream to start.
     pub request: Duration,
-    /// A read waits at most so long for its `min_position`.
+    /// Maximum time that a read waits for its `min_position`.
     pub min_position: Duration,
-    /// A connection that takes nothing for this long is closed.
+    /// Time without accepted data until a connection is closed.
     pub stall: Duration,
-    /// An idle stream says so this often.
+    /// Interval of heartbeats on an idle stream.
     pub heartbeat: Duration,
-    /// Requests in flight have this long after a shutdown began.
+    /// Time for requests in flight after a shutdown started.
     pub drain: Duration,
 }
 
 impl Default for Limits {
-    /// As they are when nobody sets any.
+    /// Returns the limits without settings.
     fn default() -> Limits {
         Limits {
             body: 1 << 20,

@@ -1,20 +1,21 @@
-//! `POST …/links`: how executors outside the server's process speak to the decider, over requests that they make.
+//! `POST …/links`: connects executors outside the server with the decider, over requests of the executors.
 //!
 //! ```text
 //! executor                                              server
-//!   POST …/links                                    ─►    draws a link
-//!                      ◄─ 201, Chancery-Link: ID, and then a line for each FromDecider, for as long as it lasts
+//!   POST …/links                                    ─►    opens a channel
+//!                      ◄─ 201, Chancery-Link: ID, then a line for each FromDecider until the channel ends
 //!   POST …/links/ID/messages?after=0, lines         ─►    ToDecider 1, 2, 3 …
 //!                                               ◄─ 204
 //! ```
-//! A link is a connection in the sense of the protocol: the decider gets the same inputs as from an executor in its
-//! own process, and draws an attach for it. `after` is how many messages were said before these, so that a request
-//! that is repeated says nothing twice, and one that was lost is missed. An empty line means: still here.
+//! A channel is a connection in the sense of the protocol. The decider gets the same inputs as from an
+//! executor in its own process, and creates a connection token for it. `after` is the number of earlier
+//! messages: a repeated request delivers nothing twice, and a lost one is detected. An empty line only keeps
+//! the channel open.
 //!
-//! What must stay true: messages of a link reach the decider in order and each once; whatever ends one half ends the
-//! other; the decider never waits for an executor, and an executor that floods waits for itself alone; nothing is read
-//! of a body before the link is known on which it is said, and of one link one body at a time; a link has [`OWN`] bytes in
-//! memory, and more only after the decider has welcomed its executor, from a budget that all links share.
+//! Invariants: messages of a channel reach the decider in order and exactly once. If one half ends, the other
+//! ends too. The decider never waits for an executor; an executor that floods blocks only itself. No body is
+//! read before its channel is known, and a channel reads one body at a time. A channel has [`OWN`] bytes of
+//! memory. After the welcome of its executor it gets more, from a budget that all channels share.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -38,18 +39,18 @@ use super::problem::{BUSY, GONE, INVALID, In, OUT_OF_ORDER, Problem, UNSUPPORTED
 use super::query::Params;
 use super::{App, Common};
 
-/// The header that names a link.
+/// Header that carries the id of a channel.
 const LINK: &str = "chancery-link";
-/// The form of both directions.
+/// Media type of both directions.
 const LINES: &str = "application/x-ndjson";
-/// Bytes of messages that are written at one time; the last message may be over.
+/// Bytes of messages that are written at one time; the last message may exceed the limit.
 const TAKE: usize = 64 << 10;
-/// Bytes of a body that each link may have in memory: more than any hello and any heartbeat.
+/// Bytes of a body that each channel may have in memory: more than any hello or heartbeat.
 pub(super) const OWN: usize = 64 << 10;
-/// Pieces of a body that wait for the connection.
+/// Maximum number of pieces of a body that wait for the connection.
 const PIECES: usize = 4;
 
-/// The links of a server.
+/// Open channels of a server.
 pub struct Links {
     connections: Connections,
     silence: Duration,
@@ -57,15 +58,15 @@ pub struct Links {
     open: Mutex<BTreeMap<Uuid, Arc<Open>>>,
 }
 
-/// One that is open.
+/// Channel that is open.
 struct Open {
     way: Way,
-    /// Messages that went to the decider. Held while some do.
+    /// Number of messages passed to the decider; locked while a request passes messages.
     said: tokio::sync::Mutex<u64>,
     opened: Instant,
-    /// When something last came.
+    /// Time of the last sign of life from the executor.
     heard: watch::Sender<Instant>,
-    /// Set when it is to end.
+    /// Set when the channel must end.
     over: watch::Sender<bool>,
     /// Set when the decider has accepted the executor's hello.
     welcomed: AtomicBool,
@@ -78,12 +79,12 @@ impl fmt::Debug for Links {
 }
 
 impl Links {
-    /// At most `most` at a time; one on which nothing comes for `silence` is closed, and one that has no welcome by then.
+    /// Returns a set of at most `most` channels, each closed after `silence` without data or a welcome.
     pub fn new(connections: Connections, silence: Duration, most: usize) -> Links {
         Links { connections, silence, most, open: Mutex::default() }
     }
 
-    /// How many are open.
+    /// Returns the number of open channels.
     pub fn count(&self) -> usize {
         self.lock().len()
     }
@@ -92,13 +93,13 @@ impl Links {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Draws one, if there is room.
+    /// Creates a channel if the maximum is not reached.
     fn draw(&self, decider: &Decider) -> Option<(Uuid, Arc<Open>)> {
         let mut all = self.lock();
         if all.len() >= self.most {
             return None;
         }
-        // Whoever knows the id may speak on the link: it must not be guessed.
+        // The id alone gives access to the channel: it must not be guessed.
         let id = Uuid::new_v4();
         let open = Arc::new(Open {
             way: decider.way(self.connections.next()),
@@ -113,9 +114,9 @@ impl Links {
     }
 }
 
-/// Opens a link: its answer lasts as long as it does.
+/// Opens a channel; the answer lasts as long as the channel.
 ///
-/// The number of a link is given away when the decider has the connection: a hello that came before would be lost.
+/// The id is returned only after the decider has the connection: an earlier hello would be lost.
 pub(super) async fn open(
     app: &Arc<App>,
     decider: &Decider,
@@ -133,7 +134,7 @@ pub(super) async fn open(
     let (pieces, mut body) = mpsc::channel::<Bytes>(PIECES);
     let pump = Pump::new(app.clone(), id, open, letters, pieces);
     let (given, has_it) = oneshot::channel();
-    // The task also ends the link if this request is given up while the decider is told.
+    // The task also ends the channel if this request is cancelled while the decider is notified.
     tokio::spawn(pump.run(mailbox, given));
     has_it.await.map_err(|_| Problem::new(BUSY, "open a link: the decider has stopped"))?;
     let stream = async_stream::stream! {
@@ -151,7 +152,7 @@ pub(super) async fn open(
     Ok(response)
 }
 
-/// Carries what the decider says to one executor.
+/// Carries the decider's messages to one executor.
 struct Pump {
     app: Arc<App>,
     id: Uuid,
@@ -173,17 +174,17 @@ impl Pump {
 
     async fn run(mut self, mailbox: Mailbox, given: oneshot::Sender<()>) {
         if self.open.way.connected(mailbox).await.is_ok() {
-            // The client that asked for the link may be gone: then the other half of it is closed.
+            // The client that requested the channel may have left; the other half is then closed.
             let _ = given.send(());
             let why = self.carry().await;
             tracing::info!(link = %self.id, why, "a link is closed");
         }
         self.app.links.lock().remove(&self.id);
-        // A decider that has stopped need not be told.
+        // A stopped decider needs no notification.
         let _ = self.open.way.disconnected().await;
     }
 
-    /// Until something ends it; says what.
+    /// Carries messages until the channel ends, and returns the reason.
     async fn carry(&mut self) -> &'static str {
         loop {
             let until = self.open.last_heard() + self.app.links.silence;
@@ -207,7 +208,7 @@ impl Pump {
                 }
                 _ = self.heartbeat.tick() => Bytes::from_static(b"\n"),
             };
-            // One that takes nothing is cut off by its connection, which drops the other end.
+            // If the executor accepts no data, its connection ends, which drops the other end.
             tokio::select! {
                 biased;
                 _ = self.closing.wait_for(|closing| *closing) => return "the server stops",
@@ -218,12 +219,13 @@ impl Pump {
 }
 
 impl Open {
-    /// When something last came; before the welcome that is the opening, so that a link without a session has an end.
+    /// Returns the time of the last data, or before the welcome that of the opening, so that every channel
+    /// ends.
     fn last_heard(&self) -> Instant {
         if self.welcomed.load(Ordering::Relaxed) { *self.heard.borrow() } else { self.opened }
     }
 
-    /// Notes whether a welcome is among the messages of the decider.
+    /// Records whether the decider's messages include a welcome.
     fn note_welcome(&self, messages: &[Vec<u8>]) {
         #[derive(Deserialize)]
         struct Kind {
@@ -246,14 +248,14 @@ fn lines(batch: &[Vec<u8>]) -> Bytes {
     all.into()
 }
 
-/// Messages that an executor wants to say, before anything of them is read.
+/// Upload of messages by an executor, before any message is read.
 pub(super) struct Saying {
     open: Arc<Open>,
-    /// How many were said before them.
+    /// Number of messages sent before the upload.
     after: u64,
 }
 
-/// Finds the link on which something is to be said.
+/// Finds the channel to which messages are sent.
 pub(super) fn find(app: &App, call: &Call, mut params: Params) -> Result<Saying, Problem> {
     let after = params.number("after")?;
     params.end(&["after"])?;
@@ -271,18 +273,18 @@ pub(super) fn find(app: &App, call: &Call, mut params: Params) -> Result<Saying,
 }
 
 impl Saying {
-    /// Takes them, in order.
+    /// Passes the messages to the decider, in order.
     pub(super) async fn take(self, app: &App, body: Body) -> Result<Response<Body>, Problem> {
         let open = &*self.open;
         open.heard.send_replace(Instant::now());
-        // Whoever says something while something else is being said waits here, with nothing read of it.
+        // A concurrent upload on the same channel waits here, unread.
         let mut said = open.said.lock().await;
         let Common { limits, uploads, .. } = &*app.common;
         let most = if open.welcomed.load(Ordering::Relaxed) { limits.messages } else { OWN };
         let (body, _reserved) = edge::reserved(uploads, body, most, OWN, limits).await?;
         let told = tell(open, &mut said, self.after, &body).await;
         if told.is_err() {
-            // What follows would miss something.
+            // Later messages would leave a gap.
             open.over.send_replace(true);
         }
         told?;
@@ -292,7 +294,7 @@ impl Saying {
     }
 }
 
-/// Whatever asks is an executor: others send other forms.
+/// Refuses other media types than that of executors.
 fn speaks_lines(call: &Call) -> Result<(), Problem> {
     let form = one(&call.parts.headers, &header::CONTENT_TYPE)?;
     if form.is_some_and(|form| form.split(';').next().is_some_and(|form| form.trim() == LINES)) {
@@ -319,12 +321,12 @@ async fn tell(open: &Open, said: &mut u64, after: u64, body: &Bytes) -> Result<(
         told.map_err(|Stopped| Problem::new(BUSY, "the decider has stopped"))?;
         *said += 1;
     }
-    // The decider may have taken its time.
+    // The decider may have been slow.
     open.heard.send_replace(Instant::now());
     Ok(())
 }
 
-/// The messages of a body, all of which can be read: the decider's time is not for nonsense.
+/// Returns the messages of a body. All must be valid, so that the decider spends no time on invalid data.
 fn read(body: &[u8]) -> Result<Vec<&[u8]>, Problem> {
     let lines = body.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
     let checked = lines.enumerate().map(|(index, line)| {

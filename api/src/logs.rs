@@ -1,7 +1,7 @@
-//! `GET …/incarnations/{id}/logs`: what processes have written, as the orchestrators that ran them give it.
+//! `GET …/incarnations/{id}/logs`: output of processes, as returned by the orchestrators that ran them.
 //!
-//! What several have written comes in the order of time, as precise as the index of times is. Where the output changes, a
-//! line names it, as `tail` does; or each line is marked with its output, if that is asked for. One output comes as it is.
+//! Several outputs are merged by time, as precisely as the index of times allows. A line names the output
+//! where it changes, as in `tail`, or on request each line is marked. A single output is unchanged.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -29,16 +29,16 @@ use super::read::{in_turn, missing};
 
 /// Bytes read at one time.
 const CHUNK: usize = 64 << 10;
-/// Outputs that a request reads, at most.
+/// Maximum number of outputs that a request reads.
 const OUTPUTS: usize = 256;
-/// Bytes of a line that are marked as one, at most; the rest of a longer line is marked as another.
+/// Maximum bytes of a line that is marked as one; the rest of a longer line is marked as another.
 const LINE: usize = 16 << 10;
-/// How often outputs are looked at.
+/// Interval at which outputs are checked.
 const POLL: Duration = Duration::from_millis(200);
 
-/// Finds what the processes of incarnations have written.
+/// Source of the output of incarnations' processes.
 pub trait Logs: LogSource {
-    /// Whether what the cluster's processes write comes here.
+    /// Whether the output of the cluster's processes is stored here.
     fn keeps(&self, cluster: &ClusterName) -> bool;
 }
 
@@ -96,7 +96,7 @@ pub(super) async fn read(app: &Arc<App>, call: &Call, mut params: Params) -> Res
         );
         return Err(Problem::parameter(In::Query, "payload", detail));
     }
-    // Lines that have no end yet are kept.
+    // Lines without an end yet are kept.
     let kept = if marks == LogMarks::Lines { outputs.len() * LINE } else { 0 };
     let busy =
         || Problem::new(BUSY, format!("read {} outputs: too many answers are being sent", outputs.len()));
@@ -117,7 +117,7 @@ pub(super) async fn read(app: &Arc<App>, call: &Call, mut params: Params) -> Res
     Ok(response(app, open, marks, (follower, reserved)))
 }
 
-/// The answer; `held` lasts as long.
+/// Returns the answer; `held` lives as long as the answer.
 fn response(app: &App, open: Outputs, marks: LogMarks, held: impl Send + 'static) -> Response<Body> {
     let mut closing = app.hub.closing();
     let body = async_stream::stream! {
@@ -162,7 +162,7 @@ fn response(app: &App, open: Outputs, marks: LogMarks, held: impl Send + 'static
     response
 }
 
-/// Why there is nothing to show. `kept`: what there is of the incarnation, and was not asked for.
+/// Returns the problem of missing output. `kept` lists the incarnation's other outputs.
 async fn silence(app: &App, call: &Call, id: IncarnationId, kept: &[OutputName]) -> Problem {
     if !kept.is_empty() {
         let names: Vec<_> = kept.iter().map(ToString::to_string).collect();
@@ -181,13 +181,13 @@ async fn silence(app: &App, call: &Call, id: IncarnationId, kept: &[OutputName])
     Problem::new(kind, why)
 }
 
-/// | incarnation | nothing is kept because |
+/// | incarnation | nothing is stored because |
 /// |---|---|
-/// | reserved | it was never begun |
-/// | on simulated nodes | nothing runs there |
-/// | in a cluster that is driven elsewhere | its output is there; whether anybody hears of it is told too |
-/// | over | it is gone, or there never was any |
-/// | any other, and nobody hears of its cluster | that must be mended first |
+/// | reserved | it was never started |
+/// | on simulated nodes | no process runs there |
+/// | in a cluster of another server's executor | its output is there; the detail says whether a session is live |
+/// | ended | its output was deleted, or never existed |
+/// | any other, in a cluster without session | the session must be restored first |
 /// | any other | its processes have not been started yet |
 fn why_silent(
     row: &IncarnationRow,
@@ -239,25 +239,25 @@ fn why_silent(
     }
 }
 
-/// How the lines of one output are distinguished from those of another.
+/// Distinction between lines of different outputs.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum LogMarks {
-    /// By a line where another one begins.
+    /// By a line where the output changes.
     Changes,
     /// By a mark on each line.
     Lines,
 }
 
-/// What becomes of a line that has no end yet.
+/// Handling of a line that has no end yet.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum OpenLine {
-    /// It waits for the rest.
+    /// The line waits for the rest.
     Waits,
-    /// It is all that there is.
+    /// The line is complete as it is.
     Ends,
 }
 
-/// A duration before now, or a time.
+/// Parses a duration before now, or a time.
 fn read_since(text: &str) -> Result<SystemTime, Problem> {
     let bad = || {
         Problem::parameter(
@@ -274,7 +274,7 @@ fn read_since(text: &str) -> Result<SystemTime, Problem> {
     SystemTime::UNIX_EPOCH.checked_add(Duration::from_micros(micros)).ok_or_else(bad)
 }
 
-/// What names each output: as marks, no more than tells them apart.
+/// Returns the marks of the outputs, no longer than needed to distinguish them.
 fn labels(outputs: &[Box<dyn LogOutput>], marks: LogMarks) -> Vec<String> {
     let names = || outputs.iter().map(|output| output.name());
     let processes: BTreeSet<_> = names().map(|name| (&name.payload, name.index)).collect();
@@ -286,16 +286,16 @@ fn labels(outputs: &[Box<dyn LogOutput>], marks: LogMarks) -> Vec<String> {
     names().map(label).collect()
 }
 
-/// The outputs of an answer.
+/// Open outputs of an answer.
 struct Outputs {
     open: Vec<Open>,
     last: OpenLine,
-    /// When those that had nothing new were looked at last.
+    /// Time at which outputs without new data were last checked.
     looked: Instant,
 }
 
 impl Outputs {
-    /// The oldest of what is new, and of which output it is; `None` if nothing is.
+    /// Returns the oldest new data with the index of its output; `None` if there is none.
     fn next(&mut self) -> Option<(usize, Bytes)> {
         if self.last == OpenLine::Waits && self.looked.elapsed() >= POLL {
             self.looked = Instant::now();
@@ -318,7 +318,7 @@ impl Outputs {
         if self.last == OpenLine::Waits {
             return None;
         }
-        // It is all that there is.
+        // The line is complete as it is.
         let at = self.open.iter().position(|open| !open.rest.is_empty())?;
         let open = &mut self.open[at];
         Some((at, marked(&open.label, &std::mem::take(&mut open.rest))))
@@ -334,25 +334,25 @@ impl Outputs {
     }
 }
 
-/// From what an output is read.
+/// Input from which an output is read.
 enum LogInput {
     Reader(Box<dyn LogReader>),
-    /// Cannot be read; the error is still to be sent to the client.
+    /// Output cannot be read; the error will be sent to the client.
     Broken(io::Error),
-    /// Cannot be read; the error was sent to the client.
+    /// Output cannot be read; the error was sent to the client.
     Over,
 }
 
-/// An output, and how far it was read.
+/// Output, and the progress of reading it.
 struct Open {
     label: String,
     source: LogInput,
     marks: LogMarks,
-    /// When what comes next was written, if that is known.
+    /// Time at which the next data was written, if known.
     time: Option<u64>,
-    /// Nothing was new when it was looked at last.
+    /// Whether there was no new data at the last check.
     is_at_end: bool,
-    /// The beginning of a line whose end was not read yet.
+    /// Start of a line whose end was not read yet.
     rest: Vec<u8>,
 }
 
@@ -377,7 +377,7 @@ impl Open {
         self.time
     }
 
-    /// What is to be sent of what is new; `None` if that is no whole line.
+    /// Returns new data to send; `None` if there is no whole line.
     fn read(&mut self) -> Option<Bytes> {
         self.time = None;
         let read = match std::mem::replace(&mut self.source, LogInput::Over) {
@@ -391,7 +391,7 @@ impl Open {
         };
         let bytes = match read {
             Ok((_, bytes)) => bytes,
-            // Other outputs may be readable: what is wrong with this one stands in its place.
+            // Other outputs may be readable: the error of this output replaces its data.
             Err(error) => {
                 self.source = LogInput::Over;
                 format!("chancery: cannot read this output: {error}\n").into_bytes()
@@ -409,7 +409,7 @@ impl Open {
     }
 }
 
-/// Lines with a mark on each. The last has an end, also where its process wrote none.
+/// Returns the lines with a mark on each. The last line gets an end, even if its process wrote none.
 fn marked(mark: &str, lines: &[u8]) -> Bytes {
     let mut text = Vec::with_capacity(lines.len() + mark.len());
     for line in lines.split_inclusive(|byte| *byte == b'\n') {
@@ -479,7 +479,7 @@ mod tests {
                 let text = String::from_utf8(bytes.to_vec()).expect("text");
                 lines.extend(text.split_inclusive('\n').map(str::to_owned));
             }
-            // Which of the two files is older is not the point.
+            // The order of the two files does not matter here.
             lines.sort_by_key(|line| line.starts_with("out"));
             assert_eq!(lines.concat(), wanted);
         }

@@ -1,4 +1,4 @@
-//! Figures for Prometheus. Others of the process put theirs into the same registry.
+//! Metrics for Prometheus. Other parts of the process register theirs in the same registry.
 
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
@@ -52,7 +52,7 @@ struct CodeLabels {
     code: &'static str,
 }
 
-/// Counts what goes on.
+/// Metrics of the server, and the registry.
 pub struct Metrics {
     registry: Mutex<Registry>,
     requests: Family<RequestLabels, Counter>,
@@ -63,7 +63,7 @@ pub struct Metrics {
     fleets: Fleets,
 }
 
-/// What is counted for each fleet.
+/// Metric families with one series for each fleet.
 #[derive(Default)]
 struct Fleets {
     verdicts: Family<CodeLabels, Counter>,
@@ -80,7 +80,7 @@ struct Fleets {
     troubles: Family<PartLabels, Gauge>,
 }
 
-/// The figures of one fleet.
+/// Metrics of one fleet.
 #[derive(Debug)]
 pub struct Figures {
     fleet: String,
@@ -117,7 +117,7 @@ fn buckets() -> Histogram {
 }
 
 impl Metrics {
-    /// All at zero.
+    /// Returns metrics that are all zero.
     pub fn new() -> Metrics {
         let metrics = Metrics {
             registry: Mutex::new(Registry::with_prefix("chancery")),
@@ -161,7 +161,7 @@ impl Metrics {
         metrics
     }
 
-    /// Those of a fleet, which are shown from now on.
+    /// Returns the metrics of a fleet, which are exposed from now on.
     pub fn of(&self, fleet: &FleetName) -> Figures {
         let labels = FleetLabels { fleet: fleet.to_string() };
         let gauge = |family: &Family<FleetLabels, Gauge>| family.get_or_create_owned(&labels);
@@ -183,7 +183,7 @@ impl Metrics {
         }
     }
 
-    /// Puts in figures of others.
+    /// Registers metrics of other parts.
     pub fn register(&self, put: impl FnOnce(&mut Registry)) {
         put(&mut self.registry.lock().unwrap_or_else(PoisonError::into_inner));
     }
@@ -193,7 +193,7 @@ impl Metrics {
     }
 
     pub(super) fn request(&self, route: &'static str, method: &Method, status: u16, taken: Duration) {
-        // A method of the sender's own making must not make a new series.
+        // An unknown method of a client must not create a series.
         let known = [
             Method::GET,
             Method::HEAD,

@@ -1,4 +1,4 @@
-//! The description of the API, made from the table of routes and the types: OpenAPI 3.1.
+//! OpenAPI 3.1 description of the API, generated from the table of routes and the types.
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
@@ -19,12 +19,12 @@ use super::write::{Accepted, ApproveOne, RejectOne, needs_body, statuses};
 
 static TEXT: LazyLock<String> = LazyLock::new(|| pretty(&openapi()));
 
-/// The description as text, as it is published.
+/// Returns the description as text, as it is published.
 pub(super) fn text() -> &'static str {
     &TEXT
 }
 
-/// The description.
+/// Returns the description.
 pub fn openapi() -> Value {
     let settings = SchemaSettings::draft2020_12()
         .with(|settings| settings.definitions_path = "/components/schemas".into());
@@ -35,7 +35,7 @@ pub fn openapi() -> Value {
     let mut seen = BTreeMap::new();
     for route in ROUTES.iter() {
         let mut operation = operation(route, &mut types, &bodies);
-        // Two routes may do the same for different parts: their names must differ all the same.
+        // Two routes may have the same action on different parts; their names must still differ.
         let count = seen.entry(operation["operationId"].to_string()).or_insert(0);
         *count += 1;
         if *count > 1 {
@@ -68,7 +68,7 @@ pub fn openapi() -> Value {
     })
 }
 
-/// The body of each intent, by type. What they are made of goes to `parts`.
+/// Returns the body of each intent, by type. Schemas that the bodies refer to are added to `parts`.
 fn bodies(parts: &mut Map<String, Value>) -> BTreeMap<&'static str, Value> {
     let body = |(type_name, schema): (&'static str, schemars::Schema)| {
         let text = schema.to_value().to_string().replace("#/$defs/", "#/components/schemas/");
@@ -82,7 +82,7 @@ fn bodies(parts: &mut Map<String, Value>) -> BTreeMap<&'static str, Value> {
     Intent::schemas().into_iter().map(body).collect()
 }
 
-/// `plan.apply.v1` as `PlanApplyV1`.
+/// Converts a type name to a schema name: `plan.apply.v1` to `PlanApplyV1`.
 fn body_name(type_name: &str) -> String {
     let word = |word: &str| {
         let mut chars = word.chars();
@@ -189,11 +189,11 @@ fn operation_id(route: &Route) -> String {
     }
 }
 
-/// What is said of `min_position`.
+/// Description of `min_position`.
 const UNTIL: &str = "Answer at this position or later: a number, or `POSITION.LINEAGE`. Needed for verdicts of other servers.";
-/// What is said of `consistency`.
+/// Description of `consistency`.
 const CONSISTENCY: &str = "With `eventual`, answer immediately with what there is. By default the answer is at least as new as every verdict that the server gave before the request; one that cannot be in time is 503 `position_not_applied`. The header `chancery-position` names the position of the answer.";
-/// What is said of a history's `from`.
+/// Description of a history's `from`.
 const FROM: &str = "The first position wanted: a number, or `POSITION.LINEAGE`.";
 
 fn parameters(route: &Route) -> Vec<Value> {

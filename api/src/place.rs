@@ -1,4 +1,4 @@
-//! Where a follower of the journal stands: in the hub's ring, or behind it, in the journal itself.
+//! Cursor of a follower of the journal: in the hub's ring, or in the journal for older records.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,35 +13,35 @@ use super::App;
 use super::read::in_turn;
 use super::wanted::Wanted;
 
-/// Records taken from the ring at one time.
+/// Maximum number of records taken from the ring at one time.
 const TAKE: usize = 64;
-/// Bytes of records taken from the ring or the journal at one time; the last record may be over.
+/// Bytes of records taken from the ring or the journal at one time; the last record may exceed the limit.
 const READ_BYTES: usize = 128 << 10;
-/// Between ring and journal, so often without finding anything.
+/// Maximum number of switches between ring and journal without a record.
 const ROUNDS: u32 = 10;
 
-/// What a follower finds.
+/// Result of a read by a follower.
 pub(super) enum Found {
     Batches(Vec<Arc<Batch>>),
     Nothing,
     Failed,
 }
 
-/// What ends a wait.
+/// Reason for the end of a wait.
 pub(super) enum Woken {
     New,
     Heartbeat,
     Closing,
 }
 
-/// Where a follower reads.
+/// Position of a follower, in the ring or in the journal.
 pub(super) struct Place {
     hub: Arc<Hub>,
     source: Arc<dyn Source>,
     tail: watch::Receiver<Position>,
     closing: watch::Receiver<bool>,
     heartbeat: tokio::time::Interval,
-    /// The journal, while it is read.
+    /// Records of the journal, while the follower reads the journal.
     records: Option<Records>,
     in_ring: bool,
     was_at_tail: bool,
@@ -69,12 +69,12 @@ impl Place {
         *self.closing.borrow()
     }
 
-    /// Whether this is the first time since it was behind that there is nothing more.
+    /// Whether the follower has reached the tail for the first time since it was behind.
     pub(super) fn is_new_at_tail(&mut self) -> bool {
         !std::mem::replace(&mut self.was_at_tail, true)
     }
 
-    /// What there is from `next` on: in the ring, or in the journal.
+    /// Returns the records from `next` on, from the ring or from the journal.
     pub(super) async fn next(&mut self, next: Position, wanted: &Wanted) -> Found {
         let mut rounds = 0;
         loop {
@@ -90,7 +90,7 @@ impl Place {
                 Ok(batches) if batches.is_empty() => {
                     self.records = None;
                     self.in_ring = true;
-                    // The ring may have moved on since; but what it has lost, the journal has.
+                    // The ring may have advanced since; the journal has the records that the ring dropped.
                     rounds += 1;
                     if rounds > ROUNDS {
                         return Found::Failed;
@@ -102,8 +102,8 @@ impl Place {
         }
     }
 
-    /// The next records of the journal, rendered as far as they may be wanted; none at its head. Files are read, so
-    /// not on the threads that serve everybody.
+    /// Returns the next records of the journal, rendered if they may match the filter; none at the journal's
+    /// head. It reads files, so it does not run on the threads that serve connections.
     async fn read_journal(&mut self, next: Position, wanted: &Wanted) -> Result<Vec<Arc<Batch>>, ()> {
         let (records, source, wanted) = (self.records.take(), self.source.clone(), wanted.clone());
         let read = in_turn(&self.hub.readers, "read the journal for a stream", move || {
@@ -121,7 +121,7 @@ impl Place {
             }
             Ok::<_, ReadError>((records, batches))
         });
-        // What ended it is in the log.
+        // The cause is in the log.
         let read = read.await.map_err(drop)?;
         let (records, batches) =
             read.map_err(|error| tracing::error!(%error, "reading the journal for a stream failed"))?;
@@ -129,7 +129,7 @@ impl Place {
         Ok(batches)
     }
 
-    /// Waits until there is something from `next` on.
+    /// Waits until there is a record from `next` on.
     pub(super) async fn wait(&mut self, next: Position) -> Woken {
         tokio::select! {
             biased;
@@ -139,7 +139,7 @@ impl Place {
         }
     }
 
-    /// Lets events gather when many follow, so that each write carries more: with 1,000 followers, for 20 ms.
+    /// Waits when there are many followers, so that each write has more events: with 1,000 followers, 20 ms.
     pub(super) async fn pace(&mut self) {
         let pause = Duration::from_millis((self.hub.followers() / 50).min(50) as u64);
         if self.in_ring && !pause.is_zero() {

@@ -1,13 +1,13 @@
-//! Positions as clients name them: with the lineage under which they were given, or, typed by a person, without.
+//! Positions in requests: with the lineage in which they were given, or without it if a person typed them.
 //!
-//! | the lineage that is named | up to the head | behind it |
+//! | named lineage | up to the head | after the head |
 //! |---|---|---|
-//! | none, or the current one | taken | not there yet: the caller says what comes of it |
-//! | an ancestor, up to its end | taken | – |
-//! | an ancestor, behind its end | 410 | 410 |
+//! | none, or the current one | accepted | not reached yet: the caller decides |
+//! | an ancestor, up to its end | accepted | – |
+//! | an ancestor, after its end | 410 | 410 |
 //! | another one | 410 | 410 |
 //!
-//! Under an ancestor only what is kept of it can have been seen by somebody who may go on.
+//! A client of an ancestor can continue only if it has seen no more than the part that was kept.
 
 use axum::body::Body;
 use axum::http::{HeaderValue, Response};
@@ -18,11 +18,11 @@ use super::App;
 use super::problem::{In, OTHER_LINEAGE, Problem};
 use super::query::Params;
 
-/// The position behind which somebody wants to go on, who has seen what stands there.
+/// Returns the position after which a client continues that has seen the record at `seen`.
 pub(super) fn seen(lineages: Option<&Lineages>, seen: NamedPosition) -> Result<Position, Problem> {
     let NamedPosition { position, lineage } = seen;
     let (Some(lineage), Some(lineages)) = (lineage, lineages) else { return Ok(position) };
-    // Nothing was seen yet.
+    // The client has seen nothing yet.
     if position == Position::ZERO || lineages.has(lineage, position) {
         return Ok(position);
     }
@@ -38,7 +38,7 @@ pub(super) fn seen(lineages: Option<&Lineages>, seen: NamedPosition) -> Result<P
     Err(Problem::new(OTHER_LINEAGE, detail).lineage(current, since))
 }
 
-/// The first position that somebody wants, who has seen all before it.
+/// Returns the first position that a client needs that has seen all earlier ones.
 pub(super) fn wanted(lineages: Option<&Lineages>, first: NamedPosition) -> Result<Position, Problem> {
     let before = Position::new(first.position.get().saturating_sub(1));
     seen(lineages, NamedPosition { position: before, ..first }).map(|before| before.plus(1))
@@ -50,12 +50,12 @@ pub(super) fn take(params: &mut Params, name: &str) -> Result<Option<NamedPositi
     params.take(name)?.map(read).transpose()
 }
 
-/// A parameter that is no position.
+/// Returns the problem of a parameter that is no valid position.
 pub(super) fn invalid(part: In, name: &str, error: InvalidPosition) -> Problem {
     Problem::parameter(part, name, error.to_string())
 }
 
-/// Names the lineage under which the positions of an answer are given.
+/// Adds the lineage of the answer's positions as a header.
 pub(super) fn named(app: &App, mut response: Response<Body>) -> Response<Body> {
     if let Some(lineages) = app.hub.lineages()
         && let Ok(value) = HeaderValue::from_str(&lineages.current.to_string())
@@ -98,7 +98,7 @@ mod tests {
                     assert_eq!((shown.lineage, shown.since), (Some(second.to_string()), Some(121)), "{why}");
                 }
             }
-            // Who wants the next one has seen this one.
+            // A client that asks for the next position has seen this one.
             let next = wanted(Some(&lineages), NamedPosition { position: position.plus(1), lineage });
             assert_eq!(next.ok(), is_taken.then(|| position.plus(1)), "{why}");
         }

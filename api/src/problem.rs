@@ -1,8 +1,8 @@
-//! Problems: every answer that is not what was asked for, in the form of RFC 9457. Here, and nowhere else, stands
-//! which status and title a code has, and whether it is worth trying again.
+//! Problems: all answers other than the requested one, in the form of RFC 9457. Only this module defines the
+//! status and title of a code, and whether the request can be retried.
 //!
-//! The reason for a 409 is elsewhere: a rule of an entity in `machine/src` refuses an intent with a [`Code`], and
-//! [`Problem::refused`] maps the code to its status here.
+//! The reason for a 409 is elsewhere: a rule of an entity in `machine/src` refuses an intent with a [`Code`],
+//! and [`Problem::refused`] maps the code to its status here.
 
 use std::time::Duration;
 
@@ -39,16 +39,16 @@ pub struct Fault {
     pub part: In,
 }
 
-/// What a code stands for.
+/// Kind of problem: code, status and title.
 #[derive(PartialEq, Eq, Debug)]
 pub struct Kind {
-    /// For programs. Stable.
+    /// Stable code for programs.
     pub code: &'static str,
-    /// The HTTP status.
+    /// HTTP status, from 400 to 599.
     pub status: u16,
-    /// In a few words; the same for each occurrence.
+    /// Short title that is the same for each occurrence.
     pub title: &'static str,
-    /// Whether the same request may hold later.
+    /// Whether the same request may succeed later.
     pub retryable: bool,
 }
 
@@ -63,7 +63,7 @@ macro_rules! kinds {
 }
 
 kinds! {
-    // Refusals: the decider's answers, which stand in the journal.
+    // Refusals: answers of the decider, which are recorded in the journal.
     /// [`Code::NotFound`]; also a read that finds nothing.
     NOT_FOUND = 404 "not_found" final "Not found";
     /// [`Code::AlreadyExists`].
@@ -150,7 +150,7 @@ kinds! {
     UNKNOWN_OUTCOME = 504 "unknown_outcome" retry "The outcome is not known";
 }
 
-/// The kind of problem that a refusal is.
+/// Returns the kind of problem of a refusal code.
 pub fn kind_of(code: Code) -> &'static Kind {
     match code {
         Code::NotFound => NOT_FOUND,
@@ -214,14 +214,14 @@ pub struct Shown {
     pub since: Option<u64>,
 }
 
-/// A problem in the making.
+/// Problem that is being built.
 #[derive(Clone, Debug)]
 pub struct Problem {
-    /// Which.
+    /// Kind of the problem.
     pub kind: &'static Kind,
-    /// What is wrong this time.
+    /// Cause of this occurrence.
     pub detail: String,
-    /// Apart, so that results that may be problems stay small.
+    /// Optional members, boxed so that results with problems stay small.
     more: Box<More>,
 }
 
@@ -238,18 +238,18 @@ struct More {
 }
 
 impl Problem {
-    /// A problem with nothing but its reason.
+    /// Returns a problem with only its reason.
     pub fn new(kind: &'static Kind, detail: impl Into<String>) -> Problem {
         let retry_after = kind.retryable.then_some(Duration::from_secs(1));
         Problem { kind, detail: detail.into(), more: Box::new(More { retry_after, ..More::default() }) }
     }
 
-    /// Whether it is of a kind.
+    /// Whether the problem has the code of `kind`.
     pub fn is(&self, kind: &Kind) -> bool {
         self.kind.code == kind.code
     }
 
-    /// A parameter that is not right.
+    /// Returns the problem of an invalid parameter.
     pub fn parameter(part: In, name: &str, detail: impl Into<String>) -> Problem {
         let detail = detail.into();
         let part_word = match part {
@@ -265,13 +265,13 @@ impl Problem {
         )
     }
 
-    /// A mistake of ours: the cause goes to the log, not to the caller.
+    /// Returns an internal error; its cause is logged and not sent to the caller.
     pub fn internal(doing: &str, error: &dyn std::fmt::Display) -> Problem {
         tracing::error!(doing, %error, "a request failed");
         Problem::new(INTERNAL, format!("{doing}: it failed; the server's log says why"))
     }
 
-    /// A refusal, with the position of its fact.
+    /// Returns the problem of a refusal, with the position of its fact.
     pub fn refused(refusal: &Refusal, position: u64, was_if_match: bool) -> Problem {
         let kind = match refusal.code {
             Code::VersionConflict if was_if_match => PRECONDITION_FAILED,
@@ -286,14 +286,14 @@ impl Problem {
         problem
     }
 
-    /// Says where, and what is wrong there.
+    /// Adds an error at a location of the request.
     #[must_use]
     pub fn at(mut self, part: In, pointer: impl Into<String>, detail: impl Into<String>) -> Problem {
         self.more.errors.push(Fault { pointer: pointer.into(), detail: detail.into(), part });
         self
     }
 
-    /// Puts `prefix` before the pointers into the body.
+    /// Prefixes the pointers into the body with `prefix`.
     #[must_use]
     pub fn below(mut self, prefix: &str) -> Problem {
         for fault in self.more.errors.iter_mut().filter(|fault| fault.part == In::Body) {
@@ -302,59 +302,59 @@ impl Problem {
         self
     }
 
-    /// Names the position.
+    /// Sets the position.
     #[must_use]
     pub fn position(mut self, position: u64) -> Problem {
         self.more.position = Some(position);
         self
     }
 
-    /// Names the intent's id.
+    /// Sets the id of the intent.
     #[must_use]
     pub fn id(mut self, id: &str) -> Problem {
         self.more.id = Some(id.to_owned());
         self
     }
 
-    /// Says where to read on.
+    /// Sets the path with further information.
     #[must_use]
     pub fn see(mut self, path: String) -> Problem {
         self.more.see = Some(path);
         self
     }
 
-    /// Names the lineage of the journal, and the first position that counts under it alone.
+    /// Sets the lineage of the journal, and the first position that is valid only in that lineage.
     #[must_use]
     pub fn lineage(mut self, current: Lineage, since: Position) -> Problem {
         self.more.lineage = Some((current, since));
         self
     }
 
-    /// Says after how long to try again.
+    /// Sets the time after which the client can retry.
     #[must_use]
     pub fn after(mut self, wait: Duration) -> Problem {
         self.more.retry_after = Some(wait);
         self
     }
 
-    /// Names the methods that are allowed.
+    /// Sets the allowed methods.
     #[must_use]
     pub fn allow(mut self, methods: String) -> Problem {
         self.more.allow = Some(methods);
         self
     }
 
-    /// The faults.
+    /// Returns the errors of the problem.
     pub fn errors(&self) -> &[Fault] {
         &self.more.errors
     }
 
-    /// The faults, to be changed.
+    /// Returns the errors of the problem for modification.
     pub fn errors_mut(&mut self) -> &mut Vec<Fault> {
         &mut self.more.errors
     }
 
-    /// As it is shown in the answer to a request.
+    /// Returns the problem in the form of an answer's body.
     pub fn shown(&self, request_id: &str) -> Shown {
         Shown {
             kind: format!("/problems/{}", self.kind.code),
@@ -375,17 +375,17 @@ impl Problem {
     }
 }
 
-/// The answer to a request, with the body of its problem if it is one.
+/// Returns the response with its problem as body, if it has a problem.
 pub(super) fn with_body(mut response: Response<Body>, request_id: &str) -> Response<Body> {
     if let Some(problem) = response.extensions_mut().remove::<Problem>() {
         *response.body_mut() = serde_json::to_vec(&problem.shown(request_id)).unwrap_or_default().into();
-        // That of the empty body before.
+        // This is the length of the empty body before.
         response.headers_mut().remove(header::CONTENT_LENGTH);
     }
     response
 }
 
-/// Head of the answer. The problem is in its extensions: only the outermost handler knows the id that the body names.
+/// Head of the answer. The problem is in its extensions: only the outermost handler knows the body's id.
 impl IntoResponse for Problem {
     fn into_response(self) -> Response<Body> {
         let mut response = Response::new(Body::empty());
@@ -410,7 +410,7 @@ impl IntoResponse for Problem {
     }
 }
 
-/// A JSON Pointer (RFC 6901) to a member of the root.
+/// Returns a JSON Pointer (RFC 6901) to a member of the root.
 pub fn pointer_to(name: &str) -> String {
     format!("/{}", name.replace('~', "~0").replace('/', "~1"))
 }

@@ -1,10 +1,10 @@
-//! The query of a request: each parameter once, none that is not known.
+//! Query of a request: each parameter at most once, no unknown parameter.
 
 use axum::http::Uri;
 
 use super::problem::{BAD_PARAMETER, In, Problem, pointer_to};
 
-/// What is left of a query.
+/// Remaining parameters of a query.
 #[derive(Debug)]
 pub(super) struct Params(Vec<(String, String)>);
 
@@ -16,7 +16,7 @@ impl Params {
         Ok(Params(pairs.0))
     }
 
-    /// Takes out a parameter.
+    /// Takes a parameter out of the query.
     pub(super) fn take(&mut self, name: &str) -> Result<Option<String>, Problem> {
         let mut found = None;
         while let Some(at) = self.0.iter().position(|(key, _)| key == name) {
@@ -27,7 +27,7 @@ impl Params {
         Ok(found)
     }
 
-    /// Takes out a whole number.
+    /// Takes an unsigned integer out of the query.
     pub(super) fn number(&mut self, name: &str) -> Result<Option<u64>, Problem> {
         let read = |text: String| {
             text.parse().map_err(|_| Problem::parameter(In::Query, name, "write a whole number"))
@@ -35,7 +35,7 @@ impl Params {
         self.take(name)?.map(read).transpose()
     }
 
-    /// Takes out a yes or no.
+    /// Takes a boolean out of the query.
     pub(super) fn flag(&mut self, name: &str) -> Result<Option<bool>, Problem> {
         match self.take(name)?.as_deref() {
             None => Ok(None),
@@ -45,12 +45,12 @@ impl Params {
         }
     }
 
-    /// Everything that is left.
+    /// Returns all remaining parameters.
     pub(super) fn rest(self) -> Vec<(String, String)> {
         self.0
     }
 
-    /// Refuses what is left.
+    /// Refuses remaining parameters.
     pub(super) fn end(&self, known: &[&str]) -> Result<(), Problem> {
         match self.0.first() {
             None => Ok(()),
@@ -59,7 +59,7 @@ impl Params {
     }
 }
 
-/// A parameter that nobody knows.
+/// Returns the problem of an unknown parameter.
 pub(super) fn unknown(name: &str, known: &[&str]) -> Problem {
     let name: String = name.chars().take(100).collect();
     let known = if known.is_empty() {

@@ -1,21 +1,21 @@
-//! How often one principal may ask: a token bucket for each, so that nobody takes what others need.
+//! Rate limits: a token bucket for each principal, so that no principal takes the capacity of others.
 //!
-//! Until there is authentication, a principal is the address that asks, with the actor that `Chancery-Actor` names.
-//! Writes, reads and streams have budgets of their own:
+//! Until there is authentication, a principal is the client's address with the actor that `Chancery-Actor`
+//! names. Writes, reads and streams have separate budgets:
 //!
 //! | budget | a token for |
 //! |---|---|
 //! | writes | an intent; each of a batch |
-//! | reads | a list, a row, a history; also a request that leads nowhere |
-//! | streams | opening one, of events or logs, or an executor's link |
-//! | none | probes and metrics; what comes on a link, which waits for the decider in its own order |
+//! | reads | a list, a row, a history; also a request without route |
+//! | streams | opening a stream of events or logs, or an executor's channel |
+//! | none | probes and metrics; messages on a channel, which wait for the decider in their own order |
 //!
-//! A bucket holds what one second brings. It is kept as the time at which it will be full again (the generic cell
-//! rate algorithm of ATM): a bucket that is full need not be kept at all. A request is taken when there is a token
-//! for it; a batch may then owe the rest.
+//! A bucket has the capacity of one second. It is stored as the time at which it will be full again (the
+//! generic cell rate algorithm of ATM). So a full bucket need not be stored. A request is accepted when there
+//! is a token for it; a batch may then owe the rest.
 //!
-//! What must stay true: memory is bounded. Beyond so many principals that have taken something lately, all further
-//! ones share a bucket.
+//! Invariant: memory is bounded. Beyond the maximum number of recently active principals, all further
+//! principals share a bucket.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr};
@@ -30,16 +30,16 @@ use super::Limits;
 use super::problem::{Problem, TOO_MANY};
 use super::routes::Does;
 
-/// Principals that are told apart.
+/// Maximum number of principals with a bucket of their own.
 const PRINCIPALS: usize = 10_000;
-/// A bucket is full after this time.
+/// Time after which a bucket is full.
 const SPAN: Duration = Duration::from_secs(1);
 
-/// The address at the other end of a connection.
+/// Address at the other end of a connection.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Peer(pub(super) IpAddr);
 
-/// Who asks.
+/// Sender of requests, to which limits apply.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(super) struct Principal {
     peer: IpAddr,
@@ -47,7 +47,7 @@ pub(super) struct Principal {
 }
 
 impl Principal {
-    /// Of a request. An actor that is no name is refused later, with its reason.
+    /// Returns the principal of a request. An actor with an invalid name is refused later, with its reason.
     pub(super) fn of(parts: &Parts) -> Principal {
         let peer = parts.extensions.get::<Peer>().map_or(Ipv4Addr::UNSPECIFIED.into(), |peer| peer.0);
         Principal { peer, actor: actor(&parts.headers) }
@@ -58,7 +58,7 @@ fn actor(headers: &HeaderMap) -> Option<Actor> {
     headers.get("chancery-actor")?.to_str().ok()?.trim().parse().ok()
 }
 
-/// The budgets.
+/// Buckets of all budgets.
 #[derive(Debug)]
 pub struct Rates {
     began: Instant,
@@ -68,7 +68,7 @@ pub struct Rates {
 }
 
 impl Rates {
-    /// As the limits say.
+    /// Returns full buckets with the rates of the limits.
     pub fn of(limits: &Limits) -> Rates {
         Rates {
             began: Instant::now(),
@@ -89,7 +89,7 @@ impl Rates {
         }
     }
 
-    /// Takes a token for a request, if there is one.
+    /// Takes a token for a request; otherwise returns the problem.
     pub(super) fn take(&self, does: Option<Does>, principal: &Principal) -> Result<(), Problem> {
         let Some(buckets) = self.budget(does) else { return Ok(()) };
         buckets.take(principal, self.began.elapsed()).map_err(|wait| {
@@ -102,29 +102,29 @@ impl Rates {
         })
     }
 
-    /// Takes the tokens of a batch's other intents, which may not be there yet.
+    /// Takes the tokens of a batch's other intents, even if they are not available yet.
     pub(super) fn owe(&self, principal: &Principal, intents: usize) {
         self.writes.owe(principal, u32::try_from(intents).unwrap_or(u32::MAX), self.began.elapsed());
     }
 }
 
-/// The buckets of one budget.
+/// Buckets of one budget.
 #[derive(Debug)]
 struct Buckets {
     what: &'static str,
     per_second: u64,
-    /// Until a bucket has one token more.
+    /// Time until a bucket gains one token.
     interval: Duration,
     table: Mutex<Table>,
 }
 
-/// When each bucket will be full, since the beginning.
+/// Time at which each bucket will be full, since the start of the server.
 #[derive(Debug, Default)]
 struct Table {
     full_at: HashMap<Principal, Duration>,
-    /// That of all who have none of their own.
+    /// Time of the bucket shared by principals without a bucket of their own.
     others: Duration,
-    /// When full ones were last thrown out.
+    /// Time at which full buckets were last removed.
     swept: Duration,
 }
 
@@ -134,7 +134,7 @@ impl Buckets {
         Buckets { what, per_second, interval, table: Mutex::default() }
     }
 
-    /// Takes a token, or says how long to wait for one.
+    /// Takes a token, or returns the time to wait for one.
     fn take(&self, principal: &Principal, now: Duration) -> Result<(), Duration> {
         let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
         let full_at = table.bucket(principal, now);
@@ -158,7 +158,7 @@ impl Buckets {
 impl Table {
     fn bucket(&mut self, principal: &Principal, now: Duration) -> &mut Duration {
         if !self.full_at.contains_key(principal) && self.full_at.len() >= PRINCIPALS {
-            // Once a span: a look at all of them for each newcomer would be a flood's own gain.
+            // Once a span: a scan for each new principal would amplify a flood.
             if now >= self.swept + SPAN {
                 self.swept = now;
                 self.full_at.retain(|_, full_at| *full_at > now);
@@ -183,7 +183,7 @@ mod tests {
         Duration::from_millis(millis)
     }
 
-    /// How many of a flood are taken at one moment.
+    /// Returns the number of requests of a flood that are accepted at one moment.
     fn taken(buckets: &Buckets, of: &Principal, now: Duration) -> usize {
         (0..1000).take_while(|_| buckets.take(of, now).is_ok()).count()
     }
@@ -228,7 +228,7 @@ mod tests {
         assert_eq!(taken(&buckets, &principal(u32::MAX - 1), millis(2000)), 0, "they share one bucket");
         assert_eq!(taken(&buckets, &early, millis(2000)), 9, "who was known before is not slowed");
         assert_eq!(count(), PRINCIPALS);
-        // A moment later the full ones are forgotten, and newcomers have their own.
+        // A moment later the full buckets are removed, and new principals have their own.
         assert_eq!(taken(&buckets, &principal(u32::MAX - 1), millis(3000)), 10);
         assert!(count() <= 2, "{}", count());
     }

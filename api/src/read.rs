@@ -1,4 +1,4 @@
-//! Reads: rows as the projector keeps them, and histories from the journal.
+//! Reads: rows of the projector, and histories from the journal.
 
 use std::fmt::Write as _;
 use std::ops::ControlFlow;
@@ -28,12 +28,12 @@ use super::problem::{BAD_PARAMETER, BUSY, GONE, In, NOT_FOUND, POSITION_NOT_APPL
 use super::query::{Params, unknown};
 use super::{App, Common};
 
-/// Events of a history on one page, if nothing is said,
+/// Default number of events on one page of a history.
 const HISTORY: usize = 100;
-/// and at most.
+/// Maximum number of events on one page of a history.
 const HISTORY_MAX: u64 = 1000;
 
-/// Waits until the position is in the rows.
+/// Waits until the rows include the position.
 pub(super) async fn reached(app: &App, wanted: Position, timeout: Duration) -> Result<(), Problem> {
     let watch = app.reader.watch();
     if watch.position() >= wanted {
@@ -70,18 +70,18 @@ async fn reached_journal(app: &App, wanted: Position, timeout: Duration) -> Resu
     Err(Problem::new(POSITION_NOT_APPLIED, detail).position(head.get()))
 }
 
-/// What a read is made from.
+/// Source of a read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum ReadFrom {
     /// Rows, which follow the journal.
     Rows,
-    /// The journal itself.
+    /// Journal itself.
     Journal,
 }
 
-/// Waits until this server is as new as the read must be: at `min_position`, and, unless the client takes what there is
-/// (`consistency=eventual`), at the last verdict that this server gave before. Nothing of the server is taken meanwhile
-/// but the connection.
+/// Waits until this server is as recent as the read requires: at `min_position`, and at the last verdict that
+/// this server gave. With `consistency=eventual` the client accepts rows before that verdict. Meanwhile the
+/// request uses nothing of the server but its connection.
 pub(super) async fn settle(app: &App, params: &mut Params, from: ReadFrom) -> Result<(), Problem> {
     let consistency = match params.take("consistency")?.as_deref() {
         None => Consistency::Verdicts,
@@ -96,14 +96,14 @@ pub(super) async fn settle(app: &App, params: &mut Params, from: ReadFrom) -> Re
     settled(app, app.last_verdict.wanted(consistency, named), from).await
 }
 
-/// Waits until this server is at the last verdict that it gave before.
+/// Waits until this server is at the last verdict that it gave.
 pub(super) async fn settle_by_default(app: &App, from: ReadFrom) -> Result<(), Problem> {
     settled(app, app.last_verdict.wanted(Consistency::Verdicts, None), from).await
 }
 
 async fn settled(app: &App, wanted: Position, from: ReadFrom) -> Result<(), Problem> {
     let limits = &app.common.limits;
-    // So that the answer can still say in time what it waited for.
+    // Leaves time for an answer that names the awaited position.
     let timeout = limits.min_position.min(limits.request.mul_f32(0.8));
     match from {
         ReadFrom::Rows => reached(app, wanted, timeout).await,
@@ -111,15 +111,15 @@ async fn settled(app: &App, wanted: Position, from: ReadFrom) -> Result<(), Prob
     }
 }
 
-/// The position at which an answer holds.
+/// Sets the position at which an answer is valid.
 fn at_position(mut response: Response<Body>, position: Position) -> Response<Body> {
     response.headers_mut().insert("chancery-position", HeaderValue::from(position.get()));
     response
 }
 
-/// Runs what reads files or many rows on a thread that may block: those that serve connections must answer probes
-/// meanwhile. A turn lasts as long as the work, also when the request is given up, so that executors of this process
-/// always find a thread.
+/// Runs work that reads files or many rows on a thread that may block; threads that serve connections must
+/// answer probes meanwhile. A permit lasts as long as the work, even if the request is cancelled, so that
+/// executors of this process always find a thread.
 pub(super) async fn in_turn<T: Send + 'static>(
     turns: &Arc<Semaphore>,
     doing: &str,
@@ -134,7 +134,7 @@ pub(super) async fn in_turn<T: Send + 'static>(
     read.await.map_err(|error| Problem::internal(doing, &error))
 }
 
-/// A page of rows.
+/// Returns a page of rows.
 pub(super) async fn list(
     app: &App,
     call: &Call,
@@ -168,24 +168,24 @@ pub(super) async fn list(
     Ok(at_position(answer.with(app, body)?, page.position))
 }
 
-/// Bytes of what compresses an answer.
+/// Memory of the compressor of an answer, in bytes.
 const COMPRESSOR: usize = 384 << 10;
 
-/// Bytes of what may compress the answer to a request.
+/// Returns the bytes of a compressor if the client accepts compression, else 0.
 fn compressor_of(call: &Call) -> usize {
     if call.parts.headers.contains_key(header::ACCEPT_ENCODING) { COMPRESSOR } else { 0 }
 }
 
-/// The memory of an answer, reserved until it is sent.
+/// Memory of an answer, reserved until the answer is sent.
 struct Answer {
-    /// Of it, bytes for what compresses it.
+    /// Bytes of the reservation for the compressor.
     compressor: usize,
-    /// Bytes that a page may have.
+    /// Maximum bytes of a page.
     max_bytes: usize,
     reserved: Option<ReservedBytes>,
 }
 
-/// The text of an answer, and its memory.
+/// Text of an answer, with its reserved memory.
 struct Text {
     text: String,
     _reserved: ReservedBytes,
@@ -198,7 +198,7 @@ impl AsRef<[u8]> for Text {
 }
 
 impl Answer {
-    /// Reserves memory for a page; where there is none, the page is small.
+    /// Reserves memory for a page; if there is none, the page is small.
     fn reserve(common: &Common, compressor: usize) -> Answer {
         let page = common.limits.page;
         let reserved = common.answers.try_reserve(page + compressor);
@@ -206,12 +206,12 @@ impl Answer {
         Answer { compressor, max_bytes, reserved }
     }
 
-    /// Of one row, whose size is not known before.
+    /// Returns the memory of an answer with one row, whose size is not known before.
     const fn of_row() -> Answer {
         Answer { compressor: 0, max_bytes: usize::MAX, reserved: None }
     }
 
-    /// The answer, with as much reserved as it has. A row that is larger than a page is refused when there is no memory.
+    /// Returns the answer with its memory. A row larger than a page is refused when there is no memory.
     fn with(&mut self, app: &App, text: String) -> Result<Response<Body>, Problem> {
         let (size, reserved) = (text.len(), self.reserved.take());
         if size <= SMALL {
@@ -250,18 +250,18 @@ fn not_read(kind: RowKind, error: QueryError) -> Problem {
     }
 }
 
-/// What the path names.
+/// Returns the key that the path names.
 fn key(call: &Call, kind: RowKind) -> Result<RowKey, Problem> {
     let parts: Vec<_> = call.found.params().collect();
     let text = parts.iter().map(|(_, value)| *value).collect::<Vec<_>>().join("/");
     RowKey::parse(kind, &text).map_err(|error| {
-        // Of several parts, the last that alone breaks the rule is at fault often enough.
+        // Of several parts, the last that breaks the rule on its own is usually at fault.
         let name = parts.last().map_or("", |(name, _)| *name);
         Problem::new(BAD_PARAMETER, format!("{error}")).at(In::Path, pointer_to(name), error.reason.clone())
     })
 }
 
-/// One row.
+/// Returns one row.
 pub(super) async fn get(
     app: &App,
     call: &Call,
@@ -271,7 +271,7 @@ pub(super) async fn get(
     let key = key(call, kind)?;
     settle(app, &mut params, ReadFrom::Rows).await?;
     params.end(&["min_position", "consistency"])?;
-    // Before the row is read: it is at least as new.
+    // Read before the row, so that the row is at least as recent.
     let position = app.reader.watch().position();
     let mut row = app.reader.get_json(&key).map_err(|error| not_read(kind, error))?;
     if row.is_none() {
@@ -287,12 +287,12 @@ pub(super) async fn get(
     Ok(at_position(response, position))
 }
 
-/// The row of an operation that has left the rows, from the journal.
+/// Returns the row of an operation that was removed from the rows, from the journal.
 async fn ended(app: &App, key: &RowKey) -> Result<Option<JsonRow>, Problem> {
     let Subject::Operation(id) = key.subject() else { return Ok(None) };
     let mut search = OperationSearch::new(History::new(app.source.clone()), id);
     let row = loop {
-        // A turn a page: others read in between, and nothing more is read once the request is given up.
+        // One permit a page: others read in between, and nothing more is read once the request is cancelled.
         let (searched, read) = in_turn(&app.hub.readers, "read an operation", move || {
             let read = search.read_page();
             (search, read)
@@ -311,7 +311,7 @@ async fn ended(app: &App, key: &RowKey) -> Result<Option<JsonRow>, Problem> {
     row.map(json).transpose().map_err(|error| Problem::internal("show an operation", &error))
 }
 
-/// It is not there: it never was, or it is no more.
+/// Returns the problem of an entity that never existed or was deleted.
 pub(super) async fn missing(app: &App, key: &RowKey, path: &str) -> Problem {
     let subject = key.subject();
     let never =
@@ -329,8 +329,8 @@ pub(super) async fn missing(app: &App, key: &RowKey, path: &str) -> Problem {
     Problem::new(GONE, detail).see(history)
 }
 
-/// Whether the journal has issued it. Ids and replicas' names tell the position of the fact that made them, so this
-/// is a look at one record.
+/// Whether the journal has issued the subject's id. Ids and replicas' names contain the position of the fact
+/// that created them, so only one record is read.
 fn was_issued(source: &dyn Source, subject: &Subject) -> bool {
     let position = match subject {
         Subject::Replica(name) => position_of(name.as_str()),
@@ -355,7 +355,7 @@ fn was_issued(source: &dyn Source, subject: &Subject) -> bool {
     }
 }
 
-/// The position in a replica's name: base 36 behind the last dash, lowest digit first.
+/// Returns the position in a replica's name: base 36 after the last dash, lowest digit first.
 fn position_of(name: &str) -> Option<Position> {
     let (_, suffix) = name.rsplit_once('-')?;
     suffix
@@ -365,7 +365,7 @@ fn position_of(name: &str) -> Option<Position> {
         .map(Position::new)
 }
 
-/// An answer with events of a history.
+/// Answer with events of a history.
 #[derive(Serialize)]
 struct Histories {
     items: Vec<Entry>,
@@ -373,7 +373,7 @@ struct Histories {
     position: Position,
 }
 
-/// A page of an entity's history.
+/// Returns a page of an entity's history.
 pub(super) async fn history(
     app: &Arc<App>,
     call: &Call,

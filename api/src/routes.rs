@@ -1,5 +1,5 @@
-//! The one table of routes: it leads requests to what answers them, and it is what the API's description is made
-//! from, so that neither can know a route that the other does not.
+//! Table of all routes. It dispatches requests, and the API's description is generated from it, so that
+//! neither can contain a route that the other lacks.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -22,30 +22,30 @@ use tower_http::compression::predicate::SizeAbove;
 use super::budget::SMALL;
 use super::problem::{In, Kind, METHOD_NOT_ALLOWED, NO_SUCH_ROUTE, Problem};
 
-/// How the body of a typed route becomes the intent's.
+/// Conversion of the body of a typed route into the body of the intent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Shape {
-    /// The path's parameters are members of it.
+    /// The path's parameters are added as members.
     Members,
-    /// `{hash}`: one operation to approve.
+    /// Body `{hash}`: one operation to approve.
     ApproveOne,
-    /// `{reason}`: one operation to reject.
+    /// Body `{reason}`: one operation to reject.
     RejectOne,
 }
 
-/// What answers.
+/// Action of a route.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Does {
     List(RowKind),
     Get(RowKind),
     History(RowKind),
-    /// One intent, of this entry of the register.
+    /// Submits one intent of this entry of the register.
     Intent(&'static IntentEntry, Shape),
-    /// Any intents, as CloudEvents.
+    /// Submits any intents, as CloudEvents.
     Intents,
-    /// A link of an executor outside the server.
+    /// Opens a channel of an executor outside the server.
     Link,
-    /// What such an executor says.
+    /// Accepts messages of such an executor.
     Say,
     Events,
     Logs,
@@ -56,21 +56,21 @@ pub(super) enum Does {
     Schema,
 }
 
-/// One route.
+/// Route of the API.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Route {
     pub(super) method: Method,
-    /// Parameters stand in braces.
+    /// Path with parameters in braces.
     pub(super) path: String,
     pub(super) does: Does,
-    /// What for, in a sentence.
+    /// Purpose of the route, in one sentence.
     pub(super) about: String,
 }
 
-/// Before every route of a fleet.
+/// Prefix of all routes of a fleet.
 pub(super) const FLEET: &str = "/v1/fleets/{fleet}";
 
-/// What approves or rejects one operation: the body of the intent has a list of them.
+/// Routes that approve or reject one operation: the body of the intent has a list of operations.
 const OF_ONE: &[(&str, &IntentEntry, Shape, &str)] = &[
     (
         "/operations/{id}/approve",
@@ -81,7 +81,7 @@ const OF_ONE: &[(&str, &IntentEntry, Shape, &str)] = &[
     ("/operations/{id}/reject", &OperationReject::ENTRY, Shape::RejectOne, "Rejects an operation."),
 ];
 
-/// All routes.
+/// Table of all routes.
 pub(super) static ROUTES: LazyLock<Vec<Route>> = LazyLock::new(|| {
     let mut all = Vec::new();
     let mut add = |method: Method, path: String, does: Does, about: &str| {
@@ -120,10 +120,10 @@ pub(super) static ROUTES: LazyLock<Vec<Route>> = LazyLock::new(|| {
     all
 });
 
-/// A request's route, or the problem in place of one.
+/// Route of a request, or the problem instead of a route.
 pub(super) type Found = Result<Match, Problem>;
 
-/// A router made from the table. `answer` gets each request with its route; `HEAD` goes where `GET` does.
+/// Returns a router with all routes. `answer` gets each request with its route; `HEAD` is routed as `GET`.
 pub(super) fn router<S, F>(answer: fn(S, Found, Request) -> F) -> Router<S>
 where
     S: Clone + Send + Sync + 'static,
@@ -148,7 +148,7 @@ where
                 answer(state, found, request)
             };
             methods = match route.does {
-                // All else is short, or is sent as it comes.
+                // All other answers are short, or are streamed.
                 Does::List(_) | Does::History(_) => methods.on(filter, found.layer(compression())),
                 _ => methods.on(filter, found),
             };
@@ -162,19 +162,19 @@ where
     })
 }
 
-/// Layer that compresses answers for which memory is reserved, and with it that of the compressor.
+/// Returns the layer that compresses answers with reserved memory, which includes that of the compressor.
 fn compression() -> CompressionLayer<SizeAbove> {
-    // Compressed on the threads that serve connections.
+    // Compression runs on the threads that serve connections.
     CompressionLayer::new().quality(CompressionLevel::Fastest).compress_when(SizeAbove::new(SMALL as u64 + 1))
 }
 
-/// Problem of a request that has no route.
+/// Returns the problem of a request that has no route.
 fn nothing(kind: &'static Kind, request: &Request, why: &str) -> Problem {
     let shown: String = request.uri().path().chars().take(200).collect();
     Problem::new(kind, format!("{} {shown}: {why}", request.method()))
 }
 
-/// A route that was found, with what the path says.
+/// Matched route, with the parameters of the path.
 #[derive(Debug)]
 pub(super) struct Match {
     pub(super) route: &'static Route,
@@ -195,18 +195,18 @@ impl Match {
         })
     }
 
-    /// What the path says.
+    /// Returns a parameter of the path.
     pub(super) fn param(&self, name: &str) -> Option<&str> {
         self.params.iter().find(|(key, _)| *key == name).map(|(_, value)| value)
     }
 
-    /// What the path says, but for the fleet.
+    /// Returns the parameters of the path, except the fleet.
     pub(super) fn params(&self) -> impl Iterator<Item = (&str, &str)> {
         self.params.iter().filter(|(key, _)| *key != "fleet")
     }
 }
 
-/// The target as the router takes it, if that is another than the one that was sent.
+/// Returns the target as the router needs it, if it differs from the sent target.
 pub(super) fn routed(target: &Uri) -> Option<Uri> {
     let path = deep_names(target.path())?;
     let target_path = target.query().map_or_else(|| path.clone(), |query| format!("{path}?{query}"));
@@ -215,8 +215,8 @@ pub(super) fn routed(target: &Uri) -> Option<Uri> {
     Uri::from_parts(parts).ok()
 }
 
-/// Names of capabilities may hold slashes, as in `capabilities/nvidia/v100/history`: all that stands before a last
-/// `history` or `activity` is the name. A name that ends so itself is written with `%2F`.
+/// Encodes slashes in names of capabilities, as in `capabilities/nvidia/v100/history`: the name ends before a
+/// last `history` or `activity`. A name that ends with either word is written with `%2F`.
 fn deep_names(path: &str) -> Option<String> {
     let rest = path.strip_prefix("/v1/fleets/")?;
     let (fleet, rest) = rest.split_once('/')?;
@@ -252,7 +252,7 @@ mod tests {
         }
     }
 
-    /// What the router finds: the route and its parameters, or the status of the problem.
+    /// Returns the router's result: the route and its parameters, or the status of the problem.
     async fn find(method: &Method, path: &str) -> Result<(&'static Route, Vec<(String, String)>), u16> {
         type Seen = Arc<Mutex<Option<Result<Match, Problem>>>>;
         let seen = Seen::default();

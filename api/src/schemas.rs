@@ -1,4 +1,4 @@
-//! JSON Schemas of the data of every type of event, and the rule that keeps them compatible.
+//! JSON Schemas of the data of every event type, and the rule that keeps them compatible.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::LazyLock;
@@ -14,7 +14,7 @@ use serde_json::Value;
 use super::edge::json;
 use super::problem::{NOT_FOUND, Problem};
 
-/// The schema of each type, as text.
+/// Schema of each type, as text.
 static SCHEMAS: LazyLock<BTreeMap<&'static str, String>> = LazyLock::new(|| {
     let all = [Intent::schemas(), Observation::schemas(), Fact::schemas()];
     let text = |(name, schema): (&'static str, schemars::Schema)| {
@@ -25,14 +25,14 @@ static SCHEMAS: LazyLock<BTreeMap<&'static str, String>> = LazyLock::new(|| {
     all.into_iter().flatten().map(text).collect()
 });
 
-/// As it is stored and served.
+/// Returns the text of a schema as it is stored and served.
 pub(super) fn pretty(value: &Value) -> String {
     let mut text = serde_json::to_string_pretty(value).unwrap_or_default();
     text.push('\n');
     text
 }
 
-/// The schema of the data of each type of event, as it is published.
+/// Returns the schema of the data of each event type, as it is published.
 pub fn schemas() -> &'static BTreeMap<&'static str, String> {
     &SCHEMAS
 }
@@ -49,8 +49,8 @@ pub(super) fn get(type_name: &str) -> Result<Response<Body>, Problem> {
     Ok(response)
 }
 
-/// What keeps data that fits the old schema from being read by the new one: each with the place. Told by structure
-/// alone, so a change that it does not understand counts as a break.
+/// Returns the reasons why data that fits the old schema may not fit the new one, each with its location. The
+/// comparison is structural: a change that it does not understand counts as a break.
 pub fn breaks(old: &Value, new: &Value) -> Vec<String> {
     let mut compare = Compare { old, new, found: Vec::new(), done: BTreeSet::new() };
     compare.node(old, new, "");
@@ -65,9 +65,9 @@ struct Compare<'a> {
     done: BTreeSet<(String, String)>,
 }
 
-/// Keywords that say nothing of what is allowed.
+/// Keywords that do not constrain data.
 const PROSE: &[&str] = &["$schema", "$id", "$defs", "title", "description", "examples", "default"];
-/// Keywords that are looked into.
+/// Keywords that are compared.
 const KNOWN: &[&str] =
     &["$ref", "type", "enum", "properties", "required", "items", "additionalProperties", "anyOf", "oneOf"];
 
@@ -91,7 +91,7 @@ impl<'a> Compare<'a> {
                     self.node(&old[word], &new[word], &format!("{at}/{word}"));
                 }
                 (same, other) if same == other => {}
-                // Members that were refused may be taken now, but not the other way round.
+                // Members that were refused may be accepted now, but not vice versa.
                 (Value::Bool(false), _) | (_, Value::Null | Value::Bool(true)) => {}
                 _ => self.found.push(format!("{at}: {word} became narrower")),
             }
@@ -130,13 +130,13 @@ impl<'a> Compare<'a> {
         for name in is.difference(&was) {
             self.found.push(format!("{at}/{name}: newly required"));
         }
-        // Whoever reads what we write may rely on it.
+        // Readers of written data may rely on the member.
         for name in was.difference(&is) {
             self.found.push(format!("{at}/{name}: no longer always there"));
         }
     }
 
-    /// Each old branch must still fit one of the new ones.
+    /// Checks that each old branch still fits one of the new branches.
     fn lists(&mut self, old: &'a Value, new: &'a Value, at: &str) {
         for word in ["anyOf", "oneOf"] {
             let (Some(was), is) = (old[word].as_array(), new[word].as_array()) else {

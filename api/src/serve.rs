@@ -1,4 +1,4 @@
-//! The listener: takes connections, within limits, until it is told to stop.
+//! The listener accepts connections, within limits, until shutdown.
 
 use std::future::Future;
 use std::io;
@@ -31,10 +31,10 @@ use super::rate::Peer;
 use super::slots::{ConnectionSlot, ConnectionSlots, ProbeReserve};
 use super::{Api, Common, Limits, router};
 
-/// How long a connection without a slot may take to send its request, and to take the answer.
+/// Time that a connection without a slot has to send its request, and again to receive the answer.
 const PROBE: Duration = Duration::from_secs(2);
 
-/// The connections of a listener.
+/// State of a listener and its connections.
 struct Listening {
     common: Arc<Common>,
     service: Router,
@@ -44,8 +44,8 @@ struct Listening {
     stopped: watch::Receiver<bool>,
 }
 
-/// Serves until `shutdown` comes: then it takes no more connections, ends streams, and lets requests in flight
-/// finish for as long as the limits say.
+/// Serves requests until `shutdown` completes. The server then accepts no more connections, ends streams, and
+/// lets requests in flight finish for as long as the limits allow.
 pub async fn serve(api: Api, listener: TcpListener, shutdown: impl Future<Output = ()>) -> io::Result<()> {
     let common = Arc::clone(&api.common);
     let hubs: Vec<_> = api.fleets.values().map(|app| Arc::clone(&app.hub)).collect();
@@ -66,8 +66,8 @@ pub async fn serve(api: Api, listener: TcpListener, shutdown: impl Future<Output
             _ = connections.open.join_next(), if !connections.open.is_empty() => continue,
             accepted = listener.accept() => match accepted {
                 Ok(accepted) => accepted,
-                // A connection that was lost before it was taken; or no descriptor is free, which lasts until somebody
-                // lets go of one. It is kept from happening by taking fewer connections than there are descriptors.
+                // A connection was lost before it was accepted, or no descriptor is free until another one is
+                // closed. Accepting fewer connections than there are descriptors avoids the latter.
                 Err(error) => {
                     tracing::warn!(%error, "taking a connection failed");
                     tokio::time::sleep(Duration::from_millis(50)).await;
@@ -137,7 +137,7 @@ impl Listening {
         });
     }
 
-    /// Serves one request of a connection that has none: a probe is answered, everything else is refused.
+    /// Serves one request of a connection without a slot: a probe is answered, any other request is refused.
     fn serve_probe(&mut self, stream: TcpStream, peer: IpAddr) {
         let limits = &self.common.limits;
         let asked = Arc::new(AtomicBool::new(false));
@@ -145,7 +145,7 @@ impl Listening {
         let answer = service_fn(move |request: Request<Incoming>| {
             has_asked.store(true, Ordering::Relaxed);
             let is_probe = matches!(request.uri().path(), "/livez" | "/readyz");
-            // Nothing is waited for: a probe has no body.
+            // The body is not waited for: a probe has none.
             let mut request = request.map(|_| Body::empty());
             request.extensions_mut().insert(Peer(peer));
             let (service, common) = (service.clone(), Arc::clone(&common));
@@ -173,14 +173,14 @@ impl Listening {
     }
 }
 
-/// Streams that one HTTP/2 connection may have open.
+/// Maximum number of open streams on one HTTP/2 connection.
 const STREAMS: u32 = 16;
-/// Bytes that a client may send on an HTTP/2 connection before they are read.
+/// Maximum number of unread bytes from the client on an HTTP/2 connection.
 const WINDOW: u32 = 64 << 10;
 
 fn builder(limits: &Limits) -> auto::Builder<TokioExecutor> {
     let mut builder = auto::Builder::new(TokioExecutor::new());
-    // Over these, hyper answers 431 without a body: what is a little over is told why by the edge.
+    // Above these limits, hyper answers 431 without a body. The edge explains a small excess.
     builder
         .http1()
         .timer(TokioTimer::new())
@@ -197,7 +197,7 @@ fn builder(limits: &Limits) -> auto::Builder<TokioExecutor> {
     builder
 }
 
-/// The answer to what is no probe when no slot is free: who waits in a queue learns nothing.
+/// Returns the refusal of non-probe requests when no slot is free; a client in a queue would learn nothing.
 pub(super) fn busy(max: usize) -> Response<Body> {
     let detail = format!(
         "cannot serve the request: all {max} connections are open, or three quarters of them from one address; a stream \
@@ -207,11 +207,11 @@ pub(super) fn busy(max: usize) -> Response<Body> {
     with_body(Problem::new(BUSY, detail).into_response(), &uuid::Uuid::new_v4().to_string())
 }
 
-/// A connection that fails when the other side takes nothing for too long: nobody else would notice.
+/// Connection that fails when its peer accepts no data for too long; nothing else would detect the stall.
 struct Guarded {
     stream: TcpStream,
     stall: Duration,
-    /// Runs while a write waits.
+    /// Timer that runs while a write waits.
     until: Option<Pin<Box<Sleep>>>,
 }
 

@@ -1,14 +1,14 @@
-//! Slots of connections, and the reserve in which probes are answered when no slot is free.
+//! Slots of connections, and the reserve for probes when no slot is free.
 //!
-//! | connection | while | when it is not answered |
+//! | connection | condition | closed without an answer |
 //! |---|---|---|
-//! | has a slot | a slot is free, and its peer has fewer than three quarters of all | as the limits of requests say |
-//! | in the reserve, for one request | no slot is free for its peer | ended first: what has waited longest for its request |
+//! | has a slot | a slot is free, and its peer has fewer than three quarters of all slots | as the limits of requests define |
+//! | in the reserve, for one request | no slot is free for its peer | when room is needed: first the one that has waited longest for its request |
 //!
-//! In the reserve `/livez` and `/readyz` are answered, and everything else is refused as busy. Who opens a connection and
-//! sends nothing takes no place of a probe: a probe sends its request at once, and is then not ended for others.
+//! The reserve answers `/livez` and `/readyz` and refuses all other requests as busy. A silent connection
+//! cannot displace a probe: a probe sends its request immediately, and is then not closed for others.
 //!
-//! What must stay true: slots and reserve are bounded; no number of slow connections keeps a probe from its answer; no
+//! Invariants: slots and reserve are bounded. No number of slow connections keeps a probe from its answer. No
 //! peer has all slots.
 
 use std::collections::{HashMap, VecDeque};
@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::task::AbortHandle;
 
-/// Connections in the reserve, at most.
+/// Maximum number of connections in the reserve.
 pub const RESERVED: usize = 32;
 
 /// Slots of all connections.
@@ -35,7 +35,7 @@ struct TakenSlots {
     of_peer: HashMap<IpAddr, usize>,
 }
 
-/// Slot of one connection. It is free when this is dropped.
+/// Slot of one connection, which is released on drop.
 #[derive(Debug)]
 pub(super) struct ConnectionSlot {
     slots: Arc<ConnectionSlots>,
@@ -43,12 +43,12 @@ pub(super) struct ConnectionSlot {
 }
 
 impl ConnectionSlots {
-    /// At most `max`, of which three quarters are for any one peer.
+    /// Returns `max` slots, of which any one peer may take three quarters.
     pub(super) fn new(max: usize) -> ConnectionSlots {
         ConnectionSlots { max, max_of_peer: max - max / 4, taken: Mutex::default() }
     }
 
-    /// Slot for a connection of the peer, if one is free.
+    /// Takes a slot for a connection of the peer, if one is free.
     pub(super) fn take(self: &Arc<Self>, peer: IpAddr) -> Option<ConnectionSlot> {
         let mut taken = self.lock();
         let of_peer = taken.of_peer.get(&peer).copied().unwrap_or(0);
@@ -85,12 +85,12 @@ pub(super) struct ProbeReserve(VecDeque<ReservedConnection>);
 #[derive(Debug)]
 struct ReservedConnection {
     task: AbortHandle,
-    /// Set when its request has come.
+    /// Set when the connection's request has arrived.
     asked: Arc<AtomicBool>,
 }
 
 impl ProbeReserve {
-    /// Makes room for one more. Whether a connection was ended for it.
+    /// Makes room for one more connection. Returns whether a connection was closed for it.
     pub(super) fn make_room(&mut self) -> bool {
         self.0.retain(|one| !one.task.is_finished());
         if self.0.len() < RESERVED {
@@ -103,7 +103,7 @@ impl ProbeReserve {
         true
     }
 
-    /// Adds the connection that this task serves, and that sets `asked`.
+    /// Adds the connection that `task` serves; the task sets `asked`.
     pub(super) fn add(&mut self, task: AbortHandle, asked: Arc<AtomicBool>) {
         self.0.push_back(ReservedConnection { task, asked });
     }

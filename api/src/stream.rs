@@ -4,11 +4,11 @@
 //! |---|---|---|
 //! | an event | `id: 5.LINEAGE`, `event: event`, `data: {…}` | `{…}` |
 //! | progress of a filtered stream | `id: 9.LINEAGE`, `event: bookmark` | – |
-//! | still here | `: heartbeat` | an empty line |
-//! | the end | `id: 9.LINEAGE`, `event: closed`, `data: {"reason":…}` | the body ends; cut off, if something went wrong |
+//! | heartbeat | `: heartbeat` | an empty line |
+//! | the end | `id: 9.LINEAGE`, `event: closed`, `data: {"reason":…}` | the body ends; aborted after an error |
 //!
-//! Nothing is buffered for a follower: it takes from the hub what all take, when its connection has room. Behind the
-//! hub's ring it reads the journal. One that takes nothing for too long is cut off, and resumes where it was.
+//! Nothing is buffered for a client: a stream takes shared events from the hub when its connection has room,
+//! and older events from the journal. A client that reads nothing for too long is cut off, and can resume.
 
 use std::io;
 use std::sync::Arc;
@@ -28,15 +28,15 @@ use super::query::Params;
 use super::read::{ReadFrom, settle_by_default};
 use super::wanted::Wanted;
 
-/// So many events may be passed over before a bookmark.
+/// Maximum number of events that are filtered out before a bookmark.
 const PASSED: u64 = 4096;
 
-/// How events are written.
+/// Format of a stream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Form {
-    /// `text/event-stream`
+    /// Server-sent events, `text/event-stream`.
     Sse,
-    /// `application/x-ndjson`
+    /// Lines of JSON, `application/x-ndjson`.
     Lines,
 }
 
@@ -48,7 +48,7 @@ impl Form {
         }
     }
 
-    /// What says nothing but that the stream is still there. Readers of JSON lines pass over empty ones.
+    /// Returns a heartbeat. Readers of JSON lines skip empty lines.
     fn heartbeat(self) -> Bytes {
         Bytes::from_static(match self {
             Form::Sse => b": heartbeat\n\n",
@@ -57,18 +57,18 @@ impl Form {
     }
 }
 
-/// Why a stream ends.
+/// Reason why a stream ends.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Closed {
-    /// Everything asked for was sent.
+    /// Last requested position was sent.
     End,
-    /// As many events as asked for were sent.
+    /// Requested number of events was sent.
     Limit,
-    /// The server stops.
+    /// Server is stopping.
     Shutdown,
-    /// The follower took nothing for too long.
+    /// Client read nothing for too long.
     Slow,
-    /// The journal cannot be read on.
+    /// Journal cannot be read further.
     Failed,
 }
 
@@ -84,19 +84,19 @@ impl Closed {
     }
 }
 
-/// What is asked for.
+/// Parameters of a requested stream.
 struct Asked {
     next: Position,
-    /// Of the journal, if anything stands in it.
+    /// Lineage of the journal, if the journal has records.
     lineage: Option<Lineage>,
     wanted: Wanted,
     form: Form,
-    /// Where it ends, if it does not follow.
+    /// Last position of the stream, if the stream does not follow the journal.
     until: Option<Position>,
     limit: Option<u64>,
 }
 
-/// The last position that a stream can begin behind.
+/// Returns the last position after which a stream can start.
 fn tail_of(app: &App) -> Position {
     let head = app.source.head().map_or(Position::ZERO, |head| head.position);
     head.max(*app.hub.tail().borrow())
@@ -134,7 +134,7 @@ pub(super) async fn events(
         },
     };
     if next > tail.plus(1) {
-        // The verdict before it may have come from the server that decides, and not by the journal yet.
+        // The last verdict may have come directly from the leader, before its record came from the journal.
         settle_by_default(app, ReadFrom::Journal).await?;
         tail = tail_of(app);
     }
@@ -161,7 +161,7 @@ pub(super) async fn events(
     Ok(response)
 }
 
-/// Server-sent events if they are asked for by name, lines of JSON otherwise.
+/// Returns server-sent events if the client names them, lines of JSON otherwise.
 fn form(headers: &HeaderMap) -> Result<Form, Problem> {
     let mut has_any = false;
     for value in headers.get_all(header::ACCEPT) {
@@ -201,15 +201,15 @@ fn first_wanted(text: &str) -> Result<NamedPosition, Problem> {
     text.trim().parse().map_err(wrong)
 }
 
-/// What a stream has come to.
+/// Progress of a stream.
 struct Progress {
-    /// The next position to look at.
+    /// Next position to examine.
     next: Position,
-    /// The last id that the follower knows.
+    /// Last id that was sent to the client.
     told: Position,
-    /// Events that may still be sent.
+    /// Number of events that may still be sent.
     left: u64,
-    /// Of the last record that was looked at.
+    /// Lineage of the last examined record.
     lineage: Option<Lineage>,
 }
 
@@ -220,7 +220,7 @@ impl Progress {
         Progress { next: asked.next, told, left, lineage: asked.lineage }
     }
 
-    /// Passes over an event, or says that it is to be sent.
+    /// Whether an event must be sent; an event that is not sent is skipped.
     fn sees(&mut self, shown: &Shown, asked: &Asked) -> bool {
         if shown.position < self.next
             || self.left == 0
@@ -246,12 +246,12 @@ impl Progress {
         Position::new(self.next.get() - 1)
     }
 
-    /// As an id, behind which the follower may resume.
+    /// Returns the progress as an id, after which the client may resume.
     fn id(&self) -> NamedPosition {
         NamedPosition { position: self.last(), lineage: self.lineage }
     }
 
-    /// A bookmark, if the follower knows less than it could.
+    /// Returns a bookmark if the client could resume later than at its last id.
     fn bookmark(&mut self, form: Form) -> Option<Bytes> {
         if form == Form::Lines || self.told >= self.last() {
             return None;
@@ -268,7 +268,7 @@ impl Progress {
                 format!("id: {id}\nevent: closed\ndata: {{\"reason\":\"{reason}\",\"position\":{last}}}\n\n")
                     .into(),
             )),
-            // Lines have no place for a reason: a transfer that is cut off is not mistaken for all there was.
+            // Lines cannot carry a reason: an aborted transfer is not mistaken for a complete one.
             (Form::Lines, Closed::Slow | Closed::Failed) => Err(io::Error::other(reason)),
             (Form::Lines, Closed::End | Closed::Limit | Closed::Shutdown) => Ok(None),
         }
@@ -291,7 +291,7 @@ fn stream(app: Arc<App>, asked: Asked, follower: Follower) -> Body {
                 Found::Batches(batches) => batches,
                 Found::Nothing if asked.until.is_some() => break Closed::End,
                 Found::Nothing => {
-                    // Asked first: a bookmark counts as told once it is made.
+                    // Checked first: a bookmark counts as sent once it is created.
                     if place.is_new_at_tail()
                         && let Some(bookmark) = progress.bookmark(asked.form)
                     {
@@ -315,7 +315,7 @@ fn stream(app: Arc<App>, asked: Asked, follower: Follower) -> Body {
                     if progress.sees(shown, &asked) {
                         let since = Instant::now();
                         yield Ok(asked.form.cut(shown));
-                        // Control comes back when the connection has room for more.
+                        // Execution continues here when the connection has room for more.
                         if since.elapsed() > app.common.limits.stall {
                             break 'end Closed::Slow;
                         }

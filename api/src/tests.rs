@@ -1,5 +1,5 @@
-//! The API as its callers see it: requests in, answers out, over a journal in memory, real rows, and a decider that
-//! answers from a table.
+//! Tests of the API from its callers' side: requests and answers. The journal is in memory, the rows are
+//! real, and the decider answers from a table.
 
 mod bad_input;
 mod cloudevents;

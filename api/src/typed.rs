@@ -1,4 +1,4 @@
-//! Bodies of intents by type, read so that an error tells its place.
+//! Bodies of intents by type, read so that an error names its location.
 
 use chancery_events::event::Data;
 use chancery_events::intent::Intent;
@@ -14,7 +14,7 @@ impl Data for Splice {
     }
 }
 
-/// A part of a text, and where it begins.
+/// Part of a text, with the whole text.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Part<'a> {
     pub(super) whole: &'a str,
@@ -24,7 +24,7 @@ pub(super) struct Part<'a> {
 impl Data for Part<'_> {
     type Error = Problem;
     fn read<T: DeserializeOwned>(&self) -> Result<T, Problem> {
-        // A part is a slice of the whole: where it begins is a difference of addresses.
+        // A part is a slice of the whole: its start is a difference of addresses.
         let at = (self.part.as_ptr() as usize).wrapping_sub(self.whole.as_ptr() as usize);
         let before = self.whole.get(..at).unwrap_or_default();
         let lines = before.matches('\n').count();
@@ -33,7 +33,7 @@ impl Data for Part<'_> {
     }
 }
 
-/// Reads the body of an intent of this type.
+/// Reads the body of an intent of the type.
 pub(super) fn intent(type_name: &str, text: &impl Data<Error = Problem>) -> Result<Intent, Problem> {
     Intent::read_from(type_name, text)
         .unwrap_or_else(|| Err(Problem::new(INTERNAL, format!("nothing reads intents of type {type_name}"))))

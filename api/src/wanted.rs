@@ -1,4 +1,4 @@
-//! Which events a stream is asked for: by type, subject and kind, known before anything is sent.
+//! Event filter of a stream: by type, subject and kind, checked before anything is sent.
 
 use chancery_events::cloud::{About, TYPE_PREFIX};
 use chancery_events::event::{EventKind, Line};
@@ -9,7 +9,7 @@ use chancery_events::subject::Subject;
 
 use super::problem::{In, Problem};
 
-/// Every type that this build knows.
+/// Returns every event type that this build knows.
 pub(super) fn types() -> impl Iterator<Item = &'static str> {
     Intent::TYPES.iter().chain(Observation::TYPES).chain(Fact::TYPES).copied()
 }
@@ -17,7 +17,7 @@ pub(super) fn types() -> impl Iterator<Item = &'static str> {
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum TypeTest {
     Exact(&'static str),
-    /// Ends in a dot.
+    /// Prefix that ends in a dot.
     Prefix(String),
 }
 
@@ -27,7 +27,7 @@ enum SubjectTest {
     Kind(&'static str),
 }
 
-/// Which events are wanted. Of each list, one must fit; an empty list asks for nothing.
+/// Event filter. An event must match one entry of each list; an empty list matches every event.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(super) struct Wanted {
     types: Vec<TypeTest>,
@@ -36,7 +36,7 @@ pub(super) struct Wanted {
 }
 
 impl Wanted {
-    /// Reads the query's `types`, `subject` and `kinds`: comma-separated each.
+    /// Reads the query's `types`, `subject` and `kinds`, each comma-separated.
     pub(super) fn read(
         types: Option<&str>,
         subjects: Option<&str>,
@@ -57,17 +57,17 @@ impl Wanted {
         })
     }
 
-    /// Whether everything is wanted.
+    /// Whether the filter matches every event.
     pub(super) fn is_all(&self) -> bool {
         *self == Wanted::default()
     }
 
-    /// Whether an event may be wanted, as far as its frame tells.
+    /// Whether an event may match, as far as its frame shows.
     pub(super) fn may(&self, line: &Line<'_>) -> bool {
         self.fits_kind(line.kind) && self.fits_type(&line.type_name)
     }
 
-    /// Whether an event is wanted.
+    /// Whether an event matches.
     pub(super) fn fits(&self, about: &About) -> bool {
         self.fits_kind(about.kind)
             && self.fits_type(&about.type_name)

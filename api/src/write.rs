@@ -1,4 +1,4 @@
-//! Writes: an intent goes to the decider, and its verdict comes back when it is durable.
+//! Writes: an intent is passed to the decider, and its verdict is returned when it is durable.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ use super::read::in_turn;
 use super::routes::{Does, Shape};
 use super::typed;
 
-/// Where intents over typed routes come from, if nothing else is said.
+/// Default source of intents over typed routes.
 const SOURCE: &str = "http";
 
 /// An intent was accepted.
@@ -76,10 +76,10 @@ pub(super) struct RejectOne {
     reason: String,
 }
 
-/// A member of a body that stands elsewhere: its name, its value.
+/// Member that is given outside the body: its name and its value.
 pub(super) type Said = (&'static str, &'static str);
 
-/// What a query says of the body; nothing else may stand in it.
+/// Returns the members that the query gives; the query must not contain anything else.
 pub(super) fn in_query(does: Does, mut params: Params) -> Result<Vec<Said>, Problem> {
     let known = if let Does::Intent(entry, _) = does { entry.query } else { &[] };
     let mut said = Vec::new();
@@ -96,12 +96,12 @@ pub(super) fn in_query(does: Does, mut params: Params) -> Result<Vec<Said>, Prob
     Ok(said)
 }
 
-/// Whether a request must have a body. Where the path says everything, a body need not say it again.
+/// Whether a request must have a body. If the path contains everything, the body is optional.
 pub(super) fn needs_body(entry: &IntentEntry, shape: Shape) -> bool {
     entry.body == BodyRule::Required && shape != Shape::RejectOne
 }
 
-/// A typed route.
+/// Answers a request of a typed route.
 pub(super) async fn typed(
     app: &Arc<App>,
     decider: &Decider,
@@ -155,8 +155,8 @@ fn operation(params: &[(&str, &str)]) -> Result<OperationId, Problem> {
         .map_err(|error: chancery_events::id::BadId| Problem::parameter(In::Path, "id", error.to_string()))
 }
 
-/// What is wrong with a member that the path says is wrong with the path; what the path or the query says may not be
-/// said again by the body.
+/// Reports an error of a member from the path as an error of the path. Members from the path or the query
+/// must not be repeated in the body.
 fn elsewhere(mut problem: Problem, params: &[(&str, &str)], said: &[Said]) -> Problem {
     let is_twice = problem.detail.contains("duplicate field");
     let fault = problem.errors_mut().first_mut();
@@ -172,14 +172,14 @@ fn elsewhere(mut problem: Problem, params: &[(&str, &str)], said: &[Said]) -> Pr
     problem
 }
 
-/// Asks the decider about an intent that has come in so many bytes, and counts the answer.
+/// Submits an intent that was received in `bytes` bytes to the decider, and counts the answer.
 pub(super) async fn ask(
     app: &App,
     decider: &Decider,
     request: Request,
     bytes: usize,
 ) -> Result<Verdict, NoVerdict> {
-    // Less than the whole request may take, so that the answer can say what is not known.
+    // Less than the limit of the request, so that the answer can report an unknown outcome.
     let timeout = app.common.limits.request.mul_f32(0.9);
     let breaks_glass = matches!(&request.intent, Intent::NodeSetState(ask) if ask.break_glass.is_some());
     let verdict =
@@ -204,7 +204,7 @@ pub(super) async fn ask(
     verdict
 }
 
-/// What an answer needs to know of what was asked.
+/// Context of a request that its answer needs.
 #[derive(Debug)]
 pub(super) struct Asked {
     id: String,
@@ -214,7 +214,7 @@ pub(super) struct Asked {
     is_of_plan: bool,
 }
 
-/// The status of an answer to an intent that was accepted and changed something.
+/// Returns the status for an accepted intent that changed something.
 fn status(done: Done, version: Option<u64>) -> StatusCode {
     match done {
         Done::Later => StatusCode::ACCEPTED,
@@ -224,7 +224,7 @@ fn status(done: Done, version: Option<u64>) -> StatusCode {
     }
 }
 
-/// The statuses of answers to an intent of the entry that was accepted.
+/// Returns the possible statuses for an accepted intent of the entry.
 pub(super) fn statuses(entry: &IntentEntry) -> BTreeSet<StatusCode> {
     let is_later = entry.ending.may_wait() || !entry.query.is_empty();
     let all = [StatusCode::OK, status(entry.done, Some(1)), status(entry.done, Some(2))];
@@ -239,12 +239,12 @@ impl Asked {
         Asked { id, subject, done, was_if_match, is_of_plan }
     }
 
-    /// Whether the verdict is about an approval request that was not asked about.
+    /// Whether the verdict's subject is an approval request other than the subject of the intent.
     fn waits(&self, subject: Option<&Subject>) -> bool {
         matches!(subject, Some(Subject::Request(_))) && subject != self.subject.as_ref()
     }
 
-    /// The status and what it says, or the problem.
+    /// Returns the status and the answer, or the problem.
     pub(super) async fn answered(
         &self,
         app: &App,
@@ -271,7 +271,7 @@ impl Asked {
         let accepted = accepted.map_err(|refusal| Problem::refused(refusal, position, self.was_if_match))?;
         let (status, word) = match accepted.outcome {
             Outcome::Unchanged => (StatusCode::OK, "unchanged"),
-            // What was asked for waits for approval.
+            // The intent waits for approval.
             Outcome::Changed if self.waits(accepted.subject.as_ref()) => (StatusCode::ACCEPTED, "accepted"),
             Outcome::Changed => (status(self.done, accepted.version), "accepted"),
         };
@@ -299,7 +299,8 @@ impl Asked {
     }
 }
 
-/// What an edit of a plan changed: its fact follows its verdict. A repeat is answered alike. `None` for a plan that is new.
+/// Returns the fields that an edit changed, from the fact after its verdict, also for a repeat; `None` if
+/// new.
 fn changed(source: &dyn Source, verdict: Position) -> Option<ChangedFields> {
     let record = source.records(verdict).ok()?.next()?.ok()?;
     let (_, line) = record.events().find(|(at, _)| *at == verdict.plus(1))?;
@@ -312,7 +313,7 @@ fn changed(source: &dyn Source, verdict: Position) -> Option<ChangedFields> {
     Some(fields).filter(|fields| *fields != ChangedFields::default())
 }
 
-/// The answer to one intent that was accepted.
+/// Returns the answer to one accepted intent.
 pub(super) fn response(status: StatusCode, accepted: &Accepted) -> Response<Body> {
     let mut response = json(serde_json::to_vec(accepted).unwrap_or_default());
     *response.status_mut() = status;

@@ -1,5 +1,5 @@
-//! A bare server for reads: axum with a handler that decodes the rows of an answer from the form that they are stored
-//! in, and serialises them; no store, no filters, nothing that writes.
+//! Bare server for reads: axum with a handler that decodes rows from their stored form and serialises them.
+//! It has no store, no filters, and no writes.
 
 use std::io::{BufRead as _, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -19,17 +19,17 @@ use serde_json::value::RawValue;
 
 use crate::server::FLEET;
 
-/// The argument that makes this program a bare server of the answers on its standard input.
+/// Argument that makes this program a bare server of the answers on its standard input.
 pub(crate) const BARE: &str = "--bare";
 
-/// A running bare server.
+/// Running bare server.
 pub(crate) struct Bare {
     child: Child,
     pub(crate) address: String,
 }
 
 impl Bare {
-    /// Starts one that gives these answers by turns.
+    /// Starts a server that returns these answers in rotation.
     pub(crate) fn start(answers: &[Vec<u8>]) -> Result<Bare> {
         let mut child = Command::new(std::env::current_exe()?)
             .arg(BARE)
@@ -46,13 +46,13 @@ impl Bare {
 
 impl Drop for Bare {
     fn drop(&mut self) {
-        // Nothing of it is needed any more.
+        // The process is not needed any more.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// An answer, as it is kept.
+/// Answer in its stored form.
 enum Kept {
     Row(Vec<u8>),
     Page { rows: Vec<Vec<u8>>, next: Option<String>, position: u64 },
@@ -73,7 +73,7 @@ struct History<T> {
     position: u64,
 }
 
-/// An event of a history; what it says stays as it is stored.
+/// Event of a history; its data stays in its stored form.
 #[derive(Serialize, Deserialize)]
 struct Entry {
     position: u64,
@@ -125,7 +125,7 @@ struct Answers {
     next: AtomicUsize,
 }
 
-/// Serves until it is killed.
+/// Serves until the process is killed.
 #[tokio::main]
 pub(crate) async fn serve() -> Result<()> {
     let texts: Vec<String> = serde_json::from_reader(std::io::stdin().lock())?;

@@ -1,4 +1,4 @@
-//! A real Kafka, as the tests have it, and servers with their journal on it.
+//! Real Kafka cluster, as in the tests, and servers with their journal on it.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader};
@@ -13,7 +13,7 @@ use chancery_journal::kafka::topics::{Names, Role, Topics};
 
 use crate::server::Server;
 
-/// A cluster of its own; it goes when this does.
+/// Kafka cluster of one benchmark, which is removed on drop.
 pub(crate) struct Brokers {
     pub(crate) client: Client,
     dir: PathBuf,
@@ -22,7 +22,7 @@ pub(crate) struct Brokers {
 }
 
 impl Brokers {
-    /// One broker, or three.
+    /// Starts one broker, or three.
     pub(crate) fn start(count: i32) -> Result<Brokers> {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/kafka/hold");
         let dir = crate::folder()?.keep();
@@ -48,7 +48,7 @@ impl Brokers {
         Ok(())
     }
 
-    /// Topics of a fleet of their own: where the journal is, for servers.
+    /// Returns the topics of a new fleet, and the location of its journal for servers.
     pub(crate) fn fleet(&self) -> Result<(Names, String)> {
         static FLEETS: AtomicU64 = AtomicU64::new(0);
         let prefix = format!("bench-{}", FLEETS.fetch_add(1, Ordering::Relaxed));
@@ -67,15 +67,15 @@ impl Brokers {
 impl Drop for Brokers {
     fn drop(&mut self) {
         drop(self.holder.stdin.take());
-        // It removes the cluster; there is nobody to tell.
+        // The script removes the cluster; its result has no receiver.
         let _ = self.holder.wait();
     }
 }
 
-/// How long the group waits for a server that is silent.
+/// Session timeout of the group: time until it replaces a silent server.
 pub(crate) const SESSION: Duration = Duration::from_secs(6);
 
-/// A server of a fleet.
+/// Starts a server of a fleet.
 pub(crate) fn server(journal: &str) -> Result<Server> {
     let session = format!("{}s", SESSION.as_secs());
     Server::start_with(&[
@@ -87,7 +87,7 @@ pub(crate) fn server(journal: &str) -> Result<Server> {
     ])
 }
 
-/// Which of the servers decides, once one does.
+/// Returns the index of the leader, once there is one.
 pub(crate) fn decider(servers: &[Server]) -> Result<usize> {
     let began = Instant::now();
     loop {

@@ -1,5 +1,5 @@
-//! The floor: the least that a durable append can do. One thread collects what waits, writes it with one call,
-//! fdatasyncs, and answers everybody.
+//! The floor: the minimum work of a durable append. One thread collects waiting entries, writes them with one
+//! call, calls fdatasync, and answers all callers.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
@@ -11,10 +11,10 @@ use anyhow::{Context as _, Result};
 use crate::load::round;
 use crate::table::Cell;
 
-/// Bytes that are zero-filled ahead, before the clock runs: overwriting is cheaper to sync than growing.
+/// Bytes that are zero-filled before the measurement: overwriting is cheaper to sync than growing.
 const AHEAD: usize = 512 << 20;
 
-/// A raw log.
+/// Raw log without format.
 pub(crate) struct Floor {
     queue: Sender<(Vec<u8>, SyncSender<()>)>,
     writer: JoinHandle<Result<()>>,
@@ -29,7 +29,7 @@ impl Floor {
         Ok(Floor { queue, writer, _folder: folder })
     }
 
-    /// A caller that appends `bytes` and waits until they are durable.
+    /// Returns a caller that appends `bytes` and waits until they are durable.
     pub(crate) fn caller(&self, bytes: Vec<u8>) -> impl FnMut() -> Result<()> + Send + use<> {
         let queue = self.queue.clone();
         let (done, durable) = sync_channel(1);
@@ -39,7 +39,7 @@ impl Floor {
         }
     }
 
-    /// A round of one thread that overwrites 400 bytes and syncs them, with nobody to hand anything to.
+    /// Measures one thread that overwrites and syncs 400 bytes, without callers.
     pub(crate) fn sync_alone() -> Result<Cell> {
         let (file, _folder) = ahead()?;
         let mut at = 0;
@@ -53,7 +53,7 @@ impl Floor {
         })
     }
 
-    /// A round of callers with 400 bytes each, on a new file.
+    /// Measures callers with 400 bytes each, on a new file.
     pub(crate) fn round(callers: usize) -> Result<Cell> {
         let floor = Floor::open()?;
         let cell = round(callers, |_| Ok(floor.caller(vec![b'x'; 400])))?;
@@ -67,7 +67,7 @@ impl Floor {
     }
 }
 
-/// A file that is filled with zeros ahead.
+/// Creates a file that is filled with zeros.
 fn ahead() -> Result<(File, tempfile::TempDir)> {
     let folder = crate::folder()?;
     let mut options = File::options();

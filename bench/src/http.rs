@@ -1,11 +1,11 @@
-//! A client with one connection that is kept: as little work as can be, for it shares the cores with the server.
+//! Client with one persistent connection. It does minimal work, because it shares the cores with the server.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
 
 use anyhow::{Context as _, Result, bail};
 
-/// A connection.
+/// Persistent connection to a server.
 pub(crate) struct Client {
     stream: TcpStream,
     answers: BufReader<TcpStream>,
@@ -21,7 +21,7 @@ impl Client {
         Ok(Client { stream, answers, line: String::new(), body: Vec::new() })
     }
 
-    /// Sends a request and reads the answer's body; any answer but success is an error.
+    /// Sends a request and returns the answer's body; any status but success is an error.
     pub(crate) fn ask(&mut self, method: &str, path: &str, body: &str) -> Result<&[u8]> {
         let length = body.len();
         let request = format!(
@@ -31,7 +31,7 @@ impl Client {
         self.send(&request)
     }
 
-    /// Sends a request as it is.
+    /// Sends a request without changes.
     pub(crate) fn send(&mut self, request: &str) -> Result<&[u8]> {
         self.stream.write_all(request.as_bytes())?;
         self.next_line()?;

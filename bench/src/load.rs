@@ -8,16 +8,16 @@ use anyhow::Result;
 use crate::table::{Cell, median};
 use crate::{ROUND, ROUNDS};
 
-/// One side of a cell: what does a round.
+/// Side of a cell: a function that runs one round.
 pub(crate) type Side<'a> = Box<dyn FnMut() -> Result<Cell> + 'a>;
 
-/// Runs the sides by turns, and keeps the median round of each.
+/// Runs the sides alternately, and keeps the median round of each.
 pub(crate) fn by_turns<const N: usize>(mut sides: [Side<'_>; N]) -> Result<[Cell; N]> {
     let cells = all_by_turns(&mut sides)?;
     Ok(cells.try_into().expect("as many as there are sides"))
 }
 
-/// The same for any number of sides.
+/// Runs any number of sides alternately, and keeps the median round of each.
 pub(crate) fn all_by_turns(sides: &mut [Side<'_>]) -> Result<Vec<Cell>> {
     let mut cells = vec![Vec::new(); sides.len()];
     for _ in 0..ROUNDS {
@@ -28,7 +28,7 @@ pub(crate) fn all_by_turns(sides: &mut [Side<'_>]) -> Result<Vec<Cell>> {
     Ok(cells.into_iter().map(median).collect())
 }
 
-/// Runs so many callers for a round. Each gets a call of its own from `caller`.
+/// Runs `callers` callers for a round. Each calls its own function from `caller`.
 pub(crate) fn round<C>(callers: usize, mut caller: impl FnMut(usize) -> Result<C>) -> Result<Cell>
 where
     C: FnMut() -> Result<()> + Send,

@@ -1,8 +1,8 @@
-//! Workloads, each beside its floor or peers in the same run: the disk drifts, so only ratios mean anything.
+//! Workloads, each with its floor or peers in the same run: the disk drifts, so only ratios are meaningful.
 //!
-//! Ours and the others run by turns, several rounds; what is kept is the round of the median rate. Each workload runs
-//! in a process of its own, so that the memory shown is its own. To add one, write a module with a `run` and a line
-//! in [`WORKLOADS`].
+//! Chancery and the others run alternately, several rounds; the round with the median rate is kept. Each
+//! workload runs in a process of its own, so that the memory shown is its own. A new workload is a module
+//! with a `run` and a line in [`WORKLOADS`].
 
 mod bare;
 mod brokers;
@@ -40,16 +40,16 @@ use anyhow::{Context as _, Result, bail, ensure};
 
 use table::Row;
 
-/// Rounds of each cell; ours and the others by turns.
+/// Rounds of each cell; Chancery and the others alternate.
 const ROUNDS: usize = 3;
-/// How long a round lasts.
+/// Duration of a round.
 const ROUND: std::time::Duration = std::time::Duration::from_millis(1500);
-/// Callers at a time.
+/// Numbers of concurrent callers.
 const CALLERS: [usize; 4] = [1, 8, 32, 128];
-/// Before the name of a workload: run it here, and print its rows as JSON.
+/// Flag before the name of a workload: run it in this process, and print its rows as JSON.
 const HERE: &str = "--here";
 
-/// One workload.
+/// Workload of the benchmark.
 struct Workload {
     name: &'static str,
     what: &'static str,
@@ -93,7 +93,7 @@ const WORKLOADS: &[Workload] = &[
     Workload { name: "W17", what: "rollbacks of a rollout that hangs", run: w17::run },
 ];
 
-/// Requests, events and rows are many small allocations that are freed on another thread than made them.
+/// Requests, events and rows are many small allocations that are often freed on another thread.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
@@ -139,7 +139,7 @@ fn apart(name: &str) -> Result<Vec<Row>> {
     Ok(serde_json::from_slice(&done.stdout)?)
 }
 
-/// A folder on the disk to measure, gone afterwards.
+/// Creates a directory on the measured disk, which is removed on drop.
 fn folder() -> Result<tempfile::TempDir> {
     let builder = tempfile::Builder::new().prefix("chancery-bench-").to_owned();
     Ok(match std::env::var_os("CHANCERY_BENCH_DIR") {

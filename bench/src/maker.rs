@@ -1,5 +1,5 @@
-//! A fleet in memory that is asked and worked on: the decider without its loop, for workloads of the pure machine.
-//! It may write what it does into a journal.
+//! In-memory fleet for workloads of the pure machine: the decider without its loop. It may write its events
+//! to a journal.
 
 use std::time::Duration;
 
@@ -22,17 +22,17 @@ use chancery_machine::fleet::Fleet;
 use chancery_machine::meta::At;
 use serde_json::{Value, json};
 
-/// The cluster of everything.
+/// Cluster of all nodes.
 pub(crate) const CLUSTER: &str = "sim";
 
-/// Takes records, one after the other.
+/// Receiver of records, in order.
 pub(crate) struct Pen {
-    /// Events in a record, about.
+    /// Approximate number of events in a record.
     pub(crate) record: u32,
     pub(crate) takes: Box<dyn FnMut(Record) -> Result<()>>,
 }
 
-/// Events in a record, as a decider makes them that has much to do.
+/// Number of events in a record of a busy decider.
 pub(crate) const BUSY: u32 = 500;
 
 struct Book {
@@ -42,7 +42,7 @@ struct Book {
     pen: Pen,
 }
 
-/// See the module.
+/// Fleet of a workload, as described in the module.
 pub(crate) struct Maker {
     pub(crate) fleet: Fleet,
     book: Option<Book>,
@@ -53,7 +53,7 @@ pub(crate) struct Maker {
 }
 
 impl Maker {
-    /// With one simulated cluster, held by an executor.
+    /// Returns a fleet with one simulated cluster, whose session an executor holds.
     pub(crate) fn new(pen: Option<Pen>) -> Result<Maker> {
         let lineage = Lineage::from_random(1);
         let now = Time::EPOCH + Duration::from_secs(1_000_000);
@@ -76,7 +76,7 @@ impl Maker {
         Context { now, wall: now, next, lineage, actor: None, replicas: u32::MAX }
     }
 
-    /// Folds as the decider does: each step can be taken back.
+    /// Folds as the decider does: each step can be undone.
     fn fold(&mut self, events: &[Event]) -> Result<()> {
         self.fleet.note();
         for event in events {
@@ -98,7 +98,7 @@ impl Maker {
         Ok(())
     }
 
-    /// Writes what is not written yet.
+    /// Writes events that are not written yet.
     pub(crate) fn seal(&mut self) -> Result<()> {
         let Some(book) = self.book.as_mut().filter(|book| !book.draft.is_empty()) else { return Ok(()) };
         let parts = match &book.end {
@@ -110,7 +110,7 @@ impl Maker {
         (book.pen.takes)(record)
     }
 
-    /// Asks for something that must be accepted.
+    /// Submits an intent that must be accepted.
     pub(crate) fn ask(&mut self, type_name: &str, data: &Value) -> Result<()> {
         let intent = Intent::read(type_name, &data.to_string()).context("a type")??;
         self.asked += 1;
@@ -138,7 +138,7 @@ impl Maker {
         self.fold(&events(Event::Observation { by: "ex".parse()?, observation }, cause, facts))
     }
 
-    /// Reports of an incarnation that its processes are so; the first such report makes it run.
+    /// Reports a process status of an incarnation; the first such report starts it.
     pub(crate) fn report(&mut self, incarnation: IncarnationId, status: ProcessStatus) -> Result<()> {
         let session = self.fleet.clusters().get(CLUSTER).and_then(|cluster| cluster.session);
         let session = session.context("a session")?;
@@ -151,7 +151,7 @@ impl Maker {
         self.see(IncarnationReported { session, report }.into())
     }
 
-    /// Does the next thing that is due; whether there was one.
+    /// Executes the next due step; returns whether there was one.
     pub(crate) fn step(&mut self) -> Result<bool> {
         let context = self.context(1);
         let Some(step) = advance(&self.fleet, &mut self.agenda, &context) else { return Ok(false) };

@@ -1,8 +1,8 @@
 //! Peers: other event stores, started here, with the same events and the same callers.
 //!
-//! `bench/peers/install` builds or finds them. Each is loaded by a client of its own kind, in a process of its own:
-//! `pgbench` for the message store on PostgreSQL, the crate's own client for the others, told on standard input how
-//! many callers to run for how long.
+//! `bench/peers/install` builds or finds them. Each is loaded by a client of its own kind, in a process of
+//! its own: `pgbench` for the message store on PostgreSQL, the crate's own client for the others. Standard
+//! input gives the number of callers and the duration.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::PathBuf;
@@ -15,10 +15,10 @@ use crate::load::Side;
 use crate::postgres::Postgres;
 use crate::table::Cell;
 
-/// Names the folder of the peers' programs.
+/// Environment variable for the directory of the peers' programs.
 const FOLDER: &str = "CHANCERY_PEERS";
 
-/// The peers, running.
+/// Running peers.
 pub(crate) struct Peers {
     postgres: Postgres,
     cqrs_es: Loader,
@@ -27,7 +27,7 @@ pub(crate) struct Peers {
 }
 
 impl Peers {
-    /// Starts all, or none if they are not installed.
+    /// Starts all peers, or none if they are not installed.
     pub(crate) fn start() -> Result<Option<Peers>> {
         let Some(folder) = std::env::var_os(FOLDER).map(PathBuf::from) else {
             eprintln!("peers are left out: bench/run installs them, {FOLDER} names their folder");
@@ -49,7 +49,7 @@ impl Peers {
         Ok(Some(Peers { cqrs_es: Loader::start(cqrs_es)?, postgres, umadb, _data: data }))
     }
 
-    /// What each does with so many callers.
+    /// Returns a side for each peer, with `callers` callers.
     pub(crate) fn sides(&mut self, callers: usize) -> Vec<(&'static str, Side<'_>)> {
         let Peers { postgres, cqrs_es, umadb, .. } = self;
         let postgres = &*postgres;
@@ -69,7 +69,7 @@ impl Peers {
     }
 }
 
-/// A process that runs callers when it is told to.
+/// Process that runs callers on request.
 struct Loader {
     child: Child,
     orders: ChildStdin,
@@ -100,7 +100,7 @@ impl Loader {
 
 impl Drop for Loader {
     fn drop(&mut self) {
-        // Nothing of it is needed any more; between rounds it has started nothing that would outlive it.
+        // The process is not needed any more; between rounds it has no children that would outlive it.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

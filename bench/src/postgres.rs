@@ -1,4 +1,4 @@
-//! PostgreSQL in a folder of its own, reached by a socket in it, with every commit synced; and a message store on it.
+//! PostgreSQL in a directory of its own, reached by a socket there, every commit synced; and a message store.
 
 use std::fs::File;
 use std::os::unix::fs::PermissionsExt as _;
@@ -13,10 +13,10 @@ use crate::table::Cell;
 
 const SCHEMA: &str = include_str!("../peers/postgres/schema.sql");
 const APPEND: &str = include_str!("../peers/postgres/append.sql");
-/// The account that it runs under where the benchmark runs as root, which it refuses.
+/// Account of the server if the benchmark runs as root, which PostgreSQL refuses.
 const ACCOUNT: &str = "postgres";
 
-/// A running server.
+/// Running PostgreSQL server.
 pub(crate) struct Postgres {
     child: Child,
     programs: PathBuf,
@@ -41,7 +41,7 @@ impl Postgres {
             "listen_addresses=",
             "max_connections=300",
             "shared_buffers=256MB",
-            // No checkpoint falls into a round.
+            // No checkpoint occurs in a round.
             "max_wal_size=8GB",
             "checkpoint_timeout=1h",
         ];
@@ -71,7 +71,7 @@ impl Postgres {
         Ok(())
     }
 
-    /// Where it is reached.
+    /// Returns the URL of the database.
     pub(crate) fn url(&self) -> String {
         format!("postgresql://postgres@localhost/postgres?host={}", self.folder.path().display())
     }
@@ -86,13 +86,13 @@ impl Postgres {
         succeed(self.client("psql").args(["-q", "-v", "ON_ERROR_STOP=1", "-c", text]))
     }
 
-    /// Forgets all that was written, and lets none of the work for it fall into the next round.
+    /// Deletes all data, and completes the resulting work before the next round.
     pub(crate) fn empty(&self) -> Result<()> {
         self.sql("TRUNCATE message, events RESTART IDENTITY")?;
         self.sql("CHECKPOINT")
     }
 
-    /// A round of callers that append 400 bytes to streams of their own, in so many categories.
+    /// Measures callers that append 400 bytes to streams of their own, in `categories` categories.
     pub(crate) fn messages(&self, callers: usize, categories: usize) -> Result<Cell> {
         self.empty()?;
         let folder = tempfile::tempdir()?;
@@ -119,12 +119,12 @@ impl Postgres {
     }
 }
 
-/// An event's body of 400 bytes.
+/// Returns an event's body of 400 bytes.
 fn data() -> String {
     format!(r#"{{"text":"{}"}}"#, "x".repeat(389))
 }
 
-/// The times of all calls, as pgbench has logged them.
+/// Returns the times of all calls, as logged by pgbench.
 fn calls(folder: &Path) -> Result<Vec<Duration>> {
     let mut all = Vec::new();
     for entry in std::fs::read_dir(folder)? {
@@ -141,7 +141,7 @@ fn calls(folder: &Path) -> Result<Vec<Duration>> {
     Ok(all)
 }
 
-/// Where its programs are: Debian keeps them out of the path.
+/// Returns the directory of PostgreSQL's programs: Debian does not put them into the path.
 fn programs() -> Result<PathBuf> {
     let has_all = |folder: &Path| ["initdb", "postgres", "pgbench"].iter().all(|p| folder.join(p).exists());
     let path = std::env::var_os("PATH").unwrap_or_default();
@@ -153,7 +153,7 @@ fn programs() -> Result<PathBuf> {
     found.context("find PostgreSQL's initdb, postgres and pgbench: apt-get install postgresql")
 }
 
-/// The program, under another account where this is root.
+/// Returns a command of the program, under another account if this is root.
 fn as_account(program: &Path) -> Command {
     if !rustix::process::getuid().is_root() {
         return Command::new(program);
@@ -172,7 +172,7 @@ fn succeed(command: &mut Command) -> Result<()> {
 
 impl Drop for Postgres {
     fn drop(&mut self) {
-        // A fast stop: its own processes must be gone before its folder is.
+        // A fast stop: its processes must end before its directory is removed.
         if let Ok(process) = i32::try_from(self.child.id())
             && let Some(process) = rustix::process::Pid::from_raw(process)
         {

@@ -1,10 +1,10 @@
-//! What a process has used: read from `/proc`.
+//! Resource usage of a process, read from `/proc`.
 
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 
-/// A process that is watched over a round.
+/// Process whose usage is measured over a round.
 pub(crate) struct Watched {
     process: u32,
     cpu: Duration,
@@ -12,19 +12,19 @@ pub(crate) struct Watched {
 }
 
 impl Watched {
-    /// From now on.
+    /// Starts the measurement.
     pub(crate) fn begin(process: u32) -> Result<Watched> {
         Ok(Watched { process, cpu: cpu(process)?, since: Instant::now() })
     }
 
-    /// Cores kept busy until now.
+    /// Returns the average number of busy cores since the start.
     pub(crate) fn cores(&self) -> Result<f64> {
         let used = cpu(self.process)?.saturating_sub(self.cpu);
         Ok(used.as_secs_f64() / self.since.elapsed().as_secs_f64())
     }
 }
 
-/// The most memory that it has held at once, in MiB.
+/// Returns the peak memory of a process, in MiB.
 pub(crate) fn peak_mib(process: u32) -> Result<f64> {
     let path = format!("/proc/{process}/status");
     let status = std::fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
@@ -33,17 +33,17 @@ pub(crate) fn peak_mib(process: u32) -> Result<f64> {
     Ok(kib.parse::<f64>()? / 1024.0)
 }
 
-/// Processor time that this thread has used.
+/// Returns the processor time of this thread.
 pub(crate) fn thread_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     Duration::try_from(time).unwrap_or_default()
 }
 
-/// Processor time that it has used, of all its threads.
+/// Returns the processor time of a process, of all its threads.
 fn cpu(process: u32) -> Result<Duration> {
     let path = format!("/proc/{process}/stat");
     let stat = std::fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
-    // proc(5): the name stands in parentheses; user and system time are the 14th and 15th field, in ticks.
+    // proc(5): the name is in parentheses; user and system time are the 14th and 15th field, in ticks.
     let (_, fields) = stat.rsplit_once(')').context("the name")?;
     let ticks = fields.split_whitespace().skip(11).take(2).map(str::parse::<u64>).sum::<Result<u64, _>>()?;
     Ok(Duration::from_secs_f64(ticks as f64 / rustix::param::clock_ticks_per_second() as f64))

@@ -1,4 +1,4 @@
-//! The program that is measured, as a process of its own.
+//! Measured program, as a process of its own.
 
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -10,10 +10,10 @@ use crate::load::round;
 use crate::process::{Watched, peak_mib};
 use crate::table::Cell;
 
-/// Before every route of the fleet.
+/// Prefix of every route of the fleet.
 pub(crate) const FLEET: &str = "/v1/fleets/default";
 
-/// A server on a free port, with a folder of its own.
+/// Server on a free port, with a directory of its own.
 pub(crate) struct Server {
     child: Child,
     pub(crate) address: String,
@@ -25,7 +25,7 @@ impl Server {
         Server::start_with(&[])
     }
 
-    /// With settings from the environment.
+    /// Starts a server with settings from the environment.
     pub(crate) fn start_with(settings: &[(&str, &str)]) -> Result<Server> {
         let folder = crate::folder()?;
         let program =
@@ -33,7 +33,7 @@ impl Server {
         let child = Command::new(program)
             .args(["serve", "--listen", "127.0.0.1:0", "--data-dir"])
             .arg(folder.path())
-            // One principal asks for as much as the server can do: the default limit is below that on a quick disk.
+            // One principal sends as much as the server can handle, on a fast disk above the default limit.
             .env("CHANCERY_LIMITS_WRITES_PER_SECOND", "10000000")
             .envs(settings.iter().copied())
             .stdin(Stdio::null())
@@ -59,7 +59,7 @@ impl Server {
         Client::connect(&self.address)
     }
 
-    /// A round of callers, with what the server used for it.
+    /// Measures a round of callers, with the server's resource usage.
     pub(crate) fn round<C>(
         &self,
         callers: usize,
@@ -71,7 +71,7 @@ impl Server {
         self.watched(|| round(callers, |number| caller(self.client()?, number)))
     }
 
-    /// What is done, with what the server used for it.
+    /// Measures an action, with the server's resource usage.
     pub(crate) fn watched(&self, does: impl FnOnce() -> Result<Cell>) -> Result<Cell> {
         let watched = Watched::begin(self.process())?;
         let cell = does()?;
@@ -81,7 +81,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Nothing of it is needed any more.
+        // The process is not needed any more.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

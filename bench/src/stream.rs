@@ -1,4 +1,4 @@
-//! A consumer of the event stream: server-sent events on a connection of its own.
+//! Consumer of the event stream: server-sent events on a connection of its own.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::TcpStream;
@@ -8,10 +8,10 @@ use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::server::FLEET;
 
-/// Nothing is awaited for longer.
+/// Timeout of every wait.
 const PATIENCE: Duration = Duration::from_mins(5);
 
-/// A stream that is open.
+/// Open stream of events.
 pub(crate) struct Stream {
     lines: BufReader<TcpStream>,
     line: String,
@@ -19,7 +19,7 @@ pub(crate) struct Stream {
 }
 
 impl Stream {
-    /// Follows what is new; `filter` begins with `&`, or is empty. It is open when this returns.
+    /// Follows new events; `filter` starts with `&`, or is empty. The stream is open on return.
     pub(crate) fn open(address: &str, filter: &str) -> Result<Stream> {
         let mut stream = TcpStream::connect(address)?;
         stream.set_read_timeout(Some(PATIENCE))?;
@@ -29,21 +29,21 @@ impl Stream {
         let mut opened = Stream { lines, line: String::new(), position: 0 };
         opened.next_line()?;
         ensure!(opened.line.starts_with("HTTP/1.1 200"), "the stream is not opened: {}", opened.line);
-        // The first thing that a follower is sent.
+        // The first data of a stream.
         while !opened.line.starts_with("retry:") {
             opened.next_line()?;
         }
         Ok(opened)
     }
 
-    /// Waits for an event, and tells its position. Its data is what [`Stream::data`] gives.
+    /// Waits for an event, and returns its position. [`Stream::data`] returns its data.
     pub(crate) fn next_event(&mut self) -> Result<u64> {
-        // Lines that frame a chunk of the transfer are no fields.
+        // Lines that frame a chunk of the transfer are not fields.
         loop {
             self.next_line()?;
             match self.line.split_once(':').map(|(field, value)| (field, value.trim())) {
                 Some(("id", id)) => {
-                    // A position with its lineage; that of an earlier build has none.
+                    // A position with its lineage; an earlier build sends none.
                     let position = id.split_once('.').map_or(id, |(position, _)| position);
                     self.position = position.parse().context("read an id")?;
                 }
@@ -57,12 +57,12 @@ impl Stream {
         }
     }
 
-    /// The position of the last event.
+    /// Returns the position of the last event.
     pub(crate) fn position(&self) -> u64 {
         self.position
     }
 
-    /// The data of the event.
+    /// Returns the data of the last event.
     pub(crate) fn data(&self) -> &str {
         self.line.trim_end().strip_prefix("data: ").unwrap_or_default()
     }

@@ -1,4 +1,4 @@
-//! What is measured: shown as a table, kept as JSON.
+//! Results: shown as a table, stored as JSON.
 
 use std::path::Path;
 use std::time::{Duration, SystemTime};
@@ -7,42 +7,42 @@ use anyhow::Result;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-/// What one side did in one cell.
+/// Result of one side in one cell.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Cell {
-    /// Things done a second.
+    /// Operations per second.
     pub(crate) rate: f64,
-    /// Of one, in milliseconds; zero where single ones are not timed.
+    /// Median latency of an operation, in milliseconds; zero if single operations are not timed.
     pub(crate) p50_ms: f64,
-    /// Of one, in milliseconds.
+    /// 99th percentile of the latency of an operation, in milliseconds.
     pub(crate) p99_ms: f64,
-    /// The most memory that the process measured has held at once, in MiB.
+    /// Peak memory of the measured process, in MiB.
     pub(crate) memory_mib: Option<f64>,
-    /// Cores that it kept busy.
+    /// Average number of busy cores of the measured process.
     pub(crate) cores: Option<f64>,
 }
 
-/// One row: the same load on ours and on what stands beside it.
+/// Result row: the same load on Chancery and on its floors and peers.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Row {
     workload: String,
-    /// How much, as `32 callers`.
+    /// Amount of load, such as `32 callers`.
     load: String,
     ours: Cell,
     beside: Vec<Beside>,
     checks: Vec<Check>,
 }
 
-/// A floor or a peer.
+/// Result of a floor or a peer.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Beside {
     name: String,
     cell: Cell,
-    /// Ours to its rate.
+    /// Ratio of Chancery's rate to the rate of the floor or peer.
     ratio: f64,
 }
 
-/// A bar, and whether it is reached.
+/// Bar, and whether the value reaches it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Check {
     what: String,
@@ -51,7 +51,7 @@ struct Check {
     reached: bool,
 }
 
-/// What a value should be.
+/// Bar for a value.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Bar {
@@ -64,20 +64,20 @@ impl Row {
         Row { workload: workload.into(), load: load.into(), ours, beside: Vec::new(), checks: Vec::new() }
     }
 
-    /// With something beside ours.
+    /// Adds a floor or peer.
     pub(crate) fn beside(mut self, name: &str, cell: Cell) -> Row {
         let ratio = self.ours.rate / cell.rate;
         self.beside.push(Beside { name: name.to_owned(), cell, ratio });
         self
     }
 
-    /// With something beside ours, of whose rate ours should be this share.
+    /// Adds a floor or peer; Chancery's rate should be at least `share` of its rate.
     pub(crate) fn share_of(self, name: &str, cell: Cell, share: f64) -> Row {
         let ratio = self.ours.rate / cell.rate;
         self.beside(name, cell).check(&format!("ratio to {name}"), ratio, Bar::AtLeast(share))
     }
 
-    /// With a value that should reach a bar.
+    /// Adds a value that should reach a bar.
     pub(crate) fn check(mut self, what: &str, value: f64, bar: Bar) -> Row {
         let reached = match bar {
             Bar::AtLeast(bar) => value >= bar,
@@ -88,7 +88,7 @@ impl Row {
     }
 }
 
-/// The cell of the median rate.
+/// Returns the cell with the median rate.
 pub(crate) fn median(mut cells: Vec<Cell>) -> Cell {
     cells.sort_by(|a, b| a.rate.total_cmp(&b.rate));
     let middle = cells.len() / 2;
@@ -96,7 +96,7 @@ pub(crate) fn median(mut cells: Vec<Cell>) -> Cell {
 }
 
 impl Cell {
-    /// From the latencies of every call of a round.
+    /// Returns the cell for the latencies of every call of a round.
     pub(crate) fn of(mut latencies: Vec<Duration>, took: Duration) -> Cell {
         latencies.sort_unstable();
         let at = |share: f64| {
@@ -107,7 +107,7 @@ impl Cell {
         Cell { p50_ms: at(0.5), p99_ms: at(0.99), ..Cell::rate(rate) }
     }
 
-    /// Where only the whole is timed.
+    /// Returns a cell if only the total is timed.
     pub(crate) fn rate(rate: f64) -> Cell {
         Cell { rate, ..Cell::default() }
     }

@@ -1,10 +1,10 @@
 //! W1: durable appends of 400-byte events to the embedded journal, in process, in three ways.
 //!
-//! *W1*: what the decider does around its decisions, on a thread of its own: it collects what waits into one record,
-//! makes it durable itself where nothing else waits, and answers when it is delivered. *W1 left*: the same, but the
-//! record is always left to the journal's thread, as the decider does while it has more to decide; at most two are on
-//! their way. *W1 alone*: each caller seals a record of its own on the chain, appends it and waits until it is
-//! delivered; no program here writes like that, but it shows what a record costs.
+//! *W1*: the decider's work around its decisions, on a thread of its own. The thread collects waiting events
+//! into one record, makes it durable itself if nothing else waits, and answers on delivery. *W1 left*: the
+//! same, but the journal's thread always writes the record, as while a decider has more to decide. At most
+//! two are in flight. *W1 alone*: each caller seals a record of its own on the chain, appends it and waits
+//! for delivery. No program here writes that way, but it shows the cost of a record.
 
 use std::collections::VecDeque;
 use std::path::Path;
@@ -24,12 +24,12 @@ use crate::floor::Floor;
 use crate::load::{by_turns, round};
 use crate::table::{Cell, Row};
 
-/// Records on their way, at most.
+/// Maximum number of records in flight.
 const DEPTH: usize = 2;
-/// Words taken before what was collected is sealed, at most.
+/// Maximum number of requests collected before a record is sealed.
 const BATCH: usize = 512;
 
-/// What callers share who append by themselves.
+/// Shared state of callers that append on their own.
 struct Direct {
     journal: SegmentJournal,
     end: Mutex<(Position, Hash)>,
@@ -46,7 +46,7 @@ impl Direct {
             if let Delivery::Records(records) = delivery {
                 let mut callers = callers.lock().expect("nobody panics with it");
                 for caller in callers.drain(..records.len()) {
-                    // A caller whose round is over has gone.
+                    // A caller whose round has ended is dropped.
                     let _ = caller.send(());
                 }
             }
@@ -102,12 +102,12 @@ fn parts(first: Position, prev: Hash, begins: Option<Begins>) -> HeaderParts {
     }
 }
 
-/// How a group is appended.
+/// Method of appending a group.
 #[derive(Clone, Copy)]
 pub(crate) enum How {
-    /// Always left to the journal's thread.
+    /// Always written by the journal's thread.
     Left,
-    /// Written where it was collected, if nothing else waits.
+    /// Written by the collecting thread if nothing else waits.
     Here,
 }
 
@@ -118,7 +118,7 @@ enum Word {
     Close,
 }
 
-/// A committer that collects what waits.
+/// Committer that collects waiting requests.
 pub(crate) struct Group {
     queue: Sender<Word>,
     committer: JoinHandle<Result<()>>,
@@ -133,7 +133,7 @@ impl Group {
         })
     }
 
-    /// Over a journal that is opened in a folder of its own.
+    /// Returns a group over a journal that is opened in a directory of its own.
     pub(crate) fn over(
         how: How,
         open: impl FnOnce(&Path, Sink) -> Result<Box<dyn Journal>>,
@@ -186,7 +186,7 @@ fn commit(journal: &dyn Journal, words: &Receiver<Word>, how: How) -> Result<()>
         if next.is_none() {
             next = Some(words.recv().context("nobody is left")?);
         }
-        // As many as a decider takes before it looks at its work.
+        // As many as a decider takes before it checks for due work.
         for _ in 0..BATCH {
             let Some(word) = next.take() else { break };
             match word {
@@ -217,7 +217,7 @@ fn commit(journal: &dyn Journal, words: &Receiver<Word>, how: How) -> Result<()>
     }
 }
 
-/// A line of 400 bytes.
+/// Returns a line of 400 bytes.
 pub(crate) fn line() -> Vec<u8> {
     let mut line = br#"{"k":"fact","t":"bench.appended.v1","c":1,"d":""#.to_vec();
     line.resize(398, b'x');

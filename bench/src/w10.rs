@@ -1,9 +1,9 @@
-//! W10: two million replicas (Nomad's Two Million Container Challenge took 22 minutes on a real cluster): on 6,100
-//! simulated nodes each is created, placed, approved by rule, started and seen ready; every event is durable in the
-//! journal on disk. The parts are the server's own: decider, journal, projector, executors on the simulated
-//! orchestrator.
+//! W10: two million replicas (Nomad's Two Million Container Challenge took 22 minutes on a real cluster) on
+//! 6,100 simulated nodes. Each is created, placed, approved by rule, started and observed as ready; every
+//! event is durable in the journal on disk. The parts are the server's own: decider, journal, projector,
+//! executors on the simulated orchestrator.
 //!
-//! `CHANCERY_BENCH_REPLICAS` takes fewer, on as many fewer nodes.
+//! `CHANCERY_BENCH_REPLICAS` sets a lower number, and reduces the nodes in proportion.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -39,14 +39,14 @@ const REPLICAS: usize = 2_000_000;
 const NODES: usize = 6_100;
 const PLANS: usize = 20;
 const CLUSTERS: usize = 4;
-/// Bytes of rows in memory: as somebody sets it (`sled_cache`) who has so many.
+/// Memory for rows in bytes, as an operator would set it (`sled_cache`) for this size.
 const CACHE: u64 = 1 << 30;
-/// Events between snapshots at least, as a server has it by default.
+/// Minimum number of events between snapshots: the default of a server.
 const SNAPSHOT: u64 = 100_000;
-/// The bar, in seconds; scaled down with the replicas.
+/// Bar in seconds; scaled down with the replicas.
 const BAR: f64 = 22.0 * 60.0;
 
-/// A server's parts but its API.
+/// Parts of a server without its API.
 struct Parts {
     journal: Arc<SegmentJournal>,
     decider: Decider,
@@ -124,7 +124,7 @@ async fn ask(decider: &Decider, n: &mut u64, type_name: &str, data: Value) -> Re
     }
 }
 
-/// Clusters, nodes and plans.
+/// Creates clusters, nodes and plans.
 async fn found(decider: &Decider, asked: &mut u64, nodes: usize, room: usize) -> Result<()> {
     for n in 0..CLUSTERS {
         let spec = json!({"runtime": "simulated"});
@@ -146,7 +146,7 @@ async fn found(decider: &Decider, asked: &mut u64, nodes: usize, room: usize) ->
     Ok(())
 }
 
-/// Waits until the rows say that all deployments are completed, and tells how it goes.
+/// Waits until all deployments are completed in the rows, and prints the progress.
 async fn completed(reader: &Reader, began: Instant) -> Result<()> {
     let mut told = Instant::now();
     loop {
@@ -209,7 +209,7 @@ async fn race(dir: &Path, replicas: usize) -> Result<Row> {
     };
     let executors = tokio::spawn(host.run(clusters, stopped));
     let mut asked = 0;
-    // A tenth more than is needed.
+    // A tenth more than needed.
     found(&decider, &mut asked, nodes, (replicas * 11).div_ceil(nodes * 10) + 1).await?;
     let source = journal.source();
     let before = source.head().map_or(Position::ZERO, |head| head.position);
@@ -231,7 +231,7 @@ async fn race(dir: &Path, replicas: usize) -> Result<Row> {
     decider.tell(Input::Drain).await?;
     let (why, following) = ended.await?;
     ensure!(matches!(why, Ended::Drained), "the decider ended: {why}");
-    // The projector ends when nobody publishes any more.
+    // The projector ends when its publishers are dropped.
     drop(following);
     drop(decider);
     projector.join().map_err(|_| anyhow!("the projector panicked"))??;
@@ -251,7 +251,7 @@ async fn race(dir: &Path, replicas: usize) -> Result<Row> {
         ))
 }
 
-/// Bytes of all records from the position on.
+/// Returns the number of bytes of all records from the position on.
 fn written(source: &dyn Source, from: Position) -> Result<u64> {
     let mut bytes = 0;
     for record in source.records(from)? {

@@ -1,9 +1,10 @@
-//! W11: the journal on Kafka, on one broker and on three, beside raw rdkafka: durable appends of 400-byte events in this
-//! process, and durable intents over HTTP.
+//! W11: the journal on Kafka, on one broker and on three, compared with raw rdkafka. Measured are durable
+//! appends of 400-byte events in this process, and durable intents over HTTP.
 //!
-//! *Appends* are what the decider does (see W1), on a topic of its own: a record is sealed, sent, read back, judged,
-//! mirrored and delivered; then its callers are answered. *Intents* are W2 with the journal on Kafka. The *floor* is a program without any of that: one thread collects what
-//! waits into one message, sends it with the same settings, and answers its callers when another thread has consumed it.
+//! *Appends* do the decider's work (see W1), on a topic of their own: a record is sealed, sent, read back,
+//! judged, mirrored and delivered. Then its callers are answered. *Intents* are W2 with the journal on Kafka.
+//! The *floor* does none of that: one thread collects waiting entries into one message and sends it with the
+//! same settings. Another thread consumes the message, and then the callers are answered.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -25,12 +26,12 @@ use crate::table::{Bar, Cell, Row};
 use crate::w1::{Group, How, line};
 use crate::{CALLERS, w2};
 
-/// Messages on their way, at most: as the decider has commits.
+/// Maximum number of messages in flight: the decider's limit of commits.
 const DEPTH: usize = 2;
-/// What has no outcome after so long fails the run.
+/// Maximum time for an outcome; a later one fails the run.
 const OUTCOME: Duration = Duration::from_secs(20);
 
-/// Ours in this process.
+/// Measures Chancery's journal in this process.
 fn ours(brokers: &Brokers, callers: usize) -> Result<Cell> {
     let (names, _) = brokers.fleet()?;
     let group = Group::over(How::Left, |folder, sink| {
@@ -43,7 +44,7 @@ fn ours(brokers: &Brokers, callers: usize) -> Result<Cell> {
     Ok(cell)
 }
 
-/// Ours over HTTP, with all that a server does.
+/// Measures intents over HTTP on a complete server.
 fn intents(brokers: &Brokers, callers: usize) -> Result<Cell> {
     let (_, journal) = brokers.fleet()?;
     let servers = [server(&journal)?];
@@ -61,7 +62,7 @@ fn floor(brokers: &Brokers, callers: usize, set: Set) -> Result<Cell> {
     Ok(cell)
 }
 
-/// A new producer's first acknowledgement takes as long as it takes to introduce itself.
+/// Warms up: a new producer's first acknowledgement includes its registration.
 fn warm(mut call: impl FnMut() -> Result<()>) -> Result<()> {
     (0..50).try_for_each(|_| call())
 }
@@ -72,12 +73,12 @@ enum Word {
     Close,
 }
 
-/// How the floor's clients are set up.
+/// Settings of the floor's clients.
 #[derive(Clone, Copy)]
 enum Set {
-    /// As ours.
+    /// Same settings as Chancery.
     Same,
-    /// As they are unless set; but for what makes a record safe.
+    /// Defaults, except for settings that make a record safe.
     Defaults,
 }
 
@@ -109,7 +110,7 @@ impl Set {
 
 type Producer = ThreadedProducer<DefaultProducerContext>;
 
-/// The floor.
+/// Clients of the floor.
 struct Raw {
     queue: Sender<Word>,
     sender: JoinHandle<Result<()>>,

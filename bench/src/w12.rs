@@ -1,11 +1,11 @@
-//! W12: how long a start takes with a snapshot, behind so many events (ten million; `CHANCERY_BENCH_EVENTS`).
+//! W12: time of a start with a snapshot, after many events (ten million; `CHANCERY_BENCH_EVENTS`).
 //!
-//! What the program does before it decides: open the journal and check all its frames, load the newest snapshot, open
-//! the rows, fold what came after. The snapshot is as old as it ever is: 100,000 events. The journal is made once and
-//! kept in `bench/results/`; its files are in the page cache when the start is timed.
+//! The measured work precedes the first decision: open the journal and check all its frames, load the newest
+//! snapshot, open the rows, fold later events. The snapshot has its maximum age: 100,000 events. The journal
+//! is created once and kept in `bench/results/`; its files are in the page cache when the start is timed.
 //!
-//! And how long it takes on Kafka, of three brokers and three servers, until another server decides when the one that
-//! does is killed.
+//! Also the time on Kafka, with three brokers and three servers, until another server decides after the
+//! leader was killed.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -25,16 +25,16 @@ use crate::table::{Bar, Cell, Row};
 use crate::w2;
 use crate::w4::{FLEET, make, wanted};
 
-/// Events between two snapshots, as the program has them.
+/// Events between two snapshots, as in the program.
 const EVERY: u64 = 100_000;
 
 struct Home(PathBuf);
 
 impl Home {
-    /// Makes what is not there.
+    /// Creates missing data.
     fn with(events: u64) -> Result<Home> {
         let results = Path::new(env!("CARGO_MANIFEST_DIR")).join("results");
-        // Snapshots of another shape are of no use.
+        // Snapshots of another state format are useless.
         let home = Home(results.join(format!("w12-{events}-{IMAGE_FINGERPRINT}")));
         if home.0.exists() {
             return Ok(home);
@@ -48,7 +48,7 @@ impl Home {
         make(&unfinished.0.join("journal"), events, |fleet, record| {
             if is_due && record.last().get() + EVERY >= events {
                 let folding = Folding { fleet: fleet.clone(), at: Cursor::after(record), watermark: None };
-                // The only one: there is nothing to look up.
+                // The only snapshot: nothing needs to be looked up.
                 folding.write(FLEET.into(), &snapshots, &*MemoryLog::new(FLEET).source())?;
                 is_due = false;
             }
@@ -59,7 +59,7 @@ impl Home {
         Ok(home)
     }
 
-    /// Starts, and says how long the journal took, and all of it.
+    /// Starts, and returns the seconds for the journal, and for the whole start.
     fn start(&self, check: Check) -> Result<(f64, f64)> {
         let began = Instant::now();
         let options = Options { check, ..Options::new(self.0.join("journal"), FLEET) };
@@ -109,7 +109,7 @@ fn takeovers() -> Result<Row> {
         let at = decider(&servers)?;
         w2::caller(servers[at].client()?, 0)()?;
         let began = Instant::now();
-        // It is killed as it goes.
+        // The server is killed on drop.
         drop(servers.swap_remove(at));
         decider(&servers)?;
         took.push(began.elapsed());

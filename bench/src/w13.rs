@@ -1,6 +1,6 @@
-//! W13: the life of replicas on the simulated orchestrator: a relocate of one while nothing else waits, and while 100,000
-//! operations of another plan wait for approval; a deployment of N replicas on N nodes that share none; the update of
-//! what runs, all at once.
+//! W13: the life of replicas on the simulated orchestrator. Relocations of one replica are measured alone,
+//! and while 100,000 operations of another plan wait for approval. Also measured: a deployment of N replicas
+//! on N nodes without sharing, and the concurrent update of all running replicas.
 
 use std::time::{Duration, Instant};
 
@@ -13,15 +13,15 @@ use crate::server::{FLEET, Server};
 use crate::stream::Stream;
 use crate::table::{Bar, Cell, Row};
 
-/// Operations that wait for approval.
+/// Number of operations that wait for approval.
 const WAITING: u32 = 100_000;
-/// Relocates of a round.
+/// Relocations of a round.
 const RELOCATES: usize = 100;
-/// Replicas, each on a node of its own, and how often.
+/// Numbers of replicas, each on a node of its own, with the number of repetitions.
 const SPREAD: [(u32, usize); 2] = [(125, 5), (500, 5)];
-/// A relocate beside those that wait takes at most so many times as long as alone.
+/// Maximum ratio of a relocation with waiting operations to one alone.
 const BESIDE: f64 = 1.5;
-/// Linear: a replica of the larger deployment takes at most so many times as long as one of the smaller.
+/// Linearity: maximum ratio of the time per replica of the larger deployment to that of the smaller.
 const LINEAR: f64 = 1.5;
 
 fn fleet(client: &mut Client, nodes: u32) -> Result<()> {
@@ -46,7 +46,7 @@ fn plan(client: &mut Client, name: &str, approval: &str, sharing: &str) -> Resul
     client.ask("PUT", &format!("{FLEET}/plans/{name}"), &json!({"spec": spec}).to_string()).map(drop)
 }
 
-/// Deploys so many, and waits until the stream tells the deployment's end.
+/// Deploys `count` replicas, and waits until the stream reports the deployment's end.
 fn deploy(
     client: &mut Client,
     stream: &mut Stream,
@@ -64,7 +64,7 @@ fn deploy(
     Ok(took)
 }
 
-/// The one replica of a plan, once the rows have come so far.
+/// Returns the only replica of a plan, once the rows reach `position`.
 fn replica_of(client: &mut Client, plan: &str, position: u64) -> Result<String> {
     let path = format!("{FLEET}/replicas?plan={plan}&min_position={position}");
     let rows: Value = serde_json::from_slice(client.ask("GET", &path, "")?)?;
@@ -72,7 +72,7 @@ fn replica_of(client: &mut Client, plan: &str, position: u64) -> Result<String> 
     name.map(str::to_owned).with_context(|| format!("{plan} has no replica: {rows}"))
 }
 
-/// Relocates a replica to and fro: from each intent until the old run is over.
+/// Relocates a replica back and forth; measures from each intent until the old incarnation has ended.
 fn relocates(client: &mut Client, ended: &mut Stream, replica: &str) -> Result<Cell> {
     let path = format!("{FLEET}/replicas/{replica}/relocate");
     let mut took = Vec::with_capacity(RELOCATES);
@@ -88,7 +88,7 @@ fn relocates(client: &mut Client, ended: &mut Stream, replica: &str) -> Result<C
     Ok(Cell::of(took, all.elapsed()))
 }
 
-/// Waits until so many operations wait for approval.
+/// Waits until [`WAITING`] operations wait for approval.
 fn until_waiting(client: &mut Client) -> Result<()> {
     let began = Instant::now();
     loop {

@@ -1,5 +1,5 @@
-//! W14: starts of process incarnations with a control group each, and without: from the command to the first report that
-//! all processes are online. Both by turns, each incarnation a single process.
+//! W14: starts of process incarnations with a control group each, and without: from the command to the first
+//! report that all processes are online. Both alternate, and each incarnation is a single process.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -17,9 +17,9 @@ use serde_json::json;
 
 use crate::table::{Bar, Cell, Row};
 
-/// Starts of each kind.
+/// Number of starts of each kind.
 const STARTS: usize = 200;
-/// Milliseconds that a start may take longer with a group, at the median.
+/// Maximum additional time of a start with a group, in milliseconds at the median.
 const MORE_MS: f64 = 2.0;
 
 fn config(root: PathBuf, cgroup: CgroupSetting) -> Result<Config> {
@@ -45,7 +45,7 @@ fn command(id: IncarnationId, revision: u32, effect: Effect, spec: &RunSpec) -> 
     }
 }
 
-/// Gives a command, and waits for the report that it was carried out.
+/// Sends a command, and waits for the report of its completion.
 async fn carried_out(
     processes: &Processes,
     command: Command,

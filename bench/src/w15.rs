@@ -1,5 +1,5 @@
-//! W15: what a server holds in memory while its brokers are away: 40 clients ask without a pause, for a while as usual, then
-//! for a minute in which the broker neither answers nor closes what is open.
+//! W15: memory of a server while its brokers are unavailable. Without a pause, 40 clients send intents: first
+//! normally, then for a minute in which the broker neither answers nor closes its connections.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -51,7 +51,7 @@ pub(crate) fn run() -> Result<Vec<Row>> {
     )])
 }
 
-/// Asks without a pause. What is not answered is asked again over another connection, with another key.
+/// Sends intents without a pause. Unanswered ones are sent again on another connection with another key.
 fn ask(server: &Server, number: usize, stop: &AtomicBool, answered: &AtomicU64) {
     let path = format!("{FLEET}/capabilities/c-{number}");
     for score in 0_u64.. {

@@ -1,5 +1,5 @@
-//! W16: ten thousand documents by the command line: applied, applied again, listed, deleted; and ten thousand operations
-//! approved. Each is one command, timed from its start to its end, as a person waits for it.
+//! W16: ten thousand documents by the command line: applied, applied again, listed, deleted; and ten thousand
+//! operations approved. Each is one command, timed from start to end, as an operator experiences it.
 
 use std::fmt::Write as _;
 use std::process::{Command, Stdio};
@@ -10,9 +10,9 @@ use anyhow::{Context as _, Result, ensure};
 use crate::server::Server;
 use crate::table::{Bar, Cell, Row};
 
-/// Documents and operations.
+/// Number of documents and of operations.
 const MANY: usize = 10_000;
-/// The bar: a command takes fewer seconds.
+/// Bar: maximum time of a command, in seconds.
 const SECONDS: f64 = 3.0;
 /// Nodes that the replicas share.
 const NODES: usize = 100;
@@ -37,7 +37,7 @@ fn fleet(nodes: usize, cpu: usize) -> String {
     text
 }
 
-/// A plan whose operations wait for a person, and its deployment.
+/// Returns a plan whose operations wait for manual approval, and its deployment.
 fn plan() -> String {
     let mut text = String::new();
     let _ = write!(
@@ -49,7 +49,7 @@ fn plan() -> String {
     text
 }
 
-/// A folder with the documents, and the server that they are for.
+/// Directory with the documents, and their server.
 struct Bulk {
     server: Server,
     folder: tempfile::TempDir,
@@ -66,7 +66,7 @@ impl Bulk {
         Ok(std::fs::write(self.folder.path().join("all.yaml"), text)?)
     }
 
-    /// Runs a command, `-f` of which is the file. How long it takes, and the lines that it writes.
+    /// Runs a command whose `-f` is the file. Returns its duration, and the number of lines that it writes.
     fn run(&self, args: &[&str]) -> Result<(Duration, usize)> {
         let program =
             std::env::var_os("CHANCERY_BIN").context("CHANCERY_BIN names the program: use bench/run")?;
@@ -82,7 +82,7 @@ impl Bulk {
         Ok((took, output.stdout.split(|byte| *byte == b'\n').count() - 1))
     }
 
-    /// A command that writes so many lines, as a row.
+    /// Returns the row of a command that writes `lines` lines.
     fn row(&self, what: &str, lines: usize, args: &[&str]) -> Result<Row> {
         let (took, found) = self.run(args)?;
         ensure!(found == lines, "{what}: {found} lines, not {lines}");

@@ -1,5 +1,5 @@
-//! W17: rollback of a rollout whose replicas never become ready, on the simulated orchestrator, approved by rule, durable:
-//! from the intent until the rollback has completed.
+//! W17: rollback of a rollout whose replicas never become ready, on the simulated orchestrator. It is
+//! approved by rule and durable, and measured from the intent until the rollback has completed.
 
 use std::time::{Duration, Instant};
 
@@ -21,7 +21,7 @@ const ROLLBACK: f64 = 1000.0;
 /// Time in which all updates must have started.
 const HANGS: Duration = Duration::from_mins(1);
 
-/// The end of the deployment, which must be the next of any.
+/// Checks the end of the deployment, which must be the next end of any.
 fn ended(stream: &mut Stream, deployment: &str, end: &str) -> Result<()> {
     stream.next_event()?;
     let event: Value = serde_json::from_str(stream.data())?;

@@ -1,6 +1,6 @@
-//! W2: durable intents over HTTP with keep-alive: accepted, decided, and answered after they are durable; the
-//! projector runs along. The floor is the raw program without HTTP, decision or read model; the peers are other event
-//! stores that append one event of 400 bytes where ours appends an intent, its verdict and a fact, 480 bytes in all.
+//! W2: durable intents over HTTP with keep-alive: accepted, decided, and answered when durable, while the
+//! projector runs. The floor is the raw program without HTTP, decision or read model. The peers are other
+//! event stores. They append one event of 400 bytes; an intent, its verdict and its fact have 480.
 
 use anyhow::{Context as _, Result};
 
@@ -12,7 +12,7 @@ use crate::peers::Peers;
 use crate::server::{FLEET, Server};
 use crate::table::Row;
 
-/// A caller. Every intent changes a capability of its own.
+/// Returns a caller. Every intent changes a capability of its own.
 pub(crate) fn caller(mut client: Client, number: usize) -> impl FnMut() -> Result<()> + Send {
     let mut score = 0_u32;
     let path = format!("{FLEET}/capabilities/c-{number}");

@@ -1,4 +1,4 @@
-//! W3: how long a verdict takes, beside one write and fdatasync of a thread that has nobody to wait for.
+//! W3: latency of a verdict, compared with one write and fdatasync of a thread that waits for no other.
 
 use anyhow::Result;
 
@@ -8,7 +8,7 @@ use crate::server::Server;
 use crate::table::{Bar, Row};
 use crate::w2::caller;
 
-/// The bar: so many syncs, and so many milliseconds.
+/// Bars: maximum number of syncs, and of milliseconds.
 const SYNCS: f64 = 1.5;
 const MILLIS: f64 = 1.0;
 

@@ -1,7 +1,7 @@
-//! W4: replay: read segments, check frames and chain, decode, fold into the state, as a start without a snapshot does.
+//! W4: replay: read segments, check frames and chain, decode, fold, as a start without a snapshot does.
 //!
-//! Beside it the least that anybody must do who wants the events: read the same files and decode the same lines.
-//! Both on one thread. `CHANCERY_BENCH_EVENTS` says how many events (a million).
+//! The floor is the minimum work to get the events: read the same files and decode the same lines. Both use
+//! one thread. `CHANCERY_BENCH_EVENTS` sets the number of events (default: a million).
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -25,25 +25,25 @@ use serde_json::json;
 use crate::load::by_turns;
 use crate::table::{Bar, Cell, Row};
 
-/// Whose journal it is.
+/// Fleet of the journal.
 pub(crate) const FLEET: &str = "bench";
-/// Intents in a record: as many as gather under load. Each is three events.
+/// Intents in a record: as many as accumulate under load. Each has three events.
 const INTENTS: u64 = 100;
 /// Entities that the intents are about.
 const ENTITIES: u64 = 10_000;
-/// Bytes before a frame's payload, and where in them its length stands.
+/// Bytes of a frame before its payload, and the offset of its length in them.
 const HEAD: usize = 24;
 const LEN: usize = 8;
 
-/// How many events: as the environment says, or so many.
+/// Returns the number of events from the environment, or else `events`.
 pub(crate) fn wanted(events: u64) -> Result<u64> {
     std::env::var("CHANCERY_BENCH_EVENTS")
         .map_or(Ok(events), |text| text.parse())
         .context("CHANCERY_BENCH_EVENTS")
 }
 
-/// Makes a journal as a decider does: asks for nodes and capabilities, decides, folds, appends. `each` sees the state
-/// behind each record.
+/// Creates a journal as a decider does: submits nodes and capabilities, decides, folds, appends. `each`
+/// receives the state after each record.
 pub(crate) fn make(
     dir: &Path,
     events: u64,
@@ -158,18 +158,18 @@ impl Maker {
     }
 }
 
-/// What is read and decoded, and what is done with it beside.
+/// Steps of the replay that are measured.
 #[derive(Clone, Copy)]
 enum Stage {
     /// Read, check frames and chain.
     Read,
-    /// And decode.
+    /// Read, check and decode.
     Decode,
-    /// And fold.
+    /// Read, check, decode and fold.
     Fold,
 }
 
-/// Events a second.
+/// Measures the rate of events per second.
 fn timed(run: impl FnOnce() -> Result<u64>) -> Result<Cell> {
     let began = Instant::now();
     let events = run()?;
@@ -196,7 +196,7 @@ fn ours(journal: &SegmentJournal, stage: Stage) -> Result<u64> {
     Ok(events)
 }
 
-/// As far as a fold needs it: of intents and observations only what stands around the data.
+/// Decodes as much as a fold needs: of intents and observations only the frame around the data.
 fn decode(line: &[u8]) -> Result<Option<Fact>> {
     let line = Line::read(line)?;
     Ok(match line.kind {
@@ -205,7 +205,7 @@ fn decode(line: &[u8]) -> Result<Option<Fact>> {
     })
 }
 
-/// Reads and decodes without checking anything.
+/// Reads and decodes without checks.
 fn floor(dir: &Path) -> Result<u64> {
     let mut files: Vec<_> = std::fs::read_dir(dir)?.map(|entry| Ok(entry?.path())).collect::<Result<_>>()?;
     files.retain(|file| file.extension().is_some_and(|extension| extension == "seg"));

@@ -1,6 +1,6 @@
-//! W5: the projector's catch-up. A million events over 200,000 entities, read from segments on the disk, folded, and
-//! written as rows; beside sled's own batch writes of the same rows, as many of them, in batches of the same size.
-//! Then the lag of rows behind records that come at 5,000 events a second.
+//! W5: the projector's catch-up. A million events over 200,000 entities are read from segments on disk,
+//! folded, and written as rows. The comparison is sled's own batch writes of the same rows, as many, in
+//! batches of the same size. The second part is the lag of rows for records at 5,000 events per second.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -26,15 +26,15 @@ const REPLICAS: usize = 66_000;
 const EVENTS: u64 = 1_000_000;
 const NODES: usize = 1_000;
 const PLANS: usize = 10;
-/// Rows in a batch of sled's, as the projector fills its store.
+/// Rows in a batch of sled, as the projector fills its store.
 const WRITTEN: usize = 1_000;
-/// Events a second, while the lag is taken.
+/// Events per second while the lag is measured.
 const PACE: u64 = 5_000;
 const PACED: Duration = Duration::from_secs(4);
-/// Events in a record meanwhile: what comes in 10 ms.
+/// Events in a record while the lag is measured: those of 10 ms.
 const PACED_RECORD: u32 = 50;
 
-/// A replica's create, open, place, approval, report and start; then reports that come and go, all over the fleet.
+/// Simulates creation, placement, approval, report and start of replicas; then changing reports everywhere.
 fn story(pen: Pen, events: u64) -> Result<Maker> {
     let mut maker = Maker::new(Some(pen))?;
     for n in 0..NODES {
@@ -71,11 +71,11 @@ fn story(pen: Pen, events: u64) -> Result<Maker> {
     Ok(maker)
 }
 
-/// The story in segments on the disk.
+/// Writes the story to segments on disk.
 fn written(dir: &Path) -> Result<SegmentJournal> {
     let (told, durable) = channel();
     let sink = Box::new(move |delivery: Delivery| {
-        // The last ones may come when nobody waits any more.
+        // The last ones may arrive when no receiver waits any more.
         let _ = told.send(delivery);
     });
     let (journal, _) = SegmentJournal::open(&Options::new(dir, "bench"), sink)?;
@@ -103,7 +103,7 @@ fn written(dir: &Path) -> Result<SegmentJournal> {
     Arc::into_inner(journal).context("the pen is gone")
 }
 
-/// Catches up from nothing; events a second, and rows written.
+/// Catches up from an empty store; returns the events per second, and the rows written.
 fn caught_up(dir: &Path, source: &Arc<dyn Source>) -> Result<(Cell, u64)> {
     let (began, watched) = (Instant::now(), Watched::begin(std::process::id())?);
     let mut projector = Projector::open(dir, "bench", Arc::clone(source), None, Tuning::default())?;
@@ -115,13 +115,13 @@ fn caught_up(dir: &Path, source: &Arc<dyn Source>) -> Result<(Cell, u64)> {
     Ok((cell, rows))
 }
 
-/// The rows of a store, as they are.
+/// Returns the rows of a store in their stored form.
 fn rows(dir: &Path) -> Result<Vec<(sled::IVec, sled::IVec)>> {
     let db = sled::Config::new().path(dir).open()?;
     Ok(db.iter().collect::<Result<_, _>>()?)
 }
 
-/// Writes so many rows in the projector's way; the rate in events.
+/// Writes `count` rows in the projector's way; the rate is in events.
 fn floor(dir: &Path, rows: &[(sled::IVec, sled::IVec)], count: u64) -> Result<Cell> {
     let tuning = Tuning::default();
     let (began, watched) = (Instant::now(), Watched::begin(std::process::id())?);
@@ -142,7 +142,7 @@ fn floor(dir: &Path, rows: &[(sled::IVec, sled::IVec)], count: u64) -> Result<Ce
     Ok(Cell { cores: Some(watched.cores()?), ..Cell::rate(EVENTS as f64 / took) })
 }
 
-/// From when a record is due until it is in the rows.
+/// Measures the time from when a record is due until it is in the rows.
 fn lag() -> Result<Cell> {
     let folder = crate::folder()?;
     let events = PACE * PACED.as_secs();

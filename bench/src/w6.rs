@@ -1,5 +1,5 @@
-//! W6: reads of one row, of a filtered page of 100, and of a history of 100, while intents come in and the projector
-//! runs. Beside each, a bare axum handler that decodes and serialises the same rows.
+//! W6: reads of one row, of a filtered page of 100, and of a history of 100, while intents arrive and the
+//! projector runs. Each is compared with a bare axum handler that decodes and serialises the same rows.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -13,17 +13,17 @@ use crate::server::{FLEET, Server};
 use crate::table::{Cell, Row};
 use crate::w2;
 
-/// Nodes in the fleet,
+/// Number of nodes in the fleet.
 const NODES: usize = 10_000;
-/// a hundredth of which each page's filter fits, spread over all.
+/// Number of zones, spread over all nodes; each page's filter matches one zone.
 const ZONES: usize = 100;
 /// Changes of the node whose history is read.
 const CHANGES: usize = 120;
-/// Intents a second meanwhile.
+/// Intents per second during the reads.
 const INTENTS: u32 = 500;
 const CALLERS: usize = 32;
 
-/// One way to read.
+/// Kind of read.
 #[derive(Clone, Copy)]
 enum Read {
     Get,
@@ -74,7 +74,7 @@ fn fill(server: &Server) -> Result<()> {
     (1..CHANGES).try_for_each(|change| put_node(&mut client, 0, change))
 }
 
-/// Intents at a steady pace, until told to stop.
+/// Submits intents at a steady pace until `stop` is set.
 fn write(server: &Server, stop: &AtomicBool) -> Result<()> {
     let mut call = w2::caller(server.client()?, 0);
     let (began, mut done) = (Instant::now(), 0);
@@ -93,7 +93,7 @@ pub(crate) fn run() -> Result<Vec<Row>> {
     let reads = [(Read::Get, "get"), (Read::Page, "page of 100"), (Read::History, "history of 100")];
     let mut rows = Vec::new();
     for (read, what) in reads {
-        // A connection that idles is closed.
+        // An idle connection is closed.
         let mut client = server.client()?;
         let mut ask = |number| Ok(client.ask("GET", &read.path(number), "")?.to_vec());
         let bare = Bare::start(&(0..ZONES).map(&mut ask).collect::<Result<Vec<_>>>()?)?;

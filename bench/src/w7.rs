@@ -1,5 +1,5 @@
-//! W7: consumers that follow the stream of events while 100 a second come in: each gets every event once and in
-//! order, and the server must stay below one core with a thousand of them.
+//! W7: consumers that follow the stream of events at 100 events per second. Each gets every event once and in
+//! order, and the server must stay below one core with a thousand consumers.
 
 use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
@@ -13,15 +13,15 @@ use crate::table::{Bar, Cell, Row, median};
 use crate::w2;
 
 const CONSUMERS: [usize; 3] = [1, 100, 1000];
-/// Events a second; an intent makes three.
+/// Events per second; an intent creates three.
 const EVENTS: u32 = 100;
 const EVENTS_OF_INTENT: u32 = 3;
-/// Intents in a round: it lasts about five seconds.
+/// Intents in a round, which lasts about five seconds.
 const INTENTS: u32 = 167;
-/// A consumer needs little more than its buffer.
+/// Stack size of a consumer, which needs little more than its buffer.
 const STACK: usize = 128 << 10;
 
-/// Reads so many events, checks that they are in order without a gap, and tells when each came.
+/// Reads `events` events, checks that they are in order without a gap, and returns the arrival time of each.
 fn consume(mut stream: Stream, events: u32) -> Result<Vec<(u64, Instant)>> {
     let mut seen: Vec<(u64, Instant)> = Vec::with_capacity(events as usize);
     while seen.len() < events as usize {
@@ -34,7 +34,7 @@ fn consume(mut stream: Stream, events: u32) -> Result<Vec<(u64, Instant)>> {
     Ok(seen)
 }
 
-/// A round: how long each event took from the verdict of its intent to each consumer.
+/// Measures the time of each event from the verdict of its intent to each consumer.
 fn follow(consumers: usize) -> Result<Cell> {
     let server =
         Server::start_with(&[("CHANCERY_LIMITS_STREAMS", "2000"), ("CHANCERY_LIMITS_CONNECTIONS", "2000")])?;
@@ -44,7 +44,7 @@ fn follow(consumers: usize) -> Result<Cell> {
         let stream = Stream::open(&server.address, "")?;
         let told: Sender<Result<_>> = told.clone();
         std::thread::Builder::new().stack_size(STACK).spawn(move || {
-            // The round ends at the first that fails.
+            // The round ends with the first failure.
             let _ = told.send(consume(stream, events));
         })?;
     }

@@ -1,7 +1,7 @@
-//! W8: placement. Replicas of plans that differ in size, matchers, selectors and sharing, on nodes that differ in
-//! capabilities, labels, size and update domain: each is created, placed and approved by rule, on the pure machine.
+//! W8: placement. Plans differ in size, matchers, selectors and sharing; nodes differ in capabilities,
+//! labels, size and update domain. Each replica is created, placed and approved by rule, on the pure machine.
 //!
-//! It is counted by the processor time of its one thread, so that what else the machine does counts little.
+//! The measure is the processor time of its one thread, so that other load of the machine has little effect.
 
 use anyhow::{Result, ensure};
 use serde_json::{Value, json};
@@ -12,10 +12,10 @@ use crate::{ROUNDS, process};
 
 const DOMAINS: usize = 200;
 const PLANS: usize = 20;
-/// Replicas, and nodes. The first sets the bar.
+/// Numbers of replicas and nodes. The first sets the bar.
 const LOADS: [(usize, usize); 4] = [(100_000, 10_000), (20_000, 10_000), (400_000, 40_000), (100_000, 2_500)];
 
-/// What all plans of a round ask for.
+/// Placement of all plans of a round.
 #[derive(Clone, Copy, PartialEq)]
 enum Rule {
     /// `placement: spread`: another node for each replica, as long as there is one with fewer.
@@ -29,7 +29,7 @@ enum Rule {
 const RULES: [(Rule, &str); 3] = [(Rule::Spread, "spread"), (Rule::Pack, "pack"), (Rule::Apart, "apart")];
 
 fn node(n: usize) -> Value {
-    // Sizes in proportion, but for every third, which has little memory: there the cores are not what runs out.
+    // Sizes in proportion, except for every third: it has little memory, so its cores do not run out first.
     let cores = [64, 96, 128][n % 3];
     let memory = (cores as u64) << if n % 3 == 2 { 31 } else { 32 };
     let gpus = [vec![], vec!["a100"], vec!["h100", "a100"], vec!["v100"]][n % 4].clone();
@@ -62,7 +62,7 @@ fn plan(n: usize, rule: Rule) -> Value {
     }})
 }
 
-/// Places replicas on nodes by a rule of placement. Returns placements a second of processor time.
+/// Places replicas on nodes by a rule of placement. Returns placements per second of processor time.
 fn place(replicas: usize, nodes: usize, rule: Rule) -> Result<f64> {
     let mut maker = Maker::new(None)?;
     for (name, score) in [("v100", 70), ("a100", 80), ("h100", 90)] {
@@ -74,7 +74,7 @@ fn place(replicas: usize, nodes: usize, rule: Rule) -> Result<f64> {
     let mut wanted = 0;
     for n in 0..PLANS {
         maker.ask("plan.apply.v1", &plan(n, rule))?;
-        // Those that share no node are as many as there is room for.
+        // Plans that share no node have as many replicas as there is room for.
         let most = if is_apart(n, rule) { nodes / 8 } else { usize::MAX };
         let count = (replicas / PLANS).min(most);
         wanted += count;

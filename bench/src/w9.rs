@@ -1,5 +1,5 @@
-//! W9: a deployment of N replicas on the simulated orchestrator, approved by rule, durable: from its intent until the
-//! last replica runs.
+//! W9: a deployment of N replicas on the simulated orchestrator, approved by rule, durable: from its intent
+//! until the last replica runs.
 
 use std::time::{Duration, Instant};
 
@@ -12,16 +12,16 @@ use crate::server::{FLEET, Server};
 use crate::stream::Stream;
 use crate::table::{Bar, Cell, Row};
 
-/// Sizes, and how many deployments of each.
+/// Sizes, with the number of deployments of each.
 const SIZES: [(u32, usize); 4] = [(1, 200), (16, 40), (256, 7), (4096, 3)];
 /// Nodes that the replicas share.
 const NODES: usize = 64;
-/// The bar: one replica runs in so many milliseconds.
+/// Bar: maximum time until one replica runs, in milliseconds.
 const ONE: f64 = 100.0;
-/// Linear: a replica of the largest takes at most so many times as long as one of the second largest.
+/// Linearity: maximum ratio of the time per replica of the largest size to that of the second largest.
 const LINEAR: f64 = 1.5;
 
-/// A cluster of simulated nodes.
+/// Creates a cluster of simulated nodes.
 pub(crate) fn fleet(client: &mut Client) -> Result<()> {
     client.ask("PUT", &format!("{FLEET}/clusters/local"), r#"{"spec":{"runtime":"simulated"}}"#)?;
     for node in 0..NODES {
@@ -34,7 +34,7 @@ pub(crate) fn fleet(client: &mut Client) -> Result<()> {
     Ok(())
 }
 
-/// A plan whose operations need nobody.
+/// Creates a plan whose operations need no manual approval.
 pub(crate) fn plan(client: &mut Client, name: &str) -> Result<()> {
     let rule = r#"{"create":"automatic","start":"automatic","stop":"automatic","delete":"automatic","update":"automatic"}"#;
     let payload = r#"{"name":"server","resources":{"cpu":10,"memory":1000000,"disk":0}}"#;
@@ -44,7 +44,7 @@ pub(crate) fn plan(client: &mut Client, name: &str) -> Result<()> {
     client.ask("PUT", &format!("{FLEET}/plans/{name}"), &body).map(drop)
 }
 
-/// Deploys a plan and waits until the stream tells the deployment's end.
+/// Deploys a plan and waits until the stream reports the deployment's end.
 fn deploy(client: &mut Client, stream: &mut Stream, plan: &str, count: u32) -> Result<Duration> {
     let began = Instant::now();
     let body = format!(r#"{{"name":"first","spec":{{"count":{count}}}}}"#);

@@ -1,25 +1,25 @@
 //! Journal time: never goes back, and never leaps.
 //!
-//! It begins at the wall clock or at the journal's last time, whichever is later, and then follows the monotonic
-//! clock, slewed towards the wall clock: at half speed while it is ahead, a quarter faster while it is behind. No
-//! faster, because leases are counted in it: an executor stops beginning work after three quarters of its lease on
-//! its own clock, and the decider must not count the whole of it in less time than that. A wall clock that is too far
-//! ahead is not followed at all ([`crate::wall_clock`]).
+//! Journal time starts at the wall clock or the journal's last time, whichever is later. It follows the
+//! monotonic clock, slewed towards the wall clock: at half speed while ahead, a quarter faster while behind.
+//! No faster, because leases count in it. An executor stops starting work after three quarters of its lease
+//! on its own clock. The decider must not count a whole lease in less time than that. A wall clock that is
+//! too far ahead is not followed at all ([`crate::wall_clock`]).
 
 use std::time::Duration;
 
 use chancery_events::time::Time;
 
-/// What the machine's clocks say.
+/// Reading of the machine's clocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Reading {
-    /// The wall clock, which may be set forth and back.
+    /// Wall clock, which may be set forward and back.
     pub wall: Time,
-    /// The monotonic clock, from any beginning.
+    /// Monotonic clock, from any origin.
     pub steady: Duration,
 }
 
-/// A clock that turns readings into journal time.
+/// Clock that turns readings into journal time.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
     time: Time,
@@ -31,33 +31,33 @@ pub struct Clock {
 }
 
 impl Clock {
-    /// Begins at the later of the wall clock and the journal's last time.
+    /// Starts at the later of the wall clock and the journal's last time.
     pub fn begin(last: Time, Reading { wall, steady }: Reading) -> Clock {
         let time = last.max(wall);
         Clock { time, steady, max_gap: Duration::MAX, leap: None, gap: Duration::ZERO, wall: time }
     }
 
-    /// Follows a wall clock that is ahead by no more than this from now on.
+    /// Follows a wall clock that is ahead by at most `max_gap` from now on.
     pub fn bound(&mut self, max_gap: Duration) {
         self.max_gap = max_gap;
     }
 
-    /// How far ahead the wall clock is, if it is too far to be followed.
+    /// Returns how far ahead the wall clock is, if it is too far to be followed.
     pub fn leap(&self) -> Option<Duration> {
         self.leap
     }
 
-    /// How far ahead the wall clock was when it was read last.
+    /// Returns how far ahead the wall clock was at the last reading.
     pub fn gap(&self) -> Duration {
         self.gap
     }
 
-    /// The wall clock as it was read last, if it is followed and ahead of the journal's time; else that.
+    /// Returns the last wall clock, if followed and ahead of journal time; else journal time.
     pub fn wall(&self) -> Time {
         self.wall
     }
 
-    /// The journal's time at this reading.
+    /// Returns journal time at this reading.
     pub fn read(&mut self, Reading { wall, steady }: Reading) -> Time {
         let passed = steady.saturating_sub(self.steady);
         self.steady = self.steady.max(steady);
@@ -67,7 +67,7 @@ impl Clock {
         self.time = if self.leap.is_some() {
             plain
         } else if plain > wall {
-            // Ahead: at half speed, but no further back than the wall clock.
+            // Ahead: at half speed, but not behind the wall clock.
             (self.time + passed / 2).max(wall.min(plain))
         } else {
             (self.time + passed * 5 / 4).min(wall).max(plain)
@@ -96,7 +96,7 @@ mod tests {
     #[test]
     fn it_follows_the_wall_clock_and_never_goes_back() {
         let cases = [
-            // journal's last, wall and steady at the start, then readings: wall, steady, journal time
+            // journal's last time, wall clock at the start, then readings: wall, steady, journal time
             ("in step", 0, 100, vec![(110, 10, 110)]),
             ("the wall clock went back: half speed", 0, 100, vec![(50, 10, 105), (51, 20, 110)]),
             (

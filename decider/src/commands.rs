@@ -1,4 +1,4 @@
-//! The commands of objects: what an executor is told to do, with all that it needs for it.
+//! Commands of objects: what an executor must do, with everything that it needs.
 
 use std::num::NonZeroU64;
 use std::time::Duration;
@@ -13,12 +13,12 @@ use chancery_events::spec::{Payload, PlanVersion, VolumeClaim};
 use chancery_machine::fleet::Fleet;
 use chancery_machine::state::{Incarnation, Volume, VolumeState};
 
-/// The volume with this id.
+/// Returns the volume with this id.
 pub(super) fn volume(fleet: &Fleet, id: VolumeId) -> Option<&Volume> {
     fleet.volumes().get(fleet.index().volumes.name(id)?)
 }
 
-/// The last command of an object, with all that it needs.
+/// Returns the last command of an object, with all that it needs.
 pub(super) fn command(fleet: &Fleet, id: ObjectId) -> Option<Command> {
     match id {
         ObjectId::Incarnation(id) => of_run(fleet, fleet.incarnations().get(&id)?),
@@ -60,7 +60,7 @@ fn of_run(fleet: &Fleet, incarnation: &Incarnation) -> Option<Command> {
     })
 }
 
-/// Where a run belongs.
+/// Returns the labels of an incarnation.
 fn labels(fleet: &Fleet, incarnation: &Incarnation, version: PlanVersion<'_>) -> RunLabels {
     let node = fleet.nodes().get(&incarnation.node);
     RunLabels {
@@ -71,7 +71,7 @@ fn labels(fleet: &Fleet, incarnation: &Incarnation, version: PlanVersion<'_>) ->
     }
 }
 
-/// The volumes of a payload that is begun: they are there, and its own.
+/// Returns the mounts of a payload that starts: its own volumes exist.
 fn mounts(fleet: &Fleet, replica: &ReplicaName, payload: &Payload) -> Vec<Mount> {
     let mount = |claim: &VolumeClaim| {
         let volume = fleet.volumes().get(&claim.name(replica, &payload.name))?.id;

@@ -1,8 +1,8 @@
-//! The decider without I/O: inputs in, commits and effects out, one value after the other.
+//! The decider without I/O: takes inputs and returns commits and effects, one value at a time.
 //!
-//! It decides on a state that runs ahead of what is durable, and holds back everything that was decided on it (the
-//! *release rule*): no answer, command, acknowledgement leaves before every position of the state that it was
-//! decided on is durable and valid. Time comes in with each call; randomness comes in with each connection.
+//! Decisions use a state that is ahead of what is durable. All that was decided on it is held back (the
+//! *release rule*). An answer, command or acknowledgement leaves once every position of the state that it was
+//! decided on is durable and valid. Time comes with each call; randomness comes with each connection.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -33,103 +33,103 @@ use super::handle::{Connection, Verdict};
 use super::inbox::{Inbox, Reading};
 use super::sessions::Sessions;
 
-/// Steps of due work in one commit, at most: inputs get their turn between commits.
+/// Maximum steps of due work in one commit; inputs are handled between commits.
 const STEPS: usize = 256;
-/// Events that one step or input may need; a commit with less room is closed before the next.
+/// Maximum events of one step or input; a commit with less space is sealed first.
 const ROOM_EVENTS: usize = 810;
-/// The same in bytes: half a commit.
+/// Maximum bytes of one step or input: half a commit.
 const ROOM_BYTES: usize = MAX_BYTES / 2;
 
-/// Answers and messages that may be held back before no more inputs are taken,
+/// Held answers and messages from which no more inputs are taken.
 const HELD: usize = 16_384;
-/// and their bytes. What due work adds is bounded by the commits on their way.
+/// Held bytes from which no more inputs are taken. The commits in flight bound what due work adds.
 const HELD_BYTES: usize = 16 << 20;
 
-/// Names an intent's asker.
+/// Identifies the caller of an intent.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Ticket(pub u64);
 
-/// What comes in.
+/// Inputs of the core.
 #[derive(Debug)]
 pub enum Input {
-    /// Somebody asks. The answer is an effect, when it is durable.
+    /// Intent of a caller. The answer is an effect, once it is durable.
     Intent(Ticket, Box<Request>),
-    /// A letter of the inbox, in the order of their offsets; there may be holes. Its answer stands in the journal.
+    /// Inbox message, in order of offsets, which may have holes. The journal records the answer.
     Letter(Box<Letter>),
-    /// There is no letter below this offset that has not come.
+    /// Offset below which no inbox message is outstanding.
     InboxPassed(u64),
-    /// The message at this offset of the inbox cannot be read; there is no other below that has not come.
+    /// Offset of an inbox message that cannot be read; no message below is outstanding.
     InboxStands(u64),
-    /// An executor has connected; the attach is random.
+    /// New connection of an executor, with a random attach.
     Connected(Connection, Attach),
-    /// An executor said something.
+    /// Message of an executor.
     Said(Connection, ToDecider),
-    /// A connection is gone. The session lives on until its lease is over.
+    /// Closed connection. The session lives until its lease expires.
     Disconnected(Connection),
-    /// Something that was said may have waited for so long, unheard.
+    /// Longest time that a message may have waited unread.
     Unheard(Duration),
-    /// Records are durable and valid.
+    /// Records that are durable and valid.
     Delivered(Vec<Arc<Record>>),
-    /// Do what is due, up to the bounds of a commit.
+    /// Request to do due work, up to the bounds of a commit.
     Work,
-    /// Close the commit in the making.
+    /// Request to seal the draft commit.
     Seal,
-    /// Nothing more comes.
+    /// End of all inputs.
     Drain,
 }
 
-/// What is to be done.
+/// Outputs of the core.
 #[derive(Debug)]
 pub enum Output {
-    /// For whoever asked, or speaks.
+    /// Effect for a caller or an executor.
     Effect(Effect),
-    /// Append the record to the journal.
+    /// Record to append to the journal.
     Append(Record),
-    /// More is due than was done.
+    /// Notice that more may be due than was done.
     More,
-    /// A record that was delivered is not this decider's own: another one has taken over.
+    /// Delivered record of another decider, which has taken over.
     Overtaken,
 }
 
-/// What the loop is to do.
+/// Effects for the loop to carry out.
 #[derive(Clone, Debug)]
 pub enum Effect {
-    /// Tell the asker.
+    /// Answers the caller.
     Answer(Ticket, Verdict),
-    /// Tell the executor.
+    /// Sends a message to the executor.
     Send(Connection, FromDecider),
-    /// End the connection.
+    /// Closes the connection.
     Close(Connection),
 }
 
-/// Reads the hash of the record that ends at a position, if one does.
+/// Returns the hash of the record that ends at a position, if one does.
 pub type Lookup = Box<dyn Fn(Position) -> Result<Option<Hash>, ReadError> + Send>;
 
-/// Who decides, for whom, and how.
+/// Settings of a decider.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// The fleet.
+    /// Name of the fleet.
     pub fleet: FleetName,
-    /// This start of this decider.
+    /// Writer id of this start of the decider.
     pub writer: Writer,
-    /// Of this build.
+    /// Build of this server.
     pub build: Arc<str>,
-    /// Where it takes input.
+    /// Address where the decider takes input.
     pub address: Option<String>,
-    /// How long a session lives without a heartbeat; also how long deadlines wait after a takeover.
+    /// Time that a session lives without a heartbeat, and that deadlines wait after a takeover.
     pub lease: Duration,
-    /// A part of an inventory ends with the command that exceeds so many bytes: [`PART`].
+    /// Bytes of a part of an inventory, which ends with the command that reaches them: [`PART`].
     pub part: usize,
-    /// Replicas that one deployment may ask for, at most.
+    /// Maximum number of replicas of one deployment.
     pub replicas: u32,
-    /// A topic whose letters are answered too.
+    /// Inbox whose messages are answered too.
     pub inbox: Option<Inbox>,
 }
 
-/// As servers have it: a message that no link must wait for long.
+/// Bytes of an inventory part on servers: a message that delays no channel for long.
 pub const PART: usize = 256 << 10;
 
-/// Something held back until a position is durable. The decider's head is filled in when it is let go.
+/// Output held back until a position is durable. The decider's head is filled in at its release.
 #[derive(Debug)]
 pub(super) enum Held {
     Answer(Ticket, Verdict),
@@ -137,71 +137,71 @@ pub(super) enum Held {
     Close(Connection),
 }
 
-/// What became of a request.
+/// Outcome of a request.
 pub(super) enum Settled {
-    /// It repeats one that has this verdict.
+    /// Verdict of the request that this one repeats.
     Before(Verdict),
-    /// It stands in the commit in the making, with this verdict.
+    /// Verdict that the draft commit records.
     Now(Verdict),
-    /// Not even a refusal of it can be folded: nothing was recorded.
+    /// Refusal that was not recorded: not even the refusal can be folded.
     Failed(Refusal),
 }
 
 impl Held {
-    /// About how many bytes it has: those that grow with what somebody asked for.
+    /// Returns the approximate bytes that grow with what a client requested.
     fn bytes(&self) -> usize {
-        // A verdict is shared with the keys, and has a bound.
+        // A verdict is shared with the idempotency keys, and has a bound.
         let Held::Send(_, message) = self else { return 0 };
         match &**message {
             FromDecider::Welcome { commands, .. } | FromDecider::Inventory { commands, .. } => {
                 commands.iter().map(json_bytes).sum()
             }
             FromDecider::Command { command, .. } => json_bytes(command),
-            // Their size has a bound.
+            // The size of other messages has a bound.
             _ => 0,
         }
     }
 }
 
-/// The decider.
+/// Core of the decider.
 pub struct Core {
     pub(super) settings: Settings,
     pub(super) inbox: Option<Reading>,
     pub(super) fleet: Fleet,
     pub(super) agenda: Agenda,
-    /// What finds the next step; tests put one in its place that fails.
+    /// Finds the next step; tests replace it with a function that fails.
     pub(super) advance: fn(&Fleet, &mut Agenda, &Context) -> Option<Step>,
-    /// What decides an intent; the same.
+    /// Decides an intent; tests replace it likewise.
     pub(super) decide: fn(&Fleet, &Request, &Context) -> Result<Vec<Fact>, Refusal>,
-    /// What finds a record that an executor has seen.
+    /// Finds a record that an executor has seen.
     pub(super) lookup: Lookup,
     pub(super) lineage: Lineage,
     term: Term,
-    /// The end of the chain as decided, durable or not.
+    /// End of the chain as decided, durable or not.
     sealed: (Position, Hash),
-    /// Of the commit in the making.
+    /// Time of the draft commit.
     pub(super) time: Time,
-    /// See [`Context::wall`].
+    /// Wall clock: see [`Context::wall`].
     wall: Time,
-    /// When the last record was sealed.
+    /// Time of the last sealed record.
     recorded: Time,
-    /// Time is recorded when nothing else has been for so long.
+    /// Interval without a record after which the time is recorded.
     record_every: Option<Duration>,
     pub(super) draft: Draft,
     begins: Option<Begins>,
     durable: Head,
     in_flight: VecDeque<(Position, Hash)>,
-    /// With their bytes.
+    /// Held outputs, each with its position and bytes.
     held: VecDeque<(Position, usize, Held)>,
-    /// The bytes of what is held.
+    /// Bytes of all held outputs.
     held_bytes: usize,
     pub(super) sessions: Sessions,
     outputs: Vec<Output>,
 }
 
 impl Core {
-    /// Takes over: the fleet is folded up to `end`, the head of the journal as it was read. The first commit begins
-    /// a term.
+    /// Takes over with a fleet that is folded up to `end`, the head of the journal as it was read. The first
+    /// commit starts a term.
     pub fn take_over(
         mut settings: Settings,
         fleet: Fleet,
@@ -215,7 +215,7 @@ impl Core {
         let lineage = fleet.lineages().current;
         let sessions = Sessions::resume(&fleet, time);
         let inbox = settings.inbox.take().map(Reading::new);
-        // First what has been asked for before now, then a lease for everybody to come back, then deadlines.
+        // Older inbox messages come first, then a lease for executors to reconnect, then deadlines.
         let waits = inbox.as_ref().is_some_and(|inbox| !inbox.is_up_to_date());
         let grace = if waits { Time::FAR } else { time + settings.lease };
         let mut core = Core {
@@ -245,14 +245,14 @@ impl Core {
         let fact = TermStarted { address: core.settings.address.clone() }.into();
         let cause = core.next();
         core.commit_events(&[Event::Fact { cause, fact }]).expect("a term's start always holds");
-        // In the same commit, whose watermark is behind it.
+        // In the same commit, whose watermark is past this offset.
         if let Some(offset) = core.inbox.as_ref().and_then(Reading::skips) {
             core.commit_own(InboxSkipped { offset }.into());
         }
         core
     }
 
-    /// Takes an input at `now`. What is to be done, in order.
+    /// Takes an input at `now`. Returns the outputs, in order.
     pub fn handle(&mut self, now: Time, input: Input) -> Vec<Output> {
         match input {
             Input::Intent(ticket, request) => self.intent(ticket, &request, now),
@@ -275,12 +275,12 @@ impl Core {
         std::mem::take(&mut self.outputs)
     }
 
-    /// The state as decided, durable or not.
+    /// Returns the state as decided, durable or not.
     pub fn fleet(&self) -> &Fleet {
         &self.fleet
     }
 
-    /// The position of the next event.
+    /// Returns the position of the next event.
     pub(super) fn next(&self) -> Position {
         self.sealed.0.plus(u64::from(self.draft.count()) + 1)
     }
@@ -294,58 +294,58 @@ impl Core {
         Context { now, wall, next, lineage: self.lineage, actor: None, replicas: self.settings.replicas }
     }
 
-    /// The wall clock, as far as it is followed: senders date intents by theirs.
+    /// Sets the wall clock, as far as it is followed: senders date intents by theirs.
     pub fn set_wall(&mut self, wall: Time) {
         self.wall = wall;
     }
 
-    /// Records the time when nothing else has been recorded for so long.
+    /// Records the time whenever nothing else was recorded for `span`.
     pub fn record_time_every(&mut self, span: Duration) {
         self.record_every = Some(span);
     }
 
-    /// When the time is to be recorded, if nothing else is before.
+    /// Returns when the time will be recorded, if nothing else is before.
     fn time_due(&self) -> Option<Time> {
         self.record_every.map(|span| self.recorded + span)
     }
 
-    /// So that a server that starts later can tell a clock that is right from one that has leapt.
+    /// Records the time, so that a later start can distinguish a correct clock from a leapt one.
     fn record_time(&mut self) {
         if self.draft.is_empty() && self.time_due().is_some_and(|due| due <= self.time) {
             self.commit_own(TimeRecorded {}.into());
         }
     }
 
-    /// Moves time on, between commits only: all of a commit happens at one time.
+    /// Advances the time, between commits only: all events of a commit have one time.
     pub(super) fn set_time(&mut self, now: Time) {
         if self.draft.is_empty() {
             self.time = self.time.max(now);
         }
     }
 
-    /// Whether the commit in the making must be closed before more goes in.
+    /// Whether the draft commit must be sealed before it takes more.
     pub fn is_full(&self) -> bool {
         !self.draft.is_empty() && !self.draft.fits(ROOM_EVENTS, ROOM_BYTES)
     }
 
-    /// Whether so much is held back that inputs must wait: what one of them adds need not be in a commit.
+    /// Whether so much is held back that inputs must wait: what an input adds need not be in a commit.
     pub fn holds_enough(&self) -> bool {
         self.held.len() >= HELD || self.held_bytes >= HELD_BYTES
     }
 
-    /// Closes the commit in the making if the next input might not fit: one message may hold many.
+    /// Seals the draft commit if the next input might not fit: one message may hold many reports.
     pub(super) fn make_room(&mut self) {
         if self.is_full() {
             self.seal();
         }
     }
 
-    /// Commits that are not durable.
+    /// Returns the number of commits that are not durable.
     pub fn in_flight(&self) -> usize {
         self.in_flight.len()
     }
 
-    /// Folds the events and takes their lines, or neither. Events that the draft has no room for get the next record.
+    /// Folds the events and takes their lines, or neither. Events that do not fit get the next record.
     pub(super) fn commit_events(&mut self, events: &[Event]) -> Result<(), CommitError> {
         match self.put_events(events) {
             Err(CommitError::TooLarge) if !self.draft.is_empty() => {
@@ -365,7 +365,8 @@ impl Core {
             for (position, event) in (first.get()..).map(Position::new).zip(events) {
                 match event {
                     Event::Fact { fact, .. } => {
-                        // Its replica may go in the same commit, and all that is known of it.
+                        // Before the fold: the same commit may delete the replica, and all that is known of
+                        // the object.
                         over.extend(self.ends(fact));
                         let at = self.at(position);
                         evolve(&mut self.fleet, fact, at)
@@ -401,7 +402,7 @@ impl Core {
         Err(failure)
     }
 
-    /// What facts mean for the executors.
+    /// Handles what facts mean for executors.
     fn follow(&mut self, events: &[Event]) {
         for event in events {
             if let Event::Fact { fact, .. } = event {
@@ -416,7 +417,7 @@ impl Core {
         self.make_room();
         match self.settle(request, Ok(())) {
             Settled::Before(verdict) | Settled::Now(verdict) => self.hold(Held::Answer(ticket, verdict)),
-            // Nothing is appended, and the asker is told so when all before it is durable.
+            // Nothing is appended; the caller is notified when all events before are durable.
             Settled::Failed(refusal) => {
                 let result = Arc::new(Err(refusal));
                 self.hold(Held::Answer(ticket, Verdict { position: self.fleet.head(), result }));
@@ -424,7 +425,7 @@ impl Core {
         }
     }
 
-    /// Decides and records a request that is not a repeat; one that is not allowed is recorded with its refusal.
+    /// Decides and records a request that is not a repeat. A disallowed request is recorded with its refusal.
     pub(super) fn settle(&mut self, request: &Request, allowed: Result<(), Refusal>) -> Settled {
         let reused = match repeat(self.fleet.keys(), request) {
             Repeat::Known(known) => {
@@ -489,7 +490,7 @@ impl Core {
         Ok(Verdict { position: position.plus(1), result: Arc::new(result) })
     }
 
-    /// Takes an observation. Nothing is recorded if nothing follows from it.
+    /// Takes an observation. Nothing is recorded if nothing follows from the observation.
     pub(super) fn observation(&mut self, by: &chancery_events::name::ExecutorName, observation: Observation) {
         self.make_room();
         let position = self.next();
@@ -511,7 +512,7 @@ impl Core {
         }
     }
 
-    /// Does what is due, up to the bounds of a commit. Whether there may be more.
+    /// Does due work, up to the bounds of a commit. Returns whether more may be due.
     fn work(&mut self, now: Time) -> bool {
         self.set_time(now);
         self.sweep();
@@ -547,7 +548,7 @@ impl Core {
         }
     }
 
-    /// Leaves an entity alone, by a fact, so that the next one is served.
+    /// Quarantines an entity, by a fact, so that the next entity is processed.
     fn park(&mut self, subject: Subject, cause: Position, detail: String) {
         tracing::error!(%subject, detail, "work on an entity failed; it is left alone");
         self.agenda.park(subject.clone());
@@ -557,7 +558,7 @@ impl Core {
         }
     }
 
-    /// Closes the commit in the making, if it holds anything.
+    /// Seals the draft commit, unless it is empty.
     fn seal(&mut self) {
         if self.draft.is_empty() {
             return;
@@ -580,7 +581,7 @@ impl Core {
         self.outputs.push(Output::Append(record));
     }
 
-    /// Lets go of what waited for the records.
+    /// Releases what waited for the records.
     fn delivered(&mut self, records: &[Arc<Record>]) {
         for record in records {
             match self.in_flight.pop_front() {
@@ -597,7 +598,7 @@ impl Core {
         }
     }
 
-    /// Holds something back until all that it was decided on is durable.
+    /// Holds an output back until all that it was decided on is durable.
     pub(super) fn hold(&mut self, held: Held) {
         let position = self.fleet.head();
         if position <= self.durable.position {
@@ -623,26 +624,26 @@ impl Core {
         self.outputs.push(Output::Effect(effect));
     }
 
-    /// When something will be due, if nothing comes in before.
+    /// Returns when something will be due, if no input comes before.
     pub fn next_due(&self) -> Option<Time> {
         let watermark = self.inbox.as_ref().and_then(Reading::due);
         let due = next_alarm(&self.fleet, &self.agenda).into_iter().chain(self.next_session_due());
         due.chain(watermark).chain(self.time_due()).min()
     }
 
-    /// The durable head.
+    /// Returns the durable head.
     pub fn durable(&self) -> Head {
         self.durable
     }
 }
 
-/// Why events are not committed. Nothing of them is kept.
+/// Reason why events are not committed. None of the events is kept.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum CommitError {
-    /// No record can hold them: ask for less.
+    /// Events that no record can hold: the request must be smaller.
     #[error("one commit holds at most {MAX_BYTES} bytes and {MAX_EVENTS} events: ask for less at once")]
     TooLarge,
-    /// They cannot be folded.
+    /// Events that cannot be folded.
     #[error("{0}")]
     Failed(String),
 }

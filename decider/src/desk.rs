@@ -1,4 +1,4 @@
-//! Where intents go: to the decider of this server, to that of another one, or to nobody for the moment.
+//! Destination of intents: the decider of this server, of another one, or none for the moment.
 
 use std::sync::Arc;
 
@@ -9,43 +9,43 @@ use super::handle::Decider;
 use super::troubles::FleetTroubles;
 use super::wall_clock::WallClock;
 
-/// What this server does.
+/// Role of this server.
 #[derive(Clone, Debug)]
 pub enum Duty {
-    /// It decides.
+    /// Leader, with its decider.
     Decides(Decider),
-    /// It follows.
+    /// Standby without decider.
     StandsBy,
 }
 
-/// Where intents go.
+/// Destination of intents.
 #[derive(Debug)]
 pub enum Where {
-    /// This server decides.
+    /// Decider of this server.
     Here(Decider),
-    /// Another one does, and is reached there.
+    /// Address of another server's decider.
     There(Arc<str>),
-    /// Nobody, as far as is known.
+    /// No known decider.
     Nobody,
 }
 
-/// Knows where intents go.
+/// Finds the destination of intents.
 #[derive(Clone, Debug)]
 pub struct Desk {
-    /// What this server does.
+    /// Role of this server.
     pub duty: watch::Receiver<Duty>,
-    /// Where the decider of the last term is reached.
+    /// Address of the last term's decider.
     pub decider: watch::Receiver<Option<Arc<str>>>,
-    /// Where this server is.
+    /// Address of this server.
     pub own: Arc<str>,
-    /// Whether the wall clock is trusted.
+    /// Trust in the wall clock.
     pub clock: Arc<WallClock>,
-    /// What keeps parts of the fleet from working on this server.
+    /// Troubles of parts of the fleet on this server.
     pub troubles: Arc<FleetTroubles>,
 }
 
 impl Desk {
-    /// Where a decider is here for good.
+    /// Returns a desk whose decider is permanently local.
     pub fn with(decider: Decider) -> Desk {
         let (_, duty) = watch::channel(Duty::Decides(decider));
         let (_, there) = watch::channel(None);
@@ -58,7 +58,7 @@ impl Desk {
         }
     }
 
-    /// Where they go now.
+    /// Returns the current destination.
     pub fn find(&self) -> Where {
         if let Duty::Decides(decider) = &*self.duty.borrow() {
             return Where::Here(decider.clone());
@@ -68,7 +68,7 @@ impl Desk {
         there.filter(|there| *there != self.own).map_or(Where::Nobody, Where::There)
     }
 
-    /// Waits until this server decides; for ever if it never will.
+    /// Waits until this server is the leader; permanently if it never is.
     pub async fn decides(&self) {
         let mut duty = self.duty.clone();
         if duty.wait_for(|duty| matches!(duty, Duty::Decides(_))).await.is_err() {
@@ -76,8 +76,8 @@ impl Desk {
         }
     }
 
-    /// Why the wall clock is not trusted, if that is so: of a server that follows, beside the last record of the journal
-    /// as it is now.
+    /// Returns why the wall clock is not trusted, if so. A standby compares it with `last`, the time of the
+    /// journal's last record.
     pub async fn clock_trouble(&self, last: Option<Time>) -> Option<String> {
         if self.here().is_some() {
             return self.clock.trouble();
@@ -87,7 +87,7 @@ impl Desk {
         admitted.ok().and_then(Result::err).map(|error| error.to_string())
     }
 
-    /// The decider, if it is here.
+    /// Returns the decider, if it is here.
     pub fn here(&self) -> Option<Decider> {
         match &*self.duty.borrow() {
             Duty::Decides(decider) => Some(decider.clone()),

@@ -1,9 +1,9 @@
-//! Drives the core and the journal: inputs and deliveries in, effects out. It never waits, so that whoever holds it
-//! decides in which order things happen; time and randomness come in with each call.
+//! Drives the core and the journal: takes inputs and deliveries, returns effects. The driver never waits, so
+//! that its owner decides the order of events; time and randomness come with each call.
 //!
-//! While a commit becomes durable, the next one fills: at most [`DEPTH`] are on their way, so that the commits are as
-//! large as the disk is slow. If nothing is left to decide, the journal may make it durable on this thread, which
-//! saves waking another one twice; what comes in meanwhile is the next commit.
+//! While a commit becomes durable, the next one fills. At most [`DEPTH`] are in flight, so that commits are
+//! as large as the disk is slow. If nothing is left to decide, the journal may make the commit durable on
+//! this thread. That saves waking another thread twice; inputs meanwhile form the next commit.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -17,53 +17,53 @@ use chancery_machine::fleet::Fleet;
 use super::clock::{Clock, Reading};
 use super::core::{Core, Effect, Input, Output, Settings};
 
-/// Commits on their way to being durable, at most.
+/// Maximum number of commits in flight.
 const DEPTH: usize = 2;
 
 /// [`Journal::append`] or [`Journal::append_here`].
 type AppendFn = fn(&(dyn Journal + 'static), Record) -> Result<(), AppendError>;
 
-/// Why a decider ended.
+/// Reason why a decider ended.
 #[derive(Debug, thiserror::Error)]
 pub enum Ended {
-    /// It was drained: everything that it answered is durable.
+    /// Decider drained: all its answers are durable.
     #[error("the decider was drained")]
     Drained,
-    /// The journal stopped: nothing more can be made durable.
+    /// Journal stopped: nothing more can be made durable.
     #[error("the journal stopped: {0}")]
     Stopped(String),
-    /// Another decider has taken over, or may have.
+    /// Decider fenced: another decider has taken over, or may have.
     #[error("this one decides no more: {0}")]
     Overtaken(String),
 }
 
-/// What a turn left to do.
+/// Work left after a turn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Left {
-    /// More is due at once, and there is room for it.
+    /// Work that is due immediately, with space for it.
     More,
-    /// More is due, and waits for a delivery.
+    /// Work that is due, and waits for a delivery.
     Blocked,
     /// Nothing until the next input, delivery or [`Driver::next_due`].
     Nothing,
 }
 
-/// See the module.
+/// Core with its journal: see the module.
 pub struct Driver {
-    /// The decider without its journal.
+    /// Decider without its journal.
     pub core: Core,
     journal: Arc<dyn Journal>,
-    /// Journal time.
+    /// Clock of journal time.
     pub clock: Clock,
-    /// Sealed, and not taken by the journal yet.
+    /// Sealed records that the journal has not taken yet.
     waiting: VecDeque<Record>,
     effects: Vec<Effect>,
-    /// Whether it is to end.
+    /// Whether the decider is draining.
     drains: bool,
 }
 
 impl Driver {
-    /// Takes over: the fleet is that at `head`, the end of the journal as far as its deliveries went.
+    /// Takes over with the fleet at `head`, the end of the journal as far as it was delivered.
     pub fn begin(
         settings: Settings,
         fleet: Fleet,
@@ -78,13 +78,14 @@ impl Driver {
         Driver { core, journal, clock, waiting: VecDeque::new(), effects: Vec::new(), drains: false }
     }
 
-    /// Whether it takes inputs: if not, they wait for a delivery, unless nothing more comes. That delivery comes: what is
-    /// held back waits for a commit that is in flight, or is sealed by the next turn that has room for it.
+    /// Whether the driver takes inputs. Otherwise they wait for a delivery, unless the decider drains. Such a
+    /// delivery follows: held outputs wait for a commit in flight, or one that the next turn with space
+    /// seals.
     pub fn is_open(&self) -> bool {
         !self.drains && !self.core.is_full() && !self.core.holds_enough() && self.waiting.is_empty()
     }
 
-    /// Whether it was asked to end, and nothing is left to make durable.
+    /// Whether the decider was drained, and nothing is left to make durable.
     pub fn is_drained(&self) -> bool {
         self.drains && self.is_quiet()
     }
@@ -94,13 +95,13 @@ impl Driver {
         self.core.in_flight() == 0 && self.waiting.is_empty()
     }
 
-    /// How long it may wait from now on, if nothing comes in; `None` if nothing will ever be due.
+    /// Returns how long to wait without input; `None` if nothing will ever be due.
     pub fn next_due(&mut self, at: Reading) -> Option<std::time::Duration> {
         let now = self.clock.read(at);
         self.core.next_due().map(|due| due.since(now))
     }
 
-    /// Takes an input. What comes of it is for the journal, and for [`Driver::effects`].
+    /// Takes an input. The results are for the journal, and for [`Driver::effects`].
     pub fn handle(&mut self, input: Input, at: Reading) {
         let now = self.clock.read(at);
         self.core.set_wall(self.clock.wall());
@@ -108,7 +109,7 @@ impl Driver {
         self.give(now, input);
     }
 
-    /// Whether [`Output::More`] or [`Output::Overtaken`] is among the outputs.
+    /// Returns whether [`Output::More`] or [`Output::Overtaken`] is among the outputs.
     fn give(&mut self, now: Time, input: Input) -> bool {
         let mut is_told = false;
         for output in self.core.handle(now, input) {
@@ -121,10 +122,10 @@ impl Driver {
         is_told
     }
 
-    /// Due work, then a commit if there is room for one on the way.
+    /// Does due work, then commits if another commit may be in flight.
     pub fn turn(&mut self, at: Reading) -> Result<Left, Ended> {
         let now = self.clock.read(at);
-        // One that is to end takes no step that another could take: the next decider would not get its turn.
+        // A draining decider leaves due work to the next one, which might otherwise never take over.
         let more = !self.drains && self.give(now, Input::Work);
         self.append(<dyn Journal>::append)?;
         if self.waiting.is_empty() && self.core.in_flight() < DEPTH {
@@ -138,7 +139,7 @@ impl Driver {
         })
     }
 
-    /// Appends what waits, as far as the journal has room.
+    /// Appends waiting records, as far as the journal has space.
     fn append(&mut self, append: AppendFn) -> Result<(), Ended> {
         while let Some(record) = self.waiting.pop_front() {
             if let Some(record) = given(append(&*self.journal, record))? {
@@ -149,7 +150,7 @@ impl Driver {
         Ok(())
     }
 
-    /// What the journal tells. `publish` gets records before the effects that they let go of are to be had.
+    /// Takes a delivery. `publish` receives records before the effects that they release are available.
     pub fn take(&mut self, delivery: Delivery, publish: &mut dyn FnMut(&[Arc<Record>])) -> Result<(), Ended> {
         match delivery {
             Delivery::Records(records) => {
@@ -171,13 +172,13 @@ impl Driver {
         }
     }
 
-    /// What is to be done now, in order.
+    /// Returns the effects to carry out now, in order.
     pub fn effects(&mut self) -> Vec<Effect> {
         std::mem::take(&mut self.effects)
     }
 }
 
-/// What came of an append: the record, if the journal has no room for it now.
+/// Returns the record of an append, if the journal has no space for it now.
 fn given(appended: Result<(), AppendError>) -> Result<Option<Record>, Ended> {
     match appended {
         Ok(()) => Ok(None),
@@ -196,7 +197,7 @@ mod tests {
     use super::*;
     use crate::handle::Connection;
 
-    /// A source of which nothing can be read now.
+    /// Source that cannot be read now.
     struct Unreadable;
 
     impl Source for Unreadable {

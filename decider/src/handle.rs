@@ -1,4 +1,4 @@
-//! The way in to the decider: a bounded queue, and an answer for each intent once it is durable.
+//! Handle to the decider: a bounded queue, and an answer for each intent once it is durable.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,85 +13,85 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 use super::mailbox::Mailbox;
 use super::way::{Room, Share, pieces};
 
-/// The answer to an intent: durable, and the same for every repeat.
+/// Answer to an intent: durable, and the same for every repeat.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Verdict {
-    /// The position of the verdict's fact; reads that take it as `min_position` see what the intent recorded.
+    /// Position of the verdict's fact; reads with this `min_position` see what the intent recorded.
     pub position: Position,
-    /// What came of it.
+    /// Outcome of the intent.
     pub result: Arc<Result<Accepted, Refusal>>,
 }
 
-/// Why there is no verdict.
+/// Reason why there is no verdict.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum NoVerdict {
-    /// The queue is full, or the decider is draining: nothing was recorded, ask again later.
+    /// Queue full, or decider draining: nothing was recorded, retry later.
     #[error("the decider is busy or stopping; nothing was recorded")]
     Busy,
-    /// The decider stopped before the answer was durable: ask again with the same id.
+    /// Decider stopped before the answer was durable: retry with the same id.
     #[error("the decider stopped before the answer was durable; ask again with the same id")]
     Unknown,
 }
 
-/// The decider has stopped.
+/// Error for a decider that has stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the decider has stopped")]
 pub struct Stopped;
 
-/// What goes into the decider's queue.
+/// Inputs in the decider's queue.
 #[derive(Debug)]
 pub enum Input {
-    /// An intent, and where its answer goes.
+    /// Intent, and the sender for its answer.
     Intent(Box<Request>, oneshot::Sender<Verdict>, Room),
-    /// A letter of the inbox, in the order of their offsets: by [`Decider::post`].
+    /// Inbox message, in order of offsets: by [`Decider::post`].
     Letter(Box<Letter>, Room),
-    /// No letter below this offset is to come.
+    /// Offset below which no inbox message will come.
     InboxPassed(u64),
-    /// The message at this offset of the inbox cannot be read.
+    /// Offset of an inbox message that cannot be read.
     InboxStands(u64),
-    /// An executor has connected: its messages come as [`Input::Said`].
+    /// New connection of an executor: its messages come as [`Input::Said`].
     Connected(Connection, Mailbox),
-    /// An executor said something: one serialised [`chancery_events::protocol::ToDecider`].
+    /// Message of an executor: one serialised [`chancery_events::protocol::ToDecider`].
     Said(Connection, Vec<u8>, Share),
-    /// An executor's connection is gone.
+    /// Closed connection of an executor.
     Disconnected(Connection),
-    /// Stop: take nothing more in, let everything become durable.
+    /// Request to drain: takes no more inputs, lets everything become durable.
     Drain,
 }
 
-/// Tells connections of executors apart, within one run of the decider.
+/// Number of an executor's connection, unique while the decider runs.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Connection(pub u64);
 
-/// Numbers the connections of one run of the decider, whichever way executors come.
+/// Numbers the connections of one decider, whatever their transport.
 #[derive(Clone, Debug, Default)]
 pub struct Connections(Arc<AtomicU64>);
 
 impl Connections {
-    /// One that was not given before.
+    /// Returns a number that was not returned before.
     pub fn next(&self) -> Connection {
         Connection(self.0.fetch_add(1, Ordering::Relaxed))
     }
 }
 
-/// The decider, as everybody else knows it.
+/// Handle that all others have of the decider.
 #[derive(Clone, Debug)]
 pub struct Decider {
     queue: mpsc::Sender<Input>,
-    /// What executors may have waiting, all together: half of the queue.
+    /// Permits for waiting executor messages: half of the queue.
     pub(super) executors: Arc<Semaphore>,
-    /// As many as that.
+    /// Number of `executors` permits.
     pub(super) half: usize,
-    /// What letters may have waiting: a quarter of the queue.
+    /// Permits for waiting inbox messages: a quarter of the queue.
     pub(super) letters: Arc<Semaphore>,
-    /// As many as that.
+    /// Number of `letters` permits.
     pub(super) quarter: usize,
-    /// What intents may have waiting: all of the queue.
+    /// Permits for waiting intents: all of the queue.
     intents: Arc<Semaphore>,
 }
 
 impl Decider {
-    /// Whoever takes from the other end of the queue is the decider.
+    /// Returns a handle to the decider that receives from the queue.
     pub fn over(queue: mpsc::Sender<Input>) -> Decider {
         let half = (queue.max_capacity() / 2).max(1);
         let quarter = (half / 2).max(1);
@@ -100,7 +100,7 @@ impl Decider {
         Decider { queue, executors, half, letters, quarter, intents }
     }
 
-    /// Asks for a verdict on an intent of so many bytes.
+    /// Returns the verdict on an intent of `bytes` bytes.
     pub async fn ask(&self, request: Request, bytes: usize) -> Result<Verdict, NoVerdict> {
         let (answer, verdict) = oneshot::channel();
         let pieces = pieces(bytes, self.queue.max_capacity());
@@ -110,17 +110,17 @@ impl Decider {
         verdict.await.map_err(|_| NoVerdict::Unknown)
     }
 
-    /// Puts an input into the queue, waiting for room.
+    /// Puts an input into the queue, waiting for space.
     pub async fn tell(&self, input: Input) -> Result<(), Stopped> {
         self.queue.send(input).await.map_err(|_| Stopped)
     }
 
-    /// Whether it has ended, whatever it is told.
+    /// Whether the decider has ended and takes no inputs.
     pub fn has_stopped(&self) -> bool {
         self.queue.is_closed()
     }
 
-    /// How many inputs wait.
+    /// Returns the number of waiting inputs.
     pub fn backlog(&self) -> usize {
         self.queue.max_capacity() - self.queue.capacity()
     }

@@ -1,26 +1,26 @@
-//! Up to when everything that was said has been heard: whose word waits unread must not be found silent.
+//! Tracks input lag, so that a session with a queued message does not expire.
 //!
-//! The decider's loop is deaf while the disk stands still, while much waits before it, and while the machine or the
-//! process does. Pure: it is told the monotonic clock, and what is left in the queue.
+//! The decider's loop takes no input while the disk, the process or the machine stalls, or much waits before
+//! it. Pure: the caller passes the monotonic clock, and the length of the queue.
 
 use std::time::Duration;
 
-/// See the module.
+/// Input lag: see the module.
 #[derive(Debug)]
 pub(super) struct Hearing {
-    /// All that came before this has been taken.
+    /// Time before which all inputs have been taken.
     until: Duration,
-    /// What will be so when so many more have been taken: all that came before this.
+    /// Next value of `until`, and the number of inputs to take before.
     ahead: Option<(Duration, usize)>,
 }
 
 impl Hearing {
-    /// Nobody has said anything yet.
+    /// Starts without inputs.
     pub(super) const fn begin(now: Duration) -> Hearing {
         Hearing { until: now, ahead: None }
     }
 
-    /// An input was taken.
+    /// Counts an input that was taken.
     pub(super) fn took(&mut self) {
         if let Some((came, left)) = &mut self.ahead {
             *left -= 1;
@@ -31,7 +31,7 @@ impl Hearing {
         }
     }
 
-    /// So many inputs are left in the queue.
+    /// Notes the number of inputs left in the queue.
     pub(super) fn left(&mut self, inputs: usize, now: Duration) {
         if inputs == 0 {
             self.until = self.until.max(now);
@@ -41,13 +41,13 @@ impl Hearing {
         }
     }
 
-    /// It waited at an empty queue and would have heard anything at once. It meant to wake up at `end`: if that is long
-    /// past, the process stood still, and nobody heard anything since.
+    /// Notes a wait at an empty queue, where any input would have been taken immediately. If the planned
+    /// `end` is long past, the process stood still and took nothing since.
     pub(super) fn waited(&mut self, end: Duration, now: Duration) {
         self.until = self.until.max(end.min(now));
     }
 
-    /// For how long something may have waited that was not heard.
+    /// Returns how long an input may have waited unread.
     pub(super) fn unheard(&self, now: Duration) -> Duration {
         now.saturating_sub(self.until)
     }

@@ -1,9 +1,9 @@
-//! The hub: each durable record comes in once, and whoever follows the journal reads it here, or in the journal if
-//! it is behind.
+//! Hub of durable records: each record enters once; followers read it here, or in the journal if they are
+//! behind.
 //!
-//! What must stay true: only durable records come in, in order; an event is rendered once, however many follow,
-//! and not at all if nobody does; taking a record in does no work that grows with the number of followers; nothing
-//! is skipped: what has left the ring is read from the journal.
+//! Invariants: only durable records enter, in order. An event is rendered once for any number of followers,
+//! and not at all without a follower. Taking a record in does no work that grows with the number of
+//! followers. Nothing is skipped: what has left the ring is read from the journal.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -19,22 +19,22 @@ use chancery_events::record::Record;
 use chancery_journal::witness::follow;
 use tokio::sync::{Semaphore, watch};
 
-/// Events kept for followers, at most; the newest record stays in any case.
+/// Maximum number of events kept for followers; the newest record always stays.
 const EVENTS: usize = 4096;
-/// Bytes of the records kept, at most. Rendered, an event is about three times as large.
+/// Maximum bytes of the records kept. Rendered, an event is about three times as large.
 const BYTES: usize = 8 << 20;
-/// Streams, histories and logs that read files at one time; the others wait for their turn.
+/// Maximum number of streams, histories and logs that read files concurrently; others wait.
 const READERS: usize = 8;
 
-/// Gives durable records to followers.
+/// Distributes durable records to followers.
 pub struct Hub {
     ring: RwLock<Ring>,
     tail: watch::Sender<Position>,
     closing: watch::Sender<bool>,
     followers: AtomicUsize,
-    /// Turns of those that read files: streams, histories and logs.
+    /// Permits to read files: for streams, histories and logs.
     pub readers: Arc<Semaphore>,
-    /// Of the journal, as far as records have come in.
+    /// Lineages of the journal, as far as records came in.
     lineages: RwLock<Option<Lineages>>,
 }
 
@@ -45,31 +45,31 @@ struct Ring {
     bytes: usize,
 }
 
-/// A record, rendered when the first follower comes for it.
+/// Record that is rendered for its first follower.
 pub struct Batch {
     record: Arc<Record>,
     shown: OnceLock<Result<Vec<Shown>, String>>,
 }
 
-/// An event, as it is sent.
+/// Event as it is sent.
 pub struct Shown {
-    /// Where it stands.
+    /// Position of the event.
     pub position: Position,
-    /// What filters ask for.
+    /// Fields that filters match.
     pub about: About,
-    /// `id: 5.1f3a5c7e9b2d4f60\nevent: event\ndata: {…}\n\n`, a part of the record's bytes.
+    /// Part of the rendered record: `id: 5.1f3a5c7e9b2d4f60\nevent: event\ndata: {…}\n\n`.
     pub sse: Bytes,
-    /// `{…}\n`, a part of the same bytes.
+    /// JSON line `{…}\n`, a part of the same bytes.
     pub line: Bytes,
 }
 
-/// What there is for a follower.
+/// Records for a follower.
 pub enum Next {
     /// Nothing yet.
     Wait,
-    /// It has left the ring, or never was there: read the journal.
+    /// Position that is not in the ring any more, or never was: read the journal.
     Behind,
-    /// Records, the first of which holds the position asked for.
+    /// Records, of which the first holds the requested position.
     Batches(Vec<Arc<Batch>>),
 }
 
@@ -86,12 +86,12 @@ impl fmt::Debug for Hub {
 }
 
 impl Hub {
-    /// A hub of a journal in which nothing stands yet.
+    /// Returns a hub of a journal without records.
     pub fn new() -> Hub {
         Hub::of(None)
     }
 
-    /// A hub of a journal with these lineages, that nothing has come to yet.
+    /// Returns an empty hub of a journal with these lineages.
     pub fn of(lineages: Option<Lineages>) -> Hub {
         Hub {
             ring: RwLock::default(),
@@ -113,11 +113,11 @@ impl Hub {
                     return;
                 }
                 if record.first() != newest.plus(1) {
-                    // Something is missing between: whoever needs it finds it in the journal.
+                    // Records are missing between; followers find them in the journal.
                     *ring = Ring::default();
                 }
             }
-            // Before the record can be seen: whoever is given its position may ask for what is behind it.
+            // Before the record is visible: a client that has its position may request what follows.
             if record.header().begins.is_some() {
                 follow(&mut self.lineages.write().unwrap_or_else(PoisonError::into_inner), &record);
             }
@@ -126,27 +126,27 @@ impl Hub {
         self.tail.send_replace(last);
     }
 
-    /// The lineages of the journal; `None` before its first record.
+    /// Returns the lineages of the journal; `None` before its first record.
     pub fn lineages(&self) -> Option<Lineages> {
         self.lineages.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// How many follow.
+    /// Returns the number of followers.
     pub fn followers(&self) -> usize {
         self.followers.load(Ordering::Relaxed)
     }
 
-    /// Ends all streams, and those that are still to come.
+    /// Ends all streams, also future ones.
     pub fn close(&self) {
         self.closing.send_replace(true);
     }
 
-    /// Hears of new records.
+    /// Subscribes to the last position.
     pub fn tail(&self) -> watch::Receiver<Position> {
         self.tail.subscribe()
     }
 
-    /// Hears of the end.
+    /// Subscribes to the end.
     pub fn closing(&self) -> watch::Receiver<bool> {
         self.closing.subscribe()
     }
@@ -158,8 +158,8 @@ impl Hub {
         Some(Follower(self.clone()))
     }
 
-    /// What there is from `next` on, at most `most` records, and none behind those that have `bytes`: a slow follower keeps
-    /// them in memory.
+    /// Returns at most `most` records from `next` on, and none after those that exceed `bytes`: a slow
+    /// follower keeps them in memory.
     pub fn read(&self, next: Position, most: usize, mut bytes: usize) -> Next {
         let ring = self.ring.read().unwrap_or_else(PoisonError::into_inner);
         let (Some(oldest), Some(newest)) = (ring.batches.front(), ring.batches.back()) else {
@@ -196,34 +196,34 @@ impl Ring {
 }
 
 impl Batch {
-    /// One that nobody has come for yet.
+    /// Returns a batch that is not rendered yet.
     pub fn new(record: Arc<Record>) -> Batch {
         Batch { record, shown: OnceLock::new() }
     }
 
-    /// One that has been rendered, perhaps not all of it.
+    /// Returns a batch that is rendered, perhaps in part.
     pub fn with(record: Arc<Record>, shown: Result<Vec<Shown>, String>) -> Batch {
         Batch { record, shown: OnceLock::from(shown) }
     }
 
-    /// The lineage of the record.
+    /// Returns the lineage of the record.
     pub fn lineage(&self) -> Lineage {
         self.record.header().lineage
     }
 
-    /// The position of the last event.
+    /// Returns the position of the last event.
     pub fn last(&self) -> Position {
         self.record.last()
     }
 
-    /// Its events. An error is one that cannot be read: then a stream ends, for it must not be skipped.
+    /// Returns the events, or an error if one cannot be read: then a stream ends, as it must not skip events.
     pub fn shown(&self) -> Result<&[Shown], &str> {
         let shown = self.shown.get_or_init(|| show(&self.record, None));
         shown.as_deref().map_err(String::as_str)
     }
 }
 
-/// Renders the events of a record that may be wanted, or all of them, into one piece of memory.
+/// Renders the events of a record that `may` admits, or all of them, into one buffer.
 pub fn show(record: &Record, may: Option<&dyn Fn(&Line<'_>) -> bool>) -> Result<Vec<Shown>, String> {
     let mut all = Vec::with_capacity(record.bytes().len() * 3);
     let mut places = Vec::with_capacity(record.header().count as usize);
@@ -253,7 +253,7 @@ pub fn show(record: &Record, may: Option<&dyn Fn(&Line<'_>) -> bool>) -> Result<
     Ok(places.into_iter().map(cut).collect())
 }
 
-/// One that follows.
+/// Guard that counts as a follower.
 pub struct Follower(Arc<Hub>);
 
 impl Drop for Follower {

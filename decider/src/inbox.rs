@@ -1,21 +1,22 @@
-//! The inbox: letters of a topic, each answered once and in the order of their offsets, whoever decides and however
-//! often a decider dies.
+//! Inbox: messages of a topic, each answered once and in order of offsets, however often a decider dies or
+//! changes.
 //!
-//! Nobody waits for the answer to a letter: it stands in the journal. The *watermark*, the offset of the first letter
-//! that is not answered, stands in the header of each commit, so that a letter and its answer are durable together, and
-//! the next decider goes on where the last one was.
+//! No caller waits for the answer to an inbox message: the journal records it. The *watermark*, the offset of
+//! the first unanswered message, is in each commit's header. So a message and its answer are durable
+//! together, and the next decider continues after them.
 //!
-//! | a letter | what is recorded |
+//! | an inbox message | what is recorded |
 //! |---|---|
-//! | asks for something | the intent, its verdict, and what follows, as over HTTP |
-//! | asks for what its topic may not ask for | the intent, refused as `denied` |
-//! | repeats an intent | nothing: its verdict stands already |
+//! | requests something | the intent, its verdict, and what follows, as over HTTP |
+//! | requests what its topic must not request | the intent, refused as `denied` |
+//! | repeats an intent | nothing: its verdict is recorded already |
 //! | cannot be read, or failed in a way that must not happen | `inbox.refused` |
-//! | stands below the watermark | nothing: it is answered already |
-//! | cannot be got from the topic | nothing, until somebody asks for `inbox.skip`: then `inbox.skipped` |
-//! | is given up by the operator who starts a server | `inbox.skipped`, by the takeover, before the inbox is read |
+//! | is below the watermark | nothing: it is answered already |
+//! | cannot be fetched from the topic | nothing, until a client requests `inbox.skip`: then `inbox.skipped` |
+//! | is given up by an operator at a start | `inbox.skipped`, by the takeover, before the inbox is read |
 //!
-//! Where nothing was recorded, `inbox.advanced` carries the watermark: a second later, or a thousand letters.
+//! If nothing was recorded, `inbox.advanced` carries the watermark: a second later, or after a thousand
+//! messages.
 
 use std::fmt;
 use std::ops::Range;
@@ -35,23 +36,23 @@ use chancery_events::time::Time;
 
 use super::core::{Core, Settled, internal, told};
 
-/// A watermark that no commit carries is carried by one of its own after this time,
+/// Time after which a watermark that no commit carries gets its own commit.
 const LAG: Duration = Duration::from_secs(1);
-/// or when so many letters are behind it.
+/// Number of messages after which such a watermark gets its own commit.
 const LETTERS: u64 = 1000;
 
-/// Names an inbox for ever: by the topic's name, id and partition, in whatever form its reader writes them.
+/// Permanent name of an inbox: the topic's name, id and partition, in its reader's form.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Topic(Arc<str>);
 
-/// Text that names no topic.
+/// Error for text that names no topic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("write 1 to 400 visible ASCII characters but quotes and backslashes")]
 pub struct BadTopic;
 
 impl FromStr for Topic {
     type Err = BadTopic;
-    /// It stands in every header, where room is kept for it.
+    /// Parses a topic, which has to fit the space that every header keeps for it.
     fn from_str(text: &str) -> Result<Topic, BadTopic> {
         let fits = |byte: u8| byte.is_ascii_graphic() && !matches!(byte, b'"' | b'\\');
         let good = (1..=400).contains(&text.len()) && text.bytes().all(fits);
@@ -65,23 +66,23 @@ impl fmt::Display for Topic {
     }
 }
 
-/// The inbox does not hold what the journal needs of it: a decider must not run with it.
+/// Error for an inbox that a decider must not run with: it lacks what the journal needs.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InboxGone {
-    /// It is another one.
+    /// Inbox other than the one that the journal has answered.
     #[error(
         "take the inbox up: the journal has answered {was} up to offset {next}, and the topic is now {is}. \
          If it was made anew, what was left in the old one is lost; put the old one back, or run without an inbox"
     )]
     Another {
-        /// The one that the journal has answered.
+        /// Topic that the journal has answered.
         was: Arc<str>,
-        /// Up to where.
+        /// Offset of the first unanswered message.
         next: u64,
-        /// The one that is there.
+        /// Topic that exists now.
         is: Arc<str>,
     },
-    /// Letters that were never answered have been removed.
+    /// Unanswered messages that have been removed.
     #[error(
         "take the inbox up: {topic} begins at offset {start}, and is answered up to {next} only: the letters between \
          were removed unanswered. Put them back and keep them for longer, give them up (start one server once with \
@@ -89,27 +90,27 @@ pub enum InboxGone {
         last = .start - 1
     )]
     Removed {
-        /// Which.
+        /// Name of the topic.
         topic: Arc<str>,
-        /// The first offset that is there.
+        /// First offset in the topic.
         start: u64,
-        /// The first that is not answered.
+        /// Offset of the first unanswered message.
         next: u64,
     },
-    /// Letters that were answered are not there: the topic was cut, or is an old copy.
+    /// Answered messages that are missing: the topic was cut, or is an old copy.
     #[error(
         "take the inbox up: {topic} ends at offset {end}, and is answered up to {next}: its tail has been lost, and \
          other letters would get the same offsets. Put the topic back as it was, or run without an inbox"
     )]
     Cut {
-        /// Which.
+        /// Name of the topic.
         topic: Arc<str>,
-        /// The offset that the next letter would get.
+        /// Offset that the next message would get.
         end: u64,
-        /// The first that is not answered.
+        /// Offset of the first unanswered message.
         next: u64,
     },
-    /// An operator gave up an offset that no letter has got yet.
+    /// Offset that an operator gave up before any message got it.
     #[error(
         "cannot skip inbox message {skip}: {topic} ends at offset {end}\n\
          hint: --skip-inbox gives up every unanswered message up to its offset; name an offset that is there, or leave the \
@@ -118,14 +119,14 @@ pub enum InboxGone {
     SkipsTooFar {
         /// Name of the topic.
         topic: Arc<str>,
-        /// The offset that was given up.
+        /// Offset that was given up.
         skip: u64,
-        /// The offset that the next letter would get.
+        /// Offset that the next message would get.
         end: u64,
     },
 }
 
-/// Where to begin in a topic that holds the offsets of `log`: its start, and that which the next letter will get.
+/// Returns the offset to start at in a topic. `log` is its first offset, and that of the next message.
 pub fn check(watermark: Option<&Watermark>, topic: &Topic, log: &Range<u64>) -> Result<u64, InboxGone> {
     let Some(Watermark { topic: was, next }) = watermark else { return Ok(log.start) };
     let (was, next, is) = (Arc::clone(was), *next, Arc::clone(&topic.0));
@@ -140,7 +141,7 @@ pub fn check(watermark: Option<&Watermark>, topic: &Topic, log: &Range<u64>) -> 
     }
 }
 
-/// An inbox that may be taken up: what a decider needs to know of it.
+/// Inbox that passed its check: what a decider needs of it.
 #[derive(Clone, Debug)]
 pub struct Inbox {
     topic: Topic,
@@ -153,7 +154,7 @@ pub struct Inbox {
 }
 
 impl Inbox {
-    /// The topic holds the offsets of `log` now; the watermark is that of the state that the decider begins with. See
+    /// Checks a topic that holds the offsets of `log`, with the watermark of the decider's first state. See
     /// [`check`].
     pub fn take_up(
         topic: Topic,
@@ -165,8 +166,8 @@ impl Inbox {
         Ok(Inbox { topic, binding, next, tail: log.end, continues: Arc::default(), skips: None })
     }
 
-    /// Takes up an inbox of which an operator gave up every unanswered letter up to the offset `skip`, also letters that are
-    /// not there any more, and those that end a server that reads them. The takeover records that.
+    /// Checks an inbox whose unanswered messages up to offset `skip` an operator gave up. Such messages may
+    /// be missing, or end a server that reads them. The takeover records the skip.
     pub fn take_up_behind(
         skip: u64,
         topic: Topic,
@@ -176,7 +177,7 @@ impl Inbox {
     ) -> Result<Inbox, InboxGone> {
         let answered = watermark.map_or(log.start, |watermark| watermark.next);
         let next = skip.saturating_add(1);
-        // A takeover before has recorded it; or more letters are missing than were given up.
+        // An earlier takeover recorded it; or more messages are missing than were given up.
         if skip < answered || log.start > next {
             return Inbox::take_up(topic, binding, watermark, log);
         }
@@ -187,36 +188,36 @@ impl Inbox {
         Ok(Inbox { next, skips: Some(skip), ..inbox })
     }
 
-    /// The offset that the takeover records as skipped, if there is one.
+    /// Returns the offset that the takeover records as skipped, if there is one.
     pub(super) fn skips(&self) -> Option<u64> {
         self.skips
     }
 
-    /// The offset of the first letter that is to be read.
+    /// Returns the offset of the first message to read.
     pub fn next(&self) -> u64 {
         self.next
     }
 
-    /// The offset from which to read on where a message cannot be read: behind the last one that was skipped.
+    /// Returns the offset after the last skipped message, to read on from an unreadable one.
     pub fn continues(&self) -> u64 {
         self.continues.load(Ordering::Acquire)
     }
 
-    /// The offset that the next letter would have got when it was taken up.
+    /// Returns the offset of the next message, as of [`Inbox::take_up`].
     pub fn tail(&self) -> u64 {
         self.tail
     }
 }
 
-/// How far a decider has come.
+/// Progress of a decider.
 #[derive(Debug)]
 pub(super) struct Reading {
     inbox: Inbox,
-    /// The watermark that the last commit carries.
+    /// Watermark of the last commit.
     carried: u64,
-    /// Since when no commit carries what has been answered.
+    /// Time since which no commit carries the watermark.
     lags: Option<Time>,
-    /// The offset of a message that cannot be read.
+    /// Offset of a message that cannot be read.
     stands_at: Option<u64>,
 }
 
@@ -229,12 +230,12 @@ impl Reading {
         self.inbox.skips()
     }
 
-    /// Whether everything has been taken that was there when this decider took over.
+    /// Whether all messages from before this decider's takeover have been taken.
     pub(super) fn is_up_to_date(&self) -> bool {
         self.inbox.next >= self.inbox.tail
     }
 
-    /// For the header of the commit that is closed now.
+    /// Returns the watermark for the commit that is sealed now.
     pub(super) fn carry(&mut self) -> Watermark {
         (self.carried, self.lags) = (self.inbox.next, None);
         Watermark { topic: Arc::clone(&self.inbox.topic.0), next: self.inbox.next }
@@ -248,7 +249,7 @@ impl Reading {
         }
     }
 
-    /// When a commit of its own is due for the watermark.
+    /// Returns when the watermark is due for its own commit.
     pub(super) fn due(&self) -> Option<Time> {
         let lags = self.lags?;
         Some(if self.inbox.next - self.carried >= LETTERS { lags } else { lags + LAG })
@@ -256,7 +257,7 @@ impl Reading {
 }
 
 impl Core {
-    /// Answers a letter. One below the watermark is answered already.
+    /// Answers an inbox message, unless its offset is below the watermark.
     pub(super) fn letter(&mut self, letter: &Letter, now: Time) {
         let Some(reading) = &self.inbox else {
             tracing::error!(offset = letter.offset, "a letter came, and there is no inbox; it is left");
@@ -266,7 +267,7 @@ impl Core {
             return;
         }
         self.set_time(now);
-        // Its commit must not be closed between the answer and the watermark.
+        // The commit must not be sealed between the answer and the watermark.
         self.make_room();
         let Some(reading) = &self.inbox else { return };
         let binding = &reading.inbox.binding;
@@ -282,8 +283,8 @@ impl Core {
         self.inbox_passed(letter.offset.saturating_add(1), now);
     }
 
-    /// There is no letter below `next` that has not come: what the reader knows at the end of its topic, where offsets
-    /// may hold no letters.
+    /// Advances the watermark to `next`, below which no message is outstanding. The reader knows that at the
+    /// end of its topic, where offsets may hold no messages.
     pub(super) fn inbox_passed(&mut self, next: u64, now: Time) {
         self.set_time(now);
         let time = self.time;
@@ -291,12 +292,12 @@ impl Core {
         let was = reading.is_up_to_date();
         reading.advance(next, time);
         if !was && reading.is_up_to_date() {
-            // What was asked meanwhile has been taken; now everybody has a lease to come back.
+            // Older messages have been taken; now executors have a lease to reconnect.
             self.agenda.grace = chancery_machine::grace::DeadlineGrace::until(time + self.settings.lease);
         }
     }
 
-    /// The message at `offset` cannot be read; there is no other below that has not come.
+    /// Notes that the message at `offset` cannot be read; no message below is outstanding.
     pub(super) fn inbox_stands(&mut self, offset: u64, now: Time) {
         self.inbox_passed(offset, now);
         if let Some(reading) = &mut self.inbox
@@ -306,7 +307,7 @@ impl Core {
         }
     }
 
-    /// Whether an intent may be decided, as far as the inbox is concerned: no message may be skipped that can be read.
+    /// Checks an intent against the inbox: a message that can be read must not be skipped.
     pub(super) fn may_skip(&self, intent: &Intent) -> Result<(), Refusal> {
         let Intent::InboxSkip(InboxSkip { offset }) = intent else { return Ok(()) };
         let stands_at = self.inbox.as_ref().and_then(|reading| reading.stands_at);
@@ -320,7 +321,7 @@ impl Core {
         Err(Refusal::new(Code::BadTransition, detail))
     }
 
-    /// What was decided of an intent, as far as the inbox is concerned. In the commit of the verdict.
+    /// Applies an accepted intent to the inbox, in the commit of its verdict.
     pub(super) fn skip(&mut self, intent: &Intent) {
         let (Intent::InboxSkip(skip), time) = (intent, self.time) else { return };
         self.inbox_passed(skip.offset.saturating_add(1), time);
@@ -331,7 +332,7 @@ impl Core {
 
     fn letter_asks(&mut self, letter: &Letter, request: &Request, allowed: Result<(), Refusal>) {
         match self.settle(request, allowed) {
-            // It was answered when it came first, in this commit or an earlier one.
+            // A repeat was answered before, in this commit or an earlier one.
             Settled::Before(_) | Settled::Now(_) => {}
             Settled::Failed(refusal) => self.refuse_letter(letter, refusal),
         }
@@ -347,14 +348,14 @@ impl Core {
         self.commit_own(InboxRefused { topic, offset, digest, code, detail }.into());
     }
 
-    /// Carries the watermark, if it has been due for a commit of its own.
+    /// Carries the watermark, if it is due for its own commit.
     pub(super) fn carry_watermark(&mut self) {
         if self.inbox.as_ref().and_then(Reading::due).is_some_and(|due| due <= self.time) {
             self.advance_inbox();
         }
     }
 
-    /// Carries the watermark, if no commit does: nothing more comes.
+    /// Carries the watermark, if no commit does: no input follows.
     pub(super) fn last_letter(&mut self, now: Time) {
         self.set_time(now);
         if self.inbox.as_ref().is_some_and(|reading| reading.lags.is_some()) {
@@ -363,7 +364,7 @@ impl Core {
     }
 
     fn advance_inbox(&mut self) {
-        // The commit in the making carries it too.
+        // The draft commit carries it anyway.
         if !self.draft.is_empty() {
             return;
         }
@@ -372,7 +373,7 @@ impl Core {
         self.commit_own(InboxAdvanced { topic, next }.into());
     }
 
-    /// A fact about the inbox, or the time, has no cause in the journal: it is its own, as a takeover is.
+    /// Commits a fact about the inbox or the time, which is its own cause, as a takeover is.
     pub(super) fn commit_own(&mut self, fact: Fact) {
         let (cause, type_name) = (self.next(), fact.type_name());
         if let Err(failure) = self.commit_events(&[Event::Fact { cause, fact }]) {

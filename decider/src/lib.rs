@@ -1,5 +1,5 @@
-//! The decider: the one writer of a fleet's commits. A pure core ([`core`]), driven with its journal ([`driver`]) by a
-//! thin loop ([`run`]). Beside it what follows its commits: the [`hub`] of events, and the [`desk`] that knows who decides.
+//! Decider: the single writer of a fleet's commits. A thin loop ([`run`]) drives a pure core ([`core`]) with
+//! its journal ([`driver`]). The [`hub`] of events follows its commits; the [`desk`] finds the leader.
 
 pub mod clock;
 mod commands;

@@ -1,41 +1,41 @@
-//! What waits for an executor: bounded by count and by bytes. The decider waits for nobody, so one that does not take
-//! its messages is cut off, and begins again from a level.
+//! Queue of messages to an executor: bounded by number and bytes. The decider never waits: an executor that
+//! does not take its messages is disconnected, and starts again with a full report.
 
 use std::sync::Arc;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
-/// Messages that may wait.
+/// Maximum number of waiting messages.
 const MESSAGES: usize = 65_536;
-/// Bytes that may wait, of all of them: more than any message has, and room for a whole deployment.
+/// Maximum bytes of all waiting messages: more than any message has, and space for a whole deployment.
 const BYTES: usize = 32 << 20;
 
-/// Where the decider puts messages.
+/// Sending end, for the decider.
 #[derive(Clone, Debug)]
 pub struct Mailbox {
     messages: mpsc::Sender<(Vec<u8>, OwnedSemaphorePermit)>,
     room: Arc<Semaphore>,
 }
 
-/// Where they are taken from. Ends when the mailbox is dropped.
+/// Receiving end. Ends when the mailbox is dropped.
 #[derive(Debug)]
 pub struct Letters {
     messages: mpsc::Receiver<(Vec<u8>, OwnedSemaphorePermit)>,
 }
 
-/// The executor does not take its messages, or is gone.
+/// Error for an executor that does not take its messages, or is disconnected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("too much waits for the executor, or it is gone")]
 pub struct Full;
 
-/// A mailbox, and its other end.
+/// Returns a mailbox, and its other end.
 pub fn mailbox() -> (Mailbox, Letters) {
     let (sender, messages) = mpsc::channel(MESSAGES);
     (Mailbox { messages: sender, room: Arc::new(Semaphore::new(BYTES)) }, Letters { messages })
 }
 
 impl Mailbox {
-    /// Puts a message in, if there is room.
+    /// Puts a message in, if there is space.
     pub fn put(&self, message: Vec<u8>) -> Result<(), Full> {
         let bytes = u32::try_from(message.len()).map_err(|_| Full)?;
         let room = Arc::clone(&self.room).try_acquire_many_owned(bytes).map_err(|_| Full)?;
@@ -44,12 +44,12 @@ impl Mailbox {
 }
 
 impl Letters {
-    /// The next message.
+    /// Returns the next message; `None` at the end.
     pub async fn take(&mut self) -> Option<Vec<u8>> {
         self.messages.recv().await.map(|(message, _)| message)
     }
 
-    /// The next messages, until they have so many bytes or no more wait; none if there will be no more. Safe to cancel.
+    /// Returns the next messages, until they reach `bytes` or no more wait; none at the end. Safe to cancel.
     pub async fn take_many(&mut self, bytes: usize) -> Vec<Vec<u8>> {
         let Some(first) = self.take().await else { return Vec::new() };
         let mut taken = first.len();

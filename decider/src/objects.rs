@@ -1,4 +1,4 @@
-//! What executors report of objects, and what they are asked or told of them: by a fact, or when one is tried again.
+//! Reports of executors about objects, and what executors receive about them: by a fact, or by a retry.
 
 use std::time::Duration;
 
@@ -13,16 +13,16 @@ use chancery_events::protocol::FromDecider;
 use super::commands;
 use super::core::Core;
 
-/// An executor that could not look after what is said to run is asked again after so long.
+/// Delay until an executor that could not check a running object is asked again.
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
 
-/// What the journal knows of an object.
+/// Journal's knowledge of an object.
 enum Known {
-    /// It is one that is not over: who hosts it, whether its last command had its outcome, and the revision of that.
+    /// Object that has not ended: its cluster, whether its last command had an outcome, and the revision.
     Object { hosts: ClusterName, is_met: bool, revision: u32 },
-    /// It was one.
+    /// Object that has ended.
     Over,
-    /// Nothing.
+    /// Object that the journal never issued.
     Never,
 }
 
@@ -45,7 +45,7 @@ impl Core {
                 let is_met = *is_met && revision == *asked;
                 let has_not_looked = matches!(saw, Saw::Failed { hope: Hope::Retry, .. });
                 if is_met && has_not_looked && self.sessions.looking.insert(object) {
-                    // Nobody waits for an outcome, but whether it is still there has not been found out.
+                    // No outcome is awaited, but whether the object still exists is unknown.
                     self.sessions.retries.insert((self.time + LOOK_AGAIN, object));
                 }
                 let observation = match object {
@@ -62,9 +62,9 @@ impl Core {
                     self.observation(&by, observation);
                 }
             }
-            // Its story is over, and so is it: what is kept of it may go.
+            // The object has ended here too: the executor's copy may be purged.
             Known::Over if is_over => self.say(session, |envelope| FromDecider::Forget { envelope, object }),
-            // It is there, and has no place in the fleet: never known, or over on somebody's word.
+            // The object exists outside the fleet: never known, or declared ended by an operator.
             Known::Over | Known::Never => {
                 let seen = seen.max(self.durable().position);
                 let saw = ObjectReported { session, object, revision, seen };
@@ -73,7 +73,7 @@ impl Core {
         }
     }
 
-    /// What the journal knows of an object.
+    /// Returns what the journal knows of an object.
     fn known(&self, object: ObjectId) -> Known {
         let (hosts, is_met, revision) = match object {
             ObjectId::Incarnation(id) => match self.fleet.incarnations().get(&id) {
@@ -89,13 +89,13 @@ impl Core {
         Known::Object { hosts, is_met, revision }
     }
 
-    /// Of what is not known any more: whether the journal issued its id, durably or not.
+    /// Returns whether the journal issued the id of an unknown object, durably or not.
     fn past(&self, object: ObjectId) -> Known {
         let issued = self.fleet.lineages().issued(object.lineage(), object.position(), self.fleet.head());
         if issued { Known::Over } else { Known::Never }
     }
 
-    /// The object that the fact ends, with the cluster that hosts it.
+    /// Returns the object that the fact ends, with its cluster.
     pub(super) fn ends(&self, fact: &Fact) -> Option<(ClusterName, ObjectId)> {
         match fact {
             Fact::IncarnationEnded(fact) => {
@@ -110,12 +110,12 @@ impl Core {
         }
     }
 
-    /// The object is over: its executor need not keep anything of it.
+    /// Notifies the executor that the object has ended: its copy may be purged.
     pub(super) fn forget(&mut self, cluster: &ClusterName, object: ObjectId) {
         self.tell(cluster, |envelope| FromDecider::Forget { envelope, object });
     }
 
-    /// What a fact means for executors.
+    /// Handles what a fact means for executors.
     pub(super) fn follow_fact(&mut self, fact: &Fact) {
         match fact {
             Fact::OperationApproved(fact) => self.command_again(fact.incarnation.map(ObjectId::from)),
@@ -158,7 +158,7 @@ impl Core {
                     }
                 }
             }
-            // No other fact asks anything of an executor: what is wanted of one is a command or a judgement.
+            // No other fact requires anything of an executor: it receives commands and orphan resolutions.
             _ => {}
         }
     }

@@ -1,4 +1,4 @@
-//! The decider's loop: takes what waits, gives it to the driver and does what comes of it. It holds no decision.
+//! The decider's loop: passes inputs to the driver and carries out the effects. It decides nothing.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,48 +19,48 @@ use super::hearing::Hearing;
 use super::mailbox::Mailbox;
 use crate::wall_clock::{self, JudgedClock, WallClock};
 
-/// The shortest pause when nothing can be done.
+/// Minimum pause when nothing can be done.
 const PATIENCE: Duration = Duration::from_millis(2);
-/// Inputs taken before due work gets its turn.
+/// Maximum number of inputs taken before due work.
 const BATCH: usize = 512;
 
-/// Gives durable records to everybody who follows the journal.
+/// Passes durable records to all followers of the journal.
 pub type Publish = Box<dyn FnMut(&[Arc<Record>]) + Send>;
 
-/// What the decider begins with.
+/// Parameters to start a decider with.
 pub struct Start {
-    /// Who decides, for whom, and how.
+    /// Settings of the decider.
     pub settings: Settings,
-    /// The state at `head`.
+    /// State at `head`.
     pub fleet: Fleet,
-    /// The end of the journal: the next delivery continues it, or was another writer's.
+    /// End of the journal: the next delivery continues it, or was another writer's.
     pub head: Option<Cursor>,
-    /// The journal. Its sink must be the sender of `following.deliveries`.
+    /// Journal, whose sink must be the sender of `following.deliveries`.
     pub journal: Arc<dyn Journal>,
-    /// What follows the journal, whoever decides.
+    /// Followers of the journal, whichever server decides.
     pub following: Following,
-    /// Inputs that wait, at most.
+    /// Maximum number of waiting inputs.
     pub queue: usize,
-    /// Whether the wall clock is trusted.
+    /// Trust in the wall clock.
     pub clock: Arc<WallClock>,
-    /// The clock to begin with.
+    /// Clock to start with.
     pub judged: JudgedClock,
 }
 
-/// What follows the journal: lent to the decider while there is one here.
+/// Followers of the journal: lent to the decider while one runs here.
 pub struct Following {
-    /// What the journal tells.
+    /// Deliveries of the journal.
     pub deliveries: mpsc::UnboundedReceiver<Delivery>,
-    /// Called with all records that are durable, in order, before anyone is told of their effects.
+    /// Called with all durable records, in order, before their effects are carried out.
     pub publisher: Publish,
-    /// Called for each record in the journal that does not count.
+    /// Called for each invalid record in the journal.
     pub skipped: Box<dyn FnMut() + Send>,
-    /// The last position that was published.
+    /// Last position that was published.
     pub published: Position,
 }
 
 impl Following {
-    /// Follows nothing.
+    /// Returns followers of nothing.
     pub fn nothing() -> Following {
         let (_, deliveries) = mpsc::unbounded_channel();
         Following {
@@ -71,7 +71,7 @@ impl Following {
         }
     }
 
-    /// Gives records to everybody.
+    /// Publishes records to all followers.
     pub fn publish(&mut self, records: &[Arc<Record>]) {
         if let Some(last) = records.last() {
             self.published = last.last();
@@ -80,10 +80,10 @@ impl Following {
     }
 }
 
-/// Why a decider ended, and what it was lent.
+/// Reason why a decider ended, and what it was lent.
 pub type Over = (Ended, Following);
 
-/// Starts the decider on a thread of its own. The receiver tells why it ended; it is closed if the thread panicked.
+/// Starts the decider on its own thread. The receiver gets why it ended; it is closed if the thread panicked.
 pub fn start(start: Start) -> std::io::Result<(Decider, oneshot::Receiver<Over>)> {
     let (queue, inputs) = mpsc::channel(start.queue);
     let (end, ended) = oneshot::channel();
@@ -91,7 +91,7 @@ pub fn start(start: Start) -> std::io::Result<(Decider, oneshot::Receiver<Over>)
     let run = move || {
         let mut decider = Loop::new(start, inputs);
         let why = runtime.block_on(decider.run());
-        // Whoever waited for it may be gone.
+        // The receiver may have been dropped.
         let _ = end.send((why, decider.following));
     };
     std::thread::Builder::new().name("decider".into()).spawn(run)?;
@@ -116,8 +116,8 @@ fn reading(began: Instant) -> Reading {
     Reading { wall: wall_clock::now(), steady: began.elapsed() }
 }
 
-/// The clock that was judged, and what has passed since: another clock by now is read as a leap, and executors get their
-/// whole grace from now on.
+/// Returns the judged clock plus the time since then. A clock set since then is read as a leap, and executors
+/// get their whole grace from now on.
 fn first_reading(judged: JudgedClock) -> Reading {
     let passed = judged.at.elapsed();
     Reading { wall: judged.wall + passed, steady: passed }
@@ -147,7 +147,7 @@ impl Loop {
         }
     }
 
-    /// Says when the wall clock has leapt, and follows it once it is trusted.
+    /// Reports a leap of the wall clock, and follows it once it is trusted.
     fn watch_clock(&mut self) {
         let leap = self.driver.clock.leap();
         if leap.is_some() != self.has_leapt {
@@ -183,7 +183,7 @@ impl Loop {
             if left == Left::More {
                 continue;
             }
-            // What is due and could not be done waits for a delivery; it is not asked for without end.
+            // Due work that could not be done waits for a delivery, without a busy loop.
             let now = self.now();
             let due = self.driver.next_due(now);
             let pause = due.map_or(Duration::from_hours(1), |due| due.max(PATIENCE));
@@ -204,8 +204,8 @@ impl Loop {
         }
     }
 
-    /// Before a turn, so that nobody is found late whose word waits here since the last one; that may have taken as
-    /// long as the disk.
+    /// Takes what waits before a turn, so that no session expires whose message waits since the last turn.
+    /// That turn may have taken as long as the disk.
     fn take_what_waits(&mut self) -> Result<(), Ended> {
         loop {
             match self.following.deliveries.try_recv() {
@@ -242,7 +242,7 @@ impl Loop {
         self.hearing.took();
         let now = self.now();
         match input {
-            // What an input held of the queue, here and below, is free when it has been dealt with.
+            // The input's share of the queue, here and below, is free when the input has been handled.
             Input::Intent(request, answer, _room) => {
                 self.tickets += 1;
                 let ticket = Ticket(self.tickets);
@@ -279,7 +279,7 @@ impl Loop {
             match effect {
                 Effect::Answer(ticket, verdict) => {
                     if let Some(asker) = self.askers.remove(&ticket) {
-                        // Whoever asked may be gone; the verdict stands for its repeat.
+                        // The caller may have disconnected; a repeat gets the same verdict.
                         let _ = asker.send(verdict);
                     }
                 }
@@ -293,14 +293,14 @@ impl Loop {
         let Some(executor) = self.executors.get(&connection) else { return };
         let sent = serde_json::to_vec(message).map(|message| executor.put(message));
         if !matches!(sent, Ok(Ok(()))) {
-            // It does not keep up, or is gone: it connects anew and starts from a level.
+            // A slow or disconnected executor connects again and starts with a full report.
             tracing::warn!(?connection, "an executor does not take its messages; its connection is closed");
             self.close(connection);
         }
     }
 }
 
-/// For names that nobody else has: writers, attaches, lineages.
+/// Returns a random number for unique ids: of writers, attaches, lineages.
 pub fn random() -> u64 {
     uuid::Uuid::new_v4().as_u64_pair().0
 }

@@ -1,7 +1,7 @@
-//! What the decider says to executors, and what it makes of what they say.
+//! Messages between the decider and executors.
 //!
-//! Attaches, sequences and heartbeats live here, in memory: a takeover loses them, and every executor says hello
-//! again. Opening, losing and closing a session are events; everything else here is not.
+//! Attaches, sequences and heartbeats are kept in memory: a takeover loses them, and every executor sends
+//! hello again. Opening, expiry and closing of a session are events; everything else here is not.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -19,44 +19,44 @@ use super::commands;
 use super::core::{Core, Held};
 use super::handle::Connection;
 
-/// Incarnations that are looked at for one part of an inventory.
+/// Maximum number of objects checked for one part of an inventory.
 const LOOKED: usize = 4096;
 
-/// A session as this decider sees it live.
+/// Live session, as this decider knows it.
 #[derive(Debug)]
 pub(super) struct Live {
     pub(super) executor: ExecutorName,
     pub(super) cluster: ClusterName,
-    /// The life that was heard last, if this decider has heard one.
+    /// Executor epoch received last, if any.
     life: Option<Life>,
-    /// Its connection, and the attach that was drawn for it.
+    /// Connection of the session, and the attach drawn for it.
     pub(super) attached: Option<(Connection, Attach)>,
-    /// The highest sequence taken of that attach.
+    /// Highest sequence taken of that attach.
     sequence: u64,
-    /// The highest position that the executor has seen.
+    /// Highest position that the executor has seen.
     pub(super) seen: Position,
-    /// When it was last heard.
+    /// Time of the last message.
     heard: Time,
-    /// The part of the inventory that was made last leaves when this is durable.
+    /// Position that must be durable before the last inventory part leaves.
     part: Position,
 }
 
-/// The sessions of a fleet.
+/// Sessions of a fleet.
 #[derive(Debug, Default)]
 pub(super) struct Sessions {
     pub(super) live: BTreeMap<SessionId, Live>,
     pub(super) by_connection: BTreeMap<Connection, SessionId>,
     pub(super) by_cluster: BTreeMap<ClusterName, SessionId>,
-    /// Random bits drawn by the loop for connections that have not said hello.
+    /// Random bits drawn by the loop for each open connection.
     drawn: BTreeMap<Connection, Attach>,
-    /// Commands that are tried again, by when.
+    /// Commands to retry, by time.
     pub(super) retries: BTreeSet<(Time, ObjectId)>,
-    /// Those of them that an executor only has to look after, each once.
+    /// Objects of `retries` that an executor only checks, each once.
     pub(super) looking: BTreeSet<ObjectId>,
 }
 
 impl Sessions {
-    /// What the journal knows of sessions, all unattached: each has a lease to come back.
+    /// Returns the journal's sessions, all unattached: each has a lease to reconnect.
     pub(super) fn resume(fleet: &Fleet, now: Time) -> Sessions {
         let mut sessions = Sessions::default();
         for session in fleet.sessions().sorted().into_iter().filter(|session| session.end.is_none()) {
@@ -76,8 +76,8 @@ impl Sessions {
         );
     }
 
-    /// Why a life may not resume the session, if it may not: of two over one scope that both believe to be alive, one
-    /// must give in for good, or they would take the session from each other by turns.
+    /// Returns why an executor epoch must not resume the session, if so. Of two live epochs of one executor
+    /// store, one must stop permanently. Otherwise they would take the session from each other in turn.
     fn outlived(&self, id: SessionId, life: Life) -> Option<(&'static str, Again)> {
         match life.after(self.live.get(&id)?.life?) {
             Succession::Same | Succession::Later => None,
@@ -135,8 +135,8 @@ impl Core {
                 let Some(id) = self.speaker(connection, attach, now) else { return };
                 let (head, durable) = (self.fleet.head(), self.durable().position);
                 let Some(live) = self.sessions.live.get_mut(&id) else { return };
-                // An executor asks for the next part when it has one. While the last is held back it has not, and what
-                // asks all the same is a word said twice: to do nothing is right then, and keeps what is held small.
+                // An executor requests the next part when it has one. While the last is held back, a request
+                // is a duplicate: ignoring it is right, and keeps what is held small.
                 if live.part > durable {
                     return;
                 }
@@ -159,10 +159,11 @@ impl Core {
         }
     }
 
-    /// The session that the connection may speak for; it has been heard. Anyone else is told to say hello again.
+    /// Returns the session that the connection speaks for, and counts it as alive. Other connections are
+    /// closed, to send hello again.
     ///
-    /// It is heard when it is heard, which may be later than the time of the commit in the making: a lease that is
-    /// answered must not end before its length has passed.
+    /// The session is alive at `now`, perhaps later than the draft commit: an answered lease must not end
+    /// early.
     fn speaker(&mut self, connection: Connection, attach: Attach, now: Time) -> Option<SessionId> {
         let id = self.sessions.by_connection.get(&connection).copied();
         if let Some(live) = id.and_then(|id| self.sessions.live.get_mut(&id))
@@ -189,7 +190,7 @@ impl Core {
         seen: Option<(Lineage, Head)>,
         now: Time,
     ) {
-        // It said so and was closed meanwhile: a session opened for nobody would be lost by nobody.
+        // The connection closed meanwhile: no executor would use the session.
         if !self.sessions.drawn.contains_key(&connection) {
             return;
         }
@@ -230,7 +231,7 @@ impl Core {
         }
     }
 
-    /// Why an executor that has seen this may not work for this decider.
+    /// Returns why an executor that has seen this must not work for this decider.
     fn unfit(&self, seen: Option<(Lineage, Head)>) -> Option<(String, Again)> {
         let (lineage, head) = seen?;
         let lineages = self.fleet.lineages();
@@ -246,7 +247,7 @@ impl Core {
             );
             return Some((reason, Again::NewerElsewhere));
         }
-        // What it has seen behind the end of an ancestor is part of a loss that was accepted.
+        // A head past the end of an ancestor is part of a loss that was accepted.
         if end.is_some_and(|end| head.position > end) {
             return None;
         }
@@ -256,7 +257,7 @@ impl Core {
             Ok(_) => {
                 Some((format!("it has seen another record at position {}", head.position), Again::Never))
             }
-            // Whether they differ has not been found out, and the next look may find it.
+            // Whether the histories differ is unknown; the next attempt may find out.
             Err(error) => {
                 let position = head.position;
                 tracing::error!(%position, error = &error as &dyn std::error::Error, "what an executor has seen cannot be looked up");
@@ -293,8 +294,9 @@ impl Core {
         self.say(id, |envelope| FromDecider::Welcome { envelope, lineage, fleet, lease, commands, rest });
     }
 
-    /// A part of what is wanted of the cluster's executor: a message has a bound, and a cluster has none. The executor
-    /// asks for the next, so that what waits for it has a bound too. What changes behind its back is told as it comes.
+    /// Returns a part of the executor's commands: a message has a bound, a cluster has none. The executor
+    /// requests the next part, so that what waits for it has a bound too. Changes behind that part are sent
+    /// as they occur.
     fn inventory(&self, cluster: &ClusterName, after: Option<ObjectId>) -> (Vec<Command>, Option<ObjectId>) {
         let time = self.time;
         let (mut commands, mut bytes, mut last) = (Vec::new(), 0, None);
@@ -303,7 +305,7 @@ impl Core {
                 return (commands, last);
             }
             last = Some(id);
-            // One that failed and is tried again later is sent when its time comes.
+            // A failed command that is retried later is sent when its time comes.
             let waits = match id {
                 ObjectId::Incarnation(id) => self.fleet.incarnations().get(&id).and_then(|it| it.command),
                 ObjectId::Volume(id) => commands::volume(&self.fleet, id).and_then(|volume| volume.command),
@@ -331,14 +333,14 @@ impl Core {
         self.say(id, |_| FromDecider::Closed { reason: reason.to_owned() });
     }
 
-    /// Tells the executor of the cluster, if one is attached: if not, the next welcome says it.
+    /// Sends a message to the cluster's executor, if attached: if not, the next welcome covers it.
     pub(super) fn tell(&mut self, cluster: &ClusterName, message: impl FnOnce(Envelope) -> FromDecider) {
         if let Some(id) = self.sessions.by_cluster.get(cluster).copied() {
             self.say(id, message);
         }
     }
 
-    /// Sends commands whose time to be tried again has come, and loses sessions that were not heard for a lease.
+    /// Sends commands whose retry is due, and expires sessions that were silent for a lease.
     pub(super) fn sweep(&mut self) {
         let now = self.time;
         while let Some((when, id)) = self.sessions.retries.first().copied().filter(|(when, _)| *when <= now) {
@@ -355,9 +357,9 @@ impl Core {
         }
     }
 
-    /// Something that was said may have waited for so long, unheard. If that is much of a lease, everybody has half a
-    /// one to be heard: an executor says something three times in each. Before, neither leases nor deadlines are over. Where
-    /// messages go on to be late, a deadline is late by a bound ([`chancery_machine::grace::DeadlineGrace`]).
+    /// Extends the grace if messages may have waited unread for much of a lease. Each executor sends three
+    /// messages per lease, so it has half a lease to be received. Before, neither leases nor deadlines end.
+    /// If messages stay late, a deadline is late by a bound ([`chancery_machine::grace::DeadlineGrace`]).
     pub(super) fn unheard(&mut self, span: Duration, now: Time) {
         let lease = self.settings.lease;
         if span > lease / 4 {
@@ -375,7 +377,7 @@ impl Core {
         let lease = self.settings.lease;
         let grace = self.agenda.grace;
         let lost = self.sessions.live.values().map(|live| grace.rings_at(live.heard + lease)).min();
-        // One microsecond past the lease: being heard at its very end is in time.
+        // One microsecond past the lease: a message at its very end is in time.
         retry.into_iter().chain(lost.map(|when| when + Duration::from_micros(1))).min()
     }
 }

@@ -1,4 +1,4 @@
-//! The decider's core, driven by hand: what leaves it, and when.
+//! The decider's core, driven by hand: its outputs, and when they leave.
 
 mod executors;
 mod inbox;
@@ -40,7 +40,7 @@ struct Rig {
     effects: Vec<Effect>,
 }
 
-/// Takes over with a journal of which no record is found.
+/// Takes over with a journal in which no record is found.
 fn taken_over(settings: Settings, fleet: Fleet, end: Option<&Cursor>, now: Time) -> Core {
     Core::take_over(settings, fleet, end, now, Box::new(|_| Ok(None)))
 }
@@ -64,7 +64,7 @@ fn settings(writer: u64) -> Settings {
     }
 }
 
-/// The scope that executors look at where a test does not say otherwise.
+/// Default executor store of test executors.
 const SCOPE: u64 = 1;
 
 fn life(number: u64, instance: u64) -> Life {
@@ -77,7 +77,7 @@ fn hello(executor: &str, scope: u64, life: Life, seen: Option<(Lineage, Head)>) 
 }
 
 impl Rig {
-    /// Over a journal in which the first term has begun, durably.
+    /// Returns a rig with a journal in which the first term has started, durably.
     fn new() -> Rig {
         let now = Time::EPOCH + Duration::from_secs(1_000_000);
         let core = taken_over(settings(1), Fleet::new(Lineage::from_random(5)), None, now);
@@ -87,13 +87,13 @@ impl Rig {
         rig
     }
 
-    /// Another decider takes over; whom the last one had not answered yet hears no more of it.
+    /// Lets another decider take over; unanswered callers receive nothing more.
     fn take_over(&mut self, settings: Settings, fleet: Fleet, end: Option<&Cursor>, now: Time) {
         self.core = taken_over(settings, fleet, end, now);
         self.effects.clear();
     }
 
-    /// Gives the core an input. Whether it says that more is due, or that another decider has taken over.
+    /// Passes an input to the core. Returns whether more is due, or another decider has taken over.
     fn give(&mut self, input: Input) -> bool {
         let mut is_so = false;
         for output in self.core.handle(self.now, input) {
@@ -106,12 +106,12 @@ impl Rig {
         is_so
     }
 
-    /// What has left the core since it was asked last.
+    /// Returns the effects since the last call.
     fn effects(&mut self) -> Vec<Effect> {
         std::mem::take(&mut self.effects)
     }
 
-    /// Does due work and closes the commit.
+    /// Does due work and seals the commit.
     fn commit(&mut self) {
         while self.give(Input::Work) {
             self.give(Input::Seal);
@@ -175,7 +175,7 @@ impl Rig {
         self.plan_and_deployment_with(&json!({}));
     }
 
-    /// The same, with more in the plan's spec.
+    /// Creates a plan and a deployment, with more in the plan's spec.
     fn plan_and_deployment_with(&mut self, more: &serde_json::Value) {
         let auto =
             json!({"create": "automatic", "start": "automatic", "stop": "automatic", "delete": "automatic"});
@@ -197,14 +197,14 @@ impl Rig {
         self.say(connection, hello(executor, SCOPE, life(1, 1), seen));
     }
 
-    /// Says hello over a scope, in a life.
+    /// Sends hello for an executor store, in an epoch.
     fn hello_over(&mut self, connection: u64, scope: u64, life: Life) -> Vec<Effect> {
         self.give(Input::Connected(Connection(connection), Attach::from_random(connection)));
         self.say(connection, hello("ex", scope, life, None));
         self.settle()
     }
 
-    /// Types of facts in the journal so far, without those of the given record on.
+    /// Returns the types of facts in the journal, from the given record on.
     fn types(&self, from: usize) -> Vec<&'static str> {
         let records = &self.journal[from..];
         let events = records.iter().flat_map(|r| {
@@ -440,7 +440,7 @@ fn a_level_of_five_hundred_ends_is_folded_whole() {
     assert!(rig.journal.iter().all(|record| record.header().count <= 1000));
 }
 
-/// A core over a state that no journal tells: the plan is gone, and its replica is not.
+/// Returns a core with an impossible state: the plan is deleted, and its replica is not.
 fn torn() -> Rig {
     let mut rig = Rig::new();
     rig.cluster();
@@ -508,7 +508,7 @@ fn an_entity_on_which_a_step_fails_is_parked_by_a_fact_once_and_others_are_worke
     assert_eq!(answers(&rig.settle())[0].2, None);
 }
 
-/// Finds what is due, but cannot look at the plan `web`.
+/// Finds due work, but panics on the plan `web`.
 fn stumbling(fleet: &Fleet, agenda: &mut Agenda, ctx: &Context) -> Option<Step> {
     let web = Subject::Plan(name("web"));
     let due = fleet.index().due.contains("web") && !agenda.is_parked(&web);

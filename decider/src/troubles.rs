@@ -1,33 +1,33 @@
-//! What keeps parts of a fleet from working on this server.
+//! Troubles that keep parts of a fleet from working on this server.
 //!
-//! A part (its journal, its inbox, its events topic, its election) reports a trouble when the part stands still and takes the report
-//! back when it works again. `/readyz` and the metric `chancery_trouble` show all of them.
+//! A part (the journal, inbox, events topic or election) reports a trouble when it stops working, and clears
+//! it when it works again. `/readyz` and the metric `chancery_trouble` show all of them.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
 
-/// A part of a fleet that may stand still while the server runs.
+/// Part of a fleet that may stop working while the server runs.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum FleetPart {
     /// The journal.
     Journal,
-    /// Taking over as decider.
+    /// Takeover as decider.
     Decider,
     /// The inbox topic.
     Inbox,
     /// The events topic.
     Events,
-    /// The group that gives the turn to decide to one server.
+    /// The group that elects one server as leader.
     Election,
 }
 
 impl FleetPart {
-    /// Every part.
+    /// All parts.
     pub const ALL: [FleetPart; 5] =
         [FleetPart::Journal, FleetPart::Decider, FleetPart::Inbox, FleetPart::Events, FleetPart::Election];
 
-    /// As metrics and problems name it.
+    /// Returns the name in metrics and problems.
     pub fn name(self) -> &'static str {
         match self {
             FleetPart::Journal => "journal",
@@ -45,12 +45,12 @@ impl fmt::Display for FleetPart {
     }
 }
 
-/// The troubles of one fleet on this server, by part.
+/// Troubles of one fleet on this server, by part.
 #[derive(Debug, Default)]
 pub struct FleetTroubles(Mutex<BTreeMap<FleetPart, String>>);
 
 impl FleetTroubles {
-    /// The part stands still, for that reason. Written to the log once, until the reason is another.
+    /// Reports why the part does not work. Logged once, until the reason changes.
     pub fn report(&self, part: FleetPart, trouble: String) {
         let mut troubles = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if troubles.get(&part) != Some(&trouble) {
@@ -59,7 +59,7 @@ impl FleetTroubles {
         }
     }
 
-    /// The part works, or is not this server's to run any more.
+    /// Clears the trouble of a part that works, or no longer runs on this server.
     pub fn clear(&self, part: FleetPart) {
         let mut troubles = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if troubles.remove(&part).is_some() {
@@ -67,7 +67,7 @@ impl FleetTroubles {
         }
     }
 
-    /// The parts that stand still, each with its reason.
+    /// Returns the parts that do not work, each with its reason.
     pub fn all(&self) -> Vec<(FleetPart, String)> {
         let troubles = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         troubles.iter().map(|(part, trouble)| (*part, trouble.clone())).collect()

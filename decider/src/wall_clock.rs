@@ -1,17 +1,17 @@
-//! Whether the machine's wall clock is trusted.
+//! Trust in the machine's wall clock.
 //!
-//! Journal time never goes back. With a wall clock that is set years ahead deadlines would pass, disruptions would start,
-//! and the journal would keep that time. So:
+//! Journal time never goes back. With a wall clock set years ahead, deadlines would pass, disruptions would
+//! start, and the journal would keep that time. Therefore:
 //!
-//! | the wall clock is ahead of journal time | a server takes over | a server decides |
+//! | the wall clock is ahead of journal time | a server takes over | a server is leader |
 //! |---|---|---|
-//! | by at most `clock.max_gap` | it decides | journal time follows the wall clock |
-//! | by more; the kernel calls the clock synchronised, or the operator accepted it | it decides | the same |
-//! | by more | the server ends with an error, and nothing is recorded | journal time follows the monotonic clock; `/readyz` is 503 |
+//! | by at most `clock.max_gap` | becomes leader | journal time follows the wall clock |
+//! | by more, if the kernel calls it synchronised or the operator accepted it | becomes leader | the same |
+//! | by more | ends with an error, records nothing | time follows the monotonic clock; `/readyz` is 503 |
 //!
-//! Trust is in one gap and in no later one: it ends as journal time comes up with the wall clock, at once where a decider
-//! begins at the clock that was accepted. `/readyz` of a server that follows is 503 while it would end with that error. A decider records the time when nothing
-//! else has been recorded for a quarter of `clock.max_gap`.
+//! Trust is in one gap and in no later one: it ends as journal time reaches the wall clock. If a decider
+//! starts at the accepted clock, that is immediately. `/readyz` of a standby is 503 while it would end with
+//! that error. A leader records the time after a quarter of `clock.max_gap` without a record.
 
 use std::io::Read as _;
 use std::process::{Command, Stdio};
@@ -23,22 +23,22 @@ use chancery_events::time::Time;
 
 /// Pause before the kernel is asked again whether a clock that has leapt is synchronised.
 const ASK_AGAIN: Duration = Duration::from_mins(1);
-/// How long systemd may take to answer.
+/// Maximum time for an answer of systemd.
 const ANSWER: Duration = Duration::from_secs(5);
-/// Questions about a clock that is set meanwhile, at most.
+/// Maximum number of questions about a clock that is set meanwhile.
 const ANSWERS: u32 = 3;
-/// A wall clock that differs by so much from the monotonic one was set.
+/// Difference from the monotonic clock at which the wall clock counts as set.
 const SET: Duration = Duration::from_secs(1);
-/// Pause between looks whether it has answered.
+/// Pause between checks for an answer.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// The wall clock.
+/// Returns the wall clock.
 pub fn now() -> Time {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
     Time::from_micros(i64::try_from(since.as_micros()).unwrap_or(i64::MAX))
 }
 
-/// Whether the kernel reports a synchronised clock, as `adjtimex` says it. systemd asks it: a safe program cannot.
+/// Whether the kernel reports a synchronised clock, as in `adjtimex`. Asks systemd: safe code cannot.
 pub fn is_synchronised() -> bool {
     let mut ask = Command::new("timedatectl");
     ask.args(["show", "--property=NTPSynchronized", "--value"]).stdin(Stdio::null());
@@ -53,7 +53,7 @@ pub fn is_synchronised() -> bool {
         }
     };
     let Some(status) = status else {
-        // Without an answer nothing is known.
+        // Without an answer the clock counts as not synchronised.
         let _ = (child.kill(), child.wait());
         return false;
     };
@@ -62,7 +62,7 @@ pub fn is_synchronised() -> bool {
     is_read && status.success() && said.trim_ascii() == b"yes"
 }
 
-/// The wall clock is further ahead of the journal than is believed.
+/// Error for a wall clock that is too far ahead of the journal.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error(
     "cannot decide: the wall clock is at {wall}, {days} days ahead of the journal's last record at {last}; clock.max_gap is \
@@ -76,22 +76,22 @@ pub struct ClockAhead {
     max_days: u64,
 }
 
-/// A wall clock that was judged, and when.
+/// Wall clock that was judged, and the time of that.
 #[derive(Debug, Clone, Copy)]
 pub struct JudgedClock {
-    /// The wall clock.
+    /// Wall clock when it was judged.
     pub wall: Time,
-    /// The monotonic clock at the same moment.
+    /// Monotonic clock at the same moment.
     pub at: Instant,
 }
 
 impl JudgedClock {
-    /// The clocks as they are, for a journal without records.
+    /// Returns the current clocks, for a journal without records.
     pub fn now() -> JudgedClock {
         JudgedClock { wall: now(), at: Instant::now() }
     }
 
-    /// Whether the wall clock was not set since then.
+    /// Whether the wall clock was not set since `before`.
     fn is_continued_from(self, before: JudgedClock) -> bool {
         let expected = before.wall + self.at.saturating_duration_since(before.at);
         self.wall.since(expected).max(expected.since(self.wall)) < SET
@@ -102,12 +102,12 @@ impl JudgedClock {
 #[derive(Debug)]
 pub struct WallClock {
     max_gap: Duration,
-    /// Microseconds that the clock may be ahead by, beside `max_gap`.
+    /// Microseconds beyond `max_gap` that the clock may be ahead.
     trusted_gap: AtomicU64,
     is_synchronised: fn() -> bool,
-    /// Held while the system is asked whether the clock is synchronised.
+    /// Locked while the system is asked whether the clock is synchronised.
     asks: Mutex<()>,
-    /// What the system said when it was last asked.
+    /// Last answer of the system.
     was_synchronised: AtomicBool,
     trouble: Mutex<Option<String>>,
 }
@@ -115,7 +115,7 @@ pub struct WallClock {
 const DAY: u64 = 24 * 60 * 60;
 
 impl WallClock {
-    /// Follows the clock at most so far ahead, unless it is accepted or synchronised.
+    /// Follows the clock at most `max_gap` ahead, unless it is accepted or synchronised.
     pub fn new(max_gap: Duration, is_accepted: bool, is_synchronised: fn() -> bool) -> WallClock {
         WallClock {
             max_gap,
@@ -127,12 +127,12 @@ impl WallClock {
         }
     }
 
-    /// A clock that is followed wherever it goes.
+    /// Returns a clock that is always followed.
     pub fn trusted() -> WallClock {
         WallClock::new(Duration::MAX, true, || true)
     }
 
-    /// How far ahead the clock is followed.
+    /// Returns how far ahead the clock is followed.
     fn max_gap(&self) -> Duration {
         match self.trusted_gap.load(Ordering::Acquire) {
             u64::MAX => Duration::MAX,
@@ -140,8 +140,8 @@ impl WallClock {
         }
     }
 
-    /// How far ahead the clock is followed by a decider, of whose time it is ahead by `gap`: a larger gap than this is
-    /// not trusted any more.
+    /// Returns how far ahead a decider follows the clock, which is ahead of journal time by `gap`. Larger
+    /// gaps are not trusted any more.
     pub fn follow_gap(&self, gap: Duration) -> Duration {
         let gap = u64::try_from(gap.as_micros()).unwrap_or(u64::MAX);
         if self.trusted_gap.load(Ordering::Acquire) > gap {
@@ -150,20 +150,21 @@ impl WallClock {
         self.max_gap()
     }
 
-    /// After how long without a record a decider records the time: often enough that a journal whose server runs is
-    /// never behind a clock that is right. `None` where the clock is followed wherever it goes.
+    /// Returns the interval without a record after which a decider records the time. It is short enough that
+    /// the journal of a running server is never behind a correct clock. `None` if the clock is always
+    /// followed.
     pub fn record_every(&self) -> Option<Duration> {
         (self.max_gap < Duration::MAX).then(|| (self.max_gap / 4).max(Duration::from_secs(1)))
     }
 
-    /// The clock that a decider may start with, behind a record of this time. Blocks for as long as systemd takes to answer.
+    /// Returns the clock to start a decider with after a record of time `last`. Blocks while systemd answers.
     pub fn admit(&self, last: Time) -> Result<JudgedClock, ClockAhead> {
         let _asks = self.asks.lock().unwrap_or_else(PoisonError::into_inner);
         self.judge(last, || self.ask())
     }
 
-    /// Whether a decider might start behind a record of this time, for a report. While another report asks the system,
-    /// the last answer counts, so that reports without number hold no more than one thread.
+    /// Checks whether a decider could start after a record of time `last`, for a report. While another report
+    /// asks the system, the last answer counts, so that all reports block one thread at most.
     pub fn try_admit(&self, last: Time) -> Result<(), ClockAhead> {
         let _asks = match self.asks.try_lock() {
             Ok(asks) => asks,
@@ -193,7 +194,7 @@ impl WallClock {
             if !is_synchronised() {
                 break;
             }
-            // The answer is about the clock as it is by now: it may have been set while the system was asked.
+            // The answer is about the current clock, which may have been set while the system was asked.
             let answered = JudgedClock::now();
             if answered.is_continued_from(judged) {
                 return Ok(answered);
@@ -203,19 +204,19 @@ impl WallClock {
         Err(ClockAhead { wall, last, days, max_days })
     }
 
-    /// A decider that followed the clock has ended: trust in a gap that it met ends, too.
+    /// Ends trust in a gap, with the decider that followed the clock.
     pub fn unfollow(&self) {
         let mut trouble = self.trouble.lock().unwrap_or_else(PoisonError::into_inner);
         *trouble = None;
         self.trusted_gap.store(0, Ordering::Release);
     }
 
-    /// A decider starts that follows the clock.
+    /// Follows the clock from the start of a decider.
     pub fn follow(&self) {
         self.tell(None);
     }
 
-    /// The clock of a running decider has leapt ahead by so much, or is back.
+    /// Reports that the clock of a running decider leapt ahead by `leap`, or is back.
     pub fn leapt(self: &Arc<Self>, leap: Option<Duration>) {
         let Some(leap) = leap else {
             tracing::info!("journal time follows the wall clock again");
@@ -231,7 +232,7 @@ impl WallClock {
         let wait = move || {
             while clock.trouble().is_some() {
                 if (clock.is_synchronised)() {
-                    // Under the lock, so that a decider which has ended meanwhile leaves no trust behind.
+                    // Under the lock, so that a decider that ended meanwhile leaves no trust behind.
                     let trouble = clock.trouble.lock().unwrap_or_else(PoisonError::into_inner);
                     if trouble.is_some() {
                         clock.trusted_gap.store(u64::MAX, Ordering::Release);
@@ -246,7 +247,7 @@ impl WallClock {
         }
     }
 
-    /// Why a decider that runs does not follow the clock, if that is so.
+    /// Returns why a running decider does not follow the clock, if so.
     pub fn trouble(&self) -> Option<String> {
         self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -289,7 +290,7 @@ mod tests {
         assert_eq!(clock.follow_gap(DAYS * 50), DAYS * 81, "less, as journal time comes up");
         assert_eq!(clock.follow_gap(Duration::ZERO), DAYS * 31);
         assert_eq!(clock.follow_gap(DAYS * 32), DAYS * 31);
-        // A decider that ends takes the trust along, whatever the system says afterwards.
+        // Trust ends with a decider, whatever the system reports afterwards.
         clock.leapt(Some(DAYS * 100));
         while clock.max_gap() < Duration::MAX {
             std::thread::yield_now();

@@ -1,6 +1,6 @@
-//! Ways in to the decider. Each executor's connection has a bounded share of what waits there, and all of them together
-//! have half; letters of the inbox have a quarter. So whoever floods waits for itself alone, and the rest is the
-//! producers'. A large intent, message or letter counts as several, so that what waits is bounded in bytes too.
+//! Input senders. Each executor's connection has a bounded share of the decider's queue, and all together
+//! have half; inbox messages have a quarter. So a client that floods only delays itself, and the rest is the
+//! producers'. A large intent or message counts as several, so that the queue is bounded in bytes too.
 
 use std::sync::Arc;
 
@@ -10,12 +10,12 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use super::handle::{Connection, Decider, Input, Stopped};
 use super::mailbox::Mailbox;
 
-/// What one connection may have waiting, in pieces.
+/// Maximum number of waiting pieces of one connection.
 const SHARE: usize = 64;
-/// A message counts as one piece, and as one more for each so many bytes.
+/// Bytes of a piece. A message counts as one piece, plus one for each `PIECE` bytes.
 const PIECE: usize = 16 << 10;
 
-/// See the module. Its messages come to the decider in the order in which they are said.
+/// Input sender of a connection: see the module. Messages reach the decider in order.
 #[derive(Debug)]
 pub struct Way {
     decider: Decider,
@@ -23,11 +23,11 @@ pub struct Way {
     own: Arc<Semaphore>,
 }
 
-/// A letter's or an intent's part of what may wait. It is free when this is dropped.
+/// Permit of a waiting inbox message or intent, released when dropped.
 #[derive(Debug)]
 pub struct Room(#[expect(dead_code, reason = "held until it is dropped")] pub(super) OwnedSemaphorePermit);
 
-/// A message's part of what may wait. It is free when this is dropped.
+/// Permit of a waiting executor message, released when dropped.
 #[derive(Debug)]
 pub struct Share {
     _own: OwnedSemaphorePermit,
@@ -35,12 +35,12 @@ pub struct Share {
 }
 
 impl Decider {
-    /// A way in for a connection.
+    /// Returns an input sender for a connection.
     pub fn way(&self, connection: Connection) -> Way {
         Way { decider: self.clone(), connection, own: Arc::new(Semaphore::new(SHARE)) }
     }
 
-    /// A letter of the inbox: waits for room. Letters come to the decider in the order in which they are posted.
+    /// Queues an inbox message: waits for space. Messages reach the decider in posting order.
     pub async fn post(&self, letter: Letter) -> Result<(), Stopped> {
         let pieces = pieces(letter.bytes(), self.quarter);
         let room = Arc::clone(&self.letters).acquire_many_owned(pieces).await.map_err(|_| Stopped)?;
@@ -48,21 +48,21 @@ impl Decider {
     }
 }
 
-/// How many pieces so many bytes are.
+/// Returns the number of pieces of `bytes`, at most `most`.
 pub(super) fn pieces(bytes: usize, most: usize) -> u32 {
     u32::try_from((1 + bytes / PIECE).min(most)).unwrap_or(u32::MAX)
 }
 
 impl Way {
-    /// The executor is there; what the decider says to it goes into the mailbox.
+    /// Reports the connection; messages of the decider go into the mailbox.
     pub async fn connected(&self, mailbox: Mailbox) -> Result<(), Stopped> {
         self.decider.tell(Input::Connected(self.connection, mailbox)).await
     }
 
-    /// The executor said something: waits for its share, and then for room.
+    /// Queues a message: waits for its share, and then for space.
     pub async fn said(&self, message: Vec<u8>) -> Result<(), Stopped> {
         let pieces = pieces(message.len(), SHARE.min(self.decider.half));
-        // Its own share first: only so much of one connection ever waits for the common one.
+        // The own share first: only so much of one connection ever waits for the common one.
         let own = Arc::clone(&self.own).acquire_many_owned(pieces).await.map_err(|_| Stopped)?;
         let common = Arc::clone(&self.decider.executors);
         let of_all = common.acquire_many_owned(pieces).await.map_err(|_| Stopped)?;
@@ -70,7 +70,7 @@ impl Way {
         self.decider.tell(Input::Said(self.connection, message, share)).await
     }
 
-    /// The executor is gone.
+    /// Reports the end of the connection.
     pub async fn disconnected(&self) -> Result<(), Stopped> {
         self.decider.tell(Input::Disconnected(self.connection)).await
     }
@@ -88,13 +88,13 @@ mod tests {
 
     use super::*;
 
-    /// Whether it can be said without waiting.
+    /// Whether the message can be sent without waiting.
     async fn says(way: &Way, message: &[u8]) -> bool {
         let mut said = pin!(unconstrained(way.said(message.to_vec())));
         poll_fn(|context| Poll::Ready(said.as_mut().poll(context).is_ready())).await
     }
 
-    /// Says messages until one waits. How many did not.
+    /// Sends messages until one waits. Returns how many did not.
     async fn flood(way: &Way, message: &[u8]) -> usize {
         let mut said = 0;
         while says(way, message).await {
@@ -115,7 +115,7 @@ mod tests {
         let third = decider.way(Connection(3));
         assert_eq!(flood(&third, b"z").await, 0);
         assert_eq!(decider.backlog(), 2 * SHARE);
-        // What the decider has dealt with makes room, in the order of asking.
+        // Handled messages free space, in order of request.
         drop(inputs.recv().await.expect("an input"));
         assert_eq!(flood(&greedy, b"x").await, 1);
     }
@@ -169,7 +169,7 @@ mod tests {
         };
         let ask = async |bytes: usize| {
             let mut asked = pin!(decider.ask(request(), bytes));
-            // Given up as soon as it waits for its answer.
+            // Dropped as soon as it waits for its answer.
             poll_fn(|context| Poll::Ready(asked.as_mut().poll(context).is_pending())).await
         };
         for _ in 0..4 {

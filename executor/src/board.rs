@@ -1,6 +1,7 @@
-//! The newest report of each object, and which of them nobody has read yet.
+//! Cache of the newest report of each object, and of which reports are unread.
 //!
-//! A level, not a queue: a reader that is slow finds the last state, and memory follows what lives.
+//! A level-triggered cache, not a queue: a slow reader finds the last state, and memory grows with live
+//! objects only.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -11,7 +12,7 @@ use tokio::sync::Notify;
 
 use crate::plan::Told;
 
-/// See the module.
+/// Newest report of each object, with unread ones marked.
 #[derive(Debug, Default)]
 pub struct Board {
     shown: Mutex<Shown>,
@@ -21,13 +22,13 @@ pub struct Board {
 #[derive(Debug, Default)]
 struct Shown {
     current: BTreeMap<ObjectId, Report>,
-    /// In the order of their first unread change.
+    /// Objects in the order of their first unread change.
     unread: VecDeque<ObjectId>,
     is_unread: BTreeSet<ObjectId>,
 }
 
 impl Board {
-    /// Shows a report as [`crate::plan::report`] classifies it.
+    /// Stores a report as [`crate::plan::report`] classifies it.
     pub(crate) fn show_told(&self, told: Told) {
         match told {
             Told::Change(report) => self.show(report),
@@ -35,12 +36,12 @@ impl Board {
         }
     }
 
-    /// Shows that an order cannot be carried out; what is there stays as it is.
+    /// Reports that a command cannot be carried out; the object stays as it is.
     pub(crate) fn refuse(&self, object: ObjectId, revision: u32, message: String, hope: Hope) {
         self.show(Report { object, revision, saw: Saw::Failed { message, hope } });
     }
 
-    /// Shows a report that must be read, even if it is the one that was read last.
+    /// Stores a report as unread, even if it equals the last one that was read.
     pub fn show(&self, report: Report) {
         let mut shown = self.lock();
         let id = report.object;
@@ -52,8 +53,7 @@ impl Board {
         self.changed.notify_one();
     }
 
-    /// Shows a report that is worth a line in a list, and no message of its own; it takes no outcome's place that
-    /// nobody has read yet.
+    /// Stores a report for lists only, without a message of its own. An unread report is not replaced.
     pub fn show_in_lists(&self, report: Report) {
         let mut shown = self.lock();
         if !shown.is_unread.contains(&report.object) {
@@ -61,14 +61,14 @@ impl Board {
         }
     }
 
-    /// Takes an object off.
+    /// Removes an object.
     pub fn clear(&self, object: ObjectId) {
         let mut shown = self.lock();
         shown.current.remove(&object);
         shown.is_unread.remove(&object);
     }
 
-    /// Everything; what was unread is read by this.
+    /// Returns all reports and marks them as read.
     pub fn list(&self) -> Vec<Report> {
         let mut shown = self.lock();
         shown.unread.clear();
@@ -76,18 +76,18 @@ impl Board {
         shown.current.values().cloned().collect()
     }
 
-    /// Whether anything is unread.
+    /// Whether any report is unread.
     pub fn has_unread(&self) -> bool {
         !self.lock().is_unread.is_empty()
     }
 
-    /// What is unread, at most `limit`, without waiting.
+    /// Returns unread reports, at most `limit`, without waiting.
     pub fn unread(&self, limit: usize) -> Vec<Report> {
         let mut shown = self.lock();
         let mut reports = Vec::new();
         while reports.len() < limit {
             let Some(id) = shown.unread.pop_front() else { break };
-            // It may have been cleared, or cleared and shown anew.
+            // An object may have been cleared, or cleared and stored again.
             if shown.is_unread.remove(&id) {
                 reports.extend(shown.current.get(&id).cloned());
             }
@@ -95,8 +95,8 @@ impl Board {
         reports
     }
 
-    /// Waits until something is unread and takes at most `limit` of it. Safe to cancel: nothing is taken before
-    /// the last await.
+    /// Waits for unread reports and returns at most `limit`. Safe to cancel: nothing is taken before the last
+    /// await.
     pub async fn read(&self, limit: usize) -> Vec<Report> {
         loop {
             let reports = self.unread(limit);
@@ -108,7 +108,7 @@ impl Board {
     }
 
     fn lock(&self) -> MutexGuard<'_, Shown> {
-        // Every change under the lock is whole, so a panic elsewhere leaves nothing half done.
+        // Every change under the lock is complete, so a panic leaves nothing half done.
         self.shown.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

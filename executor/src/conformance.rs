@@ -1,6 +1,6 @@
-//! What every orchestrator must do, as one suite. It panics with a sentence where one does not.
+//! Conformance suite of orchestrators. A violation panics with a sentence.
 //!
-//! It waits for states, never for a time, and counts what exists without asking the orchestrator.
+//! The suite waits for states, never for a time, and counts what exists without the orchestrator.
 
 use std::future::Future;
 use std::time::Duration;
@@ -20,74 +20,74 @@ use reader::Reader;
 use crate::orchestrator::Orchestrator;
 use crate::plan::Changes;
 
-/// How what is started behaves.
+/// Behaviour of a started object.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Behaves {
-    /// It runs until it is asked to end.
+    /// Runs until asked to end.
     Stays,
-    /// Its first process ends by itself with this status, soon after its start.
+    /// First process ends on its own with this status, soon after its start.
     EndsWith(i32),
-    /// It can never be started.
+    /// Start always fails.
     CannotStart,
-    /// Its first process is ready, and does not answer its liveness probe soon after.
+    /// First process is ready, and soon stops answering its liveness probe.
     StopsAnswering,
-    /// It runs until it is asked to end. Where there are logs, it writes `oh` to standard error and `one` to standard output,
-    /// and `two` a moment later, each with a line feed.
+    /// Runs until asked to end. With logs, writes `oh` to standard error and `one` to standard output, and
+    /// `two` a moment later, each with a line feed.
     Writes,
 }
 
-/// Whether what processes write can be read.
+/// Whether the output of processes can be read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Output {
-    /// It can.
+    /// Output can be read.
     IsRead,
-    /// Nothing is written.
+    /// Processes write nothing.
     None,
 }
 
-/// Whether an API stands between the orchestrator and its world that may not answer.
+/// State of the API between the orchestrator and its world, if any.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Api {
-    /// It does not answer until it is connected.
+    /// No responses until the API is connected.
     CutOff,
-    /// It answers.
+    /// Requests are answered.
     Connected,
 }
 
-/// An orchestrator to be tried, and the world that it works on.
+/// Orchestrator under test, and its world.
 pub trait Subject: Sync {
-    /// Its type.
+    /// Type of the orchestrator.
     type Orchestrator: Orchestrator;
 
-    /// Opens one on the world as it is. It is called again after the last one was dropped: a restart.
+    /// Opens an orchestrator on the current world. Another call after the last one was dropped is a restart.
     fn open(&self) -> impl Future<Output = Self::Orchestrator> + Send;
 
-    /// A spec of `processes` processes of one payload.
+    /// Returns a spec of one payload with `processes` processes.
     fn spec(&self, behaves: Behaves, processes: u16) -> RunSpec;
 
-    /// How many processes of it exist, whatever the orchestrator says.
+    /// Returns the number of existing processes of the incarnation, counted without the orchestrator.
     fn running(&self, incarnation: IncarnationId) -> usize;
 
-    /// Whether there is a volume, whatever the orchestrator says.
+    /// Whether the volume exists, checked without the orchestrator.
     fn holds(&self, volume: VolumeId) -> bool;
 
-    /// Takes away what is in a volume, behind the orchestrator's back.
+    /// Removes the contents of a volume, behind the orchestrator's back.
     fn lose(&self, volume: VolumeId);
 
-    /// Whether its processes write.
+    /// Whether processes write output.
     fn output(&self) -> Output;
 
-    /// Records a command for something that does not exist, and begins nothing of it, as an executor that crashes there.
-    /// None is open.
+    /// Records a command for a missing object and starts nothing, as a crashing executor does. No
+    /// orchestrator is open.
     fn crash_after_record(&self, command: &Command);
 
-    /// Cuts the orchestrator off from its world, or connects it again; false if nothing is between them.
+    /// Disconnects the orchestrator from its world, or connects it again; false if no API is between them.
     fn set_api(&self, api: Api) -> bool;
 
-    /// Puts things there that are not ours.
+    /// Creates objects of other owners.
     fn plant_foreign_things(&self);
 
-    /// Panics unless they are as they were.
+    /// Panics unless the objects of other owners are unchanged.
     fn check_foreign_things(&self);
 }
 

@@ -1,8 +1,9 @@
-//! Whether a directory is the one that was made, or a copy.
+//! Detection of copied directories.
 //!
-//! A copy records what the original runs: whoever takes it for the original ends the original's processes, or reports
-//! ends that nobody has seen. So an executor store and a server's data directory record which directory they are, by
-//! device and inode. Device numbers may change with a boot, and are compared within one boot alone.
+//! A copy records what the original runs. An executor that takes a copy for the original ends the original's
+//! processes, or reports false ends. An executor store and a server's data directory therefore record their
+//! own identity, by device and inode. Device numbers may change with a boot, and are compared within one boot
+//! only.
 
 use std::fmt;
 use std::io;
@@ -13,10 +14,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::durable::{self, Reader};
 
-/// The name of the record in a data directory.
+/// Name of the file in a data directory that records its identity.
 const NAME: &str = "directory.json";
 
-/// Which directory it is, whatever its name.
+/// Identity of a directory, independent of its name.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) struct DirectoryId {
     device: u64,
@@ -25,30 +26,29 @@ pub(crate) struct DirectoryId {
 }
 
 impl DirectoryId {
-    /// The directory that is found at a path.
     pub(crate) fn of(path: &Path) -> io::Result<DirectoryId> {
         let metadata = std::fs::metadata(path)?;
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned();
         Ok(DirectoryId { device: metadata.dev(), inode: metadata.ino(), boot })
     }
 
-    /// Whether it is the directory that was found `now`.
+    /// Whether this is the same directory as `now`.
     pub(crate) fn is(&self, now: &DirectoryId) -> bool {
         self.inode == now.inode && (self.boot != now.boot || self.device == now.device)
     }
 }
 
-/// What to do with a copy.
+/// Action on a copied directory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum CopyPolicy {
-    /// It is left as it is.
+    /// Leave the copy as it is, and fail.
     #[default]
     Refuse,
-    /// It is used, in the place of the original.
+    /// Use the copy in place of the original.
     Adopt,
 }
 
-/// The directory is a copy, and was left as it is.
+/// Error for a directory that is a copy; the copy was left as it is.
 #[derive(Debug)]
 pub struct IsCopy {
     path: PathBuf,
@@ -69,7 +69,6 @@ impl fmt::Display for IsCopy {
 
 impl std::error::Error for IsCopy {}
 
-/// Compares the directory with the one that was recorded, if one was.
 pub(crate) fn check(
     path: &Path,
     recorded: Option<&DirectoryId>,
@@ -88,7 +87,8 @@ pub(crate) fn check(
     }
 }
 
-/// Records which directory a data directory is, unless it is a copy that is not to be adopted. The caller has it locked.
+/// Records the identity of a data directory, unless it is a copy and `copies` refuses it. The caller has it
+/// locked.
 pub fn claim(path: &Path, copies: CopyPolicy) -> io::Result<()> {
     let (record, now) = (path.join(NAME), DirectoryId::of(path)?);
     let recorded = durable::read::<DirectoryId>(&record, Reader::Writer)?;

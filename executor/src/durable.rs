@@ -1,18 +1,20 @@
-//! Records that outlive a crash and one damaged copy, and locks.
+//! State files that outlive a crash and one damaged copy, and locks.
 //!
-//! A record stands in two copies, `NAME.json` and `NAME.copy`. Each is a line, `chancery-record COUNT CHECKSUM`, and
-//! below it the value as JSON. The count rises with each writing; the checksum (CRC-32C) is that of the count, a line
-//! feed and the JSON. Both copies are on disk when a writing returns, so that one that cannot be read any more loses
-//! nothing: the newest whole one counts, and whoever writes the record puts it in the place of the other.
+//! A state file has two copies, `NAME.json` and `NAME.copy`. Each has a first line, `chancery-record COUNT
+//! CHECKSUM`, followed by the value as JSON. The count rises with each write. The checksum (CRC-32C) covers
+//! the count, a line feed and the JSON. Both copies are on disk when a write returns, so an unreadable copy
+//! loses nothing. The newest valid copy counts, and the owner restores the other from it.
 //!
-//! A file that is JSON alone, as earlier builds wrote it, is whole and older than any other.
+//! A file that is JSON alone, as earlier builds wrote it, is valid and older than any other.
 //!
-//! While both copies are whole they are written where they stand, one after the other: the one that is left alone is on
-//! disk before the other is touched. Otherwise, and where a file is more than a name of its own, new files take their
-//! places. A writing that fails on a copy removes it, so that nobody takes what the disk refused for written. Either
-//! way the folder is synced last, once for both. A [`Record`] that finds all as it left it syncs only what it writes.
-//! Measured on ext4 on a virtual disk, syncs included: 0.86 ms with new files; in place 0.60 ms, or 0.63 where the
-//! length changes; by a record 0.41 ms. One new file without a second copy takes 0.58 ms.
+//! Two valid copies are written in place, one after the other: the untouched one is on disk before the other
+//! changes. Otherwise, and where a file has more than one name, new files replace the copies. A write that
+//! fails on a copy removes that copy, so that no reader trusts data that the disk refused. Either way the
+//! directory is synced last, once for both. A [`Record`] that finds everything as its last write left it
+//! syncs only what it writes.
+//!
+//! Measured on ext4 on a virtual disk, syncs included: 0.86 ms with new files; in place 0.60 ms, or 0.63
+//! where the length changes; by a [`Record`] 0.41 ms. One new file without a second copy takes 0.58 ms.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, Read as _, Write as _};
@@ -25,50 +27,49 @@ use rustix::io::Errno;
 use serde::Serialize;
 use serde::de::{DeserializeOwned, IgnoredAny};
 
-/// What the first line of a copy begins with.
+/// Prefix of a copy's first line.
 const MARK: &str = "chancery-record ";
 
-/// So many times whoever does not write a record looks again, if a copy is not whole: perhaps it is just being written.
+/// Maximum number of further reads by an observer if a copy is invalid: the owner may be writing it.
 const LOOKS: usize = 5;
 
-/// Between two such looks.
+/// Pause between two such reads.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// What most file systems give a file at a time: within it a copy grows without needing room. On those that give less, a
-/// full disk may cost one of the copies until there is room again.
+/// Usual allocation unit of file systems, in bytes: a copy grows within one without new space. With smaller
+/// units, a full disk may cost one of the copies until there is space again.
 const BLOCK: usize = 4096;
 
-/// What stands in the place of one copy.
 enum Copy {
     Missing,
-    /// Something, and not what was written there.
+    /// Something else than was written there.
     Damaged,
     Whole(Whole),
 }
 
-/// A copy as it was written.
 struct Whole {
     count: u64,
     bytes: Vec<u8>,
-    /// Where in them the value begins.
+    /// Offset of the value in `bytes`.
     json: usize,
 }
 
-/// Writes `value` in the place of whatever stands there; it is on disk, twice, when this returns.
+/// Replaces the state file at `path` by `value`, which is on disk, twice, when this returns.
 ///
-/// One writer a path: the files beside it have fixed names, so that crashes leave at most those.
+/// One writer per path: temporary files have fixed names, so that crashes leave no others.
 pub(crate) fn write(path: &Path, value: &impl Serialize) -> io::Result<()> {
     Record::at(path.to_owned()).write(value)
 }
 
-/// A record that is written again and again: what still stands as its last writing left it is not synced once more.
+/// State file that is written repeatedly: files that are still as its last write left them are not synced
+/// again.
 #[derive(Debug)]
 pub(crate) struct Record {
     path: PathBuf,
     left: Option<Left>,
 }
 
-/// What a writing in place left: the same bytes in two files, on disk under their names.
+/// Result of a write in place: the same bytes in two files, on disk under their names.
 #[derive(Debug)]
 struct Left {
     bytes: Vec<u8>,
@@ -76,16 +77,16 @@ struct Left {
 }
 
 impl Left {
-    /// Whether it is what stands there, and nobody has touched it since.
+    /// Whether the copies are unchanged since this write.
     fn is(&self, copies: &[InPlace<'_>; 2]) -> io::Result<bool> {
         Ok(self.files == editions(copies)? && copies.iter().all(|copy| copy.whole.bytes == self.bytes))
     }
 }
 
-/// Which file it is, on which device, and when it was last changed (seconds and nanoseconds).
+/// Identity of a file (device and inode) and time of its last change (seconds and nanoseconds).
 type Edition = (u64, u64, i64, i64);
 
-/// Of both, whichever is the older.
+/// Returns both stamps, sorted, whichever copy is older.
 fn editions(copies: &[InPlace<'_>; 2]) -> io::Result<[Edition; 2]> {
     let [first, second] = copies.each_ref().map(|copy| {
         let is = copy.file.metadata()?;
@@ -97,12 +98,10 @@ fn editions(copies: &[InPlace<'_>; 2]) -> io::Result<[Edition; 2]> {
 }
 
 impl Record {
-    /// The record at `path`.
     pub(crate) fn at(path: PathBuf) -> Record {
         Record { path, left: None }
     }
 
-    /// See [`write()`].
     pub(crate) fn write(&mut self, value: &impl Serialize) -> io::Result<()> {
         let copies = copies(&self.path);
         let found = look(&copies)?;
@@ -120,7 +119,7 @@ impl Record {
         older.write(&bytes)?;
         newer.write(&bytes)?;
         if !stands {
-            // A crash may have kept a name from the disk so far.
+            // After a crash, a name can be missing on disk.
             sync_folder(&self.path)?;
         }
         self.left = Some(Left { files: editions(&places)?, bytes });
@@ -128,9 +127,9 @@ impl Record {
     }
 }
 
-/// Puts new files in the place of both copies.
+/// Replaces both copies by new files.
 fn replace(copies: &[PathBuf; 2], bytes: &[u8]) -> io::Result<()> {
-    // Both are written before the first is synced: many file systems take both to the disk in one go then.
+    // Both are written before the first is synced: many file systems then write both to disk in one pass.
     for file in copies.each_ref().map(|copy| begin(copy, bytes)) {
         file?.sync_data()?;
     }
@@ -140,17 +139,17 @@ fn replace(copies: &[PathBuf; 2], bytes: &[u8]) -> io::Result<()> {
     sync_folder(&copies[0])
 }
 
-/// Who reads a record.
+/// Access of the reader of a state file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Reader {
-    /// Whoever writes it, and nobody else does meanwhile: a copy that is not as it should be is written again. What was
-    /// read is on disk when it returns, whatever became of who wrote it.
+    /// Sole writer of the file, which restores an invalid copy. The value is on disk when the read returns,
+    /// whatever happened to its writer.
     Writer,
-    /// Somebody else, who leaves it as it is.
+    /// Another process, which changes nothing.
     Another,
 }
 
-/// Reads what [`write()`] wrote; `None` if nothing stands there.
+/// Reads what [`write()`] wrote; `None` if there is no file.
 pub(crate) fn read<T: DeserializeOwned>(path: &Path, by: Reader) -> io::Result<Option<T>> {
     let copies = copies(path);
     let mut found = look(&copies)?;
@@ -180,7 +179,7 @@ pub(crate) fn read<T: DeserializeOwned>(path: &Path, by: Reader) -> io::Result<O
     Ok(Some(value))
 }
 
-/// Removes a record for good; nothing there is fine.
+/// Removes a state file permanently; a missing file is no error.
 pub(crate) fn remove(path: &Path) -> io::Result<()> {
     let mut removed = false;
     for copy in copies(path) {
@@ -189,7 +188,7 @@ pub(crate) fn remove(path: &Path) -> io::Result<()> {
     if removed { sync_folder(path) } else { Ok(()) }
 }
 
-/// Result of an operation on a path, or `None` if nothing is there.
+/// Returns the result of an operation on a path, or `None` if the path does not exist.
 pub(crate) fn if_found<T>(result: io::Result<T>) -> io::Result<Option<T>> {
     match result {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -197,7 +196,7 @@ pub(crate) fn if_found<T>(result: io::Result<T>) -> io::Result<Option<T>> {
     }
 }
 
-/// Where the copies of a record stand.
+/// Returns the paths of a state file's copies.
 pub(crate) fn copies(path: &Path) -> [PathBuf; 2] {
     [path.to_owned(), path.with_extension("copy")]
 }
@@ -215,7 +214,6 @@ fn begin(copy: &Path, bytes: &[u8]) -> io::Result<File> {
     Ok(file)
 }
 
-/// A copy that can be written where it stands.
 struct InPlace<'a> {
     copy: &'a Path,
     whole: &'a Whole,
@@ -225,13 +223,13 @@ struct InPlace<'a> {
 impl InPlace<'_> {
     fn write(&self, bytes: &[u8]) -> io::Result<()> {
         let written = self.file.write_all_at(bytes, 0).and_then(|()| {
-            // To set it costs another turn of the file system's journal.
+            // Setting the length costs another transaction of the file system's journal.
             if bytes.len() != self.whole.bytes.len() {
                 self.file.set_len(bytes.len() as u64)?;
             }
             self.file.sync_data()
         });
-        // What reads as written may not be on the disk: the other copy is.
+        // The written data may read back without being on disk: the other copy is on disk.
         written.inspect_err(|_| {
             if let Err(error) = std::fs::remove_file(self.copy) {
                 tracing::warn!(%error, copy = %self.copy.display(), "remove a copy that could not be written");
@@ -240,14 +238,14 @@ impl InPlace<'_> {
     }
 }
 
-/// Both copies, the older one first, if so many bytes can be written where they stand.
+/// Returns both copies, the older first, if `bytes` bytes can be written in place.
 fn in_place<'a>(copies: &'a [PathBuf; 2], found: &'a [Copy; 2], bytes: usize) -> Option<[InPlace<'a>; 2]> {
     let [Copy::Whole(first), Copy::Whole(second)] = found else { return None };
     let open = |copy: &'a PathBuf, whole: &'a Whole| {
         let file =
             OpenOptions::new().write(true).custom_flags(OFlags::NOFOLLOW.bits().cast_signed()).open(copy);
         let file = file.ok()?;
-        // Under another name it may be somebody's snapshot of ours.
+        // Another name may be a snapshot that an operator took.
         let is_alone = file.metadata().is_ok_and(|is| is.is_file() && is.nlink() == 1);
         let fits = bytes.div_ceil(BLOCK) <= whole.bytes.len().div_ceil(BLOCK);
         (is_alone && fits).then_some(InPlace { copy, whole, file })
@@ -256,7 +254,7 @@ fn in_place<'a>(copies: &'a [PathBuf; 2], found: &'a [Copy; 2], bytes: usize) ->
     Some(if first.count <= second.count { [one, other] } else { [other, one] })
 }
 
-/// Sees to it that what was read is on disk, and puts the newest copy in the place of one that is not as it should be.
+/// Syncs what was read, and replaces invalid copies by the newest.
 fn settle(copies: &[PathBuf; 2], found: &[Copy; 2]) -> io::Result<()> {
     let Some(newest) = newest(found) else { return Ok(()) };
     for (copy, found) in copies.iter().zip(found) {
@@ -266,7 +264,7 @@ fn settle(copies: &[PathBuf; 2], found: &[Copy; 2]) -> io::Result<()> {
     }
     for (copy, found) in copies.iter().zip(found) {
         let was = match found {
-            // Nobody has written a second one yet.
+            // No second copy was ever written.
             Copy::Missing if newest.count == 0 => continue,
             Copy::Missing => "missing",
             Copy::Damaged => "damaged",
@@ -303,14 +301,14 @@ fn look_at(copy: &Path) -> io::Result<Copy> {
     match read() {
         Ok(bytes) => Ok(opened(bytes).map_or(Copy::Damaged, Copy::Whole)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Copy::Missing),
-        // What the disk does not give back is as good as altered.
+        // Data that the disk cannot read counts as altered.
         Err(error) if error.raw_os_error() == Some(Errno::IO.raw_os_error()) => Ok(Copy::Damaged),
         Err(error) if error.kind() == io::ErrorKind::InvalidData => Ok(Copy::Damaged),
         Err(error) => Err(error),
     }
 }
 
-/// The bytes of a copy, if they are as they were written.
+/// Returns the bytes of a copy if they are valid.
 fn opened(bytes: Vec<u8>) -> Option<Whole> {
     if bytes.first() == Some(&b'{') {
         return serde_json::from_slice::<IgnoredAny>(&bytes).ok().map(|_| Whole { count: 0, bytes, json: 0 });
@@ -329,8 +327,8 @@ fn newest(copies: &[Copy; 2]) -> Option<&Whole> {
     whole.max_by_key(|whole| whole.count)
 }
 
-/// Opens what stands at a path, if it is a plain file. A pipe or a device in its place is never waited for, and no link in its
-/// place is followed: programs can write to folders of the executor.
+/// Opens the plain file at a path. Never waits for a pipe or a device, and follows no symbolic link: programs
+/// can write to directories of the executor.
 pub(crate) fn open_plain(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
     let flags = OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::NOFOLLOW;
     let not_plain =
@@ -338,7 +336,7 @@ pub(crate) fn open_plain(options: &mut OpenOptions, path: &Path) -> io::Result<F
     match options.custom_flags(flags.bits().cast_signed()).open(path) {
         Ok(file) if file.metadata()?.is_file() => Ok(file),
         Ok(_) => Err(not_plain()),
-        // A pipe without a reader, or a socket; a link.
+        // A pipe without a reader, a socket, or a symbolic link.
         Err(error) if matches!(Errno::from_io_error(&error), Some(Errno::NXIO | Errno::LOOP)) => {
             Err(not_plain())
         }
@@ -347,32 +345,31 @@ pub(crate) fn open_plain(options: &mut OpenOptions, path: &Path) -> io::Result<F
     }
 }
 
-/// Makes a folder and its parents, for us alone.
+/// Creates a directory and its parents, accessible to this user only.
 pub(crate) fn make_folder(path: &Path) -> io::Result<()> {
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path)
 }
 
-/// Makes the names in the folder that holds `path` durable.
+/// Makes the names in the parent directory of `path` durable.
 pub(crate) fn sync_folder(path: &Path) -> io::Result<()> {
     path.parent().map_or(Ok(()), |parent| File::open(parent)?.sync_all())
 }
 
-/// Whether a lock was got.
 pub(crate) enum Lock {
-    /// It is ours until the file is dropped, or its last duplicate is closed.
+    /// Lock acquired, until the file is dropped, or its last duplicate is closed.
     Ours(File),
-    /// Someone else holds it.
+    /// Lock held elsewhere.
     Theirs,
 }
 
-/// Tries to lock the file at `path`, which is made if it is missing.
+/// Tries to lock the file at `path`, created if missing.
 pub(crate) fn lock(path: &Path) -> io::Result<Lock> {
     let mut options = OpenOptions::new();
     let file = open_plain(options.write(true).create(true).truncate(false).mode(0o600), path)?;
     lock_opened(file, path)
 }
 
-/// Tries to lock the file at `path`, which must be there.
+/// Tries to lock the file at `path`, which must exist.
 pub(crate) fn lock_existing(path: &Path) -> io::Result<Lock> {
     lock_opened(open_plain(OpenOptions::new().write(true), path)?, path)
 }
@@ -383,7 +380,7 @@ fn lock_opened(file: File, path: &Path) -> io::Result<Lock> {
         Err(TryLockError::WouldBlock) => return Ok(Lock::Theirs),
         Err(TryLockError::Error(error)) => return Err(error),
     }
-    // A lock on a file that was removed meanwhile keeps nobody out.
+    // A lock on a file that was removed meanwhile excludes no one.
     let (held, named) = (file.metadata()?, std::fs::metadata(path)?);
     if (held.dev(), held.ino()) == (named.dev(), named.ino()) {
         Ok(Lock::Ours(file))

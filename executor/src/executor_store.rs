@@ -1,19 +1,20 @@
-//! The executor store: the durable record of commands, outcomes and tombstones, whatever the executor drives.
+//! Executor store: durable record of commands, outcomes and tombstones, whatever the executor drives.
 //!
 //! | record | holds | written |
 //! |---|---|---|
-//! | command | the highest order that was accepted, and its spec | before anything of it is begun |
+//! | command | highest accepted target, and its spec | before its work starts |
 //! | outcome | what was started, and how it ended | as that happens |
-//! | tombstone | the revision at or below which nothing will be carried out | once nothing of the object exists, before that is reported |
+//! | tombstone | revision at or below which nothing will be carried out | once nothing of the object exists, before that is reported |
 //!
-//! [`crate::plan::step`] decides what an order means, and [`crate::plan::accepted`] which spec is recorded with it; nothing
-//! is decided here but that a command never replaces a higher one. So an executor that crashed between a record and what
-//! follows finds an order of which nothing was begun, and the same command again carries it out.
+//! [`crate::plan::step`] decides what a target requires, and [`crate::plan::accepted`] which spec is recorded
+//! with it. The store decides only that a command never replaces a higher one. An executor that crashed
+//! between a record and the work finds a target that was not started, and the same command again carries it
+//! out.
 //!
-//! A runtime has types of its own for command and outcome ([`StoreRecord`]): a volume has one record for all three. Records
-//! are stored in a directory of each object ([`ObjectDirectory`]) or in memory ([`MemoryStore`]); another backend implements
-//! [`ObjectStore`] and [`ExecutorStore`]. Calls may block, as on a disk that is slow: a backend behind a network is called on
-//! threads of its own. The epochs of an executor are counted by `scope`.
+//! A runtime has types of its own for command and outcome ([`StoreRecord`]): a volume has one record for all
+//! three. Records are stored in a directory per object ([`ObjectDirectory`]) or in memory ([`MemoryStore`]).
+//! Another backend implements [`ObjectStore`] and [`ExecutorStore`]. Calls may block, as on a slow disk: a
+//! backend behind a network is called on threads of its own. Module `scope` counts the executor epochs.
 
 use std::io;
 
@@ -31,26 +32,23 @@ mod memory;
 pub(crate) use directory::{DirectoryStore, ObjectDirectory, entries};
 pub(crate) use memory::MemoryStore;
 
-/// A record of an object.
 pub(crate) trait StoreRecord: Clone + Serialize + DeserializeOwned + Send + Sync + 'static {
     /// Name of the record, unique among those of an object.
     const NAME: &'static str;
 }
 
-/// The record that makes an object known: the highest order that was accepted.
+/// Record that makes an object known: the highest accepted target.
 pub(crate) trait CommandRecord: StoreRecord {
-    /// The object that it is of.
     fn object(&self) -> ObjectId;
-    /// The order.
     fn order(&self) -> Order;
 }
 
-/// The command of an object, where nothing else is recorded with it.
+/// Command of an object, where nothing else is recorded with it.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub(crate) struct AcceptedCommand {
     pub(crate) object: ObjectId,
     pub(crate) order: Order,
-    /// Absent if the object was removed unseen.
+    /// Spec of the object; absent if the object was removed unseen.
     pub(crate) spec: Option<ObjectSpec>,
 }
 
@@ -68,7 +66,7 @@ impl CommandRecord for AcceptedCommand {
     }
 }
 
-/// The promise that nothing at or below a revision will be carried out.
+/// Promise that nothing at or below a revision will be carried out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) struct Tombstone {
     pub(crate) revision: u32,
@@ -79,41 +77,41 @@ impl StoreRecord for Tombstone {
 }
 
 impl Tombstone {
-    /// Whether it closes the order.
+    /// Whether the tombstone rules out the target.
     pub(crate) fn covers(self, order: &Order) -> bool {
         self.revision >= order.revision
     }
 }
 
-/// Whose the records are that are stored in the place of an object.
+/// Owner of the records stored at the place of an object.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) enum Found<C> {
-    /// None is stored.
+    /// No records stored.
     Nothing,
-    /// Ours.
+    /// Records of the object.
     Ours(C),
-    /// Not ours, and why: they are left as they are.
+    /// Records of another owner, with the reason; they are left as they are.
     Foreign(String),
 }
 
-/// Records of one object. There is one writer of each at a time.
+/// Records of one object. Each has one writer at a time.
 pub(crate) trait ObjectStore {
-    /// Makes room for records, durably; before the first is written.
+    /// Creates the container of the records, durably, before the first is written.
     fn make(&self) -> io::Result<()>;
 
     /// Reads a record; `None` if it was never written, or was removed.
     fn read<R: StoreRecord>(&self, by: Reader) -> io::Result<Option<R>>;
 
-    /// Writes a record in the place of the last. It is durable when this returns; a crash leaves the one or the other whole.
+    /// Replaces a record. It is durable when this returns; a crash leaves the old or the new one whole.
     fn write<R: StoreRecord>(&self, record: &R) -> io::Result<()>;
 
-    /// Removes a record durably; that there is none is fine.
+    /// Removes a record durably; a missing one is no error.
     fn remove<R: StoreRecord>(&self) -> io::Result<()>;
 
-    /// Removes the record of the command, and so the object; other records must have been removed before.
+    /// Removes the record of the command, and so the object. Other records must have been removed before.
     fn purge<C: CommandRecord>(&self) -> io::Result<()>;
 
-    /// Records a command, which counts from now on; `last` is the one that counted.
+    /// Records a command, which counts from now on; `last` is the target that counted before.
     fn accept<C: CommandRecord>(&self, last: Option<&Order>, command: &C) -> io::Result<()> {
         if last.is_some_and(|last| command.order().rank() < last.rank()) {
             return Err(io::Error::other("cannot record command: a higher one was accepted"));
@@ -128,7 +126,7 @@ pub(crate) trait ObjectStore {
         Ok(tombstone)
     }
 
-    /// Finds out whose the records are, and changes nothing.
+    /// Determines the owner of the records, and changes nothing.
     fn look<C: CommandRecord>(&self, object: ObjectId) -> io::Result<Found<C>> {
         match self.read::<C>(Reader::Another) {
             Ok(Some(command)) if command.object() == object => Ok(Found::Ours(command)),
@@ -148,13 +146,12 @@ pub(crate) trait ObjectStore {
 
 /// Records of many objects.
 pub(crate) trait ExecutorStore {
-    /// The records of one.
     type Object: ObjectStore;
 
-    /// Records of an object, whether there are any or not.
+    /// Returns the records of an object, whether there are any or not.
     fn object(&self, object: ObjectId) -> Self::Object;
 
-    /// Everything that is stored, ours or not; an id is absent where a name is that of no object.
+    /// Lists all stored records, also those of other owners. The id is absent where a name is no object's id.
     fn list(&self) -> io::Result<Vec<(Option<ObjectId>, Self::Object)>>;
 }
 
@@ -174,7 +171,7 @@ mod tests {
         AcceptedCommand { object, order: Order { revision, attempt, aim, standing, grace }, spec: None }
     }
 
-    /// What holds for every backend; `reopen` gives another handle of the same records.
+    /// Checks what holds for every backend; `reopen` returns another handle of the same records.
     fn check<S: ExecutorStore>(reopen: impl Fn() -> S) {
         let (first, second) = (command(1, 2, 1), command(1, 2, 2));
         let id = first.object;

@@ -1,16 +1,17 @@
-//! Executors: carry out the decider's commands on an orchestrator, and report what is there.
+//! Executors: carry out the decider's commands on an orchestrator, and report what exists.
 //!
-//! In reading order: what an orchestrator is ([`orchestrator`]), how it gives what processes write ([`logs`]), and the
-//! board on which it shows what it has ([`board`]); what one order means for what is there ([`plan`], pure), and the
-//! durable record of orders and tombstones (`executor_store`); the session with the decider ([`session`], pure); the loop
-//! around both ([`run`]); links to a decider elsewhere ([`remote`]); then the orchestrators: operating-system processes
-//! ([`process`]) and nodes in memory ([`simulated`]), which both pass [`conformance`].
+//! In reading order: the orchestrator interface ([`orchestrator`]), the output of processes ([`logs`]), and
+//! the cache of reports ([`board`]). Then the effect of one command on an object's state ([`plan`], pure),
+//! and the durable record of commands and tombstones (`executor_store`). Then the session with the decider
+//! ([`session`], pure), the loop around both ([`run`]), and channels to a remote decider ([`remote`]). Last
+//! the orchestrators: operating-system processes ([`process`]) and nodes in memory ([`simulated`]), which
+//! both pass [`conformance`].
 //!
-//! What a copied directory is ([`directory`]).
+//! Copied directories are detected by [`directory`].
 //!
-//! What must stay true: nothing is removed without a command or a judgement; nothing is reported gone before it is
-//! durably recorded that nothing at or below the revision will be carried out; one order that fails holds back
-//! nothing else.
+//! Invariants: nothing is removed without a command or an orphan resolution. Nothing is reported gone before
+//! it is durably recorded that nothing at or below the revision will be carried out. One failing command
+//! delays no other.
 
 pub mod board;
 pub mod conformance;

@@ -1,13 +1,13 @@
-//! What processes write, as an orchestrator gives it: the outputs of an incarnation, and a reader of each.
+//! Output of processes, as an orchestrator provides it: the outputs of an incarnation, and a reader of each.
 //!
-//! | asked for | given by |
+//! | requested | provided by |
 //! |---|---|
-//! | the last lines, or what was written since a time | [`LogStart`] |
-//! | the output of the run before | the outputs of that incarnation: the newest that have ended are kept |
-//! | what is written from now on | a reader at its end, which is asked again |
+//! | last lines, or lines since a time | [`LogStart`] |
+//! | output of an earlier incarnation | outputs of that incarnation: those of the newest ended incarnations are kept |
+//! | future output | a reader at its end, which is read again |
 //!
-//! Calls may block, and are made on threads that may. Readers keep nothing open while they are at the end: an incarnation
-//! may have thousands of outputs.
+//! Calls may block, and are made on threads that may block. Readers keep nothing open at the end of an
+//! output: an incarnation may have thousands of outputs.
 
 use std::fmt;
 use std::io;
@@ -51,37 +51,38 @@ impl fmt::Display for OutputName {
     }
 }
 
-/// Where a reader begins: at the later of both, if both are given; without either, at the earliest line that is kept and
-/// read at once.
+/// Start of a reader: the later of both positions, if both are given. Without either, the earliest kept line
+/// that a single read reaches.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct LogStart {
     /// Maximum number of lines before the end.
     pub tail: Option<u64>,
-    /// Time before which nothing is wanted. What was written a few seconds earlier may be given too.
+    /// Earliest time of interest. Output from a few seconds earlier may be included.
     pub since: Option<SystemTime>,
 }
 
-/// Source of what the processes of incarnations have written.
+/// Source of the output of incarnations.
 pub trait LogSource: Send + Sync + 'static {
-    /// Outputs of the incarnation, sorted by name; none if nothing is kept of it.
+    /// Returns the outputs of the incarnation, sorted by name; none if nothing is kept.
     fn outputs(&self, incarnation: IncarnationId) -> io::Result<Vec<Box<dyn LogOutput>>>;
 }
 
-/// One output of one process.
+/// Output of one process on one stream.
 pub trait LogOutput: Send + Sync {
-    /// Name, unique in the incarnation.
+    /// Returns the output's name, unique in the incarnation.
     fn name(&self) -> &OutputName;
 
     /// Opens the output for reading.
     fn open(&self, start: LogStart) -> io::Result<Box<dyn LogReader>>;
 }
 
-/// Position in an output. Lines that were dropped before they were read are passed over.
+/// Position in an output. Lines that were dropped before they were read are skipped.
 pub trait LogReader: Send {
-    /// When the next bytes were written, in microseconds since 1970; `None` if nothing is new now. Later there may be.
+    /// Returns when the next bytes were written, in microseconds since 1970; `None` if nothing is new yet.
     fn next_time(&mut self) -> io::Result<Option<u64>>;
 
-    /// The next bytes that were written about one time, at most `most`, with that time; no bytes if nothing is new now.
+    /// Returns the next bytes written at about one time, at most `most`, with that time; no bytes if nothing
+    /// is new yet.
     fn read_block(&mut self, most: usize) -> io::Result<(u64, Vec<u8>)>;
 }
 

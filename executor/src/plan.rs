@@ -1,33 +1,35 @@
-//! What one order means for what is there, and what is to be reported of it. Pure; the same for every runtime.
+//! Effect of one target on an object's state, and the report of that state. Pure; the same for every runtime.
 //!
-//! An order is *old* if its (revision, attempt) is below that of the last one recorded: it is answered with what is
-//! there, and nothing is done. Any other:
+//! A target is *old* if its (revision, attempt) is below that of the last one recorded: the state is reported
+//! again, and nothing is done. For any other target:
 //!
-//! | there is | up (ensure) | down (stop, kill) | removed (judged; of a volume, kill) |
+//! | state | up (ensure) | down (stop, kill) | removed (orphan; kill of a volume) |
 //! |---|---|---|---|
-//! | nothing, or an order that was not begun | start | bury | bury |
-//! | starting, up | adopt: only the revision rises, and the rule of starting again is taken over; with another spec: change, or fail, never, where the runtime cannot | end | end, then gone |
-//! | being changed | adopt: it goes on; with yet another spec, or the old one: change | end | end, then gone |
-//! | up, and could not be changed | adopt; with another spec: change; the same order again: answer | end | end, then gone |
-//! | starting, up, being changed, and being ended | fails, retry | end, perhaps sooner | end, then gone |
-//! | ended | adopt: it is reported at the new revision; the same order again: answer | adopt | bury |
-//! | failed to start | start; the same order again: answer | bury | bury |
-//! | gone | start; the same order again: answer | bury: the tombstone rises | bury |
+//! | none, or target not started | start | tombstone | tombstone |
+//! | starting, up | adopt: only the revision rises, and the restart rule is taken over; with another spec: change, or refuse (permanent) where the runtime cannot | stop | stop, then gone |
+//! | changing | adopt: the change continues; with yet another spec, or the old one: change | stop | stop, then gone |
+//! | up, and could not be changed | adopt; with another spec: change; same target again: report | stop | stop, then gone |
+//! | starting, up or changing, and being stopped | refuse (retryable) | stop, perhaps sooner | stop, then gone |
+//! | ended | adopt: reported at the new revision; same target again: report | adopt | tombstone |
+//! | failed to start | start; same target again: report | tombstone | tombstone |
+//! | gone | start; same target again: report | tombstone at the new revision | tombstone |
 //!
-//! An order that had its outcome before starts and changes nothing: *start* is *bury* for it, and *change* is *adopt*.
-//! *Bury* records the tombstone; `Gone` may be reported only after that. An order is recorded before it is begun, so
-//! a crash between the two leaves one "that was not begun", or is "being changed".
+//! A target whose command already had its outcome starts and changes nothing: for it, *start* is *tombstone*
+//! and *change* is *adopt*. `Gone` may be reported only after the tombstone is recorded. A target is recorded
+//! before its work starts. A crash between the two leaves a target that was not started, or an object that is
+//! changing.
 //!
-//! *Change* gives what runs another spec, in place. It ends as a start does, ready or failed, in one report at the
-//! revision of its order; but when it fails, what ran before runs on as it was. That order is then answered with its
-//! failure until a higher one comes, or it comes again as one that had its outcome: what runs is not what it asked for,
-//! so nothing else may be reported at its revision but an end. What has not come up yet when another spec comes is
-//! started with that one. Which runtimes can change what runs is [`Changes`].
+//! *Change* gives a running object another spec, in place. It ends as a start does, ready or failed, in one
+//! report at the target's revision. If the change fails, the object runs on as before. Such a target is
+//! answered with its failure until a higher one arrives, or the same one whose command had its outcome. The
+//! running object is not what the target asked for, so only an end may be reported at its revision. An object
+//! that is not up yet when another spec arrives is started with that spec. [`Changes`] lists what runtimes
+//! can do.
 //!
-//! A volume is an object without processes: *start* makes it, *up* is that it is there, *end* destroys it with all that is
-//! in it, and it is *ended* when it was there and is not any more, though nobody ordered that. It is never stopped
-//! ([`misfit`]), and never changed: every spec is right for what is there, so that an ensure with another one is *adopt*,
-//! and the newest is recorded.
+//! A volume is an object without processes. *Start* creates it, *up* means that it exists, *stop* destroys it
+//! with its data. A volume has *ended* if it disappeared although no command asked for that. It is never
+//! stopped on request ([`misfit`]) and never changed: an existing volume fits every spec. An ensure with
+//! another spec is therefore *adopt*, and the newest spec is recorded.
 
 use std::time::Duration;
 
@@ -37,44 +39,44 @@ use chancery_events::observation::{Exit, Hope, Process, ProcessStatus, Report, S
 use chancery_events::protocol::{Command, ObjectSpec, Standing};
 use serde::{Deserialize, Serialize};
 
-/// What is wanted of an object, by a command or a judgement.
+/// Target of an object, set by a command or an orphan resolution.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Order {
-    /// A higher one closes all lower ones.
+    /// Revision of the target; a higher revision supersedes all lower ones.
     pub revision: u32,
-    /// Which attempt at it, from 1.
+    /// Attempt at the revision, from 1.
     pub attempt: u32,
-    /// What.
+    /// State that the object must reach.
     pub aim: Aim,
-    /// Whether it still waits for its outcome.
+    /// Whether the command still waits for its outcome.
     pub standing: Standing,
-    /// From asking until killing, also when a sibling's end ends it.
+    /// Time from the request to end until the kill, also when a sibling's end stops the object.
     pub grace: Duration,
 }
 
-/// Whether a runtime can give what runs another spec.
+/// Support for giving a running object another spec.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Changes {
-    /// It can.
+    /// Running processes are changed.
     InPlace,
-    /// What runs stays as it was started: another spec takes another incarnation.
+    /// Running processes stay as started; another spec needs another incarnation.
     Never,
 }
 
-/// How an object is wanted.
+/// State that an object must reach.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Aim {
-    /// Running; of a volume, there.
+    /// Running; for a volume, existing.
     Up,
-    /// Ended; how it ended is kept. Not of volumes.
+    /// Ended; how the object ended is kept. Not for volumes.
     Down,
-    /// Ended, and nothing kept but a tombstone.
+    /// Ended, only a tombstone is kept.
     Removed,
 }
 
 impl Order {
-    /// The order that a command gives.
+    /// Returns the target that a command sets.
     pub fn of(command: &Command) -> Order {
         let (aim, grace) = match (command.effect, command.object) {
             (Effect::Ensure, _) => (Aim::Up, command.grace),
@@ -85,88 +87,87 @@ impl Order {
         Order { revision: command.revision, attempt: command.attempt, aim, standing: command.standing, grace }
     }
 
-    /// The removal of an object that was judged.
+    /// Returns the target that removes an orphan.
     pub fn removal(revision: u32) -> Order {
         let (aim, standing, grace) = (Aim::Removed, Standing::Open, Duration::from_secs(10));
         Order { revision, attempt: u32::MAX, aim, standing, grace }
     }
 
-    /// Whether it may start what is not there.
+    /// Whether the target may start a missing object.
     pub(crate) fn may_start(&self) -> bool {
         self.aim == Aim::Up && self.standing == Standing::Open
     }
 
-    /// What fences: an order below another one changes nothing.
+    /// Returns the fencing rank: a target below another one changes nothing.
     pub(crate) fn rank(&self) -> (u32, u32) {
         (self.revision, self.attempt)
     }
 }
 
-/// What a runtime durably knows of an object.
+/// Durable state of an object in a runtime.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Present {
-    /// The highest order recorded.
+    /// Highest target recorded.
     pub order: Order,
-    /// What it is; not known of an object that was removed unseen.
+    /// Spec of the object; `None` for an object that was removed unseen.
     pub spec: Option<ObjectSpec>,
-    /// What is there.
+    /// State of the object.
     pub state: State,
 }
 
-/// What is there of an object.
+/// State of an object in its runtime.
 #[derive(Clone, PartialEq, Debug)]
 pub enum State {
-    /// Nothing: the order was recorded and not begun.
+    /// Target recorded, nothing started.
     Accepted,
-    /// Some of it may exist.
+    /// Parts of the object may exist.
     Starting {
-        /// As far as they are known.
+        /// Processes, as far as known.
         processes: Vec<Process>,
     },
     /// Everything that the spec asks for was started.
     Up {
         /// Each process.
         processes: Vec<Process>,
-        /// Whether it has been ready before.
+        /// Whether the incarnation has been ready before.
         before: Before,
     },
-    /// It is up, and is being given the spec that is recorded.
+    /// Running, and being changed to the recorded spec.
     Changing {
-        /// Those that were there before.
+        /// Processes from before the change.
         processes: Vec<Process>,
     },
-    /// It is up as it was: it could not be given the spec that its last order brought. The one that is recorded is
-    /// that of what runs.
+    /// Running as before: the change to the last target's spec failed. The running spec is recorded.
     Unchanged {
         /// Each process.
         processes: Vec<Process>,
-        /// Whether it has been ready before.
+        /// Whether the incarnation has been ready before.
         before: Before,
-        /// Why.
+        /// Reason of the failure.
         message: String,
-        /// Whether it is worth trying again.
+        /// Whether a retry can help.
         hope: Hope,
     },
-    /// It ran, and nothing of it exists any more but how it ended.
+    /// Ended after running; only the record of the end exists.
     Ended {
-        /// How.
+        /// Exit of the object.
         exit: Exit,
         /// Each process.
         processes: Vec<Process>,
     },
-    /// It could not be started, and nothing of it exists.
+    /// Start failed; nothing exists.
     Failed {
-        /// Why.
+        /// Reason of the failure.
         message: String,
-        /// Whether it is worth trying again.
+        /// Whether a retry can help.
         hope: Hope,
     },
-    /// Nothing, and a tombstone.
+    /// Nothing exists but a tombstone.
     Gone,
 }
 
 impl State {
-    /// Whether it was carried out to its end: nothing of it exists.
+    /// Whether the object has ended: nothing of it exists.
     pub fn is_over(&self) -> bool {
         match self {
             State::Accepted
@@ -178,7 +179,7 @@ impl State {
         }
     }
 
-    /// Its processes are not visible any more: nothing can be said of those that have not ended.
+    /// Marks the status of all processes that have not ended as unknown: they are no longer visible.
     pub(crate) fn lose_sight(&mut self) {
         let (State::Starting { processes }
         | State::Up { processes, .. }
@@ -201,7 +202,7 @@ impl State {
         }
     }
 
-    /// Whether any of it may exist.
+    /// Whether parts of the object may exist.
     fn is_alive(&self) -> bool {
         match self {
             State::Starting { .. } | State::Up { .. } | State::Changing { .. } | State::Unchanged { .. } => {
@@ -212,35 +213,35 @@ impl State {
     }
 }
 
-/// Whether an incarnation has been ready before.
+/// Earlier readiness of an incarnation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Before {
-    /// Not yet.
+    /// Never ready so far.
     NeverReady,
-    /// It has been.
+    /// Ready at least once.
     Ready,
 }
 
-/// What is to be done.
+/// Action to take for a target.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Step {
-    /// Record the order, then start what the spec asks for.
+    /// Record the target, then start what the spec asks for.
     Start,
-    /// Record the order: it is met by what is there.
+    /// Record the target: the existing object meets it.
     Adopt,
-    /// Record the order and its spec, then make what runs that.
+    /// Record the target and its spec, then change the running object to that spec.
     Change,
-    /// Record the order, then ask everything to end, and kill it after the grace.
+    /// Record the target, then ask all processes to end, and kill them after the grace.
     End(Duration),
-    /// Make sure that nothing can start any more, record the tombstone, drop the rest.
+    /// Ensure that nothing can start any more, record the tombstone, drop the rest.
     Bury,
-    /// Nothing: report again what is there.
+    /// Change nothing, and report the state again.
     Answer,
-    /// Nothing: report that the order cannot be carried out.
+    /// Change nothing, and report that the target cannot be met.
     Refuse(&'static str, Hope),
 }
 
-/// Why a command can never be carried out, by any runtime, if that is so.
+/// Returns why no runtime can carry out a command, if so.
 pub fn misfit(command: &Command) -> Option<&'static str> {
     match (command.object, &command.spec, command.effect) {
         (ObjectId::Volume(_), ObjectSpec::Volume(_), Effect::Stop) => Some("a volume cannot be stopped"),
@@ -251,9 +252,9 @@ pub fn misfit(command: &Command) -> Option<&'static str> {
     }
 }
 
-/// What `order` means for what is there; `spec` is what it brings along, and `changes` what the runtime can do.
+/// Returns the step for `order`, which comes with `spec`, on a runtime that supports `changes`.
 pub fn step(present: Option<&Present>, order: &Order, spec: Option<&ObjectSpec>, changes: Changes) -> Step {
-    // Met: it was up once. What is not there any more is never started a second time in the same incarnation.
+    // A command with an outcome was met by a start. An incarnation is never started twice.
     let begin = if order.may_start() { Step::Start } else { Step::Bury };
     let Some(present) = present else {
         return begin;
@@ -276,7 +277,7 @@ pub fn step(present: Option<&Present>, order: &Order, spec: Option<&ObjectSpec>,
                 Step::Refuse("it runs with another spec, and what runs is not changed", Hope::Never)
             }
         },
-        // Also the same order, once nobody waits for its outcome any more.
+        // Also the same target, once its command no longer waits for an outcome.
         (State::Unchanged { .. }, Aim::Up) => Step::Adopt,
         (State::Accepted, Aim::Up) => begin,
         (_, Aim::Up) if again && alive && as_it_runs && spec != present.spec.as_ref() => Step::Adopt,
@@ -286,7 +287,7 @@ pub fn step(present: Option<&Present>, order: &Order, spec: Option<&ObjectSpec>,
             State::Starting { .. } | State::Up { .. } | State::Changing { .. } | State::Ended { .. },
             Aim::Up,
         ) => Step::Adopt,
-        // Repeated, because a crash may have come between recording the order and asking.
+        // Repeated, because a crash may have come between recording the target and asking.
         (
             State::Starting { .. } | State::Up { .. } | State::Changing { .. } | State::Unchanged { .. },
             Aim::Down | Aim::Removed,
@@ -305,9 +306,9 @@ fn runs_as(there: Option<&ObjectSpec>, brought: Option<&ObjectSpec>) -> bool {
     }
 }
 
-/// The spec to record with an order: what is started or changed is what it brought. Of something else that is there the
-/// spec stays, but for what may be taken over: of something that runs alike, the rule of starting again; of a volume,
-/// everything.
+/// Returns the spec to record with a target: the new spec if the object is started or changed. Otherwise an
+/// existing object keeps its spec, except for what may be adopted. An object that runs alike takes over the
+/// restart rule; a volume takes over the whole spec.
 pub fn accepted(step: &Step, there: Option<ObjectSpec>, brought: Option<&ObjectSpec>) -> Option<ObjectSpec> {
     match step {
         Step::Start | Step::Change => brought.cloned(),
@@ -320,20 +321,20 @@ pub fn accepted(step: &Step, there: Option<ObjectSpec>, brought: Option<&ObjectS
     }
 }
 
-/// Whether a report is worth a message of its own, or only a line in a list.
+/// Report with a message of its own, or in lists only.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Told {
-    /// A change, or an outcome.
+    /// Change, or outcome.
     Change(Report),
-    /// Something between an order and its outcome: named in lists, so that nobody takes it for absent.
+    /// State between a target and its outcome: listed, so that the object does not count as absent.
     ListOnly(Report),
 }
 
-/// What is to be reported of what is there.
+/// Returns the report of an object's state.
 pub fn report(object: ObjectId, present: &Present) -> Told {
     let Order { revision, aim, .. } = present.order;
     let report = |revision, saw| Report { object, revision, saw };
-    // It reflects less than what is ordered now.
+    // The state reflects a lower revision than that of the target.
     let below = |saw| Told::ListOnly(report(revision.saturating_sub(1), saw));
     match &present.state {
         State::Accepted => below(Saw::NotReady { processes: Vec::new() }),
@@ -342,7 +343,7 @@ pub fn report(object: ObjectId, present: &Present) -> Told {
         }
         State::Up { processes, before: been } => match aim {
             Aim::Up => Told::Change(report(revision, saw(processes, *been))),
-            // What is still being ended reflects no revision of the order that ends it.
+            // An object that is still ending reflects no revision of the target that ends it.
             Aim::Down | Aim::Removed => below(saw(processes, *been)),
         },
         State::Unchanged { processes, before: been, message, hope } => match aim {
@@ -359,7 +360,7 @@ pub fn report(object: ObjectId, present: &Present) -> Told {
     }
 }
 
-/// What is seen of processes that were started.
+/// Returns the observed state of started processes.
 fn saw(processes: &[Process], before: Before) -> Saw {
     let processes = processes.to_vec();
     let online = processes.iter().all(|p| p.status == ProcessStatus::Online);

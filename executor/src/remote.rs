@@ -1,12 +1,12 @@
-//! Links to a decider over HTTP: all requests go out from here, so that an executor may stand behind a firewall.
+//! Channels to a decider over HTTP. All requests originate here, so an executor may be behind a firewall.
 //!
-//! Of several servers any will do: one that does not decide passes on what it is told. After a failure the next one is
+//! Any server of a fleet will do: one that is not the leader forwards messages. After a failure the next is
 //! tried.
 //!
-//! One long answer carries what the decider says, a line a message. What the executor says goes in requests of its
-//! own, one after the other, each naming how many messages were said before: one whose answer was lost is repeated,
-//! and the server takes from it what it has not. Whatever else goes wrong ends the link, and the session begins
-//! again from a hello. Silence is the session's to judge: it has a lease.
+//! One long response carries the decider's messages, one per line. The executor's messages go in separate
+//! requests, one after the other, each with the number of messages sent before. A request whose response was
+//! lost is repeated, and the server ignores what it already has. Any other failure ends the channel, and the
+//! session starts again with a hello. The session judges silence, by its lease.
 
 use std::io;
 use std::sync::Arc;
@@ -30,40 +30,40 @@ mod lines;
 
 use lines::Lines;
 
-/// How long a link may take to be opened, and a request to be answered.
+/// Time limit for opening a channel, and for a response to a request.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// So often a request is tried whose connection fails.
+/// Maximum number of attempts for a request whose connection fails.
 const TRIES: u32 = 3;
-/// Before it is tried again.
+/// Pause before another attempt.
 const PAUSE: Duration = Duration::from_millis(100);
-/// So many bytes of messages go in one request; the last may be over.
+/// Bytes of messages after which a request is sent; the last message may exceed the limit.
 const BATCH: usize = 256 << 10;
-/// One message of the decider has at most so many bytes. The longest is a part of the inventory: a quarter of a
-/// mebibyte of commands, and one more. A command is made of a plan's spec and a deployment's, each of which stands in a
-/// record of at most one mebibyte.
+/// Maximum size of a decider message, in bytes. The longest is a part of the inventory: a quarter of a
+/// mebibyte of commands, and one more. A command combines the specs of a plan and of a deployment, each from
+/// a record of at most 1 MiB.
 const LONGEST: usize = 4 << 20;
-/// Messages in each direction that wait. Few, so that a heartbeat does not wait behind them.
+/// Maximum number of waiting messages per direction; few, so that a heartbeat does not wait behind them.
 const WAITING: usize = 64;
-/// What is read of an answer that is a problem.
+/// Maximum number of bytes read from a problem response.
 const PROBLEM: usize = 64 << 10;
 
-/// The servers of a fleet.
+/// Servers of a fleet.
 #[derive(Clone, Debug)]
 pub struct Remotes {
     all: Vec<Remote>,
-    /// The one that was tried last.
+    /// Index of the server of the last channel.
     at: Arc<AtomicUsize>,
 }
 
 impl Remotes {
-    /// Those at the addresses between commas, each `http://host[:port][/before]`.
+    /// Parses addresses separated by commas, each `http://host[:port][/before]`.
     pub fn new(servers: &str, fleet: &FleetName) -> Result<Remotes, BadServer> {
         let all: Vec<_> =
             servers.split(',').map(|one| Remote::new(one.trim(), fleet)).collect::<Result<_, _>>()?;
         Ok(Remotes { all, at: Arc::default() })
     }
 
-    /// Opens a link, to the server that had the last one if that can be.
+    /// Opens a channel, preferably to the server of the last one.
     pub async fn connect(&self) -> io::Result<Link> {
         let first = self.at.load(Ordering::Relaxed);
         let mut failed = None;
@@ -81,29 +81,29 @@ impl Remotes {
     }
 }
 
-/// Where a decider is reached.
+/// Endpoint of a decider.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Remote {
     host: String,
     port: u16,
     authority: String,
-    /// The path of links, with whatever stands before it.
+    /// Path of channels, with its prefix.
     links: String,
 }
 
-/// A server's address that makes no sense; says why.
+/// Server address that is invalid; the message gives the form.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("write a server as in http://127.0.0.1:7440, not {0:?}")]
 pub struct BadServer(String);
 
-/// What is read of a problem (RFC 9457).
+/// Used part of a problem (RFC 9457).
 #[derive(Deserialize)]
 struct Problem {
     detail: String,
 }
 
 impl Remote {
-    /// The fleet's decider at a server, `http://host[:port][/before]`.
+    /// Parses the address of a server, `http://host[:port][/before]`; the port is 80 by default.
     pub fn new(server: &str, fleet: &FleetName) -> Result<Remote, BadServer> {
         let bad = || BadServer(server.to_owned());
         let uri: Uri = server.parse().map_err(|_| bad())?;
@@ -118,7 +118,7 @@ impl Remote {
         })
     }
 
-    /// Opens a link.
+    /// Opens a channel.
     pub async fn connect(&self) -> io::Result<Link> {
         let (id, body) = late(timeout(PATIENCE, self.open()).await)?;
         let (to_decider, said) = mpsc::channel(WAITING);
@@ -175,7 +175,7 @@ impl Remote {
         sender.send_request(request).await.map_err(io::Error::other)
     }
 
-    /// Says what the executor says, until it hangs up.
+    /// Sends the executor's messages until the executor hangs up.
     async fn say(&self, id: &str, mut from: mpsc::Receiver<Vec<u8>>) -> io::Result<()> {
         let mut connection = None;
         let mut after = 0_u64;
@@ -196,7 +196,7 @@ impl Remote {
         Ok(())
     }
 
-    /// Delivers one request. Its connection may have been closed for want of use, or may fail.
+    /// Delivers one request. An idle connection may have been closed, and any connection may fail.
     async fn deliver(
         &self,
         connection: &mut Option<SendRequest<Full<Bytes>>>,
@@ -234,7 +234,7 @@ impl Remote {
     }
 }
 
-/// Passes on what the decider says, until the executor hangs up or the server does.
+/// Forwards the decider's messages until the executor or the server hangs up.
 async fn hear(mut body: Incoming, to: mpsc::Sender<Vec<u8>>) -> io::Result<()> {
     let mut lines = Lines::new(LONGEST);
     loop {
@@ -252,11 +252,10 @@ async fn hear(mut body: Incoming, to: mpsc::Sender<Vec<u8>>) -> io::Result<()> {
     }
 }
 
-/// Why the server does not do it.
 async fn refused(response: Response<Incoming>) -> io::Error {
     let status = response.status();
     let body = timeout(PATIENCE, Limited::new(response.into_body(), PROBLEM).collect()).await;
-    // What cannot be read says no more than its status.
+    // An unreadable body adds nothing to the status.
     let body = body.ok().and_then(Result::ok).map(http_body_util::Collected::to_bytes).unwrap_or_default();
     match serde_json::from_slice::<Problem>(&body) {
         Ok(problem) => io::Error::other(format!("the server answered {status}: {}", problem.detail)),

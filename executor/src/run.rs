@@ -1,4 +1,4 @@
-//! The loop around the session: links, clock, disk and orchestrator. It decides nothing.
+//! Loop around the session: channels, clock, disk and orchestrator. The loop decides nothing.
 
 use std::collections::{HashMap, VecDeque};
 use std::future::Future;
@@ -22,43 +22,45 @@ use crate::orchestrator::{InventoryError, Orchestrator, WorkProgress};
 use crate::scope::{Scope, ScopeError};
 use crate::session::{Core, Identity, Input, Output, Stop, Work};
 
-/// Changes taken from the orchestrator at once.
+/// Maximum number of changes per read from the orchestrator.
 const CHANGES: usize = 256;
-/// Messages that may wait for the link before changes are left with the orchestrator, which keeps the newest.
+/// Maximum number of queued messages. Further changes stay with the orchestrator, which keeps the newest.
 const OUTBOX: usize = 512;
-/// How long a goodbye may take.
+/// Time limit of a goodbye.
 const GOODBYE: Duration = Duration::from_secs(1);
 
-/// Who the executor is and where it keeps its own files.
+/// Configuration of an executor.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// As it calls itself.
+    /// Name of the executor.
     pub executor: ExecutorName,
-    /// Its scope.
+    /// Cluster of the executor.
     pub cluster: ClusterName,
-    /// What it drives.
+    /// Runtime that the executor drives.
     pub runtime: Runtime,
-    /// Holds `lock`, `scope.json` and `head.json`. One executor a root.
+    /// Directory of `lock`, `scope.json` and `head.json`. One executor per root.
     pub root: PathBuf,
-    /// How much work may be begun at once; 32 is fine.
+    /// Maximum number of concurrent work starts; 32 is fine.
     pub at_once: usize,
-    /// What to do if the root is a copy.
+    /// Action if the root is a copy.
     pub copies: CopyPolicy,
 }
 
-/// A connection to the decider: JSON texts of [`ToDecider`] and [`FromDecider`](chancery_events::protocol::FromDecider). A closed half is a lost link.
+/// Channel to the decider: JSON texts of [`ToDecider`] and
+/// [`FromDecider`](chancery_events::protocol::FromDecider). A closed half is a lost channel.
 #[derive(Debug)]
 pub struct Link {
-    /// One [`ToDecider`] a message.
+    /// Sender of one [`ToDecider`] per message.
     pub to_decider: mpsc::Sender<Vec<u8>>,
-    /// One [`FromDecider`](chancery_events::protocol::FromDecider) a message.
+    /// Receiver of one [`FromDecider`](chancery_events::protocol::FromDecider) per message.
     pub from_decider: mpsc::Receiver<Vec<u8>>,
 }
 
-/// Runs an executor until `shutdown`, or until it must stop acting. What the orchestrator runs goes on running.
+/// Runs an executor until `shutdown`, or until it must stop acting. Whatever the orchestrator runs continues
+/// to run.
 ///
-/// The orchestrator is opened when the scope is locked: another executor may be at work in it.
-/// `connect` is called for each link; an error is tried again, after a pause that grows up to 5 s.
+/// The orchestrator is opened after the executor store is locked: another executor may be working in it.
+/// `connect` is called for each channel; an error is retried after a pause that grows up to 5 s.
 pub async fn run<O, C, F>(
     config: Config,
     open: impl Future<Output = std::io::Result<O>>,
@@ -107,7 +109,6 @@ where
     }
 }
 
-/// The inventory of the orchestrator, while it is being made.
 type PendingInventory = Pin<Box<dyn Future<Output = Result<Vec<Report>, InventoryError>> + Send>>;
 
 struct Loop<O, C, F> {
@@ -118,11 +119,11 @@ struct Loop<O, C, F> {
     link: Option<Link>,
     outbox: VecDeque<ToDecider>,
     listing: Option<PendingInventory>,
-    /// Each gives back what was put off.
+    /// Tasks of running work; each returns the work if it was put off.
     works: JoinSet<Option<Work>>,
-    /// What each task in `works` works on, so that one that panics still gives its object back.
+    /// Object of each task in `works`, so that a panicking task still releases its object.
     on: HashMap<tokio::task::Id, ObjectId>,
-    /// Dropped last: its lock keeps out another executor until nothing of this one writes any more.
+    /// Executor store, dropped last: its lock excludes other executors until this one writes nothing.
     scope: Arc<Scope>,
 }
 
@@ -191,7 +192,7 @@ where
         };
         tokio::select! {
             biased;
-            // Time goes before everything, so that a flood of messages cannot starve the heartbeat.
+            // Time comes first, so that a flood of messages cannot starve the heartbeat.
             () = tokio::time::sleep(due.unwrap_or_default()), if due.is_some() => Woken::Input(Input::Tick),
             Some(done) = self.works.join_next_with_id() => match done {
                 Ok((id, put_off)) => Woken::Done(id, put_off),
@@ -232,7 +233,7 @@ where
             match output {
                 Output::Connect => self.connecting = Some(Box::pin((self.connect)())),
                 Output::HangUp => self.hang_up(),
-                // The lease does not wait for a long level to be sent.
+                // The lease does not wait for a long full report to be sent.
                 Output::Say(message @ ToDecider::Heartbeat { .. }) => self.outbox.push_front(message),
                 Output::Say(message) => self.outbox.push_back(message),
                 Output::List => {
@@ -240,7 +241,7 @@ where
                     self.listing = Some(Box::pin(async move { orchestrator.list().await }));
                 }
                 Output::Persist(seen) => {
-                    // Whatever becomes of us, the lock stays until it is written.
+                    // The task keeps the lock until the head is written, even if the loop is dropped.
                     let scope = self.scope.clone();
                     let kept = spawn_blocking(move || scope.remember(&seen)).await;
                     kept.expect("keeping a head does not panic").map_err(Stop::Storage)?;
@@ -267,9 +268,9 @@ where
         self.on.insert(task.id(), object);
     }
 
-    /// Lets work that was begun come to its end, sends what waits, and closes the link when it was heard.
+    /// Waits for running work, sends waiting messages, and closes the channel after the decider.
     async fn say_goodbye(&mut self) {
-        // What hangs is told to nobody: what is known by then is.
+        // Outcomes of work that hangs are not reported; all that is known by then is.
         let ended = async { while self.works.join_next().await.is_some() {} };
         let _ = tokio::time::timeout(GOODBYE / 2, ended).await;
         let _ = tokio::time::timeout(GOODBYE / 2, async {
@@ -279,7 +280,7 @@ where
                         return;
                     }
                 }
-                // The decider hangs up when it has heard the goodbye.
+                // The decider hangs up when it has received the goodbye.
                 while link.from_decider.recv().await.is_some() {}
             }
         })
@@ -288,7 +289,7 @@ where
     }
 }
 
-/// Time that goes on while the machine sleeps: a lease does not wait for it to wake.
+/// Returns the time since boot, sleep included: a lease does not wait for the machine to wake.
 fn now() -> Duration {
     Duration::try_from(clock_gettime(ClockId::Boottime)).unwrap_or_default()
 }

@@ -1,9 +1,9 @@
-//! What an executor keeps on disk for itself: the lock of its scope, which scope it is, how many lives it has had, and
-//! the highest head that an executor over it has seen.
+//! Files of an executor store: lock, id, number of executor epochs, and the highest head that an executor
+//! over the store has seen.
 //!
-//! What is not found in a scope is gone only if it was begun there: so a scope has an id, drawn once, that the decider
-//! compares. It goes where the folder goes, for whatever runtime: what a simulated node ran has ended with the process
-//! that had the lock.
+//! An object that is missing from a store is gone only if it was started there. Each store therefore has an
+//! id, drawn once, that the decider compares. The id moves with the directory, for every runtime: whatever a
+//! simulated node ran has ended with the process that had the lock.
 
 use std::fs::File;
 use std::io;
@@ -19,10 +19,10 @@ use crate::directory::{self, CopyPolicy, DirectoryId, IsCopy};
 use crate::durable::{self, Lock, Reader, Record};
 use crate::session::Seen;
 
-/// Holds the highest head that was seen.
+/// File of the highest head seen.
 const HEAD: &str = "head.json";
 
-/// The folder of one executor, locked for as long as this lives.
+/// Directory of one executor, locked until this value is dropped.
 #[derive(Debug)]
 pub(crate) struct Scope {
     head: Mutex<Record>,
@@ -31,31 +31,32 @@ pub(crate) struct Scope {
     _lock: File,
 }
 
-/// What `scope.json` holds.
+/// Contents of `scope.json`.
 #[derive(Serialize, Deserialize)]
 struct Kept {
     id: ScopeId,
     lives: u64,
-    /// Which directory it was when the last life began.
+    /// Directory in which the last executor epoch started.
     directory: DirectoryId,
 }
 
-/// Why a scope cannot be had.
+/// Reason why an executor store cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ScopeError {
-    /// Another executor has it.
+    /// Store that another executor has locked.
     #[error("another executor holds the scope's lock")]
     Taken,
-    /// It is a copy.
+    /// Store that is a copy.
     #[error(transparent)]
     Copied(#[from] IsCopy),
-    /// The disk failed.
+    /// Disk failure.
     #[error("read or write the executor's folder")]
     Storage(#[from] io::Error),
 }
 
 impl Scope {
-    /// Locks the folder, which is made if it is missing, begins a life in it, and gives the head that it remembers.
+    /// Locks the directory, created if missing, starts an executor epoch in it, and returns the remembered
+    /// head.
     pub(crate) fn open(root: &Path, copies: CopyPolicy) -> Result<(Scope, Option<Seen>), ScopeError> {
         let head = root.join(HEAD);
         durable::make_folder(root).map_err(ScopeError::Storage)?;
@@ -70,29 +71,27 @@ impl Scope {
         }
     }
 
-    /// Which scope it is.
     pub(crate) fn id(&self) -> ScopeId {
         self.id
     }
 
-    /// Which of its lives this is.
     pub(crate) fn life(&self) -> Life {
         self.life
     }
 
-    /// Remembers a head; it is on disk when this returns.
+    /// Stores a head; it is on disk when this returns.
     pub(crate) fn remember(&self, seen: &Seen) -> io::Result<()> {
         self.head.lock().unwrap_or_else(PoisonError::into_inner).write(seen)
     }
 }
 
-/// The head that the executor over a directory remembers, as somebody else reads it: nothing is changed. The decider names
-/// a head once it is durable, so the journal has come so far.
+/// Returns the head that the executor over a directory remembers. For other processes: nothing is changed.
+/// The decider names a head once it is durable, so the journal has reached that head.
 pub fn remembered(root: &Path) -> io::Result<Option<Seen>> {
     durable::read(&root.join(HEAD), Reader::Another)
 }
 
-/// Counts one more life; it is on disk when this returns.
+/// Counts another executor epoch; it is on disk when this returns.
 fn begin_life(root: &Path, copies: CopyPolicy) -> Result<(ScopeId, Life), ScopeError> {
     let (path, directory) = (root.join("scope.json"), DirectoryId::of(root)?);
     let mut kept = match durable::read::<Kept>(&path, Reader::Writer)? {
@@ -107,7 +106,6 @@ fn begin_life(root: &Path, copies: CopyPolicy) -> Result<(ScopeId, Life), ScopeE
     Ok((kept.id, Life { number: kept.lives, instance: Instance::from_random(random()?) }))
 }
 
-/// A number drawn by the kernel.
 pub(crate) fn random() -> io::Result<u64> {
     let mut bytes = [0; 8];
     let filled = getrandom(&mut bytes, GetRandomFlags::empty())?;
@@ -121,8 +119,8 @@ pub(crate) fn random() -> io::Result<u64> {
 mod tests {
     use super::*;
 
-    /// Opens a scope when no other process has its lock: one that another test is starting has the descriptors of this
-    /// process until it executes its program.
+    /// Opens a store once no other process has its lock. A child that another test starts shares the
+    /// descriptors of this process until it executes its program.
     fn try_open(root: &Path, copies: CopyPolicy) -> Result<(Scope, Option<Seen>), ScopeError> {
         loop {
             match Scope::open(root, copies) {

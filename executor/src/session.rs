@@ -1,20 +1,20 @@
-//! The session with the decider, without I/O: what comes in, and what is to be done about it.
+//! Session with the decider, without I/O: inputs, and the actions that follow from each.
 //!
-//! | phase | connected | welcome | listed | not listed | watch lost | beat, inventory, command, forget, judged | refused, closed | disconnected | too late |
+//! | phase | connected | welcome | listed | not listed | watch lost | heartbeat ack, inventory, command, purge, orphan resolved | refused, closed | disconnected | timeout |
 //! |---|---|---|---|---|---|---|---|---|---|
 //! | waiting | – | – | – | – | – | – | – | – | connect |
 //! | connecting | hello, → greeting | – | – | – | – | – | – | → waiting | – |
 //! | greeting | – | list, → listing | – | – | – | – | → waiting, or stop | → waiting | hang up, → waiting |
-//! | listing | – | – | level, → attached | list after a pause | – | as attached | → waiting | → waiting | hang up, → waiting |
-//! | attached | – | – | level, if one was asked for | list after a pause | list after a pause | renew, queue | → waiting | → waiting | hang up, → waiting |
+//! | listing | – | – | full report, → attached | list after a pause | – | as attached | → waiting | → waiting | hang up, → waiting |
+//! | attached | – | – | full report, if requested | list after a pause | list after a pause | renew, queue | → waiting | → waiting | hang up, → waiting |
 //!
-//! A list that fails says nothing of any object: heartbeats go on, and the list is asked for again after a pause that grows
-//! up to 5 s. While the watch is lost no change is taken in, and work goes on.
+//! A failed list says nothing about any object: heartbeats continue, and the list is requested again after a
+//! pause that grows up to 5 s. While the watch is lost, no change is accepted, and work continues.
 //!
-//! What must stay true: no work is begun after ¾ of the lease since the sending of the last heartbeat (or hello) that
-//! was answered; none is begun on a head that is not on disk; none overlaps other work on the same object; a
-//! decider that knows less than this executor has seen changes nothing. Time is a duration on the executor's own
-//! monotonic clock.
+//! Invariants: no work starts later than ¾ of the lease after the last answered heartbeat (or hello) was
+//! sent. No work starts on a head that is not on disk, and none overlaps other work on the same object. A
+//! decider that knows less than this executor has seen changes nothing. Time is a duration on the executor's
+//! own monotonic clock.
 
 use std::time::Duration;
 
@@ -33,14 +33,14 @@ use queue::Queue;
 pub use queue::Work;
 pub use words::{Identity, Input, Output, Seen, Stop};
 
-/// Reports in one part of a level, at most.
+/// Maximum number of reports in one part of a full report.
 const LEVEL_PART: usize = 500;
-/// Bytes of JSON after which a part of a level ends: a server takes no message above 16 MiB, and one report may have more
-/// than a quarter of a mebibyte.
+/// Bytes of JSON after which a part of a full report ends. A server accepts no message above 16 MiB, and one
+/// report may exceed a quarter of a mebibyte.
 const LEVEL_PART_BYTES: usize = 1 << 20;
-/// Reports that may wait for their acceptance.
+/// Maximum number of unaccepted reports.
 const WINDOW: u64 = 1000;
-/// How long a hello waits for its answer.
+/// Time limit for the answer to a hello.
 const GREETING: Duration = Duration::from_secs(10);
 const BACKOFF_FIRST: Duration = Duration::from_millis(100);
 const BACKOFF_MOST: Duration = Duration::from_secs(5);
@@ -54,31 +54,31 @@ enum Phase {
     Attached(Connection),
 }
 
-/// One welcome.
+/// Connection of one welcome.
 #[derive(Debug)]
 struct Connection {
     attach: Attach,
     lineage: Lineage,
-    /// Reports said and accepted.
+    /// Numbers of reports sent and accepted.
     said: u64,
     accepted: u64,
     inventory: Inventory,
-    /// Lists that failed and watches that were lost since the last change.
+    /// Failed lists and lost watches since the last change.
     failures: u32,
 }
 
-/// Whether the decider was told of what the orchestrator has.
+/// Whether the decider has received the inventory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Inventory {
-    /// A list was asked for.
+    /// List requested.
     Asked,
-    /// The list failed, or changes were missed: it is asked for at this time.
+    /// List failed, or changes were missed; the list is requested again at this time.
     Unknown { until: Duration },
-    /// All of it; changes follow.
+    /// Full report sent; changes follow.
     Reported,
 }
 
-/// See the module.
+/// State machine of a session; see the module.
 #[derive(Debug)]
 pub struct Core {
     identity: Identity,
@@ -91,7 +91,7 @@ pub struct Core {
 }
 
 impl Core {
-    /// An executor that remembers `seen`; `at_once` bounds the work that overlaps.
+    /// Creates the session of an executor that remembers `seen`; `at_once` limits overlapping work.
     pub fn new(identity: Identity, seen: Option<Seen>, at_once: usize) -> Core {
         Core {
             identity,
@@ -104,13 +104,14 @@ impl Core {
         }
     }
 
-    /// Whether changes are to be given in: after the level, and while not too many wait to be accepted.
+    /// Whether changes are accepted: after the full report, while fewer than 1000 reports wait for
+    /// acceptance.
     pub fn takes_changes(&self) -> bool {
         matches!(&self.phase, Phase::Attached(c)
             if c.inventory == Inventory::Reported && c.said - c.accepted < WINDOW)
     }
 
-    /// When a tick is due, if nothing else happens.
+    /// Returns when a tick is due, if nothing else happens.
     pub fn due(&self) -> Option<Duration> {
         match &self.phase {
             Phase::Waiting { until } => Some(*until),
@@ -123,7 +124,7 @@ impl Core {
         }
     }
 
-    /// Takes one input at `now`.
+    /// Handles one input at `now` and returns the actions that follow.
     pub fn handle(&mut self, now: Duration, input: Input) -> Vec<Output> {
         let mut out = Vec::new();
         match input {
@@ -166,9 +167,9 @@ impl Core {
         self.phase = Phase::Greeting { since: now };
     }
 
-    /// Tries again later; what was seen of a lease goes on until its ¾.
+    /// Schedules another attempt to connect; the lease stays usable until its ¾.
     fn wait(&mut self, now: Duration) {
-        // A decider that comes back must be asked within a lease, or it loses the session.
+        // A decider that comes back must be contacted within a lease, or the session expires.
         let most = if self.lease.length().is_zero() { BACKOFF_MOST } else { self.lease.length() / 3 };
         let until = now + backoff(self.failures).min(most);
         self.failures = self.failures.saturating_add(1);
@@ -197,7 +198,7 @@ impl Core {
                     out.push(Output::Say(ToDecider::Heartbeat { attach: c.attach, beat }));
                 }
             }
-            // Woken too early.
+            // The loop woke too early.
             Phase::Waiting { .. } | Phase::Connecting | Phase::Greeting { .. } => {}
         }
     }
@@ -266,7 +267,7 @@ impl Core {
             tracing::warn!("a welcome that was not asked for");
             return Ok(());
         };
-        // A change of lineage was weighed by the decider: the hello named what was seen.
+        // The decider has judged a change of lineage already: the hello named `seen`.
         let known = self.seen.filter(|seen| seen.lineage == lineage);
         if let Some(seen) = known {
             if envelope.head.term < seen.head.term {
@@ -286,13 +287,13 @@ impl Core {
         let (attach, inventory) = (envelope.attach, Inventory::Asked);
         self.phase =
             Phase::Listing(Connection { attach, lineage, said: 0, accepted: 0, inventory, failures: 0 });
-        // What waited was asked for by an earlier connection; the inventory says all of it anew.
+        // An earlier connection requested the waiting work; the inventory repeats what still counts.
         self.queue.clear_waiting();
         out.push(Output::List);
         Ok(())
     }
 
-    /// A part of what is wanted, and a word for the next.
+    /// Queues a part of the inventory and requests the next part.
     fn wanted(
         &mut self,
         envelope: &Envelope,
@@ -314,7 +315,7 @@ impl Core {
         Ok(())
     }
 
-    /// Whether a message counts, and remembers its head if it is the highest.
+    /// Whether a message counts. Remembers the head of the message if it is the highest.
     fn believes(&mut self, envelope: &Envelope) -> Result<bool, Stop> {
         let (Phase::Listing(c) | Phase::Attached(c), Some(seen)) = (&self.phase, &mut self.seen) else {
             return Ok(false);
@@ -330,7 +331,7 @@ impl Core {
         Ok(true)
     }
 
-    /// A judgement is carried out only if it cannot be that of a decider, or a journal, that does not know better.
+    /// Whether an orphan may be removed: only if its decider and journal cannot be older than what was seen.
     fn may_remove(&self, envelope: &Envelope, object: ObjectId, judgement: Judgement) -> bool {
         let knows_all = self.seen.is_some_and(|seen| envelope.head.position >= seen.head.position);
         let its_own = Some(object.lineage()) == self.lineage();
@@ -388,7 +389,7 @@ impl Core {
         Ok(())
     }
 
-    /// What the orchestrator has is not known, in whole or since the last change: it is listed again later.
+    /// Schedules another list: the inventory is unknown, in whole or since the last change.
     fn not_known(&mut self, now: Duration, error: &dyn std::error::Error) {
         let (Phase::Listing(c) | Phase::Attached(c)) = &mut self.phase else {
             return;
@@ -401,7 +402,7 @@ impl Core {
 
     fn changed(&mut self, reports: Vec<Report>, out: &mut Vec<Output>) {
         let Phase::Attached(c) = &mut self.phase else {
-            // The next level covers them.
+            // The next full report covers the changes.
             return;
         };
         c.failures = 0;
@@ -412,7 +413,7 @@ impl Core {
     }
 
     fn begin_work(&mut self, now: Duration, out: &mut Vec<Output>) {
-        // Not before the list was looked at: it may show that this decider is an old one.
+        // Work waits until the list was checked: it may show that this decider is an old one.
         if !self.lease.may_act(now) || matches!(self.phase, Phase::Listing(_)) {
             return;
         }
@@ -426,12 +427,12 @@ impl Core {
     }
 }
 
-/// The pause after so many failures before this one.
+/// Returns the pause after `failures` earlier failures.
 fn backoff(failures: u32) -> Duration {
     (BACKOFF_FIRST * 2u32.saturating_pow(failures.min(10))).min(BACKOFF_MOST)
 }
 
-/// What is wanted must have been issued before it is wanted.
+/// Whether the journal has issued the object: a command can only follow its object.
 fn issued(object: ObjectId, envelope: &Envelope, lineage: Option<Lineage>) -> bool {
     let issued = Some(object.lineage()) != lineage || object.position() <= envelope.head.position;
     if !issued {

@@ -1,23 +1,24 @@
-//! What stands where something rebuildable should, and is of the wrong type: it is set aside, not removed.
+//! Renaming of paths of the wrong type where something rebuildable should be: they are set aside, never
+//! removed.
 
 use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// What should stand at a path.
+/// Type that a path should have.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Wanted {
-    /// A file.
+    /// Regular file.
     File,
-    /// A directory.
+    /// Any directory.
     Directory,
 }
 
-/// Renames what stands at `path`, unless nothing does or it is of the wanted type. The new name. A symbolic link counts as
-/// what it leads to.
+/// Renames `path`, unless it is missing or has the wanted type, and returns the new name. A symbolic link
+/// counts as its target.
 pub fn set_aside(path: &Path, wanted: Wanted) -> io::Result<Option<PathBuf>> {
     let found = match path.symlink_metadata() {
-        // A link that leads nowhere is neither.
+        // A dangling link is neither a file nor a directory.
         Ok(link) => path.metadata().unwrap_or(link),
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(error),

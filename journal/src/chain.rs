@@ -1,19 +1,21 @@
-//! The chain and the validity rule, the same for every journal and every reader.
+//! Chain of records and its validity rule, identical for every journal and every reader.
 //!
-//! | the header | after no record | after a valid record |
+//! | header | after no record | after a valid record |
 //! |---|---|---|
 //! | first position | 1 | the next one |
 //! | previous hash | zero | the hash of the last valid record |
 //! | fleet | the journal's | the journal's |
-//! | begins nothing | skipped | lineage, term and writer are those of the last valid record |
-//! | begins a term | term 1 | same lineage, term exactly one higher, any writer |
-//! | begins a lineage | skipped | names the last lineage as previous, is another one, term exactly one higher |
+//! | starts nothing | skipped | lineage, term and writer are those of the last valid record |
+//! | starts a term | term 1 | same lineage, term exactly one higher, any writer |
+//! | starts a lineage | skipped | other lineage, naming the last one as previous, term exactly one higher |
 //!
-//! Anything else is skipped and counted, and does not influence the rule: a fenced writer's late append, a
-//! duplicate after a reconnect, noise. So the log itself decides who wins, and a zombie is harmless. The rule reads
-//! the header only. What continues the chain but cannot be taken as it is stops the reader and is never skipped: a
-//! body that cannot be read, a time before that of the last valid record (the rule does not know the time, but
-//! nothing that reads a journal could live with it), a term that begins although it has begun.
+//! Other records are skipped and counted, and do not affect the rule: a fenced writer's late append, a
+//! duplicate after a reconnect, an invalid record. So the log itself decides who wins, and a zombie is
+//! harmless. The rule reads the header only.
+//!
+//! Some records continue the chain but stop the reader, and are never skipped. The body cannot be read, a
+//! term starts again, or the time is before the last valid record's. The rule ignores time, but no reader
+//! could handle such a record.
 
 use std::fmt;
 use std::sync::Arc;
@@ -23,36 +25,37 @@ use chancery_events::record::{BadBody, Begins, Hash, Header, HeaderParts, Record
 use chancery_events::time::Time;
 use serde::{Deserialize, Serialize};
 
-/// Where a reader stands: after a valid record.
+/// Place of a reader in the chain: after a valid record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Cursor {
-    /// The position of the last event.
+    /// Position of the last event.
     pub position: Position,
-    /// The hash of the last record.
+    /// Hash of the last record.
     pub hash: Hash,
-    /// The term.
+    /// Term of the last record.
     pub term: Term,
-    /// Who writes in it.
+    /// Writer of the term.
     pub writer: Writer,
-    /// The lineage.
+    /// Lineage of the last record.
     pub lineage: Lineage,
-    /// The time of the last record.
+    /// Time of the last record.
     pub time: Time,
 }
 
-/// What a writer says of itself in each of its records.
+/// Identity of a writer in each of its records.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Signature {
-    /// Whose journal it is.
+    /// Fleet that the journal belongs to.
     pub fleet: Arc<str>,
-    /// The writer's build.
+    /// Build of the writer.
     pub build: Arc<str>,
-    /// The writer's start.
+    /// Id of this start of the writer.
     pub writer: Writer,
 }
 
 impl Cursor {
-    /// The place after `record`, valid or not: for a writer that goes on before its record is durable.
+    /// Returns the cursor after `record`, valid or not: for a writer that continues before the record is
+    /// durable.
     pub fn after(record: &Record) -> Cursor {
         Cursor::behind(record.header(), record.hash())
     }
@@ -68,12 +71,12 @@ impl Cursor {
         }
     }
 
-    /// The position of the next event.
+    /// Returns the position of the next event.
     pub const fn next(&self) -> Position {
         self.position.plus(1)
     }
 
-    /// The parts of the next record by the same writer.
+    /// Returns the header parts of the same writer's next record.
     pub fn follow(&self, by: &Signature, now: Time, watermark: Option<Watermark>) -> HeaderParts {
         HeaderParts {
             fleet: by.fleet.clone(),
@@ -89,20 +92,20 @@ impl Cursor {
         }
     }
 
-    /// The parts of the record with which `by` takes over.
+    /// Returns the header parts of the record by which `by` takes over.
     pub fn take_over(&self, by: &Signature, now: Time, watermark: Option<Watermark>) -> HeaderParts {
         let parts = self.follow(by, now, watermark);
         HeaderParts { term: self.term.next(), begins: Some(Begins::Term), ..parts }
     }
 
-    /// The parts of the record with which `by` begins another lineage.
+    /// Returns the header parts of the record by which `by` starts another lineage.
     pub fn renew(&self, by: &Signature, now: Time, lineage: Lineage) -> HeaderParts {
         let begins = Some(Begins::Lineage { previous: self.lineage });
         HeaderParts { term: self.term.next(), lineage, begins, ..self.follow(by, now, None) }
     }
 }
 
-/// The parts of a journal's first record.
+/// Returns the header parts of a journal's first record.
 pub fn genesis(by: &Signature, now: Time, lineage: Lineage) -> HeaderParts {
     HeaderParts {
         fleet: by.fleet.clone(),
@@ -118,28 +121,28 @@ pub fn genesis(by: &Signature, now: Time, lineage: Lineage) -> HeaderParts {
     }
 }
 
-/// Why a record does not count.
+/// Reason why a record is skipped.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, thiserror::Error)]
 pub enum SkipReason {
-    /// Nothing of ours.
+    /// The bytes do not start with a record header.
     #[error("it has no header of a record")]
     Noise,
-    /// Another fleet's.
+    /// The record belongs to another fleet.
     #[error("it is another fleet's")]
     Fleet,
-    /// Its positions are taken.
+    /// The positions of the record are taken.
     #[error("its positions are taken: a duplicate, or a writer that was overtaken")]
     Taken,
-    /// Records between it and the last valid one are missing.
+    /// Records before this one are missing.
     #[error("it does not follow: records before it are missing")]
     Gap,
-    /// It continues another record.
+    /// The record continues a record other than the last valid one.
     #[error("it continues another record than the last valid one")]
     Prev,
-    /// It is of another lineage, or begins one wrongly.
+    /// The record is of another lineage, or starts one incorrectly.
     #[error("it is of another lineage")]
     Lineage,
-    /// Its term is over, or was never begun.
+    /// The term of the record has ended or never started.
     #[error("it is of another term")]
     Term,
     /// Another writer holds the term.
@@ -147,16 +150,16 @@ pub enum SkipReason {
     Writer,
 }
 
-/// What the rule says of a record.
+/// Result of the validity rule for a record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Judgement {
-    /// It counts; the reader stands behind it now.
+    /// The record is valid; the cursor after it.
     Valid(Cursor),
-    /// It does not.
+    /// The record is skipped.
     Skip(SkipReason),
 }
 
-/// The rule. `at` is `None` before the first record; `hash` is that of the record's bytes.
+/// Applies the validity rule. `at` is `None` before the first record; `hash` is that of the record's bytes.
 pub fn judge(at: Option<&Cursor>, fleet: &str, header: &Header, hash: Hash) -> Judgement {
     let refusal = if *header.fleet == *fleet { refusal(at, header) } else { Some(SkipReason::Fleet) };
     match refusal {
@@ -194,39 +197,39 @@ fn refusal(at: Option<&Cursor>, header: &Header) -> Option<SkipReason> {
     }
 }
 
-/// A record continues the chain but cannot be taken: the reader must stop.
+/// Record that continues the chain but cannot be accepted: the reader must stop.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum Broken {
-    /// Its body cannot be read.
+    /// The body cannot be read.
     #[error("take the record at position {position}")]
     Body {
-        /// Its first position.
+        /// First position of the record.
         position: Position,
-        /// What is wrong.
+        /// Reason why the body is invalid.
         source: BadBody,
     },
-    /// Its time is before that of the record before it.
+    /// The time is before that of the previous record.
     #[error("take the record at position {position}: its time {time} is before the last record's, {last}")]
     Time {
-        /// Its first position.
+        /// First position of the record.
         position: Position,
-        /// Its time.
+        /// Time of the record.
         time: Time,
-        /// The time of the record before it.
+        /// Time of the previous record.
         last: Time,
     },
-    /// It begins a term that has begun.
+    /// The record starts a term that has already started.
     #[error("take the record at position {position}: it begins term {term}, which has begun")]
     Begun {
-        /// Its first position.
+        /// First position of the record.
         position: Position,
-        /// The term.
+        /// Term that the record starts.
         term: Term,
     },
 }
 
 impl Broken {
-    /// The first position of the record.
+    /// Returns the first position of the record.
     pub const fn position(&self) -> Position {
         match self {
             Broken::Body { position, .. }
@@ -236,21 +239,21 @@ impl Broken {
     }
 }
 
-/// What a reader makes of bytes in a log.
+/// Result of reading an entry of a log.
 #[derive(Debug)]
 pub enum Link {
-    /// The next valid record.
+    /// Next valid record.
     Record(Record),
-    /// Not for us.
+    /// Entry that is not part of the chain.
     Skip(Skipped),
 }
 
-/// What was skipped.
+/// Log entry that was skipped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Skipped {
-    /// Why.
+    /// Reason for the skip.
     pub reason: SkipReason,
-    /// The hash of its bytes: a writer knows its own by it.
+    /// Hash of the entry's bytes, by which a writer recognizes its own records.
     pub hash: Hash,
 }
 
@@ -260,7 +263,7 @@ impl fmt::Display for Skipped {
     }
 }
 
-/// A reader's place in a chain: judges what a log holds, in the log's order.
+/// Reader's state in a chain: judges the entries of a log in their order.
 #[derive(Clone, Debug)]
 pub struct Chain {
     fleet: Arc<str>,
@@ -268,27 +271,27 @@ pub struct Chain {
 }
 
 impl Chain {
-    /// Stands behind `at`; before the first record if `None`.
+    /// Creates a chain after `at`; before the first record if `None`.
     pub const fn new(fleet: Arc<str>, at: Option<Cursor>) -> Chain {
         Chain { fleet, at }
     }
 
-    /// Where it stands.
+    /// Returns the cursor after the last valid record; `None` before the first.
     pub const fn at(&self) -> Option<&Cursor> {
         self.at.as_ref()
     }
 
-    /// The next position.
+    /// Returns the next position.
     pub fn next(&self) -> Position {
         self.at.map_or(Position::FIRST, |at| at.next())
     }
 
-    /// Whose journal it is.
+    /// Returns the fleet that the journal belongs to.
     pub const fn fleet(&self) -> &Arc<str> {
         &self.fleet
     }
 
-    /// Takes what the log holds next. Does not move on an error.
+    /// Accepts the next entry of the log. Does not advance on an error.
     pub fn take(&mut self, bytes: impl Into<Arc<[u8]>>) -> Result<Link, Broken> {
         let bytes = bytes.into();
         let hash = Hash::of(&bytes);
@@ -306,7 +309,7 @@ impl Chain {
         Ok(Link::Record(record))
     }
 
-    /// Takes a record that its writer holds already: the reason if it does not count.
+    /// Accepts a record that its writer already has, or returns the reason why the record is skipped.
     pub fn take_record(&mut self, record: &Record) -> Result<Result<(), SkipReason>, Broken> {
         match self.judge(record.header(), record.hash())? {
             Judgement::Skip(reason) => Ok(Err(reason)),

@@ -1,8 +1,7 @@
-//! What every journal must do, as one suite: memory, segments, Kafka run the same.
+//! Conformance suite for every kind of journal: memory, segments and Kafka run the same checks.
 //!
-//! A journal under test brings a [`Bench`], which opens the same log again and again, and, where the kind of journal
-//! allows it, puts bytes into the log that it did not write itself. Each check begins with an empty log. A failed
-//! check panics and says what it wanted.
+//! A [`Bench`] opens the same log repeatedly, and puts foreign bytes into the log if the kind of journal
+//! allows that. Each check starts with an empty log. A failed check panics and states what it expected.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -15,20 +14,20 @@ use chancery_events::time::Time;
 use crate::chain::{Cursor, Signature, SkipReason, genesis};
 use crate::journal::{AppendError, Delivery, Journal, Sink};
 
-/// The fleet whose journals are tested.
+/// Fleet of the journals under test.
 pub const FLEET: &str = "conformance";
-/// Nothing takes so long but what never comes.
+/// Time limit of a wait: longer means never.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Opens the journals under test.
+/// Fixture that opens the journals under test.
 pub trait Bench {
-    /// An empty log.
+    /// Creates an empty log.
     fn new() -> Self;
-    /// Opens it. What was open before has been closed.
+    /// Opens the log. The previous journal has been closed.
     fn open(&mut self, sink: Sink) -> Box<dyn Journal>;
-    /// Opens it for one more writer, while others have it open; `None` if there can only be one.
+    /// Opens the log for another writer while others have it open; `None` if only one can.
     fn open_beside(&mut self, sink: Sink) -> Option<Box<dyn Journal>>;
-    /// Puts bytes into the log, past the journal; says whether that can be done.
+    /// Puts bytes into the log, bypassing the journal. Returns whether that is possible.
     fn inject(&mut self, bytes: &[u8]) -> bool;
 }
 
@@ -47,7 +46,7 @@ pub fn run<B: Bench>() {
     nothing_is_taken_after_closing::<B>();
 }
 
-/// Makes records as a decider does.
+/// Writer that creates records as a decider does.
 pub struct Author {
     by: Signature,
     at: Option<Cursor>,
@@ -55,14 +54,14 @@ pub struct Author {
 }
 
 impl Author {
-    /// Goes on behind `at`.
+    /// Creates a writer that continues after `at`.
     pub fn new(writer: u64, at: Option<Cursor>) -> Author {
         let by =
             Signature { fleet: FLEET.into(), build: "0.0.0".into(), writer: Writer::from_random(writer) };
         Author { by, at, time: at.map_or(0, |at| at.time.micros()) }
     }
 
-    /// Where the next record goes.
+    /// Returns the cursor after the last record.
     pub fn at(&self) -> Option<Cursor> {
         self.at
     }
@@ -79,32 +78,32 @@ impl Author {
         record
     }
 
-    /// The journal's first record.
+    /// Creates the journal's first record.
     pub fn genesis(&mut self) -> Record {
         let lineage = Lineage::from_random(0x00c0_ffee);
         self.seal(|me, now| genesis(&me.by, now, lineage), &[event(TERM_STARTED, 0)])
     }
 
-    /// One more record, of `count` events of about `size` bytes.
+    /// Creates the next record, with `count` events of about `size` bytes each.
     pub fn record(&mut self, count: usize, size: usize) -> Record {
         let at = self.at.expect("a genesis came before");
         let lines: Vec<_> = (0..count).map(|_| event("thing.happened.v1", size)).collect();
         self.seal(|me, now| at.follow(&me.by, now, None), &lines)
     }
 
-    /// One more record, of these events.
+    /// Creates the next record, with these events.
     pub fn record_of(&mut self, lines: &[String]) -> Record {
         let at = self.at.expect("a genesis came before");
         self.seal(|me, now| at.follow(&me.by, now, None), lines)
     }
 
-    /// Takes over.
+    /// Creates the record of a takeover.
     pub fn takeover(&mut self) -> Record {
         let at = self.at.expect("a genesis came before");
         self.seal(|me, now| at.take_over(&me.by, now, None), &[event(TERM_STARTED, 0)])
     }
 
-    /// Begins another lineage.
+    /// Creates the record that starts another lineage.
     pub fn renewal(&mut self) -> Record {
         let at = self.at.expect("a genesis came before");
         let lineage = Lineage::from_random(at.lineage.bits() + 1);
@@ -117,7 +116,6 @@ fn event(type_name: &str, size: usize) -> String {
     format!(r#"{{"k":"fact","t":"{type_name}","d":{{"x":"{}"}}}}"#, "x".repeat(size))
 }
 
-/// A journal and what it has delivered.
 struct Desk {
     journal: Box<dyn Journal>,
     delivered: Receiver<Delivery>,
@@ -125,7 +123,7 @@ struct Desk {
 
 fn sink() -> (Sink, Receiver<Delivery>) {
     let (to, delivered) = channel();
-    // A desk that is gone does not listen.
+    // A desk that was dropped does not receive.
     (Box::new(move |delivery| drop(to.send(delivery))), delivered)
 }
 
@@ -139,7 +137,7 @@ impl Desk {
         self.journal.append(record.clone()).expect("queued");
     }
 
-    /// The next `count` records, whatever is skipped between them.
+    /// Returns the next `count` records, ignoring skipped ones between them.
     fn records(&self, count: usize) -> Vec<Arc<Record>> {
         let mut all = Vec::new();
         while all.len() < count {
@@ -156,7 +154,7 @@ impl Desk {
         all
     }
 
-    /// Why the record with this hash was skipped.
+    /// Returns the reason why the record was skipped.
     fn skipped(&self, record: &Record) -> SkipReason {
         loop {
             match self.delivered.recv_timeout(PATIENCE) {
@@ -167,7 +165,7 @@ impl Desk {
         }
     }
 
-    /// Appends what must not count: refused at once, or skipped later.
+    /// Appends an invalid record, which is refused immediately or skipped later.
     fn append_in_vain(&self, record: &Record) -> SkipReason {
         match self.journal.append(record.clone()) {
             Ok(()) => self.skipped(record),
@@ -300,7 +298,7 @@ fn a_takeover_shuts_out_the_last_writer<B: Bench>() {
     let (takeover, late) = (author.takeover(), zombie.record(1, 10));
     let (sink, delivered) = sink();
     let Some(journal) = bench.open_beside(sink) else {
-        // One process at a time: the new writer comes through the same door.
+        // One process at a time: the new writer uses the same journal.
         desk.append(&takeover);
         assert_same(&desk.records(1), &[takeover]);
         assert_eq!(desk.append_in_vain(&late), SkipReason::Taken);

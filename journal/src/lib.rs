@@ -1,9 +1,8 @@
-//! A fleet's journal: the one place where what has happened is kept.
+//! Journal of a fleet: the only authoritative record of its events.
 //!
-//! In reading order: the chain and the rule that says which records count, what every journal does, then the
-//! journals (in memory, in segment files, on Kafka), how the mirror of one on Kafka is known, the files of snapshots,
-//! what stands beside a journal and proves how far it has come ([`witness`]), the check that works offline, and the
-//! suite that every journal passes.
+//! In reading order: the chain and the validity rule, the interface of every journal, the journals themselves
+//! (in memory, in segment files, on Kafka). Then the detection of Kafka mirrors, snapshot files, the
+//! [`witness`]es that prove how far a journal reached, the offline check, and the conformance suite.
 
 mod aside;
 pub mod chain;

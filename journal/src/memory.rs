@@ -1,10 +1,10 @@
-//! A journal in memory, for tests and simulations: one log that any number of writers share, as a topic is shared.
+//! Journal in memory, for tests and simulations: one log that any number of writers share, like a topic.
 //!
-//! It accepts whatever is appended and leaves the judgement to the readers, which is the harder half of what a
-//! journal may do. It can be told to misbehave as real ones do: an append whose outcome is unknown (landed, lost, or
-//! landing late), other writers' records, noise, durability that comes step by step. Nothing here waits or starts a
-//! thread: with [`MemoryLog::hold`] a single thread plays everything in an order of its choosing. Sinks are called
-//! by whoever appends or steps.
+//! The log accepts every append and leaves the judgement to readers, the harder half of the permitted
+//! behavior. On request the log misbehaves as real journals do. Outcomes are unknown (landed, lost, or
+//! landing late), others write valid and invalid records, durability comes in steps. Nothing here waits or
+//! starts a thread: after [`MemoryLog::hold`] a single thread chooses the order of all steps. Sinks are
+//! called by the thread that appends or steps.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -17,32 +17,32 @@ use crate::journal::{
     AppendError, CloseError, Delivery, Journal, ReadError, Records, Sink, Source, records_by,
 };
 
-/// What becomes of an append whose outcome stays unknown.
+/// Actual result of an append whose outcome stays unknown to its writer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fate {
-    /// It is in the log.
+    /// The append is in the log.
     Landed,
-    /// It is not, and never will be.
+    /// The append is not in the log, and never will be.
     Lost,
-    /// It is not, but comes with [`MemoryLog::land_late`].
+    /// The append is not in the log until [`MemoryLog::land_late`].
     Late,
 }
 
-/// The log itself: what outlives its writers.
+/// Log that outlives its writers.
 #[derive(Clone)]
 pub struct MemoryLog(Arc<Mutex<State>>);
 
 struct State {
-    /// Every reader judges alike, so one judges for all.
+    /// Chain of all readers: they all judge alike.
     chain: Chain,
-    /// What is durable, noise and all, with what the rule says of it.
+    /// Durable entries, including invalid ones, with their verdicts.
     entries: Vec<Entry>,
-    /// What has been sent but is not durable yet, with the number of its writer.
+    /// Appends that are not durable yet, with the numbers of their writers.
     waiting: VecDeque<(u64, Arc<[u8]>)>,
-    /// Appends of unknown outcome that are still on their way.
+    /// Appends of unknown outcome that are still in flight.
     late: VecDeque<Arc<[u8]>>,
     is_held: bool,
-    /// Writers so far.
+    /// Number of writers so far.
     writers: u64,
     handles: Vec<Weak<Handle>>,
 }
@@ -57,11 +57,11 @@ struct Entry {
 enum Verdict {
     Record(Arc<Record>),
     Skip(Skipped),
-    /// Nobody reads past it.
+    /// Entry that no reader passes.
     Stop(Broken),
 }
 
-/// One writer's view of a [`MemoryLog`].
+/// View of a [`MemoryLog`] by one writer.
 pub struct MemoryJournal {
     log: MemoryLog,
     handle: Arc<Handle>,
@@ -75,7 +75,7 @@ struct Handle {
 
 struct Switches {
     is_closed: bool,
-    /// Appends that may wait.
+    /// Maximum number of appends that wait.
     bound: usize,
     next_fate: Option<Fate>,
 }
@@ -87,7 +87,7 @@ impl Default for Switches {
 }
 
 struct View {
-    /// How many entries it has read.
+    /// Number of entries read.
     place: usize,
     head: Option<Cursor>,
     sink: Sink,
@@ -95,7 +95,7 @@ struct View {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A test that has panicked elsewhere should not hide its own message behind ours.
+    // A test that panicked elsewhere should not have its message hidden by a second panic.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -116,7 +116,7 @@ impl State {
 }
 
 impl MemoryLog {
-    /// An empty log. What is appended to it is durable at once.
+    /// Creates an empty log. Appends are durable immediately.
     pub fn new(fleet: &str) -> MemoryLog {
         MemoryLog(Arc::new(Mutex::new(State {
             chain: Chain::new(fleet.into(), None),
@@ -129,7 +129,7 @@ impl MemoryLog {
         })))
     }
 
-    /// Opens it for a writer: `sink` gets what comes after what is durable now.
+    /// Opens the log for a writer; `sink` receives what follows the entries that are durable now.
     pub fn open(&self, sink: Sink) -> Result<MemoryJournal, Broken> {
         let mut state = lock(&self.0);
         for entry in &state.entries {
@@ -146,23 +146,23 @@ impl MemoryLog {
         Ok(MemoryJournal { log: self.clone(), handle })
     }
 
-    /// From now on nothing becomes durable but by [`MemoryLog::step`].
+    /// Makes appends durable only by [`MemoryLog::step`] from now on.
     pub fn hold(&self) {
         lock(&self.0).is_held = true;
     }
 
-    /// Makes everything durable that waits, and from now on at once what is appended.
+    /// Makes every waiting append durable, and later ones immediately.
     pub fn release(&self) {
         lock(&self.0).is_held = false;
         self.step(usize::MAX);
     }
 
-    /// Makes up to `count` appends durable, in order, and delivers them. Says how many.
+    /// Makes up to `count` appends durable, in order, and delivers them. Returns their number.
     pub fn step(&self, count: usize) -> usize {
         self.land(count, |_| true)
     }
 
-    /// The same for appends of some writers.
+    /// Makes appends durable like [`MemoryLog::step`], of the writers that `whose` selects.
     fn land(&self, count: usize, whose: impl Fn(u64) -> bool) -> usize {
         let mut state = lock(&self.0);
         let mut landed = 0;
@@ -178,24 +178,24 @@ impl MemoryLog {
         landed
     }
 
-    /// How many appends wait for durability.
+    /// Returns the number of appends that wait for durability.
     pub fn waiting(&self) -> usize {
         lock(&self.0).waiting.len()
     }
 
-    /// Puts bytes into the log as another program would: a record, an old record again, noise.
+    /// Puts bytes into the log as another program would: a record, a duplicate, or an invalid record.
     pub fn inject(&self, bytes: impl Into<Arc<[u8]>>) {
         lock(&self.0).land(bytes.into());
         self.deliver();
     }
 
-    /// Loses what is not durable yet, as a crash does. Says how many appends that were.
+    /// Discards appends that are not durable yet, as a crash does. Returns their number.
     pub fn lose_waiting(&self) -> usize {
         let waiting = std::mem::take(&mut lock(&self.0).waiting);
         waiting.len()
     }
 
-    /// Lets the oldest append that was to land late do so. Says whether there was one.
+    /// Makes the oldest late append durable. Returns whether there was one.
     pub fn land_late(&self) -> bool {
         let mut state = lock(&self.0);
         let Some(bytes) = state.late.pop_front() else { return false };
@@ -205,12 +205,12 @@ impl MemoryLog {
         true
     }
 
-    /// Everything durable, noise and all.
+    /// Returns all durable entries, including invalid ones.
     pub fn entries(&self) -> Vec<Arc<[u8]>> {
         lock(&self.0).entries.iter().map(|entry| entry.bytes.clone()).collect()
     }
 
-    /// Reads the log without a writer.
+    /// Returns a reader of the log, without a writer.
     pub fn source(&self) -> Arc<dyn Source> {
         Arc::new(MemorySource(self.clone()))
     }
@@ -225,7 +225,7 @@ impl MemoryLog {
 
 impl Handle {
     fn deliver(&self, log: &MemoryLog) {
-        // Held while the sink is called, so that two threads cannot deliver out of order.
+        // Locked while the sink is called, so that two threads cannot deliver out of order.
         let mut view = lock(&self.view);
         if view.has_stopped || lock(&self.switches).is_closed {
             return;
@@ -264,29 +264,29 @@ impl View {
 }
 
 impl MemoryJournal {
-    /// The outcome of the next append stays unknown to the writer.
+    /// Hides the outcome of the next append from the writer.
     pub fn blur_next(&self, fate: Fate) {
         lock(&self.handle.switches).next_fate = Some(fate);
     }
 
-    /// From now on at most so many of its appends wait: it takes no more before a step.
+    /// Limits this writer's waiting appends: beyond the limit, an append fails until the next step.
     pub fn bound(&self, appends: usize) {
         lock(&self.handle.switches).bound = appends;
     }
 
-    /// Makes up to `count` of this writer's appends durable, in order, and delivers them: each writer has its own
-    /// way to the log. Says how many.
+    /// Makes up to `count` of this writer's appends durable, in order, and delivers them: each writer has its
+    /// own path to the log. Returns their number.
     pub fn step(&self, count: usize) -> usize {
         self.log.land(count, |writer| writer == self.handle.number)
     }
 
-    /// How many of its appends wait for durability.
+    /// Returns the number of this writer's appends that wait for durability.
     pub fn waiting(&self) -> usize {
         let own = |(writer, _): &&(u64, Arc<[u8]>)| *writer == self.handle.number;
         lock(&self.log.0).waiting.iter().filter(own).count()
     }
 
-    /// Loses what waits of this writer's appends, as a crash of it does. Says how many that were.
+    /// Discards this writer's waiting appends, as a crash of the writer does. Returns their number.
     pub fn lose_waiting(&self) -> usize {
         let mut state = lock(&self.log.0);
         let before = state.waiting.len();
@@ -294,7 +294,7 @@ impl MemoryJournal {
         before - state.waiting.len()
     }
 
-    /// The log that it writes to.
+    /// Returns the log of this writer.
     pub fn log(&self) -> &MemoryLog {
         &self.log
     }

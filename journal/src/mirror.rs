@@ -1,15 +1,15 @@
-//! How a mirror is told from a journal of its own: by a file in its folder that says where in a topic it stands.
+//! Detection of mirrors: a file in a mirror's directory records its offset in a topic.
 //!
-//! Here and not with Kafka, because builds without Kafka must know it too: a server that went on from a mirror by
-//! itself would begin a second history beside the one that goes on in the topic.
+//! This module is separate from Kafka because builds without Kafka must detect mirrors too. A server that
+//! wrote to a mirror on its own would start a second history next to the one in the topic.
 
 use std::io;
 use std::path::Path;
 
-/// Written before the first record that came from a topic, or went to one.
+/// File written before the first record that came from a topic or was sent to one.
 pub(crate) const FILE: &str = "kafka.json";
 
-/// Whether the journal in a folder is the mirror of one on Kafka.
+/// Whether the journal in a directory is the mirror of a Kafka journal.
 pub fn is_mirror(dir: &Path) -> io::Result<bool> {
     dir.join(FILE).try_exists()
 }

@@ -1,28 +1,29 @@
-//! Files and directories that nobody but their owner may read: a journal holds what plans say, environments among it.
+//! Files and directories that only their owner can read: a journal contains plan specs and their
+//! environments.
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::Path;
 
-/// How a file is opened for writing, and made for its owner alone if it is not there.
+/// Returns options that open a file for writing, and create it with mode 0600 if it is missing.
 pub fn options() -> OpenOptions {
     let mut options = OpenOptions::new();
     options.write(true).create(true).mode(0o600);
     options
 }
 
-/// Makes an empty file, or empties the one that is there.
+/// Creates an empty file, or truncates an existing one.
 pub fn create(path: &Path) -> io::Result<File> {
     options().truncate(true).open(path)
 }
 
-/// Writes a file whole.
+/// Replaces the content of a file, which is created if it is missing.
 pub fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
     create(path)?.write_all(bytes)
 }
 
-/// Makes a directory, and those above it that are missing.
+/// Creates a directory and its missing parents, with mode 0700.
 pub fn create_dir_all(path: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(path)
 }

@@ -1,9 +1,10 @@
-//! Files of snapshots: states at a position, so that a start need not fold everything.
+//! Snapshot files: states at a position, so that a start need not fold everything.
 //!
-//! `<position>.snap` is one line of JSON that says what it is, with the line's own SHA-256 at its end, then the state, whose
-//! form is not our concern. It is written under another name, synced, renamed, and the folder synced; of the older ones fewer and fewer are kept
-//! ([`superfluous`]). What must stay true: a snapshot can be dropped at any time and is never trusted: one that is
-//! damaged, or that the reader cannot use, gives way to the one before it, and then to a full fold.
+//! `<position>.snap` starts with a line of JSON that describes the snapshot and ends with its own SHA-256.
+//! The state follows, in a format opaque to this module. The file is written under another name, synced and
+//! renamed, and the directory synced. Older snapshots are thinned out ([`superfluous`]). Invariants: a
+//! snapshot can be deleted at any time and is never trusted. A damaged or unusable one is replaced by the one
+//! before it, and finally by a full fold.
 
 mod thinning;
 
@@ -26,42 +27,42 @@ use crate::witness::Witness;
 pub use thinning::superfluous;
 
 const FORMAT: u32 = 2;
-/// The first line is padded to this length, because it is written once more when the state's hash is known.
+/// Bytes that the first line is padded to, because it is rewritten when the state's hash is known.
 const META: usize = 2048;
-/// Behind so much of it stand the hash of that, in hexadecimal digits, and a line feed.
+/// Bytes of the first line that are hashed. The hash, in hexadecimal digits, and a line feed follow.
 const HASHED: usize = META - 65;
 
-/// What a snapshot is of.
+/// Metadata of a snapshot.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Meta {
     format: u32,
-    /// Whose journal it is.
+    /// Fleet that the journal belongs to.
     pub fleet: Arc<str>,
-    /// The lineage at that position.
+    /// Lineage at the position.
     pub lineage: Lineage,
-    /// The last position that is in the state.
+    /// Last position that the state includes.
     pub position: Position,
-    /// The hash of the record that ends there.
+    /// Hash of the record that ends at the position.
     pub hash: Hash,
-    /// The term.
+    /// Term of that record.
     pub term: Term,
-    /// The writer.
+    /// Writer of that record.
     pub writer: Writer,
-    /// The time of that record.
+    /// Time of that record.
     pub time: Time,
-    /// Up to where the inbox is answered.
+    /// Watermark up to which the inbox is answered.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub watermark: Option<Watermark>,
-    /// Names the shape of the state: another build may have another one.
+    /// Fingerprint of the state's format, which may differ between builds.
     pub fingerprint: String,
-    /// The SHA-256 of the state's bytes.
+    /// SHA-256 of the state's bytes.
     pub state_hash: Hash,
-    /// How many bytes the state has.
+    /// Length of the state in bytes.
     pub len: u64,
 }
 
 impl Meta {
-    /// Where a reader stands that begins with this state.
+    /// Returns the cursor of a reader that starts with this state.
     pub const fn cursor(&self) -> Cursor {
         Cursor {
             position: self.position,
@@ -74,7 +75,7 @@ impl Meta {
     }
 }
 
-/// A snapshot could not be written, or none could be looked for.
+/// Failure to write, list or prepare snapshots.
 #[derive(Debug, thiserror::Error)]
 #[error("{operation} {}", path.display())]
 pub struct SnapshotError {
@@ -87,23 +88,23 @@ fn failed(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Sna
     move |source| SnapshotError { operation, path: path.to_owned(), source }
 }
 
-/// A folder of snapshots. One process writes; the journal's lock sees to that.
+/// Directory of snapshots. The journal's lock ensures that only one process writes.
 #[derive(Clone, Debug)]
 pub struct Snapshots {
     dir: PathBuf,
 }
 
-/// A snapshot whose bytes are those that were written.
+/// Snapshot whose bytes were verified against its hash.
 #[derive(Debug)]
 pub struct Snapshot {
-    /// What it is of.
+    /// Metadata of the snapshot.
     pub meta: Meta,
-    /// The state.
+    /// Bytes of the state.
     pub state: io::Take<BufReader<File>>,
 }
 
 impl Snapshots {
-    /// Opens a folder, made if need be, and clears away what a crash has left unfinished.
+    /// Opens a directory, created if it is missing, and removes unfinished files of a crash.
     pub fn open(dir: impl Into<PathBuf>) -> Result<Snapshots, SnapshotError> {
         let dir = dir.into();
         set_aside(&dir, Wanted::Directory).map_err(failed("set aside", &dir))?;
@@ -121,8 +122,8 @@ impl Snapshots {
         Ok(Snapshots { dir })
     }
 
-    /// Writes a snapshot of the state behind `at`; `state` writes the state. Then drops what is superfluous, and what
-    /// an abandoned history has left: those of records that do not stand in the journal, as `stands` says.
+    /// Writes a snapshot of the state after `at`; `state` writes the state. Then deletes superfluous
+    /// snapshots, and those of an abandoned history, for whose records `stands` returns false.
     pub fn write(
         &self,
         fleet: Arc<str>,
@@ -155,9 +156,10 @@ impl Snapshots {
         Ok(meta)
     }
 
-    /// What is abandoned must not count: as the newest it would push out what is written from now on.
+    /// Deletes superfluous and abandoned snapshots. Abandoned ones must not count: as the newest, they would
+    /// displace those written from now on.
     fn thin(&self, written: Position, stands: impl Fn(&Meta) -> bool) -> Result<(), SnapshotError> {
-        // One whose first line cannot be read may be of another build, and counts.
+        // A snapshot with an unreadable first line may be of another build, and counts.
         let is_abandoned = |(position, path): &(Position, PathBuf)| {
             *position != written && first_line(path).is_ok_and(|meta| !stands(&meta))
         };
@@ -174,7 +176,7 @@ impl Snapshots {
         Ok(())
     }
 
-    /// The newest snapshot that is whole and that `is_usable` says yes to. The others are told to the log.
+    /// Returns the newest intact snapshot that `is_usable` accepts, and logs a warning for each one skipped.
     pub fn load_newest(
         &self,
         mut is_usable: impl FnMut(&Meta) -> bool,
@@ -197,13 +199,13 @@ impl Snapshots {
         Ok(None)
     }
 
-    /// The files, the newest first.
+    /// Returns the position and path of each snapshot, newest first.
     pub fn list(&self) -> Result<Vec<(Position, PathBuf)>, SnapshotError> {
         list(&self.dir)
     }
 }
 
-/// The snapshots in a folder, the newest first; nothing is changed there.
+/// Lists the snapshots in a directory, newest first, without changing it.
 pub fn list(dir: &Path) -> Result<Vec<(Position, PathBuf)>, SnapshotError> {
     let mut found = Vec::new();
     for entry in fs::read_dir(dir).map_err(failed("list", dir))? {
@@ -218,12 +220,12 @@ pub fn list(dir: &Path) -> Result<Vec<(Position, PathBuf)>, SnapshotError> {
     Ok(found)
 }
 
-/// What the snapshots in a folder prove of their journal. The first line is enough for that: it is written when the whole
-/// state is, and a damaged one proves nothing.
+/// Returns the witnesses of a directory's snapshots. The first line is sufficient: it is written after the
+/// whole state, and a damaged one proves nothing.
 pub fn witnesses(dir: &Path) -> Result<Vec<Witness>, SnapshotError> {
     let mut found = Vec::new();
     for (position, path) in list(dir)? {
-        // What is no file is set aside when the folder is opened; to open it may block.
+        // Paths that are not files are set aside when the directory is opened; opening one here may block.
         if !path.is_file() {
             continue;
         }
@@ -234,7 +236,7 @@ pub fn witnesses(dir: &Path) -> Result<Vec<Witness>, SnapshotError> {
     Ok(found)
 }
 
-/// Hashes and counts what passes through.
+/// Writer that hashes and counts the bytes passed through.
 struct Hashing<W> {
     to: W,
     hash: Sha256,
@@ -349,7 +351,7 @@ mod tests {
         Some(state)
     }
 
-    /// With a state that says where it is.
+    /// Writes a state that names its position.
     fn put(snapshots: &Snapshots, position: u64) {
         put_of(snapshots, &cursor(position), |_| true);
     }
@@ -383,7 +385,7 @@ mod tests {
         for position in [100, 200, 700, 800, 900] {
             put(&snapshots, position);
         }
-        // The journal was put back from a copy up to 250, and goes on from there as another lineage.
+        // The journal was restored from a copy up to 250, and continues from there as another lineage.
         let lineage = Lineage::from_random(7);
         let stands = |meta: &Meta| meta.position.get() <= 250 || meta.lineage == lineage;
         for position in [300, 310, 320, 800] {
@@ -404,7 +406,7 @@ mod tests {
         assert_eq!(kept(&snapshots), [4000, 3000, 200]);
     }
 
-    /// Those of what is a witness.
+    /// Positions of the snapshots that are witnesses.
     fn positions(snapshots: &Snapshots) -> Vec<u64> {
         let found = witnesses(&snapshots.dir).expect("listed");
         found.iter().map(|witness| witness.position.get()).collect()
@@ -424,7 +426,7 @@ mod tests {
                 fs::write(path, damaged).expect("written");
                 let found = snapshots.load_newest(|meta| meta.cursor() == cursor(3000)).expect("listed");
                 assert!(found.is_none(), "byte {at}, bit {bit}");
-                // A damaged first line proves nothing; a whole one does, whatever became of the state.
+                // A damaged first line proves nothing; an intact one does, whatever happened to the state.
                 let proved = if at < META { &[200, 10][..] } else { &[3000, 200, 10] };
                 assert_eq!(positions(&snapshots), proved, "byte {at}, bit {bit}");
             }

@@ -1,21 +1,21 @@
-//! Witnesses: what stands beside a journal and names a record that was durable in it.
+//! Witnesses: evidence outside a journal that a record was durable in it.
 //!
-//! A snapshot, the cursor of the read models, a file of postings and the store of an executor are each written after the
-//! journal was synced up to the record that they name. So a journal that does not hold that record has lost it.
+//! Snapshots, the read models' cursor, files of postings and executor stores are written after the journal
+//! was synced up to the record that they name. So a journal without that record has lost it.
 //!
-//! | the lineage that is named | the position | the hash there | |
+//! | named lineage | position | hash there | result |
 //! |---|---|---|---|
 //! | any; the journal is empty | | | ahead |
-//! | the current one | behind the head | | ahead |
+//! | the current one | after the head | | ahead |
 //! | the current one, or an ancestor up to its end | up to the head | the same, or none is named | agrees |
-//! | the current one, or an ancestor up to its end | up to the head | another, or no record ends there | differs |
-//! | an ancestor | behind its end | | past: the loss was accepted |
-//! | unknown | behind the head | | ahead |
+//! | the current one, or an ancestor up to its end | up to the head | another, or no record ends | differs |
+//! | an ancestor | after its end | | past: the loss was accepted |
+//! | unknown | after the head | | ahead |
 //! | unknown | up to the head | | foreign: the journal is another one, or an older copy of this one |
 //!
-//! What is ahead, differs or is foreign is against the journal.
+//! A witness that is ahead, differs or is foreign contradicts the journal.
 //!
-//! What must stay true: [`weigh`] decides from values alone; the reading around it changes nothing.
+//! Invariant: [`weigh`] decides from values alone; the code that reads them changes nothing.
 
 use std::fmt;
 
@@ -28,44 +28,44 @@ use chancery_events::record::{Hash, Record};
 use crate::chain::Cursor;
 use crate::journal::{ReadError, Source};
 
-/// A record that was durable, as something beside the journal names it.
+/// Record that was durable, as evidence outside the journal names it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Witness {
-    /// What names the record, for people: a kind and a path.
+    /// Name of the witness for people: kind and path.
     pub name: String,
-    /// The lineage of the record.
+    /// Lineage of the record.
     pub lineage: Lineage,
-    /// The position at which the record ends.
+    /// Position at which the record ends.
     pub position: Position,
-    /// The hash of the record, if the witness names it.
+    /// Hash of the record, if the witness names it.
     pub hash: Option<Hash>,
 }
 
 impl Witness {
-    /// A witness that stands behind a record.
+    /// Creates a witness of the record before `cursor`.
     pub fn at(name: String, cursor: &Cursor) -> Witness {
         Witness { name, lineage: cursor.lineage, position: cursor.position, hash: Some(cursor.hash) }
     }
 }
 
-/// What a witness says of a journal.
+/// Result of comparing a witness with a journal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Weight {
-    /// The journal holds the record.
+    /// The journal contains the record.
     Agrees,
     /// The journal ends before the record: it was longer.
     Ahead,
-    /// The journal holds another record at the position.
+    /// The journal contains another record at the position.
     Differs,
     /// The record is part of a loss that was accepted.
     Past,
-    /// The record is of a lineage that the journal does not know: another journal, or a copy from before that lineage, which
-    /// was written on since.
+    /// The record is of a lineage that the journal does not know. The journal is another one, or a copy from
+    /// before that lineage that was written to since.
     Foreign,
 }
 
-/// Weighs a witness. `head` and `lineages` are those of the journal, `None` if it is empty; `recorded` is the hash of the
-/// record that ends at the position of the witness, if one does.
+/// Compares a witness with a journal. `head` and `lineages` are those of the journal, `None` if it is empty.
+/// `recorded` is the hash of the record that ends at the witness's position, if one does.
 pub fn weigh(
     witness: &Witness,
     head: Option<Position>,
@@ -89,38 +89,40 @@ pub fn weigh(
     }
 }
 
-/// What is missing from a journal, as far as witnesses tell.
+/// Records missing from a journal, as far as witnesses prove it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Loss {
-    /// The last record of the journal; `None` if it is empty.
+    /// Last record of the journal; `None` if it is empty.
     pub head: Option<Cursor>,
-    /// The lineages of the journal; `None` if it is empty.
+    /// Lineages of the journal; `None` if it is empty.
     pub lineages: Option<Lineages>,
-    /// The witnesses that are against the journal, the one with the highest position first.
+    /// Witnesses that contradict the journal, highest position first.
     pub witnesses: Vec<(Witness, Weight)>,
-    /// The last position before the first difference at which a witness names the very record of the journal.
+    /// Last position before the first difference at which a witness names exactly the journal's record.
     pub agreed: Position,
 }
 
 impl Loss {
-    /// The last position up to which the journal is what it was. Where it differs at a position, the two histories may
-    /// have parted long before: what counts then is what a witness agrees on.
+    /// Returns the last position up to which the journal is unchanged. Where the journal differs at a
+    /// position, the histories may have diverged long before. Then only a position that a witness confirms
+    /// counts.
     pub fn at(&self) -> Position {
         let head = self.head.map_or(Position::ZERO, |head| head.position);
         if self.differs() { self.agreed.min(head) } else { head }
     }
 
-    /// Whether the journal holds another record than a witness names: it was written on from an older copy.
+    /// Whether the journal contains a record other than a witness names: it was continued from an older copy.
     pub fn differs(&self) -> bool {
         self.witnesses.iter().any(|(_, weight)| *weight == Weight::Differs)
     }
 
-    /// The highest position that is known to be missing.
+    /// Returns the highest position that is known to be missing.
     pub fn missing_through(&self) -> Option<Position> {
         self.witnesses.first().map(|(witness, _)| witness.position).filter(|position| *position > self.at())
     }
 
-    /// The lineages that witnesses name and the journal does not: they started in what is missing, or are of another journal.
+    /// Returns the lineages that witnesses name and the journal does not know. Such lineages started in the
+    /// missing records, or belong to another journal.
     pub fn abandoned(&self) -> Vec<Lineage> {
         let is_known = |lineage| match &self.lineages {
             Some(lineages) => lineage == lineages.current || lineages.end(lineage).is_some(),
@@ -158,8 +160,8 @@ impl fmt::Display for Loss {
     }
 }
 
-/// What the witnesses prove to be missing from the journal; `None` if nothing is. Reads only what it must: other records
-/// than those that are named only if one is named of another lineage than the last.
+/// Returns the loss that the witnesses prove; `None` if there is none. Reads all records only if a witness
+/// names a lineage other than the last, otherwise only the records that are named.
 pub fn loss(journal: &dyn Source, witnesses: &[Witness]) -> Result<Option<Loss>, ReadError> {
     let head = journal.head();
     let lineages = match head {
@@ -169,7 +171,8 @@ pub fn loss(journal: &dyn Source, witnesses: &[Witness]) -> Result<Option<Loss>,
     against(head, lineages, witnesses, |position| recorded(journal, position))
 }
 
-/// The same of a journal that ends at `head`, with the way to the hash of the record that ends at a position.
+/// Returns the loss like [`loss`], for a journal that ends at `head`. `recorded` returns the hash of the
+/// record that ends at a position.
 pub fn against<E>(
     head: Option<Cursor>,
     lineages: Option<Lineages>,
@@ -194,19 +197,20 @@ pub fn against<E>(
     Ok((!against.is_empty()).then_some(Loss { head, lineages, witnesses: against, agreed }))
 }
 
-/// The hash of the record that ends at the position, if one does. That it cannot be read says nothing about that.
+/// Returns the hash of the record that ends at the position, if one does. A read error does not prove that
+/// none does.
 pub fn recorded(journal: &dyn Source, position: Position) -> Result<Option<Hash>, ReadError> {
     let record = journal.records(position)?.next().transpose()?;
     Ok(record.filter(|record| record.last() == position).map(|record| record.hash()))
 }
 
-/// Whether the journal has the record that the cursor is behind.
+/// Whether the journal contains the record that precedes the cursor.
 pub fn has_record_of(journal: &dyn Source, cursor: &Cursor) -> Result<bool, ReadError> {
     let record = journal.records(cursor.position)?.next().transpose()?;
     Ok(record.is_some_and(|record| Cursor::after(&record) == *cursor))
 }
 
-/// The lineages of a journal, from all of its records; `None` if it is empty.
+/// Returns the lineages of a journal, read from all of its records; `None` if it is empty.
 pub fn lineages(journal: &dyn Source) -> Result<Option<Lineages>, ReadError> {
     let mut lineages = None;
     for record in journal.records(Position::FIRST)? {
@@ -215,7 +219,7 @@ pub fn lineages(journal: &dyn Source) -> Result<Option<Lineages>, ReadError> {
     Ok(lineages)
 }
 
-/// Brings the lineages of a journal behind its next record.
+/// Updates the lineages of a journal with its next record.
 pub fn follow(lineages: &mut Option<Lineages>, record: &Record) {
     let lineage = record.header().lineage;
     let known = lineages.get_or_insert_with(|| Lineages::new(lineage));

@@ -1,5 +1,5 @@
-//! Work that is due, a step at a time: what intents only recorded is carried out here, from ordered queues, so that
-//! one intent for a million replicas is never one giant commit, and no step costs more than what it changes.
+//! Work that is due, one step at a time. What intents only record is carried out here, from ordered queues:
+//! one intent for a million replicas is never one giant commit. No step costs more than what it changes.
 //!
 //! The first step that is due is taken, in this order:
 //!
@@ -9,13 +9,13 @@
 //! | volumes of expunged nodes are lost, unused ones are destroyed, commands that waited for a volume are issued | `overdue` |
 //! | deadlines expire | `overdue` |
 //! | reservations that an edited plan no longer allows get another node, before anything lets an operation start | `replace` |
-//! | work whose time has come, such as a start by rule after its cooldown | `time` |
-//! | disruptions empty their nodes | `disruption::step` |
+//! | work whose time has come, such as an automatic restart after its delay | `time` |
+//! | disruptions drain their nodes | `disruption::step` |
 //! | policies approve operations | `policy::step` |
-//! | the next plan in turn gets one step of its deployment | `deploy` |
+//! | the next plan in rotation gets one step of its deployment | `deploy` |
 //! | rebalances move a replica, or end | `rebalance` |
 //! | operations without a node get one | `prepare` |
-//! | the spread of plans at rest is compared with the best one | `look` |
+//! | the spread of plans without other work is compared with the best one | `look` |
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
@@ -35,40 +35,40 @@ use crate::rebalance::Rounds;
 use crate::scheduler::Search;
 use crate::{deployment, disruption, incarnation, operation, policy, rebalance, replica, request, volume};
 
-/// How far the outdated places of a plan were checked.
+/// Progress of checking the outdated reservations of a plan.
 #[derive(Clone, Debug)]
 struct Checked {
-    /// By the policy of this generation,
+    /// Generation whose policy was applied.
     generation: u32,
-    /// when nodes and capabilities were so,
+    /// Token of the nodes and capabilities.
     shape: Arc<()>,
-    /// up to this place.
+    /// Last reservation checked.
     last: Option<(u32, IncarnationId)>,
 }
 
-/// One step: what it concerns, what led to it, and what is so now.
+/// One step: its subject, its cause and its facts.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Step {
-    /// The entity that was worked on.
+    /// Entity that the step is about.
     pub subject: Subject,
-    /// The position of what led to it.
+    /// Position of the cause.
     pub cause: Position,
-    /// What is so now.
+    /// Facts of the step.
     pub facts: Vec<Fact>,
 }
 
-/// What the decider remembers between steps and no journal needs to: whose turn it is, and what was tried in vain.
+/// State of the decider between steps that no journal needs: the rotation of plans, and failed searches.
 #[derive(Clone, Debug)]
 pub struct Agenda {
-    /// Until when deadlines wait: executors have a lease to come back after a takeover, and half a lease where their messages
-    /// are late.
+    /// Time until which deadlines wait. Executors have a lease to return after a takeover, and half a lease
+    /// where their messages are late.
     pub grace: DeadlineGrace,
-    /// When it was last asked for a step.
+    /// Time of the last request for a step.
     now: Time,
     search: Search,
     last: Option<PlanName>,
     tried: BTreeMap<(PlanName, (DeploymentName, Option<OperationId>)), Position>,
-    /// Plans with outdated places, and how far those were checked.
+    /// Plans with outdated reservations, and how far these were checked.
     checked: BTreeMap<PlanName, Checked>,
     rounds: Rounds,
     parked: BTreeSet<Subject>,
@@ -76,7 +76,7 @@ pub struct Agenda {
 }
 
 impl Agenda {
-    /// Nothing tried, nothing parked.
+    /// Creates an agenda without failed searches or quarantined entities. Deadlines wait until `grace`.
     pub fn new(grace: Time) -> Agenda {
         Agenda {
             grace: DeadlineGrace::until(grace),
@@ -91,28 +91,28 @@ impl Agenda {
         }
     }
 
-    /// Leaves an entity alone, because a step on it went wrong.
+    /// Quarantines an entity, because a step on it failed.
     pub fn park(&mut self, subject: Subject) {
         self.parked.insert(subject);
     }
 
-    /// Whether an entity is left alone.
+    /// Whether an entity is quarantined.
     pub fn is_parked(&self, subject: &Subject) -> bool {
         self.parked.contains(subject)
     }
 
-    /// Remembers what is worked on, and what led to it, before anything of it is looked at.
+    /// Records the subject of the work and its cause, before anything of it is read.
     pub fn turn_to(&mut self, subject: &Subject, cause: Position) {
         self.at_work = Some((subject.clone(), cause));
     }
 
-    /// Turns to it, unless it is left alone. Whether it did.
+    /// Records the subject and its cause, unless quarantined. Returns whether it did.
     fn begin(&mut self, subject: &Subject, cause: Position) -> bool {
         begin(&self.parked, &mut self.at_work, subject, cause)
     }
 
-    /// Turns to the first of these of which a step comes, leaving alone what is parked: `about` says what it concerns and
-    /// what led to it, and `facts` what is so then.
+    /// Returns the first step that has facts, skipping quarantined entities. `about` returns the subject and
+    /// cause of an item, `facts` its facts.
     fn first<T>(
         &mut self,
         mut due: impl Iterator<Item = T>,
@@ -129,7 +129,7 @@ impl Agenda {
         })
     }
 
-    /// What was worked on last. After a panic, that is what it was about.
+    /// Takes the subject and cause of the last work. After a panic, they are what the panic was about.
     pub fn at_work(&mut self) -> Option<(Subject, Position)> {
         self.at_work.take()
     }
@@ -148,11 +148,11 @@ fn begin(
     may
 }
 
-/// The next step, if anything is due at `ctx.now`.
+/// Returns the next step, if anything is due at `ctx.now`.
 pub fn advance(fleet: &Fleet, agenda: &mut Agenda, ctx: &Context) -> Option<Step> {
     agenda.now = ctx.now;
     overdue(fleet, agenda, ctx)
-        // Before anything that lets an operation start: also the end of a pause does.
+        // Before anything that lets an operation start, which the end of a delay does too.
         .or_else(|| replace(fleet, agenda, ctx))
         .or_else(|| time(fleet, agenda, ctx))
         .or_else(|| disruption::step(fleet, ctx, |subject, cause| agenda.begin(subject, cause)))
@@ -163,7 +163,7 @@ pub fn advance(fleet: &Fleet, agenda: &mut Agenda, ctx: &Context) -> Option<Step
         .or_else(|| look(fleet, agenda, ctx))
 }
 
-/// When something will be due next, if nothing happens before.
+/// Returns when work is due next, if nothing happens before.
 pub fn next_alarm(fleet: &Fleet, agenda: &Agenda) -> Option<Time> {
     let (index, now) = (fleet.index(), agenda.now);
     let alarm = index.alarms.first().map(|(when, _)| agenda.grace.rings_at(*when));
@@ -175,20 +175,20 @@ pub fn next_alarm(fleet: &Fleet, agenda: &Agenda) -> Option<Time> {
 
 /// Work that waits for nothing else.
 enum Due<'a> {
-    /// An incarnation on a node that is gone.
+    /// Incarnation on an expunged node.
     Lost(IncarnationId),
-    /// A volume on a node that is gone.
+    /// Volume on an expunged node.
     LostVolume(&'a VolumeName),
-    /// A volume that will be deleted and that nothing uses.
+    /// Unused volume that will be deleted.
     UnusedVolume(&'a VolumeName),
-    /// An incarnation whose volumes are there.
+    /// Incarnation whose volumes are available.
     Served(IncarnationId),
-    /// A deadline that has passed.
+    /// Deadline that has passed.
     Alarm(&'a Alarm),
 }
 
 impl Due<'_> {
-    /// What it concerns, and what led to it.
+    /// Subject of the work, and position of its cause.
     fn about(&self, fleet: &Fleet) -> Option<(Subject, Position)> {
         let (subject, cause) = match self {
             Due::Lost(id) => {
@@ -238,7 +238,7 @@ fn overdue(fleet: &Fleet, agenda: &mut Agenda, ctx: &Context) -> Option<Step> {
     agenda.first(due, |due| due.about(fleet), |due| due.facts(fleet, ctx))
 }
 
-/// Work whose time has come.
+/// Returns a step of scheduled work.
 fn time(fleet: &Fleet, agenda: &mut Agenda, ctx: &Context) -> Option<Step> {
     let due = fleet.index().timers.iter().take_while(|(when, _)| *when <= ctx.now).map(|(_, timer)| timer);
     let about = |timer: &&Timer| {
@@ -255,8 +255,8 @@ fn time(fleet: &Fleet, agenda: &mut Agenda, ctx: &Context) -> Option<Step> {
     })
 }
 
-/// Places that are only held and were found by an earlier policy of their plan: each is checked once after an edit, and
-/// again when nodes have changed; one that the policy forbids is found another.
+/// Checks unstarted reservations that an earlier policy of their plan placed: once after an edit, and again
+/// when nodes have changed. A reservation that the policy forbids gets another placement.
 fn replace(fleet: &Fleet, agenda: &mut Agenda, ctx: &Context) -> Option<Step> {
     let outdated = &fleet.index().outdated;
     let shape = fleet.index().places.shape();
@@ -286,19 +286,19 @@ fn replace(fleet: &Fleet, agenda: &mut Agenda, ctx: &Context) -> Option<Step> {
     None
 }
 
-/// The next move of a rebalance, or its end.
+/// Returns the next move of a rebalance, or its end.
 fn rebalance(fleet: &Fleet, agenda: &mut Agenda, ctx: &Context) -> Option<Step> {
     let Agenda { rounds, search, parked, at_work, .. } = agenda;
     rebalance::advance(fleet, rounds, search, ctx, |subject, cause| begin(parked, at_work, subject, cause))
 }
 
-/// Plans whose spread has become uneven, or even.
+/// Finds plans whose spread has become uneven, or even.
 fn look(fleet: &Fleet, agenda: &mut Agenda, ctx: &Context) -> Option<Step> {
     let Agenda { rounds, search, parked, at_work, .. } = agenda;
     rebalance::look(fleet, rounds, search, ctx, |subject, cause| begin(parked, at_work, subject, cause))
 }
 
-/// One step for the next due plan, in turn, so that a large deployment does not hold back others.
+/// Returns one step for the next due plan in rotation, so that a large deployment does not delay others.
 fn deploy(fleet: &Fleet, agenda: &mut Agenda, ctx: &Context) -> Option<Step> {
     let due = &fleet.index().due;
     let after = agenda.last.clone().map_or(Bound::Unbounded, Bound::Excluded);
@@ -316,8 +316,8 @@ fn deploy(fleet: &Fleet, agenda: &mut Agenda, ctx: &Context) -> Option<Step> {
     Some(step)
 }
 
-/// Looks for a place for operations that have none. Those of one deployment need alike: what one did not find the
-/// others do not, until capacity may have grown.
+/// Searches placements for operations without one. The operations of a deployment have equal requirements:
+/// after one search fails, the others wait until capacity may have grown.
 fn prepare(fleet: &Fleet, agenda: &mut Agenda, ctx: &Context) -> Option<Step> {
     let grown = fleet.index().grown;
     for name in &fleet.index().unplaced {
@@ -326,7 +326,7 @@ fn prepare(fleet: &Fleet, agenda: &mut Agenda, ctx: &Context) -> Option<Step> {
             continue;
         };
         let Some(groups) = fleet.index().plan_index(name).map(|index| &index.unplaced) else { continue };
-        // The oldest says for all why the plan waits.
+        // The oldest operation reports for all why the plan waits.
         let speaker = groups.values().filter_map(BTreeSet::first).min();
         for (kind, waiting) in groups {
             let Some(operation) = waiting.first() else { continue };

@@ -6,8 +6,8 @@
 //! active      same or new spec  inactive          (none), unless in use
 //! inactive    same or new spec  active            (none), unless in use
 //! ```
-//! A cluster's runtime cannot be edited. A cluster is in use while a node is in it, a capability while a node names
-//! it. What is already so is `unchanged`.
+//! A cluster's runtime cannot be edited. A cluster is in use while a node is in it, a capability while a node
+//! names it. An intent that changes nothing is `unchanged`.
 
 use chancery_events::fact::{
     CapabilityActivityChanged, CapabilityApplied, CapabilityDeleted, ClusterActivityChanged, ClusterApplied,
@@ -54,7 +54,7 @@ pub(crate) fn cluster_delete(fleet: &Fleet, ask: &ClusterDelete) -> Decided {
     if nodes > 0 {
         return Err(Refusal::new(Code::InUse, format!("cluster {} still has {nodes} nodes", ask.name)));
     }
-    // Volumes come first in it, and without nodes there is nothing else.
+    // The inventory lists volumes first, and without nodes has nothing else.
     let first = fleet.index().inventory(&ask.name).next();
     if let Some(ObjectId::Volume(first)) = first
         && let Some(first) = fleet.index().volumes.name(first)
@@ -132,7 +132,7 @@ pub(crate) fn capability_activity_changed(
     fleet.bump::<Capability>(&fact.name, at, |capability| capability.activity = fact.activity)
 }
 
-/// With the sessions that are kept of it.
+/// Deletes the cluster and its retained sessions.
 pub(crate) fn cluster_deleted(fleet: &mut Fleet, fact: &ClusterDeleted) -> Result<(), Contradiction> {
     let of_it = |session: &&Session| session.cluster == fact.name;
     let sessions: Vec<_> =

@@ -1,4 +1,4 @@
-//! What a decision needs and the state does not hold: time, and where its facts will stand.
+//! Input of a decision that the state does not contain: the time, and the positions of its facts.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -10,43 +10,44 @@ use chancery_events::time::Time;
 
 use crate::fleet::DeploymentKey;
 
-/// Comes into every decision; nothing else does.
+/// Input of every decision besides the state: nothing else affects it.
 #[derive(Clone, Debug)]
 pub struct Context {
-    /// The commit's time.
+    /// Time of the commit.
     pub now: Time,
-    /// The wall clock, by which senders date intents, if it is followed and ahead of the commit's time; else that.
+    /// Wall clock, by which senders date intents, if followed and ahead of the commit's time; else that time.
     pub wall: Time,
-    /// The position that the first fact of the decision will have.
+    /// Position of the first fact of the decision.
     pub next: Position,
-    /// The journal's identity.
+    /// Lineage of the journal.
     pub lineage: Lineage,
-    /// Who asks, if somebody does.
+    /// Actor of the request, if any.
     pub actor: Option<Actor>,
-    /// Replicas that one deployment may ask for, at most: what follows from one intent stays bounded.
+    /// Maximum number of replicas that a deployment may request: bounds what follows from one intent.
     pub replicas: u32,
 }
 
-/// How failed commands are tried again: `initial`, then `factor` times as long each time, up to `max`, with up to a
-/// tenth more that differs between incarnations; given up after `attempts`.
+/// Retry of failed commands: after `initial`, then `factor` times as long each time, up to `max`, `attempts`
+/// in all. Jitter of up to a tenth is added, which differs between incarnations.
 #[derive(Clone, Copy, Debug)]
 pub struct Backoff {
-    /// Before the second attempt.
+    /// Delay before the second attempt.
     pub initial: Duration,
-    /// Times as long each time.
+    /// Growth of the delay with each attempt.
     pub factor: u32,
-    /// Never longer.
+    /// Maximum delay, before jitter.
     pub max: Duration,
-    /// Attempts in all.
+    /// Maximum number of attempts, including the first.
     pub attempts: u32,
 }
 
-/// The backoff of commands.
+/// Backoff of commands.
 pub const BACKOFF: Backoff =
     Backoff { initial: Duration::from_secs(1), factor: 2, max: Duration::from_mins(1), attempts: 5 };
 
 impl Backoff {
-    /// How long to wait after the failed `attempt` (from 1); `None` when it was the last. `salt` draws the jitter.
+    /// Returns the delay after the failed `attempt` (from 1), `None` if it was the last. `salt` draws the
+    /// jitter.
     pub fn wait(self, attempt: u32, salt: u64) -> Option<Duration> {
         if attempt >= self.attempts {
             return None;
@@ -59,7 +60,7 @@ impl Backoff {
     }
 }
 
-/// Facts in the making: knows where each will stand, so that ids can be made.
+/// Draft of facts, with the positions that ids derive from.
 #[derive(Debug)]
 pub(crate) struct Draft {
     now: Time,
@@ -80,17 +81,17 @@ impl Draft {
         }
     }
 
-    /// The commit's time.
+    /// Time of the commit.
     pub(crate) fn now(&self) -> Time {
         self.now
     }
 
-    /// The position of the next fact.
+    /// Position of the next fact.
     pub(crate) fn position(&self) -> Position {
         self.next
     }
 
-    /// The id that the next fact issues.
+    /// Id that the next fact issues.
     pub(crate) fn id<K: Kind>(&self) -> Id<K> {
         Id::issue(self.lineage, self.next)
     }
@@ -100,7 +101,7 @@ impl Draft {
         self.next = self.next.plus(1);
     }
 
-    /// Whether nothing of the draft has failed the deployment yet: it fails once, whatever comes to nothing together.
+    /// Whether the draft fails the deployment for the first time: it fails once, however much fails together.
     pub(crate) fn first_to_fail(&mut self, deployment: &DeploymentKey) -> bool {
         self.failed.insert(deployment.clone())
     }

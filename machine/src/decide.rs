@@ -1,5 +1,5 @@
-//! The pure functions that the decider calls: [`decide`] an intent, [`observe`] an observation, and [`evolve`] the
-//! state by a fact. No clock, no randomness, no I/O: the same state and words always give the same facts.
+//! Pure functions that the decider calls: [`decide`] for intents, [`observe`] for observations, and
+//! [`evolve`] to fold facts. No clock, no randomness, no I/O: equal state and input always give equal facts.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,18 +22,18 @@ use crate::{
     request, session, volume,
 };
 
-/// Whether an intent is new.
+/// Result of looking up the key of an intent.
 #[derive(Debug)]
 pub enum Repeat<'a> {
-    /// It is to be decided.
+    /// New intent, to be decided.
     New,
-    /// It was decided: it gets the same verdict.
+    /// Repeated intent, which gets the same verdict.
     Known(&'a Known),
-    /// Its key was used for another body: it is refused, and the first verdict stays.
+    /// Refusal of an intent whose key was used for another body; the first verdict stays.
     Reused(Refusal),
 }
 
-/// Looks an intent's key up.
+/// Looks up the idempotency key of an intent.
 pub fn repeat<'a>(keys: &'a Keys, request: &Request) -> Repeat<'a> {
     match keys.get(request.key()) {
         None => Repeat::New,
@@ -46,7 +46,7 @@ pub fn repeat<'a>(keys: &'a Keys, request: &Request) -> Repeat<'a> {
     }
 }
 
-/// Decides an intent that is new: the facts that it makes true, or why it makes none. No facts: it is so already.
+/// Decides a new intent: returns its facts, or a refusal. No facts mean that the intent changes nothing.
 pub fn decide(fleet: &Fleet, request: &Request, ctx: &Context) -> Result<Vec<Fact>, Refusal> {
     if let Some(time) = request.time {
         let floor = fleet.keys().floor(request.key());
@@ -62,7 +62,7 @@ pub fn decide(fleet: &Fleet, request: &Request, ctx: &Context) -> Result<Vec<Fac
             );
             return Err(Refusal::new(Code::Expired, detail));
         }
-        // Journal time may be far behind a clock that is right: after the machine slept, or its clock was set.
+        // Journal time may be far behind a correct clock: after the machine slept, or its clock was set.
         if time > ctx.wall + AHEAD {
             let detail = format!("it is dated {time}, more than five minutes ahead of {}", ctx.wall);
             return Err(Refusal::new(Code::FromTheFuture, detail));
@@ -80,7 +80,7 @@ pub fn decide(fleet: &Fleet, request: &Request, ctx: &Context) -> Result<Vec<Fac
     request::hold(fleet, &request.intent, decided, ctx)
 }
 
-/// What the intent makes true, whatever approval it needs as a whole.
+/// Decides an intent without regard to the approval that it may need as a whole.
 fn by_type(fleet: &Fleet, intent: &Intent, ctx: &Context) -> Result<Vec<Fact>, Refusal> {
     match intent {
         Intent::ClusterApply(ask) => catalogue::cluster_apply(fleet, ask),
@@ -122,12 +122,12 @@ fn by_type(fleet: &Fleet, intent: &Intent, ctx: &Context) -> Result<Vec<Fact>, R
             request::approve(fleet, ask, ctx, |intent, ctx| by_type(fleet, intent, ctx))
         }
         Intent::RequestReject(ask) => request::reject(fleet, ask, ctx),
-        // Whether the inbox stands there, the decider's reader knows.
+        // The decider's reader checks the position of the inbox.
         Intent::InboxSkip(ask) => Ok(vec![InboxSkipped { offset: ask.offset }.into()]),
     }
 }
 
-/// The fact that follows an intent, given what was decided. `at` it is dated if its sender did not.
+/// Returns the fact that records the verdict on an intent. An undated intent gets the commit's time.
 pub fn verdict(
     fleet: &Fleet,
     request: &Request,
@@ -164,9 +164,10 @@ pub fn verdict(
     }
 }
 
-/// What follows from an observation. Nothing, if it is stale or changes nothing: then it is not recorded.
+/// Returns the facts that follow from an observation. A stale observation, or one that changes nothing, has
+/// none and is not recorded.
 pub fn observe(fleet: &Fleet, observation: &Observation, ctx: &Context) -> Vec<Fact> {
-    // An executor speaks for what its cluster hosts, and for nothing else.
+    // An executor reports on the objects of its cluster, and on nothing else.
     let hosts = |session: SessionId, cluster: Option<&ClusterName>| {
         let session = fleet.sessions().get(&session);
         session.is_some_and(|session| session.end.is_none() && cluster == Some(&session.cluster))
@@ -194,7 +195,7 @@ pub fn observe(fleet: &Fleet, observation: &Observation, ctx: &Context) -> Vec<F
     }
 }
 
-/// Folds one fact. It judges nothing; it fails only when the journal contradicts itself, and the caller stops then.
+/// Folds one fact without judging it. An error is a contradiction in the journal: the caller must stop.
 pub fn evolve(fleet: &mut Fleet, fact: &Fact, at: At) -> Result<(), Contradiction> {
     let evolved = evolve_entities(fleet, fact, at);
     fleet.settle();
@@ -216,9 +217,9 @@ fn evolve_entities(fleet: &mut Fleet, fact: &Fact, at: At) -> Result<(), Contrad
         }
         Fact::IntentAccepted(fact) => accepted(fleet, fact, at),
         Fact::IntentRefused(fact) => refused(fleet, fact, at),
-        // What is answered of an inbox stands in the header; no entity changes by it.
+        // The header records which inbox messages are answered; no entity changes.
         Fact::InboxRefused(_) | Fact::InboxSkipped(_) | Fact::InboxAdvanced(_) => {}
-        // The time is the record's.
+        // The time is that of the record.
         Fact::TimeRecorded(_) => {}
         Fact::EntityParked(fact) => return park(fleet, &fact.subject, &fact.detail, at),
         Fact::ClusterApplied(fact) => return catalogue::cluster_applied(fleet, fact, at),
@@ -289,7 +290,7 @@ fn evolve_entities(fleet: &mut Fleet, fact: &Fact, at: At) -> Result<(), Contrad
     Ok(())
 }
 
-/// Passes over an event that is no fact: it changes nothing but the head.
+/// Skips an event that is not a fact: only the head changes.
 pub fn pass(fleet: &mut Fleet, position: Position) {
     fleet.head = position;
 }
@@ -302,7 +303,7 @@ fn accepted(fleet: &mut Fleet, fact: &IntentAccepted, at: At) {
 }
 
 fn refused(fleet: &mut Fleet, fact: &IntentRefused, at: At) {
-    // These say something about the key or its time, not about the intent: the window must not move by them.
+    // These codes are about the key or its time, not about the intent: they must not move the window.
     if matches!(fact.code, Code::KeyReused | Code::Expired | Code::FromTheFuture) {
         return;
     }
@@ -318,7 +319,7 @@ fn refused(fleet: &mut Fleet, fact: &IntentRefused, at: At) {
     fleet.keys.remember(fact.key, known);
 }
 
-/// Takes the entity out of the queues that lead to it.
+/// Removes a quarantined entity from the queues that lead to it.
 fn park(fleet: &mut Fleet, subject: &Subject, detail: &str, at: At) -> Result<(), Contradiction> {
     match subject {
         Subject::Plan(name) => fleet.bump::<Plan>(name, at, |plan| plan.parked = Some(detail.to_owned())),
@@ -333,15 +334,15 @@ fn park(fleet: &mut Fleet, subject: &Subject, detail: &str, at: At) -> Result<()
         Subject::Replica(name) => {
             fleet.bump::<Replica>(name, at, |replica| (replica.again, replica.recovers) = (None, false))
         }
-        // It stays as it is until somebody asks again that it goes.
+        // The volume stays until its deletion is requested again.
         Subject::Volume(name) => fleet.bump::<Volume>(name, at, |volume| volume.removing = None),
-        // It waits until someone rejects it or asks again.
+        // The request waits until it is rejected or made again.
         Subject::Request(id) => fleet.bump::<ApprovalRequest>(id, at, |request| {
             if let RequestState::Pending { expires } = &mut request.state {
                 *expires = chancery_events::time::Time::FAR;
             }
         }),
-        // That the agenda leaves the others alone is enough.
+        // The agenda skips other entities, which is enough.
         _ => Ok(()),
     }
 }

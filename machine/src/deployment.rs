@@ -1,23 +1,24 @@
 //! Deployments: a version of a plan's payloads and a count, carried out one at a time for each plan.
 //!
-//! | state | its turn | nothing left to do | an operation of it failed | cancel, withdraw | pause | resume | promote | a newer one |
+//! | state | dequeued | nothing left to do | an operation failed | cancel, rollback | pause | resume | promote | newer deployment |
 //! |---|---|---|---|---|---|---|---|---|
 //! | pending | → in progress | – | – | → cancelled | – | – | – | → superseded |
-//! | in progress | – | → completed | → ending (failed) | → ending (cancelled) | → paused | same | the new set counts | the newer one waits, or → ending (superseded) |
-//! | paused | – | – | → ending (failed) | → ending (cancelled) | same | → in progress | the new set counts | the same |
-//! | ending | – | → failed, cancelled, superseded, as remembered | – | same; one that fails → ending (cancelled) | – | – | – | the newer one waits; one that fails, or → ending (superseded) |
+//! | in progress | – | → completed | → halted (failed) | → halted (cancelled) | → paused | no-op | the new set is active | the newer one waits, or → halted (superseded) |
+//! | paused | – | – | → halted (failed) | → halted (cancelled) | no-op | → in progress | the new set is active | as above |
+//! | halted | – | → failed, cancelled, superseded, as recorded | – | no-op; failing: → halted (cancelled) | – | – | – | the newer one waits; failing: or → halted (superseded) |
 //! | ended | final | | | | | | | |
 //!
-//! Work is taken a step at a time from what the index counts ([`crate::index`]), and made into facts ([`step`]): create what
-//! lacks, start what should run and does not, update what is of another version, delete the surplus; replicas that
-//! are right get no operation. While ending, operations that have not begun are cancelled. Those that run settle if the
-//! deployment fails, and are aborted if it is cancelled or superseded: what they bring up is stopped unless it is ready,
-//! and the run that was there stays the one that counts, or is started again.
+//! Work is taken one step at a time from the counts of the index ([`crate::index`]), and becomes facts
+//! ([`step`]). The steps create missing replicas, start stopped ones, update others and delete the surplus.
+//! Replicas in the right state get no operation. A halted deployment cancels operations that have not
+//! started. Running operations finish if the deployment fails, and are aborted if it is cancelled or
+//! superseded. An abort stops the new incarnation unless it is ready; the previous one stays active, or is
+//! started again.
 //!
-//! Two deployments are of one *version* if their payloads and coordinates are the same. With `rolling`, replicas are
-//! updated one by one; with `graceful` and `canary`, replicas of the new version stand beside the old ones, until one
-//! fact makes the new *set* count: then it goes on like `rolling`, with the old ones as the surplus. If it ends
-//! before that, what it created goes.
+//! Two deployments have the same *version* if their payloads and coordinates are equal. With `rolling`,
+//! replicas are updated one by one. With `graceful` and `canary`, replicas of the new version run alongside
+//! the old ones, until one fact makes the new *set* active. From then on the deployment continues like
+//! `rolling`, with the old ones as the surplus. If it ends before, the replicas that it created are deleted.
 
 mod fold;
 mod rollback;
@@ -49,14 +50,14 @@ pub(crate) use rollback::rollback;
 pub(crate) use step::{disturb, fail, no_progress, overdue, step, take_over, takes_over};
 pub use waits::{Wait, waits_for};
 
-/// Maximum size of a payload's filled arguments and environment, in bytes: Linux gives a program no more than 2 MiB.
+/// Maximum size of a payload's filled arguments and environment, in bytes: Linux allows at most 2 MiB.
 const FILLED_BYTES: usize = 1 << 20;
 
 pub(crate) fn create(fleet: &Fleet, ask: &DeploymentCreate, ctx: &Context) -> Result<Vec<Fact>, Refusal> {
     let owner = fleet.find::<Plan>(&ask.plan)?;
     if let Some(now) = fleet.deployment(&ask.plan, &ask.name) {
         if *now.spec == ask.spec {
-            // One that waits may be told not to wait for what is carried out.
+            // A pending deployment can be asked to supersede the current one.
             let waits = now.state == DeploymentState::Pending && ask.turn == Turn::Supersede;
             let mut draft = Draft::new(ctx);
             if waits {
@@ -86,7 +87,7 @@ pub(crate) fn create(fleet: &Fleet, ask: &DeploymentCreate, ctx: &Context) -> Re
     Ok(draft.done())
 }
 
-/// Ends the deployment that waits for its turn.
+/// Ends the plan's pending deployment.
 fn supersede_next(plan: &Plan, by: &DeploymentName, draft: &mut Draft) {
     if let Some(next) = plan.next.clone() {
         let end = DeploymentEnd::Superseded { by: by.clone() };
@@ -94,7 +95,7 @@ fn supersede_next(plan: &Plan, by: &DeploymentName, draft: &mut Draft) {
     }
 }
 
-/// Ends the deployment that is carried out, unless it is ending in a way that aborts what has begun.
+/// Halts the plan's current deployment, unless that aborts its running operations already.
 fn supersede_current(fleet: &Fleet, plan: &Plan, by: &DeploymentName, draft: &mut Draft) {
     if let Some(current) = current(fleet, plan).filter(|current| may_abort(current)) {
         let why = DeploymentEnd::Superseded { by: by.clone() };
@@ -120,14 +121,14 @@ fn check(plan: PlanVersion<'_>, spec: &DeploymentSpec, most: u32) -> Result<(), 
         let known = plan.payloads().iter().any(|p| p.name == *payload);
         faults.check(known, format!("/spec/coordinates/{payload}"), "names no payload of the plan");
     }
-    // A deployment of none may leave them out: nothing of it is filled in.
+    // Coordinates may be missing with a count of 0: nothing is filled in.
     if spec.count > 0 {
         check_texts(&mut faults, plan, spec);
     }
     faults.done()
 }
 
-/// Whether the coordinates fill the texts of the version.
+/// Checks that the coordinates fill the texts of the version.
 fn check_texts(faults: &mut Faults, plan: PlanVersion<'_>, spec: &DeploymentSpec) {
     for payload in plan.payloads() {
         let coordinates = spec.coordinates.get(&payload.name);
@@ -155,7 +156,7 @@ fn check_texts(faults: &mut Faults, plan: PlanVersion<'_>, spec: &DeploymentSpec
     }
 }
 
-/// Whether another replica can run by the deployment: one that wanted none may have left out what it needs.
+/// Checks that another replica can run by the deployment: with a count of 0, coordinates may be missing.
 pub(crate) fn can_run(plan: &Plan, deployment: &Deployment) -> Result<(), Refusal> {
     if deployment.spec.count > 0 {
         return Ok(());
@@ -191,22 +192,22 @@ fn check_strategy(faults: &mut Faults, spec: &DeploymentSpec) {
     }
 }
 
-/// The deployment that is being carried out.
+/// Current deployment of the plan: in progress, paused or halted.
 pub(crate) fn current<'a>(fleet: &'a Fleet, plan: &Plan) -> Option<&'a Deployment> {
     fleet.deployments().get(&(plan.name.clone(), plan.current.clone()?))
 }
 
-/// Whether it is being carried out and not ending.
+/// Whether the deployment is in progress or paused.
 fn is_begun(deployment: &Deployment) -> bool {
     matches!(deployment.state, DeploymentState::InProgress | DeploymentState::Paused)
 }
 
-/// Whether it may still be ended by aborting what has begun: one that fails waits for that to settle.
+/// Whether running operations of the deployment can still be aborted: a failing one lets them finish.
 pub(crate) fn may_abort(deployment: &Deployment) -> bool {
     is_begun(deployment) || matches!(deployment.state, DeploymentState::Ending(DeploymentEnd::Failed { .. }))
 }
 
-/// Word for the state of a deployment: of one that is ending, for how it will have ended.
+/// Returns the status value of a deployment's state; for a halted one, that of its recorded end.
 pub const fn state_word(state: &DeploymentState) -> DeploymentWord {
     match state {
         DeploymentState::Pending => DeploymentWord::Pending,
@@ -262,7 +263,7 @@ pub(crate) fn resume(fleet: &Fleet, ask: &DeploymentResume) -> Result<Vec<Fact>,
     }
 }
 
-/// A canary that is begun and not promoted.
+/// Returns the canary deployment, if it is in progress or paused.
 fn canary<'a>(
     fleet: &'a Fleet,
     plan: &PlanName,
@@ -298,7 +299,7 @@ pub(crate) fn withdraw(fleet: &Fleet, ask: &DeploymentWithdraw) -> Result<Vec<Fa
     }
 }
 
-/// Whether an operation of the deployment begins when its turn comes, and not with its approval.
+/// Whether an operation of the deployment is queued after its approval.
 pub(crate) fn takes_turns(
     fleet: &Fleet,
     plan: &PlanName,
@@ -318,7 +319,7 @@ pub(crate) fn takes_turns(
     })
 }
 
-/// The word for how a deployment ended.
+/// Returns the status value of a deployment's end.
 pub const fn end_word(end: &DeploymentEnd) -> DeploymentWord {
     match end {
         DeploymentEnd::Completed => DeploymentWord::Completed,

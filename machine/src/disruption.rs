@@ -1,16 +1,16 @@
-//! Disruptions: planned interferences with nodes.
+//! Disruptions: planned maintenance of nodes.
 //!
 //! | state | approve | its start | the node is empty | complete | delete |
 //! |---|---|---|---|---|---|
 //! | scheduled | → approved | – | – | → completed | refused |
-//! | approved | same | its replicas are moved away, if that is wanted | → completed, the node evicted, if that was wanted | → completed | refused |
-//! | completed | refused | – | – | same | forgotten |
+//! | approved | no-op | its replicas are moved away, if requested | → completed, the node evicted, if requested | → completed | refused |
+//! | completed | refused | – | – | no-op | deleted |
 //!
-//! While one is approved, its node takes no placements; what was only reserved there is given another place. Moving
-//! away goes on in one update domain at a time, in the order in which the disruptions began, and not more replicas of a
-//! plan at once than its budget; whoever approved the disruption has approved those moves. A replica for which there
-//! is no other place stays, and the plan says why. An emptied node is evicted from its cluster: it stays empty until
-//! somebody allocates it again.
+//! A node with an approved disruption takes no placements, and unused reservations on it are placed
+//! elsewhere. Replicas are moved away in one update domain at a time, in the order in which the disruptions
+//! start. The budget of a plan limits its concurrent moves; the approval of the disruption covers them. A
+//! replica without another placement stays, and the plan states the reason. An emptied node is evicted from
+//! its cluster: it stays empty until an operator allocates it again.
 
 use std::collections::BTreeSet;
 
@@ -42,9 +42,9 @@ use crate::volume;
 
 /// Maximum number of waiting moves that the completion of a disruption ends in its own commit.
 const MOVES: usize = 200;
-/// Disruptions of a node, at most.
+/// Maximum number of disruptions of a node.
 const MOST: usize = 100;
-/// The disruption by which a node is emptied that is to be deleted.
+/// Name of the disruption that empties a node before its deletion.
 const REMOVAL: &str = "removal";
 
 fn find<'a>(fleet: &'a Fleet, on: &NodeName, name: &DisruptionName) -> Result<&'a Disruption, Refusal> {
@@ -100,7 +100,7 @@ pub(crate) fn complete(fleet: &Fleet, ask: &DisruptionComplete, ctx: &Context) -
     if now.state != DisruptionState::Completed {
         let by = Asker::Disruption { node: on.clone(), name: name.clone() };
         draft.push(DisruptionCompleted { node: on, name });
-        // One that is left ends when a placement is searched for it.
+        // A remaining move ends when a placement is searched for it.
         for operation in waiting_moves(fleet, &ask.node, &by).into_iter().take(MOVES) {
             let reason = "the disruption is over".to_owned();
             operation::end(fleet, operation, OperationEnd::Cancelled { reason }, &mut draft);
@@ -109,18 +109,18 @@ pub(crate) fn complete(fleet: &Fleet, ask: &DisruptionComplete, ctx: &Context) -
     Ok(draft.done())
 }
 
-/// Whether the operation was asked for by a disruption that is over.
+/// Whether the operation was requested by a disruption that has ended.
 pub(crate) fn is_over(fleet: &Fleet, operation: &Operation) -> bool {
     let Some(Asker::Disruption { node, name }) = operation.by.as_deref() else { return false };
     let disruption = fleet.nodes().get(node).and_then(|node| node.disruptions.get(name));
-    // A later disruption with the same name, which is not approved, did not ask for the operation.
+    // A later disruption with the same name, which is not approved, did not request the operation.
     disruption.is_none_or(|disruption| disruption.state != DisruptionState::Approved)
 }
 
-/// Moves away from the node that the disruption asked for and that have not begun.
+/// Moves away from the node that the disruption requested and that have not started.
 fn waiting_moves<'a>(fleet: &'a Fleet, node: &NodeName, by: &Asker) -> Vec<&'a Operation> {
     let held = fleet.index().places.incarnations(node).filter_map(|id| fleet.incarnations().get(&id));
-    // A replica may have two runs there.
+    // A replica may have two incarnations there.
     let names: BTreeSet<&ReplicaName> = held.map(|incarnation| &incarnation.replica).collect();
     let replicas = names.into_iter().filter_map(|name| fleet.replicas().get(name));
     let open = replicas.flat_map(Replica::open).filter(|open| !open.begun);
@@ -140,7 +140,7 @@ pub(crate) fn delete(fleet: &Fleet, ask: &DisruptionDelete) -> Result<Vec<Fact>,
     }
 }
 
-/// Empties a node that is to go, and forgets it then.
+/// Empties a node, and deletes it then.
 pub(crate) fn remove_node(fleet: &Fleet, ask: &NodeDelete, ctx: &Context) -> Result<Vec<Fact>, Refusal> {
     let on = fleet.find::<Node>(&ask.name)?;
     let by = ctx.actor.clone().ok_or_else(|| Refusal::new(Code::Invalid, "a removal needs an actor"))?;
@@ -160,7 +160,7 @@ pub(crate) fn remove_node(fleet: &Fleet, ask: &NodeDelete, ctx: &Context) -> Res
     ])
 }
 
-/// A name for a removal that the node has no disruption of.
+/// Returns a name for a removal that no disruption of the node has.
 fn removal(node: &Node) -> Result<DisruptionName, Refusal> {
     let names = std::iter::once(REMOVAL.to_owned()).chain((2..=MOST).map(|n| format!("{REMOVAL}-{n}")));
     let mut free = names.filter_map(|name| name.parse::<DisruptionName>().ok());
@@ -169,8 +169,8 @@ fn removal(node: &Node) -> Result<DisruptionName, Refusal> {
     })
 }
 
-/// The next thing to do for the disruptions that empty nodes, if there is one now. Each node is told to `begin` before it is
-/// looked at, which says whether it may be.
+/// Returns the next step of the disruptions that empty nodes, if one is due. Each node is passed to `begin`
+/// first, which returns whether it may be considered.
 pub(crate) fn step(
     fleet: &Fleet,
     ctx: &Context,
@@ -186,7 +186,7 @@ pub(crate) fn step(
         }
         let mut draft = Draft::new(ctx);
         if fleet.index().places.held(name).incarnations.is_empty() {
-            // A node is forgotten without its volumes, or not at all: somebody deletes them first.
+            // A node with volumes is never deleted: a client deletes them first.
             let goes = node.disruptions.get(disruption).map(|of| of.spec.evict) == Some(Evict::AndRemove);
             if goes && volume::on_node(fleet, name).is_some() {
                 continue;
@@ -196,7 +196,7 @@ pub(crate) fn step(
             turn = Some(domain);
             move_one(fleet, node, disruption, ctx, &mut draft);
         } else {
-            // Those behind it wait too, or the domain of one of them would be disturbed beside that of this one.
+            // Later nodes wait too: otherwise a second domain would be disturbed concurrently.
             return None;
         }
         let facts = draft.done();
@@ -207,7 +207,8 @@ pub(crate) fn step(
     None
 }
 
-/// When the next disruption begins to empty its node, or a plan's next move may be made, if that is later than now.
+/// Returns when the next disruption starts to empty its node, or a plan's next move may be made, if that is
+/// later than now.
 pub(crate) fn next_start(fleet: &Fleet, now: Time) -> Option<Time> {
     let index = fleet.index();
     let start = index.evicting.iter().map(|(from, ..)| *from).find(|from| *from > now);
@@ -241,7 +242,7 @@ fn move_one(fleet: &Fleet, node: &Node, name: &DisruptionName, ctx: &Context, dr
         if !within || setback.is_some_and(|setback| setback.until > ctx.now) {
             return None;
         }
-        // After one that failed, it is the turn of others.
+        // After a failed move, other replicas come first.
         let mut runs = held.of_plan(&plan.name, setback.map(|setback| setback.run));
         runs.find_map(|id| movable(fleet, plan, fleet.incarnations().get(&id)?))
     });
@@ -252,14 +253,14 @@ fn move_one(fleet: &Fleet, node: &Node, name: &DisruptionName, ctx: &Context, dr
     }
 }
 
-/// Whether the operation that holds the place has begun.
+/// Whether the operation of the reservation has started.
 fn has_begun(fleet: &Fleet, incarnation: &Incarnation) -> bool {
     let holder = fleet.operations().get(&incarnation.operation);
     holder.is_some_and(|operation| matches!(operation.state, OperationState::Running))
 }
 
-/// The replica of a run that may be moved away now: it counts, nothing that has begun or that ends it is open, and its
-/// volumes can go with it.
+/// Replica of an incarnation that may be moved away now. The incarnation is active and runs, no open
+/// operation has started or ends it, and its volumes can move.
 pub(crate) fn movable<'a>(fleet: &'a Fleet, plan: &Plan, incarnation: &Incarnation) -> Option<&'a Replica> {
     let replica = fleet.replicas().get(&incarnation.replica)?;
     let active = replica.active.as_ref().is_some_and(|active| active.incarnation == incarnation.id);
@@ -272,7 +273,7 @@ pub(crate) fn movable<'a>(fleet: &'a Fleet, plan: &Plan, incarnation: &Incarnati
 }
 
 impl Replica {
-    /// Whether nothing is open on it but what gives way to a move.
+    /// Whether a move can replace every open operation of the replica.
     fn is_free_to_move(&self, fleet: &Fleet) -> bool {
         let gives_way = |open: crate::state::Open| {
             let operation = fleet.operations().get(&open.id);

@@ -1,9 +1,8 @@
-//! The state of a fleet: a table an entity, what is remembered of idempotency keys, and the indexes that make each
-//! step cheap.
+//! State of a fleet: a table for each kind of entity, idempotency keys, and indexes that make steps cheap.
 //!
-//! Every change goes through [`Fleet::put`], [`Fleet::change`] or [`Fleet::remove`], which keep the indexes and note
-//! what was there before. So a commit that goes wrong is taken back whole, and a projector learns what was touched,
-//! by the same few lines.
+//! All changes go through [`Fleet::put`], [`Fleet::change`] or [`Fleet::remove`], which update the indexes
+//! and record the previous state. A failed commit is thus rolled back as a whole, and a projector learns what
+//! changed.
 #![allow(unused_parens, reason = "the keys of most kinds have one part, and are no tuples")]
 
 use std::hash::Hash;
@@ -27,20 +26,20 @@ pub use crate::state::IMAGE_FINGERPRINT;
 use crate::state::{self, Deployment, Incarnation, Operation, Replica};
 use crate::table::{Scope, Slot, Table};
 
-/// A fact that does not fit the state: the journal contradicts itself, or this build misreads it.
+/// Fact that does not fit the state: the journal contradicts itself, or this build misreads it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{subject}: {problem}")]
 pub struct Contradiction {
-    /// The entity concerned.
+    /// Affected entity.
     pub subject: Subject,
-    /// What does not fit.
+    /// Description of the contradiction.
     pub problem: String,
 }
 
-/// The key of a deployment.
+/// Key of a deployment.
 pub type DeploymentKey = (PlanName, DeploymentName);
 
-/// What belongs to no entity, as it was.
+/// Previous values of fields that belong to no entity.
 #[derive(Clone, Debug)]
 pub(crate) struct Globals {
     head: Position,
@@ -48,13 +47,12 @@ pub(crate) struct Globals {
     lineages: Lineages,
     decider: Option<Arc<str>>,
     keys: KeysBefore,
-    /// Of the index: the one thing in it that does not follow from what stands in the tables. One that stayed ahead
-    /// of the head would hide what really grows up to there.
+    /// Field of the index, the only one that does not follow from the tables. A value that stayed ahead of
+    /// the head would hide capacity that grows up to there.
     grown: Position,
 }
 
-/// An entity that has changed, as it was before: `None` if it did not exist. Of kinds of which there are few, only
-/// which one it was.
+/// Changed entity in its previous state: `None` if it did not exist. Rare kinds have only the subject.
 #[derive(Clone, Debug)]
 pub enum Was<'a> {
     /// A replica.
@@ -67,22 +65,22 @@ pub enum Was<'a> {
     Other(Subject),
 }
 
-/// What the indexes follow of an entity; nothing, unless it says otherwise.
+/// Fields of an entity that the indexes depend on; by default, no index does.
 pub(crate) trait Indexed: Clone + Sized {
-    /// Nothing else of an entity changes the indexes.
+    /// Indexed fields: no other field of the entity affects the indexes.
     type Marks: PartialEq + for<'a> From<&'a Self>;
-    /// `this`: the entity, as it is or was. `at`: when the change was.
+    /// Updates the indexes after a change at `at`. `this` is the entity after the change, or before removal.
     fn index(_index: &mut Index, _this: &Self, _both: Both<'_, Self::Marks>, _at: Position) {}
 }
 
-/// What a table holds.
+/// Entity with a table in the fleet.
 pub(crate) trait Entity: Indexed {
     type Key: Clone + Eq + Hash + Ord;
     fn key(&self) -> Self::Key;
     fn subject(key: &Self::Key) -> Subject;
     fn table(fleet: &Fleet) -> &Table<Self::Key, Self>;
     fn table_mut(fleet: &mut Fleet) -> &mut Table<Self::Key, Self>;
-    /// The table, and what follows each change of it.
+    /// Returns the table, and the undo log and index that follow each change of it.
     fn parts(fleet: &mut Fleet) -> (&mut Table<Self::Key, Self>, &mut Option<Vec<Before>>, &mut Index);
     fn before(key: Self::Key, entity: Option<Arc<Self>>) -> Before;
     fn meta_mut(&mut self) -> &mut Meta;
@@ -99,23 +97,23 @@ macro_rules! tables {
         tables! { @entities $($($kind $table $entity $key)?)* }
     };
     (@entities $($kind:ident $table:ident $entity:ident ($($field:ident: $type:ident),+))*) => {
-        /// Everything that the facts so far tell of a fleet.
+        /// State of a fleet, folded from all facts so far.
         #[derive(Clone, Debug)]
         pub struct Fleet {
             pub(crate) head: Position,
             pub(crate) term: Term,
             pub(crate) lineages: Lineages,
-            /// Where the decider of the term is reached, if it said so.
+            /// Address of the decider of the term, if reported.
             pub(crate) decider: Option<Arc<str>>,
             pub(crate) keys: Keys,
             $(pub(crate) $table: Table<($(keys::$type),+), state::$entity>,)*
             pub(crate) index: Index,
             notes: Option<Vec<Before>>,
-            /// Of the notes.
+            /// Current savepoint of the notes.
             scope: Scope,
         }
 
-        /// An entity as it was before it was changed.
+        /// Entity in its state before a change.
         #[derive(Clone, Debug)]
         pub(crate) enum Before {
             $($entity(($(keys::$type),+), Option<Arc<state::$entity>>),)*
@@ -123,7 +121,7 @@ macro_rules! tables {
         }
 
         impl Before {
-            /// Which entity it was; none of what belongs to no entity.
+            /// Subject of the entity; `None` for fields of no entity.
             fn subject(&self) -> Option<Subject> {
                 match self {
                     $(Before::$entity(key, _) => Some(state::$entity::subject(key)),)*
@@ -161,7 +159,7 @@ macro_rules! tables {
         })*
 
         impl Fleet {
-            /// Of a journal in which nothing stands yet.
+            /// Creates the state of an empty journal.
             pub fn new(lineage: Lineage) -> Fleet {
                 Fleet {
                     head: Position::ZERO,
@@ -177,13 +175,13 @@ macro_rules! tables {
             }
 
             $(
-                /// All of the kind, by key.
+                /// All entities of the kind, by key.
                 pub fn $table(&self) -> &Table<($(keys::$type),+), state::$entity> {
                     &self.$table
                 }
             )*
 
-            /// The history of an entity, if it exists.
+            /// Metadata of an entity, if it exists.
             pub(crate) fn meta(&self, subject: &Subject) -> Option<&Meta> {
                 match subject {
                     Subject::Fleet => None,
@@ -197,7 +195,7 @@ macro_rules! tables {
                 $(self.index_all::<state::$entity>();)*
             }
 
-            /// Puts an entity back; gives back what belongs to no entity.
+            /// Restores an entity; returns the fields that belong to no entity.
             fn put_back_entity(&mut self, before: Before, indexes: Indexes) -> Option<Box<Globals>> {
                 match before {
                     $(Before::$entity(key, entity) => self.restore::<state::$entity>(key, entity.as_ref(), indexes),)*
@@ -207,7 +205,7 @@ macro_rules! tables {
             }
         }
 
-        /// A fleet without what follows from it: what a snapshot keeps.
+        /// Fleet without derived data, as stored in a snapshot.
         #[derive(Serialize, Deserialize)]
         pub struct Image {
             head: Position,
@@ -219,7 +217,7 @@ macro_rules! tables {
         }
 
         impl Image {
-            /// Of the fleet, in the order of keys: equal fleets have equal images.
+            /// Creates the image, in the order of keys: equal fleets have equal images.
             pub fn of(fleet: &Fleet) -> Image {
                 Image {
                     head: fleet.head,
@@ -231,7 +229,7 @@ macro_rules! tables {
                 }
             }
 
-            /// The fleet, with its indexes.
+            /// Creates the fleet, with its indexes.
             pub fn fleet(self) -> Fleet {
                 let mut fleet = Fleet::new(self.lineages.current);
                 fleet.head = self.head;
@@ -239,8 +237,8 @@ macro_rules! tables {
                 fleet.lineages = self.lineages;
                 fleet.decider = self.decider;
                 fleet.keys = self.keys;
-                // In the register's order: nodes need capabilities and clusters, incarnations their nodes, plans'
-                // indexes everything.
+                // In the register's order: nodes need capabilities and clusters, incarnations their nodes,
+                // plan indexes everything.
                 $(self.$table.iter().for_each(|entity| fleet.put_shared(entity));)*
                 fleet.settle();
                 fleet
@@ -252,49 +250,49 @@ macro_rules! tables {
 each_kind!(tables);
 
 impl Fleet {
-    /// The last position folded.
+    /// Last folded position.
     pub fn head(&self) -> Position {
         self.head
     }
 
-    /// The term of the last commit folded.
+    /// Term of the last folded commit.
     pub fn term(&self) -> Term {
         self.term
     }
 
-    /// The journal's identities.
+    /// Lineages of the journal.
     pub fn lineages(&self) -> &Lineages {
         &self.lineages
     }
 
-    /// Where the decider of the term is reached, if it said so.
+    /// Address of the decider of the term, if reported.
     pub fn decider(&self) -> Option<&Arc<str>> {
         self.decider.as_ref()
     }
 
-    /// About how many entities there are: those of which there are many.
+    /// Approximate number of entities, counting only the most numerous kinds.
     pub fn size(&self) -> usize {
         self.nodes.len() + self.replicas.len() + self.incarnations.len() + self.operations.len()
     }
 
-    /// What is remembered of idempotency keys.
+    /// Stored idempotency keys.
     pub fn keys(&self) -> &Keys {
         &self.keys
     }
 
-    /// What follows from the tables.
+    /// Indexes derived from the tables.
     pub fn index(&self) -> &Index {
         &self.index
     }
 
-    /// Cluster, if it is in one, and update domain of a node that exists.
+    /// Cluster, if any, and update domain of an existing node.
     pub(crate) fn whereabouts(&self, node: &NodeName) -> Option<(Option<&ClusterName>, &DomainName)> {
-        // The index is at hand where a placement is about the node; most of the time the node is not.
+        // A placement reads the index entry of the node anyway, but mostly not the node.
         let indexed = self.index.places.whereabouts(node).map(|(cluster, domain)| (Some(cluster), domain));
         indexed.or_else(|| self.nodes.get(node).map(|node| (node.cluster.as_ref(), &node.spec.domain)))
     }
 
-    /// Begins to note what changes, for [`Fleet::roll_back`] or [`Fleet::changed`]. Forgets earlier notes.
+    /// Starts to record changes, for [`Fleet::roll_back`] or [`Fleet::changed`]. Discards earlier records.
     pub fn note(&mut self) {
         let globals = Globals {
             head: self.head,
@@ -311,13 +309,13 @@ impl Fleet {
         self.scope += 1;
     }
 
-    /// Puts everything back as it was when [`Fleet::note`] was called last.
+    /// Restores the state at the last call of [`Fleet::note`].
     pub fn roll_back(&mut self) {
         self.put_back(Indexes::Follow);
         self.settle();
     }
 
-    /// The same after a panic, which may have left an entity or an index half changed: the indexes are made anew.
+    /// Rolls back after a panic, which may leave an entity or index half changed: rebuilds the indexes.
     pub fn roll_back_broken(&mut self) {
         self.put_back(Indexes::Broken);
         let grown = self.index.grown;
@@ -339,7 +337,7 @@ impl Fleet {
         let Some(notes) = self.notes.take() else { return };
         for before in notes.into_iter().rev() {
             let Some(globals) = self.put_back_entity(before, indexes) else { continue };
-            // The first of the notes: after it, nothing is put back that could move them.
+            // The first of the notes: after it, nothing is restored that could change these fields.
             let Globals { head, term, lineages, decider, keys, grown } = *globals;
             self.head = head;
             self.term = term;
@@ -350,7 +348,7 @@ impl Fleet {
         }
     }
 
-    /// Completes a change of entities: what is due follows from all of it.
+    /// Completes a change of entities: the work that is due depends on all of them.
     pub(crate) fn settle(&mut self) {
         self.index.settle();
     }
@@ -362,14 +360,14 @@ impl Fleet {
         }
     }
 
-    /// Only the table; returns what was there.
+    /// Changes the table only; returns the previous slot.
     fn place<E: Entity>(&mut self, key: E::Key, entity: Option<&Arc<E>>) -> Option<Slot<E>> {
         let slot = entity.map(|entity| Slot { entity: Arc::clone(entity), noted: self.scope });
         E::table_mut(self).set(key, slot)
     }
 
-    /// Every entity changed since [`Fleet::note`] was called last, as it was then, in order. One that was removed and
-    /// set again comes more than once: the first time counts.
+    /// Returns every entity changed since the last [`Fleet::note`], in its state then, in order. Of an entity
+    /// that was removed and set again, the first entry counts.
     pub fn changed(&self) -> impl Iterator<Item = Was<'_>> {
         self.notes.iter().flatten().filter_map(|before| match before {
             Before::Replica(key, entity) => Some(Was::Replica(key, entity.as_ref())),
@@ -379,7 +377,7 @@ impl Fleet {
         })
     }
 
-    /// The entity, or the refusal of an intent that names it.
+    /// Returns the entity, or the refusal for an intent that names it.
     pub(crate) fn find<E: Entity>(&self, key: &E::Key) -> Result<&E, Refusal> {
         E::table(self).get(key).ok_or_else(|| not_found(&E::subject(key)))
     }
@@ -389,12 +387,12 @@ impl Fleet {
         self.deployments().get(&(plan.clone(), name.clone()))
     }
 
-    /// The entity, or the contradiction that it is not there.
+    /// Returns the entity, or the contradiction that it does not exist.
     pub(crate) fn want<E: Entity>(&self, key: &E::Key) -> Result<&E, Contradiction> {
         E::table(self).get(key).ok_or_else(|| absent::<E>(key))
     }
 
-    /// Sets an entity, new or not.
+    /// Inserts or replaces an entity.
     pub(crate) fn put<E: Entity>(&mut self, entity: E) {
         self.put_shared(&Arc::new(entity));
     }
@@ -403,7 +401,7 @@ impl Fleet {
         self.set::<E>(&entity.key(), Some(entity));
     }
 
-    /// Changes an entity that is there, where it stands: it is copied only to be noted, or for others who keep it.
+    /// Changes an existing entity in place; clones it only for the notes or if it is shared.
     pub(crate) fn change<E: Entity>(
         &mut self,
         key: &E::Key,
@@ -412,7 +410,7 @@ impl Fleet {
         self.change_and(key, how)
     }
 
-    /// The same, and tells something of it.
+    /// Changes an existing entity in place, and returns the result of `how`.
     pub(crate) fn change_and<E: Entity, T>(
         &mut self,
         key: &E::Key,
@@ -460,7 +458,7 @@ impl Fleet {
         })
     }
 
-    /// Removes an entity that is there.
+    /// Removes an existing entity.
     pub(crate) fn remove<E: Entity>(&mut self, key: &E::Key) -> Result<(), Contradiction> {
         if E::table(self).get(key).is_none() {
             return Err(absent::<E>(key));
@@ -473,14 +471,14 @@ impl Fleet {
         let old = self.place(key.clone(), entity);
         let is_noted = old.as_ref().is_some_and(|old| old.noted == self.scope);
         let old = old.map(|old| old.entity);
-        // One that was noted before, and what came of it since, is put back by that note.
+        // The earlier note of an entity restores it, and covers this change.
         if let Some(notes) = self.notes.as_mut().filter(|_| !is_noted) {
             notes.push(E::before(key.clone(), old.clone()));
         }
         self.follow(old.as_deref(), entity.map(AsRef::as_ref));
     }
 
-    /// The indexes follow one that takes the place of another, or of none.
+    /// Updates the indexes after an entity was inserted, replaced or removed.
     fn follow<E: Entity>(&mut self, old: Option<&E>, new: Option<&E>) {
         let Some(this) = new.or(old) else { return };
         let (old, new) = (old.map(E::marks), new.map(E::marks));
@@ -488,7 +486,7 @@ impl Fleet {
     }
 }
 
-/// Whether indexes are followed while entities are put back.
+/// Whether indexes are updated while entities are restored.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Indexes {
     Follow,

@@ -1,35 +1,35 @@
-//! Until when deadlines wait: the decider may not have heard yet that what a deadline is about is done.
+//! Grace period of deadlines: the decider may not know yet that what a deadline is about is done.
 
 use std::time::Duration;
 
 use chancery_events::time::Time;
 
-/// A time in which deadlines wait.
+/// Period in which deadlines wait.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DeadlineGrace {
-    /// Start of the time.
+    /// Start of the period.
     since: Time,
-    /// End of the time, as known now.
+    /// End of the period, as known now.
     until: Time,
-    /// Maximum time by which a deadline is late, if there is a maximum.
+    /// Maximum delay of a deadline, if limited.
     patience: Option<Duration>,
 }
 
 impl DeadlineGrace {
-    /// Every deadline waits until the time: after a takeover.
+    /// Creates a period in which every deadline waits until the time: after a takeover.
     pub const fn until(until: Time) -> DeadlineGrace {
         DeadlineGrace { since: Time::EPOCH, until, patience: None }
     }
 
-    /// Messages of executors are `late` when the decider takes them. Executors get `more` time from now on. A deadline is late
-    /// by `late` and `more` at most, also where all later messages are late as well.
+    /// Extends the period: messages of executors are `late` when read, and executors get `more` time from
+    /// `now`. A deadline is delayed by at most `late` plus `more`, even if all later messages are late.
     #[must_use]
     pub fn heard_late(self, now: Time, late: Duration, more: Duration) -> DeadlineGrace {
         let until = self.until.max(now + more);
         match self.patience {
             _ if self.until <= now => DeadlineGrace { since: now, until, patience: Some(late + more) },
             Some(patience) => DeadlineGrace { until, patience: Some(patience.max(late + more)), ..self },
-            // What is added to the time after a takeover has a bound as well.
+            // An extension of the period after a takeover is limited as well.
             None if self.until < until => {
                 DeadlineGrace { since: self.until, until, patience: Some(late + more) }
             }
@@ -37,7 +37,7 @@ impl DeadlineGrace {
         }
     }
 
-    /// Time at which a deadline rings.
+    /// Returns the time at which a deadline fires.
     pub fn rings_at(&self, deadline: Time) -> Time {
         let waits = self.until.max(deadline);
         self.patience.map_or(waits, |patience| waits.min(deadline.max(self.since) + patience))

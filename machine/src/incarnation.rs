@@ -1,23 +1,24 @@
-//! Incarnations: placed runs of replicas. Each belongs to one replica and one node for ever.
+//! Incarnations: placed executions of replicas. Each belongs permanently to one replica and one node.
 //!
-//! | state | ensured | ready | not ready | ended, by proof | gone | failed | stop asked | deadline | node expunged |
+//! | state | started | ready | not ready | ended, by proof | gone | command failed | stop requested | deadline | node expunged |
 //! |---|---|---|---|---|---|---|---|---|---|
-//! | reserved | – | – | – | – | – | – | unwound | unwound, if it waits for volumes alone; its operation fails | unwound; its operation looks for another place, or fails if it has begun |
-//! | creating | → starting | → running | → starting | failed, destroyed | unwound | again, or stopping | stopping | stopping | failed |
+//! | reserved | – | – | – | – | – | – | unwound | unwound if it waits only for volumes; its operation fails | unwound; its operation is placed again, or fails if it has started |
+//! | creating | → starting | → running | → starting | failed, destroyed | unwound | retried, or stopping | stopping | stopping | failed |
 //! | starting | status | → running | status | failed, destroyed | failed | – | stopping | stopping | failed |
-//! | running | status | status | status; stopping, if its liveness probe fails | failed, destroyed | failed | – | stopping | stopping, if it stayed unready | failed |
-//! | updating | status; → running, if it is again what it was | → running | status; stopping, if its liveness probe fails | failed, destroyed | failed | again, or asked to be the old version | stopping | the same | failed |
-//! | stopping | – | – | – | as remembered | as remembered | again | destroyed is remembered | kill | failed |
+//! | running | status | status | status; stopping if its liveness probe fails | failed, destroyed | failed | – | stopping | stopping if it stayed unready | failed |
+//! | updating | status; → running if reverted | → running | status; stopping if its liveness probe fails | failed, destroyed | failed | retried, or reverting | stopping | reverting | failed |
+//! | stopping | – | – | – | as recorded | as recorded | retried | destroyed is recorded | kill | failed |
 //! | ended | final | | | | | | | | |
 //!
-//! A report names the revision that it reflects. Proof of an end counts whatever command it reflects, because
-//! nothing is ever started twice in one incarnation; `gone` counts only if nothing at or below the last command can
-//! still happen; a failure counts only for the command that waits for an outcome. A lost session proves nothing.
+//! A report names the revision that it reflects. Proof of an end counts for every revision, because nothing
+//! is ever started twice in one incarnation. `gone` counts only if nothing at or below the last command can
+//! still happen. A failure counts only for the pending command. An expired session proves nothing.
 //!
-//! A replica has two only while an update, relocate or restart of it goes on, or something is left of one: the
-//! *active* one counts, the *passive* one is to take its place, or has lost it. See [`crate::operation`].
+//! A replica has two incarnations only during an update, relocate or restart, or while a remainder of one is
+//! left. The *active* one counts; the *secondary* one will replace it, or was replaced by it. See
+//! [`crate::operation`].
 //!
-//! In reading order: reports, ends (`end`), when the plan's rule starts again (`again`), folding (`fold`).
+//! In reading order: reports, ends (`end`), automatic restarts (`again`), folding (`fold`).
 
 mod again;
 mod end;
@@ -44,28 +45,28 @@ pub(crate) use fold::{
     By, asked, begun, command_failed, commanded, ended, ensured, reserved, running, status,
 };
 
-/// After SIGTERM's grace, the executor has this long to say so before it is asked to kill.
+/// Time after SIGTERM's grace period for the executor's report, before a kill is requested.
 const SLACK: std::time::Duration = std::time::Duration::from_secs(5);
 
-/// When a stop that is asked now has lasted too long.
+/// Returns the deadline of a stop that is requested now.
 pub(crate) fn stop_deadline(fleet: &Fleet, incarnation: &Incarnation, now: Time) -> Time {
     let plan = fleet.plans().get(&incarnation.plan);
     now + plan.map_or(SLACK, |plan| plan.policy().timeouts().stop() + SLACK)
 }
 
-/// The version that the run is of, or would be.
+/// Version of the incarnation, current or intended.
 pub(crate) fn version_of<'a>(fleet: &'a Fleet, incarnation: &Incarnation) -> Option<PlanVersion<'a>> {
     let plan = fleet.plans().get(&incarnation.plan)?;
     let key = (plan.name.clone(), incarnation.deployment.clone());
     Some(plan.version_of(fleet.deployments().get(&key)?.generation))
 }
 
-/// When a start that is asked now has lasted too long.
+/// Returns the deadline of a start that is requested now.
 pub(crate) fn start_deadline(fleet: &Fleet, plan: &PlanName, now: Time) -> Option<Time> {
     Some(now + fleet.plans().get(plan)?.policy().timeouts().start())
 }
 
-/// What follows from a report.
+/// Returns the facts of a report.
 pub(crate) fn report(fleet: &Fleet, report: &IncarnationReport, ctx: &Context) -> Vec<Fact> {
     let Some(incarnation) = fleet.incarnations().get(&report.incarnation) else { return Vec::new() };
     let mut draft = Draft::new(ctx);
@@ -99,7 +100,7 @@ pub(crate) fn report(fleet: &Fleet, report: &IncarnationReport, ctx: &Context) -
         (_, Saw::Failed { message, hope }) => {
             failed(fleet, incarnation, report.revision, message, *hope, ctx, &mut draft);
         }
-        // It reflects less than what is asked now: what it saw may be over.
+        // The report reflects an earlier command: what it observed may have ended.
         (_, Saw::Ready { .. } | Saw::Ensured { .. } | Saw::NotReady { .. })
             if report.revision < incarnation.revision => {}
         (
@@ -149,9 +150,9 @@ fn was_seen(incarnation: &Incarnation, processes: &[Process], deadline: Option<T
     IncarnationStatus { incarnation, replica, processes: processes.to_vec(), deadline }
 }
 
-/// When a run with these processes is ended if it does not become ready, by what its plan says now. A run that is
-/// unready already keeps a deadline of this session. A process of which nothing is known yet, as after a restart of its
-/// executor, begins none.
+/// Returns when an incarnation with these processes ends unless it becomes ready, by the plan's current
+/// policy. An incarnation that is unready already keeps a deadline of this session. A process of unknown
+/// status, as after a restart of its executor, sets no deadline.
 fn unready_deadline(
     fleet: &Fleet,
     incarnation: &Incarnation,
@@ -174,14 +175,14 @@ fn unready_deadline(
     })
 }
 
-/// Whether the session in which its deadline as an unready run was set is open: only then could its executor have reported
-/// that it is ready again.
+/// Whether the session that set the incarnation's unready deadline is open: only then could its executor have
+/// reported that the incarnation is ready again.
 fn is_watched(fleet: &Fleet, incarnation: &Incarnation) -> bool {
     let session = fleet.clusters().get(&incarnation.cluster).and_then(|cluster| cluster.session);
     incarnation.unready_session.is_some() && incarnation.unready_session == session
 }
 
-/// Ends a run that was ready and does not answer any more. A run that never was ready has its start deadline.
+/// Ends an incarnation that was ready and no longer responds. Before readiness, the start deadline applies.
 fn end_unresponsive(
     fleet: &Fleet,
     incarnation: &Incarnation,
@@ -196,8 +197,8 @@ fn end_unresponsive(
     }
 }
 
-/// It is ready: it counts from now on. The run whose place it takes is stopped, and the operation has succeeded when
-/// that is over; else it has succeeded.
+/// Makes a ready incarnation the active one. The incarnation that it replaces is stopped, and its end
+/// completes the operation; without one, the operation succeeds now.
 fn ready(fleet: &Fleet, incarnation: &Incarnation, processes: &[Process], ctx: &Context, draft: &mut Draft) {
     let operation = brings_up(fleet, incarnation);
     let active = fleet.replicas().get(&incarnation.replica).and_then(|replica| replica.active.as_ref());
@@ -216,7 +217,7 @@ fn ready(fleet: &Fleet, incarnation: &Incarnation, processes: &[Process], ctx: &
     }
 }
 
-/// The running operation that brings the incarnation up, or changes it.
+/// Running operation that starts or changes the incarnation, if any.
 fn brings_up<'a>(fleet: &'a Fleet, incarnation: &Incarnation) -> Option<&'a Operation> {
     let operation = running_operation(fleet, incarnation)?;
     let down = matches!(operation.kind, OperationKind::Stop | OperationKind::Delete);
@@ -240,11 +241,11 @@ fn failed(
 ) {
     let Some(command) = incarnation.command.filter(|_| revision == incarnation.revision) else { return };
     if command.not_before > ctx.now {
-        return; // the attempt that failed has been counted, and the next was not sent yet
+        return; // this failure has been counted, and the next attempt was not sent yet
     }
     let salt = incarnation.id.position().get();
     let wait = match (hope, command.effect) {
-        // What it was before, it must be again, however often that fails.
+        // A revert is retried until it succeeds.
         (_, Effect::Ensure)
             if *incarnation.asked_for() == incarnation.deployment && is_changed(incarnation) =>
         {
@@ -252,7 +253,7 @@ fn failed(
         }
         (Hope::Never, Effect::Ensure) => None,
         (Hope::Retry, Effect::Ensure) => BACKOFF.wait(command.attempt, salt),
-        // An end that fails is a debt that is never given up.
+        // A stop is retried until it succeeds.
         (_, Effect::Stop | Effect::Kill) => BACKOFF.wait(command.attempt, salt).or(Some(BACKOFF.max)),
     };
     draft.push(CommandFailed {
@@ -269,7 +270,7 @@ fn failed(
     }
 }
 
-/// Gives up what was asked: bringing it up, or changing it.
+/// Aborts the requested start or change of an incarnation.
 pub(crate) fn give_up(
     fleet: &Fleet,
     incarnation: &Incarnation,
@@ -289,7 +290,7 @@ pub(crate) fn give_up(
     }
 }
 
-/// It is not changed: the operation ends now, and it is asked to be what it was until it is.
+/// Reverts a change: the operation ends now, and the previous version is requested until it runs.
 fn revert(fleet: &Fleet, incarnation: &Incarnation, how: OperationEnd, draft: &mut Draft) {
     draft.push(IncarnationBegun {
         incarnation: incarnation.id,
@@ -307,7 +308,7 @@ fn is_changed(incarnation: &Incarnation) -> bool {
     matches!(incarnation.state, IncarnationState::Updating(_))
 }
 
-/// Gives up bringing it up: the operation ends now, and what may have been built is taken down until that is proved.
+/// Aborts a start: the operation ends now, and the incarnation is stopped until its end is proved.
 fn unwind(
     fleet: &Fleet,
     incarnation: &Incarnation,
@@ -322,7 +323,7 @@ fn unwind(
     }
 }
 
-/// Its state has lasted too long.
+/// Handles the expiry of an incarnation's deadline.
 pub(crate) fn overdue(fleet: &Fleet, id: IncarnationId, ctx: &Context) -> Vec<Fact> {
     let mut draft = Draft::new(ctx);
     let Some(incarnation) = fleet.incarnations().get(&id) else { return Vec::new() };
@@ -339,7 +340,7 @@ pub(crate) fn overdue(fleet: &Fleet, id: IncarnationId, ctx: &Context) -> Vec<Fa
             then: (**then).clone(),
             deadline: None,
         }),
-        // Its volumes did not come free.
+        // Its volumes did not become free.
         IncarnationState::Reserved => {
             if let Some(operation) = brings_up(fleet, incarnation) {
                 let reason = volume::late(fleet, incarnation);

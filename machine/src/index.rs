@@ -1,6 +1,6 @@
-//! What follows from the tables, kept so that a step costs what it changes and never a scan.
+//! Indexes derived from the tables, so that a step costs what it changes and never a scan.
 //!
-//! Nothing here stands in events or snapshots; a test compares it with a full count.
+//! Indexes are in neither events nor snapshots; a test compares them with a full count.
 
 mod plan;
 mod policies;
@@ -42,32 +42,32 @@ pub use spread::{DomainCount, NodeCount, PlanSpread};
 pub use volumes::Volumes;
 pub(crate) use work::Work;
 
-/// What has a deadline.
+/// Entity with a deadline.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Alarm {
-    /// An operation that waits for approval.
+    /// Operation that waits for approval.
     Operation(OperationId),
-    /// An incarnation that starts or stops.
+    /// Incarnation whose state can time out.
     Incarnation(IncarnationId),
-    /// A deployment whose new set must be ready.
+    /// Deployment whose new set must be ready.
     Deployment(Box<DeploymentKey>),
-    /// A plan whose deployment must make progress.
+    /// Plan whose deployment must make progress.
     Progress(PlanName),
-    /// An approval request that waits.
+    /// Approval request that waits.
     Request(RequestId),
 }
 
-/// Approval requests.
+/// Approval requests by state.
 #[derive(Clone, PartialEq, Default, Debug)]
 pub struct Requests {
-    /// Those that wait, by their target: one each, but within a commit that supersedes one.
+    /// Waiting requests by target: one each, except within a commit that supersedes one.
     pub open: BTreeSet<(Subject, String, RequestId)>,
-    /// Those that ended.
+    /// Requests that no longer wait.
     pub ended: BTreeSet<RequestId>,
 }
 
 impl Requests {
-    /// The one that waits for the target.
+    /// Returns the request that waits for the target.
     pub(crate) fn waiting(&self, target: &(Subject, String)) -> Option<RequestId> {
         let first = RequestId::issue(Lineage::from_random(0), Position::ZERO);
         let from = (target.0.clone(), target.1.clone(), first);
@@ -79,13 +79,13 @@ impl Requests {
 /// Work that is due at a time.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Timer {
-    /// A replica that its plan's rule starts again.
+    /// Replica with an automatic restart.
     Replica(ReplicaName),
-    /// A deployment that goes on after a pause.
+    /// Plan whose deployment continues after a delay.
     Plan(PlanName),
 }
 
-/// For looking up: nothing depends on an order.
+/// Map for lookups: nothing depends on an order.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Lookup<K: Eq + Hash, V>(FxHashMap<K, V>);
 
@@ -114,54 +114,54 @@ impl<K: Eq + Hash + Ord + fmt::Debug, V: fmt::Debug> fmt::Debug for Lookup<K, V>
     }
 }
 
-/// Everything that follows from the tables.
+/// Indexes of a fleet.
 #[derive(Clone, Debug, Default)]
 pub struct Index {
-    /// Nodes by what placement asks of them.
+    /// Nodes by the properties that placement needs.
     pub places: Places,
-    /// By plan.
+    /// Plan indexes by name.
     plans: Lookup<PlanName, PlanIndex>,
-    /// Plans for which there is something to do.
+    /// Plans with work that is due.
     pub due: BTreeSet<PlanName>,
-    /// Plans with operations that wait for a place.
+    /// Plans with operations that have no placement.
     pub unplaced: BTreeSet<PlanName>,
-    /// Plans with places that are only held and were found by an earlier policy.
+    /// Plans with unstarted reservations that an earlier policy placed.
     pub outdated: BTreeSet<PlanName>,
-    /// Plans at rest whose spread may be uneven, or was found to be.
+    /// Plans without other work whose spread may be uneven, or was found to be.
     pub crowded: BTreeSet<PlanName>,
     /// Plans that are being rebalanced.
     pub rebalancing: BTreeSet<PlanName>,
-    /// Deadlines.
+    /// Deadlines by time.
     pub alarms: BTreeSet<(Time, Alarm)>,
     /// Work that is due later.
     pub timers: BTreeSet<(Time, Timer)>,
-    /// Policies, and what waits for them.
+    /// Policies, and the operations that wait for them.
     pub policies: Policies,
-    /// Nodes of which a disruption is approved.
+    /// Nodes with an approved disruption.
     pub disturbed: BTreeSet<NodeName>,
-    /// Approved disruptions that empty their nodes, by when they begin to, and by update domain.
+    /// Approved disruptions that drain their nodes, by start time and update domain.
     pub evicting: BTreeSet<(Time, Position, DomainName, NodeName, DisruptionName)>,
-    /// Plans of which no disruption moves a replica before a time, since a move failed.
+    /// Plans whose replicas no disruption moves before a time, after a failed move.
     pub setbacks: BTreeSet<(Time, PlanName)>,
-    /// How many replicas of a group hold a place, by node.
+    /// Number of a group's incarnations with a reservation, by node.
     groups: BTreeMap<GroupName, Lookup<NodeName, u32>>,
     /// Commands without an outcome, by the time before which they are not sent.
     pub outstanding: BTreeSet<(Time, ObjectId)>,
-    /// Volumes, and incarnations that were ever commanded and are not over, by cluster: the desired inventory.
+    /// Desired inventory by cluster: volumes, and incarnations with a command that have not ended.
     commanded: BTreeMap<ClusterName, BTreeSet<ObjectId>>,
-    /// Volumes, and what waits for them.
+    /// Volumes, and the incarnations that wait for them.
     pub volumes: Volumes,
     /// Approval requests.
     pub requests: Requests,
-    /// Incarnations that are not over on nodes that are gone.
+    /// Incarnations that have not ended on expunged nodes.
     pub lost: BTreeSet<IncarnationId>,
-    /// The last position at which capacity may have grown.
+    /// Last position at which capacity may have grown.
     pub grown: Position,
     /// Plans that changed since [`Index::settle`]: none between facts.
     unsettled: Vec<PlanName>,
 }
 
-/// Keeps the entry of an entity in a set: `value` is what of its marks the entry is made of by `entry`, if it has one.
+/// Updates an entity's entry in a set: `entry` builds it from the fields that `value` selects, if any.
 pub(crate) fn follow<'a, M, V: PartialEq, T: Ord>(
     set: &mut BTreeSet<T>,
     both: Both<'a, M>,
@@ -178,7 +178,7 @@ pub(crate) fn follow<'a, M, V: PartialEq, T: Ord>(
     set.extend(new.map(entry));
 }
 
-/// The same where the set is one of several, by a key; none of them is empty.
+/// Updates the entry in one of several sets, selected by `key`; removes empty sets.
 pub(crate) fn follow_by<'a, M, V: PartialEq, K: Ord, T: Ord>(
     sets: &mut BTreeMap<K, BTreeSet<T>>,
     both: Both<'a, M>,
@@ -203,7 +203,7 @@ pub(crate) fn follow_by<'a, M, V: PartialEq, K: Ord, T: Ord>(
     }
 }
 
-/// Counts an entity of which something holds.
+/// Updates the number of entities for which `holds` is true.
 pub(crate) fn count<'a, M>(count: &mut u32, both: Both<'a, M>, holds: impl Fn(&'a M) -> bool) {
     let [old, new] = both.map(|marks| u32::from(marks.is_some_and(&holds)));
     *count = *count + new - old;
@@ -218,7 +218,7 @@ pub(crate) fn mark<T: Ord>(set: &mut BTreeSet<T>, item: T, holds: bool) {
     }
 }
 
-/// The index of a plan, made if there is none; its name is cloned only then.
+/// Index of a plan, created if missing; the name is cloned only then.
 macro_rules! plan_index {
     ($plans:expr, $name:expr) => {
         match $plans.get_mut($name) {
@@ -229,17 +229,17 @@ macro_rules! plan_index {
 }
 
 impl Index {
-    /// What is counted of a plan.
+    /// Index of the plan.
     pub fn plan_index(&self, plan: &PlanName) -> Option<&PlanIndex> {
         self.plans.get(plan)
     }
 
-    /// What an executor of the cluster should know.
+    /// Desired inventory of the cluster.
     pub fn inventory(&self, cluster: &ClusterName) -> impl Iterator<Item = ObjectId> {
         self.inventory_after(cluster, None)
     }
 
-    /// Those of them behind one: volumes, then incarnations, in the order of their issue.
+    /// Desired inventory after an object: volumes, then incarnations, in the order of their issue.
     pub fn inventory_after(
         &self,
         cluster: &ClusterName,
@@ -250,7 +250,7 @@ impl Index {
         all.flat_map(move |all| all.range((from, Bound::Unbounded))).copied()
     }
 
-    /// Clusters and capabilities say which nodes will do.
+    /// Updates the indexes after a change of a cluster or capability, which can make other nodes suitable.
     pub(crate) fn catalogue(&mut self, new: Option<&Meta>) {
         self.places.reshape();
         self.grown = new.map_or(self.grown, |new| self.grown.max(new.changed.position));
@@ -283,7 +283,7 @@ impl Index {
         }
     }
 
-    /// How many replicas of the group hold a place on each node.
+    /// Number of the group's incarnations with a reservation, by node.
     pub(crate) fn group(&self, group: &GroupName) -> Option<&Lookup<NodeName, u32>> {
         self.groups.get(group)
     }
@@ -320,14 +320,15 @@ impl Index {
         };
         if edited {
             self.regroup(&this.name, is.map(PlanPolicy::of));
-            // Another policy may allow what waits.
+            // Another policy may allow operations that wait.
             self.grown = self.grown.max(this.meta.changed.position);
         }
         let [_, new] = both;
         self.with_plan(&this.name, |_, index| index.own = new.cloned().unwrap_or_default());
     }
 
-    /// The plan's replicas are of the groups that its policy names now: costs what it has, once for an edit of them.
+    /// Counts the plan's replicas in the groups of its policy. An edit of these costs one pass over its
+    /// nodes.
     fn regroup(&mut self, plan: &PlanName, policy: Option<PlanPolicy<'_>>) {
         let now = policy.map(PlanPolicy::groups).unwrap_or_default();
         let index = plan_index!(self.plans, plan);
@@ -385,7 +386,7 @@ impl Index {
         self.with_plan(&this.plan, |_, plan| plan.operation(this, both));
     }
 
-    /// `at`: when the change was.
+    /// Updates the indexes after a change of an incarnation at position `at`.
     pub(crate) fn incarnation(&mut self, this: &Incarnation, both: Both<'_, IncarnationMarks>, at: Position) {
         let live = both.map(|marks| marks.filter(|marks| marks.live));
         if live[0].is_some() && both[1].is_some() && live[1].is_none() {
@@ -393,7 +394,7 @@ impl Index {
         }
         let (incarnation, plan, node) = (this.id, &this.plan, &this.node);
         match live {
-            // A run that follows another one holds more when that is over.
+            // An incarnation reserves more when its predecessor ends.
             [Some(old), Some(new)] if old.amounts == new.amounts && old.volumes == new.volumes => {
                 if old.reserved != new.reserved {
                     self.places.reserve(node, incarnation, new.reserved);
@@ -431,10 +432,10 @@ impl Index {
         self.volumes.run(incarnation, both.map(|marks| marks.and_then(|marks| marks.waits_for.as_deref())));
     }
 
-    /// `at`: when the change was.
+    /// Updates the indexes after a change of a volume at position `at`.
     pub(crate) fn volume(&mut self, this: &Volume, both: Both<'_, VolumeMarks>, at: Position) {
         let [old, new] = both;
-        // There is more room somewhere, or somebody can use it that could not.
+        // More storage may be free, or an incarnation can use the volume that could not.
         if old.is_some() {
             self.grown = self.grown.max(at);
         }
@@ -457,8 +458,7 @@ impl Index {
         }
     }
 
-    /// Brings the indexes of all plans up to date with the plans that have changed: once for each fact, which changes a
-    /// plan several times.
+    /// Updates the indexes of all plans once for each fact, which may change a plan several times.
     pub(crate) fn settle(&mut self) {
         while let Some(name) = self.unsettled.pop() {
             let Some(index) = self.plans.get_mut(&name) else { continue };
@@ -485,7 +485,7 @@ impl Index {
     }
 }
 
-/// The disruptions by which the node is emptied, as they are kept in order.
+/// Approved disruptions that drain the node, as entries of [`Index::evicting`].
 fn evictions(node: &Node) -> impl Iterator<Item = (Time, Position, DomainName, NodeName, DisruptionName)> {
     let approved = node.disruptions.iter().filter(|(_, of)| of.state == DisruptionState::Approved);
     approved.filter(|(_, of)| of.spec.evict != Evict::No).map(|(name, of)| {
@@ -513,7 +513,7 @@ fn count_groups(
     }
 }
 
-/// Whether a deployment that is so begins nothing, or nothing more.
+/// Whether a deployment in this stage starts nothing, or nothing more.
 fn begins_nothing(stage: Option<Stage>) -> bool {
     stage.is_some_and(|stage| !matches!(stage, Stage::InProgress | Stage::Paused))
 }

@@ -1,22 +1,22 @@
-//! Idempotency keys: the first verdict on each, as long as the window lasts.
+//! Idempotency keys: the first verdict on each key, as long as the window lasts.
 //!
-//! A *producer* is an actor with a source; the first bits of a key name the actor, the next ones the producer. Each
-//! producer has a *floor*: the highest time of its keys that were removed. An intent at or below its producer's floor is
-//! refused, never decided again: whether it was decided cannot be told any more. One actor's keys never move the floor of
-//! another, however many sources it names.
+//! A *producer* is an actor with a source; the first bits of a key name the actor, the next bits the
+//! producer. Each producer has a *floor*: the highest time of its keys that were removed. An intent at or
+//! below its producer's floor is refused and never decided again, because it may have been decided before.
+//! The keys of an actor never move the floor of another, however many sources the actor names.
 //!
 //! | what is removed | when |
 //! |---|---|
 //! | a key | [`AGE`] after its decision; if its intent is dated more than [`AHEAD`] later, [`AGE`] after that date |
-//! | the key of the producer that has most, of the actor that has most, that would be removed first by age | there are more than [`COUNT`] keys |
+//! | of the actor with most keys, of its producer with most keys, the key that would be removed first by age | there are more than [`COUNT`] keys |
 //! | the floor of a producer without keys, the lowest first: it raises that of its actor | there are more than [`FLOORS`] |
 //! | the floor of an actor without producers, the lowest first: it raises the common floor | there are more than [`FLOORS`] |
 //!
-//! A producer without a floor of its own has that of its actor, and an actor without one the common floor. Age is
-//! counted in journal time from the decision, and not from the intent's own time: a journal whose time is wrong keeps
-//! the keys of intents that are dated correctly. An intent that was dated ahead, by a clock that was wrong, keeps its key
-//! until that date is past: with the key the floor would rise to the date, and later intents with right dates would be
-//! refused until then.
+//! A producer without a floor of its own has that of its actor, and an actor without one the common floor.
+//! Age is counted in journal time from the decision, not from the intent's own time. A journal whose time is
+//! wrong thus keeps the keys of correctly dated intents. An intent dated ahead by a wrong clock keeps its key
+//! until that date is past. If the key were removed earlier, the floor would rise to the date, and correctly
+//! dated intents would be refused until then.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -31,75 +31,75 @@ use chancery_events::time::Time;
 use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize, Serializer};
 
-/// How much later than the wall clock an intent may be dated.
+/// Maximum time by which an intent may be dated ahead of the wall clock.
 pub(crate) const AHEAD: Duration = Duration::from_mins(5);
-/// How long keys are kept.
+/// Time for which keys are kept.
 const AGE: Duration = Duration::from_hours(7 * 24);
 /// Maximum number of keys, of all producers.
 const COUNT: usize = 250_000;
 /// Maximum number of floors of producers without keys, and of actors without producers.
 const FLOORS: usize = 100_000;
 
-/// The first verdict on a key.
+/// First verdict on a key.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Known {
-    /// Of the body that was asked for.
+    /// Digest of the requested body.
     pub digest: Digest,
-    /// The position of its `accepted` or `refused` fact.
+    /// Position of the `accepted` or `refused` fact.
     pub verdict: Position,
-    /// What that said: a repeat gets the same.
+    /// Reply of the verdict, which a repeat of the intent gets again.
     pub reply: Arc<Result<Accepted, Refusal>>,
-    /// The intent's time.
+    /// Time of the intent.
     pub at: Time,
-    /// When it was decided.
+    /// Time of the decision.
     pub decided: Time,
 }
 
 impl Known {
-    /// The time from which the key's age counts.
+    /// Time from which the key's age counts.
     fn ages_from(&self) -> Time {
         if self.at > self.decided + AHEAD { self.at } else { self.decided }
     }
 }
 
-/// The intent holds.
+/// Reply to an accepted intent.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Accepted {
-    /// Whether it changed anything.
+    /// Whether the intent changed anything.
     pub outcome: Outcome,
-    /// What it was about.
+    /// Subject of the intent.
     pub subject: Option<Subject>,
-    /// The subject's version now.
+    /// Version of the subject after the intent.
     pub version: Option<u64>,
 }
 
-/// The first bits of a producer's keys.
+/// First bits of a producer's keys.
 pub(crate) type Producer = u64;
-/// The first bits of an actor's keys.
+/// First bits of an actor's keys.
 pub(crate) type ActorBits = u64;
 
-/// Whose producer it is.
+/// Returns the actor of a producer.
 const fn actor_of(producer: Producer) -> ActorBits {
     producer >> 24
 }
 
-/// The keys of a fleet.
+/// Idempotency keys of a fleet.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(from = "StoredKeys")]
 pub struct Keys {
     #[serde(serialize_with = "in_order")]
     known: FxHashMap<Digest, Known>,
-    /// By producer.
+    /// Windows by producer.
     #[serde(rename = "floors", serialize_with = "floors")]
     windows: FxHashMap<Producer, Window>,
     #[serde(serialize_with = "actor_floors")]
     actors: FxHashMap<ActorBits, ActorWindows>,
-    /// Of actors without windows of their own.
+    /// Floor of actors without windows of their own.
     floor: Time,
-    /// Actors with keys, by the number of those.
+    /// Actors with keys, by their number of keys.
     #[serde(skip)]
     by_actor: BTreeSet<(usize, ActorBits)>,
-    /// Windows with keys, by the time from which the age of the first counts.
+    /// Windows with keys, by the time from which the age of the first key counts.
     #[serde(skip)]
     by_time: BTreeSet<(Time, Producer)>,
     /// Windows without keys, by their floor.
@@ -114,7 +114,7 @@ pub struct Keys {
     bounds: Bounds,
 }
 
-/// How much is kept; less in tests.
+/// Limits on what is kept; lower in tests.
 #[derive(Clone, Copy, Debug)]
 struct Bounds {
     keys: usize,
@@ -127,18 +127,18 @@ impl Default for Bounds {
     }
 }
 
-/// The keys of one producer.
+/// Keys of one producer.
 #[derive(Clone, Debug, Default)]
 struct Window {
-    /// In the order of the times from which their age counts, and of their decisions.
+    /// Keys in the order of the times from which their age counts, then of their decisions.
     keys: VecDeque<(Time, Digest)>,
     floor: Time,
 }
 
 impl Window {
-    /// Adds a key behind those whose age counts from the same time or an earlier one.
+    /// Adds a key after the keys whose age counts from the same time or an earlier one.
     fn add(&mut self, from: Time, key: Digest) {
-        // Almost always the last one.
+        // The last position is almost always right.
         let place = match self.keys.back() {
             Some((last, _)) if *last > from => self.keys.partition_point(|(time, _)| *time <= from),
             Some(_) | None => self.keys.len(),
@@ -155,18 +155,18 @@ impl Window {
     }
 }
 
-/// The windows of one actor.
+/// Windows of one actor.
 #[derive(Clone, Debug, Default)]
 struct ActorWindows {
     windows: usize,
     keys: usize,
-    /// Those with keys, by the number of those.
+    /// Windows with keys, by their number of keys.
     by_size: BTreeSet<(usize, Producer)>,
-    /// Of producers without a window.
+    /// Floor of producers without a window.
     floor: Time,
 }
 
-/// Keys as they are in a snapshot.
+/// Keys as stored in a snapshot.
 #[derive(Deserialize)]
 struct StoredKeys {
     known: FxHashMap<Digest, Known>,
@@ -194,50 +194,50 @@ impl From<StoredKeys> for Keys {
 }
 
 impl PartialEq for Keys {
-    /// What is known, whatever could be taken back.
+    /// Compares the keys and floors, not the undo log.
     fn eq(&self, other: &Keys) -> bool {
         let floors = |keys: &Keys| (keys.floor, keys.floors(), keys.actor_floors());
         self.known == other.known && floors(self) == floors(other)
     }
 }
 
-/// One change, to be taken back.
+/// Undo record of one change.
 #[derive(Clone, Debug)]
 enum Undo {
-    /// A new key, the time from which its age counts, and what there was of its own before.
+    /// New key, the time from which its age counts, and what existed before.
     Added(Digest, Time, Before),
-    /// A key that was removed, and the floor of its producer before.
+    /// Removed key, and the previous floor of its producer.
     Removed(Digest, Box<Known>, Time),
-    /// A floor that was removed, and that of its actor before.
+    /// Removed floor of a producer, and the previous floor of its actor.
     Floor(Producer, Time, Time),
-    /// The floor of an actor, which was removed.
+    /// Removed floor of an actor.
     Actor(ActorBits, Time),
 }
 
-/// What there was before a key came.
+/// State before a key was added.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Before {
-    /// Nothing of its actor.
+    /// Neither actor nor window.
     Nothing,
-    /// Its actor, and no window of its producer.
+    /// Actor without a window of the producer.
     Actor,
-    /// The window of its producer.
+    /// Window of the producer.
     Window,
 }
 
-/// What [`Keys::roll_back`] needs.
+/// Savepoint for [`Keys::roll_back`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct KeysBefore {
     floor: Time,
 }
 
 impl Keys {
-    /// What is known of a key.
+    /// Returns the verdict on a key, if known.
     pub fn get(&self, key: Digest) -> Option<&Known> {
         self.known.get(&key)
     }
 
-    /// The highest time of a removed key of the key's producer, as far as that is known.
+    /// Highest known time of a removed key of the key's producer.
     pub fn floor(&self, key: Digest) -> Time {
         let producer = key.prefix();
         self.windows.get(&producer).map_or_else(|| self.floor_of(actor_of(producer)), |window| window.floor)
@@ -247,7 +247,7 @@ impl Keys {
         self.actors.get(&actor).map_or(self.floor, |own| own.floor)
     }
 
-    /// How many keys are known.
+    /// Number of known keys.
     pub fn len(&self) -> usize {
         self.known.len()
     }
@@ -257,17 +257,17 @@ impl Keys {
         self.known.is_empty()
     }
 
-    /// The floor of each producer that has one of its own.
+    /// Floors of producers that have their own.
     pub(crate) fn floors(&self) -> BTreeMap<Producer, Time> {
         self.windows.iter().map(|(producer, window)| (*producer, window.floor)).collect()
     }
 
-    /// The floor of each actor that has one of its own.
+    /// Floors of actors that have their own.
     fn actor_floors(&self) -> BTreeMap<ActorBits, Time> {
         self.actors.iter().map(|(actor, own)| (*actor, own.floor)).collect()
     }
 
-    /// Remembers a key that is decided now, and removes what is too old, or too much.
+    /// Adds a key that is decided now, and removes keys and floors beyond the limits.
     pub(crate) fn remember(&mut self, key: Digest, known: Known) {
         // The first verdict stays.
         if self.known.contains_key(&key) {
@@ -311,7 +311,7 @@ impl Keys {
         }
     }
 
-    /// Removes the first key of a producer, whose floor rises.
+    /// Removes the first key of a producer, and raises its floor.
     fn remove_first(&mut self, producer: Producer) {
         let Some((_, key)) = self.windows.get(&producer).and_then(|window| window.keys.front().copied())
         else {
@@ -327,7 +327,7 @@ impl Keys {
         self.note(Undo::Removed(key, Box::new(known), floor));
     }
 
-    /// Changes a producer's window, which is made if there is none, and what is sorted by it.
+    /// Changes a producer's window, created if missing, and the sets sorted by it.
     fn change(&mut self, producer: Producer, change: impl FnOnce(&mut Window)) {
         self.sort(producer, false);
         if !self.windows.contains_key(&producer) {
@@ -344,7 +344,7 @@ impl Keys {
         self.sort(producer, true);
     }
 
-    /// Removes a producer's window; its actor stays.
+    /// Removes a producer's window; the actor stays.
     fn drop_window(&mut self, producer: Producer) {
         self.sort(producer, false);
         let actor = actor_of(producer);
@@ -358,20 +358,20 @@ impl Keys {
         }
     }
 
-    /// Puts an actor there that has no windows.
+    /// Adds an actor without windows.
     fn put_actor(&mut self, actor: ActorBits, floor: Time) {
         self.actors.insert(actor, ActorWindows { floor, ..ActorWindows::default() });
         self.idle.insert((floor, actor));
     }
 
-    /// Removes an actor that has no windows.
+    /// Removes an actor without windows.
     fn drop_actor(&mut self, actor: ActorBits) {
         if let Some(own) = self.actors.remove(&actor) {
             self.idle.remove(&(own.floor, actor));
         }
     }
 
-    /// Puts a window where it belongs among the others, or takes it out.
+    /// Adds a window to the sorted sets, or removes it.
     fn sort(&mut self, producer: Producer, put: bool) {
         fn mark<T: Ord>(set: &mut BTreeSet<T>, item: T, put: bool) {
             if put {
@@ -441,20 +441,20 @@ impl Keys {
     }
 }
 
-/// So that equal keys are equal bytes.
+/// Serializes in order, so that equal keys are equal bytes.
 fn in_order<S: Serializer>(known: &FxHashMap<Digest, Known>, serializer: S) -> Result<S::Ok, S::Error> {
     let mut known: Vec<_> = known.iter().collect();
     known.sort_unstable_by_key(|(key, _)| **key);
     serializer.collect_map(known)
 }
 
-/// The floors alone: the rest follows from the keys.
+/// Serializes the floors only: the rest follows from the keys.
 fn floors<S: Serializer>(windows: &FxHashMap<Producer, Window>, serializer: S) -> Result<S::Ok, S::Error> {
     let floors: BTreeMap<_, _> = windows.iter().map(|(producer, window)| (producer, window.floor)).collect();
     serializer.collect_map(floors)
 }
 
-/// The floors of actors alone, for the same reason.
+/// Serializes the floors of actors only, for the same reason.
 fn actor_floors<S: Serializer>(
     actors: &FxHashMap<ActorBits, ActorWindows>,
     serializer: S,

@@ -1,11 +1,11 @@
-//! The pure state machine of Chancery: what may happen next, and why not something else.
+//! Pure state machine of Chancery: decides what may happen next, and why not something else.
 //!
-//! Sync functions from values to values: no clock, no randomness, no I/O, no order that a hash decides. The decider
-//! calls [`decide::decide`], [`decide::observe`] and [`advance::advance`], which only conclude facts, and everybody
-//! who holds a state folds them by [`decide::evolve`].
+//! Functions are synchronous and map values to values: no clock, no randomness, no I/O, no hash order. The
+//! decider calls [`decide::decide`], [`decide::observe`] and [`advance::advance`], which only conclude facts.
+//! Every process that has a state folds these facts by [`decide::evolve`].
 //!
-//! In reading order: what comes in ([`context`]), the shapes ([`state`]) and the fleet that holds them, the four
-//! functions, then a room for each entity with its table of states.
+//! Reading order: the input ([`context`]), the entities ([`state`]), the fleet that contains them, and the
+//! four functions. A module for each entity follows, with its table of states.
 
 pub mod advance;
 mod catalogue;

@@ -1,6 +1,6 @@
-//! What of an entity changes, and indexes follow: taken before and after each change, so that entities can be changed
-//! where they stand, and a change that no index follows costs no index anything. What never changes of one (its name, its
-//! plan, when it was created), indexes read from the entity itself.
+//! Indexed fields of each entity, compared before and after a change. Entities can thus be changed in place,
+//! and other changes cost no index update. Indexes read fields that never change (name, plan, creation) from
+//! the entity itself.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,10 +19,10 @@ use crate::state::{
     OperationState, Plan, Replica, RequestState, Volume, VolumeState,
 };
 
-/// What indexes follow of an entity before a change and after it: nothing, where it does not exist.
+/// Indexed fields of an entity before and after a change; `None` where it does not exist.
 pub(crate) type Both<'a, M> = [Option<&'a M>; 2];
 
-/// All of it: of what changes seldom.
+/// Whole entity, for kinds that rarely change.
 #[derive(PartialEq)]
 pub(crate) struct Whole<E>(pub(crate) E);
 
@@ -38,7 +38,7 @@ impl<E> Whole<E> {
     }
 }
 
-/// Nothing: no index follows it.
+/// No indexed field.
 #[derive(PartialEq)]
 pub(crate) struct Unmarked;
 
@@ -48,7 +48,7 @@ impl<E> From<&E> for Unmarked {
     }
 }
 
-/// Of a plan.
+/// Indexed fields of a plan.
 #[derive(Clone, PartialEq, Default, Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a question of its own")]
 pub struct PlanMarks {
@@ -56,15 +56,13 @@ pub struct PlanMarks {
     pub(crate) waiting: bool,
     pub(crate) parked: bool,
     pub(crate) removing: bool,
-    /// Whether a rule approves updates, and not people.
+    /// Whether updates are approved automatically.
     pub(crate) updates_alone: bool,
-    /// Counts its edits.
     pub(crate) generation: u32,
-    /// What it is now.
     pub(crate) spec: Option<Arc<PlanSpec>>,
-    /// Until when no disruption moves a replica of it.
+    /// Time before which no disruption moves a replica of the plan.
     pub(crate) setback: Option<Time>,
-    /// Whether its spread was found to be uneven.
+    /// Whether the spread was found to be uneven.
     pub(crate) uneven: bool,
     pub(crate) rebalancing: bool,
 }
@@ -86,10 +84,9 @@ impl From<&Plan> for PlanMarks {
     }
 }
 
-/// Of an approval request.
 #[derive(PartialEq)]
 pub(crate) struct RequestMarks {
-    /// Time at which it expires, while it waits.
+    /// Expiry time, while the request waits.
     pub(crate) waits_until: Option<Time>,
 }
 
@@ -103,20 +100,20 @@ impl From<&ApprovalRequest> for RequestMarks {
     }
 }
 
-/// What a deployment has come to.
+/// Stage of a deployment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Stage {
     Pending,
     InProgress,
     Paused,
-    /// It begins nothing more; what has begun goes on.
+    /// Starts nothing; running operations continue.
     Settling,
-    /// It begins nothing more, and aborts what has begun.
+    /// Starts nothing, and aborts running operations.
     Aborting,
     Over,
 }
 
-/// Of a deployment; without a stage and a version, if there is none.
+/// Indexed fields of a deployment; without stage and version, if it does not exist.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct DeploymentMarks {
     pub(crate) stage: Option<Stage>,
@@ -125,9 +122,9 @@ pub struct DeploymentMarks {
     pub(crate) strategy: Strategy,
     pub(crate) set: SetWord,
     pub(crate) rested: Option<Time>,
-    /// Its last progress, and how long it may take until the next, while it is in progress and not called stalled.
+    /// Last progress, and time limit until the next, while the deployment is in progress and not stalled.
     pub(crate) progress: Option<(Time, Duration)>,
-    /// When its new set must be ready, while it need not be yet.
+    /// Time by which the new set must be ready, until it is active.
     pub(crate) deadline: Option<Time>,
 }
 
@@ -159,41 +156,40 @@ impl From<&Deployment> for DeploymentMarks {
     }
 }
 
-/// Of a replica.
 #[derive(PartialEq)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a question of its own")]
 pub(crate) struct ReplicaMarks {
     pub(crate) deployment: DeploymentName,
     pub(crate) going: bool,
-    /// Whether the delete that the replica is going by has not begun.
+    /// Whether the delete of the replica has not started.
     pub(crate) undecided: bool,
     pub(crate) idle: bool,
     pub(crate) still: bool,
     pub(crate) free: bool,
     pub(crate) ailing: bool,
-    /// Whether the replica should run and does not yet: an operation brings it up, or its incarnation is ending.
+    /// Whether the replica should run and does not yet: an operation starts it, or its incarnation is ending.
     pub(crate) unsettled: bool,
-    /// Whether the replica is being brought back to what it was: its incarnation was stopped for an operation that was
-    /// aborted, or a start is under way.
+    /// Whether the replica is being restored: its incarnation was stopped for an operation that was aborted,
+    /// or a start is in progress.
     pub(crate) regains: bool,
-    /// Where it holds a place, the one that counts first.
+    /// Nodes with a reservation of the replica, the active one first.
     pub(crate) places: [Option<(NodeName, DomainName)>; 2],
-    /// Which of these places it has when everything that is under way has succeeded.
+    /// Index in `places` of the node where the replica remains if everything in progress succeeds.
     remains: Option<usize>,
     pub(crate) healthy: bool,
-    /// Whether a disruption's move has brought it down.
+    /// Whether a move by a disruption stopped the replica.
     pub(crate) downed: bool,
-    /// When its plan's rule starts it again.
+    /// Time of the next automatic restart.
     pub(crate) again: Option<Time>,
 }
 
 impl ReplicaMarks {
-    /// Whether it holds the place.
+    /// Whether the replica has a reservation at the place.
     pub(crate) fn holds(&self, place: &(NodeName, DomainName)) -> bool {
         self.places.iter().flatten().any(|held| held == place)
     }
 
-    /// The place that it has when everything that is under way has succeeded.
+    /// Node where the replica remains if everything in progress succeeds.
     pub(crate) fn remains(&self) -> Option<&(NodeName, DomainName)> {
         self.places[self.remains?].as_ref()
     }
@@ -204,7 +200,7 @@ impl From<&Replica> for ReplicaMarks {
         let active = replica.active.as_ref();
         let healthy = active.is_some_and(|active| active.healthy);
         let place = |run: &Active| (run.node.clone(), run.domain.clone());
-        // On one node, its two runs are one of the plan's replicas there.
+        // Two incarnations of the replica on one node count as one replica there.
         let elsewhere = |other: &&Active| active.is_none_or(|active| active.node != other.node);
         let other = replica.passive.as_deref().filter(elsewhere);
         let remaining = replica.remaining();
@@ -234,7 +230,7 @@ impl From<&Replica> for ReplicaMarks {
     }
 }
 
-/// How far an operation has come.
+/// Stage of an operation.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Turn {
     Preparing,
@@ -244,19 +240,18 @@ pub(crate) enum Turn {
     Over,
 }
 
-/// Of an operation.
 #[derive(PartialEq)]
 pub(crate) struct OperationMarks {
     pub(crate) turn: Turn,
     pub(crate) domain: Option<DomainName>,
-    /// Whether it brings something up, has begun, and can still be aborted.
+    /// Whether the operation starts an incarnation, is running, and can still be aborted.
     pub(crate) may_abort: bool,
-    /// The policy that approved it, while it is not over.
+    /// Policy that approved the operation, until it ends.
     pub(crate) by_policy: Option<String>,
 }
 
 impl OperationMarks {
-    /// When it expires, if it waits for approval.
+    /// Expiry time, if the operation waits for approval.
     pub(crate) fn waits_until(&self) -> Option<Time> {
         match self.turn {
             Turn::Waiting { until } => Some(until),
@@ -284,20 +279,19 @@ impl From<&Operation> for OperationMarks {
     }
 }
 
-/// Of an incarnation.
 #[derive(PartialEq)]
 pub(crate) struct IncarnationMarks {
-    /// Whether nobody was asked to start it.
+    /// Whether no start was requested.
     pub(crate) reserved: bool,
-    /// What it holds.
+    /// Reserved resources.
     pub(crate) amounts: Amounts,
     pub(crate) volumes: BTreeMap<StorageClass, u64>,
     pub(crate) live: bool,
     pub(crate) commanded: bool,
     pub(crate) deadline: Option<Time>,
-    /// When its command may be sent.
+    /// Time from which the command may be sent.
     pub(crate) outstanding: Option<Time>,
-    /// The volumes that it waits for, if it waits for nothing else.
+    /// Volumes that the incarnation waits for, if it waits for nothing else.
     pub(crate) waits_for: Option<Vec<VolumeName>>,
 }
 
@@ -317,18 +311,17 @@ impl From<&Incarnation> for IncarnationMarks {
     }
 }
 
-/// Of a volume.
 #[derive(PartialEq)]
 pub(crate) struct VolumeMarks {
     pub(crate) node: NodeName,
     pub(crate) owner: Option<ReplicaName>,
-    /// Whether who is to use it has to wait.
+    /// Whether incarnations that will use the volume have to wait.
     pub(crate) blocks: bool,
-    /// Whether it is to go, and may.
+    /// Whether the volume will be deleted, and can be.
     pub(crate) is_unused: bool,
-    /// Whether it may be there, for all that is known.
+    /// Whether the volume may exist, as far as known.
     pub(crate) may_be: bool,
-    /// When its command may be sent.
+    /// Time from which the command may be sent.
     pub(crate) outstanding: Option<Time>,
 }
 
@@ -338,7 +331,7 @@ impl From<&Volume> for VolumeMarks {
         let blocks = match volume.state {
             VolumeState::Ready => goes || volume.user.is_some(),
             VolumeState::Ensuring | VolumeState::Destroying => true,
-            // Whoever waits is told that it waits in vain, unless it goes.
+            // Incarnations that wait for the volume proceed and fail, unless it will be deleted.
             VolumeState::Lost(_) => goes,
         };
         VolumeMarks {

@@ -1,28 +1,28 @@
-//! What every entity keeps of its own history: its version, when it came and when it last changed.
+//! Metadata of every entity: its version, its creation and its last change.
 
 use chancery_events::id::{Lineage, Position, Term};
 use chancery_events::time::Time;
 use serde::{Deserialize, Serialize};
 
-/// Where in the journal a fact stands, as it is folded.
+/// Journal position of a fact that is being folded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct At {
-    /// Its position.
+    /// Position of the fact.
     pub position: Position,
-    /// Its commit's time.
+    /// Time of the commit.
     pub time: Time,
-    /// Its commit's term.
+    /// Term of the commit.
     pub term: Term,
-    /// Its commit's lineage.
+    /// Lineage of the commit.
     pub lineage: Lineage,
 }
 
-/// When something happened, by position and by time.
+/// Position and time of a fact.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Stamp {
-    /// The fact's position.
+    /// Position of the fact.
     pub position: Position,
-    /// Its commit's time.
+    /// Time of the commit.
     pub time: Time,
 }
 
@@ -32,30 +32,30 @@ impl From<At> for Stamp {
     }
 }
 
-/// An entity's own history.
+/// Metadata of an entity.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Meta {
-    /// One more for each fact about it: each fact whose first subject it is.
+    /// Number of facts about the entity, which is their first subject.
     pub version: u64,
-    /// Its first fact.
+    /// First fact about the entity.
     pub created: Stamp,
-    /// The last fact that changed it.
+    /// Last fact that changed the entity.
     pub changed: Stamp,
 }
 
 impl Meta {
-    /// Of an entity that comes into being.
+    /// Creates the metadata of a new entity.
     pub fn new(at: At) -> Meta {
         Meta { version: 1, created: at.into(), changed: at.into() }
     }
 
-    /// A fact about it: it is the first subject.
+    /// Records a fact whose first subject is the entity.
     pub fn bump(&mut self, at: At) {
         self.version += 1;
         self.changed = at.into();
     }
 
-    /// A fact about something else changed it too.
+    /// Records a change by a fact about another entity.
     pub fn touch(&mut self, at: At) {
         self.changed = at.into();
     }

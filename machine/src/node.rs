@@ -1,17 +1,18 @@
-//! Nodes: places with capacity, on their way into and out of clusters.
+//! Nodes: capacity that is allocated to clusters and evicted from them.
 //!
 //! | from \ to | unallocated | allocating | allocated | evicted | sanitizing | expunged |
 //! |---|---|---|---|---|---|---|
-//! | unallocated | same | yes | by way of allocating | – | – | yes |
-//! | allocating | – | same | yes | yes | – | yes |
+//! | unallocated | same | yes | via allocating | – | – | yes |
+//! | allocating | – | same | yes | if empty | – | yes |
 //! | allocated | – | – | same | if empty | – | yes |
-//! | evicted | – | – | – | same | yes | yes |
+//! | evicted | – | – | to the cluster of its volumes | same | if without volumes | yes |
 //! | sanitizing | yes | – | – | yes | same | yes |
 //! | expunged | – | – | – | – | – | same |
 //!
-//! Allocating and allocated name the cluster, which must be there and active, and stays the same between the two.
-//! Expunged is final, on the operator's word: everything on the node is gone. Where a policy is about `expunge`, that
-//! waits as an approval request ([`crate::request`]), unless `break_glass` gives a reason why it cannot.
+//! Allocating and allocated require a cluster, which must exist and be active, and stays the same between the
+//! two. Expunged is final, on the operator's assertion: everything on the node is lost. If a policy covers
+//! `expunge`, the change waits as an approval request ([`crate::request`]), unless `break_glass` states why
+//! it cannot wait.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -61,7 +62,7 @@ pub(crate) fn apply(fleet: &Fleet, ask: &NodeApply) -> Result<Vec<Fact>, Refusal
     Ok(facts)
 }
 
-/// Both steps in one commit: a crash leaves the node unallocated or allocated, never between.
+/// Returns both steps for one commit: a crash leaves the node unallocated or allocated, never between.
 fn allocate(ask: &NodeApply, cluster: &ClusterName) -> [Fact; 2] {
     [NodeState::Allocating, NodeState::Allocated]
         .map(|to| NodeMoved { name: ask.name.clone(), to, cluster: Some(cluster.clone()) }.into())
@@ -122,7 +123,7 @@ fn check_cluster(fleet: &Fleet, cluster: &ClusterName) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Whether `break_glass` is a reason for an expunge.
+/// Checks that `break_glass` is a valid reason for an expunge.
 fn check_break_glass(ask: &NodeSetState) -> Result<(), Refusal> {
     let mut faults = Faults::default();
     if let Some(reason) = &ask.break_glass {
@@ -195,7 +196,7 @@ fn check_empty(fleet: &Fleet, node: &Node) -> Result<(), Refusal> {
     }
 }
 
-/// Whether volumes of the cluster are on the node: it goes back to them without being cleaned.
+/// Whether volumes of the cluster are on the node, which then returns without being sanitized.
 fn has_volumes_of(fleet: &Fleet, node: &Node, cluster: Option<&ClusterName>) -> bool {
     let first = volume::on_node(fleet, &node.name).and_then(|(first, _)| fleet.volumes().get(first));
     first.is_some_and(|volume| Some(&volume.cluster) == cluster)
@@ -216,7 +217,7 @@ pub(crate) fn delete(fleet: &Fleet, ask: &NodeDelete, ctx: &Context) -> Result<V
     match (check_empty(fleet, now), ask.cascade) {
         (Ok(()), _) => {}
         (Err(in_use), Cascade::No) => return Err(in_use),
-        // What was on an expunged node is being settled already, and is on its way elsewhere.
+        // Incarnations of an expunged node are ending, and their replicas are placed elsewhere.
         (Err(in_use), Cascade::Yes) if now.state == NodeState::Expunged => return Err(in_use),
         (Err(_), Cascade::Yes) => return disruption::remove_node(fleet, ask, ctx),
     }

@@ -1,40 +1,41 @@
 //! Operations: approved changes of one replica.
 //!
-//! | state | place found | approve | turn | reject | expiry | deployment ends | newer operation | done |
+//! | state | placement found | approve | dequeued | reject | expiry | deployment ends | newer operation | completed |
 //! |---|---|---|---|---|---|---|---|---|
 //! | preparing | → pending approval, or approved by rule | refused | – | → rejected | – | → cancelled | → superseded | – |
 //! | pending approval | – | → running, or approved | – | → rejected | → expired | → cancelled | → superseded | – |
 //! | approved | – | refused | → running | refused | – | → cancelled | → superseded | – |
-//! | running | – | refused | – | refused | – | settles; → cancelled, if that is cancelled or superseded and the new run is not ready | a stop or delete: → superseded, once that is approved | → succeeded, failed |
+//! | running | – | refused | – | refused | – | continues; → cancelled if that is cancelled or superseded and the new incarnation is not ready | → superseded when a stop or delete is approved | → succeeded, failed |
 //! | ended | final | | | | | | | |
 //!
-//! An edit of the plan's policy that forbids a place which is only held leads back to preparing, from pending approval and
-//! from approved.
+//! If an edit of the plan's policy forbids the node of an unused reservation, the operation returns to
+//! preparing, from pending approval or approved.
 //!
-//! What brings a run up finds its place, and holds it, before approval, so that the approver sees the node. Approval
-//! is bound to the hash of what will be done. The replica's will changes with approval, in the same fact. Only the
-//! operations of a deployment wait for a turn: it says how many of them may run at once.
+//! An operation that starts an incarnation gets its placement and reservation before approval, so that the
+//! approver sees the node. An approval is bound to the hash of the operation's effects. The fact of the
+//! approval also changes the replica's desired state. Only operations of a deployment are queued: the
+//! deployment limits how many run concurrently.
 //!
-//! What a newer operation means for the one that is there:
+//! Effect of a newer operation on an existing one:
 //!
-//! | newer \ there | same kind | stop waits | waits otherwise | stop runs | delete | runs otherwise |
+//! | newer \ existing | same kind | stop waits | other waits | stop runs | delete | other runs |
 //! |---|---|---|---|---|---|---|
-//! | start | one | the stop is cancelled | create, start: one; else same | refused | refused | same |
-//! | update (of a deployment) | one | comes later | comes later | comes later | never | comes later |
-//! | relocate, restart | one | refused | supersedes; create, start: refused | refused | refused | refused |
-//! | relocate (of a disruption) | one | comes later | supersedes an update, restart or relocate to any node | comes later | comes later | comes later |
-//! | stop | one | – | supersedes | – | refused | waits behind it; approved, it supersedes it |
-//! | delete | one | supersedes | supersedes | waits behind it | – | waits behind it; approved, it supersedes it |
+//! | start | one remains | the stop is cancelled | create, start: one remains; else no-op | refused | refused | no-op |
+//! | update (of a deployment) | one remains | later | later | later | never | later |
+//! | relocate, restart | one remains | refused | supersedes; create, start: refused | refused | refused | refused |
+//! | relocate (of a disruption) | one remains | later | supersedes an update, restart or relocate to any node | later | later | later |
+//! | stop | one remains | – | supersedes | – | refused | waits behind it, supersedes it when approved |
+//! | delete | one remains | supersedes | supersedes | waits behind it | – | waits behind it, supersedes it when approved |
 //!
-//! How an update, relocate or restart gives way to what takes its place:
+//! Replacement of an incarnation by an update, relocate or restart:
 //!
-//! | | there | approved | next | then | a failure |
+//! | | before approval | on approval | next | then | on failure |
 //! |---|---|---|---|---|---|
-//! | in place | runs | asked to be the new version | it is: succeeded | – | it is asked to be the old version again |
-//! | beside | runs; a place is held | the new one is begun | ready: it counts, the old one is stopped | that is over: succeeded | the new one goes, the old one stays |
-//! | stop first | runs; a place is held, on the same node only for what is needed more | the old one is stopped | over: the new one is begun | ready: succeeded | the replica has failed; the plan's rule starts what ran before |
+//! | in place | runs | the new version is requested | it runs: succeeded | – | the old version is requested again |
+//! | start first | runs; new one reserved | the new one is started | ready: new one active, old one stopped | old one ended: succeeded | the new one is stopped, the old one stays |
+//! | stop first | runs; new one reserved, on the same node only the additional resources | the old one is stopped | ended: the new one is started | ready: succeeded | the replica has failed; the plan's rule restarts the previous version |
 //!
-//! In reading order: approving and rejecting, opening (`open`), finding a place (`place`), beginning (`begin`), ending
+//! In reading order: approval and rejection, creation (`open`), placement (`place`), start (`begin`), end
 //! (`end`), folding (`fold`).
 
 mod begin;
@@ -64,23 +65,23 @@ pub(crate) use fold::{Version, approved, begun, close, ended, opened};
 pub(crate) use open::{Want, open, push_opened};
 pub(crate) use place::{gives_way, place_of_move, prepare, replace};
 
-/// Operations in one approval or rejection, at most.
+/// Maximum number of operations in one approval or rejection.
 const BULK: usize = 200;
 
-/// The rule by which an operation needs nobody's approval, if there is one: that of whoever asked, or of the plan.
+/// Rule of the requester or the plan that approves the operation automatically, if any.
 fn rule(plan: &Plan, kind: OperationKind, by: Option<&Asker>) -> Option<Approver> {
     if let Some(Asker::Rule(rule)) = by {
         return Some(Approver::Rule(rule.clone()));
     }
     if let Some(Asker::Disruption { node, name }) = by {
-        // Whoever approved the disruption approved what it does.
+        // The approval of a disruption covers its operations.
         return Some(Approver::Rule(format!("disruption/{node}/{name}")));
     }
     let own = plan.policy().approval().of(kind) == Approval::Automatic;
     own.then(|| Approver::Rule(format!("plan/{}/approval/{kind}", plan.name)))
 }
 
-/// What stands in the way of running the spec on the node, whoever approves it.
+/// Reason why the version cannot run on the node, independent of approval.
 fn obstacle(fleet: &Fleet, node: &NodeName, version: PlanVersion<'_>) -> Option<String> {
     let empty = version.payloads().iter().find(|payload| payload.run.is_none())?;
     let cluster = fleet.clusters().get(fleet.whereabouts(node)?.0?)?;
@@ -88,7 +89,7 @@ fn obstacle(fleet: &Fleet, node: &NodeName, version: PlanVersion<'_>) -> Option<
     Some(format!("payload {} says nothing to run, and cluster {} runs {what}", empty.name, cluster.name))
 }
 
-/// By which deployment of its plan the operation brings something up, or would, and what.
+/// Deployment and version that the operation starts, or would start.
 fn version_of<'a>(
     fleet: &'a Fleet,
     plan: &'a Plan,
@@ -98,14 +99,14 @@ fn version_of<'a>(
     Some((deployment, plan.version_of(deployment.generation)))
 }
 
-/// Why the node of the operation cannot carry it out now, if that is so.
+/// Reason why the operation's node cannot carry it out now.
 fn obstacle_of(fleet: &Fleet, operation: &Operation) -> Option<String> {
     let plan = fleet.plans().get(&operation.plan)?;
     let (_, version) = version_of(fleet, plan, operation)?;
     obstacle(fleet, operation.node.as_ref()?, version)
 }
 
-/// Whether its deployment begins nothing more.
+/// Whether the operation's deployment no longer starts operations.
 pub(crate) fn is_given_up(fleet: &Fleet, operation: &Operation) -> bool {
     let key = operation.deployment.clone().map(|name| (operation.plan.clone(), name));
     let deployment = key.and_then(|key| fleet.deployments().get(&key));
@@ -118,7 +119,7 @@ pub(crate) fn is_given_up(fleet: &Fleet, operation: &Operation) -> bool {
         })
 }
 
-/// The actor behind an operation, if there is one. What a disruption asks for never waits for anybody.
+/// Actor who requested the operation, if any. Operations of a disruption never wait for approval.
 fn asked_by(fleet: &Fleet, operation: &Operation) -> Option<Actor> {
     match operation.by.as_deref() {
         Some(Asker::Actor(actor)) => Some(actor.clone()),
@@ -213,7 +214,7 @@ pub(crate) fn reject(fleet: &Fleet, ask: &OperationReject, ctx: &Context) -> Res
     Ok(draft.done())
 }
 
-/// The word for a state.
+/// Returns the status value of a state.
 pub const fn state_word(state: &OperationState) -> OperationWord {
     match state {
         OperationState::Preparing => OperationWord::Preparing,
@@ -224,7 +225,7 @@ pub const fn state_word(state: &OperationState) -> OperationWord {
     }
 }
 
-/// The word for how an operation ended.
+/// Returns the status value of an end.
 pub const fn end_word(end: &OperationEnd) -> OperationWord {
     match end {
         OperationEnd::Succeeded => OperationWord::Succeeded,
@@ -236,7 +237,7 @@ pub const fn end_word(end: &OperationEnd) -> OperationWord {
     }
 }
 
-/// Approves an operation that waits for it by a rule.
+/// Approves a pending operation on behalf of a rule.
 pub(crate) fn approve_by(
     fleet: &Fleet,
     operation: &Operation,

@@ -1,8 +1,8 @@
-//! Nodes by what placement asks of them: first what they are, then where, then what is free.
+//! Nodes by the properties that placement needs: class first, then update domain, then free capacity.
 //!
-//! Nodes that are alike in cluster, zone, labels, capabilities stand in one *class*, so that the conditions of a
-//! plan are asked once a class and not once a node; in a class, by update domain, each with a [`Shelf`] of its nodes
-//! by what is free, from which the best fit is taken.
+//! Nodes with equal cluster, zone, labels and capabilities form a *class*. The conditions of a plan are
+//! evaluated once for each class, not for each node. A class has a [`Shelf`] for each update domain: its
+//! nodes by free capacity, from which the best fit is taken.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -20,34 +20,34 @@ use crate::index::mark;
 use crate::shelf::{Free, Shelf};
 use crate::state::Node;
 
-/// What nodes of a class have in common.
+/// Common properties of the nodes of a class.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct ClassKey {
-    /// Their cluster.
+    /// Cluster name.
     pub cluster: ClusterName,
-    /// Their zone.
+    /// Zone name.
     pub zone: Option<ZoneName>,
-    /// Their labels.
+    /// Node labels.
     pub labels: BTreeMap<Key, String>,
-    /// Their capabilities, by name.
+    /// Capability names.
     pub capabilities: BTreeSet<CapabilityName>,
 }
 
-/// The shelves of a class, by update domain.
+/// Shelves of a class, by update domain.
 pub type Class = BTreeMap<DomainName, usize>;
 
-/// What placements hold of a node.
+/// Reservations on a node.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Held {
-    /// Of its amounts.
+    /// Reserved resources.
     pub amounts: Amounts,
-    /// Of its storage, for volumes that are not there yet.
+    /// Storage reserved for volumes that do not exist yet, bytes by class.
     pub volumes: BTreeMap<StorageClass, u64>,
-    /// Of its storage, by volumes.
+    /// Storage reserved by volumes, bytes by class.
     pub stored: BTreeMap<StorageClass, u64>,
-    /// By which incarnations, of which plans, in order: a list is read in one piece where a tree is not.
+    /// Incarnations with a reservation, in the order of plans. A list is read contiguously, unlike a tree.
     pub incarnations: Vec<(PlanName, IncarnationId)>,
-    /// Those of them that nobody was asked to start.
+    /// Incarnations whose start was not requested.
     pub reserved: BTreeSet<IncarnationId>,
 }
 
@@ -60,7 +60,7 @@ static NOTHING: Held = Held {
 };
 
 impl Held {
-    /// The plans of which something runs there, each once.
+    /// Plans of the incarnations, each once.
     pub(crate) fn plans(&self) -> impl Iterator<Item = &PlanName> {
         let next = |last: &&PlanName| {
             let behind = self.incarnations.partition_point(|(plan, _)| plan <= *last);
@@ -69,7 +69,7 @@ impl Held {
         std::iter::successors(self.incarnations.first().map(|(plan, _)| plan), next)
     }
 
-    /// What runs there of the plan: what comes behind one first.
+    /// Incarnations of the plan, starting after `behind` and wrapping around.
     pub(crate) fn of_plan(
         &self,
         plan: &PlanName,
@@ -91,24 +91,24 @@ impl Held {
         }
     }
 
-    /// Bytes of storage of the class.
+    /// Reserved storage of the class, in bytes.
     pub fn storage(&self, class: &StorageClass) -> u64 {
         let of = |sums: &BTreeMap<StorageClass, u64>| sums.get(class).copied().unwrap_or(0);
         of(&self.volumes).saturating_add(of(&self.stored))
     }
 }
 
-/// What happens to a place on a node.
+/// Change of a reservation on a node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum PlaceChange {
-    /// An incarnation, a volume or a replica takes the place.
+    /// Reservation by an incarnation, a volume or a replica.
     Take,
-    /// The place is given back.
+    /// Release of a reservation.
     GiveBack,
 }
 
 impl PlaceChange {
-    /// A count of places after the change.
+    /// Returns the number of reservations after the change.
     pub(crate) fn applied_to(self, count: u32) -> u32 {
         match self {
             PlaceChange::Take => count + 1,
@@ -117,18 +117,18 @@ impl PlaceChange {
     }
 }
 
-/// What a place holds, or gives back.
+/// Reservation of an incarnation, to be added or released.
 pub(crate) struct Holding<'a> {
     pub(crate) incarnation: IncarnationId,
     pub(crate) plan: &'a PlanName,
     pub(crate) node: &'a NodeName,
     pub(crate) amounts: Amounts,
     pub(crate) volumes: &'a BTreeMap<StorageClass, u64>,
-    /// Whether nobody was asked to start it.
+    /// Whether no start was requested.
     pub(crate) reserved: bool,
 }
 
-/// Where an allocated node stands.
+/// Class, domain and shelf of an allocated node.
 #[derive(Clone, Debug)]
 struct Spot {
     class: Arc<ClassKey>,
@@ -138,11 +138,11 @@ struct Spot {
     number: SiteNumber,
 }
 
-/// A node as a number, which is quicker to look up than its name. It follows from the past: another fold gives another.
+/// Number of a node, faster to read than its name. It depends on history: another fold gives another.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default, Debug)]
 pub(crate) struct SiteNumber(u32);
 
-/// What is known of a node here.
+/// Everything known of a node here.
 #[derive(Clone, Debug)]
 struct Site {
     number: SiteNumber,
@@ -152,11 +152,11 @@ struct Site {
     is_expunged: bool,
 }
 
-/// Nodes by what placement asks of them.
+/// Nodes by the properties that placement needs.
 #[derive(Clone, Default)]
 pub struct Places {
     classes: BTreeMap<Arc<ClassKey>, Class>,
-    /// Those of classes; others are empty, and taken again.
+    /// Shelves of classes; spare shelves are empty, and reused.
     shelves: Vec<Shelf>,
     spare: Vec<usize>,
     sites: Sites,
@@ -164,13 +164,12 @@ pub struct Places {
     freed: Arc<()>,
 }
 
-/// What is known of nodes, by name.
 #[derive(Clone, Default)]
 struct Sites {
     by_name: FxHashMap<NodeName, Site>,
-    /// Numbers of nodes of which nothing is known: what is rolled back may name one before it exists again.
+    /// Numbers of unknown nodes: a rollback may name a node before it exists again.
     gone: FxHashMap<NodeName, SiteNumber>,
-    /// Each node that has a number, by that.
+    /// Names of nodes by number.
     names: Vec<NodeName>,
 }
 
@@ -183,9 +182,9 @@ impl Sites {
         self.by_name.get_mut(node)
     }
 
-    /// What is known of the node, which may be nothing yet.
+    /// Returns the entry of the node, created if missing.
     fn of(&mut self, node: &NodeName) -> &mut Site {
-        // Most are there: no name is cloned for those.
+        // Most nodes exist: no name is cloned for them.
         if !self.by_name.contains_key(node) {
             let number = self.gone.remove(node).unwrap_or_else(|| {
                 self.names.push(node.clone());
@@ -196,7 +195,7 @@ impl Sites {
         self.by_name.get_mut(node).expect("it was inserted above")
     }
 
-    /// Keeps nothing of a node but its number.
+    /// Removes everything of a node except its number.
     fn forget(&mut self, node: &NodeName) {
         if let Some((name, site)) = self.by_name.remove_entry(node) {
             self.gone.insert(name, site.number);
@@ -209,7 +208,7 @@ impl Site {
         Site { number, spot: None, held: Held::default(), storage: BTreeMap::new(), is_expunged: false }
     }
 
-    /// Whether nothing is known: perhaps the node is forgotten; if not, it is as it would be made anew.
+    /// Whether nothing is known of the node: removing the entry loses nothing.
     fn is_empty(&self) -> bool {
         let Site { number: _, spot, held, storage, is_expunged } = self;
         spot.is_none() && storage.is_empty() && !*is_expunged && *held == NOTHING
@@ -217,22 +216,22 @@ impl Site {
 }
 
 impl Places {
-    /// The classes of allocated nodes.
+    /// Classes of allocated nodes.
     pub fn classes(&self) -> &BTreeMap<Arc<ClassKey>, Class> {
         &self.classes
     }
 
-    /// The same as long as classes and their domains are the same, and what is known of clusters and capabilities.
+    /// Token replaced when the classes or their domains change, or a cluster or capability does.
     pub fn shape(&self) -> &Arc<()> {
         &self.shape
     }
 
-    /// What a class says besides, its clusters and capabilities, may have changed.
+    /// Records that clusters or capabilities may have changed.
     pub(crate) fn reshape(&mut self) {
         self.shape = Arc::new(());
     }
 
-    /// The same as long as no node has more free than it had.
+    /// Token replaced when a node may have more free capacity.
     pub(crate) fn freed(&self) -> &Arc<()> {
         &self.freed
     }
@@ -241,34 +240,34 @@ impl Places {
         &self.shelves[number]
     }
 
-    /// The node as a number, if it was ever known.
+    /// Number of the node, if it was ever known.
     pub(crate) fn number(&self, node: &NodeName) -> Option<SiteNumber> {
         let known = self.sites.get(node).map(|site| site.number);
         known.or_else(|| self.sites.gone.get(node).copied())
     }
 
-    /// The name of the node with the number.
+    /// Name of the node with the number.
     pub(crate) fn name(&self, number: SiteNumber) -> Option<&NodeName> {
         self.sites.names.get(number.0 as usize)
     }
 
-    /// Cluster and update domain of a node on which there may be placements.
+    /// Cluster and update domain of a node that accepts placements.
     pub(crate) fn whereabouts(&self, node: &NodeName) -> Option<(&ClusterName, &DomainName)> {
         let spot = self.sites.get(node)?.spot.as_ref()?;
         Some((&spot.class.cluster, &spot.domain))
     }
 
-    /// What placements hold of the node.
+    /// Reservations on the node.
     pub fn held(&self, node: &NodeName) -> &Held {
         self.sites.get(node).map_or(&NOTHING, |site| &site.held)
     }
 
-    /// What the node has for placements and is not held.
+    /// Unreserved resources of the node for placements.
     pub fn free(&self, node: &Node) -> Amounts {
         room(node).checked_sub(self.held(&node.name).amounts).unwrap_or(Amounts::ZERO)
     }
 
-    /// Of the classes of storage needed, the first of which the node has too little.
+    /// First of the required storage classes of which the node has too little.
     pub fn lacks_storage<'a>(
         &self,
         node: &NodeName,
@@ -288,7 +287,7 @@ impl Places {
             .map(|(class, _)| class)
     }
 
-    /// A volume holds storage of the node, or gives it back.
+    /// Adds or releases storage that a volume reserves.
     pub(crate) fn store(&mut self, node: &NodeName, class: &StorageClass, bytes: u64, change: PlaceChange) {
         let site = self.sites.of(node);
         match change {
@@ -307,7 +306,7 @@ impl Places {
         self.held(node).incarnations.iter().map(|(_, id)| *id)
     }
 
-    /// Somebody was asked to start what holds the place, or, taken back, nobody was.
+    /// Records whether the incarnation's reservation is still unstarted.
     pub(crate) fn reserve(&mut self, node: &NodeName, incarnation: IncarnationId, is_reserved: bool) {
         if let Some(site) = self.sites.get_mut(node) {
             mark(&mut site.held.reserved, incarnation, is_reserved);
@@ -344,7 +343,7 @@ impl Places {
         }
     }
 
-    /// A spot on the shelf of the class and domain, which may be a new one.
+    /// Assigns a node to the shelf of the class and domain, created if missing.
     fn join(&mut self, class: ClassKey, domain: &DomainName, room: Amounts, number: SiteNumber) -> Spot {
         let class = match self.classes.get_key_value(&class) {
             Some((class, _)) => Arc::clone(class),
@@ -365,7 +364,7 @@ impl Places {
         Spot { class, domain: domain.clone(), room, shelf: at, number }
     }
 
-    /// Gives up the shelf if nobody stands there any more.
+    /// Frees the shelf if it has no more nodes.
     fn leave(&mut self, spot: &Spot) {
         if !self.shelves[spot.shelf].is_empty() {
             return;
@@ -380,7 +379,7 @@ impl Places {
         }
     }
 
-    /// Takes a place, or gives it back. Returns the node as a number.
+    /// Adds or releases a reservation. Returns the number of the node.
     pub(crate) fn hold(&mut self, of: &Holding<'_>, change: PlaceChange) -> SiteNumber {
         let site = self.sites.of(of.node);
         let number = site.number;
@@ -426,7 +425,7 @@ fn give_back(sums: &mut BTreeMap<StorageClass, u64>, class: &StorageClass, bytes
     }
 }
 
-/// The logical content, in order: numbers of shelves follow from the past.
+/// Prints the logical content, in order: numbers of shelves depend on history.
 impl fmt::Debug for Places {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let shelves = self.classes.iter().map(|(class, domains)| {
@@ -451,13 +450,13 @@ impl fmt::Debug for Places {
 }
 
 impl Spot {
-    /// What is free of its room.
+    /// Unreserved resources of the node.
     fn free(&self, held: &Held) -> Amounts {
         self.room.checked_sub(held.amounts).unwrap_or(Amounts::ZERO)
     }
 }
 
-/// The class of a node in a cluster.
+/// Class of a node in a cluster.
 pub(crate) fn class_of(cluster: &ClusterName, node: &Node) -> ClassKey {
     ClassKey {
         cluster: cluster.clone(),
@@ -467,7 +466,7 @@ pub(crate) fn class_of(cluster: &ClusterName, node: &Node) -> ClassKey {
     }
 }
 
-/// What a node has for placements.
+/// Resources of a node for placements: the total without the reserved part.
 pub(crate) fn room(node: &Node) -> Amounts {
     node.spec.total.checked_sub(node.spec.reserved).unwrap_or(Amounts::ZERO)
 }

@@ -1,13 +1,14 @@
-//! Plans: what to run and where it may run.
+//! Plans: payloads to run, and where they may run.
 //!
 //! ```text
 //!             apply                      set_activity   delete
 //! (none)      active, generation 1       refused        refused
-//! active      a new generation, or same  inactive       (none), if it has no replicas and no deployment goes on
+//! active      a new generation, or same  inactive       (none), if it has no replicas and no open deployment
 //! inactive    a new generation, or same  active         the same
 //! ```
-//! An inactive plan accepts no deployment. What runs follows an edit by deployment only, so earlier generations are kept
-//! as long as a deployment refers to them; every rule is of the newest generation ([`PlanSpec::FIELDS`]).
+//! An inactive plan accepts no deployment. Replicas follow an edit only by deployment, so earlier generations
+//! are kept as long as a deployment refers to them. Every rule is of the newest generation
+//! ([`PlanSpec::FIELDS`]).
 
 mod specs;
 
@@ -35,14 +36,14 @@ use crate::state::{Deployment, Plan};
 
 pub use specs::Specs;
 
-/// Placeholders that the executor fills, besides `port.NAME`.
+/// Placeholders that the executor fills, besides `port.NAME` and `volume.NAME`.
 pub(crate) const FILLED_BY_EXECUTOR: [&str; 4] = ["replica", "incarnation", "node", "process"];
 
-/// Payloads of a plan, at most.
+/// Maximum number of payloads of a plan.
 const PAYLOADS: usize = 64;
-/// Processes of a payload, at most.
+/// Maximum number of processes of a payload.
 const PROCESSES: u16 = 1024;
-/// The longest timeout: a year.
+/// Longest timeout, in milliseconds: a year.
 pub(crate) const LONGEST: u64 = 365 * 24 * 60 * 60 * 1000;
 
 pub(crate) fn apply(fleet: &Fleet, ask: &PlanApply) -> Result<Vec<Fact>, Refusal> {
@@ -197,15 +198,15 @@ fn check_probe(faults: &mut Faults, at: &str, probe: &Probe, ports: &BTreeMap<&P
     }
 }
 
-/// Bytes of a volume, at most: sums of any number that there may be can be counted.
+/// Maximum size of a volume, in bytes: no possible sum of volumes overflows.
 const VOLUME: u64 = 1 << 56;
 
 /// Maximum number of ports of a payload.
 const PORTS: usize = 64;
-/// Maximum number of volumes of a plan: several facts of one commit name all of a replica's.
+/// Maximum number of volumes of a plan: several facts of one commit name all volumes of a replica.
 const VOLUMES: usize = 64;
 
-/// What a mount is.
+/// Rule for a mount, as errors state it.
 const MOUNT: &str =
     "must be an absolute path of at most 255 letters, digits, ., _, - and /, without . and .. in it";
 
@@ -217,7 +218,7 @@ fn is_mount(path: &str) -> bool {
     path.len() <= 255 && path.strip_prefix('/').is_some_and(|parts| parts.split('/').all(fits))
 }
 
-/// Everything of a payload that may hold placeholders, with its place.
+/// Texts of a payload that may contain placeholders, each with its path.
 pub(crate) fn texts<'a>(payload: &'a Payload, at: &str) -> Vec<(&'a str, String)> {
     let Some(run) = &payload.run else { return Vec::new() };
     let argv = run.argv.iter().enumerate().map(|(i, text)| (text.as_str(), format!("{at}/run/argv/{i}")));
@@ -255,7 +256,7 @@ pub(crate) fn delete(fleet: &Fleet, ask: &PlanDelete, ctx: &Context) -> Result<V
     }
 }
 
-/// With all that it has: its deployments end, its replicas go one by one, and then the plan.
+/// Deletes a plan: its deployments end, its replicas are deleted one by one, then the plan.
 fn remove(fleet: &Fleet, plan: &Plan, ctx: &Context) -> Result<Vec<Fact>, Refusal> {
     let by = ctx.actor.clone().ok_or_else(|| Refusal::new(Code::Invalid, "a removal needs an actor"))?;
     let name = &plan.name;

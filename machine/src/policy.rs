@@ -1,14 +1,14 @@
-//! Policies: rules about approvals, beside those of plans.
+//! Policies: rules about approvals, in addition to those of plans.
 //!
-//! | rule | what it does about the operations that it is about |
+//! | rule | effect on the operations that it covers |
 //! |---|---|
-//! | `approve` | approves them, oldest first, while a window is open (any time, if it has none) and fewer that it approved are not over than it allows |
-//! | `four_eyes` | refuses the approval of a person who asked for the operation, or for its deployment |
+//! | `approve` | approves them, oldest first, while a window is open (always, without windows) and fewer that it approved are open than its maximum |
+//! | `four_eyes` | refuses the approval of a person who requested the operation, or its deployment |
 //!
-//! What a rule approves is approved by a fact that names it: `policy/NAME`. A plan's own rule goes before.
+//! The fact of an approval by a rule names the rule: `policy/NAME`. A plan's own rule takes precedence.
 //!
-//! A change after which one person could do alone what took two before ([`weakened`]) waits as an approval request
-//! ([`crate::request`]); any other change holds immediately.
+//! A change after which one person can do what required two before ([`weakened`]) waits as an approval
+//! request ([`crate::request`]); any other change applies immediately.
 
 use std::collections::BTreeSet;
 
@@ -30,21 +30,22 @@ use crate::operation;
 use crate::refuse::Faults;
 use crate::state::{Operation, OperationState, Policy};
 
-/// Windows of a policy, at most.
+/// Maximum number of windows of a policy.
 const WINDOWS: usize = 100;
 const MINUTE: i64 = 60_000_000;
 const DAY: i64 = 24 * 60 * MINUTE;
 const WEEK: i64 = 7 * DAY;
 
-/// Whether the policy is about such work of the plan in some domain.
+/// Whether the policy covers such work of the plan in some domain.
 pub(crate) fn is_about_plan(spec: &PolicySpec, kind: PolicyKind, plan: &PlanName) -> bool {
     let anywhere = spec.domains.is_empty();
     anywhere && is_about_work(spec, kind, Some(plan), None)
         || spec.domains.iter().any(|domain| is_about_work(spec, kind, Some(plan), Some(domain)))
 }
 
-/// The four-eyes policies that ask for less if the policy is changed, or, without a `new` one, deleted. Empty if whatever
-/// took two people still does. It may name one where that is so, too: of several policies together, it does not ask.
+/// Four-eyes policies that are weakened if the policy is changed, or, without a `new` one, deleted. Empty if
+/// all work that required two people still does. May name a policy that is not weakened: combinations of
+/// policies are not considered.
 pub(crate) fn weakened(fleet: &Fleet, name: &PolicyName, new: Option<&PolicySpec>) -> BTreeSet<PolicyName> {
     let four_eyes = &fleet.index().policies.four_eyes;
     let old = fleet.policies().get(name).map(|policy| &*policy.spec);
@@ -66,7 +67,7 @@ pub(crate) fn weakened(fleet: &Fleet, name: &PolicyName, new: Option<&PolicySpec
     found
 }
 
-/// Whether the outer policy is about all work that the inner one is about.
+/// Whether the outer policy covers all work that the inner one covers.
 fn covers(outer: &PolicySpec, inner: &PolicySpec) -> bool {
     fn within<T: PartialEq>(inner: &[T], outer: &[T]) -> bool {
         outer.is_empty() || !inner.is_empty() && inner.iter().all(|one| outer.contains(one))
@@ -77,7 +78,7 @@ fn covers(outer: &PolicySpec, inner: &PolicySpec) -> bool {
         && within(&inner.domains, &outer.domains)
 }
 
-/// Whether there is work that both policies cover. A move is in two domains, so that each policy may cover one of them.
+/// Whether both policies cover some work. A move is in two domains, and each policy may cover one.
 fn meets(one: &PolicySpec, other: &PolicySpec) -> bool {
     fn common<T: PartialEq>(one: &[T], other: &[T]) -> bool {
         one.is_empty() || other.is_empty() || one.iter().any(|it| other.contains(it))
@@ -91,7 +92,7 @@ fn meets(one: &PolicySpec, other: &PolicySpec) -> bool {
         && (both_move || common(&one.domains, &other.domains))
 }
 
-/// Whether a policy approves at no other time and no more at once than another one does.
+/// Whether the new policy approves at no other time, and no more concurrently, than the old one.
 fn approves_no_more(new: &PolicySpec, old: &PolicySpec) -> bool {
     let (
         Rule::Approve { windows: new, in_flight: new_most },
@@ -105,10 +106,10 @@ fn approves_no_more(new: &PolicySpec, old: &PolicySpec) -> bool {
     fewer && new.iter().zip(&old).all(|(new, old)| *old || !*new)
 }
 
-/// For each minute of the week from Monday, whether a policy with these windows approves then.
+/// Whether a policy with these windows approves, for each minute of the week from Monday.
 fn open_minutes(windows: &[Window]) -> Vec<bool> {
     const MINUTES: usize = 7 * 24 * 60;
-    // How many open, less how many close, at each minute of two weeks: a window may last into the next.
+    // Openings less closings at each minute of two weeks: a window may last into the next week.
     let mut steps = vec![0_i32; 2 * MINUTES + 1];
     for window in windows {
         let days = if window.days.is_empty() { Day::ALL } else { &window.days };
@@ -164,8 +165,9 @@ pub(crate) fn deleted(fleet: &mut Fleet, fact: &PolicyDeleted) -> Result<(), Con
     fleet.remove::<Policy>(&fact.name)
 }
 
-/// The four-eyes policy that covers the operation, if there is one: the approver must be another person than the actor who
-/// asked. A policy covers a move by the domain that the replica leaves, and by the domain that it moves to.
+/// Four-eyes policy that covers the operation, if any: the approver must be another person than the
+/// requester. A policy covers a move by the domain that the replica leaves, and by the domain that it moves
+/// to.
 pub(crate) fn four_eyes<'a>(fleet: &'a Fleet, operation: &Operation) -> Option<&'a PolicyName> {
     let replica = fleet.replicas().get(&operation.replica);
     let active = replica.and_then(|replica| replica.active.as_ref()).map(|active| &active.domain);
@@ -175,8 +177,8 @@ pub(crate) fn four_eyes<'a>(fleet: &'a Fleet, operation: &Operation) -> Option<&
     all.find(|(_, spec)| about(spec, operation.domain.as_ref()) || about(spec, active)).map(|(name, _)| name)
 }
 
-/// Approves the oldest operation that a policy may approve now. Each is told to `begin` before it is looked at, which says
-/// whether it may be.
+/// Approves the oldest operation that a policy may approve now. Each operation is passed to `begin` first,
+/// which returns whether it may be considered.
 pub(crate) fn step(
     fleet: &Fleet,
     ctx: &Context,
@@ -215,13 +217,13 @@ fn is_open(spec: &PolicySpec, now: Time) -> bool {
     opens(spec, now).is_some_and(|at| at <= now)
 }
 
-/// When a policy with operations that wait may approve next, if that is later than now.
+/// Returns when a policy with waiting operations may approve next, if that is later than now.
 pub(crate) fn next_window(fleet: &Fleet, now: Time) -> Option<Time> {
     let waiting = fleet.index().policies.approving.values().filter(|of| !of.waiting.is_empty());
     waiting.filter_map(|of| opens(&of.spec, now)).filter(|at| *at > now).min()
 }
 
-/// Now, if one of its windows is open, or else when the next one opens.
+/// Returns now if a window of the policy is open, or else when the next one opens.
 fn opens(spec: &PolicySpec, now: Time) -> Option<Time> {
     match &spec.rule {
         Rule::FourEyes {} => None,
@@ -230,7 +232,7 @@ fn opens(spec: &PolicySpec, now: Time) -> Option<Time> {
     }
 }
 
-/// For each day on which a window opens: now, if it is open from then, or else when it opens next.
+/// Returns for each day of the window: now if it is open since then, or else its next opening.
 fn occurrences(window: &Window, now: Time) -> impl Iterator<Item = Time> {
     let days = if window.days.is_empty() { Day::ALL } else { &window.days };
     days.iter().map(move |day| {
@@ -238,7 +240,7 @@ fn occurrences(window: &Window, now: Time) -> impl Iterator<Item = Time> {
         let monday = now.micros() - (now.micros() + 3 * DAY).rem_euclid(WEEK);
         let this = monday + (*day as i64) * DAY + i64::from(window.from) * MINUTE;
         let lasts = i64::from(window.minutes) * MINUTE;
-        // It may be open from last week, be to open this week, or only in the next.
+        // The window may be open since last week, or open this week or the next.
         let open = |from: i64| (from..from + lasts).contains(&now.micros());
         let next = [this - WEEK, this, this + WEEK];
         if next.into_iter().any(open) {

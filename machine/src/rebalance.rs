@@ -1,19 +1,18 @@
-//! Rebalancing: whether a move of one replica would make the spread of its plan more even, and the moves that people
-//! ask for.
+//! Rebalancing: detection of moves that make the spread of a plan more even, and such moves on request.
 //!
-//! A move is an improvement if it goes to an update domain with at least two fewer of the plan's replicas, or to a node
-//! of the same domain with at least two fewer. Each makes the spread more even, so that a sequence of them ends.
+//! A move is an improvement if its target domain, or its node in the same domain, has at least two fewer of
+//! the plan's replicas. Each makes the spread more even, so that a sequence of them ends.
 //!
-//! | | a rebalance is asked for | an improvement is found, and the budget allows it | none is found, or it is to stop |
+//! | | a rebalance is requested | an improvement is found, within the budget | none is found, or it stops |
 //! |---|---|---|---|
-//! | none in progress | → in progress, if there is an improvement; else unchanged | the plan is `uneven` | the plan is `even` |
-//! | in progress | unchanged | a relocate is created | → none, once its moves are over |
+//! | none in progress | → in progress, if there is an improvement; else no-op | the plan is `uneven` | the plan is `even` |
+//! | in progress | no-op | a relocate is created | → none, once its moves have ended |
 //!
-//! A rebalance stops when a move of it fails, is rejected or expires, and when a deployment is created: the deployment places
-//! replicas itself. Moves that have not started are cancelled then.
+//! A rebalance stops when one of its moves fails, is rejected or expires, and when a deployment is created:
+//! the deployment places replicas itself. Moves that have not started are cancelled then.
 //!
-//! Plans at rest are checked in rounds, each not sooner than [`ROUND`] after the one before, and only
-//! of plans with more than one replica in a domain: no event costs a check of plans that it is not about.
+//! Plans at rest are checked in rounds, at least [`ROUND`] apart, and only plans with more than one replica
+//! in a domain. No event costs a check of unrelated plans.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -49,7 +48,7 @@ const ROUND: Duration = Duration::from_secs(10);
 /// Maximum number of plans that are checked in one step.
 const STEP: usize = 64;
 
-/// Whether a place makes the spread more even than where the replica is now.
+/// Whether a placement makes the spread more even than the replica's current one.
 pub(crate) fn improves(fleet: &Fleet, spread: &PlanSpread, from: &Active, to: &Place) -> bool {
     if from.domain == to.domain {
         let on_node = |node| spread.on_node(&fleet.index().places, node).remaining;
@@ -59,10 +58,10 @@ pub(crate) fn improves(fleet: &Fleet, spread: &PlanSpread, from: &Active, to: &P
     }
 }
 
-/// A replica whose move would make the spread of its plan more even, if there is one that may be moved now.
+/// Movable replica whose move would make the spread of its plan more even, if any.
 ///
-/// Of replicas that are alike (of one deployment, in one domain) one is checked, on the fullest node of them; where
-/// volumes or affinities make each another case, all are.
+/// Of equal replicas (of one deployment, in one domain) one is checked, on the fullest node of them. All are
+/// checked where volumes or affinities distinguish them.
 pub(crate) fn improvement<'a>(fleet: &'a Fleet, search: &mut Search, plan: &Plan) -> Option<&'a Replica> {
     let index = fleet.index().plan_index(&plan.name)?;
     if *plan.policy().placement() == Placement::Pack || !index.spread.is_crowded() {
@@ -70,7 +69,7 @@ pub(crate) fn improvement<'a>(fleet: &'a Fleet, search: &mut Search, plan: &Plan
     }
     let mut domains: Vec<_> = index.spread.domains().into_iter().filter(|(_, count)| *count > 1).collect();
     domains.sort_by_key(|(_, count)| Reverse(*count));
-    // In a domain with fewer replicas, one like it finds no better domain either.
+    // In a domain with fewer replicas, an equal one finds no better domain either.
     let mut known: BTreeSet<&DeploymentName> = BTreeSet::new();
     for (domain, _) in &domains {
         for (name, of) in &index.deployments {
@@ -107,19 +106,20 @@ pub(crate) fn improvement<'a>(fleet: &'a Fleet, search: &mut Search, plan: &Plan
     None
 }
 
-/// Whether the places that will do may differ between replicas of the version.
+/// Whether acceptable placements may differ between replicas of the version.
 fn are_different(policy: PlanPolicy<'_>, version: PlanVersion<'_>) -> bool {
     version.has_volumes() || policy.affinity().iter().any(|affinity| affinity.nodes == Company::Together)
 }
 
-/// Whether any replica of the plan is of a version with volumes: its old run is over before the new one is started.
+/// Whether any replica of the plan has a version with volumes: its old incarnation ends before the new one is
+/// started.
 fn has_volumes(fleet: &Fleet, plan: &Plan, index: &PlanIndex) -> bool {
     let used = index.deployments.iter().filter(|(_, of)| of.present > 0).map(|(name, _)| name);
     let mut deployments = used.filter_map(|name| fleet.deployment(&plan.name, name));
     deployments.any(|deployment| plan.version_of(deployment.generation).has_volumes())
 }
 
-/// Whether nothing is being done about a replica that runs, and its volumes can go with it.
+/// Whether a running replica has no open operation, and its volumes can move with it.
 fn is_movable(fleet: &Fleet, plan: &Plan, replica: &Replica) -> bool {
     let run = replica.remaining().and_then(|run| fleet.incarnations().get(&run.incarnation));
     let is_free = replica.open().next().is_none() && replica.passive.is_none();
@@ -168,7 +168,7 @@ pub(crate) fn ask(fleet: &Fleet, ask: &PlanRebalance, ctx: &Context) -> Result<V
     Ok(vec![PlanRebalanceStarted { plan: ask.name.clone(), requested_by }.into()])
 }
 
-/// Why a plan whose replicas are unevenly spread over domains cannot be rebalanced, where volumes are the reason.
+/// Reason why volumes prevent the rebalance of a plan with uneven domains.
 fn bound_by_volumes(fleet: &Fleet, plan: &Plan) -> Option<String> {
     let index = fleet.index().plan_index(&plan.name)?;
     let spread = &index.spread;
@@ -184,8 +184,8 @@ fn bound_by_volumes(fleet: &Fleet, plan: &Plan) -> Option<String> {
     })
 }
 
-/// Moves of the plan that may be open at once: as many as there are where people approve them and both runs are there
-/// at once; else no more than disruptions may move.
+/// Maximum number of concurrent moves of the plan. Unlimited where people approve moves and both incarnations
+/// run concurrently; else the rest of the budget that disruptions leave.
 fn bound(fleet: &Fleet, plan: &Plan, index: &PlanIndex) -> usize {
     let by_rule = plan.policy().approval().of(OperationKind::Relocate) == Approval::Automatic;
     if by_rule || has_volumes(fleet, plan, index) {
@@ -195,7 +195,7 @@ fn bound(fleet: &Fleet, plan: &Plan, index: &PlanIndex) -> usize {
     }
 }
 
-/// Why no further move of the plan is made, if that is so.
+/// Reason why the plan makes no further moves.
 fn stops_because(plan: &Plan, rebalance: &Rebalance) -> Option<String> {
     let deployment = || plan.current.as_ref().or(plan.next.as_ref());
     let deployed = || deployment().map(|name| format!("deployment {name} places the replicas"));
@@ -206,7 +206,7 @@ fn stops_because(plan: &Plan, rebalance: &Rebalance) -> Option<String> {
     rebalance.stops.clone().or_else(deployed).or_else(packs).or_else(inactive).or_else(removed)
 }
 
-/// The next thing to do for a rebalance: a move, or its end. Empty if it waits.
+/// Returns the next step of a rebalance: a move, or its end. Empty if the rebalance waits.
 pub(crate) fn step(fleet: &Fleet, search: &mut Search, plan: &Plan, ctx: &Context) -> Vec<Fact> {
     let mut draft = Draft::new(ctx);
     let (Some(rebalance), Some(index)) = (&plan.rebalance, fleet.index().plan_index(&plan.name)) else {
@@ -227,7 +227,7 @@ pub(crate) fn step(fleet: &Fleet, search: &mut Search, plan: &Plan, ctx: &Contex
         }
         return draft.done();
     }
-    // Until it has a place, the next one cannot be chosen.
+    // The next move cannot be chosen before this one has a placement.
     if !moves.unplaced.is_empty() || moves.len() >= bound(fleet, plan, index) {
         return Vec::new();
     }
@@ -242,7 +242,7 @@ pub(crate) fn step(fleet: &Fleet, search: &mut Search, plan: &Plan, ctx: &Contex
     draft.done()
 }
 
-/// When nothing was left to do for a plan that is being rebalanced: the same holds until any of it changes.
+/// State in which a plan's rebalance had nothing to do, valid until any part changes.
 #[derive(Clone, Debug)]
 struct Waits {
     at: Position,
@@ -275,20 +275,20 @@ impl Waits {
     }
 }
 
-/// State of the rounds of checks: not journaled, a new decider starts over.
+/// State of the rounds of checks: not journaled, a new decider starts again.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Rounds {
     /// Time at which the last round started.
     began: Time,
     /// Head at which the last round started.
     since: Position,
-    /// Plan that was checked last in the round that continues.
+    /// Plan that was checked last in the current round.
     last: Option<PlanName>,
     goes_on: bool,
     waits: BTreeMap<PlanName, Waits>,
 }
 
-/// The next thing to do for the rebalances in progress.
+/// Returns the next step of the rebalances in progress.
 pub(crate) fn advance(
     fleet: &Fleet,
     rounds: &mut Rounds,
@@ -313,7 +313,7 @@ pub(crate) fn advance(
     None
 }
 
-/// The next plan whose balance has changed since it was recorded.
+/// Returns the step for the next plan whose recorded balance is outdated.
 pub(crate) fn look(
     fleet: &Fleet,
     rounds: &mut Rounds,
@@ -375,7 +375,7 @@ pub(crate) fn ended(fleet: &mut Fleet, fact: &PlanRebalanceEnded, at: At) -> Res
     fleet.bump::<Plan>(&fact.plan, at, |plan| plan.rebalance = None)
 }
 
-/// Why a rebalance goes no further after this end of one of its moves, if that is so.
+/// Reason why a rebalance stops after this end of one of its moves.
 pub(crate) fn stops_after(operation: &Operation, end: &OperationEnd) -> Option<String> {
     let why = match end {
         OperationEnd::Failed { reason } => format!("failed: {reason}"),

@@ -1,4 +1,4 @@
-//! Refusals that several rooms word alike.
+//! Refusals that several modules word alike.
 
 use chancery_events::refusal::{Code, Refusal};
 use chancery_events::subject::Subject;
@@ -13,7 +13,7 @@ pub(crate) fn bad_transition(what: &str, from: &str, to: &str) -> Refusal {
     Refusal::new(Code::BadTransition, format!("{what} is {from}, and cannot become {to} from there"))
 }
 
-/// Collects everything that is wrong with a body, so that its sender can mend it in one go.
+/// Errors in a body, collected so that its sender can fix all of them together.
 #[derive(Default)]
 pub(crate) struct Faults(std::collections::BTreeMap<String, String>);
 

@@ -1,17 +1,17 @@
-//! Replicas: the things with a name and a will. What people ask of one becomes an operation.
+//! Replicas: named entities with a desired state. Requests about a replica become operations.
 //!
-//! | asked \ now | create or start waits | create or start runs | something else waits | something else runs | stop open | delete open | runs | does not run |
+//! | intent \ now | create or start waits | create or start runs | other waits | other runs | stop open | delete open | runs | does not run |
 //! |---|---|---|---|---|---|---|---|---|
-//! | start | same | same | same | same | refused, unless the stop waits: it is cancelled | refused | same | start |
-//! | relocate | refused | refused | superseded; a relocate: same | refused | refused | refused | relocate | refused |
-//! | restart | refused | refused | superseded; a restart: same | refused | refused | refused | restart | start |
-//! | stop | a start is superseded; refused if nothing was ever approved | stop waits behind it | superseded | stop waits behind it | same | refused | stop | stop; same if stopped already |
-//! | delete | superseded by delete | delete waits behind it | superseded | delete waits behind it | superseded, or waits behind it | same | delete | delete |
+//! | start | no-op | no-op | no-op | no-op | cancels a stop that waits, else refused | refused | no-op | start |
+//! | relocate | refused | refused | superseded; same relocate: no-op | refused | refused | refused | relocate | refused |
+//! | restart | refused | refused | superseded; a restart: no-op | refused | refused | refused | restart | start |
+//! | stop | a start is superseded; refused if nothing was ever approved | stop waits behind it | superseded | stop waits behind it | no-op | refused | stop | stop; no-op if stopped |
+//! | delete | superseded by delete | delete waits behind it | superseded | delete waits behind it | superseded, or waits behind it | no-op | delete | delete |
 //!
-//! A replica whose create was never approved goes with it: there is nothing to stop or delete.
+//! A replica whose create was never approved is deleted with it: there is nothing to stop or delete.
 //!
-//! What people see is its *phase*, computed by one function, [`phase`]. `stopped` and `failed` are shown only when
-//! a start would be accepted.
+//! Clients see the *phase* of a replica, computed only by [`phase`]. The phases `stopped` and `failed` appear
+//! only when a start would be accepted.
 
 use chancery_events::fact::{
     Again, Asker, DeploymentEnd, Fact, IncarnationEnd, OperationEnd, OperationEnded, ReplicaAssigned,
@@ -39,14 +39,14 @@ use crate::state::{
 use crate::{deployment, volume};
 
 impl Replica {
-    /// When its plan's rule starts it again, if nothing that is open does before.
+    /// Scheduled automatic restart, unless an open operation or an incarnation precedes it.
     pub fn comes_again(&self) -> Option<Again> {
         let up = |open: Open| !matches!(open.kind, OperationKind::Stop | OperationKind::Delete);
         self.again.filter(|_| !self.open().any(up) && self.runs().next().is_none())
     }
 }
 
-/// The phase of a replica, given its incarnation that counts.
+/// Returns the phase of a replica, given its active incarnation.
 pub fn phase(replica: &Replica, active: Option<&Incarnation>) -> PhaseWord {
     if replica.will == WillWord::Deleted {
         return PhaseWord::Deleting;
@@ -54,14 +54,14 @@ pub fn phase(replica: &Replica, active: Option<&Incarnation>) -> PhaseWord {
     match replica.operation.filter(|open| open.begun).map(|open| open.kind) {
         Some(OperationKind::Update) if active.is_some() => return PhaseWord::Updating,
         Some(OperationKind::Restart) if active.is_some() => return PhaseWord::Restarting,
-        // Of all others, what runs tells.
+        // Otherwise the incarnation determines the phase.
         Some(_) | None => {}
     }
     match active.map(|incarnation| &incarnation.state) {
         Some(IncarnationState::Reserved) => return PhaseWord::Pending,
         Some(IncarnationState::Creating | IncarnationState::Starting) => return PhaseWord::Starting,
         Some(IncarnationState::Running) => return PhaseWord::Running,
-        // It is asked to be again what it was.
+        // The incarnation is being reverted.
         Some(IncarnationState::Updating(_)) => return PhaseWord::Updating,
         Some(IncarnationState::Stopping(_)) => return PhaseWord::Stopping,
         Some(IncarnationState::Ended(_)) | None => {}
@@ -74,7 +74,7 @@ pub fn phase(replica: &Replica, active: Option<&Incarnation>) -> PhaseWord {
         (WillWord::Running, Some(IncarnationEnd::Failed { .. } | IncarnationEnd::Unwound { .. }) | None) => {
             PhaseWord::Failed
         }
-        // It was stopped for what could not take its place.
+        // The replica was stopped for a replacement that failed.
         (WillWord::Running, Some(IncarnationEnd::Destroyed)) if replica.again.is_some() => PhaseWord::Failed,
         (WillWord::Running, Some(IncarnationEnd::Destroyed))
         | (WillWord::Stopped | WillWord::Proposed, _) => PhaseWord::Stopped,
@@ -82,24 +82,24 @@ pub fn phase(replica: &Replica, active: Option<&Incarnation>) -> PhaseWord {
     }
 }
 
-/// An open operation of the replica, of the kind.
+/// Open operation of the replica with the given kind, if any.
 fn open<'a>(fleet: &'a Fleet, replica: &Replica, wanted: OperationKind) -> Option<&'a Operation> {
     replica.open().find(|open| open.kind == wanted).and_then(|open| fleet.operations().get(&open.id))
 }
 
-/// The facts that open an operation, and nothing else.
+/// Returns only the facts that create an operation.
 fn opened(fleet: &Fleet, replica: &Replica, want: &Want<'_>, ctx: &Context) -> Vec<Fact> {
     let mut draft = Draft::new(ctx);
     operation::open(fleet, replica, want, ctx, &mut draft);
     draft.done()
 }
 
-/// Whoever asks, as operations remember it.
+/// Requester that an operation records.
 fn asker(ctx: &Context) -> Option<Asker> {
     ctx.actor.clone().map(Asker::Actor)
 }
 
-/// The node, if one is named that may be.
+/// Checks that a requested node exists.
 fn check_node(fleet: &Fleet, node: Option<&NodeName>) -> Result<(), Refusal> {
     let found = node.map_or(Ok(()), |name| fleet.find::<Node>(name).map(|_| ()));
     found.map_err(|refusal| refusal.at("/node", "does not exist"))
@@ -124,7 +124,7 @@ pub(crate) fn start(fleet: &Fleet, ask: &ReplicaStart, ctx: &Context) -> Result<
         Some(stop) => {
             let reason =
                 format!("{} asked for a start", ctx.actor.as_ref().map_or("someone", |a| a.as_str()));
-            // Only the stop: the replica stays, whatever became of its create.
+            // Only the stop ends: the replica stays, whatever the state of its create.
             let (operation, replica) = (stop.id, stop.replica.clone());
             draft.push(OperationEnded { operation, replica, end: OperationEnd::Cancelled { reason } });
         }
@@ -147,7 +147,7 @@ pub(crate) fn start(fleet: &Fleet, ask: &ReplicaStart, ctx: &Context) -> Result<
     Ok(draft.done())
 }
 
-/// Whether a relocate or restart may be opened now: `None` if one is open that wants the same.
+/// Checks that a relocate or restart can be created. Returns `None` if an equal one is open.
 fn may_replace(
     fleet: &Fleet,
     replica: &Replica,
@@ -175,7 +175,7 @@ fn may_replace(
     Ok(Some(()))
 }
 
-/// Whether there is something that can be replaced by another run of it.
+/// Whether the active incarnation can be replaced by another one.
 fn runs(active: Option<&Incarnation>) -> bool {
     active.is_some_and(|active| {
         matches!(active.state, IncarnationState::Running | IncarnationState::Updating(_))
@@ -251,9 +251,9 @@ pub(crate) fn create(fleet: &Fleet, ask: &ReplicaCreate, ctx: &Context) -> Resul
     Ok(draft.done())
 }
 
-/// The plan's rule starts it again, unless an edit has set that to `never` since. What was stopped for an operation that
-/// was aborted is started again, whatever the rule. While a deployment of its version is carried out, that starts it: in its
-/// turn, and with what becomes of it.
+/// Starts a replica by its plan's rule, unless an edit has set the rule to `never` since. A replica that was
+/// stopped for an aborted operation starts whatever the rule. While a deployment of its version is in
+/// progress, that deployment starts the replica, with its queue and failure handling.
 pub(crate) fn start_again(fleet: &Fleet, name: &ReplicaName, ctx: &Context) -> Vec<Fact> {
     let mut draft = Draft::new(ctx);
     let Some(replica) = fleet.replicas().get(name) else { return Vec::new() };
@@ -273,7 +273,7 @@ pub(crate) fn start_again(fleet: &Fleet, name: &ReplicaName, ctx: &Context) -> V
     draft.done()
 }
 
-/// The deployment of the replica's version that is carried out now.
+/// Deployment in progress that has the replica's version, if any.
 fn carried_out<'a>(fleet: &'a Fleet, replica: &Replica) -> Option<&'a Deployment> {
     let current = deployment::current(fleet, fleet.plans().get(&replica.plan)?)?;
     let own = fleet.deployment(&replica.plan, &replica.deployment)?;
@@ -329,12 +329,12 @@ pub(crate) fn created(fleet: &mut Fleet, fact: &ReplicaCreated, at: At) {
 pub(crate) fn assigned(fleet: &mut Fleet, fact: &ReplicaAssigned, at: At) -> Result<(), Contradiction> {
     fleet.bump::<Replica>(&fact.name, at, |replica| {
         replica.deployment = fact.deployment.clone();
-        // Its rule started what it was.
+        // The previous restarts were of the previous version.
         replica.row = None;
     })
 }
 
-/// With all that is kept of it; the plan keeps the totals.
+/// Deletes a replica with its operations and incarnations; the plan keeps the totals.
 pub(crate) fn deleted(fleet: &mut Fleet, fact: &ReplicaDeleted, at: At) -> Result<(), Contradiction> {
     let replica = fleet.want::<Replica>(&fact.name)?;
     let (operations, incarnations) = (replica.operations.clone(), replica.incarnations.clone());

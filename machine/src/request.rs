@@ -1,27 +1,28 @@
-//! Approval requests: intents that wait until they are approved as a whole, because carrying them out would do at once
-//! what single operations need people for, or would make approval weaker.
+//! Approval requests: intents that wait until they are approved as a whole. Their immediate effect requires
+//! approval in single operations, or would weaken approval.
 //!
-//! | state | the same intent again | another intent for its target | approve | reject | expiry |
+//! | state | same intent again | other intent for its target | approve | reject | expiry |
 //! |---|---|---|---|---|---|
 //! | (none) | → pending, if it needs approval; else carried out | | not found | not found | – |
-//! | pending | same | → superseded, and the other one is pending | → approved, and carried out in the same commit | → rejected | → expired |
+//! | pending | no-op | → superseded, and the other one is pending | → approved, and carried out in the same commit | → rejected | → expired |
 //! | ended | → pending, as a new request | → pending, as a new request | refused | refused | – |
 //!
-//! What a request needs, asked when it is opened and asked again when it is approved:
+//! Requirements of a request, evaluated when it is created and again when it is approved:
 //!
-//! | change | waits where | approved by |
+//! | change | waits if | approved by |
 //! |---|---|---|
-//! | plan deleted with its replicas | the plan's `delete` is manual | any person; another person where a four-eyes policy is about a delete of the plan |
-//! | node deleted with what is there | a plan's `relocate` is manual | any person; another person where a four-eyes policy is about one of the moves |
-//! | disruption that empties its node approved | a four-eyes policy is about one of the moves, and the plan's `relocate` is manual | another person |
-//! | node expunged | a four-eyes policy is about `expunge` | another person; none with `break_glass` |
-//! | volume deleted | a four-eyes policy is about a delete, and the `delete` of its owner's plan is manual or the volume has no owner | another person |
-//! | plan changed | a kind becomes automatic that was manual, and a four-eyes policy is about that kind | another person |
-//! | policy changed or deleted | a four-eyes policy would be about less, or be passed by more | another person |
+//! | plan deleted with its replicas | the plan's `delete` is manual | any person; another person if a four-eyes policy covers a delete of the plan |
+//! | node deleted with its incarnations | a plan's `relocate` is manual | any person; another person if a four-eyes policy covers one of the moves |
+//! | disruption that empties its node approved | a four-eyes policy covers one of the moves, and the plan's `relocate` is manual | another person |
+//! | node expunged | a four-eyes policy covers `expunge` | another person; none with `break_glass` |
+//! | volume deleted | a four-eyes policy covers a delete, and the `delete` of its owner's plan is manual or the volume has no owner | another person |
+//! | plan changed | a manual kind becomes automatic, and a four-eyes policy covers that kind | another person |
+//! | policy changed or deleted | a four-eyes policy would cover less, or be bypassed by more | another person |
 //!
-//! The hash of a request covers its change, with what it replaces, and every replica and volume that it ends or moves. Approval
-//! carries the hash that was shown; if something else than that would be ended or replaced by now, the request is void: it
-//! cannot be approved, and the intent is asked again. Ended requests are kept for a while, to be looked at.
+//! The hash of a request covers its change, with the replaced value, and every replica and volume that it
+//! ends or moves. An approval carries the hash that was shown. If other objects would be ended or replaced by
+//! now, the request is void: it cannot be approved, and the intent must be submitted again. Ended requests
+//! are kept for a while, for inspection.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -53,17 +54,17 @@ use crate::state::{ApprovalRequest, Node, RequestState};
 const WAIT: Duration = Duration::from_hours(24);
 /// Maximum number of ended requests that are kept.
 const KEPT: usize = 100;
-/// Maximum number of replicas by name in an effect.
+/// Maximum number of replicas named in an effect.
 const NAMES: usize = 64;
 
-/// People that a change needs.
+/// Approval that a change needs.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Needs {
     /// No approval.
     Nothing,
     /// Any person.
     Person,
-    /// Another person than who asked, because of these policies.
+    /// Person other than the requester, because of these policies.
     Another(BTreeSet<PolicyName>),
 }
 
@@ -84,13 +85,13 @@ impl Needs {
     }
 }
 
-/// A change, with what it would do now and whom it needs.
+/// Change with its current effects and the approval that it needs.
 struct Assessed {
     change: RequestedChange,
     effects: Vec<RequestEffect>,
     hash: Digest,
     needs: Needs,
-    /// Time that it waits.
+    /// Time that the request waits for approval.
     wait: Duration,
 }
 
@@ -125,7 +126,7 @@ impl Assessed {
     }
 }
 
-/// What the intent would do at once that single operations need people for, or `None` if it does nothing of the kind.
+/// Assesses an intent whose immediate effect would need approval in single operations. `None` for others.
 fn assess(fleet: &Fleet, intent: &Intent) -> Option<Assessed> {
     match intent {
         Intent::PlanDelete(ask) if ask.cascade == Cascade::Yes => plan_delete(fleet, &ask.name),
@@ -145,7 +146,7 @@ fn assess(fleet: &Fleet, intent: &Intent) -> Option<Assessed> {
             let spec = disruption.spec.clone();
             let change = RequestedChange::DisruptionApprove { node: node_name, name, spec };
             let (moves, _, policies) = moves(fleet, node);
-            // Approving a disruption is a person's approval of its moves already.
+            // The approval of a disruption is already a person's approval of its moves.
             let needs = Needs::of(Approval::Automatic, policies);
             empties.then(|| Assessed::new(change, needs, PolicyKind::Relocate, &moves))
         }
@@ -172,7 +173,7 @@ fn assess(fleet: &Fleet, intent: &Intent) -> Option<Assessed> {
             let change = RequestedChange::PolicyDelete { name: ask.name.clone(), from };
             Some(Assessed::new(change, needs, PolicyKind::Delete, &Members::new()))
         }
-        // What ends nothing, or only by operations. Of each intent that may wait, a test sees that it does.
+        // Other intents end nothing, or only by operations. A test checks every intent that may wait.
         _ => None,
     }
 }
@@ -180,7 +181,8 @@ fn assess(fleet: &Fleet, intent: &Intent) -> Option<Assessed> {
 fn plan_delete(fleet: &Fleet, name: &PlanName) -> Option<Assessed> {
     let plan = fleet.plans().get(name)?;
     let index = fleet.index().plan_index(name)?;
-    // A replica whose create was never approved is deleted with that; one whose delete was approved is deleted anyway.
+    // A replica whose create was never approved is deleted with it; one whose delete was approved is deleted
+    // anyway.
     let exists = |name: &&ReplicaName| {
         fleet
             .replicas()
@@ -208,13 +210,13 @@ fn plan_delete(fleet: &Fleet, name: &PlanName) -> Option<Assessed> {
     Some(assessed)
 }
 
-/// The four-eyes policies of which it holds.
+/// Four-eyes policies that match the predicate.
 fn four_eyes(fleet: &Fleet, about: impl Fn(&PolicySpec) -> bool) -> BTreeSet<PolicyName> {
     let all = fleet.index().policies.four_eyes.iter();
     all.filter(|(_, spec)| about(spec)).map(|(name, _)| name.clone()).collect()
 }
 
-/// Everything that emptying the node would move, and whom the single moves would need.
+/// Replicas that emptying the node would move, and the approval that single moves would need.
 fn moves(fleet: &Fleet, node: &Node) -> (Members, Approval, BTreeSet<PolicyName>) {
     let (mut manual, mut policies) = (Approval::Automatic, BTreeSet::new());
     let members = on_node(fleet, &node.name);
@@ -222,7 +224,7 @@ fn moves(fleet: &Fleet, node: &Node) -> (Members, Approval, BTreeSet<PolicyName>
         let by = fleet.plans().get(plan).map(|plan| plan.policy().approval().of(OperationKind::Relocate));
         if by == Some(Approval::Manual) {
             manual = Approval::Manual;
-            // Where a replica moves to is not known yet.
+            // The destination of a replica is not known yet.
             policies.extend(four_eyes(fleet, |spec| policy::is_about_plan(spec, PolicyKind::Relocate, plan)));
         }
     }
@@ -277,7 +279,7 @@ fn volume_delete(fleet: &Fleet, name: &VolumeName) -> Option<Assessed> {
     Some(Assessed::new(change, needs, PolicyKind::Delete, &Members::new()))
 }
 
-/// The four-eyes policies that the plan would bypass by approving kinds automatically.
+/// Four-eyes policies that the plan would bypass by approving kinds automatically.
 fn weakened_by_plan(fleet: &Fleet, name: &PlanName, from: &PlanSpec, to: &PlanSpec) -> BTreeSet<PolicyName> {
     let weaker = |kind: &&OperationKind| {
         from.approval.of(**kind) == Approval::Manual && to.approval.of(**kind) == Approval::Automatic
@@ -287,7 +289,7 @@ fn weakened_by_plan(fleet: &Fleet, name: &PlanName, from: &PlanSpec, to: &PlanSp
     four_eyes(fleet, |spec| kinds.iter().any(|kind| policy::is_about_plan(spec, *kind, name)))
 }
 
-/// The facts of an accepted intent: as they are decided, or, if it needs approval, those of a request that waits.
+/// Returns the facts of an accepted intent, or those of a request if the intent needs approval.
 pub(crate) fn hold(
     fleet: &Fleet,
     intent: &Intent,
@@ -306,7 +308,7 @@ fn breaks_glass(intent: &Intent) -> bool {
     matches!(intent, Intent::NodeSetState(NodeSetState { break_glass: Some(_), .. }))
 }
 
-/// The policies that an expunge with `break_glass` does not wait for.
+/// Policies that an expunge with `break_glass` bypasses.
 pub(crate) fn bypassed(fleet: &Fleet, node: &NodeName) -> Vec<PolicyName> {
     expunge(fleet, node).map(|held| held.needs.policies().into_iter().collect()).unwrap_or_default()
 }
@@ -328,13 +330,13 @@ fn open(fleet: &Fleet, held: Assessed, ctx: &Context) -> Result<Vec<Fact>, Refus
     Ok(draft.done())
 }
 
-/// The request that waits for the target of the change.
+/// Request that waits for the target of the change, if any.
 fn waiting<'a>(fleet: &'a Fleet, change: &RequestedChange) -> Option<&'a ApprovalRequest> {
     fleet.approval_requests().get(&fleet.index().requests.waiting(&change.target())?)
 }
 
-/// The request that an intent of which nothing else was decided waits as, if it does: one that was just opened, or one
-/// that was opened for the same before.
+/// Request as which an intent without other facts waits, if any: a request that was just created, or an
+/// earlier one for the same change.
 pub(crate) fn of_verdict(fleet: &Fleet, intent: &Intent, facts: &[Fact], ctx: &Context) -> Option<RequestId> {
     match (facts.first(), intent.entry().ending) {
         (Some(Fact::RequestOpened(_)), _) => Some(RequestId::issue(ctx.lineage, ctx.next)),
@@ -348,12 +350,12 @@ pub(crate) fn of_verdict(fleet: &Fleet, intent: &Intent, facts: &[Fact], ctx: &C
 }
 
 impl ApprovalRequest {
-    /// Whether it can be approved at that time.
+    /// Whether the request can be approved at the time of the context.
     fn is_pending_at(&self, ctx: &Context) -> bool {
         matches!(self.state, RequestState::Pending { expires } if expires > ctx.now)
     }
 
-    /// The intent that asks for the change, as it is carried out when it is approved.
+    /// Intent that is carried out when the request is approved.
     fn intent(&self) -> Intent {
         match self.change.clone() {
             RequestedChange::PlanDelete { name } => PlanDelete { name, cascade: Cascade::Yes }.into(),
@@ -370,7 +372,7 @@ impl ApprovalRequest {
     }
 }
 
-/// The request, if it waits.
+/// Returns the request if it is pending.
 fn pending<'a>(fleet: &'a Fleet, id: RequestId, ctx: &Context) -> Result<&'a ApprovalRequest, Refusal> {
     let request = fleet.find::<ApprovalRequest>(&id)?;
     if request.is_pending_at(ctx) {
@@ -399,14 +401,14 @@ pub(crate) fn approve(
             format!("request {id} would do something else by now than was shown: ask for the change again");
         return Err(Refusal::new(Code::HashMismatch, detail).at("/hash", "differs"));
     }
-    // Those that hold now, whatever held when it was asked.
+    // The current policies count, not those at the time of the request.
     let policies = now.map(|now| now.needs.policies()).unwrap_or_default();
     if let Some(policy) = policies.first().filter(|_| request.by == by) {
         let detail =
             format!("policy {policy} wants another to approve request {id} than {by}, who asked for it");
         return Err(Refusal::new(Code::Denied, detail));
     }
-    // What is carried out is what was asked for, by who asked for it.
+    // The intent is carried out for its requester.
     let context = Context { actor: Some(request.by.clone()), next: ctx.next.plus(1), ..ctx.clone() };
     let carried_out = carry_out(&intent, &context)?;
     let mut draft = Draft::new(ctx);
@@ -440,7 +442,7 @@ pub(crate) fn expire(fleet: &Fleet, id: RequestId, ctx: &Context) -> Vec<Fact> {
     overdue.map(|_| RequestEnded { request: id, end: RequestEnd::Expired }.into()).into_iter().collect()
 }
 
-/// The word for a state.
+/// Returns the status value of a state.
 pub const fn state_word(state: &RequestState) -> RequestWord {
     match state {
         RequestState::Pending { .. } => RequestWord::Pending,

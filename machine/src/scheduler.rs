@@ -1,30 +1,30 @@
-//! Where a replica may run, and why not elsewhere. Pure, and the same for the same state.
+//! Placement of replicas, with the reasons against nodes. Pure and deterministic.
 //!
-//! Filters, in the order in which a node's first failure is its reason: state and disruptions, cluster, zone,
-//! selectors, capability matchers, sharing, affinity, storage by class, cpu, memory, disk. Then, by the plan's
-//! placement:
+//! The first filter that a node fails is its reason. The order is: state and disruptions, cluster, zone,
+//! selectors, capability matchers, sharing, affinity, storage by class, cpu, memory, disk. Then the plan's
+//! placement decides:
 //!
 //! | placement | first | then | then | on a tie |
 //! |---|---|---|---|---|
-//! | `spread` | the update domain with the fewest of the plan's replicas, its own before others | in it, the node with the fewest of them | the node on which the least is left | by name |
-//! | `pack` | the node on which the least is left | | | by name |
+//! | `spread` | the update domain with the fewest of the plan's replicas, the replica's own before others | in it, the node with the fewest of them | the node with the least free capacity | by name |
+//! | `pack` | the node with the least free capacity | | | by name |
 //!
-//! Replicas are counted where they remain when everything that is under way has succeeded ([`PlanSpread`]), without
-//! the one that is placed. While two sets exist (`graceful`), each is counted alone: one of them will be deleted.
+//! A replica counts where it remains when all pending work has succeeded ([`PlanSpread`]); the placed one
+//! does not count. While two sets exist (`graceful`), each is counted alone: one of them will be deleted.
 //!
-//! An affinity that may be broken counts like any other at first; only if there is no place, those are left out, and
-//! the place says which it breaks.
+//! A soft affinity counts like any other at first. Only if no node is found, soft affinities are left out,
+//! and the placement lists the violated ones.
 //!
-//! A matcher looks at the node's active capabilities of its type:
+//! A matcher evaluates the node's active capabilities of its type:
 //!
-//! | comparator | holds when |
+//! | comparator | satisfied if |
 //! |---|---|
 //! | `in` | the node has at least one of the named |
 //! | `not_in` | the node has none of the named |
 //! | `eq` | the node has all of the named |
 //! | `gte`, `lte` | the node has one of the type whose score is at least, at most, that of each of the named |
 //!
-//! A named capability that is unknown, inactive or of another type cannot be met, but for `not_in`.
+//! A named capability that is unknown, inactive or of another type cannot be satisfied, except by `not_in`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
@@ -48,78 +48,78 @@ use crate::places::{ClassKey, SiteNumber, class_of};
 use crate::shelf::{Free, Shelf};
 use crate::state::{Active, Capability, Incarnation, Node};
 
-/// Maximum number of reasons, and
+/// Maximum number of reasons.
 const REASONS: usize = 32;
-/// the maximum size of one, in bytes: a fact names all of them.
+/// Maximum size of a reason, in bytes: a fact contains all reasons.
 const REASON_BYTES: usize = 512;
-/// Nodes named with a reason, at most.
+/// Maximum number of nodes named with a reason.
 const NAMED: usize = 64;
 
-/// A place that was found.
+/// Node that was found for a replica.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Place {
-    /// Where.
+    /// Name of the node.
     pub node: NodeName,
-    /// The node's update domain.
+    /// Update domain of the node.
     pub domain: DomainName,
-    /// Which affinities it breaks, where that is allowed.
+    /// Soft affinities that the placement violates, if any.
     pub strained: Option<String>,
 }
 
-/// What looks for a place.
+/// Request for a placement.
 #[derive(Clone, Copy, Debug)]
 pub struct Need<'a> {
-    /// Of which plan.
+    /// Name of the plan.
     pub plan: &'a PlanName,
-    /// By which of its deployments.
+    /// Name of the plan's deployment.
     pub deployment: &'a DeploymentName,
-    /// Where the plan's replicas may be.
+    /// Policy of the plan: where its replicas may run.
     pub policy: PlanPolicy<'a>,
-    /// What the deployment's version needs.
+    /// Version of the deployment: what it needs.
     pub version: PlanVersion<'a>,
 }
 
-/// Which nodes will do besides.
+/// Further constraints on the node.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Limits<'a> {
-    /// No other than this.
+    /// Required node, if any.
     pub only: Option<&'a NodeName>,
-    /// Not this one.
+    /// Excluded node, if any.
     pub not: Option<&'a NodeName>,
-    /// What runs of the replica now: it keeps itself from nowhere.
+    /// Current incarnation of the replica, which never excludes a node.
     pub own: Option<&'a Incarnation>,
-    /// A place that is reserved for the replica already, and is judged: it keeps itself from nowhere either.
+    /// Checked reservation of the replica, which never excludes a node.
     pub held: Option<&'a Incarnation>,
-    /// The run that the place is to replace, if the replica remains there without that: it does not count.
+    /// Incarnation to be replaced, if the replica remains there otherwise: it does not count.
     pub leaves: Option<&'a Active>,
-    /// The volumes that it is to use and that are there already: their cluster alone will do.
+    /// Existing volumes that the replica will use: only their cluster is acceptable.
     pub stored: &'a [Stored],
 }
 
 impl Limits<'_> {
-    /// The replica's own runs on the node.
+    /// Incarnations of the replica itself on the node.
     fn runs(&self, node: &NodeName) -> impl Iterator<Item = &Incarnation> {
         self.own.into_iter().chain(self.held).filter(move |run| run.node == *node)
     }
 }
 
-/// A volume that is there already.
+/// Volume that exists already.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Stored {
-    /// Its cluster.
+    /// Cluster of the volume.
     pub cluster: ClusterName,
-    /// The node in whose storage it is counted.
+    /// Node on which the volume's storage is counted.
     pub node: NodeName,
-    /// Its class there.
+    /// Storage class of the volume.
     pub class: StorageClass,
-    /// Bytes of it.
+    /// Size of the volume, in bytes.
     pub capacity: u64,
-    /// Bytes of it that are asked for, which may be less.
+    /// Size that the claim requests, in bytes: at most `capacity`.
     pub claimed: u64,
 }
 
-/// What a run by the spec needs of the node's storage: nothing for a volume that is there already, all of one that has
-/// to come, and what is asked for of one that is to be made.
+/// Storage that an incarnation of the version needs on the node, in bytes by class. An existing volume there
+/// needs nothing, an arriving one its whole capacity, a new one the claimed size.
 pub(crate) fn storage(
     version: PlanVersion<'_>,
     stored: &[Stored],
@@ -136,48 +136,47 @@ pub(crate) fn storage(
     needed
 }
 
-/// Whether the node is in another cluster than the volumes.
+/// Cluster of the volumes, if the node is in another one.
 fn is_elsewhere(node: &Node, stored: &[Stored]) -> Option<ClusterName> {
     let volume = stored.iter().find(|volume| node.cluster.as_ref() != Some(&volume.cluster))?;
     Some(volume.cluster.clone())
 }
 
-/// Which affinities count.
+/// Affinities that count.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Strict {
-    /// Also those that may be broken.
+    /// All affinities, also soft ones.
     All,
-    /// Those alone that may not.
+    /// Only the affinities that must not be violated.
     Firm,
 }
 
-/// What was found out about plans that look for places, kept from one placement to the next: which domains a plan may
-/// use, and how many of its replicas each has. It saves time and decides nothing: without it, the answers are the
-/// same.
+/// Cache of placement searches from one placement to the next: acceptable domains of plans, and their
+/// replicas in each. The cache saves time and never changes a result.
 #[derive(Clone, Debug, Default)]
 pub struct Search(BTreeMap<(PlanName, DeploymentName), Field>);
 
-/// Where replicas of a plan may go.
+/// Candidate domains for the replicas of a plan.
 #[derive(Clone, Debug)]
 struct Field {
-    /// Made for this policy,
+    /// Policy of the search.
     policy: Arc<PlanSpec>,
-    /// and this version.
+    /// Version of the search.
     version: Arc<PlanSpec>,
-    /// When classes and domains were so.
+    /// Token of the classes and domains.
     shape: Arc<()>,
-    /// And since no domain lost a replica of the plan.
+    /// Token of the spread, replaced when a domain loses a replica of the plan.
     eased: Arc<()>,
     needs: Amounts,
-    /// By name, each with the shelves of the classes that will do.
+    /// Domains by name, each with the free-capacity indexes of acceptable classes.
     domains: Vec<(DomainName, Vec<usize>)>,
-    /// By load, then by name; a load may have grown since.
+    /// Domains by load, then by name; a load may have grown since.
     order: BTreeSet<(u32, usize)>,
     least: Least,
 }
 
 impl Search {
-    /// The best place for one more run of a replica, if there is one. [`explain`] says why there is none.
+    /// Returns the best placement for one more incarnation, if any; else [`explain`] returns the reasons.
     pub fn place(&mut self, fleet: &Fleet, need: &Need<'_>, limits: &Limits<'_>) -> Option<Place> {
         let found = self.best(fleet, need, limits, Strict::All);
         let breakable = need.policy.affinity().iter().any(|affinity| affinity.otherwise == Otherwise::Allow);
@@ -201,18 +200,18 @@ impl Search {
         self.0.get_mut(&key).and_then(|field| field.best(fleet, need, &loads, limits, strict))
     }
 
-    /// Keeps what is known of these plans only.
+    /// Keeps only the entries of these plans.
     pub(crate) fn retain(&mut self, keep: impl Fn(&PlanName) -> bool) {
         self.0.retain(|(plan, _), _| keep(plan));
     }
 }
 
-/// The replicas that count where one is placed.
+/// Replicas that count for a placement.
 struct Loads<'a> {
     fleet: &'a Fleet,
     plan: &'a PlanName,
     index: Option<&'a PlanIndex>,
-    /// Only those of the same set, while there are two: the version of the new one, and whether it is that.
+    /// Version of the new set, while there are two, and whether that set counts.
     set: Option<(Digest, bool)>,
     leaves: Option<&'a Active>,
 }
@@ -231,7 +230,7 @@ impl<'a> Loads<'a> {
         self.index.map(|index| &index.spread)
     }
 
-    /// Replicas in the domain.
+    /// Counts replicas in the domain.
     fn domain(&self, domain: &DomainName) -> u32 {
         let own = u32::from(self.leaves.is_some_and(|leaves| leaves.domain == *domain));
         let all = match (self.index, self.set) {
@@ -242,7 +241,7 @@ impl<'a> Loads<'a> {
         all.saturating_sub(own)
     }
 
-    /// Replicas on the node.
+    /// Counts replicas on the node.
     fn node(&self, node: &NodeName, known: NodeCount) -> u32 {
         let own = u32::from(self.leaves.is_some_and(|leaves| leaves.node == *node));
         let all = match self.set.zip(self.index) {
@@ -264,7 +263,7 @@ impl<'a> Loads<'a> {
         all.saturating_sub(own)
     }
 
-    /// Replicas of the plan on the node, of whichever set.
+    /// Counts the plan's replicas on the node, in both sets.
     fn known(&self, node: SiteNumber) -> NodeCount {
         self.index.map_or(NodeCount::default(), |index| index.spread.on_site(node))
     }
@@ -281,7 +280,7 @@ impl Field {
         }
         let domains: Vec<_> =
             domains.into_iter().map(|(domain, shelves)| (domain.clone(), shelves)).collect();
-        // The one that is left counts here: it is another one each time.
+        // The replaced incarnation counts here: each search replaces another one.
         let all = Loads { leaves: None, ..*loads };
         let order =
             domains.iter().enumerate().map(|(rank, (domain, _))| (all.domain(domain), rank)).collect();
@@ -297,7 +296,7 @@ impl Field {
         }
     }
 
-    /// Whether it says what would be found out now, but for loads that have grown. Sets change too often to be known.
+    /// Whether the candidates are valid, apart from grown loads. Sets change too often to be cached.
     fn holds(&self, fleet: &Fleet, loads: &Loads<'_>, need: &Need<'_>) -> bool {
         Arc::ptr_eq(&self.policy, need.policy.shared())
             && Arc::ptr_eq(&self.version, need.version.shared())
@@ -334,7 +333,7 @@ impl Field {
     fn most_even(&mut self, pick: &Pick<'_>) -> Option<Place> {
         let loads = pick.loads;
         let all = Loads { leaves: None, ..*loads };
-        // The domain that is left has one less than the order says, and comes before others that have as many.
+        // The domain that is left has one replica less than in `order`, and precedes others of equal load.
         let mut own = loads.leaves.and_then(|leaves| {
             let rank = self.domains.binary_search_by(|(domain, _)| domain.cmp(&leaves.domain)).ok()?;
             Some((loads.domain(&leaves.domain), rank))
@@ -343,7 +342,7 @@ impl Field {
         while let Some((known, rank)) = next {
             let now = all.domain(&self.domains[rank].0);
             if now > known {
-                // Those behind it may come before it.
+                // Later domains may precede it now.
                 self.order.remove(&(known, rank));
                 self.order.insert((now, rank));
                 next = self.order.range((known, rank)..).next().copied();
@@ -365,9 +364,9 @@ impl Field {
         None
     }
 
-    /// The best node of a domain.
+    /// Returns the best node of a domain.
     fn in_domain(&mut self, pick: &Pick<'_>, rank: usize, load: u32) -> Option<Place> {
-        // With none of the plan in the domain, there is none on any of its nodes.
+        // Without replicas of the plan in the domain, there are none on its nodes.
         let floor = if load == 0 { 0 } else { self.least.of(pick, rank) };
         let mut best: Option<(u32, &Free)> = None;
         for at in &self.domains[rank].1 {
@@ -379,7 +378,7 @@ impl Field {
     }
 }
 
-/// What is looked for on shelves.
+/// Query of free-capacity indexes.
 struct Pick<'a> {
     fleet: &'a Fleet,
     loads: &'a Loads<'a>,
@@ -398,16 +397,16 @@ impl<'a> Pick<'a> {
             && has_storage(fleet, need.version, node, limits)
     }
 
-    /// The node with the least free.
+    /// Returns the node with the least free capacity.
     fn tightest(&self, at: usize) -> Option<&'a Free> {
         let nodes = self.fleet.index().places.shelf(at);
         nodes.fitting(self.needs).find(|free| self.suits(&free.node, self.loads.known(free.site)))
     }
 
-    /// The node with the fewest of the plan's replicas, then with the least free, if it is better than the best so far.
-    /// None has fewer than the floor.
+    /// Finds the node with the fewest of the plan's replicas, then with the least free capacity, if it is
+    /// better than the best so far. No node has fewer replicas than the floor.
     fn most_even(&self, nodes: &'a Shelf, floor: u32, best: &mut Option<(u32, &'a Free)>) {
-        // Whether the best so far is on this shelf: what follows it has more free.
+        // Whether the best so far is in this index: later nodes have more free capacity.
         let mut is_here = false;
         for free in nodes.fitting(self.needs) {
             if best.is_some_and(|(least, best)| least <= floor && (is_here || best <= free)) {
@@ -423,7 +422,7 @@ impl<'a> Pick<'a> {
         }
     }
 
-    /// Whether the same nodes suit each of the plan's replicas, as long as none has more free.
+    /// Whether the same nodes suit each of the plan's replicas, as long as no node gains free capacity.
     fn is_plain(&self) -> bool {
         let Limits { only, not, own, held, leaves, stored } = self.limits;
         let plain = only.is_none() && not.is_none() && own.is_none() && held.is_none();
@@ -432,8 +431,8 @@ impl<'a> Pick<'a> {
     }
 }
 
-/// The fewest replicas that a node of each domain was found to have, of those that suit: as long as no node has more
-/// free, and none has fewer replicas, no node has fewer.
+/// Fewest replicas on a suitable node of each domain. A count is valid as long as no node gains free capacity
+/// or loses replicas.
 #[derive(Clone, Debug, Default)]
 struct Least {
     counts: BTreeMap<usize, u32>,
@@ -442,7 +441,7 @@ struct Least {
 }
 
 impl Least {
-    /// Of the domain; none is known to have more than none.
+    /// Returns the count of the domain; zero if unknown.
     fn of(&self, pick: &Pick<'_>, rank: usize) -> u32 {
         let holds = pick.is_plain() && self.holds(pick);
         if holds { self.counts.get(&rank).copied().unwrap_or(0) } else { 0 }
@@ -474,7 +473,7 @@ fn has_storage(fleet: &Fleet, version: PlanVersion<'_>, node: &NodeName, limits:
     near && fleet.index().places.lacks_storage(node, &needed).is_none()
 }
 
-/// Whether another replica of the plan is on the node, and may not be.
+/// Whether another replica of the plan is on the node, and must not be.
 pub(crate) fn is_shared(
     policy: PlanPolicy<'_>,
     known: NodeCount,
@@ -485,7 +484,7 @@ pub(crate) fn is_shared(
     *policy.sharing() == Sharing::Never && known.held > own
 }
 
-/// Of a group, how many others than the replica itself hold a place on the node.
+/// Counts the reservations of a group on the node, without those of the replica itself.
 fn others(fleet: &Fleet, affinity: &Affinity, node: &NodeName, limits: &Limits<'_>) -> u32 {
     let own: u32 = limits.runs(node).map(|_| 1).sum();
     fleet
@@ -494,7 +493,7 @@ fn others(fleet: &Fleet, affinity: &Affinity, node: &NodeName, limits: &Limits<'
         .map_or(0, |group| group.get(node).map_or(0, |count| count.saturating_sub(own)))
 }
 
-/// The affinities that the node would break, in words.
+/// Affinities that the node would violate, as text.
 pub(crate) fn strain(
     fleet: &Fleet,
     policy: PlanPolicy<'_>,
@@ -522,7 +521,7 @@ fn is_somewhere(fleet: &Fleet, affinity: &Affinity, limits: &Limits<'_>) -> bool
     group.is_some_and(|group| group.keys().any(|node| others(fleet, affinity, node, limits) > 0))
 }
 
-/// The nodes among which the place must be, where those are few and known.
+/// Nodes to which the placement is restricted, if these are few and known.
 fn few<'a>(
     fleet: &'a Fleet,
     policy: PlanPolicy<'_>,
@@ -539,7 +538,7 @@ fn few<'a>(
     fleet.index().group(&binding.group).map(|group| group.keys().collect())
 }
 
-/// The best of a few nodes, as it would be found among all.
+/// Returns the best of a few nodes, as a search of all nodes would.
 fn best_of(
     fleet: &Fleet,
     need: &Need<'_>,
@@ -567,11 +566,11 @@ fn best_of(
 
 #[cfg(test)]
 std::thread_local! {
-    /// How often reasons were looked for.
+    /// Number of searches for reasons.
     pub(crate) static EXPLAINED: std::cell::Cell<u32> = const { std::cell::Cell::new(0) };
 }
 
-/// Why no node will do: a reason a node, nodes of one reason together. Looks at every node.
+/// Returns a reason for each node, nodes grouped by reason. Checks every node.
 pub fn explain(fleet: &Fleet, need: &Need<'_>, limits: &Limits<'_>) -> Vec<Unfit> {
     #[cfg(test)]
     EXPLAINED.set(EXPLAINED.get() + 1);
@@ -595,7 +594,7 @@ pub fn explain(fleet: &Fleet, need: &Need<'_>, limits: &Limits<'_>) -> Vec<Unfit
     reasons.into_values().collect()
 }
 
-/// The first reason against the node, if there is one.
+/// First reason against the node, if any.
 pub(crate) fn unfit(
     fleet: &Fleet,
     need: &Need<'_>,
@@ -642,7 +641,7 @@ pub(crate) fn unfit(
     short.into_iter().find(|(_, needed, free)| needed > free).map(|(what, ..)| format!("too little {what}"))
 }
 
-/// Why what the node is, and not what is on it, is against the policy, if it is.
+/// Reason why the node's own properties violate the policy, whatever runs on it.
 pub(crate) fn unfit_class(fleet: &Fleet, policy: PlanPolicy<'_>, node: &Node) -> Option<String> {
     match &node.cluster {
         Some(cluster) => class_unfit(fleet, policy, &class_of(cluster, node)),
@@ -650,7 +649,7 @@ pub(crate) fn unfit_class(fleet: &Fleet, policy: PlanPolicy<'_>, node: &Node) ->
     }
 }
 
-/// The first reason against every node of the class, if there is one.
+/// First reason against every node of the class, if any.
 fn class_unfit(fleet: &Fleet, policy: PlanPolicy<'_>, class: &ClassKey) -> Option<String> {
     if fleet.clusters().get(&class.cluster).is_none_or(|cluster| cluster.activity == Activity::Inactive) {
         return Some(format!("cluster {} is not active", class.cluster));
@@ -673,7 +672,7 @@ fn class_unfit(fleet: &Fleet, policy: PlanPolicy<'_>, class: &ClassKey) -> Optio
     policy.matchers().iter().find_map(|matcher| mismatch(fleet, matcher, &class.capabilities))
 }
 
-/// Why the capabilities do not meet the matcher, if they do not.
+/// Reason why the capabilities do not satisfy the matcher.
 fn mismatch(fleet: &Fleet, matcher: &Matcher, has: &BTreeSet<CapabilityName>) -> Option<String> {
     let counts = |capability: &&Capability| {
         capability.activity == Activity::Active && capability.spec.kind == matcher.kind

@@ -1,15 +1,15 @@
-//! Sessions: an executor's lease on a cluster. At most one lives for each cluster.
+//! Sessions: an executor's lease on a cluster. A cluster has at most one live session.
 //!
-//! | | hello, same executor and scope | hello, same scope | hello, another scope | lease over, goodbye |
+//! | session | hello, same executor and store | hello, same store | hello, other store | lease expired, goodbye |
 //! |---|---|---|---|---|
-//! | none was ever | opened | opened | opened | – |
-//! | none | opened | opened | opened if nothing may be left in the old scope, else refused | – |
+//! | never any | opened | opened | opened | – |
+//! | none | opened | opened | opened if nothing may be left in the old store, else refused | – |
 //! | open | same | refused | refused | closed |
 //!
-//! Losing one proves nothing about what runs: placements stay, and are handed out again to whoever comes next. What an
-//! executor does not find is gone only if it looks where that was begun: so the cluster remembers the *scope* of its
-//! last session, and no other one is taken while an incarnation is not over of which somebody there may have been told.
-//! Two things lead out of that: an executor over the old scope, or the operator's word that the nodes are gone.
+//! The end of a session proves nothing about incarnations: reservations stay, and the next executor receives
+//! them. A missing object is gone only if the executor uses the store in which it was started. So the cluster
+//! remembers its last store. No other store is accepted while the old one may contain a live object. Two ways
+//! remain: an executor on the old store, or the operator's assertion that the nodes are lost.
 
 use chancery_events::fact::{Fact, Judgement, ObjectJudged, SessionClosed, SessionOpened};
 use chancery_events::id::{ObjectId, ScopeId, SessionId};
@@ -19,59 +19,60 @@ use crate::fleet::{Contradiction, Fleet};
 use crate::meta::{At, Meta};
 use crate::state::{Cluster, Scope, Session};
 
-/// Closed sessions of a cluster are kept so many.
+/// Maximum number of closed sessions kept for each cluster.
 const KEPT: usize = 20;
 
-/// Why a hello is refused.
+/// Reason why a hello is refused.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum HelloRefused {
-    /// The cluster does not exist, yet.
+    /// Cluster that does not exist (yet).
     #[error("there is no cluster {0}")]
     NoCluster(String),
-    /// The cluster is of another runtime.
+    /// Cluster of another runtime.
     #[error("cluster {cluster} is of runtime {runtime}")]
     OtherRuntime {
-        /// The cluster.
+        /// Name of the cluster.
         cluster: String,
-        /// Its runtime.
+        /// Runtime of the cluster.
         runtime: String,
     },
-    /// Another executor holds it.
+    /// Cluster whose session another executor has.
     #[error("executor {holder} holds cluster {cluster}")]
     Held {
-        /// The cluster.
+        /// Name of the cluster.
         cluster: String,
-        /// Who holds it.
+        /// Executor that has the session.
         holder: String,
     },
-    /// An executor of this name holds it, which is another one.
+    /// Cluster whose session another executor of the same name has.
     #[error("an executor {holder} with another folder holds cluster {cluster}")]
     Namesake {
-        /// The cluster.
+        /// Name of the cluster.
         cluster: String,
-        /// What both are called.
+        /// Name of both executors.
         holder: String,
     },
-    /// Something may be left where this executor does not look.
+    /// Cluster that may have objects in another executor store.
     #[error(
         "{what} of cluster {cluster} was given to executor {holder} in another folder (scope {scope}), and \
          may be there: start the executor over that folder, or expunge node {node} if its machine is lost"
     )]
     LeftElsewhere {
-        /// The cluster.
+        /// Name of the cluster.
         cluster: String,
-        /// Whose that folder was.
+        /// Executor of the other store.
         holder: String,
-        /// Where that is.
+        /// Id of the other store.
         scope: ScopeId,
-        /// The first replica or volume that may be left.
+        /// First replica or volume that may be in the other store.
         what: String,
-        /// Its place.
+        /// Node of the replica or volume.
         node: String,
     },
 }
 
-/// The session that a hello resumes, if it may have one: `None` if a new one is to be opened.
+/// Returns the session that a hello resumes, or `None` if a new one must be opened. Fails with the reason for
+/// a refusal.
 pub fn resumes(fleet: &Fleet, hello: &SessionHello) -> Result<Option<SessionId>, HelloRefused> {
     let name = hello.cluster.to_string();
     let cluster = fleet.clusters().get(&hello.cluster).ok_or(HelloRefused::NoCluster(name.clone()))?;
@@ -93,7 +94,7 @@ pub fn resumes(fleet: &Fleet, hello: &SessionHello) -> Result<Option<SessionId>,
     Err(HelloRefused::Held { cluster: name, holder })
 }
 
-/// What forbids that an executor of this scope takes the cluster: something that may be in another one.
+/// Object that may be in another store, which forbids a session of this one.
 fn left_elsewhere(fleet: &Fleet, cluster: &Cluster, scope: Option<ScopeId>) -> Option<HelloRefused> {
     let old = cluster.scope.as_ref().filter(|old| Some(old.id) != scope)?;
     let mut wanted = fleet.index().inventory(&cluster.name);
@@ -104,7 +105,7 @@ fn left_elsewhere(fleet: &Fleet, cluster: &Cluster, scope: Option<ScopeId>) -> O
         }
         ObjectId::Volume(id) => {
             let left = fleet.volumes().get(fleet.index().volumes.name(id)?)?;
-            // What was on a node that is gone is gone with it, on the operator's word.
+            // A volume of an expunged node is lost with it, on the operator's assertion.
             let gone = fleet.index().places.is_expunged(&left.node);
             let may_be = !gone && old.until.is_none_or(|until| id.position() <= until);
             may_be.then(|| (format!("volume {}", left.name), left.node.to_string()))
@@ -136,8 +137,9 @@ pub(crate) fn over(fleet: &Fleet, saw: &SessionOver) -> Vec<Fact> {
     open.map(closed).into_iter().collect()
 }
 
-/// An object with our labels that has no place in the fleet. It is removed only if this journal issued its id and
-/// its story is over; the head is past everything that the executor has seen, which is checked before this.
+/// Resolves an object with the fleet's labels that the fleet does not contain. The object is removed only if
+/// this journal issued its id and it has ended. The head is past everything that the executor has seen, which
+/// is checked before.
 pub(crate) fn object(fleet: &Fleet, saw: &ObjectReported) -> Vec<Fact> {
     let Some(session) = fleet.sessions().get(&saw.session) else { return Vec::new() };
     let id = saw.object;
@@ -150,7 +152,7 @@ pub(crate) fn object(fleet: &Fleet, saw: &ObjectReported) -> Vec<Fact> {
     if live {
         return Vec::new();
     }
-    // Data is destroyed by name alone: what is left of a volume, though it was called destroyed, is for people to see.
+    // A volume is destroyed only by name: remains of a destroyed volume stay for an operator to inspect.
     let may_go = matches!(id, ObjectId::Incarnation(_));
     let ours = may_go && fleet.lineages().issued(id.lineage(), id.position(), fleet.head());
     let judgement = if ours { Judgement::Remove } else { Judgement::Quarantine };
@@ -180,7 +182,7 @@ pub(crate) fn closed(fleet: &mut Fleet, fact: &SessionClosed, at: At) -> Result<
             scope.until = Some(at.position);
         }
     })?;
-    // Sessions are few: one a connection of an executor that was away for a lease.
+    // Sessions are few: one for each absence of an executor beyond its lease.
     let over: Vec<_> = fleet
         .sessions()
         .sorted()

@@ -1,8 +1,8 @@
-//! Nodes in the order of what is free on them, the least first, from which the best fit is taken.
+//! Nodes ordered by free capacity, the least first, from which the best fit is taken.
 //!
-//! A sorted list in rows. Each row knows the most memory and disk that any of its nodes has free, so that nodes
-//! whose cores are not what ran out are passed over by the row: finding, adding and removing costs about the same
-//! for ten thousand nodes as for ten.
+//! The list is sorted and divided into rows. Each row stores the most memory and disk that any of its nodes
+//! has free, so that rows without enough of these are skipped. Search, insertion and removal cost about the
+//! same for ten thousand nodes as for ten.
 
 use std::cmp::Ordering;
 
@@ -11,18 +11,16 @@ use chancery_events::name::NodeName;
 
 use crate::places::SiteNumber;
 
-/// A row with more nodes is cut in two; two neighbours with less than half of it are joined.
+/// Maximum row size: a larger row is split; two neighbours with less than half of it are joined.
 const ROW: usize = 128;
 
-/// What is free on a node. Ordered by cores, memory, disk, name.
+/// Free capacity of a node, ordered by cores, memory, disk, name.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Free {
     cpu: u64,
     memory: u64,
     disk: u64,
-    /// The node.
     pub(crate) node: NodeName,
-    /// The same as a number.
     pub(crate) site: SiteNumber,
 }
 
@@ -35,7 +33,7 @@ impl Free {
         Amounts { cpu: self.cpu, memory: self.memory, disk: self.disk }
     }
 
-    /// Where it stands beside a node on which so much is free.
+    /// Compares the entry with a node of the free capacity.
     fn beside(&self, Amounts { cpu, memory, disk }: Amounts, node: &NodeName) -> Ordering {
         (self.cpu, self.memory, self.disk).cmp(&(cpu, memory, disk)).then_with(|| self.node.cmp(node))
     }
@@ -62,7 +60,7 @@ impl Row {
         row
     }
 
-    /// The place at which a node on which so much is free stands, or would stand.
+    /// Returns where a node of the free capacity is, or would be inserted.
     fn place_of(&self, amounts: Amounts, node: &NodeName) -> Result<usize, usize> {
         self.nodes.binary_search_by(|free| free.beside(amounts, node))
     }
@@ -73,15 +71,15 @@ impl Row {
     }
 }
 
-/// See the module.
+/// Nodes ordered by free capacity: see the module.
 #[derive(Clone, Default)]
 pub(crate) struct Shelf {
-    /// None is empty.
+    /// Rows, none of them empty.
     rows: Vec<Row>,
 }
 
 impl Shelf {
-    /// The nodes that have enough, the one with the least free first.
+    /// Returns the nodes with enough free capacity, the least free first.
     pub(crate) fn fitting(&self, needs: Amounts) -> impl Iterator<Item = &Free> {
         let from = self.rows.partition_point(|row| row.nodes.last().is_some_and(|last| last.cpu < needs.cpu));
         let rows = self.rows[from..].iter();
@@ -92,17 +90,17 @@ impl Shelf {
         })
     }
 
-    /// Whether no node stands here.
+    /// Whether the shelf has no nodes.
     pub(crate) fn is_empty(&self) -> bool {
         self.rows.is_empty()
     }
 
-    /// All of them, in order.
+    /// Returns all nodes in order.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Free> {
         self.rows.iter().flat_map(|row| &row.nodes)
     }
 
-    /// The row in which a node on which so much is free stands, or would stand.
+    /// Returns the row where a node of the free capacity is, or would be inserted.
     fn row_of(&self, amounts: Amounts, node: &NodeName) -> usize {
         let stands_before =
             |row: &Row| row.nodes.first().is_some_and(|first| first.beside(amounts, node).is_le());
@@ -146,7 +144,7 @@ impl Shelf {
         Some(taken)
     }
 
-    /// So much is free on a node now.
+    /// Changes the free capacity of a node.
     pub(crate) fn change(&mut self, node: &NodeName, before: Amounts, after: Amounts) {
         if let Some(free) = self.take(node, before) {
             self.add(Free::new(after, free.node, free.site));
@@ -154,7 +152,7 @@ impl Shelf {
     }
 }
 
-/// What stands on it; how it is cut into rows follows from its past.
+/// Prints the nodes; their division into rows depends on history.
 impl std::fmt::Debug for Shelf {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_list().entries(self.iter()).finish()
@@ -177,7 +175,7 @@ mod tests {
         let mut dice = Dice(7);
         let (mut shelf, mut all) = (Shelf::default(), BTreeSet::new());
         for round in 0..6000 {
-            // It grows to many rows, then shrinks to none.
+            // The shelf grows to many rows, then shrinks to none.
             if dice.below(10) < if round < 3000 { 8 } else { 2 } {
                 let name = format!("node-{}", dice.below(900)).parse().expect("a name");
                 let free = Free::new(amounts(&mut dice), name, SiteNumber::default());

@@ -1,7 +1,7 @@
-//! The entities of a fleet as the facts so far tell them. Each has a room of its own for its rules; here stand their
-//! shapes, because snapshots and rows are made of them.
+//! Entities of a fleet, as folded from the facts so far. The rules of an entity are in its own module; the
+//! shapes are here, because snapshots and rows consist of them.
 //!
-//! The shapes are encoded by position (bincode): no field may be left out when it is written.
+//! Shapes are encoded by position (bincode): serialization must not skip a field.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -41,75 +41,74 @@ mod ties;
 
 pub use ties::{Bonds, Ties};
 
-/// Changes whenever the shape of an entity does, or there is another kind of them: a snapshot with another one is not
-/// read.
+/// Format of fleet snapshots; changes with the shape or kinds of entities. Other snapshots are not read.
 pub const IMAGE_FINGERPRINT: &str = "fleet-image-16";
 
-/// A set of nodes behind one orchestrator.
+/// Set of nodes behind one orchestrator.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Cluster {
-    /// Its name.
+    /// Cluster name.
     pub name: ClusterName,
-    /// What it is.
+    /// Cluster specification.
     pub spec: ClusterSpec,
-    /// Whether nodes may be allocated to it and placements made in it.
+    /// Whether nodes can be allocated to the cluster and placements made in it.
     pub activity: Activity,
-    /// Its live session.
+    /// Live session of the cluster.
     pub session: Option<SessionId>,
-    /// Where what it runs is, once an executor has held it.
+    /// Executor store that may record objects of this cluster.
     pub scope: Option<Scope>,
-    /// Its history.
+    /// Cluster metadata.
     pub meta: Meta,
 }
 
-/// Where the executor of a cluster looks for what runs.
+/// Executor store of a cluster.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Scope {
-    /// Which.
+    /// Store id.
     pub id: ScopeId,
-    /// Whose it was last.
+    /// Executor that used the store last.
     pub executor: ExecutorName,
-    /// When its last session closed: what was first commanded later, nobody there was told of. None while one is
-    /// open.
+    /// Position at which the last session closed: the store has no record of incarnations first commanded
+    /// later. `None` while a session is open.
     pub until: Option<Position>,
 }
 
-/// Something a node may have.
+/// Feature that a node may have.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Capability {
-    /// Its name.
+    /// Capability name.
     pub name: CapabilityName,
-    /// What it is.
+    /// Capability specification.
     pub spec: CapabilitySpec,
-    /// Whether it counts in placement.
+    /// Whether the capability counts in placement.
     pub activity: Activity,
-    /// Its history.
+    /// Capability metadata.
     pub meta: Meta,
 }
 
-/// A place with capacity.
+/// Host with capacity for placements.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Node {
-    /// Its name.
+    /// Node name.
     pub name: NodeName,
-    /// What it is.
+    /// Node specification.
     pub spec: Arc<NodeSpec>,
-    /// Its state.
+    /// Node state.
     pub state: NodeState,
-    /// Its cluster, while allocating or allocated.
+    /// Cluster of the node, while allocating or allocated.
     pub cluster: Option<ClusterName>,
-    /// What is planned to be done to it, and what was.
+    /// Planned and past disruptions of the node.
     pub disruptions: BTreeMap<DisruptionName, Disruption>,
     /// Expunge that did not wait for the approval that policies require.
     pub bypass: Option<Bypass>,
-    /// Its history.
+    /// Node metadata.
     pub meta: Meta,
 }
 
-/// Break-glass: an approval that was not waited for.
+/// Approval that was bypassed (break-glass).
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Bypass {
-    /// Actor who did not wait.
+    /// Actor who bypassed the approval.
     pub by: Actor,
     /// Reason, for people.
     pub reason: String,
@@ -117,415 +116,415 @@ pub struct Bypass {
     pub policies: Vec<PolicyName>,
 }
 
-/// A planned interference with a node.
+/// Planned interference with a node.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Disruption {
-    /// What it is.
+    /// Disruption specification.
     pub spec: DisruptionSpec,
-    /// Its state.
+    /// Disruption state.
     pub state: DisruptionState,
-    /// Who approved it.
+    /// Actor who approved the disruption.
     pub by: Option<Actor>,
-    /// When it came to be in that state.
+    /// Position and time of the last state change.
     pub since: Stamp,
 }
 
-/// A rule about approvals, beside those of plans.
+/// Rule about approvals, in addition to the rules of plans.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Policy {
-    /// Its name.
+    /// Policy name.
     pub name: PolicyName,
-    /// What it is.
+    /// Policy specification.
     pub spec: Arc<PolicySpec>,
-    /// Its history.
+    /// Policy metadata.
     pub meta: Meta,
 }
 
-/// What to run and where it may run.
+/// Workload: the processes to run, and where they may run.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Plan {
-    /// Its name.
+    /// Plan name.
     pub name: PlanName,
-    /// Counts its edits, from 1.
+    /// Number of the current version, from 1; each edit adds 1.
     pub generation: u32,
-    /// What it is now, and what it was as far as a deployment still refers to it.
+    /// Current version, and earlier versions that a deployment still refers to.
     pub specs: Specs,
-    /// Whether it takes deployments.
+    /// Whether the plan accepts deployments.
     pub activity: Activity,
-    /// Its deployments, oldest first.
+    /// Deployments of the plan, oldest first.
     pub deployments: Vec<DeploymentName>,
-    /// The deployment being carried out.
+    /// Deployment being carried out.
     pub current: Option<DeploymentName>,
-    /// The deployment that waits for its turn.
+    /// Queued deployment.
     pub next: Option<DeploymentName>,
-    /// Why operations that wait for a place have none.
+    /// Reasons why operations have no placement.
     pub unfit: Vec<Unfit>,
-    /// How many operations ended, by kind and outcome, for ever.
+    /// Number of operations that ever ended, by kind and outcome.
     pub totals: BTreeMap<(OperationKind, String), u64>,
-    /// The last move of a replica by a disruption, if it failed.
+    /// Last move of a replica by a disruption, if it failed.
     pub setback: Option<Setback>,
-    /// Whether a move would make the spread more even, as far as the plan was at rest.
+    /// Whether a move would make the spread more even, when the plan last had no other work.
     pub balance: Balance,
-    /// The rebalance in progress.
+    /// Rebalance in progress.
     pub rebalance: Option<Rebalance>,
-    /// Who wants it to go, with all that it has.
+    /// Actor who requested the deletion of the plan and all its entities.
     pub removing: Option<Actor>,
-    /// Why it is left alone.
+    /// Reason why the plan is quarantined.
     pub parked: Option<String>,
-    /// Its history.
+    /// Plan metadata.
     pub meta: Meta,
 }
 
-/// Replicas of a plan are moved until its spread is even.
+/// Rebalance in progress: replicas of a plan are moved until its spread is even.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Rebalance {
     /// Actor on whose behalf the moves are requested.
     pub requested_by: Actor,
-    /// Why no further move is made: one of them failed, was rejected or expired.
+    /// Reason why no further move is made: a move failed, was rejected or expired.
     pub stops: Option<String>,
 }
 
-/// A move by a disruption that failed.
+/// Failed move by a disruption.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Setback {
-    /// No replica of the plan is moved by a disruption before.
+    /// Time before which no disruption moves a replica of the plan.
     pub until: Time,
-    /// How many failed in a row.
+    /// Number of consecutive failed moves.
     pub row: u32,
-    /// The run that was to move away.
+    /// Incarnation that failed to move away.
     pub run: IncarnationId,
 }
 
-/// The states of a deployment.
+/// States of a deployment.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum DeploymentState {
-    /// Waits for its turn.
+    /// Queued behind another deployment.
     Pending,
-    /// Is being carried out.
+    /// Being carried out.
     InProgress,
-    /// Begins nothing until it is resumed.
+    /// Starts nothing until resumed.
     Paused,
-    /// Starts nothing more, and ends so when what runs has settled.
+    /// Starts nothing; ends with this outcome after running operations have settled.
     Ending(DeploymentEnd),
-    /// Is over.
+    /// Ended with this outcome.
     Ended(DeploymentEnd),
 }
 
-/// A version of a plan's payloads, and a count.
+/// Version of a plan's payloads, and a replica count.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Deployment {
-    /// Of which plan.
+    /// Plan that the deployment belongs to.
     pub plan: PlanName,
-    /// Its name in the plan.
+    /// Deployment name, unique in the plan.
     pub name: DeploymentName,
-    /// Of which generation of the plan.
+    /// Plan generation of the deployment.
     pub generation: u32,
-    /// What should run.
+    /// Deployment specification.
     pub spec: Arc<DeploymentSpec>,
-    /// The digest of what its replicas are: equal for deployments between which nothing has to be updated.
+    /// Digest of the replica version: equal for deployments between which no replica needs an update.
     pub version: Digest,
-    /// Its state.
+    /// Deployment state.
     pub state: DeploymentState,
-    /// Whether its new set is the one that counts.
+    /// Set of replicas that is active, old or new.
     pub set: SetWord,
-    /// When its new set must be ready.
+    /// Time by which the new set must be ready.
     pub deadline: Option<Time>,
-    /// When an operation of it last succeeded.
+    /// Time at which an operation of the deployment last succeeded.
     pub rested: Option<Time>,
-    /// Time of its last progress: its start, or since then an operation of it that succeeded or was approved, a replica
-    /// that became ready, the cut-over, or the end of a pause.
+    /// Time of the last progress: the start, a succeeded or approved operation, a replica that became ready,
+    /// the cut-over, or the end of a pause.
     pub progressed: Option<Time>,
-    /// When it was called stalled, if it has made no progress since.
+    /// Time at which the deployment was reported stalled, if it has made no progress since.
     pub stalled: Option<Time>,
-    /// What it rolls back to, if it is a rollback.
+    /// Rollback target, if the deployment is a rollback.
     pub rollback: Option<Rollback>,
-    /// Who asked for it.
+    /// Actor who requested the deployment.
     pub by: Option<Actor>,
-    /// Its history.
+    /// Deployment metadata.
     pub meta: Meta,
 }
 
-/// What a replica keeps of its incarnation that is not over.
+/// Summary of an incarnation that has not ended, kept in its replica.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Active {
-    /// Which.
+    /// Incarnation id.
     pub incarnation: IncarnationId,
-    /// Where.
+    /// Node of the incarnation.
     pub node: NodeName,
-    /// The node's update domain.
+    /// Update domain of the node.
     pub domain: DomainName,
-    /// Whether it runs, and all its processes were online in the last report.
+    /// Whether the incarnation runs, and all its processes were online in the last report.
     pub healthy: bool,
-    /// Whether the incarnation was asked to end, or has lost its role: the replica does not remain there.
+    /// Whether the incarnation was asked to end or was replaced: the replica does not remain on the node.
     pub ending: bool,
 }
 
-/// What a replica keeps of an operation that is not over.
+/// Summary of an operation that has not ended, kept in its replica.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Open {
-    /// Which.
+    /// Operation id.
     pub id: OperationId,
-    /// What it does.
+    /// Operation kind.
     pub kind: OperationKind,
-    /// Whether it was approved and its turn has come: only more than asking stops it.
+    /// Whether the operation was approved and dequeued: stopping it takes more than a request.
     pub begun: bool,
-    /// Whether it gives way to another version of the replica: what it brings up has no place, and no deployment asked
-    /// for that to be created.
+    /// Whether another version replaces the operation: it has no reservation and is no deployment's create.
     pub gives_way: bool,
-    /// Whether it has begun to bring the replica back to what that was before an operation that was aborted or failed.
+    /// Whether the operation has started to restore the replica after an aborted or failed operation.
     pub regains: bool,
 }
 
-/// One member of a plan's service.
+/// Member of a plan's service.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Replica {
-    /// Its name.
+    /// Replica name.
     pub name: ReplicaName,
-    /// Of which plan.
+    /// Plan that the replica belongs to.
     pub plan: PlanName,
-    /// The deployment that it runs by.
+    /// Deployment whose version the replica has.
     pub deployment: DeploymentName,
-    /// What is wanted of it.
+    /// Desired state of the replica.
     pub will: WillWord,
-    /// Its incarnation that is not over, and that counts.
+    /// Active incarnation, if it has not ended.
     pub active: Option<Active>,
-    /// Its other incarnation that is not over: one that is to take the place of the active one, or that has lost it.
+    /// Secondary incarnation that has not ended: the replacement of the active one, or its predecessor.
     pub passive: Option<Box<Active>>,
-    /// Its operation that is not over and may have begun.
+    /// Operation that has not ended, and may have started.
     pub operation: Option<Open>,
-    /// Its operation that waits behind that one: a stop or delete.
+    /// Operation queued behind `operation`: a stop or delete.
     pub next: Option<Open>,
-    /// Whether a move by a disruption stopped it and failed, and it does not run again yet.
+    /// Whether a failed move by a disruption stopped the replica, and it does not run again yet.
     pub downed: bool,
-    /// Whether its run was stopped for an operation that was aborted, or that failed and after which the plan's rule starts
-    /// it again, and nothing has begun on it since: it is started again, whatever its plan's rule says from now on.
+    /// Whether the replica is started again whatever its restart policy becomes, until an operation starts on
+    /// it. The incarnation was stopped for an operation that was aborted, or failed under a policy that
+    /// restarts it.
     pub recovers: bool,
-    /// When its plan's rule starts it again, unless something that is asked for begins before.
+    /// Next automatic restart by the plan's policy, unless a requested operation starts before.
     pub again: Option<Again>,
-    /// The last start by that rule, in a row of them.
+    /// Last of consecutive automatic restarts.
     pub row: Option<Again>,
-    /// How its last incarnation ended.
+    /// End of the last incarnation.
     pub last: Option<Box<IncarnationEnd>>,
-    /// Its operations that are kept, oldest first. Most replicas have one.
+    /// Retained operations of the replica, oldest first. Most replicas have one.
     pub operations: SmallVec<[OperationId; 1]>,
-    /// Its incarnations that are kept, oldest first.
+    /// Retained incarnations of the replica, oldest first.
     pub incarnations: SmallVec<[IncarnationId; 1]>,
-    /// Its history.
+    /// Replica metadata.
     pub meta: Meta,
 }
 
-/// The states of an operation.
+/// States of an operation.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum OperationState {
-    /// Has no place yet.
+    /// Without placement yet.
     Preparing,
-    /// May be approved.
+    /// Waiting for approval.
     PendingApproval(Proposal),
-    /// Approved, and waits for its turn.
+    /// Approved and queued.
     Approved,
     /// Approved, and being carried out.
     Running,
-    /// Is over.
+    /// Ended with this outcome.
     Ended(OperationEnd),
 }
 
-/// One approved change of one replica.
+/// Approved change of one replica.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Operation {
-    /// Its id.
+    /// Operation id.
     pub id: OperationId,
-    /// On which replica.
+    /// Replica that the operation changes.
     pub replica: ReplicaName,
-    /// Of which plan.
+    /// Plan of the replica.
     pub plan: PlanName,
-    /// What it does.
+    /// Operation kind.
     pub kind: OperationKind,
-    /// On which deployment's behalf, if any.
+    /// Deployment that requested the operation.
     pub deployment: Option<DeploymentName>,
-    /// Who asked for it, where no deployment did.
+    /// Requester of the operation, if not a deployment.
     pub by: Option<Box<Asker>>,
-    /// The deployment by whose coordinates and generation its replica runs when it has succeeded.
+    /// Deployment whose coordinates and generation the replica has after success.
     pub version: DeploymentName,
-    /// The only node that will do, if there is such a one.
+    /// Only acceptable node, if the request names one.
     pub wants: Option<NodeName>,
-    /// The purpose, where the kind and the asker do not imply it.
+    /// Purpose, if the kind and the requester do not imply it.
     pub purpose: Option<Purpose>,
-    /// Its state.
+    /// Operation state.
     pub state: OperationState,
-    /// Whether volumes say where it can go: those that the replica has already, or that have names.
+    /// Whether volumes restrict the placement: those that the replica owns, or claims by name.
     pub stores: bool,
-    /// The hash of what it does, once it is known.
+    /// Hash of the proposed change, once known.
     pub hash: Option<Digest>,
-    /// Who approved it.
+    /// Approver, and the position and time of the approval.
     pub approved: Option<(Approver, Stamp)>,
-    /// The incarnation that it brings up, changes or ends.
+    /// Incarnation that the operation starts, changes or ends.
     pub incarnation: Option<IncarnationId>,
-    /// Where that is, or was to be.
+    /// Actual or planned node of that incarnation.
     pub node: Option<NodeName>,
-    /// That node's update domain.
+    /// Update domain of that node.
     pub domain: Option<DomainName>,
-    /// Whether what it brings up is ready and counts: what is left to do is to end the run whose place that took.
+    /// Whether the new incarnation is ready and active: the operation only has to end the predecessor.
     pub is_past_return: bool,
-    /// Its history.
+    /// Operation metadata.
     pub meta: Meta,
 }
 
-/// The states of an incarnation. See [`crate::incarnation`] for the table.
+/// States of an incarnation. See [`crate::incarnation`] for the table.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum IncarnationState {
-    /// Holds its place; no command exists.
+    /// Reserved on a node; no command exists.
     Reserved,
-    /// Asked for.
+    /// Start requested.
     Creating,
-    /// Started.
+    /// All processes started.
     Starting,
-    /// Was ready.
+    /// Ready at least once.
     Running,
-    /// Asked to be, in place, what this deployment says.
+    /// In-place update to this deployment requested.
     Updating(DeploymentName),
-    /// Asked to end; becomes this by proof.
+    /// End requested; ends with this result after proof.
     Stopping(Box<IncarnationEnd>),
-    /// Is over.
+    /// Ended with this result.
     Ended(Box<IncarnationEnd>),
 }
 
-/// A command without an outcome.
+/// Command without an outcome.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Outstanding {
-    /// What is asked.
+    /// Requested effect.
     pub effect: Effect,
-    /// Which attempt, from 1.
+    /// Number of the attempt, from 1.
     pub attempt: u32,
-    /// Not to be sent before.
+    /// Time before which the command is not sent.
     pub not_before: Time,
 }
 
-/// One placed run of a replica on one node.
+/// Instance of a replica, placed on one node.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Incarnation {
-    /// Its id.
+    /// Incarnation id.
     pub id: IncarnationId,
-    /// Of which replica.
+    /// Replica that the incarnation belongs to.
     pub replica: ReplicaName,
-    /// Of which plan.
+    /// Plan of the replica.
     pub plan: PlanName,
-    /// By which deployment's coordinates and generation.
+    /// Deployment that gives the coordinates and generation.
     pub deployment: DeploymentName,
-    /// Where.
+    /// Node of the incarnation.
     pub node: NodeName,
-    /// In which cluster.
+    /// Cluster of the node.
     pub cluster: ClusterName,
-    /// The operation that brings or brought it up.
+    /// Operation that starts or started the incarnation.
     pub operation: OperationId,
-    /// The plan's generation by whose policy its place was found.
+    /// Plan generation whose policy determined the placement.
     pub placed_by: u32,
-    /// Its state.
+    /// Incarnation state.
     pub state: IncarnationState,
-    /// What it needs of its node.
+    /// Resources that the incarnation needs on its node.
     pub amounts: Amounts,
-    /// The run that it follows, and its storage.
+    /// Predecessor and storage of the incarnation.
     pub ties: Ties,
-    /// When it was first ready.
+    /// Time at which the incarnation was first ready.
     pub since: Option<Time>,
-    /// Since when it is not ready any more, of a run that was ready.
+    /// Time since which the incarnation is unready, after it was ready.
     pub unready: Option<Time>,
-    /// The session in which the deadline of an unready run was set.
+    /// Session in which the deadline of the unready incarnation was set.
     pub unready_session: Option<SessionId>,
-    /// Each process as last reported.
+    /// Processes as last reported.
     pub processes: Vec<Process>,
     /// Whether all processes were online in the last report.
     pub ready: bool,
-    /// Counts its commands.
+    /// Number of commands issued.
     pub revision: u32,
-    /// The first of them.
+    /// Position of the first command.
     pub commanded: Option<Position>,
-    /// The last command's effect.
+    /// Effect of the last command.
     pub asked: Option<Effect>,
-    /// The last command, while it has no outcome.
+    /// Last command, while it has no outcome.
     pub command: Option<Outstanding>,
-    /// When its state has lasted too long.
+    /// Time at which the current state times out.
     pub deadline: Option<Time>,
-    /// Whether it is begun as soon as it can have its volumes: it waits for nothing else.
+    /// Whether the incarnation starts as soon as its volumes are available: it waits for nothing else.
     pub due: bool,
-    /// Its history.
+    /// Incarnation metadata.
     pub meta: Meta,
 }
 
-/// The states of a volume. See [`crate::volume`] for the table.
+/// States of a volume. See [`crate::volume`] for the table.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum VolumeState {
-    /// Asked for.
+    /// Creation requested.
     Ensuring,
-    /// There.
+    /// Created and available.
     Ready,
-    /// Not there any more, though nobody asked for that; how that is known.
+    /// Lost without a request to destroy it, with the evidence.
     Lost(String),
-    /// Asked to go.
+    /// Destroy requested.
     Destroying,
 }
 
-/// Storage with a name, in which data outlives the runs that use it.
+/// Named storage whose data outlives the incarnations that use it.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Volume {
-    /// Its id.
+    /// Volume id.
     pub id: VolumeId,
-    /// Its name.
+    /// Volume name.
     pub name: VolumeName,
-    /// In which cluster, which it never leaves.
+    /// Cluster of the volume, which never changes.
     pub cluster: ClusterName,
-    /// In whose storage it is counted.
+    /// Node whose storage the volume uses.
     pub node: NodeName,
-    /// Of which class.
+    /// Storage class.
     pub class: StorageClass,
-    /// Bytes.
+    /// Capacity in bytes.
     pub capacity: u64,
-    /// The replica whose own it is.
+    /// Replica that owns the volume.
     pub owner: Option<ReplicaName>,
-    /// What becomes of it when that is deleted.
+    /// Action when the owner is deleted.
     pub on_delete: OnDelete,
-    /// Its state.
+    /// Volume state.
     pub state: VolumeState,
-    /// Who asked that it goes, if it is to.
+    /// Requester of the deletion, if the volume will be deleted.
     pub removing: Option<Asker>,
-    /// The run that uses it.
+    /// Incarnation that uses the volume.
     pub user: Option<IncarnationId>,
-    /// Whether something may be in it: a run that uses it was started.
+    /// Whether the volume may contain data: an incarnation that uses it was started.
     pub used: bool,
-    /// Counts its commands.
+    /// Number of commands issued.
     pub revision: u32,
-    /// The last command, while it has no outcome.
+    /// Last command, while it has no outcome.
     pub command: Option<Outstanding>,
-    /// What went wrong with it last.
+    /// Last error of the volume.
     pub error: Option<String>,
-    /// Its history.
+    /// Volume metadata.
     pub meta: Meta,
 }
 
-/// The states of an approval request. See [`crate::request`] for the table.
+/// States of an approval request. See [`crate::request`] for the table.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum RequestState {
-    /// Waits for approval.
+    /// Waiting for approval.
     Pending {
-        /// Time at which it expires.
+        /// Expiry time of the request.
         expires: Time,
     },
     /// Approved, and carried out in the same commit.
     Approved {
-        /// Actor who approved.
+        /// Actor who approved the request.
         by: Actor,
     },
-    /// Ended without its change.
+    /// Ended without the change.
     Ended(RequestEnd),
 }
 
-/// An intent that waits for approval as a whole, or waited.
+/// Intent that waits for approval as a whole, or waited.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct ApprovalRequest {
-    /// Id of the request.
+    /// Request id.
     pub id: RequestId,
-    /// Change that waits.
+    /// Requested change.
     pub change: RequestedChange,
-    /// Actor who asked for the change.
+    /// Actor who requested the change.
     pub by: Actor,
     /// Replicas that the change ends or moves, as shown.
     pub effects: Vec<RequestEffect>,
@@ -533,28 +532,28 @@ pub struct ApprovalRequest {
     pub policies: Vec<PolicyName>,
     /// Hash of the change and of everything that it ends or moves.
     pub hash: Digest,
-    /// State of the request.
+    /// Request state.
     pub state: RequestState,
-    /// History of the request.
+    /// Request metadata.
     pub meta: Meta,
 }
 
-/// An executor's lease on a cluster.
+/// Lease of an executor on a cluster.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Session {
-    /// Its id.
+    /// Session id.
     pub id: SessionId,
-    /// Its scope.
+    /// Cluster of the session.
     pub cluster: ClusterName,
-    /// Who.
+    /// Executor name.
     pub executor: ExecutorName,
-    /// What it drives.
+    /// Runtime that the executor drives.
     pub runtime: Runtime,
-    /// Where it looks for what runs.
+    /// Executor store of the session.
     pub scope: Option<ScopeId>,
-    /// How it ended, if it has.
+    /// Reason why the session ended.
     pub end: Option<SessionEnd>,
-    /// Its history.
+    /// Session metadata.
     pub meta: Meta,
 }
 

@@ -1,4 +1,4 @@
-//! A small world for tests: a fleet that is asked, told and given time, and says what became true.
+//! Test world: a fleet that receives intents, observations and time, and returns facts.
 
 use std::time::Duration;
 
@@ -25,17 +25,17 @@ use crate::meta::At;
 use crate::replica::phase;
 use crate::state::{Incarnation, Operation, OperationState, RequestState};
 
-/// A name, or a bug in the test.
+/// Parses a name, or panics.
 pub(crate) fn name<T: std::str::FromStr>(text: &str) -> T {
     text.parse().unwrap_or_else(|_| panic!("{text:?} is no such name"))
 }
 
-/// A body from JSON, or a bug in the test.
+/// Parses a body from JSON, or panics.
 pub(crate) fn intent(type_name: &str, data: &serde_json::Value) -> Intent {
     Intent::read(&format!("{type_name}.v1"), &data.to_string()).expect("a known type").expect("a good body")
 }
 
-/// By a seed (xorshift64*).
+/// Random numbers from a seed (xorshift64*).
 #[derive(Clone)]
 pub(crate) struct Dice(pub(crate) u64);
 
@@ -52,25 +52,25 @@ impl Dice {
     }
 }
 
-/// A fleet that is asked, told and given time.
+/// Fleet with its clock and log.
 #[derive(Clone)]
 pub(crate) struct World {
     pub(crate) fleet: Fleet,
     pub(crate) now: Time,
-    /// Everything that became true, by type.
+    /// Facts since the last call of `told`, without verdicts.
     pub(crate) log: Vec<Fact>,
-    /// The same and the verdicts, each as it was folded.
+    /// Facts and verdicts, each as it was folded.
     pub(crate) folded: Vec<(At, Fact)>,
-    /// Whether each fold is followed by a full count: it costs as much as the fleet is large.
+    /// Time of full counts, which cost as much as the fleet is large.
     pub(crate) counted: Counted,
-    /// Replicas that one deployment may ask for.
+    /// Maximum number of replicas of a deployment.
     pub(crate) replicas: u32,
     agenda: Agenda,
     lineage: Lineage,
     ids: u64,
 }
 
-/// Whether indexes are compared with a full count after each fold.
+/// Time at which indexes are compared with a full count.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Counted {
     Always,
@@ -95,7 +95,8 @@ impl World {
         }
     }
 
-    /// A process cluster `local` with a session and so many nodes, in domains `d1` and `d2` by turns.
+    /// World of a process cluster `local` with a session and `count` nodes, alternating between domains `d1`
+    /// and `d2`.
     pub(crate) fn with_nodes(count: usize) -> World {
         let mut world = World::new();
         world.must("cluster.apply", &serde_json::json!({"name": "local", "spec": {"runtime": "process"}}));
@@ -118,12 +119,12 @@ impl World {
         self.fleet.clusters().get("local").and_then(|cluster| cluster.session).expect("a session")
     }
 
-    /// A plan `web` of one small payload, whose replicas nobody starts again by rule.
+    /// Applies a plan `web` of one small payload, without automatic restarts.
     pub(crate) fn plan(&mut self, approval: &str) {
         self.plan_with(approval, &serde_json::json!({"restart": "never"}));
     }
 
-    /// The same, with more in its spec.
+    /// Applies the plan `web` with more in its spec.
     pub(crate) fn plan_with(&mut self, approval: &str, more: &serde_json::Value) {
         let kinds = OperationKind::ALL.iter().map(|kind| (kind.word().to_owned(), approval.into()));
         let approval = serde_json::Value::Object(kinds.collect());
@@ -159,7 +160,7 @@ impl World {
         }
     }
 
-    /// The indexes are what a full count gives.
+    /// Checks that the indexes equal a full count.
     pub(crate) fn check(&self) {
         let again = Image::of(&self.fleet).fleet();
         let (mut a, mut b) = (self.fleet.index().clone(), again.index().clone());
@@ -230,7 +231,7 @@ impl World {
         facts
     }
 
-    /// Does up to ten thousand steps of what is due. Whether nothing is left.
+    /// Performs up to ten thousand due steps. Returns whether none is left.
     pub(crate) fn try_run(&mut self) -> bool {
         for _ in 0..10_000 {
             let context = self.context(0);
@@ -241,7 +242,7 @@ impl World {
         false
     }
 
-    /// Does all that is due.
+    /// Performs all due steps.
     pub(crate) fn run(&mut self) {
         if self.try_run() {
             return;
@@ -254,7 +255,7 @@ impl World {
         self.run();
     }
 
-    /// Types of what became true since the last call.
+    /// Takes the types of the facts since the last call.
     pub(crate) fn told(&mut self) -> Vec<&'static str> {
         self.log.drain(..).map(|fact| fact.type_name().trim_end_matches(".v1")).collect()
     }
@@ -287,7 +288,7 @@ impl World {
         }
     }
 
-    /// Another person approves every approval request that waits and is not void.
+    /// Approves, as another person, every pending approval request that is not void.
     pub(crate) fn grant(&mut self) {
         let all = self.fleet.approval_requests().sorted().into_iter();
         let waits = all.filter(|request| matches!(request.state, RequestState::Pending { .. }));
@@ -299,7 +300,7 @@ impl World {
         }
     }
 
-    /// Leaves an entity alone, as after a step on it that went wrong.
+    /// Quarantines an entity, as after an internal error.
     pub(crate) fn park(&mut self, subject: Subject) {
         self.agenda.park(subject);
     }
@@ -323,12 +324,12 @@ impl World {
         self.report_at(incarnation, revision, saw)
     }
 
-    /// Whatever was asked of an executor is done, well.
+    /// Reports success for all pending commands.
     pub(crate) fn obey(&mut self) {
         while self.obey_one() {}
     }
 
-    /// The incarnations of which something is asked.
+    /// Incarnations with a pending command.
     pub(crate) fn asked(&self) -> impl Iterator<Item = IncarnationId> {
         self.fleet.index().outstanding.iter().filter_map(|(_, object)| match object {
             ObjectId::Incarnation(id) => Some(*id),
@@ -336,7 +337,7 @@ impl World {
         })
     }
 
-    /// The next thing that was asked of an executor is done, well. Whether there was any.
+    /// Reports success for the next pending command. Returns whether there was one.
     pub(crate) fn obey_one(&mut self) -> bool {
         let next = self.fleet.index().outstanding.first().map(|(_, object)| *object);
         match next {
@@ -357,7 +358,7 @@ impl World {
         true
     }
 
-    /// What is seen of a volume, at its revision.
+    /// Reports an observation of a volume, at its revision.
     pub(crate) fn report_volume(&mut self, name: &str, saw: Saw) -> Vec<Fact> {
         let volume = self.fleet.volumes().get(name).expect("a volume").clone();
         let session = self.fleet.clusters().get("local").and_then(|c| c.session).expect("a session");
@@ -367,12 +368,12 @@ impl World {
         facts
     }
 
-    /// When something is due next.
+    /// Time at which something is due next.
     pub(crate) fn next_alarm(&self) -> Option<Time> {
         crate::advance::next_alarm(&self.fleet, &self.agenda)
     }
 
-    /// Deploys and brings up so many.
+    /// Deploys the given number of replicas until they run.
     pub(crate) fn running(&mut self, deployment: &str, count: u32) {
         self.deploy(deployment, count);
         self.approve_all();
@@ -415,13 +416,13 @@ impl World {
         self.fleet.operations().sorted().iter().filter(|o| o.is_open()).map(|o| o.kind).collect()
     }
 
-    /// What all nodes have free, in millicores.
+    /// Free cpu of all nodes, in millicores.
     pub(crate) fn free_cpu(&self) -> u64 {
         self.fleet.nodes().sorted().into_iter().map(|node| self.fleet.index().places.free(node).cpu).sum()
     }
 }
 
-/// An executor of processes wants a cluster, and looks at the scope of this number.
+/// Request of a process executor for a cluster, with the store of this number.
 pub(crate) fn hello(cluster: &str, executor: &str, scope: u64) -> SessionHello {
     let scope = Some(ScopeId::from_random(scope));
     SessionHello { cluster: name(cluster), executor: name(executor), runtime: Runtime::Process, scope }

@@ -1,19 +1,19 @@
-//! Volumes: storage with a name, in which data outlives the runs that use it.
+//! Volumes: named storage whose data outlives the incarnations that use it.
 //!
-//! | state | made | failed | lost, by report or with its node | delete, or its replica is deleted and `destroy` | unused then | gone |
+//! | state | ready | command failed | lost, by report or with its node | delete, or its replica is deleted and `destroy` | unused then | gone |
 //! |---|---|---|---|---|---|---|
-//! | ensuring | → ready | asked again; given up: its users' operations fail, and it goes | → lost | is to go | → destroying | → lost |
-//! | ready | – | – | → lost | is to go | → destroying | → lost |
-//! | lost | → ready, unless its node is gone: it was not there for a while | – | – | is to go | → destroying; at once over on an expunged node | – |
-//! | destroying | – | asked again, for ever | – | – | – | destroyed |
+//! | creating | → ready | retried; at last its users' operations fail, and it is deleted | → lost | to be deleted | → destroying | → lost |
+//! | ready | – | – | → lost | to be deleted | → destroying | → lost |
+//! | lost | → ready, unless its node is expunged: it was absent for a while | – | – | to be deleted | → destroying; destroyed on an expunged node | – |
+//! | destroying | – | retried indefinitely | – | – | – | destroyed |
 //!
-//! It is made when the operation of its first user has begun, on that one's node. Its data is where its cluster's executor
-//! keeps it: it never leaves its cluster, and comes to the node of whoever uses it next. It has one user at a time, from
-//! when that is begun until its end is proved. So what is done in one go comes in the order of causes: a run that is to
-//! use a volume is begun (`serve`) when what it follows is over, and when all its volumes are there and free; a volume is
-//! destroyed when nothing uses it. What waits holds up nobody else.
+//! A volume is created when the operation of its first user has started, on that user's node. Its data is
+//! stored by its cluster's executor: a volume never leaves its cluster, and moves to the node of its next
+//! user. A volume has one user at a time, from the user's start until its end is proved. So each step follows
+//! its causes. An incarnation with volumes is started (`serve`) when its predecessor has ended, and all its
+//! volumes exist and are free. A volume is destroyed when it is unused. A wait blocks nothing else.
 //!
-//! What was made and is not there any more is lost, and is not made anew in silence: somebody deletes it first.
+//! A missing volume is lost, and never silently created again: a client must delete it first.
 
 mod fold;
 
@@ -46,17 +46,17 @@ const AWAITING: usize = 64;
 /// Maximum number of a replica's own volumes: the fact of its deletion names all of them.
 const OWNED: usize = 512;
 
-/// The rule by which a volume that could not be made goes again.
+/// Rule that deletes a volume that could not be created.
 const UNMADE: &str = "volume/unmade";
 
-/// The volumes that a run of the replica by the spec uses.
+/// Volumes that an incarnation of the replica uses by the version.
 pub(crate) fn names(version: PlanVersion<'_>, replica: &ReplicaName) -> Vec<VolumeName> {
     let mut names: Vec<_> = version.claims(replica).map(|(name, _)| name).collect();
     names.sort();
     names
 }
 
-/// Those of them that the run uses now.
+/// Volumes that the incarnation uses now.
 pub(crate) fn used_by(fleet: &Fleet, incarnation: &Incarnation) -> Vec<VolumeName> {
     let used = |name: &&VolumeName| {
         fleet.volumes().get(*name).is_some_and(|volume| volume.user == Some(incarnation.id))
@@ -64,12 +64,12 @@ pub(crate) fn used_by(fleet: &Fleet, incarnation: &Incarnation) -> Vec<VolumeNam
     incarnation.ties.mounts.iter().filter(used).cloned().collect()
 }
 
-/// A replica's own volumes.
+/// Volumes that the replica owns.
 pub(crate) fn owned(fleet: &Fleet, replica: &ReplicaName) -> Vec<VolumeName> {
     fleet.index().volumes.owned(replica).cloned().collect()
 }
 
-/// What there is already of the volumes that a replica is to use, if it can use them.
+/// Existing volumes for a replica, or the reason why it cannot use one.
 pub(crate) fn stored(
     fleet: &Fleet,
     version: PlanVersion<'_>,
@@ -84,7 +84,7 @@ pub(crate) fn stored(
                 "replica {replica} would have more than {OWNED} volumes: delete unused ones"
             ));
         }
-        // One that goes is made anew.
+        // A volume to be deleted is created again.
         let Some(volume) = fleet.volumes().get(&name).filter(|volume| volume.removing.is_none()) else {
             continue;
         };
@@ -106,7 +106,7 @@ pub(crate) fn stored(
     Ok(stored)
 }
 
-/// Which of the volumes that the replica is to use is used by another one than it has now.
+/// Reason why the replica must wait for a volume: another incarnation than `old` uses it.
 pub(crate) fn used_by_another(
     fleet: &Fleet,
     version: PlanVersion<'_>,
@@ -120,7 +120,7 @@ pub(crate) fn used_by_another(
     })
 }
 
-/// Why the replica cannot use the volume by the claim, whatever becomes free.
+/// Reason why the replica cannot use the volume for the claim, whatever becomes free.
 fn misfit(volume: &Volume, claim: &VolumeClaim, replica: &ReplicaName) -> Option<String> {
     let name = &volume.name;
     if let VolumeState::Lost(reason) = &volume.state {
@@ -145,7 +145,7 @@ pub(crate) fn delete(fleet: &Fleet, ask: &VolumeDelete, ctx: &Context) -> Result
     Ok(removing.into_iter().collect())
 }
 
-/// What follows from a report.
+/// Returns the facts of a report.
 pub(crate) fn report(
     fleet: &Fleet,
     name: &VolumeName,
@@ -158,10 +158,10 @@ pub(crate) fn report(
     };
     let name = name.clone();
     match (&volume.state, &report.saw) {
-        // It reflects less than what is asked now.
+        // The report reflects an earlier command.
         _ if report.revision < volume.revision => {}
         (VolumeState::Ensuring, Saw::Ready { .. }) => draft.push(VolumeReady { name }),
-        // It was there all the time: its disk was not, perhaps. What went with its node on somebody's word stays gone.
+        // The volume existed all along; its disk was perhaps absent. On an expunged node it stays lost.
         (VolumeState::Lost(_), Saw::Ready { .. }) if !fleet.index().places.is_expunged(&volume.node) => {
             draft.push(VolumeReady { name });
         }
@@ -192,7 +192,7 @@ fn failed(fleet: &Fleet, volume: &Volume, error: &str, hope: Hope, ctx: &Context
     let wait = match (hope, command.effect) {
         (Hope::Never, Effect::Ensure) => None,
         (Hope::Retry, Effect::Ensure) => wait,
-        // An end that fails is a debt that is never given up.
+        // A destroy is retried until it succeeds.
         (_, Effect::Stop | Effect::Kill) => wait.or(Some(BACKOFF.max)),
     };
     draft.push(VolumeFailed {
@@ -210,7 +210,7 @@ fn failed(fleet: &Fleet, volume: &Volume, error: &str, hope: Hope, ctx: &Context
         draft.push(VolumeRemoving { name: volume.name.clone(), by });
     }
     let reason = format!("volume {} could not be made: {error}", volume.name);
-    // The others' operations fail in the same way, when the volume is made again for them.
+    // Other operations fail in the same way, when the volume is created again for them.
     for id in fleet.index().volumes.awaiting(&volume.name).take(AWAITING) {
         if let Some(operation) = fleet.incarnations().get(id).and_then(|it| brings_up(fleet, it)) {
             operation::end(fleet, operation, OperationEnd::Failed { reason: reason.clone() }, draft);
@@ -222,7 +222,7 @@ fn brings_up<'a>(fleet: &'a Fleet, incarnation: &Incarnation) -> Option<&'a Oper
     fleet.operations().get(&incarnation.operation).filter(|operation| operation.is_open())
 }
 
-/// Its node is gone, on the operator's word.
+/// Records the loss of a volume whose node the operator expunged.
 pub(crate) fn lost(fleet: &Fleet, name: &VolumeName, ctx: &Context) -> Vec<Fact> {
     let mut draft = Draft::new(ctx);
     if let Some(volume) = fleet.volumes().get(name) {
@@ -232,7 +232,7 @@ pub(crate) fn lost(fleet: &Fleet, name: &VolumeName, ctx: &Context) -> Vec<Fact>
     draft.done()
 }
 
-/// It is to go, and nothing uses it: on a node that is gone, it is gone with it.
+/// Destroys an unused volume that is to be deleted. On an expunged node, no command is needed.
 pub(crate) fn destroy(fleet: &Fleet, name: &VolumeName, ctx: &Context) -> Vec<Fact> {
     let mut draft = Draft::new(ctx);
     if let Some(volume) = fleet.volumes().get(name) {
@@ -246,8 +246,8 @@ pub(crate) fn destroy(fleet: &Fleet, name: &VolumeName, ctx: &Context) -> Vec<Fa
     draft.done()
 }
 
-/// A run that waits for its volumes alone: makes those that are not there; begins it when all are; or fails its
-/// operation, where that will never be.
+/// Serves an incarnation that waits only for its volumes. Creates missing ones, starts it when all are free,
+/// or fails its operation if that is impossible.
 pub(crate) fn serve(fleet: &Fleet, id: IncarnationId, ctx: &Context) -> Vec<Fact> {
     let mut draft = Draft::new(ctx);
     let Some(incarnation) = fleet.incarnations().get(&id) else { return Vec::new() };
@@ -273,7 +273,7 @@ pub(crate) fn serve(fleet: &Fleet, id: IncarnationId, ctx: &Context) -> Vec<Fact
     draft.done()
 }
 
-/// Whether one run can begin as the other one ends: all that it is to use is there, and nobody else uses it.
+/// Whether one incarnation can start as the other one ends: all its volumes exist, unused by a third.
 pub(crate) fn passes_on(fleet: &Fleet, old: &Incarnation, new: &Incarnation) -> bool {
     let free = |name: &VolumeName| {
         fleet.volumes().get(name).is_some_and(|volume| {
@@ -284,7 +284,7 @@ pub(crate) fn passes_on(fleet: &Fleet, old: &Incarnation, new: &Incarnation) -> 
     new.ties.mounts.iter().all(free) && wanting(fleet, new).is_ok_and(|missing| missing.is_empty())
 }
 
-/// Why a run that waited for its volumes waited too long.
+/// Reason why an incarnation waited too long for its volumes.
 pub(crate) fn late(fleet: &Fleet, incarnation: &Incarnation) -> String {
     let waits_for = incarnation.ties.mounts.iter().find_map(|name| {
         let volume = fleet.volumes().get(name)?;
@@ -300,7 +300,7 @@ pub(crate) fn late(fleet: &Fleet, incarnation: &Incarnation) -> String {
     waits_for.unwrap_or_else(|| "its volumes were not ready in time".to_owned())
 }
 
-/// The volumes that are to be made for the run, or why it will never have all.
+/// Volumes to create for the incarnation, or the reason why it can never have all.
 fn wanting(fleet: &Fleet, incarnation: &Incarnation) -> Result<Vec<VolumeCreated>, String> {
     let version = incarnation::version_of(fleet, incarnation).ok_or("its version is forgotten")?;
     let replica = &incarnation.replica;
@@ -329,7 +329,7 @@ fn wanting(fleet: &Fleet, incarnation: &Incarnation) -> Result<Vec<VolumeCreated
         let sum = needed.entry(claim.class.clone()).or_default();
         *sum = sum.saturating_add(capacity);
     }
-    // What there was when its place was found may have gone since, or have come to another node.
+    // Volumes that existed at the placement may have been deleted or moved since.
     for (class, held) in &incarnation.ties.volumes {
         needed.entry(class.clone()).and_modify(|sum| *sum = sum.saturating_sub(*held));
     }
@@ -342,7 +342,7 @@ fn wanting(fleet: &Fleet, incarnation: &Incarnation) -> Result<Vec<VolumeCreated
     }
 }
 
-/// The first volume that is counted on the node, with how many there are.
+/// First volume that is counted on the node, and the number of volumes there.
 pub(crate) fn on_node<'a>(fleet: &'a Fleet, node: &NodeName) -> Option<(&'a VolumeName, usize)> {
     let on_it = fleet.index().volumes.on_node(node)?;
     on_it.first().map(|first| (first, on_it.len()))

@@ -1,18 +1,19 @@
-//! From what was touched to what is to be written: each row once, with its index entries.
+//! From touched entities to changes of the store: each row once, with its index entries.
 //!
-//! | touched | whose rows may change besides its own |
+//! | touched | other rows that may change |
 //! |---|---|
-//! | incarnation | its command's; its replica's; its node's, when it takes or frees its place; its plan's, while a deployment of that is carried out |
-//! | operation | its replica's; its plan's, when its state changes, or while a deployment of that is carried out |
-//! | replica | its plan's, when its phase or the update domain in which it remains changes, or while a deployment of that is carried out |
-//! | node | that of the cluster that it came into or left |
-//! | deployment | its plan's |
-//! | plan | those of its current deployment, and of the one that waits for its turn |
+//! | incarnation | command; replica; its node, for reservation or volumes; its plan, while deploying |
+//! | operation | its replica; its plan, when its state changes, or while deploying |
+//! | replica | its plan, when its phase or the update domain it remains in changes, or while deploying |
+//! | volume | its node |
+//! | node | the cluster that it joined or left |
+//! | deployment | its plan |
+//! | plan | its current deployment, and the queued one |
 //!
-//! So rows are visited in this order, and each finds the counts as they are to be. What the old row said is what has
-//! to be taken out of indexes and counts. Where there are many (replicas, incarnations, operations), it is made again
-//! from the entities as they were, so that a store that is larger than memory is not read to be written; where there
-//! are few, it is read back. A row that stays the same is not written.
+//! Rows are visited in this order, and each finds the final counts. The old row is taken out of indexes and
+//! counts. For numerous kinds (replicas, incarnations, operations) it is made again from the earlier
+//! entities. So a store that is larger than memory is not read to be written. For other kinds it is read
+//! back. A row that stays the same is not written.
 
 use std::hash::Hash;
 
@@ -32,19 +33,19 @@ use crate::row_of;
 use crate::rows::{ClusterRow, DeploymentRow, IncarnationRow, IncarnationWord, NodeRow, PlanRow, VolumeRow};
 use crate::store::{BadRow, decode, encode};
 
-/// The rows as they are before the change.
+/// Rows as they are before the change.
 pub(crate) trait Rows {
-    /// Why it could not be read.
+    /// Error of a read.
     type Error: From<BadRow>;
-    /// The bytes under a key.
+    /// Returns the bytes under a key.
     fn row(&self, key: &[u8]) -> Result<Option<IVec>, Self::Error>;
 }
 
-/// What is to be written, or removed. No key stands there twice.
+/// Keys to write, or to remove. No key occurs twice.
 #[derive(Default, Debug)]
 pub(crate) struct Changes(pub(crate) Vec<(Vec<u8>, Option<Vec<u8>>)>);
 
-/// Whose rows are to be looked at.
+/// Entities whose rows are visited.
 #[derive(Default)]
 struct Sets {
     clusters: FxHashSet<ClusterName>,
@@ -55,7 +56,7 @@ struct Sets {
     incarnations: FxHashSet<IncarnationId>,
     operations: FxHashSet<OperationId>,
     volumes: FxHashSet<VolumeName>,
-    /// Of which no other row depends.
+    /// Rows without dependent rows.
     others: FxHashSet<RowKey>,
 }
 
@@ -81,7 +82,7 @@ impl Sets {
     }
 }
 
-/// The changes that follow from what was touched; moves the counts along.
+/// Returns the changes that follow from touched entities, and updates the counts.
 pub(crate) fn changes<S: Rows>(
     fleet: &Fleet,
     counts: &mut Counts,
@@ -107,19 +108,19 @@ struct Visit<'a, S> {
     changes: Changes,
 }
 
-/// A row before and after.
+/// Row before and after.
 type Turn<R> = (Option<R>, Option<R>);
 
 fn drain<T: Eq + Hash>(set: &mut FxHashSet<T>) -> FxHashSet<T> {
     std::mem::take(set)
 }
 
-/// What goes out of the counts, and what comes in.
+/// Returns what leaves the counts, and what enters them.
 fn turned<'a, T>(old: Option<&'a T>, new: Option<&'a T>) -> impl Iterator<Item = (&'a T, Step)> {
     old.map(|old| (old, Step::Down)).into_iter().chain(new.map(|new| (new, Step::Up)))
 }
 
-/// Whether it holds a place on its node.
+/// Whether the incarnation has its reservation on the node.
 fn holds(row: Option<&IncarnationRow>) -> bool {
     row.is_some_and(|row| {
         !matches!(row.state, IncarnationWord::Destroyed | IncarnationWord::Failed | IncarnationWord::Unwound)
@@ -127,7 +128,7 @@ fn holds(row: Option<&IncarnationRow>) -> bool {
 }
 
 impl<S: Rows> Visit<'_, S> {
-    /// Writes a row if it differs from the old one, which is read back. `None` if nothing changed.
+    /// Writes a row if it differs from the old one, which is read back. Returns `None` if nothing changed.
     fn turn<R: Row>(&mut self, key: &RowKey, new: Option<R>) -> Result<Option<Turn<R>>, S::Error> {
         let key = key.stored();
         let old = self.rows.row(&key)?;
@@ -140,7 +141,7 @@ impl<S: Rows> Visit<'_, S> {
         Ok(Some((old, new)))
     }
 
-    /// Writes a row if it differs from the old one. Whether it does.
+    /// Writes a row if it differs from the old one. Returns whether it does.
     fn follow<R: Row>(&mut self, key: &RowKey, old: Option<&R>, new: Option<&R>) -> bool {
         let differs = old != new;
         if differs {
@@ -156,7 +157,7 @@ impl<S: Rows> Visit<'_, S> {
         self.changes.0.push((key, bytes));
     }
 
-    /// Takes out the entries that led to the old row, and puts in those that lead to the new one.
+    /// Removes the index entries of the old row, and adds those of the new one.
     fn entries<R: Row>(&mut self, old: Option<&R>, new: Option<&R>) {
         let of = |row: Option<&R>| {
             let mut entries = Entries::default();
@@ -173,7 +174,7 @@ impl<S: Rows> Visit<'_, S> {
         self.changes.0.extend(come);
     }
 
-    /// Something of a plan has changed: what its deployment waits for may be something else now.
+    /// Visits a changed plan, whose deployment may now wait for something else.
     fn waits(&mut self, plan: Option<&PlanName>) {
         let plan = plan.and_then(|name| self.fleet.plans().get(name));
         if let Some(plan) = plan.filter(|plan| plan.current.is_some()) {

@@ -1,7 +1,7 @@
-//! What rows say of many entities at once: replicas and operations of a plan, nodes of a cluster.
+//! Counts in rows: replicas and operations of a plan, nodes of a cluster.
 //!
-//! Kept as rows change, so that an event never costs a walk over a plan's replicas; counted from the state once, at
-//! the start.
+//! Updated as rows change, so that no event costs a walk over a plan's replicas; counted from the state once,
+//! at the start.
 
 use chancery_events::name::{ClusterName, PlanName};
 use chancery_events::spec::OperationKind;
@@ -12,7 +12,7 @@ use rustc_hash::FxHashMap;
 use crate::row_of::phase_word;
 use crate::rows::{OperationWord, PhaseWord};
 
-/// The states of operations that are not over.
+/// States of operations that have not ended.
 pub(crate) const OPEN: [OperationWord; 4] = [
     OperationWord::Preparing,
     OperationWord::PendingApproval,
@@ -20,14 +20,14 @@ pub(crate) const OPEN: [OperationWord; 4] = [
     OperationWord::Running,
 ];
 
-/// Which way a count goes.
+/// Direction of a count.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Step {
     Up,
     Down,
 }
 
-/// What is counted of a plan.
+/// Counts of a plan.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(crate) struct PlanCounts {
     phases: [u64; PhaseWord::ALL.len()],
@@ -46,7 +46,7 @@ impl PlanCounts {
         self.phases.iter().sum()
     }
 
-    /// Operations of the kind in the state; zero for states that are over.
+    /// Returns the operations of the kind in the state; zero for ended states.
     pub(crate) fn open(&self, kind: OperationKind, state: OperationWord) -> u64 {
         place(state).map_or(0, |place| self.open[kind as usize][place])
     }
@@ -63,7 +63,7 @@ fn step(count: &mut u64, way: Step) {
     }
 }
 
-/// Everything that is counted.
+/// All counts of a state.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Counts {
     plans: FxHashMap<PlanName, PlanCounts>,
@@ -98,7 +98,7 @@ impl Counts {
         self.with_plan(plan, |counts| step(&mut counts.phases[phase as usize], way));
     }
 
-    /// An operation that is over is not counted.
+    /// Counts an operation, unless it has ended.
     pub(crate) fn operation(
         &mut self,
         plan: &PlanName,
@@ -124,7 +124,7 @@ impl Counts {
         }
     }
 
-    /// What counts nothing is not kept, so that counts kept are counts counted.
+    /// Removes counts of zero, so that kept counts equal counted ones.
     fn with_plan(&mut self, plan: &PlanName, how: impl FnOnce(&mut PlanCounts)) {
         if let Some(counts) = self.plans.get_mut(plan) {
             how(counts);

@@ -1,8 +1,8 @@
 //! Fills an empty store with all rows of a state.
 //!
-//! Rows that nobody can read yet need not come in whole batches, only in an order that the store likes: sorted, a few
-//! leaves at a time. So this is several times as fast for each row as what follows. The cursor comes last: a store
-//! without it is not used.
+//! Rows that no reader sees yet need no whole batches, only an order that suits the store: sorted, a few
+//! leaves at a time. So each row is several times as fast as a later one. The cursor comes last: a store
+//! without a cursor is not used.
 
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread;
@@ -15,15 +15,15 @@ use crate::kind::Row;
 use crate::row_of::{Visitor, every};
 use crate::store::{Store, StoreError, encode};
 
-/// Rows and index entries that are sorted together. Those of a kind come in order, their entries do not.
+/// Number of rows and index entries sorted together. Rows of a kind come in order, their entries do not.
 const SORTED: usize = 40_000;
-/// Of them, so many are written at a time: measured, more or fewer are slower.
+/// Number of sorted pairs written at a time: measured, more or fewer are slower.
 const WRITTEN: usize = 1_000;
 
-/// A row or an index entry, as it is stored.
+/// Row or index entry, as it is stored.
 type Pair = (Vec<u8>, Vec<u8>);
 
-/// Writes all rows of the state, on another thread than the one that makes them. How many, with index entries.
+/// Writes all rows of the state, while another thread makes them. Returns their number, with index entries.
 pub(crate) fn fill(store: &Store, state: &Folding, counts: &Counts) -> Result<u64, StoreError> {
     tracing::info!(position = %state.at.position, "rows are made from the state");
     thread::scope(|scope| {
@@ -55,7 +55,7 @@ struct Filling {
     pairs: Vec<Pair>,
 }
 
-/// The writer has ended, and says why.
+/// Error for a writer that has ended, and returns why.
 struct WriterEnded;
 
 impl Filling {

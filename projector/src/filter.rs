@@ -1,4 +1,4 @@
-//! Filters: what a list may be asked for, and which index leads there.
+//! Filters of lists, and the indexes for them.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,10 +8,10 @@ use chancery_events::name::ReplicaName;
 use crate::index::Index;
 use crate::kind::{Row, RowKind};
 
-/// What one filter asks of a row.
+/// Condition of a filter on a row.
 type Test<R> = Box<dyn Fn(&R) -> bool + Send + Sync>;
 
-/// A filter that a kind knows.
+/// Filter that a kind has.
 pub struct Def<R> {
     pub(crate) name: &'static str,
     pub(crate) read: fn(&str) -> Result<Filter<R>, String>,
@@ -23,18 +23,18 @@ impl<R> fmt::Debug for Def<R> {
     }
 }
 
-/// Where the rows that a filter lets through stand together.
+/// Access path to the rows that pass a filter.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Way {
-    /// Their keys begin so.
+    /// Prefix of row keys.
     Rows(Vec<u8>),
-    /// Their index entries begin so.
+    /// Prefix of index entries.
     Entries(Vec<u8>),
-    /// In an index by plan and replica, under the replica, whose plan its row tells.
+    /// Index by plan and replica, and a replica, whose row has the plan.
     Replica(Index, ReplicaName),
 }
 
-/// A filter with its value.
+/// Filter with its value.
 pub(crate) struct Filter<R> {
     pub(crate) holds: Test<R>,
     pub(crate) way: Option<Way>,
@@ -47,7 +47,7 @@ impl<R> fmt::Debug for Filter<R> {
 }
 
 impl<R: 'static> Filter<R> {
-    /// By a value with a text form, for which there may be an index.
+    /// Filters by a value with a text form, perhaps with an index.
     pub(crate) fn led<T>(
         text: &str,
         holds: fn(&R, &T) -> bool,
@@ -61,7 +61,7 @@ impl<R: 'static> Filter<R> {
         Ok(Filter { holds: Box::new(move |row| holds(row, &value)), way })
     }
 
-    /// By one of a set of words.
+    /// Filters by one of a set of values.
     pub(crate) fn word<T>(
         text: &str,
         all: &'static [T],
@@ -79,32 +79,32 @@ impl<R: 'static> Filter<R> {
     }
 }
 
-/// A filter that cannot be used.
+/// Filter that cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadFilter {
-    /// The kind does not know it.
+    /// Filter that the kind does not have.
     #[error("list {kind} by {name:?}: there is no such filter; known are {}", known.join(", "))]
     Unknown {
-        /// The kind.
+        /// Kind of the list.
         kind: RowKind,
-        /// What was asked for.
+        /// Name of the filter.
         name: String,
-        /// What may be asked for.
+        /// Filters that the kind has.
         known: Vec<&'static str>,
     },
-    /// Its value makes no sense.
+    /// Filter with an invalid value.
     #[error("list {kind} by {name}: {reason}")]
     Value {
-        /// The kind.
+        /// Kind of the list.
         kind: RowKind,
-        /// The filter.
+        /// Name of the filter.
         name: &'static str,
-        /// What is wrong with the value.
+        /// Problem of the value.
         reason: String,
     },
 }
 
-/// Reads filters as they stand in a query: all must hold.
+/// Reads the filters of a query: all must hold.
 pub(crate) fn read<R: Row>(given: &[(String, String)]) -> Result<Vec<Filter<R>>, BadFilter> {
     let kind = R::KIND;
     let mut filters = Vec::with_capacity(given.len());
@@ -120,7 +120,7 @@ pub(crate) fn read<R: Row>(given: &[(String, String)]) -> Result<Vec<Filter<R>>,
     Ok(filters)
 }
 
-/// A filter by a value with a text form; with an index of names, or whatever leads to the rows of a value.
+/// Defines a filter by a value with a text form, perhaps with an index of names, or another access path.
 macro_rules! by_name {
     ($name:literal, $type:ty, $holds:expr) => {
         $crate::filter::by_name!($name, $type, $holds, |_| None)
@@ -139,7 +139,7 @@ macro_rules! by_name {
 }
 pub(crate) use by_name;
 
-/// A filter by one of a set of words, perhaps with what leads to the rows of a word.
+/// Defines a filter by one of a set of values, perhaps with an access path.
 macro_rules! by_word {
     ($name:literal, $all:expr, $of:expr) => {
         $crate::filter::by_word!($name, $all, $of, |_| None)

@@ -1,7 +1,7 @@
-//! Folds records into the state, and tells what they touched.
+//! Folds records into the state, and collects the touched entities.
 //!
-//! The same `evolve` as the decider's, so that what is read is what was decided. What must stay true: nothing is
-//! skipped; a record is folded whole or not at all; what cannot be folded stops the fold where it stands.
+//! Uses the decider's `evolve`, so that reads show what was decided. Invariants: nothing is skipped; a record
+//! is folded whole or not at all; an event that cannot be folded stops the fold.
 
 use std::sync::Arc;
 
@@ -18,107 +18,107 @@ use chancery_machine::meta::At;
 use chancery_machine::state::{Incarnation, Operation, Replica};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-/// A record cannot be folded. The fold stands before it.
+/// Record that cannot be folded. The fold stays before it.
 #[derive(Debug, thiserror::Error)]
 pub enum FoldError {
-    /// A newer build wrote it: put that one in place.
+    /// Event of a newer build: use that build.
     #[error(
         "fold the event at position {position}: its type {type_name} is unknown here, and needs a newer build"
     )]
     Newer {
-        /// The position.
+        /// Position of the event.
         position: Position,
-        /// The type.
+        /// Type of the event.
         type_name: String,
     },
-    /// The event cannot be read: a damaged journal, or a broken writer.
+    /// Event that cannot be read: a damaged journal, or a broken writer.
     #[error("fold the event at position {position}")]
     Event {
-        /// The position.
+        /// Position of the event.
         position: Position,
-        /// What is wrong with it.
+        /// Problem of the event.
         source: BadEvent,
     },
-    /// The journal contradicts itself, or this build misreads it.
+    /// Journal that contradicts itself, or is misread by this build.
     #[error("fold the event at position {position}")]
     Contradiction {
-        /// The position.
+        /// Position of the event.
         position: Position,
-        /// What does not fit.
+        /// Fact that does not fit the state.
         source: Contradiction,
     },
-    /// The record is not the next one: read from where the fold stands.
+    /// Record that is not the next one: read from the fold's position.
     #[error("fold the record at position {found}: the next one begins at {expected}")]
     Gap {
-        /// The next position.
+        /// Next position of the fold.
         expected: Position,
-        /// The record's first position.
+        /// First position of the record.
         found: Position,
     },
-    /// The record continues another history than the one folded: start over.
+    /// Record of another history than the folded one: start again.
     #[error("fold the record at position {found}: it continues another record than the one folded before it")]
     Fork {
-        /// The record's first position.
+        /// First position of the record.
         found: Position,
     },
 }
 
-/// What became of a record.
+/// Result of folding a record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Folded {
-    /// It is in the state now.
+    /// Record folded now.
     Now,
-    /// It was already.
+    /// Record that was folded before.
     Before,
 }
 
-/// A state at a place in the journal.
+/// State at a position of the journal.
 #[derive(Clone, Debug)]
 pub struct Folding {
-    /// The state.
+    /// State of the fleet.
     pub fleet: Fleet,
-    /// Where it stands: behind this record.
+    /// Last record that was folded.
     pub at: Cursor,
-    /// Up to where the inbox is answered there.
+    /// Watermark of the inbox at that record.
     pub watermark: Option<Watermark>,
 }
 
-/// Folds a journal, from its beginning or from a state.
+/// Folds a journal, from its start or from a state.
 #[derive(Clone, Default, Debug)]
 pub struct Fold(Option<Folding>);
 
 impl Fold {
-    /// Goes on from a state; `None` is the beginning.
+    /// Continues from a state; `None` is the start.
     pub const fn from(state: Option<Folding>) -> Fold {
         Fold(state)
     }
 
-    /// The state, and where it stands; `None` before the first record.
+    /// Returns the state and its cursor; `None` before the first record.
     pub const fn state(&self) -> Option<&Folding> {
         self.0.as_ref()
     }
 
-    /// The same, for whoever goes on with it.
+    /// Returns the state, by value.
     pub fn into_state(self) -> Option<Folding> {
         self.0
     }
 
-    /// The last position folded.
+    /// Returns the last position folded.
     pub fn position(&self) -> Position {
         self.0.as_ref().map_or(Position::ZERO, |state| state.at.position)
     }
 
-    /// Folds the next record. One that was folded before changes nothing.
+    /// Folds the next record. A record that was folded before changes nothing.
     pub fn take(&mut self, record: &Record) -> Result<Folded, FoldError> {
         self.next(record, || facts(record), None)
     }
 
-    /// The same, and adds what it touched.
+    /// Folds the next record, and adds the entities that it touched.
     pub fn take_touching(&mut self, record: &Record, touched: &mut Touched) -> Result<Folded, FoldError> {
         self.next(record, || facts(record), Some(touched))
     }
 
-    /// Folds what a thread of its own has decoded.
+    /// Folds a record that another thread has decoded.
     pub(crate) fn take_decoded(&mut self, decoded: Decoded) -> Result<Folded, FoldError> {
         self.next(&decoded.record, || decoded.facts, None)
     }
@@ -156,10 +156,10 @@ impl Fold {
     }
 }
 
-/// The facts of a record, with their positions.
+/// Facts of a record, with their positions.
 type Facts = Vec<(Position, Fact)>;
 
-/// A record whose events have been read, as far as they could be.
+/// Record whose events have been read, up to the first error.
 pub(crate) struct Decoded {
     record: Arc<Record>,
     facts: Result<Facts, FoldError>,
@@ -171,7 +171,7 @@ impl Decoded {
     }
 }
 
-/// Of intents and observations the data is not read; but one that is unknown shows a newer build.
+/// Returns the facts. Data of intents and observations is not read, but an unknown type shows a newer build.
 fn facts(record: &Record) -> Result<Facts, FoldError> {
     let mut facts = Facts::with_capacity(record.header().count as usize);
     for (position, line) in record.events() {
@@ -208,7 +208,7 @@ fn fold(
     Ok(())
 }
 
-/// Entities that were touched, each once; of those of which there are many, as they were before.
+/// Entities that were touched, each once; of numerous kinds, with their value before.
 #[derive(Clone, Default, Debug)]
 pub struct Touched {
     pub(crate) replicas: FxHashMap<ReplicaName, Option<Arc<Replica>>>,
@@ -218,7 +218,7 @@ pub struct Touched {
 }
 
 impl Touched {
-    /// How many.
+    /// Returns the number of entities.
     pub fn len(&self) -> usize {
         self.replicas.len() + self.incarnations.len() + self.operations.len() + self.others.len()
     }
@@ -228,7 +228,7 @@ impl Touched {
         self.len() == 0
     }
 
-    /// What the last fold has changed. As it was before the first change of all: so an earlier one stays.
+    /// Adds what the last fold changed. The value before the first of all changes stays.
     fn add(&mut self, fleet: &Fleet) {
         for was in fleet.changed() {
             match was {
@@ -249,13 +249,13 @@ impl Touched {
     }
 }
 
-/// A state's entities of which there are many.
+/// Entities of numerous kinds in a state.
 pub trait View {
-    /// A replica.
+    /// Returns a replica.
     fn replica(&self, name: &ReplicaName) -> Option<&Replica>;
-    /// An incarnation.
+    /// Returns an incarnation.
     fn incarnation(&self, id: IncarnationId) -> Option<&Incarnation>;
-    /// An operation.
+    /// Returns an operation.
     fn operation(&self, id: OperationId) -> Option<&Operation>;
 }
 
@@ -273,7 +273,7 @@ impl View for Fleet {
     }
 }
 
-/// A state as it was before what was touched.
+/// State before the touched entities changed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Past<'a> {
     pub(crate) fleet: &'a Fleet,

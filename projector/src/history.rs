@@ -1,7 +1,7 @@
-//! The history of an entity: every event that was about it, with who was behind it.
+//! History of an entity: every event about it, with its initiator.
 //!
-//! The journal gives the records that may be about it, by its postings where it has some, else all. A record in which
-//! the entity's name does not stand is passed over without reading any of its events; memory holds one page and one
+//! The journal returns records that may be about the entity: by postings if it has some, otherwise all. A
+//! record without the entity's name is skipped without reading its events; memory holds one page and one
 //! record.
 
 use std::collections::BTreeMap;
@@ -20,13 +20,13 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-/// Entries on a page, at most.
+/// Maximum number of entries on a page.
 pub const LIMIT_MAX: usize = 1000;
-/// So many events are looked at for one page at most.
+/// Maximum number of events checked for one page.
 const LOOKS: u64 = 2_000_000;
-/// Bytes of an entry that are not its data, about.
+/// Approximate bytes of an entry without its data.
 const HEAD: usize = 300;
-/// Causes are followed so far back at most; the state machine's chains are shorter.
+/// Maximum number of causes followed back; the state machine's chains are shorter.
 const DEPTH: usize = 16;
 
 /// Who was behind an event.
@@ -53,7 +53,7 @@ pub struct Because {
     pub type_name: String,
 }
 
-/// Where a chain of causes begins, and who was behind that.
+/// Start of a chain of causes, and its initiator.
 #[derive(Clone)]
 struct Root {
     who: Who,
@@ -98,23 +98,23 @@ pub struct HistoryPage {
     pub next: Option<Position>,
 }
 
-/// A history cannot be told.
+/// Reason why a history cannot be returned.
 #[derive(Debug, thiserror::Error)]
 pub enum HistoryError {
-    /// The journal cannot be read.
+    /// Journal that cannot be read.
     #[error(transparent)]
     Read(#[from] ReadError),
-    /// An event of it cannot be read: if its type is unknown, a newer build can.
+    /// Event that cannot be read: if its type is unknown, a newer build can.
     #[error("tell a history: the event at position {position}")]
     Event {
-        /// The position.
+        /// Position of the event.
         position: Position,
-        /// What is wrong with it.
+        /// Problem of the event.
         source: BadEvent,
     },
 }
 
-/// Tells histories from a journal. Cheap to clone.
+/// Reads histories from a journal. Cheap to clone.
 #[derive(Clone)]
 pub struct History {
     source: Arc<dyn Source>,
@@ -122,19 +122,19 @@ pub struct History {
 }
 
 impl History {
-    /// Of this journal.
+    /// Returns the histories of this journal.
     pub fn new(source: Arc<dyn Source>) -> History {
         History { source, max_bytes: usize::MAX }
     }
 
-    /// The same, with pages that end before their events have more than `max_bytes`, except for the first.
+    /// Ends pages before their events exceed `max_bytes`, except for the first event.
     #[must_use]
     pub fn max_bytes(mut self, max_bytes: usize) -> History {
         self.max_bytes = max_bytes;
         self
     }
 
-    /// Events about the subject, at `from` and after it, `limit` of them at most (1 to [`LIMIT_MAX`]).
+    /// Returns at most `limit` events about the subject, from `from` on (1 to [`LIMIT_MAX`]).
     pub fn of(&self, subject: &Subject, from: Position, limit: usize) -> Result<HistoryPage, HistoryError> {
         let limit = limit.clamp(1, LIMIT_MAX);
         let needle = needle(subject);
@@ -172,7 +172,7 @@ impl History {
         Ok(HistoryPage { entries, next: None })
     }
 
-    /// The entry, if the event is about the subject.
+    /// Returns the entry, if the event is about the subject.
     fn entry(
         &self,
         subject: &Subject,
@@ -190,7 +190,7 @@ impl History {
             return Ok(None);
         }
         let root = self.root(&event, position, record, known, DEPTH)?;
-        // Most of what follows on the page comes from it.
+        // Most later entries of the page result from this event.
         known.insert(position, root.clone());
         let Root { who, because } = root;
         let because = Some(because).filter(|because| because.position != position);
@@ -223,7 +223,7 @@ impl History {
         if let Some(root) = known.get(&cause) {
             return Ok(root.clone());
         }
-        // A fact that is its own cause, as a takeover is, has nobody behind it.
+        // A fact that is its own cause, as a takeover is, has no other initiator.
         if cause == Position::ZERO || cause >= position || depth == 0 {
             return Ok(itself(Who::Decider));
         }
@@ -239,9 +239,9 @@ impl History {
     }
 }
 
-/// Bytes that stand in every event that is about the subject, but for the one that issues its id.
+/// Returns bytes that are in every event about the subject, except for the event that issues its id.
 fn needle(subject: &Subject) -> Vec<u8> {
-    // A name stands at the end of a string, alone or in the text of a subject.
+    // A name is at the end of a string, alone or in the text of a subject.
     let end = subject.with_key(|key| key.last().map(|part| format!("{part}\"").into_bytes()));
     end.unwrap_or_else(|| b".started.v1\"".to_vec())
 }

@@ -1,4 +1,4 @@
-//! Index entries: which other keys lead to a row.
+//! Index entries: other keys that lead to a row.
 //!
 //! | index | entry | leads to |
 //! |---|---|---|
@@ -11,13 +11,13 @@
 //! | in a state, but `succeeded` | state, id | operations |
 //! | stalled | 1, plan 0 deployment | deployments |
 //!
-//! An entry costs about as much to write as a row, so there is one only where it selects: what most rows have in
-//! common (`running`, `succeeded`) is found by looking at all of them. Ids have 16 bytes, so that the key of a row
-//! can be told from the end of an entry.
+//! An entry costs about as much to write as a row, so there is one only where it selects. Common values
+//! (`running`, `succeeded`) are found by checking all rows. Ids have 16 bytes, so that the key of a row can
+//! be distinguished from the end of an entry.
 
 use chancery_events::name::{PlanName, ReplicaName};
 
-/// The indexes. The number stands before the entries in the store, behind all kinds of rows.
+/// Indexes of rows. The number precedes the entries in the store, after all kinds of rows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub(crate) enum Index {
@@ -36,7 +36,7 @@ pub(crate) enum Index {
 }
 
 impl Index {
-    /// The beginning of the entries of a name.
+    /// Returns the prefix of the entries of a name.
     pub(crate) fn of(self, name: &str) -> Vec<u8> {
         let mut prefix = Vec::with_capacity(80);
         prefix.push(self as u8);
@@ -45,7 +45,7 @@ impl Index {
         prefix
     }
 
-    /// The beginning of the entries of a replica of a plan.
+    /// Returns the prefix of the entries of a replica of a plan.
     pub(crate) fn of_replica(self, plan: &PlanName, replica: &ReplicaName) -> Vec<u8> {
         let mut prefix = self.of(plan.as_str());
         prefix.extend_from_slice(replica.as_str().as_bytes());
@@ -53,13 +53,13 @@ impl Index {
         prefix
     }
 
-    /// The beginning of the entries of a word, by its number.
+    /// Returns the prefix of the entries of a value, by its number.
     pub(crate) fn of_word(self, word: u8) -> Vec<u8> {
         vec![self as u8, word]
     }
 }
 
-/// The entries of a row, as they stand in the store.
+/// Index entries of a row, as they are stored.
 #[derive(Default, Debug)]
 pub struct Entries(pub(crate) Vec<Vec<u8>>);
 

@@ -1,6 +1,6 @@
-//! Kinds of rows and their keys: the words in a path, the typed keys, and the bytes under which rows are kept. They follow
-//! from the register of kinds ([`chancery_events::each_kind`]); what a row says is an `impl` of [`Row`] in
-//! [`crate::row_of`].
+//! Kinds of rows and their keys: the names in a path, the typed keys, and the bytes under which rows are
+//! stored. They follow from the register of kinds ([`chancery_events::each_kind`]); the content of a row is
+//! an `impl` of [`Row`] in [`crate::row_of`].
 #![allow(unused_parens, reason = "the keys of most kinds have one part, and are no tuples")]
 
 use std::fmt;
@@ -31,7 +31,7 @@ macro_rules! row_kinds {
         row_kinds! { @entities $($($kind $table $key)?)* }
     };
     (@rows $($about:literal $kind:ident $rows:ident $number:literal $row:ident ($($field:ident: $type:ident),+))*) => {
-        /// The kinds of rows. The number stands before the keys of the kind in the store.
+        /// Kinds of rows. The number precedes the keys of the kind in the store.
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
         #[repr(u8)]
         pub enum RowKind {
@@ -39,10 +39,10 @@ macro_rules! row_kinds {
         }
 
         impl RowKind {
-            /// Every one, in order.
+            /// All kinds, in order.
             pub const ALL: &[RowKind] = &[$(RowKind::$rows),*];
 
-            /// The kind of what the rows show.
+            /// Returns the kind of entity that the rows show.
             pub const fn kind(self) -> Kind {
                 match self { $(RowKind::$rows => Kind::$kind),* }
             }
@@ -61,20 +61,19 @@ macro_rules! row_kinds {
         }
         pub(crate) use with_row;
 
-        /// The key of a row. Its text is what stands behind the kind in a path: `nginx-7f3k`, `nginx/deployment-1`,
-        /// `<uuid>/3`.
+        /// Key of a row. Its text follows the kind in a path: `nginx-7f3k`, `nginx/deployment-1`, `<uuid>/3`.
         #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
         pub enum RowKey {
             $(#[doc = $about] $kind($(keys::$type),+)),*
         }
 
         impl RowKey {
-            /// The kind.
+            /// Returns the kind.
             pub const fn kind(&self) -> RowKind {
                 match self { $(RowKey::$kind(..) => RowKind::$rows),* }
             }
 
-            /// Does something with its parts.
+            /// Calls `run` with the parts of the key.
             fn with_parts<T>(&self, run: impl FnOnce(&[&dyn KeyPart]) -> T) -> T {
                 match self { $(RowKey::$kind($($field),+) => run(&[$($field),+])),* }
             }
@@ -122,7 +121,7 @@ macro_rules! row_kinds {
     };
     (@entities $($kind:ident $table:ident ($($field:ident: $type:ident),+))*) => {
         impl RowKey {
-            /// The key of the row of an entity; the fleet has none.
+            /// Returns the key of an entity's row; the fleet has none.
             pub(crate) fn of(subject: Subject) -> Option<RowKey> {
                 match subject {
                     Subject::Fleet => None,
@@ -130,7 +129,7 @@ macro_rules! row_kinds {
                 }
             }
 
-            /// What its history is about; of a command, the incarnation's.
+            /// Returns the subject of the history; of a command, the incarnation's.
             pub fn subject(&self) -> Subject {
                 match self {
                     RowKey::Command(incarnation, _) => Subject::Incarnation(*incarnation),
@@ -139,7 +138,7 @@ macro_rules! row_kinds {
             }
         }
 
-        /// Every row of the state, kind by kind.
+        /// Visits every row of the state, kind by kind.
         pub(crate) fn every<V: Visitor>(fleet: &Fleet, counts: &Counts, to: &mut V) -> Result<(), V::Error> {
             $(for entity in fleet.$table().sorted() {
                 let key = RowKey::$kind($(entity.$field.clone()),+);
@@ -154,22 +153,22 @@ macro_rules! row_kinds {
 each_kind!(row_kinds);
 
 impl RowKind {
-    /// The word in a path.
+    /// Returns the name in a path.
     pub const fn word(self) -> &'static str {
         self.kind().plural()
     }
 
-    /// The kind that the word in a path names.
+    /// Returns the kind with this name in a path.
     pub fn from_word(word: &str) -> Option<RowKind> {
         RowKind::ALL.iter().copied().find(|kind| kind.word() == word)
     }
 
-    /// The names of the filters that a list of the kind takes.
+    /// Returns the filters that a list of the kind takes.
     pub fn filters(self) -> Vec<&'static str> {
         with_row!(self, R => R::FILTERS.iter().map(|def| def.name).collect())
     }
 
-    /// The JSON Schema of a row.
+    /// Returns the JSON Schema of a row.
     pub fn schema(self, types: &mut SchemaGenerator) -> Schema {
         with_row!(self, R => types.subschema_for::<R>())
     }
@@ -185,16 +184,16 @@ impl fmt::Display for RowKind {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("read {text:?} as the key of one of {kind}: {reason}")]
 pub struct BadKey {
-    /// The kind.
+    /// Kind of the row.
     pub kind: RowKind,
-    /// The text, cut short.
+    /// Text that was given, cut short.
     pub text: String,
-    /// What is wrong with it.
+    /// Problem of the text.
     pub reason: String,
 }
 
 impl RowKey {
-    /// Reads what stands behind the kind in a path.
+    /// Reads the key that follows the kind in a path.
     pub fn parse(kind: RowKind, text: &str) -> Result<RowKey, BadKey> {
         RowKey::read(kind, text).map_err(|reason| BadKey {
             kind,
@@ -203,8 +202,8 @@ impl RowKey {
         })
     }
 
-    /// The row's key in the store: the kind's number, then its parts. Names hold no zero byte, which stands behind one
-    /// that is not the last; ids have 16 bytes and sort in the order of their issue.
+    /// Returns the key in the store: the kind's number, then its parts. Names have no zero byte, which ends a
+    /// name that is not the last part; ids have 16 bytes and sort in order of issue.
     pub(crate) fn stored(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(40);
         bytes.push(self.kind() as u8);
@@ -230,60 +229,60 @@ impl fmt::Display for RowKey {
     }
 }
 
-/// What a row is called: follows from the register.
+/// Identity of a row, which follows from the register.
 pub trait Keyed: Sized {
-    /// The kind.
+    /// Kind of the row.
     const KIND: RowKind;
 
-    /// Its typed key.
+    /// Typed key of the row.
     type Key;
 
-    /// The key as one of any kind.
+    /// Returns the key as one of any kind.
     fn row_key(key: &Self::Key) -> RowKey;
-    /// The typed key, if it is one of the kind.
+    /// Returns the typed key, if the key is of the kind.
     fn typed_key(key: &RowKey) -> Option<Self::Key>;
-    /// Its own key.
+    /// Returns the row's own key.
     fn key(&self) -> RowKey;
-    /// Its version, for `ETag`.
+    /// Returns the version, for `ETag`.
     fn version(&self) -> u64;
-    /// The position of the fact that last changed it.
+    /// Returns the position of the fact that last changed the row.
     fn position(&self) -> Position;
 }
 
-/// A row of some kind: how it follows from the state, and how it is found.
+/// Row of some kind: how it follows from the state, and how it is found.
 pub trait Row:
     Keyed + Serialize + DeserializeOwned + Clone + PartialEq + fmt::Debug + JsonSchema + Send + Sync + 'static
 {
-    /// The filters that a list of the kind takes.
+    /// Filters that a list of the kind takes.
     #[doc(hidden)]
     const FILTERS: &'static [Def<Self>];
 
-    /// The row of an entity that is there. A pure function of the state; the counts are one too.
+    /// Returns the row of an existing entity. A pure function of the state; the counts are one too.
     fn of(fleet: &Fleet, counts: &Counts, key: &Self::Key) -> Option<Self>;
 
-    /// The same by a key of any kind.
+    /// Returns the row by a key of any kind.
     #[doc(hidden)]
     fn of_key(fleet: &Fleet, counts: &Counts, key: &RowKey) -> Option<Self> {
         Self::of(fleet, counts, &Self::typed_key(key)?)
     }
 
-    /// Its index entries.
+    /// Adds the index entries.
     #[doc(hidden)]
     fn index(&self, _to: &mut Entries) {}
 
-    /// Whether it has the same index entries as another row of its key.
+    /// Whether the row has the same index entries as another row of its key.
     #[doc(hidden)]
     fn is_indexed_as(&self, _other: &Self) -> bool {
         true
     }
 
-    /// The plan whose reasons belong into the message, because the row waits for a place.
+    /// Returns the plan whose reasons belong in the message, if the row waits for a placement.
     #[doc(hidden)]
     fn waits_with(&mut self) -> Option<(&PlanName, &mut String)> {
         None
     }
 
-    /// Whoever must be heard of for it to be reachable, if anybody must, and what that says of it.
+    /// Returns the executor that the entity is reached through, if any, and the fields for the result.
     #[doc(hidden)]
     fn reached_through(&mut self) -> Option<(Through, Reached<'_>)> {
         None

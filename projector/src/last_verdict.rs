@@ -1,17 +1,19 @@
-//! The last verdict of a server, and how new a read must be: at least as new as that, unless the client asks for less.
+//! Last verdict of a server, and how new a read must be: at least as new as that, unless the client asks for
+//! less.
 //!
-//! A verdict counts from before its answer is written, to any client: over a typed route, as a `CloudEvent`, in a batch, or
-//! forwarded to the server that decides and answered here. Only durable verdicts are given, so each position is one of
-//! the journal, and a takeover leaves it reachable. Inbox messages have no answer and do not count.
+//! A verdict counts from before its answer is written, to any client. Its route may be typed, a `CloudEvent`,
+//! a batch, or forwarded to the leader and answered here. Only durable verdicts are given, so each position
+//! is one of the journal, and stays reachable after a takeover. Inbox messages have no answer and do not
+//! count.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use chancery_events::id::{Lineage, Position};
 
-/// How new a read must be, besides the position that it names.
+/// Required freshness of a read, besides the position that it names.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum Consistency {
-    /// At least as new as every verdict that the server gave before the request came.
+    /// At least as new as every verdict that the server gave before the request.
     #[default]
     Verdicts,
     /// As new as the server is.
@@ -23,7 +25,7 @@ pub enum Consistency {
 pub struct LastVerdict(AtomicU64);
 
 impl LastVerdict {
-    /// Begins at the head of the journal as this process found it: verdicts of the process before are in it.
+    /// Starts at the journal's head as this process found it, which includes verdicts of earlier processes.
     pub const fn at(head: Position) -> LastVerdict {
         LastVerdict(AtomicU64::new(head.get()))
     }
@@ -33,21 +35,22 @@ impl LastVerdict {
         self.0.fetch_max(verdict.get(), Ordering::AcqRel);
     }
 
-    /// Notes a verdict that another server gave, before its answer is passed on. `lineage` is that which the answer names, if
-    /// it names one, and `own` that of this server's journal.
+    /// Notes a verdict of another server, before its answer is passed on. `lineage` is the lineage that the
+    /// answer names, if any, and `own` is that of this server's journal.
     pub fn note_forwarded(&self, verdict: Position, lineage: Option<Lineage>, own: Lineage) {
-        // The server that decides checked the lineage; problems do not repeat it.
+        // The leader checked the lineage; problems do not repeat it.
         if lineage.is_none_or(|lineage| lineage == own) {
             self.note(verdict);
         }
     }
 
-    /// The highest position that was noted.
+    /// Returns the highest position that was noted.
     pub fn position(&self) -> Position {
         Position::new(self.0.load(Ordering::Acquire))
     }
 
-    /// The position that the rows must have for a read that comes now; `named` is the position that the read names.
+    /// Returns the position that the rows must have for a read now; `named` is the position that the read
+    /// names.
     pub fn wanted(&self, consistency: Consistency, named: Option<Position>) -> Position {
         let verdict = match consistency {
             Consistency::Verdicts => self.position(),

@@ -1,8 +1,9 @@
-//! Folds the journal into read models. Without the feature `store` it has the shapes of rows alone, for clients.
+//! Folds the journal into read models. Without the feature `store`, only the types of rows exist, for
+//! clients.
 //!
-//! In reading order: the rows that readers see and their keys, how rows follow from the state ([`row_of`]), how
-//! records are folded and which rows they change, the store that holds rows, the projector that drives all of it,
-//! and who reads: how new a read must be, lists and single rows ([`query`]), and histories.
+//! In reading order: rows and their keys, and how they follow from the state ([`row_of`]). Then how records
+//! are folded and which rows change, the store, and the projector. Then reads: how new a read must be, lists
+//! and single rows ([`query`]), and histories.
 
 #[cfg(feature = "store")]
 mod changes;

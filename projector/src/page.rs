@@ -1,4 +1,4 @@
-//! Pages of a list: what is asked for, what comes back, and the token that leads to the next one.
+//! Pages of a list: the query, the result, and the token of the next page.
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,54 +11,54 @@ use crate::filter::BadFilter;
 use crate::kind::RowKind;
 use crate::store::StoreError;
 
-/// Rows on a page, if nothing is said.
+/// Default number of rows on a page.
 pub const LIMIT_DEFAULT: usize = 100;
-/// Rows on a page, at most.
+/// Maximum number of rows on a page.
 pub const LIMIT_MAX: usize = 1000;
-/// The longest token that is looked at.
+/// Maximum length of a token.
 const TOKEN_MAX: usize = 1024;
 
-/// What is asked of a list.
+/// Query of a list.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Query {
-    /// Filters by name and value, as they stand in a request. All must hold; a name may stand there twice.
+    /// Filters by name and value, as in a request. All must hold; a name may occur twice.
     pub filters: Vec<(String, String)>,
-    /// Rows wanted: 1 to [`LIMIT_MAX`], [`LIMIT_DEFAULT`] if not said.
+    /// Number of rows: 1 to [`LIMIT_MAX`] (default: [`LIMIT_DEFAULT`]).
     pub limit: Option<usize>,
-    /// Where to go on: the token of the page before.
+    /// Token of the page before, to continue after it.
     pub token: Option<PageToken>,
-    /// Bytes of JSON on a page, at most, except for its first row; no limit if not said.
+    /// Maximum bytes of JSON on a page, except for its first row (default: no limit).
     pub max_bytes: Option<usize>,
 }
 
 impl Query {
-    /// Asks for all of a kind, a page at a time.
+    /// Returns a query for all rows of a kind, a page at a time.
     pub fn all() -> Query {
         Query::default()
     }
 
-    /// Asks for those alone for which the filter holds too.
+    /// Adds a filter that must hold too.
     #[must_use]
     pub fn by(mut self, name: &str, value: impl fmt::Display) -> Query {
         self.filters.push((name.to_owned(), value.to_string()));
         self
     }
 
-    /// Asks for so many.
+    /// Sets the number of rows.
     #[must_use]
     pub fn limit(mut self, limit: usize) -> Query {
         self.limit = Some(limit);
         self
     }
 
-    /// Asks for what comes after a page.
+    /// Continues after a page.
     #[must_use]
     pub fn after(mut self, token: PageToken) -> Query {
         self.token = Some(token);
         self
     }
 
-    /// Tells apart what is asked for, so that a token is used for the list alone that it came from.
+    /// Returns a digest of the query, so that a token is used only for its own list.
     pub(crate) fn digest(&self, kind: RowKind) -> [u8; 8] {
         let mut filters: Vec<_> = self.filters.iter().collect();
         filters.sort();
@@ -69,49 +69,49 @@ impl Query {
     }
 }
 
-/// A page of rows.
+/// Page of rows.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Page<T> {
-    /// The rows, in a stable order: that of their keys, or that of the index that the filters led to.
+    /// Rows in a stable order: that of their keys, or that of the index for the filters.
     pub items: Vec<T>,
-    /// Where to go on; `None` on the last page. A page may hold fewer rows than were asked for, or none, and still
-    /// not be the last: looking for rare rows is spread over pages.
+    /// Token of the next page; `None` on the last page. A page before the last may have fewer rows than
+    /// requested, or none: the search for rare rows is spread over pages.
     pub next: Option<PageToken>,
-    /// Everything up to this position is in the rows.
+    /// Position up to which every event is in the rows.
     pub position: Position,
 }
 
-/// A page of rows, as JSON.
+/// Page of rows, as JSON.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct JsonPage {
-    /// A JSON array of the rows.
+    /// JSON array of the rows.
     pub items: String,
-    /// How many they are.
+    /// Number of rows.
     pub count: usize,
-    /// Where to go on, as in [`Page`].
+    /// Token of the next page, as in [`Page`].
     pub next: Option<PageToken>,
-    /// Everything up to this position is in the rows.
+    /// Position up to which every event is in the rows.
     pub position: Position,
 }
 
-/// A row, as JSON.
+/// Row as JSON.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct JsonRow {
-    /// A JSON object.
+    /// JSON object.
     pub body: String,
-    /// The row's version, for `ETag`.
+    /// Version of the row, for `ETag`.
     pub version: u64,
-    /// The position of the fact that last changed it.
+    /// Position of the fact that last changed the row.
     pub position: Position,
 }
 
-/// Leads to the next page. Opaque, and good for the same list alone.
+/// Opaque token of the next page, only for the same list.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PageToken {
     pub(crate) digest: [u8; 8],
-    /// Which of the ways to the rows was taken: the next page takes the same.
+    /// Access path that was taken: the next page takes the same.
     pub(crate) way: u8,
-    /// What stands behind the beginning that all entries of the way share.
+    /// Last key, without the prefix of the access path.
     pub(crate) last: Vec<u8>,
 }
 
@@ -142,27 +142,27 @@ impl FromStr for PageToken {
     }
 }
 
-/// A list or a row that cannot be given.
+/// Reason why a list or a row cannot be returned.
 #[derive(Debug, thiserror::Error)]
 pub enum QueryError {
-    /// A filter makes no sense: ask otherwise.
+    /// Invalid filter: change the query.
     #[error(transparent)]
     Filter(#[from] BadFilter),
-    /// The token is of another list: begin anew, or ask with the filters that it came from.
+    /// Token of another list: start again, or use the filters that it came from.
     #[error("list {kind}: the page token is of a list with other filters")]
     OtherToken {
-        /// The kind.
+        /// Kind of the list.
         kind: RowKind,
     },
-    /// The limit makes no sense.
+    /// Invalid limit.
     #[error("list {kind}: ask for 1 to {LIMIT_MAX} at a time, not {limit}")]
     Limit {
-        /// The kind.
+        /// Kind of the list.
         kind: RowKind,
-        /// What was asked for.
+        /// Requested limit.
         limit: usize,
     },
-    /// The store failed.
+    /// Failure of the store.
     #[error(transparent)]
     Store(#[from] StoreError),
 }

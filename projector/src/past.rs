@@ -1,4 +1,4 @@
-//! Operations that have left the rows, from the journal: a replica keeps its last ones only, and takes them along when it
+//! Operations that are no longer in the rows, from the journal: a replica keeps its last ones only, until it
 //! is deleted. The history of the replica gives the same row.
 
 use std::collections::BTreeMap;
@@ -16,45 +16,45 @@ use crate::history::{Entry, History, HistoryError, LIMIT_MAX};
 use crate::row_of::operation_message;
 use crate::rows::OperationRow;
 
-/// A replica as far as its history was read, and one operation of it.
+/// History of a replica as far as it was read, and one operation of the replica.
 #[derive(Default)]
 struct ReplicaHistory {
     plan: Option<PlanName>,
-    /// The deployment that it runs by.
+    /// Deployment whose version runs.
     deployment: Option<DeploymentName>,
-    /// The version and the node of each of its runs, by the position that issued it.
+    /// Version and node of each incarnation, by the position that issued it.
     runs: BTreeMap<Position, (DeploymentName, NodeName)>,
-    /// Its run that counts.
+    /// Active incarnation of the replica.
     active: Option<IncarnationId>,
-    /// Updates that change the active run where it is, by the position that issued them.
+    /// Updates that change the active incarnation in place, by the position that issued them.
     changes: BTreeMap<Position, DeploymentName>,
-    /// What runs are asked to be.
+    /// Versions requested of incarnations.
     asked: BTreeMap<IncarnationId, DeploymentName>,
     row: Option<(OperationRow, OperationState)>,
 }
 
-/// A search for the row of an operation that has ended, in its replica's history: page by page, for histories are long.
+/// Search for the row of an ended operation in its replica's history: page by page, as histories are long.
 pub struct OperationSearch {
     history: History,
     operation: OperationId,
     at: SearchPlace,
 }
 
-/// How far a search has come.
+/// Progress of a search.
 enum SearchPlace {
-    /// At the operation itself.
+    /// Search at the operation itself.
     Operation,
-    /// In the history of its replica, from a position on.
+    /// Search in the history of its replica, from a position on.
     Replica(Subject, Box<ReplicaHistory>, Position),
 }
 
 impl OperationSearch {
-    /// One that has read nothing yet.
+    /// Returns a search that has read nothing yet.
     pub fn new(history: History, operation: OperationId) -> OperationSearch {
         OperationSearch { history, operation, at: SearchPlace::Operation }
     }
 
-    /// Reads one page. Breaks with the row; with `None` if the journal has issued no such operation, or if it has not ended.
+    /// Reads one page. Breaks with the row; with `None` if the operation was never issued, or has not ended.
     pub fn read_page(&mut self) -> Result<ControlFlow<Option<OperationRow>>, HistoryError> {
         let id = self.operation;
         match &mut self.at {
@@ -156,7 +156,7 @@ impl ReplicaHistory {
                     });
                 }
             }
-            // All others say nothing about operations.
+            // Other facts do not concern operations.
             _ => {}
         }
     }
@@ -164,7 +164,7 @@ impl ReplicaHistory {
     fn opened(&mut self, id: OperationId, entry: &Entry, fact: &OperationOpened) {
         let (Some(plan), Some(deployment)) = (self.plan.clone(), self.deployment.clone()) else { return };
         let runs_by = fact.version.clone().unwrap_or(deployment);
-        // An update that needs no place is about the run that is there.
+        // An update that needs no placement changes the active incarnation.
         let there = self.active.filter(|_| fact.kind == OperationKind::Update && fact.proposal.is_some());
         if there.is_some() {
             self.changes.insert(entry.position, runs_by.clone());
@@ -196,7 +196,7 @@ impl ReplicaHistory {
         self.row = Some((row, state));
     }
 
-    /// An update that changes a run where it is asks it to be of another version.
+    /// Notes the version that an in-place update requests of an incarnation.
     fn ask(&mut self, operation: OperationId, run: Option<IncarnationId>) {
         if let (Some(run), Some(to)) = (run, self.changes.get(&operation.position())) {
             self.asked.insert(run, to.clone());

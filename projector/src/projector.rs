@@ -1,19 +1,19 @@
 //! The projector: follows the journal, keeps the state in memory and the rows in the store.
 //!
-//! Start-up is the running path from an earlier place. The state begins at the newest snapshot, the rows at the
-//! store's cursor, and these need not be the same:
+//! Start-up is the running path from an earlier position. The state starts at the newest snapshot, the rows
+//! at the store's cursor; these may differ:
 //!
-//! | rows stand | then |
+//! | position of the rows | then |
 //! |---|---|
-//! | behind a record that the journal does not have | they are dropped, as if there were none |
-//! | nowhere, or before the snapshot | the state alone is folded as far as there are records, then they are made from it |
+//! | after a record that the journal does not have | they are dropped, as if there were none |
+//! | none, or before the snapshot | the state alone is folded to the last record, then rows are made of it |
 //! | at the snapshot or after it | the state alone is folded up to them |
 //!
-//! From there both go on together, as they do for every record that comes. What must stay true: rows are those of
-//! the state at exactly one position; they are a function of the state, so both ways give the same bytes.
+//! From there both continue together, as for every later record. Invariants: rows are those of the state at
+//! exactly one position; they are a function of the state, so both ways give the same bytes.
 //!
-//! While a large batch of rows is written, the records behind it are folded already: two things at a time, never
-//! more, so that memory stays bounded.
+//! While a large batch of rows is written, the next records are already folded. These are two things at a
+//! time, never more, so that memory stays bounded.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -35,25 +35,25 @@ use crate::snapshot;
 use crate::store::{FoundRows, Store, StoreError, Tuning};
 use crate::watch::{Applied, Watch};
 
-/// Records that are decoded ahead of the one that is folded, while the store is filled.
+/// Maximum number of records decoded ahead of the fold while the store is filled.
 const AHEAD: usize = 8;
 
-/// The rows do not go on.
+/// Reason why the rows do not continue.
 #[derive(Debug, thiserror::Error)]
 pub enum ProjectError {
-    /// A record cannot be folded: the error says what to do. The rows stand before it.
+    /// Record that cannot be folded: the error has the remedy. The rows stay before it.
     #[error(transparent)]
     Fold(#[from] FoldError),
-    /// The journal cannot be read.
+    /// Journal that cannot be read.
     #[error(transparent)]
     Read(#[from] ReadError),
-    /// The folder of snapshots cannot be read.
+    /// Snapshot directory that cannot be read.
     #[error(transparent)]
     Snapshots(#[from] SnapshotError),
-    /// The store failed: open the projector anew.
+    /// Failure of the store: open the projector again.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// It failed before: open it anew.
+    /// Projector that failed before: open it again.
     #[error("project records: the projector has stopped")]
     Stopped,
 }
@@ -64,11 +64,11 @@ pub struct Projector {
     fold: Fold,
     counts: Counts,
     store: Store,
-    /// The rows' position. Before the store is filled, none.
+    /// Position of the rows; zero before the store is filled.
     rows: Position,
-    /// Whether the store holds rows. If not, the first records fill it.
+    /// Whether the store has rows. If not, the first records fill it.
     is_filled: bool,
-    /// Where the snapshot stands with which it began; zero without one.
+    /// Position of the first snapshot; zero without one.
     snapshot: Position,
     /// Rows and index entries written or removed.
     written: u64,
@@ -79,8 +79,8 @@ pub struct Projector {
 }
 
 impl Projector {
-    /// Opens the rows in `dir`, a folder of their own that is removed when they cannot be used, and brings state
-    /// and rows to the same place. [`Projector::catch_up`] takes it from there.
+    /// Opens the rows in `dir`, their own directory, which is removed when unusable. Brings state and rows to
+    /// the same position; [`Projector::catch_up`] continues there.
     pub fn open(
         dir: &Path,
         fleet: &str,
@@ -91,7 +91,7 @@ impl Projector {
         Projector::open_found(FoundRows::open(dir, tuning)?, fleet, source, snapshots)
     }
 
-    /// The same, with rows that were opened before the journal was.
+    /// Opens the projector with rows that were opened before the journal.
     pub fn open_found(
         rows: FoundRows,
         fleet: &str,
@@ -128,34 +128,36 @@ impl Projector {
         })
     }
 
-    /// Reads the rows.
+    /// Returns a reader of the rows.
     pub fn reader(&self) -> Reader {
         Reader::new(self.store.tree().clone(), self.watch.clone(), Arc::clone(&self.epoch))
     }
 
-    /// The last position in state and rows.
+    /// Returns the last position in state and rows.
     pub fn position(&self) -> Position {
         self.rows
     }
 
-    /// Where the snapshot stands with which it began; zero if there was none that could be used. A start before the
-    /// next one replays what is behind it.
+    /// Returns the position of the snapshot that it started with; zero without a usable one. A start before
+    /// the next snapshot replays all records after this one.
     pub fn snapshot(&self) -> Position {
         self.snapshot
     }
 
-    /// How many rows and index entries it has written or removed since it was opened: what an event costs.
+    /// Returns the number of rows and index entries written or removed since it was opened: the cost of
+    /// events.
     pub fn rows_written(&self) -> u64 {
         self.written
     }
 
-    /// The state, and where it stands; `None` before the first record. Clone it to write a snapshot elsewhere.
+    /// Returns the state and its cursor; `None` before the first record. Clone it to write a snapshot
+    /// elsewhere.
     pub fn state(&self) -> Option<&Folding> {
         self.fold.state()
     }
 
-    /// Takes what the journal has and the rows have not. What the journal gets meanwhile waits for the next call: of
-    /// one that grows faster than it is folded this would be without end.
+    /// Applies the records after the rows, up to the journal's current head. Later records wait for the next
+    /// call: if the journal grows faster than it is folded, this call would not end.
     pub fn catch_up(&mut self) -> Result<Position, ProjectError> {
         let head = self.source.head().map_or(Position::ZERO, |head| head.position);
         let records = self.source.records(self.fold.position().plus(1))?;
@@ -164,14 +166,14 @@ impl Projector {
         )
     }
 
-    /// Takes records that are durable and valid, in order; those that are in the rows already change nothing. A gap
-    /// leaves everything as it is: [`Projector::catch_up`] closes it.
+    /// Applies durable and valid records, in order; records that are in the rows already change nothing. A
+    /// gap leaves everything unchanged: [`Projector::catch_up`] closes it.
     pub fn apply(&mut self, records: &[Arc<Record>]) -> Result<Position, ProjectError> {
         self.run(records.iter().map(|record| Ok(Arc::clone(record))))
     }
 
-    /// Brings the rows to the disk. Before a snapshot of the state at their position gets its name: a start with rows
-    /// that are behind the newest snapshot makes all of them anew.
+    /// Flushes the rows to disk, before a snapshot at their position gets its name. A start with rows behind
+    /// the newest snapshot makes all of them again.
     pub fn flush(&self) -> Result<(), ProjectError> {
         Ok(self.store.flush()?)
     }
@@ -217,7 +219,7 @@ impl Projector {
                     writer.begin(fold, counts, &std::mem::take(&mut touched))?;
                 }
             }
-            // What was folded before an error is as good as ever.
+            // Records folded before an error are valid.
             writer.end(fold, counts, &touched)?;
             match stopped {
                 Some(error) => Err(error),
@@ -226,7 +228,7 @@ impl Projector {
         })
     }
 
-    /// The state first, decoded on another thread than it is folded, then its rows: each is written once, however
+    /// Folds the state first, decoded on another thread, then makes its rows: each is written once, however
     /// often it has changed.
     fn fill(
         &mut self,
@@ -247,7 +249,7 @@ impl Projector {
                 Ok(())
             })
         });
-        // What was folded before an error is as good as ever.
+        // Records folded before an error are valid.
         if let Some(state) = self.fold.state() {
             self.counts = Counts::of(&state.fleet);
             self.written += fill(&self.store, state, &self.counts)?;
@@ -276,7 +278,7 @@ impl Projector {
 }
 
 impl Drop for Projector {
-    /// Nobody waits for what will not come.
+    /// Stops waiting readers: nothing follows.
     fn drop(&mut self) {
         self.watch.stop("it has ended");
     }
@@ -294,7 +296,7 @@ struct Writer<'scope, 'all> {
 }
 
 impl Writer<'_, '_> {
-    /// Begins to write the rows that were touched, on a thread of its own, behind those being written.
+    /// Starts to write the touched rows on another thread, after the rows being written.
     fn begin(&mut self, fold: &Fold, counts: &mut Counts, touched: &Touched) -> Result<(), StoreError> {
         self.wait()?;
         if let Some((changes, at)) = self.next(fold, counts, touched)? {
@@ -304,7 +306,7 @@ impl Writer<'_, '_> {
         Ok(())
     }
 
-    /// Writes the last rows, here.
+    /// Writes the last rows on this thread.
     fn end(&mut self, fold: &Fold, counts: &mut Counts, touched: &Touched) -> Result<(), StoreError> {
         self.wait()?;
         if let Some((changes, at)) = self.next(fold, counts, touched)? {
@@ -314,7 +316,7 @@ impl Writer<'_, '_> {
         Ok(())
     }
 
-    /// The rows that were touched, each once, and the cursor. The rows before them are written: they are read here.
+    /// Returns the touched rows, each once, and the cursor. Earlier rows are written: they are read here.
     fn next(
         &mut self,
         fold: &Fold,
@@ -343,7 +345,7 @@ impl Writer<'_, '_> {
     }
 }
 
-/// One batch, whole.
+/// Writes one whole batch.
 fn write(store: &Store, epoch: &Epoch, changes: Changes, at: &Cursor) -> Result<Applied, StoreError> {
     epoch.batch(|| store.apply(changes, Some(at)))?;
     Ok(Applied { position: at.position, time: at.time, stopped: None })
@@ -357,7 +359,7 @@ fn applied(fold: &Fold) -> Applied {
     })
 }
 
-/// The store, and where its rows stand if they can be used.
+/// Returns the store, and the cursor of its rows if they are usable.
 fn usable(
     found: FoundRows,
     source: &dyn Source,

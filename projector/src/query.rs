@@ -1,9 +1,9 @@
 //! Readers of rows.
 //!
-//! A reader never waits for the projector but while a batch is being applied, and each row that it reads is of a
-//! whole batch. A page reads many rows: it is read again when a batch came between, and after a few times taken as
-//! it is. Then its rows may be of neighbouring positions, none older than the page's; each matches the filters; and
-//! one that is there all along is neither missing nor there twice, because pages go by keys and not by numbers.
+//! A reader waits for the projector only while a batch is applied, and reads each row from a whole batch. A
+//! page reads many rows: it is read again when a batch came between, and after a few attempts taken as it is.
+//! Then its rows may be of neighbouring positions, none older than the page's; each matches the filters. A
+//! row that exists throughout is neither missing nor duplicated, because pages go by keys and not by numbers.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -25,19 +25,19 @@ use crate::rows::{PlanRow, ReplicaRow};
 use crate::store::{StoreError, decode};
 use crate::watch::{Applied, NotReached, Watch};
 
-/// A page is read so many times at most, when batches come between.
+/// Maximum number of reads of a page, when batches come between.
 const ATTEMPTS: u32 = 4;
-/// So many rows are looked at for one page at most.
+/// Maximum number of rows checked for one page.
 const LOOKS: usize = 20_000;
-/// To choose between indexes, so many entries of each are counted at most.
+/// Maximum number of entries counted of each index, to choose one.
 const PROBES: usize = 200;
 
-/// Odd while a batch is being applied.
+/// Counter that is odd while a batch is applied.
 #[derive(Debug, Default)]
 pub(crate) struct Epoch(AtomicU64);
 
 impl Epoch {
-    /// Runs what applies a batch.
+    /// Runs the function that applies a batch.
     pub(crate) fn batch<T>(&self, apply: impl FnOnce() -> T) -> T {
         self.0.fetch_add(1, Ordering::SeqCst);
         let applied = apply();
@@ -64,12 +64,12 @@ impl Reader {
         Reader { tree, watch, epoch }
     }
 
-    /// How far the rows have come.
+    /// Returns the progress of the rows.
     pub fn applied(&self) -> Applied {
         self.watch.now()
     }
 
-    /// Hears how far the rows have come.
+    /// Returns the watch on the rows' progress.
     pub fn watch(&self) -> &Watch {
         &self.watch
     }
@@ -79,7 +79,7 @@ impl Reader {
         self.watch.wait(min_position, timeout)
     }
 
-    /// The row of a key.
+    /// Returns the row of a key.
     pub fn get<R: Row>(&self, key: &R::Key) -> Result<Option<R>, QueryError> {
         self.row(&R::row_key(key))
     }
@@ -98,7 +98,7 @@ impl Reader {
         Ok(bytes.map(|bytes| decode(key, &bytes)).transpose()?)
     }
 
-    /// The row of a key of any kind, as JSON.
+    /// Returns the row of a key of any kind, as JSON.
     pub fn get_json(&self, key: &RowKey) -> Result<Option<JsonRow>, QueryError> {
         fn json<R: Row>(row: &R) -> JsonRow {
             let body = serde_json::to_string(row).expect("rows have string keys and no failing parts");
@@ -107,7 +107,7 @@ impl Reader {
         with_row!(key.kind(), R => Ok(self.row::<R>(key)?.as_ref().map(json)))
     }
 
-    /// A page of a list of any kind, as JSON.
+    /// Returns a page of a list of any kind, as JSON.
     pub fn list_json(&self, kind: crate::kind::RowKind, query: &Query) -> Result<JsonPage, QueryError> {
         with_row!(kind, R => self.json_page::<R>(query))
     }
@@ -118,7 +118,7 @@ impl Reader {
         Ok(JsonPage { items: format!("[{}]", rows.text), count: rows.count, next, position })
     }
 
-    /// A page of a list.
+    /// Returns a page of a list.
     pub fn list<R: Row>(&self, query: &Query) -> Result<Page<R>, QueryError> {
         let add = |items: &mut Vec<R>, row: R| {
             items.push(row);
@@ -128,7 +128,7 @@ impl Reader {
         Ok(Page { items, next, position })
     }
 
-    /// A page of a list, made of its rows one by one.
+    /// Returns a page of a list, made of its rows one by one.
     fn page<R: Row, T: Default>(
         &self,
         query: &Query,
@@ -164,7 +164,7 @@ impl Reader {
         })
     }
 
-    /// Reads again if a batch came between.
+    /// Repeats a read if a batch came between.
     fn steady<T>(&self, read: impl Fn() -> Result<T, QueryError>) -> Result<T, QueryError> {
         for _ in 1..ATTEMPTS {
             let before = self.epoch.0.load(Ordering::SeqCst);
@@ -176,8 +176,7 @@ impl Reader {
         read()
     }
 
-    /// Ways to the rows: 0 is all of the kind, n is what the n-th filter leads to. Of several, the one with the
-    /// fewest entries.
+    /// Returns the access path with the fewest entries: 0 is all of the kind, n is that of the n-th filter.
     fn best_way<R: Row>(&self, filters: &[Filter<R>]) -> Result<u8, QueryError> {
         let ways: Vec<_> = (1..=filters.len().min(usize::from(u8::MAX)))
             .filter(|n| filters[n - 1].way.is_some())
@@ -197,7 +196,7 @@ impl Reader {
         Ok(best.1)
     }
 
-    /// What the keys of the way begin with; `None` if it leads nowhere.
+    /// Returns the key prefix of an access path; `None` if it has no rows.
     fn prefix<R: Row>(&self, filters: &[Filter<R>], way: u8) -> Result<Option<Cow<'_, [u8]>>, QueryError> {
         let filter = usize::from(way).checked_sub(1).and_then(|n| filters.get(n));
         Ok(match filter.and_then(|filter| filter.way.clone()) {
@@ -210,7 +209,7 @@ impl Reader {
         })
     }
 
-    /// Gives up to `limit` rows behind `after`, and the place behind which to go on if there may be more.
+    /// Gives up to `limit` rows after `after`. Returns the key to continue after, if there may be more.
     fn scan<R: Row>(
         &self,
         filters: &[Filter<R>],
@@ -223,7 +222,7 @@ impl Reader {
         let mut from = prefix.to_vec();
         if let Some(after) = after {
             from.extend_from_slice(after);
-            from.push(0); // the smallest key behind it
+            from.push(0); // the smallest key after it
         }
         let mut count = 0;
         let mut last: Option<IVec> = None;
@@ -241,7 +240,7 @@ impl Reader {
             } else {
                 Some(decode(&key, &value)?)
             };
-            // An entry may have lost its row, or the row the reason for its entry, since the entry was read.
+            // Since it was read, an entry may have lost its row, or the row the reason for its entry.
             if let Some(row) = row.filter(|row| filters.iter().all(|filter| (filter.holds)(row))) {
                 if add(row)? == Added::Full {
                     return Ok(rest(last));
@@ -254,12 +253,12 @@ impl Reader {
     }
 }
 
-/// What became of a row that was to be put on a page.
+/// Result of adding a row to a page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Added {
-    /// It is on the page.
+    /// Row on the page.
     Taken,
-    /// It is not: the page has all that it may have.
+    /// Row that is not added: the page is full.
     Full,
 }
 
@@ -271,7 +270,7 @@ struct JsonRows {
 }
 
 impl JsonRows {
-    /// Adds a row, unless the rows would then have more than `max` bytes. The first one is always taken.
+    /// Adds a row, unless the rows would then have more than `max` bytes. The first row is always taken.
     fn add<R: Row>(&mut self, row: &R, max: usize) -> Added {
         let row = serde_json::to_string(row).expect("rows have string keys and no failing parts");
         if self.count > 0 {
@@ -286,7 +285,7 @@ impl JsonRows {
     }
 }
 
-/// The key of the row to which an index entry leads: the last 16 bytes are an id, or all behind the prefix a name.
+/// Returns the row key of an index entry: the last 16 bytes are an id, or all after the prefix a name.
 fn row_key<R: Row>(entry: &[u8], prefix: usize) -> Vec<u8> {
     let is_id = matches!(R::KIND, crate::kind::RowKind::Incarnations | crate::kind::RowKind::Operations);
     let from = if is_id { entry.len().saturating_sub(16) } else { prefix };
@@ -299,7 +298,7 @@ fn read_failed(source: sled::Error) -> StoreError {
     StoreError::Sled { operation: "read", source }
 }
 
-/// Why there are no places, from the plans' rows, each read once.
+/// Reasons for missing placements, from the plans' rows, each read once.
 struct Reasons<'a> {
     reader: &'a Reader,
     known: BTreeMap<PlanName, String>,

@@ -1,5 +1,5 @@
-//! Whether what runs is heard of: looked up in the row of its cluster when it is read. A cluster may hold a hundred
-//! thousand incarnations, and a session that is lost or opened is one row.
+//! Reachability of what runs: looked up in the row of its cluster when it is read. A cluster may have a
+//! hundred thousand incarnations; a session that expires or starts changes one row.
 
 use std::collections::BTreeMap;
 
@@ -11,16 +11,16 @@ use crate::query::Reader;
 use crate::rows::{ClusterRow, IncarnationRow, Reachability};
 use crate::store::StoreError;
 
-/// Through what something is reached.
+/// Executor through which an entity is reached.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Through {
-    /// The executor of this cluster.
+    /// Executor of this cluster.
     Cluster(ClusterName),
-    /// That of this incarnation's cluster.
+    /// Executor of this incarnation's cluster.
     Incarnation(IncarnationId),
 }
 
-/// The parts of a row that say so.
+/// Fields of a row that show reachability.
 #[derive(Debug)]
 pub struct Reached<'a> {
     reachability: &'a mut Reachability,
@@ -28,12 +28,12 @@ pub struct Reached<'a> {
 }
 
 impl<'a> Reached<'a> {
-    /// `None` if nobody need be heard of.
+    /// Returns `None` if no executor is required.
     pub(crate) fn of(reachability: &'a mut Reachability, message: &'a mut String) -> Option<Reached<'a>> {
         (*reachability == Reachability::Unknown).then_some(Reached { reachability, message })
     }
 
-    /// Says what was found out of the cluster.
+    /// Sets the reachability found for the cluster.
     pub(crate) fn say(self, found: Reachability, cluster: &ClusterName) {
         *self.reachability = found;
         if found == Reachability::Unknown && self.message.is_empty() {
@@ -42,7 +42,7 @@ impl<'a> Reached<'a> {
     }
 }
 
-/// What clusters say, each read once.
+/// Reachability of clusters, each read once.
 pub(crate) struct Reach<'a> {
     reader: &'a Reader,
     known: BTreeMap<ClusterName, Reachability>,
@@ -59,7 +59,7 @@ impl<'a> Reach<'a> {
             Through::Cluster(cluster) => cluster,
             Through::Incarnation(id) => {
                 let row = self.reader.bytes::<IncarnationRow>(&RowKey::Incarnation(id).stored())?;
-                // Gone since: the row that names it goes with the next batch.
+                // Deleted since: the next batch deletes the row that names it.
                 let Some(row) = row else { return Ok(()) };
                 row.cluster
             }
@@ -79,7 +79,7 @@ impl<'a> Reach<'a> {
     }
 }
 
-/// What follows from whether the cluster has a session.
+/// Returns the reachability by whether the cluster has a session.
 pub(crate) fn reachability(has_session: bool) -> Reachability {
     if has_session { Reachability::Known } else { Reachability::Unknown }
 }

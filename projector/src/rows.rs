@@ -1,7 +1,7 @@
-//! Rows: what readers see of each entity. A function of the state, so that a rebuild gives the same rows.
+//! Rows that readers see of each entity: a function of the state, so that a rebuild gives the same rows.
 //!
-//! The same shapes are answers in JSON (documented in the `OpenAPI` description) and values in the store in a
-//! positional codec: no field may be left out when it is written.
+//! The same types are answers in JSON (documented in the `OpenAPI` description) and values in the store. The
+//! store has a positional codec: no field may be left out.
 
 use std::collections::BTreeMap;
 

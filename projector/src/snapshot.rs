@@ -1,4 +1,4 @@
-//! Snapshots of the state: written from the projector's copy, read at every start.
+//! Snapshots of the state: written from a clone of the projector's, read at every start.
 
 use std::io::{self, Read, Write};
 use std::sync::Arc;
@@ -13,20 +13,20 @@ use sha2::{Digest as _, Sha256};
 
 use crate::fold::Folding;
 
-/// Names the shape of a snapshot's state: the image's, and the codec's.
+/// Returns the shape of a snapshot's state: the image's, and the codec's.
 pub fn fingerprint() -> String {
     format!("{IMAGE_FINGERPRINT} bincode-2")
 }
 
 impl Folding {
-    /// Writes the state: the same bytes on every node for the same position.
+    /// Writes the state: the same bytes on every server for the same position.
     pub fn encode(&self, mut to: &mut dyn Write) -> io::Result<()> {
         let image = Image::of(&self.fleet);
         bincode::serde::encode_into_std_write(&image, &mut to, standard()).map_err(io::Error::other)?;
         Ok(())
     }
 
-    /// The SHA-256 of the state.
+    /// Returns the SHA-256 of the state.
     pub fn hash(&self) -> io::Result<Hash> {
         struct Hashing(Sha256);
         impl Write for Hashing {
@@ -43,8 +43,8 @@ impl Folding {
         Ok(Hash::from_bytes(hashing.0.finalize().into()))
     }
 
-    /// Writes a snapshot. It may take long, and needs no projector: clone the state and write it elsewhere. Those that
-    /// are of another history than the journal's are removed.
+    /// Writes a snapshot. This may take long, and needs no projector: clone the state and write it elsewhere.
+    /// Snapshots of another history than the journal's are removed.
     pub fn write(
         &self,
         fleet: Arc<str>,
@@ -70,8 +70,8 @@ fn look_up(meta: &Meta, journal: &dyn Source) -> Option<bool> {
     found.ok()
 }
 
-/// The newest state that can be used: of this fleet and this build's shape, whole, and behind a record that stands
-/// in the journal. What cannot be used is passed over, loudly.
+/// Returns the newest usable state: of this fleet and this build's shape, whole, and at a record of the
+/// journal. Unusable snapshots are passed over, and logged.
 pub fn newest(from: &Snapshots, fleet: &str, journal: &dyn Source) -> Result<Option<Folding>, SnapshotError> {
     let fingerprint = fingerprint();
     let mut tried = Vec::new();

@@ -1,13 +1,13 @@
-//! The store of rows: one sled tree, which can be dropped at any time.
+//! Store of rows: one sled tree, which can be dropped at any time.
 //!
 //! ```text
-//! 0x00 "cursor"            where the rows stand
+//! 0x00 "cursor"            position of the rows
 //! kind key                 a row: its kind's number, its key, its fields by position
 //! index term … key         an index entry, without a value
 //! ```
-//! What must stay true: the cursor is written in the same atomic batch as the rows that bring it there, so that the
-//! rows are always those of exactly one position; a store without a cursor of this build's is worth nothing, and is
-//! removed, loudly. Nothing is synced for each batch: after a crash sled finds a whole batch, perhaps an earlier one.
+//! Invariants: the cursor is written in the same atomic batch as its rows, so that they are always those of
+//! exactly one position. A store without a cursor of this build is removed, and that is logged. Batches are
+//! not synced: after a crash sled finds a whole batch, perhaps an earlier one.
 
 use std::fs;
 use std::io;
@@ -27,27 +27,27 @@ use sled::IVec;
 use crate::changes::{Changes, Rows};
 use crate::kind::{Row, RowKind, with_row};
 
-/// Counts the changes to rows, entries and keys that their schemas do not show: what a row says, above all.
+/// Number of changes to rows, entries and keys that their schemas do not show, above all to content.
 const LAYOUT: u32 = 6;
 
 const CURSOR: &[u8] = b"\0cursor";
 
-/// A store that seems to be in use is tried so many times,
+/// Number of attempts to open a store that seems to be in use.
 const ATTEMPTS: u32 = 20;
-/// so far apart.
+/// Pause between attempts to open a store.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Bytes of disk without which no store is opened.
+/// Minimum free bytes of disk to open a store.
 const ROOM: u64 = 4 << 20;
 
-/// How the store uses memory and disk.
+/// Memory and disk use of the store.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Tuning {
-    /// Bytes of rows that are kept in memory.
+    /// Bytes of rows that are kept in memory (default: 64 MiB).
     pub cache: u64,
-    /// How often what was written goes to the disk, in milliseconds.
+    /// Interval of flushes to disk, in milliseconds (default: 500).
     pub flush: u64,
-    /// A batch has about so many touched entities at most: readers wait while one is applied.
+    /// Approximate maximum of touched entities in a batch (default: 500): readers wait while one is applied.
     pub batch: usize,
 }
 
@@ -57,34 +57,34 @@ impl Default for Tuning {
     }
 }
 
-/// The store failed. What it held can be had again: drop it and open it anew.
+/// Failure of the store. Its content can be made again: drop it and open it again.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// Another process has it open.
+    /// Rows that another process has open.
     #[error("open the rows in {}: another process has them open", .0.display())]
     InUse(PathBuf),
-    /// The disk or sled failed.
+    /// Failure of the disk or of sled.
     #[error("{operation} rows")]
     Sled {
-        /// What was being done.
+        /// Operation that failed.
         operation: &'static str,
-        /// What went wrong.
+        /// Cause of the failure.
         source: sled::Error,
     },
-    /// The folder cannot be removed.
+    /// Directory that cannot be removed.
     #[error("remove the rows in {}", path.display())]
     Remove {
-        /// The folder.
+        /// Path of the directory.
         path: PathBuf,
-        /// What went wrong.
+        /// Cause of the failure.
         source: io::Error,
     },
-    /// What was read is not what was written.
+    /// Content that differs from what was written.
     #[error(transparent)]
     Row(#[from] BadRow),
 }
 
-/// A row that cannot be read back.
+/// Row that cannot be read back.
 #[derive(Debug, thiserror::Error)]
 #[error("read back a row of kind {kind}")]
 pub struct BadRow {
@@ -107,10 +107,10 @@ pub(crate) fn decode<R: DeserializeOwned>(key: &[u8], bytes: &[u8]) -> Result<R,
     Ok(row)
 }
 
-/// The stored cursor: the shape of the rows, and the record behind which they are.
+/// Stored cursor: the shape of the rows, and the last record in them.
 type StoredCursor = (Hash, Cursor);
 
-/// Names the shape of everything that the store holds and what it was made from: another one is not read.
+/// Returns a hash of the shape of all that the store has and is made from: another shape is not read.
 pub(crate) fn shape() -> Hash {
     fn schema<R: Row>() -> String {
         serde_json::to_string(&schemars::schema_for!(R)).expect("a schema is JSON")
@@ -130,7 +130,7 @@ impl StoreError {
     }
 }
 
-/// sled waits for ever when it finds no room for its first pages, so that is asked before.
+/// Checks for free disk space: sled waits permanently when it finds none for its first pages.
 fn has_room(path: &Path) -> Result<(), StoreError> {
     let failed = |error: rustix::io::Errno| StoreError::Sled {
         operation: "open",
@@ -145,7 +145,7 @@ fn has_room(path: &Path) -> Result<(), StoreError> {
     }
 }
 
-/// The rows in a directory as they were found: open, and nothing of them removed yet.
+/// Rows of a directory as they were found: open, and nothing of them removed yet.
 #[derive(Debug)]
 pub struct FoundRows {
     path: PathBuf,
@@ -154,21 +154,21 @@ pub struct FoundRows {
 }
 
 impl FoundRows {
-    /// Opens the rows in a directory. Something else of the name is set aside.
+    /// Opens the rows in a directory. Anything else of that name is set aside.
     pub fn open(path: &Path, tuning: Tuning) -> Result<FoundRows, StoreError> {
         set_aside(path, Wanted::Directory)
             .map_err(|source| StoreError::Remove { path: path.to_owned(), source })?;
         let opened = match Store::open_patiently(path, tuning) {
             Err(StoreError::InUse(path)) => return Err(StoreError::InUse(path)),
-            // Rows made anew would need more of what there is none of.
+            // New rows would need even more disk space.
             Err(error) if error.is_no_space() => return Err(error),
             opened => opened,
         };
         Ok(FoundRows { path: path.to_owned(), tuning, opened })
     }
 
-    /// The record behind which the rows stand: the journal was synced up to it before they came there. `None` if there
-    /// are none that this build can read.
+    /// Returns the last record in the rows, up to which the journal was synced before. `None` if there are no
+    /// rows that this build can read.
     pub fn cursor(&self) -> Option<Cursor> {
         let store = self.opened.as_ref().ok()?;
         let (shape, cursor) = store.stored_cursor().ok()??;
@@ -180,7 +180,7 @@ impl FoundRows {
     }
 }
 
-/// The rows, open for writing.
+/// Rows that are open for writing.
 #[derive(Debug)]
 pub(crate) struct Store {
     db: sled::Db,
@@ -190,7 +190,7 @@ pub(crate) struct Store {
 }
 
 impl Store {
-    /// The rows as they can be used: what cannot be read, or was made by a build with other rows, is removed.
+    /// Returns usable rows: unreadable rows, or rows of a build with others, are removed.
     pub(crate) fn settle(found: FoundRows) -> Result<Store, StoreError> {
         let FoundRows { path, tuning, opened } = found;
         let store = match opened {
@@ -210,7 +210,7 @@ impl Store {
         }
     }
 
-    /// sled's own threads let go of a store a moment after it was closed.
+    /// Retries, because sled's own threads release a store a moment after it was closed.
     fn open_patiently(path: &Path, tuning: Tuning) -> Result<Store, StoreError> {
         for _ in 1..ATTEMPTS {
             match Store::try_open(path, tuning) {
@@ -223,7 +223,7 @@ impl Store {
 
     fn try_open(path: &Path, tuning: Tuning) -> Result<Store, StoreError> {
         has_room(path)?;
-        // sled asks for no modes: what it makes is as private as the directory.
+        // sled asks for no modes: its files are as private as the directory.
         private::create_dir_all(path)
             .map_err(|source| StoreError::Sled { operation: "open", source: source.into() })?;
         let config = sled::Config::new()
@@ -246,7 +246,7 @@ impl Store {
         Ok(Store { db, tree, path: path.to_owned(), shape: shape() })
     }
 
-    /// Removes everything, and opens an empty store in its place. No reader may have it open yet.
+    /// Removes everything, and opens an empty store in its place. No reader must have it open yet.
     pub(crate) fn renew(self, reason: &str, tuning: Tuning) -> Result<Store, StoreError> {
         tracing::warn!(path = %self.path.display(), reason, "the rows are dropped and made anew");
         let path = self.path.clone();
@@ -260,12 +260,12 @@ impl Store {
         Ok(bytes.map(|bytes| decode(CURSOR, &bytes)).transpose()?)
     }
 
-    /// Where the rows stand; `None` before the first batch.
+    /// Returns the cursor of the rows; `None` before the first batch.
     pub(crate) fn cursor(&self) -> Result<Option<Cursor>, StoreError> {
         Ok(self.stored_cursor()?.map(|(_, cursor)| cursor))
     }
 
-    /// Applies a batch whole. Without a cursor the rows are unfinished, and will not be used after a crash.
+    /// Applies a whole batch. Without a cursor the rows are unfinished, and not used after a crash.
     pub(crate) fn apply(&self, changes: Changes, at: Option<&Cursor>) -> Result<(), StoreError> {
         let mut batch = sled::Batch::default();
         for (key, value) in changes.0 {
@@ -280,12 +280,12 @@ impl Store {
         self.tree.apply_batch(batch).map_err(failed("write"))
     }
 
-    /// For readers.
+    /// Returns the tree, for readers.
     pub(crate) fn tree(&self) -> &sled::Tree {
         &self.tree
     }
 
-    /// Brings everything to the disk.
+    /// Flushes everything to disk.
     pub(crate) fn flush(&self) -> Result<(), StoreError> {
         self.db.flush().map(|_| ()).map_err(failed("flush"))
     }

@@ -1,4 +1,4 @@
-//! How far the rows have come, for whoever waits for it: threads and tasks.
+//! Progress of the rows, for threads and tasks that wait.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -8,44 +8,44 @@ use chancery_events::id::Position;
 use chancery_events::time::Time;
 use tokio::sync::watch;
 
-/// How far the rows have come.
+/// Progress of the rows.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Applied {
-    /// Every event up to this position is in the rows.
+    /// Position up to which every event is in the rows.
     pub position: Position,
-    /// The time of its record.
+    /// Time of the record at the position.
     pub time: Time,
-    /// Why the projector goes no further, if it has stopped.
+    /// Reason why the projector has stopped, if it has.
     pub stopped: Option<Arc<str>>,
 }
 
-/// Why a position was not reached.
+/// Reason why a position was not reached.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NotReached {
-    /// Not in time: ask again.
+    /// Timeout: try again.
     #[error("wait for position {wanted}: the rows stand at {reached}")]
     Timeout {
-        /// The position wanted.
+        /// Requested position.
         wanted: Position,
-        /// Where the rows stand.
+        /// Position of the rows.
         reached: Position,
     },
-    /// It will not be reached by this process.
+    /// Stop of the projector: this process will not reach the position.
     #[error(
         "wait for position {wanted}: the rows stand at {reached}, and the projector has stopped: {reason}"
     )]
     Stopped {
-        /// The position wanted.
+        /// Requested position.
         wanted: Position,
-        /// Where the rows stand.
+        /// Position of the rows.
         reached: Position,
-        /// Why.
+        /// Reason of the stop.
         reason: Arc<str>,
     },
 }
 
 impl Applied {
-    /// Whether that is far enough; an error if it never will be.
+    /// Whether the rows have the position; an error if they never will.
     pub fn reaches(&self, wanted: Position) -> Result<bool, NotReached> {
         match &self.stopped {
             _ if self.position >= wanted => Ok(true),
@@ -57,18 +57,18 @@ impl Applied {
     }
 }
 
-/// Tells and hears how far the rows have come.
+/// Publishes the progress of the rows.
 #[derive(Clone, Debug)]
 pub struct Watch(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
     now: Mutex<Applied>,
-    /// That of `now`, for readers that need not wait.
+    /// Position of `now`, for readers that need not wait.
     position: AtomicU64,
     moved: Condvar,
     tasks: watch::Sender<Applied>,
-    /// Whether a reader waits that did not when the projector paused last.
+    /// Whether a reader started to wait after the projector's last pause.
     wanted: Mutex<bool>,
     hurry: Condvar,
 }
@@ -91,17 +91,17 @@ impl Watch {
         }))
     }
 
-    /// How far the rows have come.
+    /// Returns the progress of the rows.
     pub fn now(&self) -> Applied {
         lock(&self.0.now).clone()
     }
 
-    /// Every event up to this position is in the rows. One load: most readers need not wait.
+    /// Returns the position up to which every event is in the rows. One load: most readers need not wait.
     pub fn position(&self) -> Position {
         Position::new(self.0.position.load(Ordering::Acquire))
     }
 
-    /// Cuts the projector's pause short: a reader waits.
+    /// Shortens the projector's pause: a reader waits.
     fn hurry(&self) {
         *lock(&self.0.wanted) = true;
         self.0.hurry.notify_all();
@@ -121,7 +121,7 @@ impl Watch {
         }
     }
 
-    /// For tasks: sees every change, the last one at least.
+    /// Subscribes a task, which sees the last change at least.
     pub fn subscribe(&self) -> watch::Receiver<Applied> {
         self.0.tasks.subscribe()
     }
@@ -163,7 +163,7 @@ impl Watch {
         self.0.tasks.send_replace(applied);
     }
 
-    /// Says that it goes no further; the first reason stays.
+    /// Publishes that the projector has stopped; the first reason stays.
     pub(crate) fn stop(&self, reason: &str) {
         let now = self.now();
         if now.stopped.is_none() {

@@ -1,6 +1,6 @@
-//! The command line of the program: what it can be told ([`local`]), the settings that follow from that, and the commands
-//! that show the program itself. Commands that ask a server are carried out by [`chancery_cli`], those that run something
-//! by the program.
+//! Command line of the program: its commands ([`local`]), the settings that follow from the flags, and the
+//! commands that show the program itself. [`chancery_cli`] runs client commands; the program runs commands
+//! that start something.
 
 mod completion;
 mod executor;
@@ -17,13 +17,13 @@ pub use show::config as show_config;
 
 use crate::config::{BadConfig, Config};
 
-/// Reads the command line; ends the process with its help or its faults (exit code 2).
+/// Reads the command line. Ends the process with its help, or with its errors (exit code 2).
 pub fn parse() -> Cli {
     Cli::parse()
 }
 
 impl Cli {
-    /// The settings of this command: its flags over the environment over the file.
+    /// Returns the settings of this command: flags override the environment, which overrides the file.
     pub fn config(&self) -> Result<Config, CliError> {
         let globals = &self.globals;
         let mut flags = vec![
@@ -68,12 +68,12 @@ impl Cli {
         Ok(config)
     }
 
-    /// What a client needs to know.
+    /// Returns the context that a client command needs.
     pub fn context(&self, config: &Config) -> Context {
         Context::new(config.server.clone(), config.fleet.clone(), config.actor.clone(), self.output())
     }
 
-    /// How data is shown, if it was said.
+    /// Returns the output format, if a flag gives it.
     pub fn output(&self) -> Option<Output> {
         self.globals.output
     }

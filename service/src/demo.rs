@@ -1,7 +1,7 @@
-//! `chancery demo`: the main job from the beginning to the end, on real processes, with what happened and why.
+//! `chancery demo`: the main workflow from start to end, on real processes, with events and causes.
 //!
-//! It does what a person would: it starts the program as a server and runs the program's own commands against it,
-//! so that every line it shows can be typed. Whatever it started it ends, also when it is interrupted.
+//! The demonstration starts the program as a server and runs the program's own commands against it. An
+//! operator can type every line it shows. Everything it started is ended, also on interruption.
 
 mod stage;
 
@@ -18,7 +18,7 @@ use chancery_cli::note;
 use chancery_executor::process::remove_directory;
 use serde_json::Value;
 
-/// Whoever reads may have gone; what was started is ended all the same.
+/// Prints a line and ignores errors: if the reader has left, everything that was started must still be ended.
 macro_rules! say {
     ($($text:tt)*) => {
         let _ = writeln!(std::io::stdout(), $($text)*);
@@ -37,10 +37,10 @@ const DEPLOYMENTS: [&str; 4] = [
 const NOTHING: &str =
     "apiVersion: chancery/v1\nkind: Deployment\nmetadata: {name: demo-end}\nspec: {plan: web, count: 0}\n";
 
-/// What the server says goes there, in its folder.
+/// Name of the file for the server's output, in the directory of the demonstration.
 const LOG: &str = "server.log";
 
-/// The plan of the example, with the program that runs this as its payload: whatever its name, and wherever it is.
+/// Returns the example plan with this program as its payload, whatever the name and path of the program.
 fn plan(program: &Path) -> Result<String> {
     let program = program.to_str().context("the program's path is not text")?;
     let argv = format!("argv: [{}, \"demo-payload\"", serde_json::to_string(&program.replace('$', "$$"))?);
@@ -49,21 +49,21 @@ fn plan(program: &Path) -> Result<String> {
     Ok(plan)
 }
 
-/// How to run it.
+/// Options of the demonstration.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Where to keep everything; a temporary folder if none is named.
+    /// Directory for all data; default: a temporary directory.
     pub data: Option<PathBuf>,
-    /// What is to become of it all in the end.
+    /// Handling of the server and its data after the demonstration.
     pub end: End,
 }
 
-/// What becomes of everything in the end.
+/// Handling of the server and its data after the demonstration.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum End {
-    /// Everything that was started is ended.
+    /// Ends everything that was started.
     Clean,
-    /// It is left running.
+    /// Leaves everything running.
     Keep,
 }
 
@@ -73,7 +73,7 @@ pub fn run(options: &Options) -> Result<()> {
     let (data, temporary) = match &options.data {
         Some(data) => {
             std::fs::create_dir_all(data).with_context(|| format!("make {}", data.display()))?;
-            // Two at once see the folder empty; only one makes the file.
+            // Two concurrent demonstrations see the directory empty; only one creates the file.
             let used = data.read_dir().is_ok_and(|mut entries| entries.next().is_some());
             let first = std::fs::File::create_new(data.join(LOG)).is_ok();
             ensure!(
@@ -120,7 +120,7 @@ pub fn run(options: &Options) -> Result<()> {
     told
 }
 
-/// Keepers that are just leaving may still write their last line.
+/// Removes the directory. Supervisors that are just ending may still write their last line.
 fn remove(folder: &Path) -> std::io::Result<()> {
     for _ in 0..50 {
         match remove_directory(folder) {
@@ -139,7 +139,7 @@ fn temporary() -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// Ctrl-C, SIGTERM and a closed terminal are noticed between steps and while waiting.
+/// Detects Ctrl-C, SIGTERM and a closed terminal, between steps and while waiting.
 fn watch_signals() -> Result<Arc<AtomicBool>> {
     let interrupted = Arc::new(AtomicBool::new(false));
     let flag = Arc::clone(&interrupted);
@@ -246,7 +246,7 @@ impl Demo {
         self.show(&["verify", &data])
     }
 
-    /// The last replica moves to another node, and is restarted there.
+    /// Moves the last replica to another node, and restarts it there.
     fn move_and_restart(&mut self, name: &str) -> Result<()> {
         step("Move it to another node: the run there is ready before this one is stopped.");
         self.show(&["relocate", name])?;
@@ -260,7 +260,7 @@ impl Demo {
         self.visit(&again[0])
     }
 
-    /// Approves what waits for the replica, and waits until it is done.
+    /// Approves the pending operations of the replica, and waits until they are completed.
     fn approve(&mut self, name: &str, kind: &str) -> Result<()> {
         let of = |state: &str| format!("operations?replica={name}&kind={kind}&state={state}");
         self.wait_for(&of("pending_approval"), 1)?;
@@ -271,7 +271,7 @@ impl Demo {
 }
 
 impl Drop for Demo {
-    /// However the demonstration ends, its server does not outlive it; [`Demo::keep`] has let go of it before.
+    /// The server never outlives the demonstration, unless [`Demo::keep`] has released it.
     fn drop(&mut self) {
         if let Some(mut server) = self.server.take() {
             let _ = server.kill();
@@ -292,7 +292,7 @@ fn print_indented(output: &[u8]) {
     let _ = std::io::stdout().write_all(text.as_bytes());
 }
 
-/// Replica and process id of each, by name.
+/// Returns name and process id of each replica, by name.
 fn pids(replicas: &[Value]) -> Vec<(String, u64)> {
     let mut all: Vec<_> = replicas
         .iter()

@@ -1,4 +1,4 @@
-//! `chancery doctor`: what this host offers to the processes of an executor, and whether its clock is trusted.
+//! `chancery doctor`: the features of this host for processes of an executor, and the trust in its clock.
 
 use std::fmt::Write as _;
 
@@ -9,7 +9,7 @@ use chancery_journal::segments::verify;
 use crate::config::Config;
 use crate::folder::journal_options;
 
-/// How ends of processes are proved here, and whether an executor with these settings can start.
+/// Returns how the end of processes is proved here, and whether an executor with these settings can start.
 pub fn host(config: &Config) -> (String, bool) {
     match CgroupSupport::detect(&config.cgroup) {
         Ok(CgroupSupport { proof: EndProof::Cgroup(path), .. }) => {
@@ -27,7 +27,7 @@ pub fn host(config: &Config) -> (String, bool) {
     }
 }
 
-/// The wall clock beside the last record of each fleet's journal on this machine; whether servers may decide.
+/// Compares the wall clock with the last record of each local journal; returns whether servers may decide.
 pub fn clock(config: &Config) -> Result<(String, bool)> {
     let (mut text, mut is_well) = (String::new(), true);
     for fleet in config.fleets.keys() {

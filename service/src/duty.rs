@@ -1,17 +1,17 @@
-//! Who decides: this server, another one, or nobody for the moment.
+//! Leadership: this server, another server, or currently no server decides.
 //!
-//! Every server follows its fleet's journal and answers reads. The one whose turn it is takes over: it folds to the end
-//! of what the journal has delivered and starts a decider, whose first commit begins a term. Whose turn it is, is a
-//! hint; whether that commit counts is for the journal to say. A server whose decider was overtaken, or whose turn is
-//! over, follows again.
+//! Every server follows its fleet's journal and answers reads. The elected server takes over: it folds to the
+//! end of what the journal has delivered and starts a decider. The decider's first commit starts a term. The
+//! election is only a hint; the journal decides whether that commit counts. A server whose decider was
+//! fenced, or that is no longer elected, follows again.
 //!
-//! | | its turn begins | its turn is over | the decider is overtaken | the journal stops | the server stops |
+//! | role | it is elected | it is no longer elected | the decider is fenced | the journal stops | the server stops |
 //! |---|---|---|---|---|---|
-//! | follows | takes over | – | – | the server ends | the server ends |
-//! | decides | – | drains, then follows | follows; where nobody else can be, the server ends | the server ends | drains, ends |
+//! | follower | takes over | – | – | the server ends | the server ends |
+//! | leader | – | drains, then follows | follows; without election, the server ends | the server ends | drains, ends |
 //!
-//! What must stay true: each record is published once, in order, by whoever holds what follows the journal; a decider
-//! begins with the state at exactly the record that was published last.
+//! Invariants: each record is published once, in order, by the owner of the journal's follower. A decider
+//! starts with the state at exactly the last published record.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,30 +33,30 @@ use tokio::time::Instant;
 
 use crate::rows::States;
 
-/// Before a server whose decider has ended takes over again, if it is still its turn.
+/// Time before a server whose decider has ended takes over again, if the server is still elected.
 const PAUSE: Duration = Duration::from_millis(500);
-/// A decider that ends sooner has not settled: what ended it may end the next one.
+/// Minimum life of a settled decider; the cause of an earlier end may also end the next decider.
 const CALM: Duration = Duration::from_secs(10);
-/// The longest pause.
+/// Maximum pause between takeovers.
 const LONGEST: Duration = Duration::from_secs(8);
 
-/// Whose turn it can be.
+/// Source of leadership.
 #[derive(Clone, Debug)]
 pub enum Turns {
-    /// It is always this server's: nobody else can write.
+    /// This server always decides: no other server can write.
     Ours,
-    /// It is this server's while that says so.
+    /// This server decides while the value is true.
     Told(watch::Receiver<bool>),
 }
 
-/// What goes on beside a decider, for as long as there is one here.
+/// Tasks that run alongside a decider, for as long as this server has one.
 pub trait Beside: Send + Sync {
-    /// Takes up the inbox, if there is one, where the journal has answered it up to the watermark. An
-    /// [`InboxGone`] ends the server; whatever else fails is tried again. Blocks.
+    /// Opens the inbox, if there is one, from the offset that the journal has answered up to the watermark.
+    /// An [`InboxGone`] ends the server; any other error is retried. Blocks.
     fn take_up(&self, watermark: Option<&Watermark>) -> Result<Option<Inbox>>;
 
-    /// Begins; it ends when the decider does. `writer` is the decider's. `inbox` is where letters are to be read, and up to
-    /// where they must be before deadlines count.
+    /// Starts the tasks, which end with the decider. `writer` is the decider's. `inbox` is where inbox
+    /// messages must be read from, and up to where before deadlines count.
     fn begin(
         &self,
         decider: &Decider,
@@ -66,30 +66,30 @@ pub trait Beside: Send + Sync {
     ) -> Result<()>;
 }
 
-/// A server's share in deciding.
+/// Leader loop of a server for one fleet.
 pub struct Office {
-    /// How it decides; each decider is a writer of its own.
+    /// Settings of the deciders; each decider is a writer of its own.
     pub settings: Settings,
-    /// The journal.
+    /// Journal of the fleet.
     pub journal: Arc<dyn Journal>,
-    /// What follows it.
+    /// Follower of the journal.
     pub following: Following,
-    /// The state.
+    /// Requests copies of the state.
     pub states: States,
-    /// Inputs that wait for a decider, at most.
+    /// Maximum number of inputs that wait for a decider.
     pub queue: usize,
-    /// What goes on beside a decider.
+    /// Tasks that run alongside a decider.
     pub beside: Option<Arc<dyn Beside>>,
-    /// Where it tells who decides.
+    /// Publishes the location of the leader.
     pub duty: watch::Sender<Duty>,
-    /// Whether the wall clock is trusted.
+    /// Check of the wall clock.
     pub clock: Arc<WallClock>,
-    /// What keeps parts of the fleet from working on this server.
+    /// Problems that keep parts of the fleet from working on this server.
     pub troubles: Arc<FleetTroubles>,
 }
 
 impl Office {
-    /// Follows and decides by turns, until `drain` says true or nothing can go on.
+    /// Follows and decides alternately, until `drain` is true or an error is final.
     pub async fn run(mut self, turns: Turns, mut drain: watch::Receiver<bool>) -> Result<()> {
         let mut pause = Pause { over: Instant::now(), ..Pause::default() };
         loop {
@@ -134,7 +134,7 @@ impl Office {
         }
     }
 
-    /// Publishes what the journal tells until it is this server's turn, and not before `from`; false if it is to stop.
+    /// Publishes delivered records until this server is elected, not before `from`; false on shutdown.
     async fn follow(
         &mut self,
         mut turns: Turns,
@@ -170,7 +170,7 @@ impl Office {
                 tracing::warn!(?skipped, "a record in the journal does not count");
                 (self.following.skipped)();
             }
-            // Of a decider that has stepped down since: what became of it is read.
+            // From a decider that has stepped down since: the outcome is read from the journal.
             Some(Delivery::Indefinite(error)) => tracing::warn!(%error, "an append has no outcome"),
             Some(Delivery::Stopped(error)) => return Err(Ended::Stopped(error.to_string()).into()),
             None => return Err(Lost("the journal is gone").into()),
@@ -178,7 +178,7 @@ impl Office {
         Ok(())
     }
 
-    /// Starts a decider with the state at what was published last, after all that there is.
+    /// Starts a decider with the state at the last published record, after all delivered records.
     async fn take_over(&mut self) -> Result<(Decider, oneshot::Receiver<Over>)> {
         let mut fold = self.states.ask().await.ok_or(Lost("the projector has stopped"))?;
         loop {
@@ -191,7 +191,7 @@ impl Office {
             })
             .await?
             .context("fold the journal")?;
-            // What can be read was delivered, or is about to be.
+            // Records that can be read were delivered, or are about to be.
             while self.following.published < fold.position() {
                 let delivery = self.following.deliveries.recv().await;
                 self.take(delivery)?;
@@ -225,7 +225,7 @@ impl Office {
         let following = self.lend();
         let (journal, clock) = (Arc::clone(&self.journal), Arc::clone(&self.clock));
         let begin = Start { settings, fleet, head, journal, following, queue: self.queue, clock, judged };
-        // What follows the journal has been lent: whatever fails now is the end.
+        // The follower has been lent: any error from here on is final.
         let (decider, ended) = start(begin).context(Lost("the decider could not be started"))?;
         if let Some(beside) = &self.beside {
             let also = beside.begin(&decider, writer, letters, self.journal.source());
@@ -234,13 +234,13 @@ impl Office {
         Ok((decider, ended))
     }
 
-    /// What follows the journal, until it is given back.
+    /// Lends the follower of the journal until it is returned.
     fn lend(&mut self) -> Following {
         std::mem::replace(&mut self.following, Following::nothing())
     }
 }
 
-/// How long to follow before taking over again: longer each time a decider has ended soon.
+/// Time to follow before taking over again; it doubles each time a decider has ended soon.
 #[derive(Clone, Copy, Debug)]
 struct Pause {
     over: Instant,
@@ -254,25 +254,25 @@ impl Default for Pause {
 }
 
 impl Pause {
-    /// The pause after a takeover that began then, and whose decider has ended now, if there was one.
+    /// Returns the pause after a takeover at `began` whose decider, if any, has ended now.
     fn after(self, began: Instant) -> Pause {
         let length = if began.elapsed() < CALM { (self.length * 2).min(LONGEST) } else { PAUSE };
         Pause { over: Instant::now() + length, length }
     }
 }
 
-/// Whether trying again is of no use.
+/// Whether a retry is useless.
 fn is_final(turns: &Turns, error: &anyhow::Error) -> bool {
     matches!(turns, Turns::Ours)
         || error.is::<InboxGone>()
-        // It leaves the group of deciders, and one whose clock is right decides.
+        // The server leaves the election, so that a server with a right clock decides.
         || error.is::<ClockAhead>()
         || error.is::<FoldError>()
         || error.is::<Ended>()
         || error.is::<Lost>()
 }
 
-/// Until the decider has ended; it is asked to when its turn is over or the server stops.
+/// Waits until the decider has ended; drains it when the server is no longer elected or stops.
 async fn decide(
     decider: &Decider,
     mut ended: oneshot::Receiver<Over>,
@@ -282,13 +282,13 @@ async fn decide(
     let early = tokio::select! {
         over = &mut ended => Some(over),
         _ = drain.wait_for(|drain| *drain) => None,
-        // Where the election has ended, following says so.
+        // If the election has ended, the follower reports it.
         _ = turns.end() => None,
     };
     let over = if let Some(over) = early {
         over
     } else {
-        // It may have ended by itself meanwhile, and says why.
+        // The decider may have ended on its own meanwhile, and reports the reason.
         let _ = decider.tell(Input::Drain).await;
         ended.await
     };
@@ -296,12 +296,12 @@ async fn decide(
 }
 
 impl Turns {
-    /// Waits until it is this server's turn.
+    /// Waits until this server is elected.
     async fn come(&mut self) -> Result<(), Lost> {
         self.wait(true).await
     }
 
-    /// Waits until it is not this server's turn any more.
+    /// Waits until this server is no longer elected.
     async fn end(&mut self) -> Result<(), Lost> {
         self.wait(false).await
     }
@@ -318,7 +318,7 @@ impl Turns {
     }
 }
 
-/// A part of the server has ended: so must the rest.
+/// Component whose end stops the server.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 struct Lost(&'static str);

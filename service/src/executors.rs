@@ -1,6 +1,6 @@
-//! Executors in the server's own process: one for each cluster that the settings do not leave to others.
+//! Executors in the server's own process: one for each cluster that the settings include.
 //!
-//! They speak the same serialised messages as any executor; the link is a pair of channels.
+//! They use the same serialised messages as any executor; the channel is a pair of in-memory channels.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -26,40 +26,40 @@ use tokio::task::JoinSet;
 use crate::config::{Clusters, Config};
 use crate::open_files::OpenFiles;
 
-/// How long to wait before an executor that could not begin is tried again.
+/// Time before an executor that could not start is retried.
 const PAUSE: Duration = Duration::from_secs(2);
-/// Messages in each direction on their way between the decider's queue or mailbox and an executor.
+/// Messages in each direction in flight between the decider's queue or outbox and an executor.
 const WAITING: usize = 64;
-/// Work that an executor begins at once.
+/// Maximum number of work items that an executor starts concurrently.
 const AT_ONCE: usize = 32;
-/// Clusters that are read at once.
+/// Number of clusters that are read at one time.
 const PAGE: usize = 1000;
 
-/// What an executor in this process needs.
+/// Environment of the executors in this process.
 #[derive(Clone)]
 pub struct Host {
-    /// Holds a folder for each cluster.
+    /// Directory with a subdirectory for each cluster.
     pub root: PathBuf,
-    /// Knows the decider that they speak to.
+    /// Routes messages to the decider.
     pub desk: Desk,
-    /// Where clusters are read.
+    /// Reader of clusters.
     pub reader: Reader,
-    /// What processes get on this machine.
+    /// Limits of processes on this machine.
     pub means: Means,
-    /// Which clusters are driven from here.
+    /// Clusters whose executors run in this process.
     pub clusters: Clusters,
-    /// Numbers what they connect with.
+    /// Assigns numbers to connections.
     pub connections: Connections,
 }
 
 impl Host {
-    /// Runs an executor for each cluster, until `stop` says true. What they run goes on running.
+    /// Runs an executor for each cluster, until `stop` is true. Their processes continue.
     pub async fn run(self, mut clusters: watch::Receiver<Position>, stop: watch::Receiver<bool>) {
         let mut hosted = Hosted::default();
         let mut running = JoinSet::new();
         let mut stopping = stop.clone();
         loop {
-            // Rows come after the news. A projector that has stopped ends the server; nothing is to be done here.
+            // Rows follow the notification. A stopped projector ends the server; nothing is left to do here.
             let news = *clusters.borrow_and_update();
             tokio::select! {
                 _ = self.reader.watch().reached(news) => {}
@@ -80,8 +80,8 @@ impl Host {
                 }
                 Err(error) => tracing::error!(%error, "clusters cannot be read; no executor is started"),
             }
-            // One that has ended is tried again with the next change of a cluster, and not before: what made it end
-            // may last.
+            // An executor that ended is retried with the next change of a cluster, and not before: the cause
+            // of its end may persist.
             let has_changed = loop {
                 tokio::select! {
                     changed = clusters.changed() => break changed.is_ok(),
@@ -100,7 +100,7 @@ impl Host {
         while running.join_next().await.is_some() {}
     }
 
-    /// Runs one executor, again and again, until its sender is gone.
+    /// Runs one executor, repeatedly, until its sender is dropped.
     async fn host(self, cluster: ClusterName, runtime: Runtime, let_go: watch::Receiver<bool>) {
         let root = self.root.join(cluster.as_str());
         loop {
@@ -132,7 +132,7 @@ impl Host {
         root: &Path,
         mut let_go: watch::Receiver<bool>,
     ) -> Result<(), Stop> {
-        // The same name in every life, so that a session is resumed and not fought over.
+        // The same name in every incarnation of the server, so that a session is resumed and not contested.
         let executor = format!("embedded-{cluster}").chars().take(63).collect::<String>();
         let executor =
             executor.trim_end_matches(['-', '.']).parse().expect("a cluster's name, prefixed and cut");
@@ -165,15 +165,15 @@ impl Host {
                     return;
                 }
             }
-            // The decider may have stopped: then there is nobody to tell.
+            // If the decider has stopped, no notification is needed.
             let _ = way.disconnected().await;
         });
         Ok(Link { to_decider, from_decider })
     }
 }
 
-/// Every cluster with its runtime, inactive ones too: nothing new is placed there, and what runs is still looked
-/// after.
+/// Returns every cluster with its runtime. Inactive clusters are included: nothing new is placed there, but
+/// existing incarnations are still managed.
 fn all_clusters(reader: &Reader, page: usize) -> Result<BTreeMap<ClusterName, Runtime>, QueryError> {
     let mut all = BTreeMap::new();
     let mut query = Query::all().limit(page);
@@ -185,7 +185,7 @@ fn all_clusters(reader: &Reader, page: usize) -> Result<BTreeMap<ClusterName, Ru
     }
 }
 
-/// The executors that run here, by cluster. Each ends when what holds it is dropped.
+/// Executors that run here, by cluster. Each ends when its handle is dropped.
 #[derive(Debug)]
 struct Hosted<T> {
     by_cluster: BTreeMap<ClusterName, (Runtime, u64, T)>,
@@ -199,59 +199,59 @@ impl<T> Default for Hosted<T> {
 }
 
 impl<T> Hosted<T> {
-    /// Lets go of what is not wanted any more, and gives what is to be begun. A cluster that was deleted and made again
-    /// with another runtime, perhaps between two looks, is another one.
+    /// Drops executors of unwanted clusters, and returns the clusters whose executors must start. A cluster
+    /// that was created again with another runtime, perhaps between two checks, counts as another one.
     fn missing(&mut self, wanted: &BTreeMap<ClusterName, Runtime>) -> Vec<(ClusterName, Runtime)> {
         self.by_cluster.retain(|name, (runtime, ..)| wanted.get(name) == Some(runtime));
         let missing = wanted.iter().filter(|(name, _)| !self.by_cluster.contains_key(*name));
         missing.map(|(name, runtime)| (name.clone(), *runtime)).collect()
     }
 
-    /// One has begun. Its number says so when it ends.
+    /// Adds a started executor, and returns its number for [`Hosted::end`].
     fn begin(&mut self, name: ClusterName, runtime: Runtime, held: T) -> u64 {
         self.begun += 1;
         self.by_cluster.insert(name, (runtime, self.begun, held));
         self.begun
     }
 
-    /// One has ended, perhaps after another was begun in its place, which stays.
+    /// Removes an ended executor. Another executor that was started for the same cluster meanwhile stays.
     fn end(&mut self, number: u64) {
         self.by_cluster.retain(|_, (_, begun, _)| *begun != number);
     }
 }
 
-/// What processes get on a machine.
+/// Limits of processes on a machine.
 #[derive(Clone, Debug)]
 pub struct Means {
-    /// What is kept of what they write.
+    /// Limits of the stored output of processes.
     pub output: OutputLimits,
-    /// Where each incarnation gets a control group.
+    /// Root of the control groups of incarnations.
     pub cgroup: CgroupSetting,
-    /// How many descriptors they may have open to begin with, if not as many as this process.
+    /// Initial limit of open descriptors of processes, if it differs from this process's limit.
     pub files: Option<u64>,
-    /// What to do with an executor's folder that is a copy.
+    /// Handling of an executor's directory that is a copy.
     pub copies: CopyPolicy,
 }
 
 impl Means {
-    /// As configured, in a process that has raised its own limit of descriptors.
+    /// Returns the configured limits, in a process that has raised its own limit of descriptors.
     pub fn of(config: &Config, files: &OpenFiles, copies: CopyPolicy) -> Means {
         Means { output: config.output, cgroup: config.cgroup.clone(), files: files.began, copies }
     }
 }
 
-/// Who an executor is.
+/// Identity of an executor.
 #[derive(Clone, Debug)]
 pub struct Who {
-    /// As it calls itself.
+    /// Name of the executor.
     pub executor: ExecutorName,
-    /// Its scope.
+    /// Cluster of the executor.
     pub cluster: ClusterName,
-    /// What it drives.
+    /// Runtime that the executor drives.
     pub runtime: Runtime,
 }
 
-/// Drives a runtime from `root` until `shutdown`, over links that `connect` gives.
+/// Drives a runtime from `root` until `shutdown`, over channels that `connect` returns.
 pub async fn drive<C, F>(
     who: Who,
     root: &Path,
@@ -291,7 +291,7 @@ where
     }
 }
 
-/// The outputs of an incarnation's processes, whichever executor under `root` ran it: also one of a cluster that was deleted.
+/// Returns the outputs of an incarnation from any executor under `root`, also of a cluster that was deleted.
 pub fn outputs(root: &Path, incarnation: IncarnationId) -> io::Result<Vec<Box<dyn LogOutput>>> {
     let mut found = Vec::new();
     let entries = match std::fs::read_dir(root) {

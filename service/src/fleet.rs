@@ -1,11 +1,11 @@
-//! A fleet of a server: its journal, decider, projector and executors in one process, and the order in which they
+//! Fleet of a server: its journal, decider, projector and executors in one process, and the order of their
 //! start and stop.
 //!
 //! ```text
-//! DATA/fleets/FLEET/journal/       what has happened: the only thing that cannot be made again
+//! DATA/fleets/FLEET/journal/       the events: the only data that cannot be derived again
 //! DATA/fleets/FLEET/snapshots/     the state at some positions
 //! DATA/fleets/FLEET/rows/          the read models
-//! DATA/executors/FLEET/CLUSTER/    what runs on this machine: outlives the server
+//! DATA/executors/FLEET/CLUSTER/    the incarnations on this machine: outlives the server
 //! ```
 
 use std::path::PathBuf;
@@ -36,10 +36,10 @@ use crate::folder::journal_options;
 use crate::loss;
 use crate::rows::{Queue, Rows, publisher};
 
-/// For builds without it.
+/// Error of builds without Kafka.
 pub const NO_KAFKA: &str = "this build has no Kafka in it: build it with --features kafka";
 
-/// A fleet's parts, of which nothing but the projector runs yet.
+/// Parts of a fleet, of which only the projector runs yet.
 pub struct Fleet {
     name: FleetName,
     partition: i32,
@@ -55,18 +55,18 @@ pub struct Fleet {
     root: PathBuf,
 }
 
-/// A fleet that is shown, and decided if it is this server's turn.
+/// Fleet that is served, and decided while this server is the leader.
 pub struct Running {
     name: FleetName,
     journal: Arc<dyn Journal>,
-    /// Stands for election, if there are others.
+    /// Membership in the election, if there are other servers.
     election: Option<Election>,
     executors: JoinHandle<()>,
     projector: thread::JoinHandle<Result<()>>,
 }
 
 impl Fleet {
-    /// Opens the journal, folds it, and starts the projector, which tells if it ends by itself. Blocks.
+    /// Opens the journal, folds it, and starts the projector, which notifies if it ends on its own. Blocks.
     pub fn open(
         config: &Config,
         name: &FleetName,
@@ -79,12 +79,12 @@ impl Fleet {
         let home = config.data_dir.join("fleets").join(fleet);
         let (told, deliveries) = mpsc::unbounded_channel();
         let sink = Box::new(move |delivery: Delivery| {
-            // The decider ends before the journal: what comes then is for nobody.
+            // The decider ends before the journal: later deliveries have no receiver.
             let _ = told.send(delivery);
         });
         let mut options = journal_options(config, &config.data_dir, name);
         let tuning = Tuning { cache: config.sled_cache, ..Tuning::default() };
-        // Before the journal: where the rows stand is held against it.
+        // Before the journal, which is compared with the cursor of the rows.
         let rows = FoundRows::open(&home.join("rows"), tuning).context("open the read models")?;
         options.against = Against::Witnesses(loss::witnesses(&config.data_dir, name, rows.cursor())?);
         let troubles = Arc::new(FleetTroubles::default());
@@ -145,7 +145,7 @@ impl Fleet {
             let done = rows.follow(&queue);
             drop(ends);
             if done.is_err() {
-                // Closing the store may wait for a disk that gives no answer; rows can be made again.
+                // Closing the store may wait for a disk that does not answer; rows can be derived again.
                 std::mem::forget(rows);
             }
             done
@@ -170,18 +170,18 @@ impl Fleet {
         })
     }
 
-    /// Which one it is.
+    /// Returns the name of the fleet.
     pub fn name(&self) -> &FleetName {
         &self.name
     }
 
-    /// Knows who decides.
+    /// Returns the router to the leader.
     pub fn desk(&self) -> &Desk {
         &self.desk
     }
 
-    /// Stands for election, and begins to host executors, until `stopped` says true. What is to run by turns, what the API
-    /// shows, and the rest.
+    /// Joins the election, and starts to host executors, until `stopped` is true. Returns the leader loop
+    /// with its source of leadership, the state for the API, and the remaining parts.
     pub fn begin(
         self,
         config: &Config,
@@ -189,10 +189,10 @@ impl Fleet {
         common: &Arc<Common>,
         stopped: watch::Receiver<bool>,
     ) -> Result<(Office, Turns, App, Running)> {
-        // Not before all fleets are open: the turn may come from a server that decides.
+        // Not before all fleets are open: the leadership may come from a server that still decides.
         let (turns, election) = stand(config, self.partition, &self.desk, &self.source)?;
         let connections = Connections::default();
-        // The decider loses a session after one lease; then nobody waits for its link.
+        // The session expires after one lease; then no decider waits for the channel.
         let links = Links::new(connections.clone(), config.lease * 2, common.limits.executors);
         let host = Host {
             root: self.root.clone(),
@@ -221,17 +221,17 @@ impl Fleet {
 }
 
 impl Running {
-    /// Lets nothing wait for the journal's storage for long any more.
+    /// Limits every wait for the journal's storage from now on.
     pub fn bound_outcomes(&self) {
         self.journal.bound_outcomes(LAST_OUTCOMES);
     }
 
-    /// Waits until no executor works any more.
+    /// Waits until all executors have ended.
     pub async fn rests(&mut self) -> Result<()> {
         (&mut self.executors).await.context("join the executors")
     }
 
-    /// Lets another server decide, and closes what there is; the decider has ended, and everything is durable.
+    /// Gives up leadership and closes all parts; the decider must have ended, and everything must be durable.
     pub async fn close(self) -> Result<()> {
         let Running { name, journal, election, projector, .. } = self;
         let close = move || -> Result<()> {
@@ -246,7 +246,7 @@ impl Running {
     }
 }
 
-/// Trust in the wall clock. A server that only follows says what keeps it from deciding before its turn comes.
+/// Returns the check of the wall clock. A follower reports early what would keep it from deciding.
 fn clock_of(config: &Config, head: Option<&Cursor>) -> Arc<WallClock> {
     let clock = Arc::new(config.wall_clock());
     if let (Place::Kafka { .. }, Some(head)) = (&config.journal, head)
@@ -257,7 +257,7 @@ fn clock_of(config: &Config, head: Option<&Cursor>) -> Arc<WallClock> {
     clock
 }
 
-/// Tells that a thread has ended, in whatever way.
+/// Notifies when its thread ends, for whatever reason.
 struct Ends(Arc<Notify>);
 
 impl Drop for Ends {
@@ -266,17 +266,17 @@ impl Drop for Ends {
     }
 }
 
-/// The journal as it was found.
+/// Journal as it was opened.
 struct Opened {
     journal: Arc<dyn Journal>,
-    /// Deliveries begin behind it.
+    /// Head of the journal; deliveries start after it.
     head: Option<Cursor>,
     beside: Option<Arc<dyn Beside>>,
 }
 
 #[cfg(feature = "kafka")]
 use crate::kafka::election::Election;
-/// There is none without Kafka.
+/// Builds without Kafka have no election.
 #[cfg(not(feature = "kafka"))]
 struct Election(std::convert::Infallible);
 
@@ -287,7 +287,7 @@ impl Election {
     }
 }
 
-/// Whose turn it is to decide: with an embedded journal always this server's.
+/// Returns the source of leadership: with an embedded journal, this server always decides.
 #[cfg_attr(not(feature = "kafka"), expect(unused_variables, reason = "there is no election"))]
 fn stand(
     config: &Config,

@@ -1,7 +1,8 @@
-//! The folder of a server: one server at a time has it, whatever fleet it serves.
+//! Data directory of a server: only one server at a time uses it, whatever fleet it serves.
 //!
-//! Fleets have folders of their own in it, and each journal has a lock of its own; but what runs on this machine and
-//! the address are of the folder. The lock is taken before anything else is touched, and goes with the process.
+//! Each fleet has a directory of its own in it, and each journal a lock of its own. The address and the
+//! incarnations on this machine belong to the data directory. Its lock is taken first, and ends with the
+//! process.
 
 use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
@@ -15,17 +16,17 @@ use chancery_journal::{Wanted, private, set_aside};
 
 use crate::config::Config;
 
-/// Held by the server that has the folder.
+/// File that the server locks while it uses the directory.
 const LOCK: &str = "lock";
-/// Where that server listens.
+/// File with the address on which that server listens.
 const ADDRESS: &str = "address";
-/// A lock that is held is asked for again so often,
+/// Maximum number of attempts to take a lock that another process holds.
 const TRIES: u32 = 50;
-/// so far apart: a server that is killed while it starts a process leaves the lock to that one until it runs its own
-/// program.
+/// Time between attempts: if a server is killed while it starts a process, that process keeps the lock until
+/// it executes its own program.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Where a fleet's journal, or its mirror, is in a server's folder, and how it is opened.
+/// Returns the options for a fleet's journal, or its mirror, in a server's directory.
 pub(crate) fn journal_options(config: &Config, data: &Path, fleet: &FleetName) -> Options {
     let mut options = Options::new(data.join("fleets").join(fleet.as_str()).join("journal"), fleet.as_str());
     options.largest_segment = config.segment_bytes;
@@ -33,7 +34,7 @@ pub(crate) fn journal_options(config: &Config, data: &Path, fleet: &FleetName) -
     options
 }
 
-/// A folder that no other server has.
+/// Data directory that no other server uses.
 #[derive(Debug)]
 pub struct Folder {
     dir: PathBuf,
@@ -42,7 +43,7 @@ pub struct Folder {
 }
 
 impl Folder {
-    /// Takes the folder, which is made if it is not there. If another server has it, nothing in it is changed.
+    /// Takes the directory, creating it if needed. If another server uses it, nothing in it is changed.
     pub fn take(dir: &Path) -> Result<Folder> {
         private::create_dir_all(dir).with_context(|| format!("make {}", dir.display()))?;
         let path = dir.join(LOCK);
@@ -62,7 +63,7 @@ impl Folder {
         }
         let listens = match std::fs::read_to_string(dir.join(ADDRESS)) {
             Ok(address) => format!(", and listens on {}", address.trim()),
-            // It may be just starting.
+            // The other server may be just starting.
             Err(_) => String::new(),
         };
         bail!(
@@ -72,19 +73,19 @@ impl Folder {
         )
     }
 
-    /// Records that a server is to run in the folder. One that was copied from another folder is refused, unless copies
-    /// are to be adopted: its journal would be a second history under the same lineage.
+    /// Records that a server will run in the directory. A copy of another directory is refused, unless copies
+    /// are adopted: its journal would be a second history under the same lineage.
     pub fn claim(self, copies: CopyPolicy) -> Result<Folder> {
         directory::claim(&self.dir, copies)?;
         Ok(Folder { copies, ..self })
     }
 
-    /// What to do with folders of executors in it that are copies.
+    /// Returns the handling of executors' directories in it that are copies.
     pub fn copies(&self) -> CopyPolicy {
         self.copies
     }
 
-    /// Says where the server listens, for programs that started it on a free port. It appears whole or not at all.
+    /// Writes the server's address atomically, for programs that started the server on a free port.
     pub fn write_address(&self, address: &str) -> Result<()> {
         let (path, temporary) = (self.dir.join(ADDRESS), self.dir.join("address.tmp"));
         for path in [&path, &temporary] {

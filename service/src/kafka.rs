@@ -1,4 +1,4 @@
-//! A fleet on Kafka: its topics, its journal, and whose turn it is to decide.
+//! Fleet on Kafka: its topics, its journal, and the election of its leader.
 
 pub mod commands;
 pub mod election;
@@ -30,10 +30,10 @@ use crate::config::{Kafka, KafkaLogin, KafkaSecurity};
 use crate::duty::Beside;
 use election::{Candidate, Election};
 
-/// The cluster as the settings have it.
+/// Returns a client for the configured Kafka cluster.
 pub fn client(settings: &Kafka, brokers: &str) -> Result<Client> {
     let mut properties = security(&settings.security)?;
-    // A property of the library undoes nothing of what is set for safety.
+    // A property of the library must not undo the configured security.
     let is_set = |key: &&String| properties.contains_key(*key) || key.starts_with("sasl.");
     if let (Some(key), false) = (settings.client.keys().find(is_set), properties.is_empty()) {
         bail!(
@@ -44,7 +44,7 @@ pub fn client(settings: &Kafka, brokers: &str) -> Result<Client> {
     Ok(Client::new(brokers, properties)?)
 }
 
-/// The settings of librdkafka for TLS and SASL.
+/// Returns the settings of librdkafka for TLS and SASL.
 fn security(settings: &KafkaSecurity) -> Result<BTreeMap<String, String>> {
     let KafkaSecurity { tls, ca_file, login } = settings;
     let has_tls = cfg!(feature = "kafka-tls");
@@ -75,7 +75,7 @@ fn security(settings: &KafkaSecurity) -> Result<BTreeMap<String, String>> {
         );
     }
     if *tls && ca_file.is_none() {
-        // The OpenSSL that is compiled in knows no place of the system's.
+        // The OpenSSL that is compiled in does not know where the system keeps its certificates.
         add("ssl.ca.location", "probe");
     }
     if let Some(KafkaLogin { mechanism, username, password_file }) = login {
@@ -112,8 +112,8 @@ pub fn open(
     Ok((Arc::new(journal), opened.head))
 }
 
-/// How the journal is opened, if its topics lose nothing that was acknowledged. Must not be called where other tasks
-/// would wait.
+/// Returns the options of the journal, after a check that its topics lose no acknowledged record. Must not be
+/// called where other tasks would wait.
 fn options(
     settings: &Kafka,
     brokers: &str,
@@ -137,7 +137,7 @@ fn options(
     Ok(Options { mirror, ..Options::new(client, &names.journal, partition, "", &fleet) })
 }
 
-/// Stands for election: once this server could take over at once.
+/// Joins the election, once this server could take over immediately.
 pub fn stand(
     settings: &Kafka,
     brokers: &str,
@@ -157,7 +157,7 @@ pub fn stand(
     })
 }
 
-/// What goes on beside a decider: letters come in, events go out.
+/// Tasks alongside a decider: the inbox is read, and events are exported.
 pub struct Posts {
     letters: Option<inbox::Letters>,
     export: Option<export::Export>,
@@ -166,7 +166,7 @@ pub struct Posts {
 }
 
 impl Posts {
-    /// As the settings have it.
+    /// Returns the tasks that the settings configure.
     pub fn new(
         settings: &Kafka,
         brokers: &str,
@@ -223,7 +223,7 @@ impl Beside for Posts {
 }
 
 impl Posts {
-    /// Starts a thread that works for as long as the decider is there. If the thread ends before, the decider ends too.
+    /// Starts a thread that works while the decider runs. If the thread ends earlier, the decider ends too.
     fn beside(
         &self,
         part: FleetPart,
@@ -233,7 +233,7 @@ impl Posts {
         let (troubles, runtime) = (Arc::clone(&self.troubles), self.runtime.clone());
         let ends = StepDown { part, decider: decider.clone(), troubles, runtime };
         let run = move || match work(&ends.decider) {
-            // What kept the part from working is for the next decider, here or elsewhere, to find out for itself.
+            // The next decider, here or elsewhere, must detect for itself what kept the part from working.
             _ if ends.decider.has_stopped() => ends.troubles.clear(part),
             Ok(()) => {}
             Err(error) => ends.troubles.report(part, format!("{error:#}")),
@@ -243,8 +243,8 @@ impl Posts {
     }
 }
 
-/// Ends the decider when a thread beside it has ended, also by a panic: a fleet whose inbox or events topic stands still
-/// must not be decided for. The server that takes over begins both again.
+/// Ends the decider when a thread alongside it has ended, also by a panic. No server must decide for a fleet
+/// whose inbox or events topic is stalled. The server that takes over starts both again.
 struct StepDown {
     part: FleetPart,
     decider: Decider,
@@ -266,7 +266,7 @@ impl Drop for StepDown {
     }
 }
 
-/// What is unsafe about the topics.
+/// Returns the findings about unsafe topics.
 pub async fn check(client: &Client, names: &Names) -> Result<Vec<Finding>> {
     let topics = Topics::of(client)?;
     let mut findings = topics.check(&names.journal, Role::Journal).await?;
@@ -285,7 +285,7 @@ mod tests {
     #[tokio::test(flavor = "multi_thread")]
     async fn a_decider_is_drained_when_a_thread_beside_it_ends_in_whatever_way() {
         type Work = fn(&Decider) -> Result<()>;
-        // How the thread ends, and what is reported of it.
+        // The end of the thread, and the reported trouble.
         let table: [(Work, Option<&str>); 3] = [
             (|_| Ok(()), None),
             (|_| bail!("the topic is gone"), Some("the topic is gone")),

@@ -1,7 +1,7 @@
-//! Chancery, the service: what wires the parts together.
+//! The Chancery service, which connects the parts.
 //!
-//! In reading order: who decides, executors in this process, fleets, and the server that holds them together; then what
-//! people type and write: configuration, the command line, and the demonstration.
+//! In reading order: leadership, executors in this process, fleets, and the server that contains them. The
+//! user interface follows: configuration, the command line, and the demonstration.
 
 pub mod duty;
 pub mod executors;

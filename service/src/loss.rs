@@ -1,7 +1,7 @@
-//! A journal that has lost its end: what stands beside it and proves that, and how it continues if somebody accepts it.
+//! Lost records at a journal's end: witnesses that prove the loss, and the continuation if it is accepted.
 //!
-//! Every witness is written after the journal was synced: snapshots and read models are made of records that were
-//! delivered, and an executor is told of a head once it is durable. So an honest crash leaves none that is ahead.
+//! Every witness is written after the journal was synced. Snapshots and read models contain delivered
+//! records, and an executor receives a head once it is durable. So a plain crash leaves no witness ahead.
 
 use std::path::Path;
 use std::sync::mpsc::{Receiver, channel};
@@ -19,8 +19,8 @@ use chancery_journal::segments::{Against, Cut, Options, SegmentJournal};
 use chancery_journal::witness::Witness;
 use chancery_journal::{Cursor, Delivery, Journal as _, Loss, Signature, genesis, snapshots};
 
-/// What stands beside the journal of a fleet in a server's directory, and names a record of it. `rows` is the cursor of the
-/// read models, if they are open.
+/// Returns the witnesses of a fleet in a server's directory; each names a record of the journal. `rows` is
+/// the cursor of the read models, if they are open.
 pub(crate) fn witnesses(data: &Path, fleet: &FleetName, rows: Option<Cursor>) -> Result<Vec<Witness>> {
     let home = data.join("fleets").join(fleet.as_str());
     let mut found = beside(&home, &data.join("executors").join(fleet.as_str()))?;
@@ -31,7 +31,7 @@ pub(crate) fn witnesses(data: &Path, fleet: &FleetName, rows: Option<Cursor>) ->
     Ok(found)
 }
 
-/// The same, of the snapshots in a fleet's directory and the stores of its embedded executors. Changes nothing.
+/// Returns the witnesses in a fleet's snapshots and its embedded executors' stores. Changes nothing.
 pub(crate) fn beside(home: &Path, executors: &Path) -> Result<Vec<Witness>> {
     let dir = home.join("snapshots");
     let mut found = if dir.is_dir() { snapshots::witnesses(&dir)? } else { Vec::new() };
@@ -47,19 +47,19 @@ pub(crate) fn beside(home: &Path, executors: &Path) -> Result<Vec<Witness>> {
                 let (position, hash) = (seen.head.position, Some(seen.head.hash));
                 found.push(Witness { name, lineage: seen.lineage, position, hash });
             }
-            // It proves nothing; its executor says what is to be done about it.
+            // An unreadable store proves nothing; its executor reports what to do about it.
             Err(error) => tracing::warn!(%error, "{name} cannot be read"),
         }
     }
     Ok(found)
 }
 
-/// Continues under a new lineage, if something is missing from the embedded journal: on the disk when this returns.
+/// Continues under a new lineage if the embedded journal lacks records; the change is durable on return.
 pub(crate) fn accept(options: &Options) -> Result<()> {
     let Against::Witnesses(witnesses) = options.against.clone() else { return Ok(()) };
     let options = Options { against: Against::AcceptedLoss(witnesses), ..options.clone() };
     let (told, deliveries) = channel();
-    // Nobody listens any more once it is closed.
+    // After the journal is closed there is no receiver.
     let sink = Box::new(move |delivery| drop(told.send(delivery)));
     let (journal, opened) = SegmentJournal::open(&options, sink)?;
     if let Some(cut) = &opened.cut {
@@ -81,7 +81,7 @@ pub(crate) fn accept(options: &Options) -> Result<()> {
     journal.close().context("close the journal")
 }
 
-/// Tells what was cut off a journal.
+/// Reports a tail that was cut off a journal.
 pub(crate) fn tell(cut: &Cut) {
     note!(
         "chancery: the journal's tail was cut from position {} on ({} bytes, {}): what was never acknowledged, or the last group \
@@ -93,7 +93,7 @@ pub(crate) fn tell(cut: &Cut) {
     );
 }
 
-/// Tells what is known to be missing.
+/// Reports the records that are known to be missing.
 fn report(loss: &Loss, lineage: Lineage) {
     let (first, last) = (loss.at().plus(1), loss.missing_through());
     tracing::warn!(%lineage, %first, last = last.map(Position::get), "loss accepted");
@@ -110,7 +110,7 @@ fn report(loss: &Loss, lineage: Lineage) {
     );
 }
 
-/// The record that starts the lineage; before it, in an empty journal, the first one.
+/// Returns the record that starts the lineage; in an empty journal, the first record precedes it.
 fn records(options: &Options, loss: &Loss, lineage: Lineage) -> Result<Vec<Record>> {
     let writer = Writer::from_random(random());
     let by = Signature { fleet: options.fleet.clone(), build: env!("CARGO_PKG_VERSION").into(), writer };
@@ -131,7 +131,7 @@ fn records(options: &Options, loss: &Loss, lineage: Lineage) -> Result<Vec<Recor
         missing_through: loss.missing_through(),
         abandoned: loss.abandoned(),
     };
-    // Its time is that of the last record: whoever decides next finds out what time it is.
+    // Its time is that of the last record: the next leader determines the current time.
     records.push(seal(head.renew(&by, head.time, lineage), fact.into())?);
     Ok(records)
 }

@@ -1,7 +1,7 @@
-//! The program: reads the command line and hands over.
+//! The program: reads the command line and calls the command.
 //!
-//! Hidden commands (`keeper`, `exec-when-told`) come first, before any thread exists: they become parents of payloads,
-//! or payloads.
+//! Hidden commands (`keeper`, `exec-when-told`) come first, before any thread exists: they become payloads,
+//! or parents of payloads.
 
 use std::ffi::OsString;
 use std::io::Write as _;
@@ -21,7 +21,7 @@ use chancery::{demo, doctor, modes, payload, remote, server, verify};
 use chancery_cli::{Output, note};
 use chancery_executor::directory::CopyPolicy;
 
-/// Requests, events and rows are many small allocations that are freed on another thread than made them.
+/// Requests, events and rows are many small allocations that are often freed on another thread.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
@@ -45,7 +45,7 @@ fn main() -> ExitCode {
                 .map(|()| ExitCode::SUCCESS)
         }
         Command::Local(command) => {
-            // Before any thread: whatever runs here keeps what plans say to itself.
+            // Before any thread: every command here keeps the contents of plans private.
             modes::keep_private();
             Ok(local(command, config, cli.output()).unwrap_or_else(|error| {
                 note!("chancery: {error:#}");
@@ -61,7 +61,7 @@ fn main() -> ExitCode {
     })
 }
 
-/// Prints; a reader that has seen enough, as in `| head`, is no failure, and changes nothing.
+/// Prints; a reader that stops early, as in `| head`, is no failure and changes nothing.
 fn print(text: &str) -> Result<()> {
     match std::io::stdout().write_all(text.as_bytes()) {
         Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
@@ -130,7 +130,7 @@ fn copies(adopt: bool) -> CopyPolicy {
     if adopt { CopyPolicy::Adopt } else { CopyPolicy::Refuse }
 }
 
-/// Checks what can be checked here, and the topics of a journal on Kafka.
+/// Checks this host, and the topics of a journal on Kafka.
 fn examine(config: &Config, fix: Fix) -> Result<ExitCode> {
     log(config)?;
     let (text, mut is_well) = doctor::host(config);
@@ -158,11 +158,11 @@ fn serve(config: Config, copies: CopyPolicy) -> Result<ExitCode> {
     modes::warn(&config.data_dir);
     let runtime = runtime()?;
     let ended = runtime.block_on(server::run(config, folder));
-    // A question to brokers that do not answer is not waited for.
+    // A request to brokers that do not answer is not waited for.
     runtime.shutdown_timeout(LAST_TASKS);
     if let Err(error) = ended {
         note!("chancery: {error:#}");
-        // Threads may wait for a disk that gives no answer.
+        // Threads may wait for a disk that does not answer.
         std::process::exit(1);
     }
     Ok(ExitCode::SUCCESS)
@@ -187,7 +187,7 @@ fn execute(flags: &Executor, config: &Config) -> Result<ExitCode> {
     })
 }
 
-/// How long tasks may take to end when the server has ended.
+/// Time for tasks to end when the server has ended.
 const LAST_TASKS: Duration = Duration::from_secs(1);
 
 fn runtime() -> Result<tokio::runtime::Runtime> {
@@ -196,7 +196,7 @@ fn runtime() -> Result<tokio::runtime::Runtime> {
 
 fn log(config: &Config) -> Result<()> {
     let filter = tracing_subscriber::EnvFilter::try_new(&config.log).context("read the setting log")?;
-    // A line that cannot be written is dropped: to report it would be to write another one, which panics.
+    // A line that cannot be written is dropped: an error report would be another line, which panics.
     let subscriber = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
@@ -229,7 +229,7 @@ fn check(dir: &Path, output: Option<Output>) -> Result<ExitCode> {
     Ok(if holds { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// `--port N`, and nothing else.
+/// Serves the payload; the only arguments are `--port N`.
 fn serve_payload(args: &[OsString]) -> ExitCode {
     let args: Vec<_> = args.iter().filter_map(|arg| arg.to_str()).collect();
     let [flag, port] = args[..] else { return refuse("demo-payload: write --port NUMBER") };

@@ -1,8 +1,8 @@
-//! Who may read a data directory: the user that runs the server, and nobody else. A plan holds environments, and it stands in
-//! the journal, in snapshots and in rows.
+//! Permissions of a data directory: only the user that runs the server may read it. A plan contains
+//! environments, and is stored in the journal, in snapshots and in rows.
 //!
-//! What the program makes from its start on is private by its umask; what libraries make says so itself. A payload has its own
-//! umask, and what it makes in its working directory or in a volume is its own: that is never looked at here.
+//! Files of the program are private by its umask; files of libraries are created private. A payload has its
+//! own umask, and owns the files in its working directory or in a volume: those are never checked here.
 
 use std::fmt::Write as _;
 use std::fs::Permissions;
@@ -13,38 +13,38 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result};
 use rustix::fs::Mode;
 
-/// Bits of those who are not the owner.
+/// Permission bits of other users than the owner.
 const OTHERS: u32 = 0o077;
 
-/// How far a data directory is looked through.
+/// Extent of a check of a data directory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Reach {
     /// Fleets, and the stores of executors: as much as a start can afford.
     Start,
-    /// Also what stores keep of each incarnation and volume.
+    /// Also the stored data of each incarnation and volume.
     All,
 }
 
-/// From now on this process makes files and directories for its user alone.
+/// Makes this process create files and directories for its user alone from now on.
 pub fn keep_private() {
     rustix::process::umask(Mode::RWXG | Mode::RWXO);
 }
 
-/// What in a data directory others than its owner may read or write, with its permission bits. Links are not followed.
+/// Returns entries that other users may read or write, with their mode. Links are not followed.
 pub fn wider(data: &Path, reach: Reach) -> io::Result<Vec<(PathBuf, u32)>> {
     let mut found = Vec::new();
-    // One that nothing was kept in yet is as whoever made it wants it.
+    // In a new directory, the permissions are the choice of its creator.
     if data.join("fleets").is_dir() || data.join("executors").is_dir() {
         look(data, 0, reach, &mut found)?;
     }
     Ok(found)
 }
 
-/// `depth` counts from the data directory; in `executors/FLEET/CLUSTER` it is 3.
+/// Collects such entries below `path`, at `depth` from the data directory; `executors/FLEET/CLUSTER` has 3.
 fn look(path: &Path, depth: usize, reach: Reach, found: &mut Vec<(PathBuf, u32)>) -> io::Result<()> {
     let metadata = match path.symlink_metadata() {
         Ok(metadata) => metadata,
-        // It has gone meanwhile.
+        // The entry was removed meanwhile.
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(error),
     };
@@ -70,12 +70,12 @@ fn look(path: &Path, depth: usize, reach: Reach, found: &mut Vec<(PathBuf, u32)>
             Err(error) => return Err(error),
         };
         let name = entry.file_name();
-        // A data directory may stand beside other things: its own are these.
+        // A data directory may contain other entries: only these belong to it.
         let is_ours = depth > 0
             || ["fleets", "executors", "address", "lock", "directory.json"].iter().any(|own| name == *own);
         let is_store = depth >= 1
             && path.components().rev().nth(depth - 1).is_some_and(|top| top.as_os_str() == "executors");
-        // Working directories and the data of volumes are those of payloads, also while they are removed.
+        // Working directories and the data of volumes belong to payloads, also while they are removed.
         let is_foreign = match depth {
             3 => name == "removed" || name == "forgotten",
             _ => depth > 4 && ["work", "data", "data.new", "doomed"].iter().any(|own| name == *own),
@@ -88,7 +88,7 @@ fn look(path: &Path, depth: usize, reach: Reach, found: &mut Vec<(PathBuf, u32)>
     Ok(())
 }
 
-/// Whether an entry is a directory; one that has gone meanwhile is none.
+/// Whether an entry is a directory; false if it was removed meanwhile.
 fn is_dir(entry: &std::fs::DirEntry) -> io::Result<bool> {
     match entry.file_type() {
         Ok(kind) => Ok(kind.is_dir()),
@@ -97,7 +97,7 @@ fn is_dir(entry: &std::fs::DirEntry) -> io::Result<bool> {
     }
 }
 
-/// Takes from others what they may do.
+/// Removes all permissions of other users.
 pub fn narrow(found: &[(PathBuf, u32)]) -> io::Result<()> {
     for (path, mode) in found {
         std::fs::set_permissions(path, Permissions::from_mode(mode & !OTHERS))?;
@@ -105,7 +105,7 @@ pub fn narrow(found: &[(PathBuf, u32)]) -> io::Result<()> {
     Ok(())
 }
 
-/// What `doctor` says of a data directory, and whether all is well: what others may read is named, or narrowed if `fix` says so.
+/// Returns the report on a data directory, and whether it is private; with `fix`, after restricting it.
 pub fn doctor(data: &Path, fix: Fix) -> Result<(String, bool)> {
     let found = wider(data, Reach::All).with_context(|| format!("cannot look through {}", data.display()))?;
     let mut text = String::new();
@@ -126,16 +126,16 @@ pub fn doctor(data: &Path, fix: Fix) -> Result<(String, bool)> {
     Ok((text, fix == Fix::Yes))
 }
 
-/// Whether `doctor` mends what it finds.
+/// Whether `doctor` fixes what it finds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fix {
-    /// It does.
+    /// Permissions are fixed.
     Yes,
-    /// It only looks.
+    /// Permissions are only checked.
     No,
 }
 
-/// Says at a start what others may read.
+/// Warns at start about entries that other users may read.
 pub fn warn(data: &Path) {
     match wider(data, Reach::Start) {
         Ok(found) => {

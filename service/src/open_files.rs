@@ -1,23 +1,23 @@
-//! Descriptors of open files: as many as the system gives this process, some of them kept from connections.
+//! Descriptors of open files: as many as the system allows, some of them reserved from connections.
 //!
-//! Shells and init systems start programs with 1,024 and let them ask for more. Without one the journal cannot make a
-//! segment and the store of rows cannot grow, so connections must not use them up.
+//! Shells and init systems start programs with 1,024 and let them raise the limit. Without a free descriptor
+//! the journal cannot create a segment and the rows cannot grow, so connections must not use all.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Descriptors of a connection at most: its own, and a segment, a log or a connection to another server behind it.
+/// Maximum descriptors of a connection: its own, and one of a segment, a log or another server.
 const CONNECTION: usize = 2;
-/// What is kept for journal, rows, snapshots, links to keepers, and probes. Of few, the half.
+/// Descriptors reserved for journal, rows, snapshots, supervisor sockets, and probes; at most half.
 const RESERVE: u64 = 200 + chancery_api::RESERVED as u64;
-/// And for each further fleet: on Kafka it has some 30, most of them connections to brokers.
+/// Descriptors reserved for each further fleet: on Kafka about 30, most of them to brokers.
 const FLEET: u64 = 40;
 
-/// See the module.
+/// Limits of open files of this process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct OpenFiles {
-    /// How many this process might have open when it began, if it may have more now: what programs get that it starts.
+    /// Soft limit at the start of the process, if it was raised since; started programs get this limit.
     pub began: Option<u64>,
-    /// How many it may have open now; `None` if there is no limit.
+    /// Current limit; `None` if there is no limit.
     most: Option<u64>,
 }
 
@@ -37,7 +37,7 @@ impl OpenFiles {
         }
     }
 
-    /// How many connections may be open at a time, of so many that are configured, beside so many fleets.
+    /// Returns the maximum number of connections, at most `configured`, for a server with `fleets` fleets.
     pub fn connections(&self, configured: usize, fleets: usize) -> usize {
         let Some(most) = self.most else { return configured };
         let reserve = RESERVE + FLEET * (fleets as u64).saturating_sub(1);

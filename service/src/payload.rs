@@ -1,6 +1,6 @@
-//! The demonstration's payload: a small HTTP server that the program itself ships, so that it works anywhere.
+//! Payload of the demonstration: a small HTTP server that is part of the program, so that it works anywhere.
 //!
-//! It answers every request with who it is. It is a payload like any other: nothing of the control plane is used.
+//! It answers every request with its identity. Like any other payload, it uses no part of the control plane.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -8,12 +8,12 @@ use std::time::Duration;
 
 use chancery_cli::note;
 
-/// Answers on the loopback port until it is ended.
+/// Answers on the loopback port until the process is ended.
 pub fn serve(port: u16) -> std::io::Result<()> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port))?;
     said(format_args!("listening on {}", listener.local_addr()?));
     for stream in listener.incoming() {
-        // One visitor that misbehaves is told to standard error, and the next one is served.
+        // An error with one client is written to standard error, and the next client is served.
         if let Err(error) = stream.and_then(answer) {
             note!("a visitor was not served: {error}");
         }
@@ -21,7 +21,7 @@ pub fn serve(port: u16) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Writes a line to the standard output; one that cannot be written is dropped.
+/// Writes a line to the standard output; a line that cannot be written is dropped.
 fn said(line: std::fmt::Arguments<'_>) {
     let _ = std::io::stdout().write_all(format!("{line}\n").as_bytes());
 }

@@ -1,4 +1,4 @@
-//! An executor as a program of its own, near its machines: it reaches the server by requests that it makes.
+//! Executor as a program of its own, near its machines, which reaches the server by requests.
 
 use std::path::Path;
 
@@ -10,16 +10,16 @@ use chancery_executor::remote::Remotes;
 use crate::executors::{self, Means, Who};
 use crate::server::stop_signal;
 
-/// Why the program ended.
+/// Reason why the program ended.
 #[derive(Debug)]
 pub enum Ended {
-    /// It was asked to. What it runs goes on running.
+    /// Stop was requested. The executor's incarnations continue.
     Asked,
-    /// It must not act, or cannot.
+    /// Executor must not act, or cannot.
     Stopped(Stop),
 }
 
-/// Runs an executor until it is asked to stop, or must.
+/// Runs an executor until it is asked to stop, or must stop.
 pub async fn run(server: &str, fleet: &FleetName, who: Who, root: &Path, means: &Means) -> Result<Ended> {
     let remote = Remotes::new(server, fleet)?;
     let mut stop = stop_signal()?;

@@ -1,8 +1,8 @@
-//! From durable records to those who follow them: consumers, and the projector on a thread of its own.
+//! Distribution of durable records to followers: consumers, and the projector on a thread of its own.
 //!
-//! The decider's thread publishes and never waits. What the projector has no room for is in the journal, from which
-//! it reads what it missed. Its batches begin at least [`PACE`] apart, or [`SOON`] while a reader waits: each costs two
-//! writes and two syncs of its own, on the disk for which verdicts wait too, and what comes meanwhile goes into the same.
+//! The decider's thread publishes and never waits. The projector reads records that exceed its queue from the
+//! journal. Its batches start at least [`PACE`] apart, or [`SOON`] while a reader waits. Each batch costs two
+//! writes and two syncs on the disk that verdicts also wait for; later records share the next batch.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,49 +21,49 @@ use chancery_journal::snapshots::Snapshots;
 use chancery_projector::{Fold, FoldError, ProjectError, Projector};
 use tokio::sync::{oneshot, watch};
 
-/// Published records that wait for the projector; beyond, it reads the journal itself.
+/// Published records that wait for the projector; beyond this number it reads the journal itself.
 const WAITING: usize = 256;
 /// Time between the starts of two batches of rows, while no reader waits for one.
 const PACE: Duration = Duration::from_millis(4);
-/// The same while a reader waits.
+/// Time between the starts of two batches of rows, while a reader waits.
 const SOON: Duration = Duration::from_millis(1);
 
-/// The way to the projector.
+/// Sending half of the projector's queue.
 #[derive(Debug)]
 pub struct Records {
     waiting: SyncSender<Vec<Arc<Record>>>,
     missed: Arc<AtomicBool>,
 }
 
-/// Asks the projector for a copy of its state.
+/// Requests copies of the projector's state.
 #[derive(Clone, Debug)]
 pub struct States {
     asked: Sender<oneshot::Sender<Fold>>,
     waiting: SyncSender<Vec<Arc<Record>>>,
 }
 
-/// The other end.
+/// Receiving half, for the projector.
 #[derive(Debug)]
 pub struct Queue {
     waiting: Receiver<Vec<Arc<Record>>>,
     asked: Receiver<oneshot::Sender<Fold>>,
-    /// Set after something did not find room.
+    /// Set after a record found no room in the queue.
     missed: Arc<AtomicBool>,
 }
 
 impl States {
-    /// The state as it is now, which may be behind the journal. None if the projector has stopped.
+    /// Returns the current state, which may be behind the journal; `None` if the projector has stopped.
     pub async fn ask(&self) -> Option<Fold> {
         let (answer, state) = oneshot::channel();
         self.asked.send(answer).ok()?;
-        // If there is no room, it has something to wake up for.
+        // If there is no room, the projector has a record to wake up for.
         let _ = self.waiting.try_send(Vec::new());
         state.await.ok()
     }
 }
 
 impl Queue {
-    /// All ends.
+    /// Returns all ends of a new queue.
     pub fn open() -> (Records, States, Queue) {
         let (sender, waiting) = sync_channel(WAITING);
         let (ask, asked) = channel();
@@ -72,7 +72,7 @@ impl Queue {
         (Records { waiting: sender, missed: Arc::clone(&missed) }, states, Queue { waiting, asked, missed })
     }
 
-    /// Waits for records, and takes all there are; `None` if there will be no more.
+    /// Waits for records, and takes all available ones; `None` if there will be no more.
     fn next(&self) -> Option<Vec<Arc<Record>>> {
         let mut records = self.waiting.recv().ok()?;
         records.extend(self.waiting.try_iter().take(WAITING).flatten());
@@ -80,8 +80,8 @@ impl Queue {
     }
 }
 
-/// Gives durable records to everybody, and tells of clusters that changed and of who decides. It never waits for any of
-/// them.
+/// Returns the function that passes durable records to all followers, and announces changed clusters and the
+/// leader. It never waits for any of them.
 pub fn publisher(
     hub: Arc<Hub>,
     clusters: watch::Sender<Position>,
@@ -96,7 +96,7 @@ pub fn publisher(
             Ok(()) => {}
             Err(TrySendError::Full(_)) => {
                 rows.missed.store(true, Ordering::Release);
-                // It wakes up after this was set: with this one, or with one that still stands in its way.
+                // The projector wakes up after the flag was set, by this message or by one in the full queue.
                 let _ = rows.waiting.try_send(Vec::new());
             }
             Err(TrySendError::Disconnected(_)) => tracing::error!("the projector has stopped"),
@@ -113,35 +113,36 @@ pub fn publisher(
     })
 }
 
-/// The term that the record begins, if it begins one.
+/// Returns the term that the record starts, if it starts one.
 fn term_of(record: &Record) -> Option<TermStarted> {
     record.header().begins?;
     match Event::read(record.events().next()?.1) {
         Ok(Event::Fact { fact: Fact::TermStarted(fact), .. }) => Some(fact),
-        // One that a lineage begins has no decider yet.
+        // A record that starts a lineage has no decider yet.
         _ => Some(TermStarted { address: None }),
     }
 }
 
-/// The projector, and the snapshots that it takes.
+/// Projector, and the snapshots that it takes.
 pub struct Rows {
-    /// Caught up, or not far from it.
+    /// Projector that is caught up, or nearly so.
     pub projector: Projector,
-    /// What it follows.
+    /// Journal that the projector follows.
     pub source: Arc<dyn Source>,
-    /// Where snapshots go.
+    /// Directory of the snapshots.
     pub snapshots: Snapshots,
-    /// Whose they are.
+    /// Fleet of the snapshots.
     pub fleet: Arc<str>,
-    /// Events between snapshots, at least. In a larger fleet as many as it has entities: a snapshot costs in
-    /// proportion to them, and so does reading it, beside which those events are replayed.
+    /// Minimum number of events between snapshots. A larger fleet uses its number of entities. The costs of
+    /// writing and reading a snapshot are proportional to that number, and a start replays those events as
+    /// well.
     pub every: u64,
 }
 
 impl Rows {
-    /// Follows until nobody publishes any more; then takes a last snapshot.
+    /// Follows until the publisher is dropped; then takes a last snapshot.
     pub fn follow(&mut self, queue: &Queue) -> Result<()> {
-        // What was replayed at the start counts: else no server that is killed early would ever leave a snapshot.
+        // Replayed events count: otherwise a server that is killed early would never leave a snapshot.
         let mut last = self.projector.snapshot();
         let mut writing: Option<JoinHandle<()>> = None;
         let watch = self.projector.reader().watch().clone();
@@ -149,7 +150,7 @@ impl Rows {
             let began = Instant::now();
             self.take(&records, queue.missed.swap(false, Ordering::Acquire))?;
             for answer in queue.asked.try_iter() {
-                // Whoever asked may be gone.
+                // The requester may have left.
                 let _ = answer.send(Fold::from(self.projector.state().cloned()));
             }
             let size = self.projector.state().map_or(0, |state| state.fleet.size() as u64);
@@ -162,7 +163,7 @@ impl Rows {
         }
         self.catch_up()?;
         if let Some(writing) = writing {
-            // It logs what went wrong; a snapshot can be made again.
+            // The thread logs its error; a snapshot can be taken again.
             let _ = writing.join();
         }
         if self.projector.position() > last
@@ -173,7 +174,7 @@ impl Rows {
         self.projector.flush().context("flush the read models")
     }
 
-    /// The records that came, and those that found no room behind or between them.
+    /// Applies the received records, and the records that found no room after or between them.
     fn take(&mut self, records: &[Arc<Record>], has_missed: bool) -> Result<()> {
         match self.projector.apply(records) {
             Ok(_) if !has_missed => Ok(()),
@@ -186,7 +187,7 @@ impl Rows {
         self.projector.catch_up().map(drop).context("catch up with the journal")
     }
 
-    /// Brings the rows to the disk, then writes a copy of the state on a thread of its own.
+    /// Flushes the rows to disk, then writes a copy of the state on a thread of its own.
     fn snapshot(&self) -> Result<Option<JoinHandle<()>>> {
         let Some(state) = self.projector.state().cloned() else { return Ok(None) };
         self.projector.flush().context("flush the read models before a snapshot")?;
@@ -224,10 +225,10 @@ mod tests {
 
     use super::*;
 
-    /// Events between snapshots.
+    /// Events between snapshots in these tests.
     const EVERY: u64 = 10;
 
-    /// A journal that outlives the servers over it, and the folder of their snapshots and rows.
+    /// Journal that outlives the servers over it, and the directory of their snapshots and rows.
     struct Rig {
         log: MemoryLog,
         dir: tempfile::TempDir,
@@ -235,7 +236,7 @@ mod tests {
         made: u64,
     }
 
-    /// One server's life.
+    /// One server, from its start to its end.
     struct Life {
         records: Records,
         following: JoinHandle<Result<()>>,
@@ -248,14 +249,14 @@ mod tests {
             Rig { log: MemoryLog::new("default"), dir, snapshots, made: 0 }
         }
 
-        /// As a server opens it; nothing goes to the disk by itself.
+        /// Opens a projector as a server does; nothing is flushed automatically.
         fn open(&self, rows: &str) -> Projector {
             let tuning = Tuning { flush: 3_600_000, ..Tuning::default() };
             let (dir, snapshots) = (self.dir.path().join(rows), Some(&self.snapshots));
             Projector::open(&dir, "default", self.log.source(), snapshots, tuning).expect("rows")
         }
 
-        /// Starts one in rows of its own, as if the last had been killed before any of its rows was on the disk.
+        /// Starts a server in rows of its own, as if the last one was killed before any row was on disk.
         fn start(&self) -> Life {
             let (records, _, queue) = Queue::open();
             let mut projector = self.open(&format!("rows-{}", self.made));
@@ -266,7 +267,7 @@ mod tests {
             Life { records, following }
         }
 
-        /// Makes durable records of an event each, and gives them to whoever lives.
+        /// Commits durable records of an event each, and publishes them to the server.
         fn commit(&mut self, life: &Life, count: u64) {
             let (told, delivered) = std::sync::mpsc::channel();
             let sink = Box::new(move |delivery| {
@@ -329,7 +330,7 @@ mod tests {
         for _ in 0..2 {
             let life = rig.start();
             rig.commit(&life, EVERY - 3);
-            // It was killed: nothing of it ends in order before the test does.
+            // Killed: no part of it ends in order before the test does.
             lives.push(life);
         }
         let found =

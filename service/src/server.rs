@@ -1,10 +1,10 @@
-//! A server: its fleets and the API in one process, and the order in which they start and stop. It lives and dies with
-//! all of them.
+//! Server: its fleets and the API in one process, and the order in which they start and stop. The server ends
+//! when any of them ends.
 //!
 //! ```text
-//! DATA/fleets/, DATA/executors/    its fleets: see there
+//! DATA/fleets/, DATA/executors/    its fleets: see `fleet`
 //! DATA/address                     where the server listens
-//! DATA/lock                        held by the server that has the folder
+//! DATA/lock                        held by the server that uses the directory
 //! ```
 
 use std::collections::BTreeMap;
@@ -25,10 +25,10 @@ use crate::fleet::Fleet;
 use crate::folder::Folder;
 use crate::open_files::OpenFiles;
 
-/// The exit code when a second signal cuts a stop short, as a shell has it for SIGINT.
+/// Exit code when a second signal cuts a stop short, as shells use it for SIGINT.
 const EXIT_AT_ONCE: i32 = 130;
 
-/// Runs a server in its folder until it is asked to stop.
+/// Runs a server in its directory until it is asked to stop.
 pub async fn run(config: Config, folder: Folder) -> Result<()> {
     let files = OpenFiles::raise();
     let listener = TcpListener::bind(config.listen).await.map_err(|error| no_port(config.listen, error))?;
@@ -62,10 +62,10 @@ pub async fn run(config: Config, folder: Folder) -> Result<()> {
         apps.insert(name, Arc::new(app));
         running.push(rest);
         if config.journal == Place::Embedded {
-            // Nobody else will: whoever is told that this server is up may ask it at once.
+            // No other server will decide: clients may send requests as soon as the server is announced.
             tokio::select! {
                 () = desk.decides() => {}
-                // Nothing was promised yet.
+                // No promise was made yet.
                 () = stop.comes() => std::process::exit(0),
                 Some(over) = offices.join_next() => return over.context("join the decider").flatten(),
             }
@@ -75,7 +75,7 @@ pub async fn run(config: Config, folder: Folder) -> Result<()> {
     let api = Api { fleets: apps, common };
     let mut told = stopped;
     let http = tokio::spawn(chancery_api::serve(api, listener, async move {
-        // A sender that is gone says the same.
+        // A dropped sender has the same meaning.
         let _ = told.wait_for(|stop| *stop).await;
     }));
     folder.write_address(&address.to_string())?;
@@ -85,15 +85,15 @@ pub async fn run(config: Config, folder: Folder) -> Result<()> {
     let early = tokio::select! {
         () = stop.comes() => None,
         over = offices.join_next() => over,
-        // Reads would only grow older: the server ends, and says why below.
+        // Reads would only become older: the server ends, and reports the reason below.
         () = unfolded.notified() => None,
     };
     if let Some(over) = early {
-        // Nothing can be made durable any more: what could be saved is saved, and waiting would hide it.
+        // Nothing can become durable any more: everything possible is saved, and a wait would hide it.
         return over.context("join the decider").flatten();
     }
     tokio::spawn(async move {
-        // Whoever asks twice does not want to wait.
+        // An operator who sends a second signal does not want to wait.
         stop.comes().await;
         std::process::exit(EXIT_AT_ONCE);
     });
@@ -109,7 +109,7 @@ pub async fn run(config: Config, folder: Folder) -> Result<()> {
     let _ = drain.send(true);
     let mut why = Ok(());
     while let Some(ended) = offices.join_next().await {
-        // It may have ended by itself meanwhile, and says why.
+        // The decider may have ended on its own meanwhile, and reports the reason.
         why = why.and(ended.context("join the decider").flatten());
     }
     let mut closing = JoinSet::new();
@@ -120,11 +120,11 @@ pub async fn run(config: Config, folder: Folder) -> Result<()> {
     while let Some(one) = closing.join_next().await {
         closed = closed.and(one.context("join a fleet").flatten());
     }
-    // A decider that ended because its projector did knows that, and not why.
+    // A decider that ended because its projector did reports that, but not the cause.
     closed.and(why)
 }
 
-/// Opens all fleets at once: each may have much to read.
+/// Opens all fleets concurrently: each may have much to read.
 async fn open(
     config: &Config,
     own: &Arc<str>,
@@ -144,7 +144,7 @@ async fn open(
     while let Some(opened) = opening.join_next().await {
         match opened.context("join a fleet")? {
             Ok(fleet) => fleets.push(fleet),
-            // All of them are shown: what an operator accepts at the next start holds for every fleet.
+            // All errors are shown: a loss accepted at the next start is accepted for every fleet.
             Err(error) if config.journal == Place::Embedded => errors.push(format!("{error:#}")),
             Err(error) => return Err(error),
         }
@@ -158,7 +158,7 @@ fn names(config: &Config) -> String {
     config.fleets.keys().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
-/// SIGTERM or SIGINT.
+/// Receiver of SIGTERM and SIGINT.
 pub(crate) struct Stop {
     terminate: Signal,
     interrupt: Signal,
@@ -179,7 +179,7 @@ impl Stop {
     }
 }
 
-/// Why no requests can be taken there, and what to do about it.
+/// Returns the reason why the server cannot listen there, and what to do about it.
 fn no_port(listen: SocketAddr, error: std::io::Error) -> anyhow::Error {
     let (ip, port) = (listen.ip(), listen.port());
     let taken = error.kind() == std::io::ErrorKind::AddrInUse;
@@ -194,7 +194,7 @@ fn no_port(listen: SocketAddr, error: std::io::Error) -> anyhow::Error {
     )
 }
 
-/// Says that it is up, and where; nothing else comes on its standard output.
+/// Prints that the server is running, and its address; nothing else is written to its standard output.
 fn greet(config: &Config, address: &str) {
     let _ = writeln!(
         std::io::stdout(),

@@ -1,4 +1,4 @@
-//! `chancery verify`: checks journals offline, changes nothing, and says what it found.
+//! `chancery verify`: checks journals offline, changes nothing, and reports its findings.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -12,16 +12,16 @@ use serde_json::{Value, json};
 
 use crate::loss;
 
-/// What was found in one journal.
+/// Result of the check of one journal.
 #[derive(Debug)]
 pub struct Verified {
     folder: PathBuf,
     report: Report,
-    /// What stands beside the journal proves to be missing.
+    /// Records that are proved to be missing by the witnesses near the journal.
     loss: Option<Loss>,
 }
 
-/// Checks a journal's own folder, or the journal of every fleet in a server's folder: those that can be read.
+/// Checks a journal's own directory, or the journals of all readable fleets in a server's directory.
 pub fn check(dir: &Path) -> Result<Vec<Result<Verified>>> {
     let fleets = dir.join("fleets");
     let mut folders = Vec::new();
@@ -38,7 +38,7 @@ pub fn check(dir: &Path) -> Result<Vec<Result<Verified>>> {
 }
 
 fn one(folder: PathBuf) -> Result<Verified> {
-    // Before the journal, which may be written meanwhile. What the read models know is looked at by a server alone.
+    // Before the journal, which may grow meanwhile. Only a server checks the read models.
     let witnesses = witnesses(&folder)?;
     let named: BTreeSet<_> = witnesses.iter().map(|witness| witness.position).collect();
     let mut found = BTreeMap::new();
@@ -54,7 +54,7 @@ fn one(folder: PathBuf) -> Result<Verified> {
     Ok(Verified { folder, report, loss })
 }
 
-/// What stands beside the journal in a server's directory. The truth of a mirror is elsewhere.
+/// Returns the witnesses in a server's directory. A mirror has none: its original is elsewhere.
 fn witnesses(journal: &Path) -> Result<Vec<Witness>> {
     if is_mirror(journal)? || !journal.is_dir() {
         return Ok(Vec::new());
@@ -68,7 +68,7 @@ fn witnesses(journal: &Path) -> Result<Vec<Witness>> {
 }
 
 impl Verified {
-    /// Whether everything is as it was written. A tail that a running server is just writing counts as whole.
+    /// Whether everything is as written. A tail that a running server is just writing counts as complete.
     pub fn holds(&self) -> bool {
         match self.report.outcome {
             Outcome::Sound => self.loss.is_none(),
@@ -77,7 +77,7 @@ impl Verified {
         }
     }
 
-    /// For people.
+    /// Returns the result as text for people.
     pub fn text(&self) -> String {
         let report = &self.report;
         let mut text = format!("journal {}\n", self.folder.display());
@@ -145,7 +145,7 @@ impl Verified {
         }
     }
 
-    /// For programs.
+    /// Returns the result as JSON for programs.
     pub fn json(&self) -> Value {
         let report = &self.report;
         let found = match &report.outcome {

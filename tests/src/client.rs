@@ -1,4 +1,4 @@
-//! A client of the API that hides nothing: every answer comes back, whatever its status.
+//! Client of the API that hides nothing: it returns every answer, whatever its status.
 
 use std::time::Duration;
 
@@ -6,27 +6,27 @@ use serde_json::{Value, json};
 
 use crate::until;
 
-/// An answer.
+/// Answer of a server.
 #[derive(Clone, Debug)]
 pub struct Answer {
-    /// Its status; 0 if there was none.
+    /// HTTP status; 0 if there was no answer.
     pub status: u16,
-    /// Its content type.
+    /// Content type of the body.
     pub content_type: String,
-    /// Its body as text.
+    /// Body as text.
     pub text: String,
-    /// The position of the verdict, or at which a read was answered.
+    /// Position of the verdict, or at which a read was answered.
     pub position: Option<u64>,
 }
 
 impl Answer {
-    /// Its body as JSON; null if it is none.
+    /// Returns the body as JSON; null if invalid.
     pub fn json(&self) -> Value {
         serde_json::from_str(&self.text).unwrap_or(Value::Null)
     }
 }
 
-/// A client of one server, for one of its fleets.
+/// Client of one server, for one of its fleets.
 #[derive(Clone, Debug)]
 pub struct Client {
     agent: ureq::Agent,
@@ -35,42 +35,42 @@ pub struct Client {
 }
 
 impl Client {
-    /// For the fleet `default` of the server at the URL.
+    /// Creates a client of a server's fleet `default`, with a timeout of 30 seconds.
     pub fn new(url: &str) -> Client {
         Client::patient(url, Duration::from_secs(30))
     }
 
-    /// One that waits so long for an answer.
+    /// Creates a client with this timeout.
     pub fn patient(url: &str, patience: Duration) -> Client {
         let config =
             ureq::Agent::config_builder().http_status_as_error(false).timeout_global(Some(patience)).build();
         Client { agent: config.into(), url: url.to_owned(), fleet: "default".into() }
     }
 
-    /// For another fleet of the same server.
+    /// Returns a client of another fleet.
     #[must_use]
     pub fn of(&self, fleet: &str) -> Client {
         Client { fleet: fleet.into(), ..self.clone() }
     }
 
-    /// `GET` of a path.
+    /// Gets a path.
     pub fn get(&self, path: &str) -> Answer {
         answer(self.agent.get(format!("{}{path}", self.url)).call())
     }
 
-    /// `GET` of a path under the fleet.
+    /// Gets a path under the fleet. Panics unless the status is 200.
     pub fn read(&self, path: &str) -> Value {
         let answer = self.get(&format!("/v1/fleets/{}/{path}", self.fleet));
         assert_eq!(answer.status, 200, "GET {path}: {}", answer.text);
         answer.json()
     }
 
-    /// Rows of a list.
+    /// Returns the rows of a list.
     pub fn items(&self, path: &str) -> Vec<Value> {
         self.read(path)["items"].as_array().cloned().unwrap_or_default()
     }
 
-    /// Any method with any body.
+    /// Sends any method with any body.
     pub fn send(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Answer {
         let mut request = ureq::http::Request::builder().method(method).uri(format!("{}{path}", self.url));
         for (key, value) in headers {
@@ -82,7 +82,7 @@ impl Client {
         }
     }
 
-    /// Posts an intent under a key, as an actor.
+    /// Posts an intent under a key, as the actor `ann`.
     pub fn intent(&self, key: &str, type_name: &str, data: &Value) -> Answer {
         let event = json!({
             "specversion": "1.0", "id": key, "source": "tests", "type": format!("chancery.{type_name}.v1"),
@@ -97,7 +97,7 @@ impl Client {
         )
     }
 
-    /// The same, until somebody decides.
+    /// Posts an intent, again while no server is the leader.
     pub fn decided(&self, key: &str, type_name: &str, data: &Value) -> Answer {
         until("somebody decides", || {
             let answer = self.intent(key, type_name, data);
@@ -105,14 +105,14 @@ impl Client {
         })
     }
 
-    /// Posts an intent that must be accepted. Its position.
+    /// Posts an intent that must be accepted. Returns the position.
     pub fn must(&self, type_name: &str, data: &Value) -> u64 {
         let answer = self.decided(&uuid::Uuid::new_v4().to_string(), type_name, data);
         assert!((200..300).contains(&answer.status), "{type_name} {data}: {} {}", answer.status, answer.text);
         answer.json()["position"].as_u64().expect("a position")
     }
 
-    /// Approves everything that waits.
+    /// Approves all pending operations.
     pub fn approve_all(&self) {
         loop {
             let waiting = self.items("operations?state=pending_approval&limit=200");
@@ -126,12 +126,12 @@ impl Client {
                 "operation.approve",
                 &json!({"operations": shown}),
             );
-            // One of them may have ended in between: look again.
+            // An operation may have ended in between: list again.
             assert!(matches!(answer.status, 200..300 | 404 | 409), "{}", answer.text);
         }
     }
 
-    /// Waits until so many replicas of the plan are in the phase.
+    /// Waits until this number of the plan's replicas is in the phase.
     pub fn wait_for(&self, plan: &str, phase: &str, count: usize) -> Vec<Value> {
         until(&format!("{count} replicas of {plan} {phase}"), || {
             let found = self.items(&format!("replicas?plan={plan}&phase={phase}&limit=1000"));

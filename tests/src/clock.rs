@@ -1,9 +1,9 @@
-//! Another wall clock for one server: the real program under libfaketime (on Debian: faketime), which leaves the monotonic
-//! clock alone, as a step of the real clock would.
+//! Separate wall clock for one server, by libfaketime (on Debian: faketime). The monotonic clock is
+//! unaffected, as by a step of the real clock.
 //!
-//! libfaketime knows no `cnd_timedwait` of C11, by which the client library of Kafka waits: a wait until a time of the other
-//! clock would last as long as the two are apart. A library of our own (`clock/waits.c`), which the C compiler builds at
-//! first use, translates that time.
+//! libfaketime does not handle `cnd_timedwait` of C11, by which the client library of Kafka waits. A wait
+//! until a time of the other clock would last as long as the clocks differ. This crate's own library
+//! (`clock/waits.c`), which the C compiler builds at first use, translates that time.
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -13,28 +13,28 @@ use tempfile::TempDir;
 
 use crate::{Server, preload};
 
-/// The wall clock of one server, until this is dropped.
+/// Wall clock of one server, until this value is dropped.
 #[derive(Debug)]
 pub struct ServerClock {
     dir: TempDir,
 }
 
 impl ServerClock {
-    /// A clock so many seconds ahead of the real one, or behind it where that is negative.
+    /// Creates a clock that is ahead of the real one by these seconds, or behind if negative.
     pub fn apart(seconds: i64) -> ServerClock {
         let clock = ServerClock { dir: tempfile::tempdir().expect("a temporary folder") };
         clock.set(seconds);
         clock
     }
 
-    /// Leaps: it is so many seconds ahead of the real one from now on.
+    /// Makes the clock jump: from now on it is ahead by these seconds.
     pub fn set(&self, seconds: i64) {
         let next = self.dir.path().join("next");
         std::fs::write(&next, format!("{seconds:+}")).expect("a file");
-        std::fs::rename(next, self.file()).expect("a file"); // nobody reads half of it
+        std::fs::rename(next, self.file()).expect("a file"); // atomic: no server reads half of it
     }
 
-    /// Gives it to a server, from the next start on.
+    /// Gives the clock to a server, from the next start.
     pub fn give_to(&self, server: &mut Server) {
         let text = |path: &Path| path.to_str().expect("a path that is text").to_owned();
         server.set("LD_PRELOAD", &format!("{}:{}", text(waits()), text(&library().expect("libfaketime"))));
@@ -48,14 +48,14 @@ impl ServerClock {
     }
 }
 
-/// Path of libfaketime, wherever the system keeps the library.
+/// Returns the path of libfaketime, wherever the system keeps the library.
 pub fn library() -> Result<PathBuf> {
     let folders = std::fs::read_dir("/usr/lib")?.filter_map(|entry| Some(entry.ok()?.path()));
     let found = folders.map(|dir| dir.join("faketime/libfaketime.so.1")).find(|file| file.exists());
     found.context("libfaketime is not installed (on Debian: apt-get install faketime)")
 }
 
-/// Path of the library that translates the times of waits.
+/// Returns the path of the library that translates the times of waits.
 fn waits() -> &'static Path {
     static BUILT: OnceLock<(TempDir, PathBuf)> = OnceLock::new();
     let (_, path) = BUILT.get_or_init(|| {

@@ -1,4 +1,4 @@
-//! The real program as an executor of its own.
+//! The real program as a separate executor.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, ExitStatus, Stdio};
@@ -11,7 +11,7 @@ use crate::launch::Launch;
 use crate::server::end_all_under;
 use crate::{Payload, Server, payloads, until};
 
-/// An executor with a folder of its own that goes when it does, and every process that it started.
+/// Executor with its own directory. A drop removes the directory and all its processes.
 pub struct Executor {
     dir: Rc<TempDir>,
     child: Option<Child>,
@@ -21,26 +21,26 @@ pub struct Executor {
 }
 
 impl Executor {
-    /// Starts one that drives `runtime` for the cluster `local` of a server.
+    /// Starts an executor that drives `runtime` for the cluster `local` of a server.
     pub fn start(server: &Server, name: &str, runtime: &str) -> Executor {
         let dir = tempfile::Builder::new().prefix("chancery-executor-").tempdir().expect("a folder");
         let dir = Rc::new(dir);
         Executor::start_in(dir, server, name, runtime)
     }
 
-    /// The same, with its folder in that of the server: what it runs is found with what the server runs.
+    /// Starts an executor in the server's directory: its processes are found with the server's.
     pub fn start_within(server: &Server, name: &str, runtime: &str) -> Executor {
         let dir = tempfile::Builder::new().prefix("executor-").tempdir_in(server.home()).expect("a folder");
         Executor::start_in(Rc::new(dir), server, name, runtime)
     }
 
-    /// The same, for servers at those addresses.
+    /// Starts an executor in `home`, for servers at these addresses.
     pub fn start_for(home: &Path, servers: &str, name: &str, runtime: &str) -> Executor {
         let dir = tempfile::Builder::new().prefix("executor-").tempdir_in(home).expect("a folder");
         Executor::start_at(Rc::new(dir), servers, name, runtime)
     }
 
-    /// Starts another over the same folder.
+    /// Starts another executor with the same directory.
     #[must_use]
     pub fn start_beside(&self, server: &Server, name: &str, runtime: &str) -> Executor {
         Executor::start_in(Rc::clone(&self.dir), server, name, runtime)
@@ -58,7 +58,7 @@ impl Executor {
         executor
     }
 
-    /// Starts the program again over the same folder.
+    /// Starts the program again with the same directory.
     pub fn start_again(&mut self) {
         assert!(self.child.is_none(), "it runs");
         let file = self.launch.stderr.clone().unwrap_or_else(|| self.dir().join("log"));
@@ -81,41 +81,41 @@ impl Executor {
         self.dir.path()
     }
 
-    /// Its data directory.
+    /// Returns the data directory.
     pub fn data(&self) -> &Path {
         &self.data
     }
 
-    /// Names its data directory in another way from now on, or takes another one.
+    /// Sets another path of the data directory for the next start.
     pub fn set_data(&mut self, data: PathBuf) {
         assert!(self.child.is_none(), "it runs");
         self.data = data;
     }
 
-    /// What is special about its next start.
+    /// Sets the special conditions of the next start.
     pub fn set_launch(&mut self, launch: Launch) {
         assert!(self.child.is_none(), "it runs");
         self.launch = launch;
     }
 
-    /// Whether it was started, and not ended from here.
+    /// Whether the executor was started, and not ended here.
     pub fn is_up(&self) -> bool {
         self.child.is_some()
     }
 
-    /// How it ended, if it did by its own decision.
+    /// Returns the exit status if the executor ended on its own.
     pub fn ended(&mut self) -> Option<ExitStatus> {
         let status = self.child.as_mut()?.try_wait().expect("it is ours")?;
         self.child = None;
         Some(status)
     }
 
-    /// What it logged.
+    /// Returns the log.
     pub fn log(&self) -> String {
         std::fs::read_to_string(self.dir().join("log")).unwrap_or_default()
     }
 
-    /// The payloads that it started, in any life, and that are alive.
+    /// Returns the running payloads that the executor started, in any epoch.
     pub fn payloads(&self) -> Vec<Payload> {
         payloads(self.dir())
     }
@@ -125,29 +125,29 @@ impl Executor {
         Pid::from_raw(i32::try_from(id).expect("a pid")).expect("a pid")
     }
 
-    /// Lets it sleep in the middle of whatever it does.
+    /// Suspends the executor, whatever it is doing.
     pub fn freeze(&self) {
         kill_process(self.pid(), Signal::STOP).expect("it can be stopped");
     }
 
-    /// Wakes it.
+    /// Resumes the executor.
     pub fn thaw(&self) {
         kill_process(self.pid(), Signal::CONT).expect("it can be woken");
     }
 
-    /// Ends it as a power cut would end it alone.
+    /// Kills the executor alone, as a power cut would.
     pub fn kill(&mut self) {
         let mut child = self.child.take().expect("it runs");
         self.launch.kill(&mut child);
     }
 
-    /// Asks it to stop, and waits. Its exit code.
+    /// Stops the executor gracefully. Returns the exit code.
     pub fn stop(&mut self) -> Option<i32> {
         kill_process(self.pid(), Signal::TERM).expect("it can be asked");
         self.wait()
     }
 
-    /// Waits until it ends. Its exit code.
+    /// Waits for the end. Returns the exit code.
     pub fn wait(&mut self) -> Option<i32> {
         let mut child = self.child.take().expect("it runs");
         until("the executor ends", || child.try_wait().expect("it is ours")).code()

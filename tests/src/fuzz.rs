@@ -1,8 +1,8 @@
-//! What a fuzzer feeds with bytes: everything that reads what others wrote. A target must not panic, must not be
-//! slow, and must keep what it says of what it accepts.
+//! Fuzz targets: everything that parses bytes written by others. A target must not panic, must not be slow,
+//! and must keep what it promises of accepted input.
 //!
-//! `fuzz/` makes each into a program for `cargo fuzz`; their corpora stand in `fuzz/corpus/` and are played by the
-//! usual tests, so that what was found once stays found.
+//! `fuzz/` makes each target a program for `cargo fuzz`. Their corpora are located in `fuzz/corpus/` and are
+//! also replayed by the usual tests, so that a fixed finding stays fixed.
 
 use chancery_events::cloud::Attributes;
 use chancery_events::event::Event;
@@ -12,10 +12,10 @@ use chancery_events::letter::Letter;
 use chancery_events::record::{Hash, Record};
 use chancery_projector::PageToken;
 
-/// A target, by its name.
+/// Target with its name.
 pub type Target = (&'static str, fn(&[u8]));
 
-/// Every target.
+/// All targets.
 pub const TARGETS: &[Target] = &[
     ("record", record),
     ("event", event),
@@ -26,7 +26,7 @@ pub const TARGETS: &[Target] = &[
     ("tokens", tokens),
 ];
 
-/// Bytes from a journal.
+/// Decodes bytes from a journal.
 pub fn record(bytes: &[u8]) {
     let Ok(record) = Record::decode(bytes) else { return };
     assert_eq!(record.hash(), Hash::of(bytes));
@@ -35,7 +35,7 @@ pub fn record(bytes: &[u8]) {
     assert_eq!(count as u64, record.last().get() + 1 - record.first().get());
 }
 
-/// A line of a record.
+/// Reads a line of a record.
 pub fn event(line: &[u8]) {
     let Ok(event) = Event::read(line) else { return };
     let again = Event::read(&event.line()).expect("what this build writes it reads");
@@ -43,7 +43,7 @@ pub fn event(line: &[u8]) {
     let _ = event.subjects();
 }
 
-/// Attributes of a `CloudEvent`, a line each as `name: value`, then the data.
+/// Reads attributes of a `CloudEvent`, a line each as `name: value`, then the data.
 pub fn cloudevent(bytes: &[u8]) {
     let Ok(text) = str::from_utf8(bytes) else { return };
     let (head, data) = text.split_once("\n\n").unwrap_or((text, ""));
@@ -60,7 +60,7 @@ pub fn cloudevent(bytes: &[u8]) {
     is_kept(&request);
 }
 
-/// Headers of a record in an inbox topic, a line each as `name: value`, then its value.
+/// Reads headers of a record in an inbox topic, a line each as `name: value`, then its value.
 pub fn letter(bytes: &[u8]) {
     let end = bytes.windows(2).position(|two| two == b"\n\n");
     let (head, value) = end.map_or((bytes, None), |end| (&bytes[..end], Some(bytes[end + 2..].to_vec())));
@@ -91,7 +91,7 @@ fn is_kept(request: &Request) {
     );
 }
 
-/// The type of an intent, a line feed, its data.
+/// Reads the type of an intent, a line feed, and its data.
 pub fn intent(bytes: &[u8]) {
     let Ok(text) = str::from_utf8(bytes) else { return };
     let Some((type_name, data)) = text.split_once('\n') else { return };
@@ -101,7 +101,7 @@ pub fn intent(bytes: &[u8]) {
     let _ = intent.subject();
 }
 
-/// A file of manifests.
+/// Reads a file of manifests.
 pub fn manifest(bytes: &[u8]) {
     let Ok(text) = str::from_utf8(bytes) else { return };
     match chancery_cli::manifest::read("file.yaml", text) {
@@ -118,7 +118,7 @@ pub fn manifest(bytes: &[u8]) {
     }
 }
 
-/// What readers hand back: tokens of pages, positions to resume from.
+/// Parses values that readers return: page tokens, and positions to resume from.
 pub fn tokens(bytes: &[u8]) {
     let Ok(text) = str::from_utf8(bytes) else { return };
     if let Ok(token) = text.parse::<PageToken>() {

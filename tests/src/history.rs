@@ -1,11 +1,11 @@
-//! What producers asked and what they were told: the other half of the evidence, beside the journal.
+//! History of producers: their intents and the verdicts that they received. Evidence next to the journal.
 //!
-//! Each intent that is sent is an invocation. It ends in `ok` (a verdict was told), `fail` (surely nothing was
-//! recorded by it) or `unknown` (no answer, or one that does not say). One that has not ended yet is `unknown`. The
-//! same intent sent again is another invocation with the same key.
+//! Each intent that is sent is an invocation. An invocation ends as `ok` (a verdict was received), `fail`
+//! (surely nothing was recorded) or `unknown` (no answer, or an ambiguous one). An invocation without an end
+//! is `unknown`. The same intent sent again is another invocation with the same key.
 //!
-//! As text a history is one JSON object a line, written when it happens, so that a run that is killed leaves what
-//! it knew.
+//! As text a history is one JSON object a line. Each object is written when it happens, so that a killed
+//! process leaves all it knew.
 
 use std::io::{BufRead, Write};
 use std::sync::{Mutex, PoisonError};
@@ -15,134 +15,134 @@ use chancery_events::id::Position;
 use chancery_events::refusal::Code;
 use serde::{Deserialize, Serialize};
 
-/// Names an invocation in its history: its place.
+/// Number of an invocation in its history.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct OpId(usize);
 
-/// What a producer was told.
+/// Verdict that a producer received.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
-    /// The intent holds.
+    /// The intent was accepted.
     Accepted,
-    /// It does not, for this reason.
+    /// The intent was refused, for this reason.
     Refused(Code),
 }
 
-/// What became of an invocation, as far as its producer knows.
+/// Outcome of an invocation, as far as its producer knows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Ending {
-    /// A verdict was told.
+    /// A verdict was received.
     Ok {
-        /// Where the journal holds the verdict.
+        /// Position of the verdict in the journal.
         position: Position,
-        /// What it says.
+        /// Received verdict.
         verdict: Verdict,
     },
-    /// Surely nothing was recorded by it.
+    /// Surely nothing was recorded.
     Fail,
-    /// It may be recorded, or may never be.
+    /// The intent may be recorded or not.
     Unknown,
 }
 
-/// One intent, sent once.
+/// Intent that was sent once.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Invocation {
-    /// Which repeats are the same intent.
+    /// Key, equal in repeats of the intent.
     pub key: Digest,
-    /// Whether a repeat asks for the same.
+    /// Digest, equal if a repeat requests the same.
     pub digest: Digest,
-    /// The type of the intent.
+    /// Type of the intent.
     #[serde(rename = "type")]
     pub type_name: String,
-    /// What became of it.
+    /// Outcome of the invocation.
     pub ending: Ending,
 }
 
-/// What producers asked and were told, in the order in which they asked.
+/// Invocations of producers, in order.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
 pub struct History {
     invocations: Vec<Invocation>,
 }
 
-/// One line of a history as text.
+/// Line of a history as text.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Line {
     /// An intent is sent.
     Invoke {
-        /// Which, from 0 in order.
+        /// Number of the invocation, from 0.
         op: OpId,
-        /// Which repeats are the same intent.
+        /// Key, equal in repeats of the intent.
         key: Digest,
-        /// Whether a repeat asks for the same.
+        /// Digest, equal if a repeat requests the same.
         digest: Digest,
-        /// The type of the intent.
+        /// Type of the intent.
         #[serde(rename = "type")]
         type_name: String,
     },
-    /// What became of it.
+    /// An invocation has an outcome.
     End {
-        /// Which.
+        /// Number of the invocation.
         op: OpId,
-        /// What.
+        /// Outcome of the invocation.
         ending: Ending,
     },
 }
 
-/// A line of a history that makes no sense where it stands.
+/// Invalid line of a history.
 #[derive(Debug, thiserror::Error)]
 pub enum BadHistory {
-    /// It cannot be read at all.
+    /// The line cannot be read.
     #[error("read line {line} of a history")]
     Read {
-        /// Which, from 1.
+        /// Line number, from 1.
         line: usize,
-        /// What failed.
+        /// I/O error.
         source: std::io::Error,
     },
-    /// It is none.
+    /// The line is not JSON.
     #[error("read line {line} of a history as JSON")]
     Json {
-        /// Which, from 1.
+        /// Line number, from 1.
         line: usize,
-        /// What is wrong.
+        /// JSON error.
         source: serde_json::Error,
     },
-    /// It names an invocation that is not there, or not the next.
+    /// The line names an invocation that does not exist, or not the next.
     #[error("read line {line} of a history: it names an invocation out of order")]
     Order {
-        /// Which, from 1.
+        /// Line number, from 1.
         line: usize,
     },
 }
 
 impl History {
-    /// Nothing has been asked yet.
+    /// Returns an empty history.
     pub fn new() -> History {
         History::default()
     }
 
-    /// An intent is sent.
+    /// Adds an invocation.
     pub fn invoke(&mut self, key: Digest, digest: Digest, type_name: &str) -> OpId {
         let type_name = type_name.to_owned();
         self.invocations.push(Invocation { key, digest, type_name, ending: Ending::Unknown });
         OpId(self.invocations.len() - 1)
     }
 
-    /// A verdict was told.
+    /// Notes a verdict.
     pub fn ok(&mut self, op: OpId, position: Position, verdict: Verdict) {
         self.end(op, Ending::Ok { position, verdict });
     }
 
-    /// Surely nothing was recorded by it.
+    /// Notes that surely nothing was recorded.
     pub fn fail(&mut self, op: OpId) {
         self.end(op, Ending::Fail);
     }
 
-    /// It may be recorded, or may never be.
+    /// Notes an unknown outcome.
     pub fn unknown(&mut self, op: OpId) {
         self.end(op, Ending::Unknown);
     }
@@ -151,18 +151,18 @@ impl History {
         self.invocations[op.0].ending = ending;
     }
 
-    /// Every invocation, in order.
+    /// Returns all invocations, in order.
     pub fn invocations(&self) -> &[Invocation] {
         &self.invocations
     }
 
-    /// How many were told a verdict.
+    /// Counts invocations with a verdict.
     pub fn acknowledged(&self) -> u64 {
         self.invocations.iter().filter(|op| matches!(op.ending, Ending::Ok { .. })).count() as u64
     }
 
-    /// Reads a history that a [`Recorder`] wrote. A last line without its line feed was being written when the run
-    /// ended, and counts for nothing.
+    /// Reads a history that a [`Recorder`] wrote. A last line without its line feed was cut by the end of the
+    /// process, and is ignored.
     pub fn read(from: impl BufRead) -> Result<History, BadHistory> {
         let mut history = History::new();
         let mut lines = (1..).zip(from.split(b'\n')).peekable();
@@ -187,19 +187,19 @@ impl History {
     }
 }
 
-/// A history that several producers write at once, kept as text when it happens.
+/// History that several producers write concurrently, written as text when it happens.
 #[derive(Debug)]
 pub struct Recorder<W> {
     inner: Mutex<(History, W)>,
 }
 
 impl<W: Write> Recorder<W> {
-    /// Writes to `to`, unbuffered: a line is there when the call returns.
+    /// Records to `to`, unbuffered: each line is written when its call returns.
     pub fn new(to: W) -> Recorder<W> {
         Recorder { inner: Mutex::new((History::new(), to)) }
     }
 
-    /// An intent is sent.
+    /// Adds an invocation.
     pub fn invoke(&self, key: Digest, digest: Digest, type_name: &str) -> std::io::Result<OpId> {
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         let op = inner.0.invoke(key, digest, type_name);
@@ -207,19 +207,19 @@ impl<W: Write> Recorder<W> {
         Ok(op)
     }
 
-    /// What became of it.
+    /// Sets the outcome of an invocation.
     pub fn end(&self, op: OpId, ending: Ending) -> std::io::Result<()> {
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         inner.0.end(op, ending);
         write_line(&mut inner.1, &Line::End { op, ending })
     }
 
-    /// How many were told a verdict so far.
+    /// Counts invocations with a verdict so far.
     pub fn acknowledged(&self) -> u64 {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner).0.acknowledged()
     }
 
-    /// What it holds.
+    /// Returns the history.
     pub fn into_history(self) -> History {
         self.inner.into_inner().unwrap_or_else(PoisonError::into_inner).0
     }
@@ -256,7 +256,7 @@ mod tests {
         assert_eq!(history.invocations()[2].ending, Ending::Unknown);
         assert_eq!(History::read(&*file).expect("a history"), history);
 
-        // Whatever the moment at which the run was killed, what is whole is read.
+        // Whenever the process was killed, complete lines are read.
         for end in 0..file.len() {
             let read = History::read(&file[..end]).expect("a history cut short");
             assert!(read.invocations().len() <= history.invocations().len());

@@ -1,8 +1,8 @@
-//! A real Kafka of one or three brokers on free ports of the loopback. It needs what `tests/kafka/install` fetches, and
-//! Java.
+//! Real Kafka of one or three brokers on free ports of the loopback. Kafka needs Java and the files that
+//! `tests/kafka/install` fetches.
 //!
-//! Its nodes belong to a script, `tests/kafka/hold`, which lives as long as a pipe from here: when that is closed, by
-//! `Drop` or because this process ended, in whatever way, the script kills every node and removes the folder.
+//! Its nodes belong to a script, `tests/kafka/hold`, which lives as long as a pipe from here. When the pipe
+//! is closed, by `Drop` or any end of this process, the script kills every node and removes the directory.
 
 pub mod batch;
 pub mod proxy;
@@ -15,19 +15,20 @@ use std::sync::OnceLock;
 
 use proxy::{Proxy, ProxyFaults, ProxyListener};
 
-/// A cluster of its own, which goes when this does. Brokers are 1, or 1, 2 and 3; beside three there is a controller,
-/// 100. Topics are made by nobody but who asks for them; with three brokers they have three replicas, of which two
-/// must have a record before it is acknowledged.
+/// Separate Kafka cluster, which ends when this value is dropped.
+///
+/// Brokers are 1, or 1, 2 and 3; three have a separate controller, 100. Topics are created only on request;
+/// with three brokers they have three replicas, two of which must have a record before it is acknowledged.
 #[derive(Debug)]
 pub struct Cluster {
     dir: PathBuf,
     bootstrap: String,
     holder: Child,
-    /// One before each broker, if clients are led through proxies.
+    /// Proxies, one before each broker, if clients use proxies.
     proxies: Vec<Proxy>,
 }
 
-/// The cluster of one or of three brokers that the tests of this binary share. It is not for those that harm a node.
+/// Returns the cluster of one or three brokers that this binary's tests share, and must not harm.
 pub fn shared(brokers: usize) -> &'static Cluster {
     static ONE: OnceLock<Cluster> = OnceLock::new();
     static THREE: OnceLock<Cluster> = OnceLock::new();
@@ -36,24 +37,24 @@ pub fn shared(brokers: usize) -> &'static Cluster {
 }
 
 impl Cluster {
-    /// Starts one and waits until every node is up. `brokers` is 1 or 3.
+    /// Starts a cluster and waits until every node is ready. `brokers` is 1 or 3.
     pub fn start(brokers: usize) -> Cluster {
         Cluster::start_behind(brokers, Vec::new(), false)
     }
 
-    /// Starts one of a broker that may be reached by TLS and SCRAM, too: see [`Cluster::secure`].
+    /// Starts a cluster of one broker that also accepts TLS and SCRAM: see [`Cluster::secure`].
     pub fn start_secure() -> Cluster {
         Cluster::start_behind(1, Vec::new(), true)
     }
 
-    /// Where clients begin by TLS, and the file with the certificate of the authority. The user is `chancery`, the password
-    /// `secret`.
+    /// Returns the TLS bootstrap address, and the file of the authority's certificate. The user is
+    /// `chancery`, the password `secret`.
     pub fn secure(&self) -> (String, PathBuf) {
         let address = std::fs::read_to_string(self.dir.join("secure")).expect("the cluster has it");
         (address.trim_end().to_owned(), self.dir.join("ca.pem"))
     }
 
-    /// The same, with a proxy before each broker, through which clients reach the broker.
+    /// Starts a cluster with a proxy before each broker, which clients connect through.
     pub fn start_with_proxies(brokers: usize) -> Cluster {
         Cluster::start_behind(brokers, (0..brokers).map(|_| Proxy::listen()).collect(), false)
     }
@@ -69,7 +70,7 @@ impl Cluster {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
-            .process_group(0) // what ends this process's group leaves it the time to tidy up
+            .process_group(0) // so that the end of this process group leaves it time to clean up
             .spawn()
             .expect("tests/kafka/hold starts");
         let mut bootstrap = String::new();
@@ -95,7 +96,7 @@ impl Cluster {
         Cluster { dir, bootstrap, holder, proxies: kept }
     }
 
-    /// What happens to the responses of all brokers from now on. There must be proxies.
+    /// Sets the faults of the responses of all brokers. Panics without proxies.
     pub fn set_faults(&self, faults: ProxyFaults) {
         assert!(!self.proxies.is_empty(), "the cluster was started without proxies");
         for proxy in &self.proxies {
@@ -103,43 +104,43 @@ impl Cluster {
         }
     }
 
-    /// What happens to the responses of one broker, 1 to 3, from now on. There must be proxies.
+    /// Sets the faults of the responses of one broker, 1 to 3. Panics without proxies.
     pub fn set_faults_of(&self, broker: i32, faults: ProxyFaults) {
         let at = usize::try_from(broker - 1).expect("the id of a broker");
         self.proxies[at].set(faults);
     }
 
-    /// Where clients begin: `host:port` of every broker, between commas.
+    /// Returns the bootstrap addresses: `host:port` of every broker, separated by commas.
     pub fn bootstrap(&self) -> &str {
         &self.bootstrap
     }
 
-    /// The folder of its nodes, with the log of each in `node-ID/log`.
+    /// Returns the directory of the nodes, with the log of each in `node-ID/log`.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// Ends a node as a power cut would.
+    /// Kills a node, as a power cut would.
     pub fn kill(&self, id: u32) {
         self.node("kill", id);
     }
 
-    /// Lets a node sleep, with everything open that it has open.
+    /// Suspends a node, with its files and connections open.
     pub fn pause(&self, id: u32) {
         self.node("pause", id);
     }
 
-    /// Wakes it.
+    /// Resumes a node.
     pub fn resume(&self, id: u32) {
         self.node("resume", id);
     }
 
-    /// Starts a killed node again with its data and port, and waits until it is up.
+    /// Starts a killed node again with its data and port, and waits until it is ready.
     pub fn restart(&self, id: u32) {
         self.node("restart", id);
     }
 
-    /// Gives a killed node an empty disk.
+    /// Empties the disk of a killed node.
     pub fn wipe(&self, id: u32) {
         self.node("wipe", id);
     }
@@ -148,17 +149,17 @@ impl Cluster {
         run(Command::new(script("node")).arg(what).arg(&self.dir).arg(id.to_string()));
     }
 
-    /// Where clients begin that never come through a proxy, as Kafka's own tools.
+    /// Returns the bootstrap addresses of clients without proxy, such as Kafka's own tools.
     pub fn direct(&self) -> String {
         std::fs::read_to_string(self.dir.join("tools")).expect("the cluster has it").trim_end().to_owned()
     }
 
-    /// Runs one of Kafka's own tools (`tests/kafka/tool` names them) with these brokers. What it printed.
+    /// Runs one of Kafka's own tools (`tests/kafka/tool` names them) with these brokers. Returns its output.
     pub fn tool(&self, name: &str, args: &[&str]) -> String {
         run(Command::new(script("tool")).args([name, "--bootstrap-server", &self.direct()]).args(args))
     }
 
-    /// Sets a setting of a topic; with no value, the topic has it as the brokers have it.
+    /// Sets a setting of a topic; `None` removes it, so that the default of the brokers applies.
     pub fn set_topic(&self, topic: &str, setting: &str, value: Option<&str>) {
         let (how, what) = match value {
             Some(value) => ("--add-config", format!("{setting}={value}")),

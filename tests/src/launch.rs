@@ -1,4 +1,4 @@
-//! How the program is started and killed, for tests that start it in another way from one life to the next.
+//! Starts and kills of the program, for tests in which one start differs from the next.
 
 use std::path::PathBuf;
 use std::process::{Child, Command};
@@ -8,25 +8,25 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::host::HostProcess;
 use crate::program;
 
-/// What one start has that another has not.
+/// Special conditions of one start.
 #[derive(Clone, Default, Debug)]
 pub struct Launch {
-    /// A command that executes the program, with its arguments: `unshare -p -f`.
+    /// Command that executes the program, with its arguments: `unshare -p -f`.
     pub wrapper: Vec<String>,
-    /// Variables of its environment.
+    /// Environment variables.
     pub env: Vec<(String, String)>,
-    /// File for its standard error output, if not its usual one.
+    /// File for standard error, if not the default.
     pub stderr: Option<PathBuf>,
 }
 
 impl Launch {
-    /// In a PID namespace of its own, with a `/proc` of its own.
+    /// Returns a launch in a separate PID namespace, with its own `/proc`.
     pub fn in_pid_namespace() -> Launch {
         let wrapper = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"];
         Launch { wrapper: wrapper.map(str::to_owned).to_vec(), ..Launch::default() }
     }
 
-    /// The program, without its arguments.
+    /// Returns the program's command, without its arguments.
     pub(crate) fn command(&self) -> Command {
         let mut words = self.wrapper.iter().map(Into::into).chain([program().into_os_string()]);
         let mut command = Command::new(words.next().expect("the program at least"));
@@ -34,7 +34,7 @@ impl Launch {
         command
     }
 
-    /// Kills what was started, also behind the wrapper: whoever comes next must find it dead.
+    /// Kills the started program, also behind the wrapper: it is dead when this returns.
     pub(crate) fn kill(&self, child: &mut Child) {
         let wrapped = if self.wrapper.is_empty() { Vec::new() } else { HostProcess::all().expect("/proc") };
         let wrapped = wrapped.into_iter().find(|process| process.parent == child.id());

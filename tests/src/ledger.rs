@@ -1,5 +1,5 @@
-//! The ledger of long runs: `tests/ledger.json`, to which each adds what it saw, so that the page of
-//! guarantees can say how much stands behind them. It only ever grows, and nothing is decided by it.
+//! Ledger of long executions: `tests/ledger.json`, to which each adds its counts, as evidence for the page of
+//! guarantees. Counts only grow, and no decision depends on them.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -11,29 +11,29 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result};
 use serde::{Deserialize, Serialize};
 
-/// What runs of one kind saw, all together.
+/// Total counts of all executions of one kind.
 #[derive(Clone, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Tally {
-    /// Seeds: runs that may differ.
+    /// Seeds: executions that may differ.
     pub seeds: u64,
-    /// Rounds: faults were put in and what came of them was looked at.
+    /// Rounds: faults were injected and their effects checked.
     pub rounds: u64,
-    /// Seconds of simulated time; none where time was real.
+    /// Seconds of simulated time; zero where time was real.
     pub simulated_seconds: u64,
     /// Faults, by kind.
     pub faults: BTreeMap<String, u64>,
     /// Events in the journals.
     pub events: u64,
-    /// Intents whose verdict was told.
+    /// Intents whose verdict was received.
     pub acknowledged: u64,
-    /// Intents whose sender was not told what became of them.
+    /// Intents whose sender did not learn the outcome.
     pub unanswered: u64,
-    /// Verdicts that were told and are not in the journal.
+    /// Verdicts that were received and are not in the journal.
     pub lost: u64,
-    /// Intents that stand in the journal with two verdicts.
+    /// Intents with two verdicts in the journal.
     pub decided_twice: u64,
-    /// Runs in which an invariant did not hold.
+    /// Executions in which an invariant was broken.
     pub violations: u64,
     /// Rounds after which the host was checked: processes, cgroups and files.
     #[serde(default)]
@@ -77,18 +77,18 @@ impl AddAssign for Tally {
     }
 }
 
-/// What runs of every kind saw.
+/// Counts of every kind.
 #[derive(Clone, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Ledger(BTreeMap<String, Tally>);
 
 impl Ledger {
-    /// Where the ledger of this source tree stands.
+    /// Returns the path of this source tree's ledger.
     pub fn path() -> PathBuf {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("ledger.json")
     }
 
-    /// Reads it. One that does not exist is empty.
+    /// Reads a ledger; a missing file is an empty ledger.
     pub fn read(path: &Path) -> Result<Ledger> {
         match std::fs::read_to_string(path) {
             Ok(text) => serde_json::from_str(&text).with_context(|| format!("read {}", path.display())),
@@ -97,7 +97,7 @@ impl Ledger {
         }
     }
 
-    /// Adds what a run of the kind saw. Several programs may do so at once.
+    /// Adds the counts of an execution. Several programs may add concurrently.
     pub fn add(path: &Path, kind: &str, tally: Tally) -> Result<()> {
         let doing = || format!("add to {}", path.display());
         if let Some(folder) = path.parent() {
@@ -121,12 +121,12 @@ impl Ledger {
         file.write_all(text.as_bytes()).with_context(doing)
     }
 
-    /// What runs of a kind saw.
+    /// Returns the counts of a kind.
     pub fn of(&self, kind: &str) -> Tally {
         self.0.get(kind).cloned().unwrap_or_default()
     }
 
-    /// The table of the page of guarantees.
+    /// Returns the table for the page of guarantees.
     pub fn table(&self) -> String {
         let mut text = String::from(
             "| run | seeds | rounds | faults | events | acknowledged | unanswered | lost | decided twice | started twice | \
@@ -148,7 +148,7 @@ impl Ledger {
             for number in [t.events, t.acknowledged, t.unanswered, t.lost, t.decided_twice] {
                 let _ = write!(text, " {} |", grouped(number));
             }
-            // Where nothing looked at the host, zero would say too much.
+            // Where no check of the host ran, zero would claim too much.
             for number in [t.started_twice, t.volumes_with_two_users, t.files_touched] {
                 let shown = if t.host_checks == 0 { "–".to_owned() } else { grouped(number) };
                 let _ = write!(text, " {shown} |");
@@ -159,7 +159,7 @@ impl Ledger {
     }
 }
 
-/// A number with its thousands apart.
+/// Returns a number with thousands separators.
 fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();

@@ -1,7 +1,9 @@
-//! What the end-to-end tests share: the real program as a server on a free port and a folder of its own, a client
-//! of its API, a look at the processes that it started, and a real Kafka. Then what judges a run, whatever ran it: the history of
-//! what producers were told, the checker of invariants, the second model of what readers see, and the checker that looks at the host alone; and what is run: lanes of
-//! real faults, whose ledger grows, and simulated worlds.
+//! Shared parts of the end-to-end tests. Under test are the real program as a server, a client of its API,
+//! the processes that it started, and a real Kafka.
+//!
+//! Oracles of any execution: the history of producers, the checker of invariants, the second model of what
+//! readers see, and the checker of the host. Executions: campaigns of real faults, with a ledger, and
+//! simulated worlds.
 
 pub mod check;
 pub mod clock;
@@ -37,7 +39,7 @@ pub use standbys::{Standbys, decides};
 
 use std::time::{Duration, Instant};
 
-/// Waits until `ready` gives something. Panics with `what` when that takes longer than anything should.
+/// Waits until `ready` returns a value. Panics with `what` after one minute.
 pub fn until<T>(what: &str, mut ready: impl FnMut() -> Option<T>) -> T {
     let began = Instant::now();
     loop {

@@ -1,5 +1,5 @@
-//! Where the journal of a fleet with one server is, for tests that must pass wherever it is: in the server's folder, or on a
-//! real Kafka. There no server drives clusters, so that the executor is outside.
+//! Locations of the journal of a one-server fleet, for tests that must pass with each: the server's
+//! directory, or a real Kafka. With Kafka no server drives clusters, so the executor is separate.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,30 +10,30 @@ use anyhow::{Result, ensure};
 use crate::kafka::shared;
 use crate::{Executor, Server, Standbys};
 
-/// See the module.
+/// Location of the journal: see the module.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Place {
-    /// In the server's folder.
+    /// In the server's directory.
     Embedded,
-    /// On a Kafka of one broker.
+    /// Kafka of one broker.
     OneBroker,
-    /// On a Kafka of three.
+    /// Kafka of three brokers.
     ThreeBrokers,
 }
 
-/// A server, and the executor of the cluster `local` if that is outside.
+/// Server, with a separate executor of the cluster `local` if the server has none.
 pub struct Site {
-    /// The executor, which goes first.
+    /// Separate executor, which is dropped first.
     pub executor: Option<Executor>,
-    /// The server.
+    /// Server of the fleet.
     pub server: Server,
 }
 
 impl Place {
-    /// Every one.
+    /// All locations.
     pub const ALL: &[Place] = &[Place::Embedded, Place::OneBroker, Place::ThreeBrokers];
 
-    /// Starts a server whose journal is here. It decides.
+    /// Starts a server with its journal here, and waits until it leads.
     pub fn serve(self, settings: &[(&str, &str)]) -> Server {
         static PREFIXES: AtomicU64 = AtomicU64::new(0);
         let brokers = match self {
@@ -46,7 +46,7 @@ impl Place {
         standbys.servers.pop().expect("one was started")
     }
 
-    /// The same, with an executor if the server has none.
+    /// Starts a server, and an executor if the server has none.
     pub fn start(self, settings: &[(&str, &str)]) -> Site {
         let server = self.serve(settings);
         let executor = match self {
@@ -60,7 +60,7 @@ impl Place {
 }
 
 impl Site {
-    /// Asks all to stop, which they must do as they should.
+    /// Asks the executor and the server to stop, which must succeed.
     pub fn stop(&mut self) -> Result<()> {
         if let Some(executor) = &mut self.executor {
             let (code, log) = (executor.stop(), executor.log());
@@ -72,7 +72,7 @@ impl Site {
     }
 }
 
-/// What to say behind the name of a lane.
+/// Suffix of a campaign's name.
 impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -83,7 +83,7 @@ impl fmt::Display for Place {
     }
 }
 
-/// By the number of brokers.
+/// Parses the number of brokers: 0, 1 or 3.
 impl FromStr for Place {
     type Err = String;
     fn from_str(text: &str) -> Result<Place, String> {

@@ -1,9 +1,9 @@
-//! Libraries in C that stand in the place of functions of the system, in one process (`LD_PRELOAD`).
+//! Libraries in C that replace functions of the system in one process (`LD_PRELOAD`).
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Compiles a file of this crate into a library in a folder.
+/// Compiles a file of this crate into a library in a directory.
 pub(crate) fn build(source: &str, dir: &Path) -> PathBuf {
     let path = dir.join("preload.so");
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(source);

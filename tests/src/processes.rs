@@ -1,4 +1,4 @@
-//! Payload processes of one server, found by what their environment says.
+//! Payload processes of one server, found by their environment.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::MetadataExt as _;
@@ -7,21 +7,21 @@ use std::time::Duration;
 
 use chancery_executor::process::{CgroupSetting, CgroupSupport, EndProof};
 
-/// A payload process that is alive.
+/// Running payload process.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Payload {
-    /// Its replica.
+    /// Name of the replica.
     pub replica: String,
-    /// Its incarnation.
+    /// Id of the incarnation.
     pub incarnation: String,
-    /// Its payload and number.
+    /// Name of the payload, and the number of the process.
     pub process: String,
-    /// Its process id.
+    /// Process id.
     pub pid: u32,
 }
 
-/// Every payload process that is alive and has its home under `root`, by process id; not what it has started. Each
-/// payload process leads a process group.
+/// Returns the running payload processes with their home under `root`, by process id, without their children.
+/// Each payload process leads a process group.
 pub fn payloads(root: &Path) -> Vec<Payload> {
     let root = root.canonicalize().unwrap_or_else(|_| root.to_owned());
     let mut found: Vec<(Payload, u32)> = std::fs::read_dir("/proc")
@@ -36,7 +36,7 @@ pub fn payloads(root: &Path) -> Vec<Payload> {
     found
 }
 
-/// Ends what is in the control groups of executors whose directories are under `root`, and removes the groups.
+/// Ends processes in the cgroups of executors with directories under `root`; removes the cgroups.
 pub(crate) fn end_groups_under(root: &Path) {
     let Ok(CgroupSupport { proof: EndProof::Cgroup(parent), .. }) =
         CgroupSupport::detect(&CgroupSetting::Detect)
@@ -59,7 +59,7 @@ pub(crate) fn end_groups_under(root: &Path) {
                 std::thread::sleep(Duration::from_millis(10));
             }
         }
-        // Executors are at most so deep: executors/FLEET/CLUSTER.
+        // Executors are at most this deep: executors/FLEET/CLUSTER.
         if depth < 4 && metadata.is_dir() {
             let below = std::fs::read_dir(&directory).into_iter().flatten().flatten();
             directories.extend(below.map(|entry| (entry.path(), depth + 1)));
@@ -67,12 +67,12 @@ pub(crate) fn end_groups_under(root: &Path) {
     }
 }
 
-/// With its parent.
+/// Returns a payload process with its parent.
 fn payload(root: &Path, pid: u32) -> Option<(Payload, u32)> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let mut fields = stat.rsplit(')').next()?.split_ascii_whitespace();
     if matches!(fields.next()?, "Z" | "X") {
-        return None; // dead, and only not reaped yet
+        return None; // dead, but not reaped yet
     }
     let parent = fields.next()?.parse().ok()?;
     if fields.next()?.parse() != Ok(pid) {
@@ -85,7 +85,7 @@ fn payload(root: &Path, pid: u32) -> Option<(Payload, u32)> {
         .map(|(key, value)| (key.to_owned(), value.to_owned()))
         .collect();
     let get = |key: &str| environ.get(key).cloned();
-    // Named as the data directory was when it was started, which may have been by a link.
+    // Named as the data directory was at the start, which may have been by a link.
     let home = PathBuf::from(get("HOME")?);
     if !home.starts_with(root) && !home.canonicalize().is_ok_and(|home| home.starts_with(root)) {
         return None;

@@ -1,5 +1,5 @@
-//! A name server that stops answering, for one server: `getaddrinfo` waits there for half a minute, as it does by default where
-//! no name server answers. A library of our own (`resolver/hangs.c`), which the C compiler builds, stands in its place.
+//! Name server that stops answering, for one server. `getaddrinfo` then waits half a minute, as it does by
+//! default without an answer. A library of this crate (`resolver/hangs.c`) replaces it.
 
 use std::path::PathBuf;
 
@@ -7,7 +7,7 @@ use tempfile::TempDir;
 
 use crate::preload;
 
-/// The name server of a server, until this is dropped. It answers until [`ServerResolver::hang`].
+/// Name server of one server, until this value is dropped; it answers until [`ServerResolver::hang`].
 #[derive(Debug)]
 pub struct ServerResolver {
     dir: TempDir,
@@ -15,7 +15,7 @@ pub struct ServerResolver {
 }
 
 impl ServerResolver {
-    /// One that answers.
+    /// Returns a name server that answers.
     #[expect(clippy::new_without_default, reason = "it compiles a library")]
     pub fn new() -> ServerResolver {
         let dir = tempfile::tempdir().expect("a temporary folder");
@@ -23,12 +23,12 @@ impl ServerResolver {
         ServerResolver { dir, library }
     }
 
-    /// It answers no more.
+    /// Makes the name server stop answering.
     pub fn hang(&self) {
         std::fs::write(self.file(), "").expect("a file");
     }
 
-    /// The settings of a server's environment, as text.
+    /// Returns the environment settings of a server, as text.
     pub fn settings(&self) -> [(&'static str, String); 2] {
         let text = |path: PathBuf| path.to_str().expect("a path that is text").to_owned();
         [("LD_PRELOAD", text(self.library.clone())), ("CHANCERY_TEST_RESOLVER_HANGS", text(self.file()))]

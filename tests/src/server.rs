@@ -11,7 +11,7 @@ use crate::launch::Launch;
 use crate::processes::end_groups_under;
 use crate::{Client, payloads, until};
 
-/// The program under test: `CHANCERY_BIN`, else beside the test's own.
+/// Returns the program under test: `CHANCERY_BIN`, else that of the target directory.
 pub fn program() -> PathBuf {
     if let Some(named) = std::env::var_os("CHANCERY_BIN") {
         return named.into();
@@ -23,39 +23,39 @@ pub fn program() -> PathBuf {
     program
 }
 
-/// A server on a free port, with a folder of its own that goes when it does, and every process that it started.
+/// Server on a free port with its own directory. A drop removes the directory and all its processes.
 pub struct Server {
     home: TempDir,
     data: PathBuf,
     settings: Vec<(String, String)>,
     flags: Vec<String>,
-    /// What is special about its next start, or about its last one while it runs.
+    /// Special conditions of the next start, or of the last one while the server runs.
     launch: Launch,
-    /// Soft and hard limit of open files, if not this process's own.
+    /// Soft and hard limit of open files, if not those of this process.
     files: Option<(u64, u64)>,
-    /// Where its standard error goes, if not into a file under its home.
+    /// File for standard error, if not the default under the home.
     log: Option<PathBuf>,
     child: Option<Child>,
     address: String,
     listen: String,
 }
 
-/// A server that ended instead of becoming ready.
+/// Server that ended before it became ready.
 #[derive(Debug)]
 pub struct NotUp {
-    /// How it ended.
+    /// Exit status of the server.
     pub status: ExitStatus,
-    /// What it said while it started.
+    /// Log of the failed start.
     pub said: String,
 }
 
 impl Server {
-    /// Starts one and waits until it is ready.
+    /// Starts a server and waits until it is ready.
     pub fn start() -> Server {
         Server::start_with(&[])
     }
 
-    /// Starts one with settings, as variables of its environment.
+    /// Starts a server with settings, as environment variables.
     pub fn start_with(settings: &[(&str, &str)]) -> Server {
         let mut server = Server::new();
         for (name, value) in settings {
@@ -65,12 +65,12 @@ impl Server {
         server
     }
 
-    /// From now on it is started again where it listens now, so that those who know its address find it.
+    /// Keeps the current address for later starts, for clients that know it.
     pub fn stay_at_this_address(&mut self) {
         self.listen.clone_from(&self.address);
     }
 
-    /// One that does not run yet.
+    /// Returns a server that is not started yet.
     pub fn new() -> Server {
         let home = tempfile::Builder::new().prefix("chancery-").tempdir().expect("a temporary folder");
         let data = home.path().to_owned();
@@ -80,22 +80,22 @@ impl Server {
         Server { home, data, settings, flags, launch, files, log, child, address, listen }
     }
 
-    /// Sets an environment variable of its settings, from the next start on.
+    /// Sets an environment variable, from the next start.
     pub fn set(&mut self, name: &str, value: &str) {
         self.settings.push((name.to_owned(), value.to_owned()));
     }
 
-    /// Sets the soft and the hard limit of its open files, from the next start on.
+    /// Sets the soft and hard limit of open files, from the next start.
     pub fn limit_files(&mut self, soft: u64, hard: u64) {
         self.files = Some((soft, hard));
     }
 
-    /// Adds a flag, from the next start on.
+    /// Adds a flag, from the next start.
     pub fn flag(&mut self, flag: &str) {
         self.flags.push(flag.to_owned());
     }
 
-    /// Writes its log there, from the next start on; it cannot be read back.
+    /// Sets the file of the log, from the next start; [`Server::log`] does not read it.
     pub fn log_to(&mut self, path: &str) {
         self.log = Some(path.into());
     }
@@ -108,7 +108,7 @@ impl Server {
         shell
     }
 
-    /// Keeps its data in a folder of its own under its home from now on. The folder.
+    /// Creates and returns a new data directory under the home.
     pub fn move_data(&mut self, folder: &str) -> PathBuf {
         assert!(self.child.is_none(), "it runs");
         self.data = self.home.path().join(folder);
@@ -116,38 +116,38 @@ impl Server {
         self.data.clone()
     }
 
-    /// Names its data directory in another way from now on, or takes another one.
+    /// Sets another path of the data directory for the next start.
     pub fn set_data(&mut self, data: PathBuf) {
         assert!(self.child.is_none(), "it runs");
         self.data = data;
     }
 
-    /// What is special about its next start.
+    /// Sets the special conditions of the next start.
     pub fn set_launch(&mut self, launch: Launch) {
         assert!(self.child.is_none(), "it runs");
         self.launch = launch;
     }
 
-    /// Starts the program again over the same folder.
+    /// Starts the program again with the same directory.
     pub fn start_again(&mut self) {
         if let Err(NotUp { status, said }) = self.try_start_again() {
             panic!("the server ended: {status}\n{said}");
         }
     }
 
-    /// The same with more flags, for this start alone.
+    /// Starts the program once with additional flags.
     pub fn start_with_flags(&mut self, flags: &[&str]) {
         if let Err(NotUp { status, said }) = self.try_start(flags) {
             panic!("the server ended: {status}\n{said}");
         }
     }
 
-    /// Starts it, for a folder with which it may not start.
+    /// Starts the program, which may refuse its directory.
     pub fn try_start_again(&mut self) -> Result<(), NotUp> {
         self.try_start(&[])
     }
 
-    /// Starts it with flags, with which it may not start.
+    /// Starts the program with flags, which it may refuse.
     pub fn try_start(&mut self, flags: &[&str]) -> Result<(), NotUp> {
         assert!(self.child.is_none(), "it runs");
         let address = self.data().join("address");
@@ -189,62 +189,62 @@ impl Server {
         up.map_err(|status| not_up(self, status))
     }
 
-    /// Whether it was started, and not ended from here.
+    /// Whether the server was started, and not ended here.
     pub fn is_up(&self) -> bool {
         self.child.is_some()
     }
 
-    /// How it ended, if it did by itself.
+    /// Returns the exit status if the server ended on its own.
     pub fn ended(&mut self) -> Option<ExitStatus> {
         let status = self.child.as_mut()?.try_wait().expect("it is ours")?;
         self.child = None;
         Some(status)
     }
 
-    /// Its folder.
+    /// Returns the data directory.
     pub fn data(&self) -> &Path {
         &self.data
     }
 
-    /// Where its log and its folder are.
+    /// Returns the directory of log and default data.
     pub fn home(&self) -> &Path {
         self.home.path()
     }
 
-    /// What it logged.
+    /// Returns the log.
     pub fn log(&self) -> String {
         std::fs::read_to_string(self.home.path().join("server.log")).unwrap_or_default()
     }
 
-    /// `http://host:port`.
+    /// Returns the URL: `http://host:port`.
     pub fn url(&self) -> String {
         format!("http://{}", self.address)
     }
 
-    /// A client of it.
+    /// Returns a client of the server.
     pub fn client(&self) -> Client {
         Client::new(&self.url())
     }
 
-    /// Its process id.
+    /// Returns the process id.
     pub fn pid(&self) -> u32 {
         self.child.as_ref().expect("it runs").id()
     }
 
-    /// Ends it as a power cut would: no chance to do anything.
+    /// Kills the server, as a power cut would: without any cleanup.
     pub fn kill(&mut self) {
         let mut child = self.child.take().expect("it runs");
         self.launch.kill(&mut child);
     }
 
-    /// Asks it to stop, and waits. Its exit code.
+    /// Stops the server gracefully. Returns the exit code.
     pub fn stop(&mut self) -> Option<i32> {
         self.signal(Signal::TERM);
         let mut child = self.child.take().expect("it runs");
         child.wait().expect("it is ours").code()
     }
 
-    /// Sends it a signal.
+    /// Sends a signal to the server.
     pub fn signal(&self, signal: Signal) {
         let pid = Pid::from_raw(i32::try_from(self.pid()).expect("a pid")).expect("a pid");
         kill_process(pid, signal).expect("it can be signalled");
@@ -262,7 +262,7 @@ impl Server {
             .expect("the program runs")
     }
 
-    /// The same, and its output; it must succeed.
+    /// Runs a client that must succeed. Returns the output.
     pub fn cli(&self, args: &[&str]) -> String {
         let output = self.run(args);
         let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
@@ -286,8 +286,8 @@ impl Drop for Server {
     }
 }
 
-/// Ends keepers and payloads, which outlive their executor on purpose, and removes their control groups: a test must not
-/// leave any.
+/// Ends supervisors and payloads, which outlive their executor on purpose, and removes their cgroups: a test
+/// must leave none.
 pub(crate) fn end_all_under(root: &Path) {
     let root = root.canonicalize().unwrap_or_else(|_| root.to_owned());
     end_processes_under(&root);
@@ -310,7 +310,7 @@ fn end_processes_under(root: &Path) {
     }
 }
 
-/// Supervisors of incarnations whose directory is under `root`, with the directory as it was named.
+/// Returns supervisors of incarnations with directories under `root`, with the directory as given.
 pub(crate) fn supervisors(root: &Path) -> Vec<(u32, PathBuf)> {
     let root = root.canonicalize().unwrap_or_else(|_| root.to_owned());
     let found = HostProcess::all().expect("/proc").into_iter().filter_map(|process| {

@@ -1,26 +1,26 @@
-//! Several servers of one fleet on a real Kafka, of which one decides.
+//! Several servers of one fleet on a real Kafka, one of which is the leader.
 
 use crate::clock::ServerClock;
 use crate::kafka::Cluster;
 use crate::{Server, program, until};
 
-/// So many lines of each log are shown where a test fails.
+/// Maximum number of lines of each log in a test failure.
 const LINES: usize = 60;
 
-/// See the module. Servers keep their addresses.
+/// Servers of one fleet: see the module. Servers keep their addresses.
 pub struct Standbys {
-    /// The servers.
+    /// Servers of the fleet.
     pub servers: Vec<Server>,
     journal: String,
 }
 
 impl Standbys {
-    /// Makes the topics of a prefix and starts so many servers with them, and with settings.
+    /// Creates the topics of a prefix and starts `count` servers with them and with settings.
     pub fn start(cluster: &Cluster, prefix: &str, count: usize, settings: &[(&str, &str)]) -> Standbys {
         Standbys::start_each(cluster, prefix, count, settings, |_, _| {})
     }
 
-    /// The same with a server for each of the clocks.
+    /// Creates the topics and starts a server for each clock.
     pub fn start_with_clocks(
         cluster: &Cluster,
         prefix: &str,
@@ -49,7 +49,7 @@ impl Standbys {
             let mut server = Server::new();
             server.set("CHANCERY_JOURNAL", &journal);
             server.set("CHANCERY_KAFKA_SESSION", "6s");
-            // On one broker nothing is safe.
+            // Topics on one broker are never safe.
             server.set("CHANCERY_KAFKA_UNSAFE_TOPICS", "yes");
             server.set("CHANCERY_LOG", "info");
             for (name, value) in settings {
@@ -65,34 +65,34 @@ impl Standbys {
         standbys
     }
 
-    /// Where the journal is, as servers are told.
+    /// Returns the journal's location, as in the settings.
     pub fn journal(&self) -> &str {
         &self.journal
     }
 
-    /// Which one decides, once one of them does.
+    /// Returns the index of the leader, and waits for one.
     pub fn decider(&self) -> usize {
         until("a server decides", || self.decides())
     }
 
-    /// Which one says that it decides now.
+    /// Returns the index of the reported leader.
     pub fn decides(&self) -> Option<usize> {
         self.decides_for("default")
     }
 
-    /// The same, for one fleet of several.
+    /// Returns the index of the fleet's reported leader.
     pub fn decides_for(&self, fleet: &str) -> Option<usize> {
         (0..self.servers.len())
             .find(|at| self.servers[*at].is_up() && decides(&self.servers[*at], fleet) == Some(true))
     }
 
-    /// Where all of them are, for executors.
+    /// Returns the URLs of all servers, for executors.
     pub fn urls(&self) -> String {
         self.servers.iter().map(Server::url).collect::<Vec<_>>().join(",")
     }
 }
 
-/// What does not come to pass panics: then the ends of the logs say why.
+/// Prints the ends of the logs if the test panics.
 impl Drop for Standbys {
     fn drop(&mut self) {
         if !std::thread::panicking() {
@@ -107,7 +107,7 @@ impl Drop for Standbys {
     }
 }
 
-/// Whether the server decides for the fleet, if it says so.
+/// Whether the server reports to lead the fleet, if known.
 pub fn decides(server: &Server, fleet: &str) -> Option<bool> {
     let figures = server.client().get("/metrics").text;
     let figure = format!("\nchancery_decides{{fleet=\"{fleet}\"}} ");

@@ -14,7 +14,7 @@ pub(crate) const HASH: &str = "0000000000000000000000000000abcd";
 pub(crate) const TOPIC: &str = "tests.inbox/1/0";
 const BEGAN: i64 = 1_795_251_600_000_000;
 
-/// A commit in the making: its events and how it says it continues the one before.
+/// Draft of a commit: its events, and how it claims to continue the previous one.
 #[derive(Clone)]
 pub(crate) struct Commit {
     pub(crate) events: Vec<Event>,
@@ -22,14 +22,14 @@ pub(crate) struct Commit {
     pub(crate) term: u64,
     pub(crate) writer: u64,
     pub(crate) seconds: i64,
-    /// Positions left out before it.
+    /// Number of positions left out before the commit.
     pub(crate) gap: u64,
     pub(crate) breaks_chain: bool,
-    /// Up to where the inbox is answered.
+    /// Watermark of the inbox, if the commit has one.
     pub(crate) answered: Option<u64>,
 }
 
-/// A journal in the making, with the ids that it issued last.
+/// Draft of a journal, with the ids that it issued last.
 pub(crate) struct Story {
     pub(crate) commits: Vec<Commit>,
     next: u64,
@@ -59,7 +59,7 @@ impl Story {
         story
     }
 
-    /// A takeover.
+    /// Adds a takeover.
     pub(crate) fn begin(&mut self, term: u64) {
         self.commit();
         let last = self.commits.last_mut().expect("a commit");
@@ -97,7 +97,7 @@ impl Story {
         self.push(Event::Fact { cause: Position::new(cause), fact })
     }
 
-    /// A commit that refuses these of the inbox.
+    /// Commits refusals of the inbox messages at these offsets.
     pub(crate) fn refuse_letters(&mut self, offsets: &[u64], answered: u64) {
         for offset in offsets {
             let data = json!({"topic": TOPIC, "offset": offset, "code": "invalid", "detail": "no"});
@@ -107,7 +107,7 @@ impl Story {
         self.commit();
     }
 
-    /// An intent of `ann` without a verdict.
+    /// Adds an intent of `ann` without a verdict.
     pub(crate) fn intent(&mut self, id: &str, type_name: &str, data: &Value) -> u64 {
         let intent = Intent::read(type_name, &data.to_string()).expect("a type").expect("its data");
         let [id, source, actor] = [id, "tests", "ann"].map(str::to_owned);
@@ -118,7 +118,7 @@ impl Story {
         self.push(Event::Intent(request))
     }
 
-    /// Its verdict.
+    /// Accepts an intent.
     pub(crate) fn accept(&mut self, intent: u64, outcome: &str) -> u64 {
         let request = self.request(intent);
         let (key, digest) = (request.key(), request.digest());
@@ -141,7 +141,7 @@ impl Story {
         }
     }
 
-    /// An intent of `ann` that holds.
+    /// Adds an accepted intent of `ann`.
     pub(crate) fn ask(&mut self, type_name: &str, data: &Value) -> u64 {
         self.asked += 1;
         let id = format!("id-{}", self.asked);
@@ -155,7 +155,7 @@ impl Story {
         self.push(Event::Observation { by: "local-1".parse().expect("a name"), observation })
     }
 
-    /// A report about the last incarnation, in the last session.
+    /// Adds a report about the last incarnation, in the last session.
     pub(crate) fn report(&mut self, revision: u32, saw: &Value) -> u64 {
         let report = json!({"incarnation": self.incarnation, "revision": revision, "saw": saw});
         self.saw("incarnation.reported.v1", &json!({"session": self.session, "report": report}))
@@ -176,7 +176,7 @@ impl Story {
         self.incarnation = Some(IncarnationId::issue(lineage(), Position::new(position)));
     }
 
-    /// `ann` approves the last operation.
+    /// Approves the last operation, as `ann`.
     pub(crate) fn approve(&mut self, hash: &str) {
         let shown = json!({"operation": self.operation, "hash": hash});
         let asked = self.ask("operation.approve.v1", &json!({"operations": [shown]}));
@@ -238,29 +238,29 @@ pub(crate) fn process() -> Value {
     json!([{"payload": "app", "index": 0, "pid": 7, "addresses": [], "status": "online"}])
 }
 
-/// How far a story goes.
+/// Point at which a story ends.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Stage {
-    /// A node in a cluster that an executor holds, and a plan of which everything is approved by people.
+    /// Node in a cluster with a session, and a plan in which people approve everything.
     Fleet,
-    /// A deployment of one replica has begun; its create looks for a place.
+    /// Deployment of one replica, started; its create is not placed yet.
     Deployed,
     Reserved,
     Approved,
     Started,
     Running,
-    /// The user wants it stopped; nobody has approved.
+    /// Stop requested by the user, not approved.
     StopAsked,
     Stopping,
     Stopped,
-    /// The user wants it up again.
+    /// Start requested by the user.
     StartAsked,
-    /// It was deleted before that was approved.
+    /// Replica deleted before the start was approved.
     Deleted,
 }
 
 impl Stage {
-    /// Every one, in order.
+    /// All stages, in order.
     pub(crate) const ALL: &[Stage] = &[
         Stage::Fleet,
         Stage::Deployed,
@@ -278,7 +278,7 @@ impl Stage {
 
 type Step = fn(&mut Story);
 
-/// A story that is right, up to a stage.
+/// Returns a valid story, up to a stage.
 pub(crate) fn story(until: Stage) -> Story {
     let mut s = Story::new();
     let cause = s.ask("cluster.apply.v1", &json!({"name": "local", "spec": {"runtime": "process"}}));

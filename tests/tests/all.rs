@@ -1,4 +1,4 @@
-//! Tests across crates and of the real program, in one binary: linking is what costs.
+//! Tests across crates and of the real program, in one binary: linking takes the most time.
 
 mod approvals;
 mod bad_input;

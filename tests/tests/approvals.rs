@@ -1,4 +1,4 @@
-//! Approvals, by the program as people use it: what waits as a request, who can approve it, and the break-glass.
+//! Approvals through the command line: requests that wait, who can approve them, and the break-glass.
 
 use std::process::Output;
 
@@ -6,7 +6,7 @@ use chancery_tests::lanes::fleet::{deploy, set_up, sleeper};
 use chancery_tests::{Client, Server, until};
 use serde_json::{Value, json};
 
-/// A server with a plan of three replicas, whose approval is manual for deletes and moves.
+/// Starts a server with a plan of `count` replicas, whose deletes and moves need manual approval.
 fn running(count: u32) -> (Server, Client) {
     let server = Server::start();
     let client = server.client();

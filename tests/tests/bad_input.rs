@@ -1,4 +1,5 @@
-//! Bad input, on every route that the API's own description names: an answer that says where, and nobody else slowed.
+//! Bad input on every route of the API's own description: the answer gives the location, and no other client
+//! is slowed.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use chancery_tests::{Client, Server};
 use serde_json::{Value, json};
 
-/// Every method and path of the API, with something in place of each parameter.
+/// Methods and paths of the API, with a value in place of each parameter.
 fn routes(client: &Client) -> Vec<(String, String)> {
     let description = client.get("/v1/openapi.json").json();
     let paths = description["paths"].as_object().expect("paths");
@@ -79,7 +80,7 @@ fn bad_input_on_every_route_is_a_problem_that_says_where_and_slows_nobody() {
         for (what, body) in bodies() {
             if writes {
                 let answer = client.send(method, path, &json, &body);
-                // Some of these say nothing that a route without a body would need.
+                // Some of these inputs are valid for a route without a body.
                 if answer.status / 100 != 2 {
                     is_problem(&answer, &format!("{method} {path} with {what}"));
                 }

@@ -1,4 +1,4 @@
-//! Web pages in a real browser on the server's machine: none of them reads what the server has, or changes it.
+//! Web pages in a real browser on the server's machine: no page reads the server's data or changes it.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -14,10 +14,10 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// Where the browser finds every name under `example`.
+/// Resolver rule that maps every name under `example` to this machine.
 const RULES: &str = "--host-resolver-rules=MAP *.example 127.0.0.1";
 
-/// Tries everything that needs no permission of the server, each for a disruption of its own, and reports when all ended.
+/// Script that tries cross-site requests, each on its own disruption, and reports when all have ended.
 const CROSS_SITE: &str = r#"
   const fleet = "http://TARGET/v1/fleets/default";
   const approve = name => `${fleet}/nodes/node-1/disruptions/${name}/approve`;
@@ -49,7 +49,8 @@ const CROSS_SITE: &str = r#"
   };
 "#;
 
-/// Waits until the server answers where the page came from, and then reads and applies as of the same origin.
+/// Script that waits until the server answers at the page's origin, and then reads and applies with the same
+/// origin.
 const REBOUND: &str = r#"
   const fleet = "/v1/fleets/default";
   const up = async () => {
@@ -67,7 +68,7 @@ const REBOUND: &str = r#"
   };
 "#;
 
-/// What each page ends with: it tells the other site what it has seen.
+/// End of each script: reports the results to the other site.
 const REPORT: &str = r#"
   const seen = {};
   const told = Object.entries(all).map(async ([name, ended]) => {
@@ -76,7 +77,7 @@ const REPORT: &str = r#"
   Promise.all(told).then(() => fetch("REPORT/report?" + encodeURIComponent(JSON.stringify(seen)), {mode: "no-cors"}));
 "#;
 
-/// A browser with a page open; ended with all of its processes.
+/// Browser with an open page; dropping it ends all of its processes.
 struct Browser {
     child: Child,
     _profile: TempDir,
@@ -110,13 +111,13 @@ impl Browser {
 impl Drop for Browser {
     fn drop(&mut self) {
         let group = Pid::from_raw(self.child.id().cast_signed()).expect("a process id");
-        // It may have ended already.
+        // The browser may have ended already.
         let _ = kill_process_group(group, Signal::KILL);
         let _ = self.child.wait();
     }
 }
 
-/// The browser, if this machine has one.
+/// Path of the browser, if this machine has one.
 fn browser() -> Option<PathBuf> {
     let paths = std::env::var_os("PATH").unwrap_or_default();
     let found = std::env::split_paths(&paths).map(|path| path.join("chromium")).find(|path| path.exists());
@@ -126,7 +127,7 @@ fn browser() -> Option<PathBuf> {
     found
 }
 
-/// A site of somebody else: gives the page to whoever asks for it, and takes one report.
+/// Foreign site that serves the page to every client, and accepts one report.
 struct Site {
     port: u16,
     reports: Receiver<Value>,
@@ -142,7 +143,7 @@ impl Site {
                 if let Some(report) = path.strip_prefix("/report?") {
                     answer(stream, "");
                     let text = percent_decoded(report);
-                    // The test may be over.
+                    // The test may have ended.
                     let _ = told.send(serde_json::from_str(&text).expect("a report"));
                     return;
                 }
@@ -158,7 +159,7 @@ impl Site {
     }
 }
 
-/// The path that is asked for. A browser also opens connections on which it asks for nothing.
+/// Path of the request. A browser also opens connections without a request.
 fn asked(stream: &TcpStream) -> Option<String> {
     stream.set_read_timeout(Some(Duration::from_secs(1))).ok()?;
     let mut lines = BufReader::new(stream).lines();
@@ -172,7 +173,7 @@ fn answer(mut stream: TcpStream, page: &str) {
     let head = format!(
         "HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n"
     );
-    // A browser that has gone misses it.
+    // A browser that has ended does not receive it.
     let _ = stream.write_all((head + page).as_bytes());
 }
 
@@ -200,7 +201,7 @@ fn listener() -> TcpListener {
     TcpListener::bind("127.0.0.1:0").expect("a port")
 }
 
-/// What the server has recorded.
+/// Events that the server has recorded.
 fn recorded(client: &Client) -> String {
     let events = client.get("/v1/fleets/default/events");
     assert_eq!(events.status, 200, "{}", events.text);
@@ -228,7 +229,7 @@ fn a_page_of_another_site_changes_nothing_and_reads_nothing() {
     let before = recorded(&client);
     assert!(before.contains("disruption.scheduled"), "{before}");
     let target = server.url().replace("http://", "");
-    // A page of the internet, and one of another program of this machine.
+    // A page of the internet, and a page of another program on this machine.
     for host in ["evil.example", "127.0.0.1"] {
         let listener = listener();
         let own = format!("http://{host}:{}", listener.local_addr().expect("an address").port());
@@ -254,7 +255,7 @@ fn a_page_whose_name_is_rebound_to_the_server_neither_reads_nor_applies() {
     server.stay_at_this_address();
     let target = server.url().replace("http://", "");
     server.stop();
-    // The page comes from the very port at which the server is found afterwards.
+    // The page comes from the same port that the server uses afterwards.
     let elsewhere = Site::on(listener(), String::new());
     let report = format!("http://evil.example:{}", elsewhere.port);
     let first = TcpListener::bind(&target).expect("the port is free again");

@@ -1,4 +1,4 @@
-//! Thousands of documents by one command.
+//! Thousands of documents in one command.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -6,7 +6,7 @@ use std::process::Output;
 
 use chancery_tests::{Server, program, until};
 
-/// A cluster, nodes of it, a plan and a deployment of nothing, with what depends on others first.
+/// Documents of a cluster, nodes, a plan and an empty deployment, dependents first.
 fn documents(nodes: usize, cpu: usize) -> String {
     let mut text = "\
 apiVersion: chancery/v1
@@ -37,7 +37,7 @@ fn write(server: &Server, text: &str) -> String {
     path.display().to_string()
 }
 
-/// The last words of the lines, each once; a failure shows what was said.
+/// Distinct last words of the output's lines; a failed command panics with its errors.
 fn outcomes(output: &Output) -> BTreeSet<String> {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let text = String::from_utf8_lossy(&output.stdout);
@@ -118,7 +118,8 @@ fn a_server_that_dies_while_documents_are_applied_has_each_once_when_they_are_ap
     server.kill();
     server.start_again();
     let first = applying.join().expect("no panic");
-    // A server that is back soon enough is asked again; else the command says that it does not know.
+    // The command retries if the server is back soon enough; otherwise it reports that the outcome is
+    // unknown.
     assert!(matches!(first.status.code(), Some(0 | 7 | 8)), "{}", String::from_utf8_lossy(&first.stderr));
     let told = String::from_utf8_lossy(&first.stdout).into_owned();
     let there: BTreeSet<_> =

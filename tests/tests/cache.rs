@@ -1,11 +1,11 @@
-//! The cache of what the tests fetch (`tests/cache.sh`).
+//! Cache of the files that the tests fetch (`tests/cache.sh`).
 
 use std::path::Path;
 use std::process::{Command, Output};
 
 const ENTRY: &str = "chancery/part-1";
 
-/// Runs a script that has the functions of the cache, and `make`, which notes each call in the file `made`.
+/// Runs a script with the functions of the cache, and `make`, which notes each call in the file `made`.
 fn run(home: &Path, script: &str) -> Output {
     let functions = Path::new(env!("CARGO_MANIFEST_DIR")).join("cache.sh");
     let whole = format!(

@@ -1,4 +1,4 @@
-//! What users of such a system may rely on, checked from outside: one server, its API, its processes.
+//! Guarantees to users, checked from outside: one server, its API, its processes.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -297,7 +297,7 @@ fn a_delete_leaves_no_process_folder_or_place_and_may_be_repeated() {
     });
 }
 
-/// Kills the one process that runs; the row of its replica before.
+/// Kills the only running process. Returns its replica's earlier row.
 fn kill_behind_its_back(server: &Server) -> serde_json::Value {
     let row = server.client().wait_for("web", "running", 1).remove(0);
     let pid = payloads(server.data())[0].pid;
@@ -318,7 +318,7 @@ fn a_process_killed_behind_the_servers_back_is_seen_within_moments_and_started_a
         (row["incarnation"] != before["incarnation"]).then_some(row)
     });
     assert_eq!(after["name"], before["name"]);
-    // The second time in a row it waits, and says how long.
+    // The second consecutive restart is delayed, with a message.
     kill_behind_its_back(&server);
     let failed = client.wait_for("web", "failed", 1);
     let message = failed[0]["message"].as_str().unwrap_or_default();
@@ -418,7 +418,7 @@ fn what_is_handed_over_or_deleted_in_one_go_comes_in_the_order_of_causes() {
         read.contains(&format!("written by {first}")) && read.contains(&format!("read by {next}")),
         "{read}"
     );
-    // The order in which it is written is another one.
+    // The requests come in the opposite order of their execution.
     server.cli(&["delete", "volume", "notes"]);
     server.cli(&["delete", "plan", "archive", "--cascade"]);
     until("nothing is left", || client.items("volumes").is_empty().then_some(()));
@@ -483,7 +483,7 @@ fn what_a_process_said_last_can_be_read_after_its_end() {
 #[test]
 fn connections_leave_the_journal_its_descriptors_whatever_limit_a_server_is_started_with() {
     let mut server = Server::new();
-    // As small as a shell's, for its size: the server asks for more, and keeps the half of what it gets.
+    // Low like a shell's limit, scaled down: the server raises it, and reserves half of the result.
     server.limit_files(64, 300);
     server.set("CHANCERY_SEGMENT_BYTES", "16KiB");
     server.start_again();
@@ -494,7 +494,7 @@ fn connections_leave_the_journal_its_descriptors_whatever_limit_a_server_is_star
     };
     set_up(&client, &sleeper());
     let below = held(40);
-    // Many segments of the journal begin meanwhile, and rows are written.
+    // Meanwhile segments start, and rows are written.
     for n in 0..30 {
         let mut spec = client.read("plans/web")["spec"].clone();
         spec["payloads"][0]["run"]["env"]["TEXT"] = json!(format!("{n}{}", "x".repeat(8000)));
@@ -521,7 +521,7 @@ fn a_server_whose_log_cannot_be_written_serves_on() {
     deploy(&client, "d1", 1);
     client.approve_all();
     let before = client.wait_for("web", "running", 1);
-    // Also what it warns of.
+    // A start with warnings in the log works too.
     server.kill();
     server.start_again();
     let client = server.client();

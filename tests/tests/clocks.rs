@@ -1,4 +1,4 @@
-//! The real program with a wall clock that is years ahead: at its start, and while it runs.
+//! Real program with a wall clock that is years ahead: at its start, and while it runs.
 
 use std::os::unix::fs::PermissionsExt as _;
 
@@ -6,10 +6,10 @@ use chancery_tests::clock::library;
 use chancery_tests::{Server, until};
 use serde_json::{Value, json};
 
-/// Ten years.
+/// Offset of ten years in seconds.
 const AHEAD: &str = "+315576000";
 
-/// A server under libfaketime, and the file that says how far ahead its clock is.
+/// Server under libfaketime, and the file that sets the offset of its clock.
 fn server() -> (Server, std::path::PathBuf) {
     let library = library().expect("libfaketime, which tests/run installs");
     let mut server = Server::new();
@@ -19,7 +19,7 @@ fn server() -> (Server, std::path::PathBuf) {
     server.set("FAKETIME_TIMESTAMP_FILE", clock.to_str().expect("text"));
     server.set("FAKETIME_NO_CACHE", "1");
     server.set("FAKETIME_DONT_FAKE_MONOTONIC", "1");
-    // What the kernel says of the clock, as this machine has it or not.
+    // A fake report of clock synchronisation, independent of this machine.
     let bin = server.home().join("bin");
     std::fs::create_dir(&bin).expect("a directory");
     say_synchronised(&server, "no");
@@ -38,7 +38,7 @@ fn capability(server: &Server, name: &str) -> u64 {
     server.client().must("capability.apply", &json!({"name": name, "spec": {"type": "T", "score": 1}}))
 }
 
-/// Asks for something by an intent that is dated now, by this machine's clock. The answer.
+/// Sends an intent that is dated now by this machine's clock. Returns the answer.
 fn ask_dated(server: &Server, id: &str) -> Value {
     let now = chancery_decider::wall_clock::now().to_string();
     let data = json!({"name": "dated", "spec": {"type": "T", "score": 1}});
@@ -52,14 +52,14 @@ fn ask_dated(server: &Server, id: &str) -> Value {
     answer.json()
 }
 
-/// The same of one that is decided. Its position.
+/// Sends a dated intent that must get a verdict. Returns its position.
 fn dated(server: &Server, id: &str) -> u64 {
     let answer = ask_dated(server, id);
     assert!(answer["verdict"].is_string(), "{answer}");
     answer["position"].as_u64().expect("a position")
 }
 
-/// The year of the last event.
+/// Year of the last event.
 fn year(server: &Server) -> i32 {
     let events = server.cli(&["events", "-o", "jsonl"]);
     let last: Value = serde_json::from_str(events.lines().last().expect("events")).expect("JSON");
@@ -87,7 +87,8 @@ fn a_server_whose_clock_is_years_ahead_records_nothing_until_it_is_set_accepted_
     capability(&server, "b");
     assert!(year(&server) >= now + 9, "a synchronised clock is followed");
     server.stop();
-    // It has happened. With the right clock again the fleet goes on: intents that are dated now are decided, once.
+    // Events of the wrong year are recorded. With the right clock the fleet continues: intents that are dated
+    // now get one verdict.
     say_synchronised(&server, "no");
     std::fs::write(&clock, "+0").expect("a file");
     server.start_again();
@@ -121,7 +122,7 @@ fn a_clock_that_leaps_years_ahead_while_a_server_decides_is_not_followed_and_rea
 #[test]
 fn intents_dated_by_a_clock_that_was_late_and_is_right_again_are_decided_at_once() {
     let (mut server, clock) = server();
-    // As after a machine without a clock of its own was started, or one that was suspended has woken.
+    // As after the start of a machine without a battery-backed clock, or after a suspend.
     std::fs::write(&clock, "-3600").expect("a file");
     server.start_again();
     assert_eq!(ask_dated(&server, "early")["code"], "from_the_future", "by a clock that is an hour late");

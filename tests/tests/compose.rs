@@ -1,5 +1,5 @@
-//! The files for containers, `Dockerfile` and `docker-compose.yml`, against the program that they run: its settings, its
-//! command line, and what one service says of another. No container engine is wanted.
+//! Container files, `Dockerfile` and `docker-compose.yml`, against the program: settings, command line, and
+//! references between services. No container engine is needed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -55,7 +55,7 @@ fn compose() -> Compose {
     serde_saphyr::from_str(&read("docker-compose.yml")).expect("docker-compose.yml")
 }
 
-/// What an instruction of the last stage of the Dockerfile says, the last time that it stands there.
+/// Argument of the instruction's last use in the Dockerfile's last stage.
 fn instruction(name: &str) -> String {
     let text = read("Dockerfile");
     let stage = text.rsplit_once("\nFROM ").expect("two stages").1;
@@ -82,7 +82,7 @@ impl Compose {
         self.with_image("chancery:").collect()
     }
 
-    /// Whether others wait for the end of the service.
+    /// Whether another service waits for this one's end.
     fn ends(&self, name: &str) -> bool {
         let mut waits = self.services.values().filter_map(|service| service.depends_on.get(name));
         waits.any(|depends| depends.condition == "service_completed_successfully")
@@ -98,7 +98,7 @@ impl Service {
         }
     }
 
-    /// Its environment, over that of the image.
+    /// Environment of the service over the image's.
     fn environment(&self) -> BTreeMap<String, String> {
         let (name, value) =
             instruction("ENV").split_once('=').map(|(n, v)| (n.into(), v.into())).expect("ENV");
@@ -106,26 +106,26 @@ impl Service {
         std::iter::once((name, value)).chain(own).collect()
     }
 
-    /// As the program reads it.
+    /// Configuration that the program reads.
     fn config(&self) -> Config {
         let layers = Layers { env: self.environment().into_iter().collect(), ..Layers::default() };
         Config::read(layers).unwrap_or_else(|error| panic!("{:?}: {error}", self.environment))
     }
 
-    /// What it runs.
+    /// Command line of the service.
     fn cli(&self) -> Cli {
         let usual = words(&instruction("CMD"));
         let command = if self.command.is_empty() { &usual } else { &self.command };
         parse(words(&instruction("ENTRYPOINT")).iter().chain(command))
     }
 
-    /// What its check runs, as Compose hands it over.
+    /// Command of the health check, as Compose passes it on.
     fn check(&self) -> Vec<String> {
         let test = &self.healthcheck.as_ref().expect("a check").test;
         test.iter().map(|word| word.replace("$$", "$")).collect()
     }
 
-    /// The volume or the folder that is seen at a place.
+    /// Volume or directory that is mounted at this path.
     fn mounted(&self, place: &str) -> Option<&str> {
         let parts = |volume: &'_ str| volume.split(':').nth(1) == Some(place);
         self.volumes.iter().find(|volume| parts(volume)).and_then(|volume| volume.split(':').next())
@@ -158,7 +158,7 @@ fn every_service_has_settings_and_a_command_that_the_program_takes() {
             Asked::Client(_) => {}
             other @ (Asked::Config { .. } | Asked::Local(_)) => panic!("{name}: {other:?}"),
         }
-        // A check that asks a server is a command as well.
+        // A check that asks a server is a command line too.
         if let Some(check) = service.healthcheck.as_ref().map(|_| service.check())
             && check[1] == "chancery"
         {

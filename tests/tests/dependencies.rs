@@ -1,6 +1,7 @@
-//! Dependencies: `Cargo.lock` against the rules of `deny.toml`, and the manifests against the table of decision 0010.
+//! Dependencies: `Cargo.lock` against the rules of `deny.toml`, and the manifests against the table of
+//! decision 0010.
 //!
-//! cargo-deny reads the same `deny.toml`. It takes minutes to compile, so that it is not part of the tests.
+//! cargo-deny reads the same `deny.toml`. Compiling cargo-deny takes minutes, so it is not part of the tests.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -38,7 +39,7 @@ struct Bans {
     deny: Vec<CrateRule>,
 }
 
-/// A crate, with `@VERSION` where the rule is for one version.
+/// Rule for a crate, with `@VERSION` if the rule is for one version.
 #[derive(Deserialize)]
 struct CrateRule {
     #[serde(rename = "crate")]
@@ -121,7 +122,7 @@ fn every_ignored_advisory_has_a_reason_that_starts_with_a_crate_in_use() {
     }
 }
 
-/// The parts of an SPDX expression between `operator`s that are in no parentheses.
+/// Operands of an SPDX expression between `operator`s outside parentheses.
 fn operands<'a>(expression: &'a str, operator: &str) -> Vec<&'a str> {
     let (mut parts, mut start, mut depth) = (Vec::new(), 0, 0);
     for (at, character) in expression.char_indices() {
@@ -163,7 +164,7 @@ fn every_license_is_allowed() {
     }
 }
 
-/// The crates in the first column of the table of decision 0010.
+/// Crates in the first column of the table of decision 0010.
 fn decided() -> BTreeSet<&'static str> {
     include_str!("../../docs/decisions/0010-dependencies.md")
         .lines()

@@ -1,4 +1,4 @@
-//! The data directory of a server: who may read it, and what is of the wrong type in it.
+//! Data directory of a server: its permissions, and entries of the wrong type in it.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -8,7 +8,7 @@ use std::process::Command;
 use chancery_tests::lanes::fleet::{deploy, set_up, sleeper};
 use chancery_tests::{Server, payloads};
 
-/// Directories and files under a path that others than the owner may use, except what is a payload's own.
+/// Collects files and directories under a path that others than the owner may use, except a payload's own.
 fn open_to_others(path: &Path, found: &mut Vec<(PathBuf, u32)>) {
     for entry in fs::read_dir(path).expect("a directory") {
         let path = entry.expect("an entry").path();
@@ -63,7 +63,7 @@ fn nobody_else_may_read_a_data_directory_and_doctor_narrows_a_wider_one() {
     server.cli(&["doctor", "--data-dir", &named]);
 }
 
-/// What stands where something else should.
+/// Type of an entry that replaces the expected one.
 #[derive(Clone, Copy)]
 enum Kind {
     File,
@@ -100,7 +100,7 @@ fn what_is_rebuildable_and_of_the_wrong_type_is_set_aside_and_the_start_goes_on(
             (fleet.join("journal/00000000000000000001.post-new"), Kind::Directory),
             (fleet.join("snapshots/00000000000000000009.tmp"), Kind::Directory),
             (fleet.join("snapshots/00000000000000000003.snap"), Kind::Directory),
-            // Opening a pipe waits for a writer.
+            // Opening a pipe would wait for a writer.
             (fleet.join("snapshots/00000000000000000004.snap"), Kind::Pipe),
             (server.data().join("address.tmp"), Kind::Directory),
         ],

@@ -1,4 +1,4 @@
-//! Edits of plans as people see them, and operations that have left the rows.
+//! Edits of plans as users see them, and operations that are no longer in the rows.
 
 use chancery_events::spec::PlanSpec;
 use chancery_tests::lanes::fleet::{deploy, set_up, sleeper};

@@ -1,5 +1,5 @@
-//! Executors outside the server's process, which reach it over HTTP alone: what they run outlives them and the
-//! server, is started once, and is never taken for dead because nobody hears of it.
+//! Executors outside the server's process, connected over HTTP only. Their payloads outlive them and the
+//! server, start once, and are never considered dead because of silence.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -9,12 +9,12 @@ use serde_json::{Value, json};
 
 use chancery_tests::lanes::fleet::{deploy, set_up, sleeper};
 
-/// A lease for tests in which a session is lost.
+/// Lease for tests in which a session expires.
 const SHORT: &str = "2s";
-/// One for tests in which none may be, however slow the machine is.
+/// Lease for tests in which none must expire, however slow the machine is.
 const LONG: &str = "60s";
 
-/// A server that drives no cluster itself, with a cluster and a plan.
+/// Server without embedded executors, with a cluster and a plan.
 fn bare_server(lease: &str) -> Server {
     let mut server = Server::start_with(&[("CHANCERY_EXECUTORS", "none"), ("CHANCERY_LEASE", lease)]);
     server.stay_at_this_address();
@@ -22,12 +22,12 @@ fn bare_server(lease: &str) -> Server {
     server
 }
 
-/// Sessions in a state, oldest first.
+/// Sessions in this state, oldest first.
 fn sessions(client: &Client, state: &str) -> Vec<Value> {
     client.items(&format!("sessions?state={state}"))
 }
 
-/// Waits until so many sessions are in the state.
+/// Waits until `count` sessions are in this state.
 fn wait_for_sessions(client: &Client, state: &str, count: usize) -> Vec<Value> {
     until(&format!("{count} sessions {state}"), || {
         let found = sessions(client, state);
@@ -35,7 +35,7 @@ fn wait_for_sessions(client: &Client, state: &str, count: usize) -> Vec<Value> {
     })
 }
 
-/// Three of them run at the executor.
+/// Deploys three replicas, and waits until they run at the executor.
 fn run_three(server: &Server, executor: &Executor) -> Vec<Payload> {
     let client = server.client();
     deploy(&client, "three", 3);
@@ -45,7 +45,7 @@ fn run_three(server: &Server, executor: &Executor) -> Vec<Payload> {
     alive
 }
 
-/// Ends them in good order: the executor is there, and obeys.
+/// Stops all replicas while the executor is connected.
 fn end_three(server: &Server, executor: &Executor) {
     deploy(&server.client(), "none", 0);
     until("nothing is left", || executor.payloads().is_empty().then_some(()));
@@ -59,7 +59,7 @@ fn it_runs_payloads_and_its_end_leaves_them_to_its_next_life() {
     let mut executor = Executor::start(&server, "e1", "--process");
     let alive = run_three(&server, &executor);
     assert_eq!(sessions(&client, "open")[0]["executor"], "e1");
-    // Asked to stop, it says goodbye: the session is over at once, without a lease to wait for.
+    // A stopped executor says goodbye: its session ends immediately, without waiting for the lease.
     assert_eq!(executor.stop(), Some(0));
     assert_eq!(wait_for_sessions(&client, "left", 1)[0]["executor"], "e1");
     assert_eq!(executor.payloads(), alive);
@@ -82,7 +82,7 @@ fn a_killed_executor_comes_back_to_the_same_processes_and_starts_none_twice() {
         }
     };
     run_three(&server, &executor);
-    // Moments that fall anywhere into its work.
+    // The kills hit varying moments.
     for round in 0..8_u32 {
         deploy(&client, &format!("round-{round}"), 3 + (round % 2) * 3);
         std::thread::sleep(Duration::from_millis(u64::from(round) * 29));
@@ -116,7 +116,7 @@ fn what_a_lost_executor_runs_is_not_judged_and_is_taken_up_again() {
         rows.len() == 6 && rows.iter().all(|row| row["reachability"] == reachability)
     };
     assert!(all_are("unknown"));
-    // What is wanted meanwhile waits.
+    // New replicas wait meanwhile.
     deploy(&client, "four", 4);
     client.wait_for("web", "starting", 1);
     assert_eq!(client.wait_for("web", "running", 3).len(), 3);
@@ -145,7 +145,7 @@ fn a_killed_server_finds_its_executor_again() {
     server.kill();
     assert_eq!(executor.payloads(), alive);
     server.start_again();
-    // The same session goes on: nobody was lost.
+    // The same session: none has expired.
     let client = server.client();
     deploy(&client, "four", 4);
     client.wait_for("web", "running", 4);
@@ -161,13 +161,13 @@ fn an_executor_that_slept_over_its_lease_does_nothing_late_and_another_takes_ove
     let client = server.client();
     let first = Executor::start(&server, "e1", "--process");
     wait_for_sessions(&client, "open", 1);
-    // The second wants the cluster too, and is told who has it.
+    // The second executor requests the cluster too, and is refused with the holder's name.
     let second = Executor::start(&server, "e2", "--process");
     until("the second is refused", || second.log().contains("executor e1 holds cluster local").then_some(()));
     first.freeze();
     let lost = wait_for_sessions(&client, "lost", 1);
     assert_eq!(lost[0]["executor"], "e1");
-    // Nothing was asked of the first: the second may have it all.
+    // Nothing was requested from the first executor: the second may take over all.
     wait_for_sessions(&client, "open", 1);
     deploy(&client, "three", 3);
     client.wait_for("web", "running", 3);
@@ -187,7 +187,7 @@ fn what_an_executor_was_asked_over_which_it_slept_is_given_to_no_other() {
     let client = server.client();
     let first = Executor::start(&server, "e1", "--process");
     wait_for_sessions(&client, "open", 1);
-    // What is asked of it while it sleeps lies in its connection when it wakes; nobody can know how far it came.
+    // Commands sent during the freeze arrive afterwards; the decider cannot know which were executed.
     first.freeze();
     deploy(&client, "three", 3);
     client.wait_for("web", "starting", 3);
@@ -211,20 +211,20 @@ fn an_executor_over_another_folder_proves_nothing_and_the_operators_word_does() 
     let alive = run_three(&server, &executor);
     assert_eq!(executor.stop(), Some(0));
     wait_for_sessions(&client, "left", 1);
-    // The same name, and an empty folder: nothing of what runs is there.
+    // The same name, but an empty directory without the running payloads.
     let stranger = Executor::start(&server, "e1", "--process");
     let refusal = "may be there: start the executor over that folder, or expunge node";
     until("it is refused", || stranger.log().contains(refusal).then_some(()));
     assert_eq!(client.wait_for("web", "running", 3).len(), 3);
     assert_eq!(executor.payloads(), alive);
-    // The right folder: all is as it was.
+    // With the right directory, nothing has changed.
     executor.start_again();
     let scope = wait_for_sessions(&client, "open", 1)[0]["scope"].clone();
     assert_eq!(executor.payloads(), alive);
     assert_eq!(client.items("incarnations?state=failed"), Vec::<Value>::new());
     assert_eq!(executor.stop(), Some(0));
     wait_for_sessions(&client, "left", 2);
-    // The machine is said to be lost, with the folder and everything.
+    // The machine and its directory are declared lost.
     for node in client.items("nodes") {
         let name = node["name"].as_str().expect("a name");
         client.must("node.set_state", &json!({"name": name, "state": "expunged"}));
@@ -240,7 +240,7 @@ fn a_folder_has_one_executor_and_one_journal() {
     run_three(&server, &executor);
     let mut second = executor.start_beside(&server, "e2", "--process");
     assert_eq!(second.wait(), Some(4), "{}", second.log());
-    // Another journal: it must not be worked for, and what runs is not its to end.
+    // The executor must not work for another journal, and must not end running payloads.
     executor.kill();
     let other = bare_server(LONG);
     let mut misled = executor.start_beside(&other, "e1", "--process");
@@ -264,7 +264,7 @@ fn a_copied_data_directory_is_refused_and_adopted_harms_nothing_that_the_origina
     let mut copy = Server::new();
     let data = copy.move_data("copy");
     let all = original.data().join(".");
-    // What is removed meanwhile is not copied.
+    // Files removed meanwhile are not copied.
     let _ = std::process::Command::new("cp")
         .arg("-a")
         .arg(all)
@@ -296,7 +296,7 @@ fn a_copied_data_directory_is_refused_and_adopted_harms_nothing_that_the_origina
     });
     assert_eq!(payloads(original.data()), before, "the original's processes run on");
     assert!(payloads(&data).is_empty());
-    // Once adopted, it is a directory like any other.
+    // Once adopted, the copy is a directory like any other.
     assert_eq!(copy.stop(), Some(0));
     let said = copy.try_start_again();
     assert!(said.is_ok(), "{said:?}");

@@ -1,4 +1,5 @@
-//! Several fleets in one server, and in one cluster of servers: each has a journal, a decider and machines of its own.
+//! Several fleets in one server, and in one cluster of servers: each has its own journal, decider and
+//! machines.
 
 use chancery_tests::kafka::shared;
 use chancery_tests::lanes::fleet::{deploy, set_up, sleeper};
@@ -24,7 +25,7 @@ fn fleets_of_one_server_share_nothing_but_its_address() {
         client.wait_for("web", "running", 2);
     }
     assert_eq!(payloads(server.data()).len(), 4, "each has processes of its own, under the same names");
-    // The same key in two fleets is two intents.
+    // The same key in two fleets identifies two intents.
     for (client, name) in [(&red, "r"), (&blue, "b")] {
         let answer = client.intent("same", "capability.apply", &capability(name));
         assert_eq!(answer.status, 201, "{}", answer.text);
@@ -42,7 +43,7 @@ fn fleets_of_one_server_share_nothing_but_its_address() {
     for fleet in ["red", "blue"] {
         assert!(figures.contains(&format!("chancery_decides{{fleet=\"{fleet}\"}} 1")), "{figures}");
     }
-    // Killed and started again, each is where it was, with the processes that it had.
+    // After a kill and a restart, each fleet has the same state and the same processes.
     let before = payloads(server.data());
     server.kill();
     server.start_again();
@@ -76,7 +77,7 @@ fn fleets_of_one_cluster_of_servers_are_decided_each_by_one_of_them() {
             ask(&standbys, fleet, at, &format!("{name}{at}"));
         }
     }
-    // The one that decides for one of them, perhaps for both, dies.
+    // The leader of one fleet, perhaps of both, dies.
     let gone = decider(&standbys, "green");
     standbys.servers[gone].kill();
     let other = (gone + 1) % 3;

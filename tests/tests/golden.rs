@@ -1,4 +1,4 @@
-//! Data of an earlier build (`tests/golden`) mean the same to this one.
+//! Data of an earlier build (`tests/golden`) with the same meaning for this build.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -22,7 +22,7 @@ fn read(file: &str) -> String {
     fs::read_to_string(golden(file)).expect(file)
 }
 
-/// A copy of the journal and the snapshots.
+/// Copy of the journal and the snapshots.
 fn fleet() -> TempDir {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let tar = Command::new("tar").arg("-C").arg(dir.path()).arg("-xzf").arg(golden("fleet.tar.gz")).status();
@@ -65,7 +65,8 @@ fn an_earlier_journal_is_replayed_to_the_states_of_its_snapshots() {
     assert_eq!((hashes.len(), hashes), (4, expected));
 }
 
-/// Rows of each kind, as the API answers, made from the newest snapshot, which must be that of the position.
+/// Rows of each kind as the API returns them, built from the newest snapshot, which must be at the given
+/// position.
 fn rows(
     source: Arc<dyn Source>,
     snapshots: Option<&Snapshots>,

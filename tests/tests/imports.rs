@@ -1,4 +1,4 @@
-//! The rooms: which crate may import which, as the table in `docs/architecture.md` says.
+//! Permitted imports between crates, by the table in `docs/architecture.md`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -7,17 +7,17 @@ use std::process::Command;
 
 use serde_json::Value;
 
-/// A row of the table of rooms.
+/// Row of the table of modules.
 #[derive(Debug)]
 struct Room {
     package: String,
-    /// Folders of the workspace whose crates it may import.
+    /// Workspace directories whose crates the crate may import.
     ours: Vec<String>,
-    /// The only other crates that it may import, if they are limited.
+    /// Permitted other crates; `None` if these are not limited.
     others: Option<Vec<String>>,
 }
 
-/// Rooms by folder.
+/// Rows of the table by directory.
 fn rooms() -> BTreeMap<String, Room> {
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/architecture.md");
     let text = fs::read_to_string(page).expect("the page");
@@ -39,7 +39,7 @@ fn rooms() -> BTreeMap<String, Room> {
     rooms
 }
 
-/// What `cargo metadata` reports of packages, without network.
+/// Packages that `cargo metadata` reports without network.
 pub(crate) fn packages(args: &[&str]) -> Vec<Value> {
     let output = Command::new(env!("CARGO"))
         .args(["metadata", "--format-version", "1", "--locked", "--offline"])
@@ -106,7 +106,7 @@ fn a_client_is_built_without_a_store_a_journal_or_kafka_on_each_platform() {
         let crates: BTreeSet<&str> = tree.lines().filter_map(|line| line.split(' ').next()).collect();
         assert!(crates.contains("chancery-projector"), "{tree}");
         let heavy = ["chancery-executor", "chancery-journal", "chancery-machine", "rdkafka", "sled", "tokio"];
-        // A C compiler, or a system library.
+        // Packages that need a C compiler or a system library.
         let foreign = ["cc", "cmake", "pkg-config", "openssl-sys"];
         for no in heavy.iter().chain(&foreign).chain(others) {
             assert!(!crates.contains(no), "a client for {target} needs no {no}:\n{tree}");

@@ -1,5 +1,5 @@
-//! The Kafka that tests use: that records outlive a broker of three, and that no node outlives the test. They need what
-//! `tests/run` installs: Java, Kafka itself (`tests/kafka/install`), and kcat, a client that is not ours.
+//! Kafka of the tests: records outlive one broker of three, and no node outlives the test. Requires what
+//! `tests/run` installs: Java, Kafka itself (`tests/kafka/install`), and kcat, an independent client.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use chancery_tests::kafka::{Cluster, shared};
 use chancery_tests::until;
 use serde_json::Value;
 
-/// A topic of one partition, as kcat sees it.
+/// Topic with one partition, accessed through kcat.
 struct Topic<'a> {
     cluster: &'a Cluster,
     name: &'static str,
@@ -21,16 +21,16 @@ impl<'a> Topic<'a> {
         Topic { cluster, name }
     }
 
-    /// Runs kcat. What it printed, if it succeeded.
+    /// Runs kcat. Returns its output if it succeeded.
     fn kcat(&self, args: &[&str], input: &str) -> Option<String> {
         let mut kcat = Command::new("kcat")
             .args(["-b", self.cluster.bootstrap(), "-t", self.name])
-            // Which broker leads is asked for again at once, and one that sleeps is given up soon.
+            // The leader is refreshed quickly, and paused brokers time out soon.
             .args(["-X", "topic.metadata.refresh.interval.ms=200", "-X", "socket.timeout.ms=2000"])
             .args(args)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            .stderr(Stdio::null()) // it complains of every broker that is away
+            .stderr(Stdio::null()) // kcat reports every unavailable broker
             .spawn()
             .expect("kcat runs (on Debian: apt-get install kcat)");
         kcat.stdin.take().expect("it is piped").write_all(input.as_bytes()).expect("kcat reads");
@@ -47,16 +47,16 @@ impl<'a> Topic<'a> {
         all.lines().map(str::to_owned).collect()
     }
 
-    /// Who leads, and how many brokers are in sync.
+    /// Id of the leading broker, and number of brokers in sync.
     fn leader_and_in_sync(&self) -> Option<(u32, usize)> {
         let told: Value = serde_json::from_str(&self.kcat(&["-L", "-J"], "")?).expect("JSON");
         let partition = &told["topics"][0]["partitions"][0];
-        // Nobody is -1.
+        // -1 means no leader.
         let leader = u32::try_from(partition["leader"].as_i64()?).ok()?;
         Some((leader, partition["isrs"].as_array()?.len()))
     }
 
-    /// Waits until somebody leads who is not among those. A broker that was away tells what it knew, for a moment.
+    /// Waits until a broker outside `away` leads. A returning broker may briefly report outdated metadata.
     fn leader_beside(&self, away: &[u32]) -> u32 {
         until(&format!("somebody leads who is not among {away:?}"), || {
             self.leader_and_in_sync().filter(|(leader, _)| !away.contains(leader))
@@ -96,7 +96,7 @@ fn writes_and_reads_go_on_without_one_broker_of_three() {
     });
 }
 
-/// Processes that were started for a folder.
+/// Number of processes that were started for a directory.
 fn processes_of(dir: &Path) -> usize {
     let dir = dir.to_str().expect("text").as_bytes();
     let entries = std::fs::read_dir("/proc").expect("/proc").flatten();
@@ -141,6 +141,6 @@ fn no_node_outlives_a_test_process_that_is_killed() {
 fn is_killed_while_its_node_runs() {
     let cluster = Cluster::start(1);
     println!("\nruns in {}", cluster.dir().display());
-    // For as long as the other holds its end.
+    // Blocks while the other process keeps its end open.
     std::io::stdin().read_line(&mut String::new()).expect("it can be read");
 }

@@ -1,6 +1,7 @@
-//! Programs that are not ours, against a fleet on a real Kafka: with the CloudEvents SDKs of Python and JavaScript, each
-//! with a Kafka client written in that language alone (`tests/clients`, which `tests/clients/install` equips). What they
-//! read of the events topic is what the stream over HTTP shows; what they ask for by letters is answered once.
+//! Independent programs against a fleet on a real Kafka. They use the CloudEvents SDKs of Python and
+//! JavaScript, each with a Kafka client in that language alone (`tests/clients`, installed by
+//! `tests/clients/install`). Events that they read from the topic equal the HTTP stream's; each inbox message
+//! they send is answered once.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -18,7 +19,7 @@ use tempfile::TempDir;
 
 const TRACE: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
 const MODES: [&str; 2] = ["binary", "structured"];
-/// Letters in each mode before the kill, and as many after it.
+/// Number of inbox messages in each mode before the kill, and after it.
 const LETTERS: usize = 5;
 
 fn program(language: &str, name: &str) -> Command {
@@ -33,7 +34,7 @@ fn client(language: &str, name: &str, topic: &str) -> Command {
     command
 }
 
-/// A consumer that reads from the beginning for as long as this lives.
+/// Consumer that reads from the start of the topic until it is dropped.
 struct Consumer {
     child: Child,
     lines: Receiver<String>,
@@ -54,14 +55,14 @@ impl Consumer {
         let (to, lines) = channel();
         std::thread::spawn(move || {
             for line in printed.lines().map_while(Result::ok) {
-                // Nobody wants more when the test is over.
+                // The test may have ended.
                 let _ = to.send(line);
             }
         });
         Consumer { child, lines, read: Vec::new(), home }
     }
 
-    /// The first so many events.
+    /// Waits for the first `count` events.
     fn first(&mut self, count: usize) -> &[Value] {
         until("the consumer has read all events", || {
             let lines = self.lines.try_iter();
@@ -82,7 +83,8 @@ impl Drop for Consumer {
     }
 }
 
-/// What a letter asks for: most make a capability; the last of each half changes the first one of it, as it was made.
+/// Inbox message: most create a capability; the last of each half changes the half's first capability at its
+/// creation version.
 fn letter(language: &str, mode: &str, number: usize) -> Value {
     let changes = number % LETTERS == LETTERS - 1;
     let of = if changes { number + 1 - LETTERS } else { number };
@@ -99,7 +101,7 @@ fn letter(language: &str, mode: &str, number: usize) -> Value {
     letter
 }
 
-/// Has letters sent, each twice.
+/// Sends inbox messages, each twice.
 fn send(language: &str, topic: &str, mode: &str, letters: &[Value]) {
     let mut producer = client(language, "produce", topic)
         .arg(mode)
@@ -118,7 +120,7 @@ fn send(language: &str, topic: &str, mode: &str, letters: &[Value]) {
     assert!(output.status.success() && out.lines().count() == 2 * letters.len(), "{out}{err}");
 }
 
-/// Every event, as the stream over HTTP shows it.
+/// Events as the stream over HTTP returns them.
 fn shown(server: &Server) -> Vec<Value> {
     let accept = [("accept", "application/x-ndjson")];
     let answer = server.client().send("GET", "/v1/fleets/default/events", &accept, b"");
@@ -127,13 +129,13 @@ fn shown(server: &Server) -> Vec<Value> {
     lines.map(|line| serde_json::from_str(line).expect("a line of JSON")).collect()
 }
 
-/// Asks by letters around the death of the server that decides, and reads all the while.
+/// Sends inbox messages before and after the leader dies, and reads events all the time.
 fn asks_and_reads(language: &str) {
     let settings = [("CHANCERY_INBOX_SCOPE", "capability.*"), ("CHANCERY_INBOX_ACTOR", "letters")];
     let mut standbys = Standbys::start(shared(1), &format!("by-{language}"), 2, &settings);
     let (inbox, events) = (format!("by-{language}.inbox"), format!("by-{language}.events"));
     let mut consumer = Consumer::start(language, &events);
-    // Events of every kind: intents, what an executor sees, and facts.
+    // Events of every kind: intents, observations of an executor, and facts.
     let home = tempfile::tempdir().expect("a folder");
     let decider = standbys.decider();
     let of = standbys.servers[decider].client();
@@ -169,7 +171,7 @@ fn asks_and_reads(language: &str) {
     same(consumer.first(shown.len()), &shown);
 }
 
-/// Each letter is one intent, with what it said, and has one verdict.
+/// Checks that each inbox message became one intent with its content, and has one verdict.
 fn answered_once(language: &str, events: &[Value]) {
     let source = format!("clients/{language}");
     let intents: Vec<_> = events.iter().filter(|event| event["intentsource"] == *source).collect();
@@ -195,7 +197,7 @@ fn answered_once(language: &str, events: &[Value]) {
     assert_eq!(refused, None);
 }
 
-/// What the SDK read is what is shown, whole, once and in order; and it has every attribute that is promised.
+/// Checks that the SDK read every event of the HTTP stream, once and in order, with every promised attribute.
 fn same(read: &[Value], shown: &[Value]) {
     let (mut kinds, mut traced) = (BTreeMap::<String, usize>::new(), 0);
     for (number, (event, shown)) in (1..).zip(read.iter().zip(shown)) {
@@ -229,7 +231,7 @@ fn same(read: &[Value], shown: &[Value]) {
             event["time"] = Value::Null;
             event
         };
-        // Which record holds it, a consumer of the topic alone is told.
+        // Only messages of the topic have the hash of the record.
         let mut read = timeless(event);
         let hash = read.as_object_mut().expect("an object").remove("recordhash");
         assert!(hash.is_some_and(|hash| hash.as_str().is_some_and(|hash| hash.len() == 64)), "{event}");

@@ -1,4 +1,4 @@
-//! The events topic beside a journal that loses events, and without the events that retention deleted.
+//! Events topic after its journal has lost events, and after retention has deleted events.
 
 use std::process::Command;
 
@@ -12,7 +12,7 @@ use rdkafka::{Offset, TopicPartitionList};
 use serde_json::{Value, json};
 use std::time::Duration;
 
-/// A message of the events topic.
+/// Message of the events topic.
 struct Exported {
     offset: i64,
     type_name: String,
@@ -40,7 +40,7 @@ fn consumer() -> BaseConsumer {
         .expect("a consumer")
 }
 
-/// Everything that the events topic of a prefix holds, in order.
+/// Messages of a prefix's events topic, in order.
 fn exported(prefix: &str) -> Vec<Exported> {
     let (topic, consumer) = (format!("{prefix}.events"), consumer());
     let (begins, ends) =
@@ -67,7 +67,7 @@ fn exported(prefix: &str) -> Vec<Exported> {
     found
 }
 
-/// Waits until the topic ends with the last event of the journal that has been read from the server.
+/// Waits until the events topic ends with the journal's last event. Returns all messages.
 fn all_exported(server: &Server, prefix: &str) -> Vec<Exported> {
     until("the last event is exported", || {
         let text = server.cli(&["events", "-o", "jsonl"]);
@@ -90,7 +90,7 @@ fn an_events_topic_that_retention_emptied_gets_every_event_that_was_not_exported
     apply(&standbys.servers[0], &["a", "b", "c"]);
     let before = all_exported(&standbys.servers[0], "emptied");
     let last = before.last().expect("events").position();
-    // Longer than the exporter takes to commit what it exported.
+    // The exporter commits its position with a delay.
     until("the position is committed", || {
         let groups =
             shared(1).tool("kafka-consumer-groups", &["--describe", "--group", "emptied.events.exporter.0"]);
@@ -98,7 +98,7 @@ fn an_events_topic_that_retention_emptied_gets_every_event_that_was_not_exported
         groups.lines().any(|line| line.split_whitespace().any(|word| word == end)).then_some(())
     });
     assert_eq!(standbys.servers[0].stop(), Some(0));
-    // What is decided now is not exported.
+    // Later events are not exported.
     standbys.servers[0].set("CHANCERY_KAFKA_EVENTS", "no");
     standbys.servers[0].start_again();
     standbys.decider();
@@ -134,7 +134,7 @@ fn an_events_topic_with_events_that_the_journal_lost_is_not_continued_before_it_
     let before = all_exported(&standbys.servers[ahead], prefix);
     standbys.servers[ahead].kill();
 
-    // The topic is lost, and with it the server that had all of it.
+    // The topic is lost together with the only server that had all of it.
     shared(1).tool("kafka-topics", &["--delete", "--topic", &format!("{prefix}.journal")]);
     until("the topic is gone", || {
         let topics = shared(1).tool("kafka-topics", &["--list"]);
@@ -183,7 +183,7 @@ fn an_events_topic_with_events_that_the_journal_lost_is_not_continued_before_it_
         after.iter().skip_while(|event| !event.is_correction()).skip(1).map(Exported::position).collect();
     assert_eq!(behind, (common + 1..=*behind.last().expect("events")).collect::<Vec<_>>());
     assert_eq!(server.client().get("/readyz").status, 200);
-    // What counts of the topic is the journal, to the last hash.
+    // The messages that count are the journal's events, including the hashes.
     assert_eq!(server.stop(), Some(0));
     let journal = records(server.data()).expect("a mirror");
     let counts = after.iter().filter(|event| {

@@ -1,4 +1,4 @@
-//! What foreign clients and damaged disks do to the topics of a fleet, and what every server says of it.
+//! Effects of foreign clients and damaged disks on a fleet's topics, and what servers report.
 
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 
 const SETTINGS: [(&str, &str); 2] =
     [("CHANCERY_INBOX_SCOPE", "capability.*"), ("CHANCERY_INBOX_ACTOR", "mail")];
-/// How long a client waits for brokers.
+/// Time that a client waits for brokers.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 fn config() -> ClientConfig {
@@ -26,7 +26,7 @@ fn config() -> ClientConfig {
     config
 }
 
-/// Puts an event that asks for a capability of that name into the inbox.
+/// Sends an inbox message that applies a capability of this name.
 fn put(producer: &BaseProducer, inbox: &str, name: &str) {
     let event = json!({
         "specversion": "1.0", "id": name, "source": "elsewhere", "type": "chancery.capability.apply.v1",
@@ -46,7 +46,7 @@ fn producer(codec: &str) -> BaseProducer {
     config().set("compression.type", codec).create().expect("a producer")
 }
 
-/// Waits until the server says that a part of it stands still. What it says.
+/// Waits until the server reports this part as blocked. Returns the report.
 fn stands_still(server: &Server, part: &str) -> String {
     until("a part stands still", || {
         let answer = server.client().get("/readyz");
@@ -59,7 +59,7 @@ fn is_ready(server: &Server) {
     until("the server is ready", || (server.client().get("/readyz").status == 200).then_some(()));
 }
 
-/// What stands in the journal, by type.
+/// Events of this type in the journal.
 fn told(server: &Server, type_name: &str) -> Vec<Value> {
     let text = server.cli(&["events", "-o", "jsonl", "--types", type_name]);
     text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
@@ -81,7 +81,7 @@ fn messages_of_every_codec_are_answered() {
     assert_eq!(names(&standbys.servers[0]), codecs);
 }
 
-/// Three messages, of which the second cannot be read.
+/// Checks that the unreadable second of three messages blocks the inbox until it is skipped.
 fn is_held_up_until_it_is_skipped(prefix: &str, harm: fn(&StoredBatch)) {
     let mut standbys = Standbys::start(shared(1), prefix, 1, &SETTINGS);
     assert_eq!(standbys.servers[0].stop(), Some(0));
@@ -104,7 +104,7 @@ fn is_held_up_until_it_is_skipped(prefix: &str, harm: fn(&StoredBatch)) {
     let skipped = told(server, "inbox.skipped.v1");
     assert!(skipped.len() == 1 && skipped[0]["data"]["offset"] == 1, "{skipped:?}");
     is_ready(server);
-    // The next decider does not meet it again.
+    // The next leader does not meet the message again.
     assert_eq!(standbys.servers[0].stop(), Some(0));
     standbys.servers[0].start_again();
     let server = &standbys.servers[0];
@@ -136,7 +136,7 @@ fn messages_that_no_server_can_read_or_finds_are_given_up_by_the_start_of_one() 
     std::fs::write(file.path(), before.to_string()).expect("it is written");
     let path = file.path().to_str().expect("a path");
     shared(1).tool("kafka-delete-records", &["--offset-json-file", path]);
-    // Before it decides, or while it is asked whether it has started.
+    // The server may end before or after its start is seen.
     for (flags, why) in [(&[][..], "--skip-inbox 0"), (&["--skip-inbox", "3"], "cannot skip inbox message 3")]
     {
         if server.try_start(flags).is_ok() {
@@ -152,7 +152,7 @@ fn messages_that_no_server_can_read_or_finds_are_given_up_by_the_start_of_one() 
         assert!(skipped.len() == 1 && skipped[0]["data"]["offset"] == 1, "{skipped:?}");
         assert_eq!(names(server), ["behind"]);
         assert_eq!(server.stop(), Some(0));
-        // Where the flag is left in place, nothing more is given up.
+        // The flag skips nothing more at another start.
         server.start_with_flags(if restart == 0 { &["--skip-inbox", "1"] } else { &[] });
         is_ready(server);
     }
@@ -168,7 +168,7 @@ fn leave_open(topic: &str) {
     let record = BaseRecord::<(), str>::to(topic).partition(0).payload("left open");
     producer.send(record).map_err(|(error, _)| error).expect("sent");
     producer.flush(PATIENCE).expect("acknowledged");
-    // What goes without a word leaves its transaction to the brokers.
+    // The brokers keep the transaction, as nothing ends it.
 }
 
 #[test]
@@ -217,7 +217,7 @@ fn a_foreign_member_that_takes_the_partition_is_named_and_its_end_is_that_of_the
             let _ = foreign.poll(Duration::from_millis(100));
         }
     });
-    // A member that is silent past its session loses what it has.
+    // A member that is silent past its session loses its partitions.
     until("it has joined", || {
         let told = shared(1).tool("kafka-consumer-groups", &["--describe", "--members", "--all-groups"]);
         told.contains("a stranger").then_some(())
@@ -259,7 +259,7 @@ fn an_import_that_is_killed_while_a_server_decides_changes_nothing() {
             .spawn()
             .expect("it starts");
         std::thread::sleep(Duration::from_millis(60 * round));
-        // It may have ended by itself.
+        // The import may have ended on its own.
         let _ = import.kill();
         import.wait().expect("it is ours");
         let (key, data) =

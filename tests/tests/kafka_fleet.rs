@@ -1,4 +1,4 @@
-//! Fleets on a real Kafka: what producers and consumers meet who speak nothing but Kafka, and what outlives a server.
+//! Fleets on a real Kafka: producers and consumers that use only Kafka, and state that outlives a server.
 
 use std::ffi::OsStr;
 use std::io::Write as _;
@@ -32,7 +32,7 @@ fn kcat(args: &[&str], input: &str) -> String {
     String::from_utf8(output.stdout).expect("text")
 }
 
-/// Every event that consumers find, as kcat shows it.
+/// Events that consumers find, as kcat shows them.
 fn exported(prefix: &str) -> Vec<Value> {
     let topic = format!("{prefix}.events");
     let text = kcat(&["-b", shared(1).bootstrap(), "-t", &topic, "-C", "-e", "-J", "-q"], "");
@@ -45,7 +45,7 @@ fn header<'a>(event: &'a Value, name: &str) -> &'a str {
     headers[at + 1].as_str().expect("text")
 }
 
-/// What stands in the journal, by type: its data.
+/// Events of this type in the journal.
 fn told(server: &Server, type_name: &str) -> Vec<Value> {
     let text = server.cli(&["events", "-o", "jsonl", "--types", type_name]);
     text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
@@ -57,7 +57,7 @@ fn a_fleet_goes_on_where_its_last_server_was_killed_and_every_server_answers() {
     let decider = standbys.decider();
     let (other, third) = ((decider + 1) % 3, (decider + 2) % 3);
     let apply = json!({"name": "T", "spec": {"type": "T", "score": 1}});
-    // Asked of one that does not decide, read from another, at the position that was told.
+    // Sent to a standby, and read from another standby at the returned position.
     let answer = standbys.servers[other].client().decided("key-1", "capability.apply", &apply);
     assert_eq!(answer.status, 201, "{}", answer.text);
     let position = answer.json()["position"].as_u64().expect("a position");
@@ -65,7 +65,7 @@ fn a_fleet_goes_on_where_its_last_server_was_killed_and_every_server_answers() {
         .client()
         .get(&format!("/v1/fleets/default/capabilities/T?min_position={position}"));
     assert_eq!(row.status, 200, "{}", row.text);
-    // An executor outside, which knows all three.
+    // An executor outside that knows all three servers.
     let home = tempfile::tempdir().expect("a folder");
     let client = standbys.servers[other].client();
     chancery_tests::lanes::fleet::set_up(&client, &chancery_tests::lanes::fleet::sleeper());
@@ -76,7 +76,7 @@ fn a_fleet_goes_on_where_its_last_server_was_killed_and_every_server_answers() {
     standbys.servers[decider].kill();
     let now = until("another server decides", || standbys.decides());
     assert_ne!(now, decider);
-    // The same key gets the same verdict, whoever answers.
+    // The same key gets the same verdict from every server.
     let again = until("the key is answered", || {
         let answer = standbys.servers[third].client().intent("key-1", "capability.apply", &apply);
         (answer.status == 201).then_some(answer)
@@ -158,7 +158,7 @@ fn letters_are_answered_once_and_bad_ones_are_refused_and_hold_nobody_up() {
     assert_eq!(refused.len(), 3, "{refused:?}");
     let denied = told(server, "intent.refused.v1");
     assert!(denied.len() == 2 && denied.iter().all(|event| event["data"]["code"] == "denied"), "{denied:?}");
-    // Sent once more, and the server that would answer dies: the next one knows.
+    // Sent again, and the leader dies: the next leader knows the verdict.
     standbys.servers[decider].kill();
     binary("a", "capability.apply", &capability("one"));
     binary("g", "capability.apply", &capability("three"));
@@ -187,12 +187,12 @@ fn letters_that_come_slowly_after_a_takeover_are_all_answered() {
             &event.to_string(),
         );
     }
-    // Longer than any time after which a reader might take an empty poll for the end of the topic, and below the 4 s
-    // after which a client gives a fetch up and asks again.
+    // Longer than any time after which a reader might take an empty poll for the topic's end. Below the 4 s
+    // after which a client abandons a fetch and retries.
     cluster.set_faults(ProxyFaults { slow_fetches: Duration::from_secs(3), ..ProxyFaults::default() });
     standbys.servers[0].start_again();
     standbys.decider();
-    // Behind all others: when this one is answered, none of them comes any more.
+    // Recorded after all messages: once this intent is answered, no further message arrives.
     standbys.servers[0]
         .client()
         .must("capability.apply", &json!({"name": "over-http", "spec": {"type": "T", "score": 1}}));
@@ -237,7 +237,7 @@ fn a_letter_with_a_header_name_that_is_not_utf_8_is_refused_and_holds_nobody_up(
     let panics = server.log().matches("panicked at").count();
     assert!((1..10).contains(&panics), "{panics} panics for two messages");
     assert_eq!(server.client().get("/readyz").status, 200);
-    // The exporter reads headers as well: what a stranger put into the events topic does not stop it.
+    // The exporter reads headers as well: a foreign message in the events topic does not stop it.
     let mut kcat = Command::new("kcat")
         .args(["-b", shared(1).bootstrap(), "-t", "header-names.events", "-P", "-p", "0", "-H"])
         .arg(bad)
@@ -259,7 +259,7 @@ fn a_server_whose_brokers_are_away_ends_soon_when_it_is_told_to() {
         let answer = server.client().get("/readyz");
         (answer.status == 503 && answer.text.contains("journal: the brokers do not answer")).then_some(())
     });
-    // Somebody waits for an answer that cannot come.
+    // A client waits for an answer that cannot arrive.
     let client = server.client();
     let asking = std::thread::spawn(move || {
         client.intent("b", "capability.apply", &json!({"name": "b", "spec": {"type": "T", "score": 1}}))
@@ -280,7 +280,7 @@ fn a_server_that_forwards_ends_soon_when_it_is_told_to_though_no_answer_comes() 
     let follower = &mut standbys.servers[follower];
     follower.client().must("capability.apply", &json!({"name": "a", "spec": {"type": "T", "score": 1}}));
     cluster.set_faults(ProxyFaults { cuts: true, ..ProxyFaults::default() });
-    // The decider has it, and cannot record it.
+    // The leader has the request, and cannot record it.
     let client = follower.client();
     let asking = std::thread::spawn(move || {
         client.intent("b", "capability.apply", &json!({"name": "b", "spec": {"type": "T", "score": 1}}))
@@ -328,7 +328,7 @@ fn consumers_find_every_event_once_and_in_order_also_after_a_takeover() {
     let mut next = 1;
     for event in &events {
         let id: u64 = header(event, "ce_id").parse().expect("a number");
-        // At least once: what comes again is not above the last.
+        // At-least-once delivery: a repeated event is not above the last.
         assert!(id <= next, "{id} after {next}: {event}");
         if id == next {
             next += 1;
@@ -374,8 +374,8 @@ fn unsafe_topics_are_refused_and_named_with_what_mends_them() {
 
 #[test]
 fn faults_of_servers_brokers_topics_and_clocks_lose_nothing_and_decide_nothing_twice() {
-    // The first 19 of the 23 faults: the campaign plays the others, an unclean election among them. One test, because two
-    // fleets of three brokers beside the other tests are more than two cores can do in time.
+    // The first 19 of the 23 faults: the campaign plays the others, including an unclean election. One test,
+    // because two fleets of three brokers alongside the other tests are more than two cores can do in time.
     let (tally, ran) = Lane::Takeovers.run(Place::ThreeBrokers, 19, 0);
     println!("{tally:?}");
     ran.unwrap_or_else(|error| panic!("{error:?}"));

@@ -1,4 +1,5 @@
-//! The same history gives the same, wherever its journal is: in a folder, on one broker, on three; moved there or back.
+//! Same history, same results, wherever the journal is: in a directory, on one broker, on three; moved there
+//! or back.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -27,7 +28,7 @@ fn name_of(row: &Value) -> &str {
     row["name"].as_str().expect("a name")
 }
 
-/// Something of everything, with whoever decides: `client` gives one for it, `harm` lets it die.
+/// Produces many kinds of events: `client` returns a client of the leader, `harm` kills the leader.
 fn live(client: &dyn Fn() -> Client, harm: &mut dyn FnMut(), executor: &mut Executor, home: &Path) {
     let now = client();
     set_up(&now, &sleeper());
@@ -45,7 +46,7 @@ fn live(client: &dyn Fn() -> Client, harm: &mut dyn FnMut(), executor: &mut Exec
     now.must("operation.approve", &json!({"operations": [shown]}));
     now.wait_for("hand", "running", 1);
     now.must("operation.reject", &reject);
-    // What is refused is in the journal too.
+    // Refusals are in the journal too.
     let bad = json!({"plan": "nothing", "name": "d9", "spec": {"count": 1}});
     for (key, type_name, data) in [
         ("bad-1", "deployment.create", &bad),
@@ -61,7 +62,7 @@ fn live(client: &dyn Fn() -> Client, harm: &mut dyn FnMut(), executor: &mut Exec
     now.must("replica.start", &json!({"name": name_of(&running[0])}));
     now.must("replica.delete", &json!({"name": name_of(&running[1])}));
     now.wait_for("web", "running", 3);
-    // An executor dies, and is asked for something meanwhile; then a payload does; then who decides.
+    // An executor dies while a deployment is requested; then a payload dies, then the leader.
     executor.kill();
     deploy(&now, "d2", 6);
     executor.start_again();
@@ -81,18 +82,18 @@ fn live(client: &dyn Fn() -> Client, harm: &mut dyn FnMut(), executor: &mut Exec
     });
 }
 
-/// What a journal gives.
+/// Results that a journal produces.
 #[derive(PartialEq, Debug)]
 struct Gives {
     head: Cursor,
-    /// Of what a snapshot would hold.
+    /// Hash of the state that a snapshot would contain.
     state: Hash,
-    /// Pages of rows, by kind.
+    /// Pages of rows by kind.
     rows: BTreeMap<&'static str, Vec<String>>,
     verified: Value,
 }
 
-/// What the journal in a folder gives, through whatever opened it.
+/// Reads the results of the journal in a directory, which `open` opens.
 fn gives(dir: &Path, open: impl FnOnce() -> Box<dyn Journal>) -> (Gives, Vec<Arc<Record>>) {
     let journal = open();
     let source = journal.source();
@@ -138,7 +139,7 @@ fn in_a_folder(dir: &Path) -> (Gives, Vec<Arc<Record>>) {
     gives(dir, || Box::new(SegmentJournal::open(&options, nowhere()).expect("open").0))
 }
 
-/// As a server finds it that has no mirror yet; and how much of what it read does not count.
+/// Reads a journal on Kafka like a server without a mirror. Also returns the number of invalid records.
 fn on_kafka(cluster: &Cluster, prefix: &str) -> (Gives, Vec<Arc<Record>>, u64) {
     let home = tempfile::tempdir().expect("a folder");
     let client = Brokers::new(cluster.bootstrap(), BTreeMap::new()).expect("a client");

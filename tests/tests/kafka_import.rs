@@ -1,4 +1,4 @@
-//! A journal is moved from a folder onto a real Kafka: whole or not at all, whatever dies on the way.
+//! Import of a journal from a directory into a real Kafka: complete or not at all, whatever dies meanwhile.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -23,21 +23,21 @@ use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use serde_json::json;
 use tempfile::TempDir;
 
-/// As long as brokers allow.
+/// Longest timeout that brokers allow.
 const LONG: Duration = Duration::from_mins(14);
 
 fn nowhere() -> Sink {
     Box::new(|_| ())
 }
 
-/// A server's folder whose journal was written by hand, and its records.
+/// Server directory with a generated journal, and the journal's records.
 struct Written {
     home: TempDir,
     records: Vec<Record>,
 }
 
 impl Written {
-    /// So many records of a kilobyte.
+    /// Generates `count` records of a kilobyte.
     fn new(count: usize) -> Written {
         let home = tempfile::tempdir().expect("a folder");
         let mut author = Author::new(1, None);
@@ -66,7 +66,7 @@ impl Written {
     }
 }
 
-/// Topics of their own on a cluster that others use too.
+/// Separate topics on a shared cluster.
 struct Target<'a> {
     cluster: &'a Cluster,
     prefix: String,
@@ -102,7 +102,7 @@ impl<'a> Target<'a> {
         Options { mirror, ..Options::new(self.client(), &self.topic(), 0, "", FLEET) }
     }
 
-    /// What a server without a mirror finds: how it was opened, and the records.
+    /// Opens the topic without a mirror. Returns how it was opened, and the records.
     fn read(&self) -> (Opened, Vec<Arc<Record>>) {
         let home = tempfile::tempdir().expect("a folder");
         let options = self.options(segments::Options::new(home.path(), FLEET));
@@ -113,7 +113,7 @@ impl<'a> Target<'a> {
         (opened, records)
     }
 
-    /// Up to which offset something was written, whether or not it will ever count.
+    /// End offset, including records that may never count.
     fn written(&self) -> i64 {
         let mut config = ClientConfig::new();
         config.set("bootstrap.servers", self.cluster.bootstrap()).set("group.id", "tests");
@@ -125,7 +125,7 @@ impl<'a> Target<'a> {
     fn command(&self, data: &Path, fleet: &str) -> Command {
         let mut command = Command::new(program());
         command.args(["import", "--journal", &self.url(), "--fleet", fleet]).arg(data);
-        // On one broker nothing is safe.
+        // A single broker cannot guarantee durability.
         command.env("CHANCERY_KAFKA_UNSAFE_TOPICS", "yes").stdin(Stdio::null());
         command
     }
@@ -134,12 +134,12 @@ impl<'a> Target<'a> {
         self.command(data, fleet).output().expect("the program runs")
     }
 
-    /// An import that has written something when this returns.
+    /// Starts an import that has written something on return.
     fn begin(&self, data: &Path) -> Child {
         let before = self.written();
         let mut command = self.command(data, FLEET);
         let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it runs");
-        // First it ends what another one left open, which is something written too.
+        // Ending a predecessor's transaction also writes something.
         until("something is written", || {
             (self.written() > before + 1 || child.try_wait().expect("ours").is_some()).then_some(())
         });
@@ -151,13 +151,13 @@ fn told(output: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }
 
-/// Whether both are the same, record by record.
+/// Checks that both journals are equal, record by record.
 fn assert_same(found: &[Arc<Record>], wanted: &[Record]) {
     assert_eq!(found.len(), wanted.len());
     assert!(found.iter().zip(wanted).all(|(found, wanted)| **found == *wanted), "the same bytes");
 }
 
-/// Every file of a folder, with its bytes.
+/// Files of a directory with their bytes.
 fn files(dir: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     let entries = std::fs::read_dir(dir).expect("a folder").map(|entry| entry.expect("an entry").path());
     entries.map(|path| (path.clone(), std::fs::read(&path).expect("a file"))).collect()
@@ -176,7 +176,7 @@ fn a_fleet_that_is_moved_goes_on_where_it_was_and_no_server_goes_on_without_kafk
         "{running:?}"
     );
     assert_eq!(server.stop(), Some(0));
-    // Whoever forgets to is told so.
+    // A start without the import is refused with the hint.
     let mut early = Command::new(program());
     early
         .args(["serve", "--listen", "127.0.0.1:0", "--journal", &target.url(), "--data-dir"])
@@ -201,7 +201,7 @@ fn a_fleet_that_is_moved_goes_on_where_it_was_and_no_server_goes_on_without_kafk
     let again = target.import(server.data(), "default");
     assert!(told(&again).starts_with(&wanted.replace("imported", "already there:")), "{}", told(&again));
 
-    // Without Kafka it would have two futures.
+    // A start without Kafka would split the history.
     let kept = files(&journal);
     let refused = server.try_start_again().expect_err("it is a mirror");
     assert!(
@@ -222,7 +222,7 @@ fn a_fleet_that_is_moved_goes_on_where_it_was_and_no_server_goes_on_without_kafk
     let after = records(server.data()).expect("a mirror");
     assert!(after.len() > before.len() && after[..before.len()] == before, "the same, and more");
 
-    // What went on there is not written over, and an old copy is told what to do.
+    // An import overwrites no later records; an old copy is refused with a hint.
     let late = target.import(server.data(), "default");
     assert!(told(&late).starts_with("fleet default: already there:"), "{}", told(&late));
     let copy = tempfile::tempdir().expect("a folder");
@@ -248,10 +248,10 @@ fn a_folder_says_that_it_is_a_mirror_before_anything_from_the_topic_is_in_it() {
     server.set("CHANCERY_JOURNAL", "embedded");
     let refused = server.try_start_again().expect_err("it is a mirror");
     assert!(refused.said.contains("is the mirror of one on Kafka"), "{refused:?}");
-    // Whoever knows better says so.
+    // An operator can remove the mark.
     std::fs::remove_file(journal.join("kafka.json")).expect("a file");
     server.start_again();
-    // A folder that a topic does not hold is none.
+    // A directory that the topic does not contain is no mirror.
     assert_eq!(server.stop(), Some(0));
     let other = Target::new(shared(1), "marked-not");
     let options = Options {
@@ -283,7 +283,7 @@ fn what_is_damaged_torn_empty_or_not_there_is_not_imported() {
     refused(&damaged, "00000000000000000001.seg is damaged at byte");
     let end = whole.iter().rposition(|byte| *byte != 0).expect("frames") + 1;
     let mut torn = whole.clone();
-    // Behind the last marker: the beginning of a frame.
+    // After the last marker: a frame's start.
     torn[end + 16..end + 24].copy_from_slice(b"\xffCh\xfe1234");
     let at = torn.iter().rposition(|byte| *byte != 0).expect("frames");
     assert!(at > end);
@@ -390,7 +390,7 @@ fn an_import_that_is_killed_counts_for_nothing_and_the_next_one_makes_one_histor
             }
             child.kill().expect("it can be killed");
             child.wait().expect("it is ours");
-            // What is left open holds readers up at most: they see nothing of it.
+            // An open transaction at most delays readers, and is invisible to them.
             let (opened, found) = target.read();
             assert!(found.is_empty() || found.len() == written.records.len(), "{opened:?}");
         }
@@ -412,7 +412,7 @@ fn a_journal_that_begins_behind_the_first_record_of_an_import_has_not_begun() {
     let mut child = target.begin(written.home.path());
     let pid = Pid::from_raw(i32::try_from(child.id()).expect("a pid")).expect("a pid");
     kill_process(pid, Signal::STOP).expect("it can be stopped");
-    // A server that finds nothing takes over, and hears nothing.
+    // A server that finds no records takes over, and receives nothing.
     let home = tempfile::tempdir().expect("a folder");
     let mut options = target.options(segments::Options::new(home.path(), FLEET));
     options.outcome = Duration::from_secs(3);
@@ -457,7 +457,7 @@ fn a_broker_that_dies_while_it_is_imported_loses_nothing_and_doubles_nothing() {
             let filling = scope.spawn(move || fill(&options, LONG));
             until("something is written", || (target.written() > 0).then_some(()));
             println!("in the middle of it: {}", !filling.is_finished());
-            // Whoever asks meanwhile, with whatever it knows of the leader, is told.
+            // Clients with any metadata of the leader get an answer meanwhile.
             let target = &target;
             let asking = scope.spawn(move || {
                 while !filling.is_finished() {
@@ -485,7 +485,7 @@ fn a_topic_that_is_lost_is_filled_again_from_a_mirror_and_all_servers_go_on() {
         let data = json!({"name": "T", "spec": {"type": "T", "score": score}});
         standbys.servers[decider].client().must("capability.apply", &data);
     }
-    // The other one misses the end.
+    // The other server misses the end.
     let (first, other) = (decider, 1 - decider);
     assert_eq!(standbys.servers[other].stop(), Some(0));
     let last = json!({"name": "T", "spec": {"type": "T", "score": 99}});
@@ -504,7 +504,7 @@ fn a_topic_that_is_lost_is_filled_again_from_a_mirror_and_all_servers_go_on() {
     let done = target.import(standbys.servers[first].data(), "default");
     assert!(done.status.success(), "{}", told(&done));
     standbys.servers[first].start_again();
-    // What it knew of the old topic says nothing about this one.
+    // Offsets of the old topic are not valid in the new one.
     let journal = standbys.servers[other].data().join("fleets/default/journal");
     std::fs::remove_file(journal.join("kafka.json")).expect("a file");
     standbys.servers[other].start_again();

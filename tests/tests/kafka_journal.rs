@@ -1,4 +1,4 @@
-//! The journal on a real Kafka: the suite that every journal passes, and what only this one can meet.
+//! Journal on a real Kafka: the suite of every journal, and situations specific to Kafka.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::channel;
@@ -14,7 +14,7 @@ use chancery_tests::kafka::{Cluster, shared};
 use rdkafka::producer::{BaseProducer, BaseRecord, Producer as _};
 use tempfile::TempDir;
 
-/// A topic of its own on a cluster that others use too.
+/// Creates a separate topic on a shared cluster.
 fn topic(cluster: &Cluster) -> String {
     static TOPICS: AtomicU64 = AtomicU64::new(0);
     let name = format!("journal-{}", TOPICS.fetch_add(1, Ordering::Relaxed));
@@ -63,7 +63,7 @@ impl<const BROKERS: usize> Bench for OnKafka<BROKERS> {
     }
 }
 
-/// Anything, behind what the topic holds.
+/// Appends arbitrary bytes to the topic.
 fn put(cluster: &Cluster, topic: &str, bytes: &[u8]) {
     let config = client(cluster).producer(std::time::Duration::from_secs(20));
     let producer: BaseProducer = config.create().expect("a producer");
@@ -82,7 +82,7 @@ fn the_journal_on_three_brokers_conforms() {
     run::<OnKafka<3>>();
 }
 
-/// A sink that keeps what comes.
+/// Sink that forwards every delivery to a channel.
 fn sink() -> (Sink, std::sync::mpsc::Receiver<Delivery>) {
     let (to, from) = channel();
     (Box::new(move |delivery| drop(to.send(delivery))), from)
@@ -92,7 +92,7 @@ fn nowhere() -> Sink {
     Box::new(|_| ())
 }
 
-/// A journal of some records, closed again: its options and records.
+/// Writes a journal of `count` records and closes it. Returns its options and records.
 fn written(count: usize) -> (TempDir, Options, Vec<chancery_events::record::Record>) {
     let home = tempfile::tempdir().expect("a folder");
     let cluster = shared(1);
@@ -150,7 +150,7 @@ fn a_topic_that_is_behind_what_the_data_directory_proves_is_refused() {
         hash: Some(hash),
     };
     let right = named("the snapshot of the end", last.last(), last.hash());
-    // The mirror is made anew: what is missing from it comes from the topic before anything is weighed.
+    // The mirror is new: missing records come from the topic before witnesses are checked.
     let open = |witnesses: &[&Witness]| {
         let mut mirror =
             chancery_journal::segments::Options::new(options.mirror.dir.join("../another"), FLEET);
@@ -181,12 +181,12 @@ fn a_topic_that_does_not_hold_what_the_mirror_holds_is_refused_and_the_mirror_ke
     };
     // The settings name another topic.
     assert!(matches!(refused(&other), OpenError::MirrorOf { partition: 0, .. }));
-    // Another one under the same name, as far as the folder tells, that is empty.
+    // An empty topic with the recorded name of the mirrored one.
     let place = options.mirror.dir.join("kafka.json");
     let kept = std::fs::read_to_string(&place).expect("a place");
     std::fs::write(&place, kept.replace(&options.topic, &other.topic)).expect("written");
     assert!(matches!(refused(&other), OpenError::Differs { .. }));
-    // One with another history.
+    // A topic with another history.
     let (sink, delivered) = sink();
     let fresh = chancery_journal::segments::Options::new(options.mirror.dir.join("../other"), FLEET);
     let (journal, _) = KafkaJournal::open(&Options { mirror: fresh, ..other.clone() }, sink).expect("open");
@@ -196,7 +196,7 @@ fn a_topic_that_does_not_hold_what_the_mirror_holds_is_refused_and_the_mirror_ke
     journal.close().expect("closed");
     assert!(matches!(refused(&other), OpenError::Differs { .. }));
     std::fs::write(&place, kept).expect("written");
-    // The partition of another fleet, for one that has nothing yet.
+    // A partition of another fleet, for a mirror without records.
     let mut mirror = chancery_journal::segments::Options::new(options.mirror.dir.join("../stray"), "stray");
     assert!(matches!(
         refused(&Options { mirror: mirror.clone(), ..options.clone() }),
@@ -207,7 +207,7 @@ fn a_topic_that_does_not_hold_what_the_mirror_holds_is_refused_and_the_mirror_ke
         KafkaJournal::open(&Options { mirror, ..options.clone() }, nowhere()).expect("open");
     assert_eq!(opened.read, 20);
     journal.close().expect("closed");
-    // One whose beginning is gone, for a mirror that needs it.
+    // A topic whose start is deleted, for a mirror that needs it.
     let cluster = shared(1);
     let file = options.mirror.dir.join("../delete.json");
     let list = format!(
@@ -221,7 +221,7 @@ fn a_topic_that_does_not_hold_what_the_mirror_holds_is_refused_and_the_mirror_ke
         refused(&Options { mirror: empty, ..options.clone() }),
         OpenError::Deleted { begins: 5, wanted: 0, .. }
     ));
-    // The mirror that needs it no more goes on.
+    // The mirror that does not need the start continues.
     let (journal, opened) = KafkaJournal::open(&options, nowhere()).expect("open");
     assert_eq!(opened.read, 0);
     journal.close().expect("closed");
@@ -246,7 +246,7 @@ fn a_writer_whose_brokers_are_gone_is_told_that_its_append_has_no_outcome() {
     journal.append(lost.clone()).expect("sent");
     assert!(matches!(delivered.recv().expect("told"), Delivery::Indefinite(_)));
     cluster.resume(1);
-    // Whether it arrived is for the topic to say; another term ends the question, whichever it is.
+    // Only the topic shows whether it arrived; another term settles the question either way.
     let mut seen = Vec::new();
     let mut next = Author::new(2, journal.head());
     let mut takeover = next.takeover();

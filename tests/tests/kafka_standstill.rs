@@ -1,4 +1,4 @@
-//! Brokers of which a part is away or slow, and what a server reports of it.
+//! Brokers that are partly unavailable or slow, and a server's reports about them.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use rdkafka::producer::{BaseProducer, BaseRecord, Producer as _};
 use serde_json::json;
 
 const INBOX: [(&str, &str); 2] = [("CHANCERY_INBOX_SCOPE", "capability.*"), ("CHANCERY_INBOX_ACTOR", "mail")];
-/// How long a client waits for brokers.
+/// Time that a client waits for brokers.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 fn apply(server: &Server, name: &str) {
@@ -30,7 +30,7 @@ fn doctor(journal: &str) -> String {
     String::from_utf8_lossy(&done.expect("the program runs").stdout).into_owned()
 }
 
-/// The broker that coordinates all groups: the topic of their offsets has one partition.
+/// Id of the broker that coordinates all groups: the topic of their offsets has one partition.
 fn coordinator(cluster: &Cluster) -> i32 {
     let mut config = ClientConfig::new();
     config.set("bootstrap.servers", cluster.bootstrap()).set("group.id", "any");
@@ -38,7 +38,7 @@ fn coordinator(cluster: &Cluster) -> i32 {
     until("the groups have a coordinator", || {
         let mut asked = TopicPartitionList::new();
         asked.add_partition("any", 0);
-        // Whoever asks for the first time has the topic made.
+        // The first request creates the topic.
         let _ = consumer.committed_offsets(asked, PATIENCE);
         let metadata = consumer.fetch_metadata(Some("__consumer_offsets"), PATIENCE).ok()?;
         let leader = metadata.topics().first()?.partitions().first()?.leader();
@@ -67,7 +67,8 @@ fn an_inbox_and_an_events_topic_whose_broker_stands_still_are_named_while_the_jo
     let server = &standbys.servers[0];
     apply(server, "before");
     is_ready(server);
-    // An exporter that has not started asks for the topic's offsets first, and reports that this fails.
+    // Before its start, the exporter asks for the topic's offsets, and would report a failure of that
+    // instead.
     let mut config = ClientConfig::new();
     let consumer: BaseConsumer =
         config.set("bootstrap.servers", cluster.bootstrap()).create().expect("a consumer");
@@ -107,7 +108,7 @@ fn a_coordinator_that_no_server_reaches_is_named_by_all_and_another_broker_by_no
     standbys.servers.iter().for_each(is_ready);
     let hangs = ProxyFaults { stalls: true, ..ProxyFaults::default() };
     cluster.set_faults_of(other, hangs);
-    // Several questions to all brokers get no answer meanwhile.
+    // Several requests to all brokers get no answer meanwhile.
     for _ in 0..45 {
         for server in &standbys.servers {
             let answer = server.client().get("/readyz");
@@ -117,7 +118,7 @@ fn a_coordinator_that_no_server_reaches_is_named_by_all_and_another_broker_by_no
     }
     standbys.servers.iter().for_each(is_ready);
     cluster.set_faults_of(other, ProxyFaults::default());
-    // The brokers reach the coordinator, so that no other is elected.
+    // The brokers still reach the coordinator, so no other is elected.
     cluster.set_faults_of(groups, hangs);
     for server in &standbys.servers {
         until("the server says that nobody may decide", || {
@@ -141,7 +142,7 @@ fn a_server_whose_name_server_does_not_answer_ends_soon_when_it_is_told_to() {
     apply(server, "a");
     resolver.hang();
     cluster.kill(1);
-    // Every client asks for the name of the broker again by then.
+    // By then every client resolves the broker's name again.
     std::thread::sleep(Duration::from_secs(5));
     let began = Instant::now();
     assert_eq!(server.stop(), Some(0), "{}", server.log());
@@ -161,7 +162,7 @@ fn a_backlog_is_read_over_a_slow_link() {
         producer.send(record).map_err(|(error, _)| error).expect("sent");
         producer.flush(PATIENCE).expect("acknowledged");
     };
-    // Nothing but the last one asks for anything. 12 MB, of which 1 MB comes in a second.
+    // Only the last message is an intent. 12 MB, of which 1 MB arrives per second.
     let noise = "no CloudEvent ".repeat(8_000);
     for _ in 0..110 {
         put(&noise);
@@ -189,7 +190,7 @@ fn a_journal_whose_topic_compresses_by_zstd_is_read_by_every_server() {
     assert!(!doctor(standbys.journal()).contains("compression.type"), "every server reads zstd");
     shared(1).set_topic("recompressed.journal", "compression.type", None);
     apply(&standbys.servers[standbys.decider()], "d");
-    // One that has none of it reads it from the topic.
+    // A server without any records reads them from the topic.
     for server in &mut standbys.servers {
         assert_eq!(server.stop(), Some(0));
         std::fs::remove_dir_all(server.data().join("fleets")).expect("its folder");

@@ -1,4 +1,4 @@
-//! Brokers that are reached by TLS, and that servers log in at.
+//! Brokers that require TLS and a login.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -7,7 +7,7 @@ use chancery_tests::kafka::Cluster;
 use chancery_tests::{Server, program};
 use serde_json::json;
 
-/// What reaches the brokers as they want it.
+/// Settings that reach the brokers correctly.
 fn settings(ca: &Path, password: &Path) -> Vec<(&'static str, String)> {
     vec![
         ("CHANCERY_KAFKA_UNSAFE_TOPICS", "yes".into()),
@@ -53,7 +53,7 @@ fn a_server_reaches_brokers_by_tls_and_scram_and_believes_no_other_certificate_o
     assert!(shown.contains("chancery.capability.applied.v1"), "{shown}");
     assert!(!server.log().contains("secret"), "no password is in the log");
 
-    // An authority that did not sign the broker's certificate.
+    // This authority did not sign the broker's certificate.
     let other = Cluster::start_secure();
     let wrong_authority = settings(&other.secure().1, &password);
     let wrong_password = settings(&ca, &write("wrong", "guessed\n"));
@@ -68,7 +68,7 @@ fn a_server_reaches_brokers_by_tls_and_scram_and_believes_no_other_certificate_o
         let (is_told, why) = asked(&wrong);
         assert!(!is_told && why.contains("BrokerTransportFailure"), "{what}: {why}");
     }
-    // Settings that contradict each other, and a file that is not there.
+    // Contradictory settings, and a missing file.
     let mut alone = good.clone();
     alone.retain(|(name, _)| *name != "CHANCERY_KAFKA_PASSWORD_FILE");
     let refused = run(&["doctor"], &journal, &alone);

@@ -1,4 +1,4 @@
-//! Real faults, a few rounds of each lane and of each fault; `tests/reliability` runs as many as you like.
+//! Real faults, a few rounds of each campaign and fault; `tests/reliability` runs any number.
 
 use std::path::Path;
 
@@ -6,12 +6,12 @@ use chancery_tests::Place;
 use chancery_tests::lanes::{Fault, Lane};
 use chancery_tests::ledger::Ledger;
 
-/// Fixed seeds: what the moments hit differs from run to run all the same.
+/// Runs a campaign with a fixed seed; timing still varies.
 fn run(lane: Lane, place: Place, rounds: u64) {
     run_with(lane, place, rounds, &[Fault::Kill]);
 }
 
-/// Those faults alone; one that this host does not allow is passed over, and named.
+/// Runs a campaign with these faults only; faults that this host does not allow are named and skipped.
 fn run_with(lane: Lane, place: Place, rounds: u64, faults: &[Fault]) {
     let possible = Fault::of(lane, place);
     for fault in faults.iter().filter(|fault| !possible.contains(fault)) {
@@ -112,7 +112,7 @@ fn a_torn_tail_is_cut_loudly_and_a_flipped_bit_is_refused_and_named() {
     run(Lane::Damage, Place::Embedded, 10);
 }
 
-/// On Kafka a round takes as long as a session: few of them, on one broker and on three.
+/// Campaigns on Kafka, on one broker and on three: few rounds, which take as long as a session.
 mod on_kafka {
     use super::{Lane, Place, run};
 
@@ -147,7 +147,7 @@ mod on_kafka {
     }
 }
 
-/// Where a file system may be mounted; elsewhere there is no small disk to fill.
+/// Requires a host that can mount file systems; elsewhere there is no small disk to fill.
 #[test]
 fn a_full_disk_ends_the_server_with_its_reason_and_it_goes_on_when_there_is_space() {
     if rustix::process::geteuid().is_root() {
@@ -155,7 +155,7 @@ fn a_full_disk_ends_the_server_with_its_reason_and_it_goes_on_when_there_is_spac
     }
 }
 
-/// The page of guarantees shows the ledger's figures; `UPDATE=1` writes what has changed.
+/// Compares the page of guarantees with the ledger; `UPDATE=1` writes changes.
 #[test]
 fn the_page_of_guarantees_shows_the_ledger() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/guarantees.md");

@@ -1,10 +1,10 @@
-//! A payload that hangs, with the real program: it answers, then it stops answering.
+//! Payload of the real program that answers, then hangs.
 
 use chancery_tests::lanes::fleet::{deploy, set_up};
 use chancery_tests::{Server, until};
 use serde_json::{Value, json};
 
-/// Answers; from when `hang` is in its folder it takes connections and says nothing.
+/// Script that answers; once its directory has a file `hang`, it accepts connections and sends nothing.
 const HANGS: &str = "
 import http.server, os, sys, time
 print('run of', os.environ['CHANCERY_PLAN'], os.environ['CHANCERY_DEPLOYMENT'], os.environ['CHANCERY_DOMAIN'], flush=True)
@@ -30,7 +30,7 @@ fn payload() -> Value {
     })
 }
 
-/// The working folder of the replica's run.
+/// Working directory of the replica's incarnation.
 fn work(server: &Server, replica: &Value) -> std::path::PathBuf {
     let id = replica["incarnation"].as_str().expect("it runs");
     until("the folder of the run is there", || {
@@ -62,7 +62,7 @@ fn a_run_that_stops_answering_is_shown_ended_and_started_again_and_what_it_wrote
     let first = client.wait_for("web", "running", 1)[0].clone();
     let name = first["name"].as_str().expect("a name").to_owned();
     let row = || client.read(&format!("replicas/{name}"));
-    // Not ready: shown since when, with the error, and nothing is done.
+    // Unready: the row has time and error, and nothing else happens.
     let folder = work(&server, &first);
     std::fs::write(folder.join("unready"), "").expect("written");
     let unready = until("it is seen unready", || Some(row()).filter(|row| row["unready_at"].is_string()));
@@ -77,7 +77,7 @@ fn a_run_that_stops_answering_is_shown_ended_and_started_again_and_what_it_wrote
     until("it is ready again", || {
         Some(row()).filter(|row| row["ready"] == true && row["unready_at"].is_null())
     });
-    // It hangs.
+    // The payload hangs.
     std::fs::write(folder.join("hang"), "").expect("written");
     let second = until("another run of it is ready", || {
         Some(row()).filter(|row| row["incarnation"] != first["incarnation"] && row["ready"] == true)
@@ -88,7 +88,7 @@ fn a_run_that_stops_answering_is_shown_ended_and_started_again_and_what_it_wrote
         (&past["state"], &past["message"]),
         (&json!("failed"), &json!("liveness probe of app-0 failed: timeout"))
     );
-    // Both outputs, marked; one alone, as it is; the run before.
+    // Both outputs, marked; one output as it is; the previous incarnation.
     let logs = |args: &[&str]| {
         let output = server.run(&[&["logs", &name], args].concat());
         String::from_utf8(output.stdout).expect("text")
@@ -130,7 +130,7 @@ fn a_run_that_is_ready_goes_on_when_its_server_starts_again_however_long_it_may_
         Some(row()).filter(|row| row["ready"] == true && row["reachability"] == "known")
     });
     assert_eq!(row()["incarnation"], first["incarnation"]);
-    // What fails is still ended in time.
+    // A failing payload still ends in time.
     std::fs::write(work(&server, &first).join("unready"), "").expect("written");
     until("another run of it is there", || {
         Some(row()).filter(|row| row["incarnation"].is_string() && row["incarnation"] != first["incarnation"])
@@ -167,7 +167,7 @@ fn requests_for_logs_whose_clients_read_nothing_take_few_descriptors() {
             let request =
                 format!("GET /v1/fleets/default/incarnations/{id}/logs HTTP/1.1\r\nHost: {address}\r\n\r\n");
             std::io::Write::write_all(&mut reader, request.as_bytes()).expect("sent");
-            // The answer has begun, and all that fits between is written.
+            // The answer has started, and all buffers are full.
             let mut head = [0; 16];
             std::io::Read::read_exact(&mut reader, &mut head).expect("an answer");
             assert!(head.starts_with(b"HTTP/1.1 200"));

@@ -1,4 +1,4 @@
-//! A journal that is shorter than what stands beside it proves: the start is refused, until somebody accepts the loss.
+//! Journal shorter than its witnesses prove: the start is refused until the operator accepts the loss.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -8,7 +8,7 @@ use chancery_tests::lanes::fleet::{deploy, set_up, sleeper};
 use chancery_tests::{Client, Server, payloads, until};
 use serde_json::{Value, json};
 
-/// What happens to the last segment.
+/// Damage to the last segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Damage {
     Missing,
@@ -17,7 +17,7 @@ enum Damage {
     Flipped,
 }
 
-/// What stands beside the journal.
+/// Witness alongside the journal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Beside {
     Snapshot,
@@ -26,7 +26,7 @@ enum Beside {
     Postings,
 }
 
-/// The data directory of a server that is stopped.
+/// Data directory of a stopped server.
 struct Home<'a>(&'a Path);
 
 impl Home<'_> {
@@ -43,14 +43,14 @@ impl Home<'_> {
         found
     }
 
-    /// The last segment, and its first position.
+    /// Path of the last segment, and its first position.
     fn last(&self) -> (PathBuf, u64) {
         let last = self.files("seg").pop().expect("a segment");
         let first = last.file_stem().and_then(|stem| stem.to_str()?.parse().ok()).expect("a position");
         (last, first)
     }
 
-    /// Where these witnesses are.
+    /// Paths of this witness's files.
     fn beside(&self, what: Beside) -> Vec<PathBuf> {
         let fleet = self.0.join("fleets/default");
         let store = self.0.join("executors/default/local");
@@ -62,7 +62,7 @@ impl Home<'_> {
         }
     }
 
-    /// Leaves one kind of witness in its place while `run` runs.
+    /// Moves all other witnesses away while `run` runs.
     fn with_only(&self, kept: Beside, run: impl FnOnce()) {
         let aside = self.0.join("aside");
         fs::create_dir_all(&aside).expect("a directory");
@@ -74,13 +74,13 @@ impl Home<'_> {
         }
         run();
         for (to, from) in &moved {
-            // A start may have made another one; what was there comes back.
+            // A start may have created a new one; the original is restored.
             let _ = fs::remove_dir_all(from);
             fs::rename(to, from).expect("put back");
         }
     }
 
-    /// Does it, and undoes it after `run`.
+    /// Damages the last segment, and restores it after `run`.
     fn with_damage(&self, damage: Damage, run: impl FnOnce()) {
         let (last, _) = self.last();
         let whole = fs::read(&last).expect("read");
@@ -99,7 +99,7 @@ impl Home<'_> {
         fs::write(&last, whole).expect("put back");
     }
 
-    /// Every file that a refusal must leave as it is. sled has a log of its own, which is not told from here.
+    /// Files that a refusal must not change. sled's own log is excluded.
     fn bytes(&self) -> BTreeMap<PathBuf, Vec<u8>> {
         fn add(dir: &Path, all: &mut BTreeMap<PathBuf, Vec<u8>>) {
             for entry in fs::read_dir(dir).into_iter().flatten() {
@@ -118,7 +118,7 @@ impl Home<'_> {
     }
 }
 
-/// Intents that fill segments.
+/// Sends `count` intents to fill segments.
 fn fill(client: &Client, count: u64) {
     for score in 0..count {
         let name = format!("capability-{score:0>40}");
@@ -126,7 +126,8 @@ fn fill(client: &Client, count: u64) {
     }
 }
 
-/// A server whose journal has several segments, and an executor that has begun work in the last of them. It is stopped.
+/// Returns a stopped server whose journal has several segments, and whose executor started work in the last
+/// of them.
 fn several_segments() -> Server {
     let mut server = Server::start_with(&[("CHANCERY_SEGMENT_BYTES", "32KiB")]);
     set_up(&server.client(), &sleeper());
@@ -150,7 +151,8 @@ fn a_shortened_journal_is_refused_whichever_witness_is_left_and_nothing_is_chang
     let mut server = several_segments();
     let data = server.data().to_owned();
     let home = Home(&data);
-    // The last record is that of the stop, which no executor saw; and a closed segment has a file of postings.
+    // The last record is the record of the stop, which no executor received; and a closed segment has a file
+    // of postings.
     let cases = [
         (Damage::Missing, &[Beside::Snapshot, Beside::Rows, Beside::Store, Beside::Postings][..]),
         (Damage::Empty, &[Beside::Snapshot, Beside::Rows, Beside::Store]),
@@ -184,14 +186,14 @@ fn a_shortened_journal_is_refused_whichever_witness_is_left_and_nothing_is_chang
     server.start_again();
 }
 
-/// All events, as lines of JSON.
+/// Events as JSON values.
 fn events(client: &Client, query: &str) -> Vec<Value> {
     let answer = client.get(&format!("/v1/fleets/default/events?follow=false{query}"));
     assert_eq!(answer.status, 200, "{}", answer.text);
     answer.text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
 }
 
-/// As somebody resumes who has seen this event.
+/// Query of a client that resumes after this event.
 fn behind(event: &Value) -> String {
     let position: u64 = event["id"].as_str().and_then(|id| id.parse().ok()).expect("a position");
     format!("&from={}.{}", position + 1, event["lineage"].as_str().expect("a lineage"))
@@ -235,7 +237,7 @@ fn an_accepted_loss_continues_under_a_new_lineage_and_a_stream_of_the_old_one_is
     assert_eq!(started["id"], first.to_string());
     assert_eq!((&started["data"]["previous"], &started["data"]["at"]), (&lost["lineage"], &json!(first - 1)));
     assert_ne!(started["lineage"], lost["lineage"]);
-    // What was kept may be resumed behind; what was lost may not.
+    // Streams resume after a kept event, but not after a lost one.
     assert_eq!(events(&client, &behind(&kept))[0], *started);
     let gone = client.get(&format!("/v1/fleets/default/events?follow=false{}", behind(&lost)));
     assert_eq!((gone.status, gone.json()["code"].as_str()), (410, Some("other_lineage")), "{}", gone.text);
@@ -247,7 +249,8 @@ fn an_accepted_loss_continues_under_a_new_lineage_and_a_stream_of_the_old_one_is
     let read = client.get(&format!("/v1/fleets/default/nodes?min_position={id}"));
     assert_eq!(read.status, 410, "{}", read.text);
 
-    // The executor has seen more than is left: it goes on, and ends nothing that it does not know.
+    // The executor has seen later records: it continues, and ends no incarnation that is unknown to the
+    // decider.
     assert!(running(&home).is_superset(&before), "what runs goes on running");
     client.must("plan.apply", &json!({"name": "after", "spec": plan()}));
     client.must("deployment.create", &json!({"plan": "after", "name": "first", "spec": {"count": 2}}));
@@ -322,7 +325,8 @@ fn a_longer_copy_of_an_abandoned_history_is_refused_until_its_loss_is_accepted()
     server.client().must("capability.apply", &json!({"name": name, "spec": {"type": "T", "score": 1}}));
     assert_eq!(server.stop(), Some(0), "{}", server.log());
 
-    // It reaches further than what was acknowledged since, and holds nothing of that.
+    // This copy has a higher position than the records acknowledged since, and contains none of these
+    // records.
     copy(&long, &journal);
     let Err(refused) = server.try_start_again() else { panic!("what was acknowledged is lost in silence") };
     assert!(refused.said.contains("names a record of another history at position "), "{}", refused.said);

@@ -25,7 +25,7 @@ fn each_mutation_applies_changes_only_the_product_and_says_what_is_wrong() {
             .args(["apply", "--check"])
             .arg(&path)
             .current_dir(root)
-            // Sources without a repository of their own may be inside another one.
+            // Sources without their own repository may be inside another repository.
             .env("GIT_CEILING_DIRECTORIES", root.parent().expect("a parent"))
             .output()
             .expect("git runs");

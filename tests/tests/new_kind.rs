@@ -1,6 +1,6 @@
-//! The worked examples of a new kind of entity (`docs/adding-a-kind.md`) and of an orchestrator
-//! (`docs/adding-an-orchestrator.md`): their patches apply to these sources one after the other, and one build of the result
-//! has both.
+//! Worked examples of a new kind of entity (`docs/adding-a-kind.md`) and of an orchestrator
+//! (`docs/adding-an-orchestrator.md`). Their patches apply to these sources one after the other, and one
+//! build of the result has both.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 use chancery_tests::{Launch, Server, until};
 use serde_json::{Value, json};
 
-/// What the program is built from.
+/// Files that the program is built from.
 const SOURCES: &[&str] = &[
     "Cargo.toml",
     "Cargo.lock",
@@ -49,7 +49,7 @@ fn copy(from: &Path, to: &Path) {
     }
 }
 
-/// Makes `to` the same as `from`, and leaves alone what is the same already, so that it is not built again.
+/// Makes `to` equal to `from`. Equal files are not written, so that they are not built again.
 fn follow(from: &Path, to: &Path) {
     if from.is_file() {
         let wanted = fs::read(from).expect("a file");
@@ -82,7 +82,7 @@ fn run(command: &mut Command) -> Output {
     output
 }
 
-/// The sources with both patches, in a directory that is removed with the value.
+/// Copies the sources and applies both patches, in a directory that is removed with the value.
 fn patched(root: &Path) -> tempfile::TempDir {
     let folder = tempfile::tempdir().expect("a folder");
     for source in SOURCES {
@@ -102,7 +102,7 @@ fn patched(root: &Path) -> tempfile::TempDir {
     folder
 }
 
-/// What is built from the patched sources.
+/// Results of the build with patched sources.
 struct Built {
     sources: PathBuf,
     program: PathBuf,
@@ -110,7 +110,7 @@ struct Built {
     conformance: PathBuf,
 }
 
-/// Builds the patched sources once, with the dependencies that are there already.
+/// Builds the patched sources once, with existing dependencies.
 fn built() -> &'static Built {
     static BUILT: OnceLock<Built> = OnceLock::new();
     BUILT.get_or_init(|| {
@@ -135,7 +135,7 @@ fn built() -> &'static Built {
     })
 }
 
-/// A server of the patched program, and what its command line prints.
+/// Server of the patched program, and access to its command line.
 struct PatchedServer(Server);
 
 impl PatchedServer {
@@ -234,7 +234,7 @@ fn the_example_of_an_orchestrator_conforms_and_works() {
         .expect("the program runs");
     assert!(!logs.status.success() && logs.stdout.is_empty(), "files write no logs: {logs:?}");
 
-    // A deletion of the plan ends what runs.
+    // A deletion of the plan ends its incarnations.
     cli(&["delete", "plan", "note", "--cascade"]);
     until("nothing is left", || {
         let is_deleted = client.get("/v1/fleets/default/plans/note").status == 404;
@@ -248,7 +248,7 @@ fn the_example_of_a_new_kind_builds_and_works() {
     let client = server.0.client();
     let cli = |args: &[&str]| server.cli(args);
 
-    // Its sample is read, and the schema that is served is the one in the tree.
+    // Its sample is valid, and the served schema is the one in the tree.
     let sources = &built().sources;
     let sample =
         fs::read_to_string(sources.join("schemas/samples/certificate.apply.v1.json")).expect("a sample");
@@ -280,9 +280,9 @@ fn the_example_of_a_new_kind_builds_and_works() {
     assert!(cli(&["get", "certificates"]).starts_with("NAME"));
     assert!(cli(&["describe", "certificate/shop"]).contains("sha256:"));
 
-    // A restart keeps it: snapshot or journal.
+    // A restart keeps the entity, by snapshot or journal.
     let version = row["version"].clone();
-    // Streams and histories are filtered by it.
+    // Streams and histories can be filtered by the kind.
     let lines = client.get("/v1/fleets/default/events?subject=certificate&follow=false");
     assert_eq!(lines.text.matches("chancery.certificate.applied.v1").count(), 2, "{}", lines.text);
     let of_one = client.get("/v1/fleets/default/events?subject=certificate/shop&follow=false");
@@ -294,7 +294,7 @@ fn the_example_of_a_new_kind_builds_and_works() {
     let client = server.0.client();
     assert_eq!(client.read("certificates/shop")["version"], version);
 
-    // It goes by a command, and by its manifest.
+    // A command deletes the entity, and so does its manifest.
     let cli = |args: &[&str]| server.cli(args);
     let name = sample["d"]["name"].as_str().expect("a name");
     assert_eq!(cli(&["delete", "certificate", name]), format!("certificate/{name} deleted\n"));

@@ -1,4 +1,4 @@
-//! What people stumble over who begin with the program: each slip is told, with what to do about it.
+//! Typical mistakes of new users: each is reported, with what to do about it.
 
 use std::net::TcpListener;
 use std::process::{Command, Output, Stdio};
@@ -100,7 +100,7 @@ fn a_name_of_nothing_is_an_error_also_where_nothing_waits() {
         let output = server.run(&args);
         assert_eq!((output.status.code(), said(&output).as_str()), (Some(3), wanted));
     }
-    // Nor is it taken for one that has gone.
+    // A plan that never existed does not count as deleted.
     let output = server.run(&["wait", "plan/wbe", "--for", "deleted"]);
     assert_eq!(output.status.code(), Some(3), "{}", said(&output));
     assert!(said(&output).contains("there is no plan \"wbe\""), "{}", said(&output));

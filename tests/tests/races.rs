@@ -1,4 +1,5 @@
-//! The pages of races and of checks name tests that exist, and each race and check once: shown, or waiting.
+//! Pages of races and checks: each named test exists, and each race and check is listed once, as shown or
+//! waiting.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -6,15 +7,15 @@ use std::path::Path;
 const RACES: &str = include_str!("../../docs/races.md");
 const CHECKS: &str = include_str!("../../docs/checks.md");
 
-/// Races that the numbering leaves out.
+/// Numbers that no race has.
 const UNUSED: [u32; 7] = [53, 54, 55, 56, 57, 58, 59];
 
-/// What stands between backticks.
+/// Text between backticks.
 fn quoted(line: &str) -> impl Iterator<Item = &str> {
     line.split('`').skip(1).step_by(2)
 }
 
-/// The numbers in the first cell of a row: `R7`, or `R12–R22, R24`.
+/// Numbers in the first cell of a row: `R7`, or `R12–R22, R24`.
 fn numbers(row: &str) -> Vec<u32> {
     let cell = row.split('|').nth(1).expect("a first cell").trim();
     let number =
@@ -26,12 +27,12 @@ fn numbers(row: &str) -> Vec<u32> {
     parts.collect()
 }
 
-/// Rows of a table whose first cell begins so.
+/// Rows of a table whose first cell starts with one of these letters.
 fn rows<'a>(part: &'a str, letters: &'a [char]) -> impl Iterator<Item = &'a str> {
     part.lines().filter(move |line| line.strip_prefix("| ").is_some_and(|cell| cell.starts_with(letters)))
 }
 
-/// The tests that a row names exist.
+/// Checks that the tests named in a row exist.
 fn names_tests(row: &str) {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace");
     for (path, name) in quoted(row).filter_map(|name| name.split_once("::")) {

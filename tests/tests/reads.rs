@@ -1,4 +1,4 @@
-//! Reads after writes: what a server has acknowledged is in what it answers next, to whoever asks.
+//! Reads after writes: an acknowledged write is visible in the server's next answers to every client.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -6,7 +6,7 @@ use chancery_tests::kafka::shared;
 use chancery_tests::{Client, Server, Standbys, until};
 use serde_json::{Value, json};
 
-/// Writes of each client, and clients.
+/// Number of writes per client, and number of clients.
 const WRITES: usize = 125;
 const CLIENTS: usize = 4;
 
@@ -14,14 +14,14 @@ fn fleet(path: &str) -> String {
     format!("/v1/fleets/default/{path}")
 }
 
-/// Writes a capability with a score. The answer.
+/// Writes a capability with a score. Returns the answer.
 fn put(client: &Client, name: &str, score: usize) -> chancery_tests::Answer {
     let body = json!({"spec": {"type": "T", "score": score}}).to_string();
     let headers = [("content-type", "application/json")];
     client.send("PUT", &fleet(&format!("capabilities/{name}")), &headers, body.as_bytes())
 }
 
-/// The names of a whole list, and their scores.
+/// Names and scores of the complete list.
 fn scores(client: &Client) -> Vec<(String, u64)> {
     let page = client.get(&fleet("capabilities?limit=1000")).json();
     let items = page["items"].as_array().expect("items").clone();
@@ -36,7 +36,7 @@ fn no_read_after_an_acknowledged_write_is_stale() {
     std::thread::scope(|scope| {
         for number in 0..CLIENTS {
             let (stale, writer) = (&stale, server.client());
-            // Another connection: what one client was told, every client reads.
+            // A separate connection: every client reads what one client was acknowledged.
             let reader = server.client();
             scope.spawn(move || {
                 let name = format!("c-{number}");
@@ -76,7 +76,7 @@ fn what_a_batch_or_a_refusal_was_decided_on_is_read_after_it() {
         assert_eq!(answer.status, 200, "{}", answer.text);
         assert_eq!(scores(&client).len(), 20 * (round + 1), "round {round}");
     }
-    // What one client has changed under another one: the refusal says so, and the next read shows it.
+    // A concurrent change by another client is refused, and visible in the next read.
     let name = "capabilities/contested";
     put(&client, "contested", 0);
     for score in 1..100 {
@@ -109,7 +109,7 @@ fn a_standby_names_its_position_and_is_as_new_as_what_it_forwarded_or_is_asked_f
     let (leader, standby) = (standbys.servers[decider].client(), standbys.servers[1 - decider].client());
     until("an intent is decided", || (put(&standby, "c", 0).status < 300).then_some(()));
     for score in 1..=100 {
-        // Forwarded: the standby gave the verdict, and its rows may not have it yet.
+        // The standby forwarded the write and returned the verdict, but its rows may be older.
         let answer = put(&standby, "c", score);
         assert_eq!(answer.status, 200, "{}", answer.text);
         let verdict = answer.json()["position"].as_u64().expect("a position");
@@ -118,7 +118,7 @@ fn a_standby_names_its_position_and_is_as_new_as_what_it_forwarded_or_is_asked_f
         assert!(row.position.is_some_and(|position| position >= verdict), "{row:?}");
         let events = standby.get(&fleet(&format!("events?from={verdict}&types=capability.applied.v1")));
         assert_eq!((events.status, events.text.lines().count()), (200, 1), "{}", events.text);
-        // Of the other server: named by its position.
+        // A write through the other server, named by its position.
         let answer = put(&leader, "d", score);
         let verdict = answer.json()["position"].as_u64().expect("a position");
         for path in ["capabilities/d", "capabilities/d/history", "capabilities?type=T"] {

@@ -1,4 +1,4 @@
-//! A version that never becomes ready is stopped and taken back, with real processes.
+//! Version that never becomes ready is stopped and rolled back, with real processes.
 
 use std::collections::BTreeSet;
 
@@ -6,7 +6,7 @@ use chancery_tests::lanes::fleet::set_up;
 use chancery_tests::{Client, Server, payloads, program, until};
 use serde_json::{Value, json};
 
-/// A payload that does what its coordinate says, and is ready when its port is open.
+/// Payload that behaves as its coordinate requires, and is ready when its port is open.
 fn payload() -> Value {
     json!({
         "name": "app", "resources": {"cpu": 100, "memory": 256 << 20},
@@ -42,7 +42,8 @@ fn pids(server: &Server) -> BTreeSet<String> {
     payloads(server.data()).iter().map(|payload| format!("{payload:?}")).collect()
 }
 
-/// Three replicas of a good version run, and one is being updated to a version that never becomes ready.
+/// Starts three replicas of a good version, and an update of one of them to a version that never becomes
+/// ready.
 fn hung(more: &Value) -> (Server, BTreeSet<String>) {
     let server = Server::start();
     let client = server.client();

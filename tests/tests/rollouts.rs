@@ -1,5 +1,5 @@
-//! Random sequences of deployments and of what people and a fault do about them, a few rounds of fixed seeds;
-//! `tests/reliability rollouts` plays as many as you like.
+//! Random sequences of deployments, operator actions and a fault, for a few rounds with fixed seeds;
+//! `tests/reliability rollouts` plays any number.
 
 use chancery_tests::Place;
 use chancery_tests::lanes::Lane;

@@ -1,13 +1,14 @@
 //! Simulated worlds: thousands of seeds hold, and each can be played again.
 //!
-//! `SEED=… cargo test -p chancery-tests the_seed` plays one; `tests/reliability simulate 200000` plays many more.
+//! `SEED=… cargo test -p chancery-tests the_seed` plays one seed; `tests/reliability simulate 200000` many
+//! more.
 
 use chancery_tests::sim::{Fault, Script, Story, play, play_many};
 
-/// Seeds that every run of the tests plays.
+/// Number of seeds that the tests always play.
 const SEEDS: u64 = 3000;
 
-/// What must happen somewhere, or the worlds are not worth playing.
+/// Outcomes that some world must have, or the worlds test too little.
 const WORK: &[&str] = &[
     "accepted",
     "refused",
@@ -64,12 +65,12 @@ fn the_same_seed_gives_the_same_world() {
         let (one, two) = (play(Script::draw(seed), Story::Told), play(Script::draw(seed), Story::Told));
         assert_eq!(one.hash, two.hash, "seed {seed}");
         assert!(one.story == two.story && !one.story.is_empty(), "seed {seed}");
-        // Telling changes nothing.
+        // Recording the story does not change the world.
         assert_eq!(play(Script::draw(seed), Story::Untold).hash, one.hash, "seed {seed}");
     }
 }
 
-/// The world of `SEED`, told if something does not hold in it.
+/// Plays the world of `SEED`, with its story if a check fails.
 #[test]
 fn the_seed() {
     let Some(seed) = std::env::var("SEED").ok().and_then(|seed| seed.parse().ok()) else { return };

@@ -1,10 +1,9 @@
-//! The README's walk-through, command by command, against the real program: what it shows is what people see.
+//! Walk-through of the README, command by command, against the real program: the README shows what users see.
 //!
-//! Names, ids, times, numbers of processes and ports differ from run to run; they are compared by kind, and what the
-//! README calls `web-1k00` is found again under the name that it has in this run. `UPDATE=1` writes what was printed
-//! into the README.
+//! Names, ids, times, process ids and ports vary, and are compared by kind. A name such as `web-1k00` in the
+//! README is matched with the actual name. `UPDATE=1` writes the actual output into the README.
 //!
-//! It is the same wherever the journal is: with nothing more than those kinds left out, every line.
+//! The output is the same wherever the journal is: except for these kinds, every line is equal.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -12,13 +11,13 @@ use std::path::{Path, PathBuf};
 use chancery_tests::{Place, Server, until};
 use regex::Regex;
 
-/// A command of the README, and what it says that is printed.
+/// Command of the README, and its expected output.
 struct Shown {
     command: String,
     output: Vec<String>,
 }
 
-/// What differs from run to run, by kind; earlier kinds win.
+/// Pattern of variable text by kind; earlier kinds win.
 fn variable() -> Regex {
     Regex::new(concat!(
         r"(?P<id>[0-9a-f]{8}-[0-9a-f]{4}-8[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12})",
@@ -34,7 +33,7 @@ fn variable() -> Regex {
     .expect("a regular expression")
 }
 
-/// The line without what differs, and what differed.
+/// Splits a line into its constant text and its variable parts.
 fn reduce(line: &str, variable: &Regex) -> (String, Vec<String>) {
     let mut taken = Vec::new();
     let plain = variable.replace_all(line, |found: &regex::Captures<'_>| {
@@ -46,7 +45,7 @@ fn reduce(line: &str, variable: &Regex) -> (String, Vec<String>) {
     (Regex::new("-{3,}|─+|━+").expect("a regular expression").replace_all(&plain, "-").into_owned(), taken)
 }
 
-/// The commands between the two marks, from the blocks of console text.
+/// Commands between the two marks, from the blocks of console text.
 fn read(readme: &str) -> Vec<Shown> {
     let mut shown: Vec<Shown> = Vec::new();
     let mut inside = false;
@@ -72,7 +71,7 @@ fn part(readme: &str) -> &str {
     rest.split_once(END).expect("and where it ends").0
 }
 
-/// The README with what was typed and printed in place of what it showed.
+/// README with the actual commands and output in place of the old ones.
 fn written(readme: &str, printed: &[Shown]) -> String {
     let mut printed = printed.iter().peekable();
     let (mut text, mut inside, mut skipping) = (String::new(), false, false);
@@ -108,8 +107,8 @@ fn is_updating() -> bool {
     std::env::var_os("UPDATE").is_some()
 }
 
-/// Plays it, and compares what is printed with what the README shows, unless that is to be written anew. What was typed and
-/// printed.
+/// Plays the walk-through, and compares the output with the README's, unless the README is being updated.
+/// Returns the commands and their output.
 fn play(server: &Server, readme: &str) -> Vec<Shown> {
     let variable = variable();
     let mut names: BTreeMap<String, String> = BTreeMap::new();
@@ -126,7 +125,8 @@ fn play(server: &Server, readme: &str) -> Vec<Shown> {
             Some("curl") => fetch(words.last().expect("an address")),
             other => panic!("the walk-through runs chancery and curl, not {other:?}"),
         };
-        // Who types it is slower than the executor. Names follow from positions, and rows are shown by name.
+        // A user types slower than the executor starts. Names derive from positions, and rows are sorted by
+        // name.
         until("the executor is there", || {
             (!server.client().items("sessions?state=open").is_empty()).then_some(())
         });
@@ -139,7 +139,7 @@ fn play(server: &Server, readme: &str) -> Vec<Shown> {
             assert_eq!(plain(&said), plain(&seen), "$ {command}\nprinted:\n{}", found.join("\n"));
         }
         printed.push(Shown { command: typed, output: found });
-        // Of an older README, lines may say something else of the same.
+        // An outdated README may have other text in the same lines.
         let both = said.into_iter().zip(seen).filter(|((_, said), (_, seen))| said.len() == seen.len());
         for (there, here) in both.flat_map(|((_, said), (_, seen))| said.into_iter().zip(seen)) {
             names.entry(there).or_insert(here);
@@ -153,7 +153,7 @@ fn play_at(place: Place) {
     let readme = std::fs::read_to_string(&path).expect("the README");
     let mut site = place.start(&[]);
     let printed = play(&site.server, &readme);
-    // It is written by the one that readers are told to start.
+    // The README is written from the variant that readers are asked to start.
     if is_updating() && place == Place::Embedded {
         std::fs::write(&path, written(&readme, &printed)).expect("the README can be written");
     }

@@ -1,4 +1,4 @@
-//! `get --watch` of the real program: every change once, also when the server is killed and comes back.
+//! `get --watch` of the real program: every change once, also when the server is killed and restarted.
 
 use std::io::{BufRead as _, BufReader, copy};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use chancery_tests::{Server, program, until};
 use serde_json::Value;
 
-/// An address that stays, in front of a server whose own changes with each start.
+/// Proxy with a constant address in front of a server whose address changes with each start.
 struct Front {
     url: String,
     behind: Arc<Mutex<String>>,
@@ -50,7 +50,7 @@ fn pass(mut from: TcpStream, mut to: TcpStream) {
     });
 }
 
-/// The program, watching; ended with the test.
+/// Running `get --watch` command; dropping it ends the program.
 struct Watch {
     child: Child,
     lines: Arc<Mutex<Vec<String>>>,
@@ -81,7 +81,7 @@ impl Watch {
         self.lines.lock().expect("no panic").clone()
     }
 
-    /// Of each line: the change, the entity, its state, and its version.
+    /// Change, entity, state and version of each line.
     fn changes(&self) -> Vec<(String, String, String, u64)> {
         let text = |value: &Value| value.as_str().expect("text").to_owned();
         let read = |line: &String| {
@@ -121,7 +121,7 @@ fn a_watch_tells_every_change_once_also_across_a_killed_server() {
     server.cli(&["evict", "node/node-1"]);
     watch.until("changed", "node/node-1", "evicted");
 
-    // What is recorded just before the kill is told as well, by the server that follows.
+    // A change recorded just before the kill is also reported, by the restarted server.
     server.cli(&["evict", "node-2"]);
     server.kill();
     server.start_again();

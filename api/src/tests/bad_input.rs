@@ -1,4 +1,4 @@
-//! Bad input, on every route: a problem of 4xx that says where, and the server lives.
+//! Bad input on every route: the answer is a 4xx problem with a location, and the server survives.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,11 +14,11 @@ use super::writes::accepted;
 use crate::routes::{Does, ROUTES, Route};
 use crate::{AllowedHosts, Common, Limits};
 
-/// A path of the route that leads somewhere.
+/// Returns a valid path of the route.
 fn path(route: &Route) -> String {
     let id = "00000000-0008-8801-8000-000000000007";
     let name = route.path.replace("{fleet}", "default").replace("{type}", "node.applied.v1");
-    // The kind stands in the id.
+    // The id contains the kind.
     let id = match &route.path {
         path if path.contains("/operations/") => id.replace("8801", "8802"),
         path if path.contains("/sessions/") => id.replace("8801", "8803"),
@@ -42,7 +42,7 @@ fn json(route: &Route, body: impl Into<Body>) -> Request<Body> {
     request(route.method.clone(), &path(route), &[("content-type", media_type)], body)
 }
 
-/// 1 MiB that no one would write.
+/// Returns pseudorandom bytes that form no valid input.
 fn noise(length: usize) -> Vec<u8> {
     let mut state = 0x2545_f491_4f6c_dd1d_u64;
     let next = || {
@@ -248,7 +248,7 @@ async fn what_another_server_sends_on_for_a_fleet_that_is_not_here_may_be_asked_
     assert_eq!((forwarded.problem().0, forwarded.problem().1.as_str()), (503, "no_decider"));
 }
 
-/// Serves the world on a port of its own until the test is over. Its address.
+/// Serves the world on a port of its own until the test ends, and returns its address.
 async fn serve(world: &World) -> String {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let address = listener.local_addr().expect("an address").to_string();
@@ -285,7 +285,7 @@ async fn what_is_forwarded_for_another_journal_or_a_later_term_is_not_recorded_a
         1,
         "and the others were not asked of the decider"
     );
-    // A server of another fleet at an address that one of this fleet had: whoever forwards there is told to try again.
+    // The address of a server of this fleet now belongs to a server of another fleet: the client must retry.
     for (lineage, status) in [(own.lineage, 200), (Lineage::from_random(77), 503)] {
         let follower = World::following(&there, lineage);
         let answer = follower.send(request(Method::PUT, path, &[json], body)).await;

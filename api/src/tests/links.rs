@@ -1,4 +1,4 @@
-//! Links of executors: what comes on them reaches the decider in order and once, and both halves end together.
+//! Channels of executors: messages reach the decider in order and once, and both halves end together.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -19,12 +19,12 @@ use tower::ServiceExt as _;
 use super::world::{World, fleet, request};
 use crate::{Limits, Links, serve};
 
-/// The form in which executors speak.
+/// Media type of executors' messages.
 const LINES: [(&str, &str); 1] = [("content-type", "application/x-ndjson")];
-/// Longer than anything takes.
+/// Limit on every wait, longer than any step takes.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A link, as the decider and the executor see it.
+/// Channel, from the side of the decider and of the executor.
 struct Link {
     id: String,
     body: Body,
@@ -49,7 +49,7 @@ async fn hear(world: &mut World) -> Input {
     tokio::time::timeout(PATIENCE, world.heard.recv()).await.expect("something is heard").expect("a decider")
 }
 
-/// The next heartbeat that came.
+/// Returns the next heartbeat of the channel.
 async fn beat(world: &mut World, of: Connection) -> u64 {
     match hear(world).await {
         Input::Said(connection, text, _) if connection == of => {
@@ -85,7 +85,7 @@ impl Link {
         self.read("welcome").await;
     }
 
-    /// What comes until there is `wanted`, without heartbeats.
+    /// Reads until `wanted` arrives, without heartbeats.
     async fn read(&mut self, wanted: &str) -> String {
         let mut all = String::new();
         while !all.contains(wanted) {
@@ -108,7 +108,7 @@ async fn messages_come_in_order_and_once_however_often_they_are_sent() {
     let mut link = open(&mut world).await;
     let on = link.connection;
     assert_eq!(link.say(&world, 0, heartbeat(1) + "\n" + &heartbeat(2)).await.0, 204);
-    // Nobody knows whether it came: it is sent again, and again with one more.
+    // The client does not know whether the message arrived: it sends it again, and again with one more.
     assert_eq!(link.say(&world, 0, heartbeat(1) + &heartbeat(2)).await.0, 204);
     assert_eq!(link.say(&world, 1, heartbeat(2) + &heartbeat(3)).await.0, 204);
     for wanted in 1..=3 {
@@ -117,7 +117,7 @@ async fn messages_come_in_order_and_once_however_often_they_are_sent() {
     link.to_executor.put(b"{\"a\":1}".to_vec()).expect("it is open");
     link.to_executor.put(b"{\"a\":2}".to_vec()).expect("it is open");
     assert_eq!(link.read("2}\n").await, "{\"a\":1}\n{\"a\":2}\n");
-    // The fourth is missing.
+    // The fourth message is missing.
     assert_eq!(link.say(&world, 4, heartbeat(5)).await, (409, "out_of_order".into()));
     link.ends().await;
     gone(&mut world, on).await;
@@ -154,7 +154,7 @@ async fn nonsense_ends_its_own_link_alone_and_does_not_reach_the_decider() {
 async fn whoever_hangs_up_the_other_half_ends_too() {
     let mut world = World::new();
     let mut closed = open(&mut world).await;
-    // The decider's end goes.
+    // The decider's end is dropped.
     closed.to_executor = mailbox().0;
     closed.ends().await;
     gone(&mut world, closed.connection).await;
@@ -187,7 +187,7 @@ async fn an_executor_reaches_the_decider_over_a_real_connection() {
     let remote = Remote::new(&url, &fleet()).expect("an address");
     let mut link = remote.connect().await.expect("a link");
     let Input::Connected(connection, to_executor) = hear(&mut world).await else { panic!("no connection") };
-    // More than one request holds, and more than waits in any queue.
+    // More than one request or any queue can hold.
     let most = 20_000;
     let to_decider = link.to_decider.clone();
     tokio::spawn(async move {
@@ -207,7 +207,7 @@ async fn an_executor_reaches_the_decider_over_a_real_connection() {
     gone(&mut world, connection).await;
 }
 
-/// A body that counts what is taken of it, and has so many pieces of a mebibyte.
+/// Returns a body of `pieces` mebibytes that counts the pieces taken from it.
 fn counted(pieces: usize) -> (Body, Arc<AtomicUsize>) {
     let taken = Arc::new(AtomicUsize::new(0));
     let counter = Arc::clone(&taken);
@@ -225,7 +225,7 @@ async fn of_one_link_one_body_is_read_at_a_time_and_nothing_of_the_next() {
     let mut world = World::new();
     let mut link = open(&mut world).await;
     link.welcome().await;
-    // The queue of this decider holds few, and nobody listens: the first request waits in the middle.
+    // The queue of this decider is short and unread: the first request waits in the middle.
     let many: String = (1..=100).map(heartbeat).collect();
     let path = format!("/links/{}/messages?after=", link.id);
     let router = world.router();

@@ -1,4 +1,4 @@
-//! Real connections: limits, logs, the end.
+//! Real connections: limits, logs, shutdown.
 
 use std::io;
 use std::net::SocketAddr;
@@ -37,7 +37,7 @@ pub(super) async fn start(world: &World) -> Server {
 
 pub(super) async fn ask(address: SocketAddr, text: &str) -> String {
     let mut stream = TcpStream::connect(address).await.expect("a connection");
-    // Whoever is turned away may not read all of it.
+    // A refused client may be unable to write all of it.
     let _ = stream.write_all(text.as_bytes()).await;
     read(&mut stream).await
 }
@@ -121,7 +121,7 @@ async fn probes_are_answered_however_many_slow_connections_there_are() {
     let server = start(&world).await;
     let ready = LIVE.replace("livez", "readyz");
     let mut slow = Vec::new();
-    // Heads that do not end, bodies that do not come, and nothing at all: more than slots and reserve hold.
+    // Unfinished heads, missing bodies, and silence: more than slots and reserve hold.
     let halves = [
         "GET /readyz HT",
         "PUT /v1/fleets/default/nodes/a HTTP/1.1\r\nhost: localhost\r\ncontent-type: \
@@ -252,7 +252,7 @@ impl LogSource for Folder {
     }
 }
 
-/// Of an incarnation with many processes, which have written nothing.
+/// Log source of an incarnation with many processes, which have written nothing.
 struct Many;
 
 impl Logs for Many {

@@ -1,7 +1,6 @@
-//! What is published stands in `schemas/`: the description of the API, the schemas of events, and a line of each.
+//! Published files in `schemas/`: the description of the API, and the schema and samples of each event.
 //!
-//! `UPDATE=1` writes what has changed, unless that would break those who rely on it: then there must be a new
-//! version of the type.
+//! `UPDATE=1` writes changed files, unless the change would break clients: then the type needs a new version.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -21,7 +20,7 @@ fn stored(path: &Path) -> Option<String> {
     fs::read_to_string(path).ok()
 }
 
-/// Compares, or writes.
+/// Compares the file, or writes it.
 fn keep(path: &Path, text: &str) {
     if std::env::var_os("UPDATE").is_some() {
         fs::create_dir_all(path.parent().expect("a folder")).expect("a folder");
@@ -72,8 +71,8 @@ fn the_schemas_of_events_are_stored_and_stay_compatible() {
     }
 }
 
-/// Types whose data holds a spec that says more than it did: what their first lines say is still read, and written with
-/// what was not said then.
+/// Types whose data contains an extended spec. Their first samples are still read, and are written with the
+/// added fields.
 const SAY_MORE: &[&str] = &[
     "plan.apply.v1",
     "plan.applied.v1",
@@ -82,7 +81,7 @@ const SAY_MORE: &[&str] = &[
     "request.opened.v1",
 ];
 
-/// The lines of a type, oldest first: `TYPE.json`, and `TYPE.2.json` and so on since fields came to it.
+/// Returns the samples of a type, oldest first: `TYPE.json`, then `TYPE.2.json` and so on for added fields.
 fn lines(type_name: &str) -> Vec<String> {
     let more = (2..).map(|number| format!("samples/{type_name}.{number}.json"));
     let names = std::iter::once(format!("samples/{type_name}.json")).chain(more);
@@ -121,7 +120,7 @@ fn a_line_of_every_type_is_read_by_this_build_and_written_as_it_was() {
     );
 }
 
-/// Whether all that the old value says is said by the new one.
+/// Whether the new value contains everything in the old one.
 fn holds(new: &Value, old: &Value) -> bool {
     match (new, old) {
         (Value::Object(new), Value::Object(old)) => {

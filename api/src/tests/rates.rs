@@ -1,4 +1,4 @@
-//! Who asks too often is told so, and when to come back; nobody else notices.
+//! Principals above their rate are refused, with a time to retry; other principals are not affected.
 
 use axum::body::Body;
 use axum::http::{Method, Request};
@@ -17,7 +17,7 @@ fn write(actor: &str) -> Request<Body> {
     request(Method::PUT, "/nodes/node-1", &headers, NODE)
 }
 
-/// Asks until it is too much; no budget here is so large that it takes long.
+/// Sends requests until one is refused; every budget here is small enough for this to be fast.
 async fn flood(world: &World, ask: impl Fn() -> Request<Body>) -> Answer {
     for _ in 0..10_000 {
         let answer = world.send(ask()).await;
@@ -46,7 +46,7 @@ async fn one_who_floods_is_told_when_to_come_back_and_no_other_is_slowed() {
     assert_eq!(world.get(read).await.status, 200);
     let refused = flood(&world, || request(Method::GET, read, &[], "")).await;
     assert_eq!(refused.problem().0, 429);
-    // What leads nowhere is no way around it; streams have a budget of their own, and probes need none.
+    // Unknown routes do not bypass the budget; streams have a separate budget, and probes need none.
     let astray = world.send(request(Method::GET, "//nowhere", &[], "")).await;
     assert!(matches!(astray.problem().0, 404 | 429), "{:?}", astray.body);
     assert_eq!(world.get("/events?limit=1&follow=true").await.status, 200);
@@ -63,7 +63,7 @@ async fn a_batch_pays_for_each_of_its_intents() {
             &NODE[1..]
         )
     };
-    // For a hundred seconds, in one request.
+    // Tokens of a hundred seconds, in one request.
     let events: Vec<_> = (0..1000).map(event).collect();
     let events = (0..10).map(|_| format!("[{}]", events.join(","))).collect::<Vec<_>>();
     let headers = [("content-type", "application/cloudevents-batch+json")];

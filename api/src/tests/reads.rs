@@ -93,7 +93,7 @@ async fn a_history_goes_on_where_a_page_ended() {
     assert_eq!(world.get("/nodes/node-9/history").await.problem().0, 404);
 }
 
-/// Makes plans whose rows have some 30 kB each.
+/// Creates plans whose rows have about 30 kB each.
 fn large_plans(world: &World, count: usize) {
     for n in 0..count {
         world.commit(&[&large_plan(&format!("p{n}"), 30_000)]);

@@ -13,7 +13,7 @@ use crate::Limits;
 
 const SSE: (&str, &str) = ("accept", "text/event-stream");
 
-/// A stream that is being read.
+/// Stream that is being read.
 struct Reading {
     body: Body,
     text: String,
@@ -31,9 +31,9 @@ impl Reading {
         Reading { body: response.into_body(), text: String::new() }
     }
 
-    /// The next event of a server-sent stream: name, id and data. Comments are passed over.
+    /// Returns the next event of a server-sent stream: name, id and data. Comments are skipped.
     async fn next(&mut self) -> Option<(String, String, Value)> {
-        // Heartbeats come all the time: the bound is on all of it.
+        // Heartbeats arrive all the time: the timeout covers the whole wait.
         tokio::time::timeout(Duration::from_secs(30), self.wait()).await.expect("in time")
     }
 
@@ -56,7 +56,7 @@ impl Reading {
         }
     }
 
-    /// The ids of the next events, bookmarks passed over.
+    /// Returns the ids of the next events, without bookmarks.
     async fn ids(&mut self, count: usize) -> Vec<u64> {
         let mut ids = Vec::new();
         while ids.len() < count {
@@ -74,7 +74,7 @@ impl Reading {
     }
 }
 
-/// The position of an id; its lineage is that of these tests.
+/// Returns the position of an id, whose lineage must be that of these tests.
 fn position(id: &str) -> &str {
     let (position, lineage) = id.split_once('.').expect("a position and a lineage");
     assert_eq!(lineage, LINEAGE.to_string());
@@ -92,7 +92,7 @@ async fn a_follower_gets_what_was_and_what_comes_each_once_and_in_order() {
     assert_eq!(reading.ids(5).await, range(1, 5));
     world.touch("node-1", 3);
     assert_eq!(reading.ids(3).await, range(6, 8));
-    // Far beyond the ring: it is read from the journal.
+    // Far beyond the ring: read from the journal.
     world.touch("node-2", 5_000);
     assert_eq!(reading.ids(5_000).await, range(9, 5_008));
 }
@@ -143,7 +143,7 @@ async fn a_filtered_stream_makes_progress_by_bookmarks() {
     world.touch("node-1", 5);
     let (event, id, _) = reading.next().await.expect("a bookmark, with the heartbeat");
     assert_eq!((event.as_str(), position(&id)), ("bookmark", "30"));
-    // Resumed there, nothing that was wanted is missing.
+    // A stream that resumes there misses no matching event.
     let mut resumed = Reading::open(&world, "/events?types=cluster.*", &[SSE, ("last-event-id", "30")]).await;
     world.commit(&[r#"cluster.activity_changed.v1 {"name":"local","activity":"inactive"}"#]);
     assert_eq!((resumed.ids(1).await, reading.ids(1).await), (vec![31], vec![31]));
@@ -178,7 +178,7 @@ async fn filters_from_the_journal_and_from_the_ring_agree() {
         ("kinds=intent", vec![]),
         ("types=node.*&subject=node/node-1&limit=2", vec![3, 6]),
     ] {
-        // A hub that nothing was published to has to read the journal for it.
+        // A hub without published records has to read the journal for it.
         let mut cold = world.app.clone();
         cold.hub = std::sync::Arc::default();
         for app in [world.app.clone(), cold] {

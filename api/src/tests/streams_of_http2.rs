@@ -102,7 +102,7 @@ async fn each_stream_beside_the_first_takes_a_slot() {
         assert_eq!(response.status(), StatusCode::OK);
         streams.push(response);
     }
-    // Three quarters of the slots are taken from this address.
+    // This address has three quarters of the slots.
     let (status, body) = whole(get(&mut client, NODES).await).await;
     assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
     assert!(String::from_utf8_lossy(&body).contains("\"code\":\"busy\""), "{body:?}");
@@ -145,7 +145,7 @@ async fn a_connection_without_a_request_is_closed() {
     let short = Duration::from_millis(100);
     let world = World::with(Limits { header_read: short, stall: short, ..Limits::default() });
     let server = start(&world).await;
-    // HTTP/2 begins with 24 bytes, and then each side sends its settings.
+    // HTTP/2 starts with 24 bytes, and then each side sends its settings.
     for begun in ["", "PRI * HT", PREFACE, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\u{4}\0\0\0\0\0"] {
         let mut silent = TcpStream::connect(server.address).await.expect("a connection");
         silent.write_all(begun.as_bytes()).await.expect("sent");

@@ -1,4 +1,4 @@
-//! A small fleet to ask.
+//! A small fleet for the tests of the API.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -28,24 +28,24 @@ use crate::{AllowedHosts, Api, App, Common, LastVerdict, Limits, Links, router};
 pub(super) const FLEET: &str = "/v1/fleets/default";
 pub(super) const LINEAGE: Lineage = Lineage::from_random(7);
 
-/// What the decider says, and whether it says anything.
+/// Verdict of the test decider for a request; `None` if it does not answer.
 pub(super) type Says = dyn Fn(&intent::Request) -> Option<Verdict> + Send;
 
-/// A fleet, and all that shows it.
+/// Test fleet, with the parts of the API that serve it.
 pub(super) struct World {
     pub(super) app: App,
     pub(super) journal: MemoryJournal,
     lineage: Lineage,
     by: Signature,
-    /// What the decider was asked.
+    /// Intents that were submitted to the decider.
     pub(super) asked: Arc<Mutex<Vec<intent::Request>>>,
     says: Arc<Mutex<Box<Says>>>,
-    /// What the decider heard of executors.
+    /// Inputs of executors that reached the decider.
     pub(super) heard: mpsc::UnboundedReceiver<Input>,
     _folder: tempfile::TempDir,
 }
 
-/// An answer.
+/// Complete answer to a request.
 pub(super) struct Answer {
     pub(super) status: StatusCode,
     pub(super) headers: HeaderMap,
@@ -61,7 +61,7 @@ impl Answer {
         self.headers.get(name).map_or("", |value| value.to_str().expect("text"))
     }
 
-    /// Checks that it is a whole problem, and gives status, code and the first pointer.
+    /// Checks that the answer is a complete problem, and returns status, code and the first pointer.
     pub(super) fn problem(&self) -> (u16, String, String) {
         assert_eq!(self.header("content-type"), "application/problem+json", "{:?}", self.body);
         let json = self.json();
@@ -78,24 +78,24 @@ impl Answer {
     }
 }
 
-/// The fleet of these tests.
+/// Returns the name of the test fleet.
 pub(super) fn fleet() -> FleetName {
     "default".parse().expect("a name")
 }
 
-/// A server with nothing but it.
+/// Returns a server with only this fleet.
 pub(super) fn api_of(app: App) -> Api {
     let common = Arc::clone(&app.common);
     Api { fleets: [(fleet(), Arc::new(app))].into(), common }
 }
 
 impl World {
-    /// As a server has it.
+    /// Returns the API as a server has it.
     pub(super) fn api(&self) -> Api {
         api_of(self.app.clone())
     }
 
-    /// With a term, a cluster, two nodes and a capability: positions 1 to 5.
+    /// Returns a world with a term, a cluster, two nodes and a capability: positions 1 to 5.
     pub(super) fn new() -> World {
         World::with(Limits { heartbeat: Duration::from_millis(50), ..Limits::default() })
     }
@@ -104,7 +104,7 @@ impl World {
         World::of(limits, LINEAGE)
     }
 
-    /// A server with a journal of the lineage that follows the decider at an address.
+    /// Returns a server with a journal of the lineage that follows the leader at an address.
     pub(super) fn following(there: &str, lineage: Lineage) -> World {
         let mut world = World::of(Limits::default(), lineage);
         let (_, duty) = watch::channel(Duty::StandsBy);
@@ -169,7 +169,7 @@ impl World {
         ]);
     }
 
-    /// Makes one durable record of facts, each written as its type and its data.
+    /// Commits one record of facts, each written as its type and its data.
     pub(super) fn commit(&self, facts: &[&str]) {
         let mut draft = Draft::new();
         for text in facts {
@@ -186,7 +186,7 @@ impl World {
         self.journal.append(record).expect("room");
     }
 
-    /// Lets a node change, `count` times, each a record of its own.
+    /// Updates a node `count` times, each in a record of its own.
     pub(super) fn touch(&self, node: &str, count: usize) {
         for cpu in 1..=count {
             let spec = format!(r#"{{"domain":"d1","total":{{"cpu":{cpu}}}}}"#);
@@ -194,7 +194,7 @@ impl World {
         }
     }
 
-    /// What the decider says from now on; `None` is silence for ever.
+    /// Sets the decider's verdicts from now on; with `None` it never answers.
     pub(super) fn decide(&self, says: impl Fn(&intent::Request) -> Option<Verdict> + Send + 'static) {
         *self.says.lock().expect("no panic") = Box::new(says);
     }
@@ -203,7 +203,7 @@ impl World {
         router(self.api())
     }
 
-    /// Asks, and gives the answer whole.
+    /// Sends a request and returns the whole answer.
     pub(super) async fn send(&self, request: Request<Body>) -> Answer {
         let (parts, body) = self.router().oneshot(request).await.expect("an answer").into_parts();
         // A stream that should have been refused must not hang the test.
@@ -222,7 +222,7 @@ impl World {
     }
 }
 
-/// A request below the fleet, or at a path of its own if it begins with two slashes.
+/// Returns a request below the fleet, or at a path of its own if it starts with two slashes.
 pub(super) fn request(
     method: Method,
     path: &str,
@@ -254,7 +254,7 @@ async fn decide(
         let (request, answer) = match input {
             Input::Intent(request, answer, _) => (request, answer),
             other => {
-                // A test that is over hears no more.
+                // A finished test receives nothing.
                 let _ = heard.send(other);
                 continue;
             }

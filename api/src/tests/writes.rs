@@ -1,4 +1,4 @@
-//! Typed routes, and what becomes of verdicts.
+//! Typed routes, and the answers for verdicts.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use super::world::{LINEAGE, World, request};
 use crate::Limits;
 use crate::routes::{Does, ROUTES};
 
-/// A verdict at position 9.
+/// Returns a verdict at position 9.
 pub(super) fn accepted(
     outcome: Outcome,
     version: u64,
@@ -40,7 +40,7 @@ fn refused(code: Code) -> impl Fn(&intent::Request) -> Option<Verdict> + Send {
 
 const NODE: &str = r#"{"spec":{"domain":"d1","total":{}}}"#;
 
-/// Method, path, body, type of the intent, status.
+/// Method, path, body, type of the intent, and status.
 type Row = (Method, String, String, &'static str, u16);
 
 #[expect(clippy::too_many_lines, reason = "it has a row for each route")]

@@ -1,4 +1,4 @@
-//! What executors are told, and which are sent away or lost.
+//! Messages to executors, and executors that are refused or expire.
 
 use super::*;
 
@@ -133,7 +133,7 @@ fn what_cannot_be_looked_up_now_sends_no_executor_away_for_good() {
     assert_eq!(refusal(&rig.settle()), None);
 }
 
-/// Why a hello was refused, and whether it is to be asked again.
+/// Returns why a hello was refused, and whether to retry.
 fn refusal(effects: &[Effect]) -> Option<(String, Again)> {
     sent(effects).iter().find_map(|message| match message {
         FromDecider::Refused { reason, again } => Some((reason.clone(), *again)),
@@ -168,7 +168,7 @@ fn an_executor_over_another_folder_is_refused_until_nothing_is_left_in_the_old_o
 fn an_inventory_of_any_size_comes_in_messages_of_a_bounded_one_each_when_it_is_asked_for() {
     let mut rig = Rig::new();
     rig.cluster();
-    // What each asks for is large: a hundred of them are 5 MB.
+    // Each request is large: a hundred of them are 5 MB.
     let text = "x".repeat(50_000);
     let auto = json!({"create": "automatic"});
     let run = json!({"argv": ["app"], "env": {"TEXT": text}});
@@ -305,7 +305,7 @@ fn of_an_inventory_one_part_at_a_time_is_held_back_however_often_it_is_asked_for
         sent(effects).iter().filter(|message| matches!(message, FromDecider::Inventory { .. })).count()
     };
     for _ in 0..2 {
-        // Something that is not durable yet holds back all that is said.
+        // An event that is not durable yet holds back all messages.
         rig.must("cluster.delete", &json!({"name": "nowhere"}));
         (0..50).for_each(|_| rig.say(1, more.clone()));
         assert_eq!(parts(&rig.settle()), 1);
@@ -399,7 +399,7 @@ fn a_deadline_that_passed_while_nobody_was_heard_waits_for_what_executors_say() 
         };
         say(&mut rig, 1, ProcessStatus::Online);
         say(&mut rig, 2, unready());
-        // The server stands still until after the deadline, and then finds what waits.
+        // The server pauses until after the deadline, and then finds waiting messages.
         rig.now = rig.now + Duration::from_secs(90);
         rig.give(Input::Unheard(Duration::from_secs(90)));
         let before = rig.journal.len();

@@ -1,4 +1,4 @@
-//! The inbox: what becomes of letters, and where the next decider goes on.
+//! Inbox: results of its messages, and the offset where the next decider continues.
 
 use chancery_events::fact::{Fact, InboxRefused};
 use chancery_events::letter::{Binding, Letter};
@@ -22,7 +22,7 @@ fn binding() -> Binding {
     }
 }
 
-/// A letter that asks for something as `id` of the source `ci`.
+/// Returns an inbox message with a request that is `id` of the source `ci`.
 fn letter(offset: u64, id: &str, type_name: &str, data: &serde_json::Value) -> Letter {
     let type_name = format!("chancery.{type_name}.v1");
     let headers = [
@@ -45,12 +45,12 @@ fn nonsense(offset: u64) -> Letter {
 }
 
 impl Rig {
-    /// Takes over what the records tell, with an inbox that holds these offsets.
+    /// Takes over the state of the records, with an inbox of these offsets.
     fn with_inbox(&mut self, log: std::ops::Range<u64>) {
         self.with_inbox_over(None, &log);
     }
 
-    /// The same over another state than they tell.
+    /// Takes over another state than that of the records.
     fn with_inbox_over(&mut self, fleet: Option<Fleet>, log: &std::ops::Range<u64>) {
         let fold = self.folded();
         let state = fold.state();
@@ -63,7 +63,7 @@ impl Rig {
         self.take_over(settings, fleet, state.map(|state| &state.at), self.now);
     }
 
-    /// What the records tell.
+    /// Returns the fold of the records.
     fn folded(&self) -> Fold {
         let mut fold = Fold::default();
         for record in &self.journal {
@@ -72,7 +72,7 @@ impl Rig {
         fold
     }
 
-    /// A journal that begins with an inbox.
+    /// Returns a rig whose journal starts with an inbox.
     fn reading(log: std::ops::Range<u64>) -> Rig {
         let mut rig = Rig::new();
         rig.journal.clear();
@@ -85,7 +85,7 @@ impl Rig {
         self.give(Input::Letter(Box::new(letter.clone())));
     }
 
-    /// The watermarks of the records from one on.
+    /// Returns the watermarks of the records from one on.
     fn watermarks(&self, from: usize) -> Vec<u64> {
         let watermark = |record: &Arc<Record>| {
             let Watermark { topic, next } = record.header().watermark.clone().expect("a watermark");
@@ -203,7 +203,7 @@ fn a_letter_is_durable_with_its_answer_and_the_next_decider_goes_on_behind_it() 
     rig.post(&capability(0, "a"));
     rig.post(&nonsense(1));
     rig.settle();
-    // Answered, and never durable: it is as though they had not been read.
+    // Answered, but never durable: as though they had not been read.
     rig.post(&capability(2, "b"));
     rig.post(&nonsense(3));
     let from = rig.journal.len();
@@ -252,14 +252,14 @@ fn a_repeat_records_nothing_and_a_watermark_that_lags_is_carried_by_a_fact_of_it
     rig.settle();
     assert_eq!((rig.types(from), rig.watermarks(from)), (vec!["inbox.advanced.v1"], vec![2]));
     assert_eq!(rig.core.next_due(), None, "once");
-    // Whatever is recorded for another reason carries it too.
+    // A record with another cause carries the watermark too.
     rig.post(&capability(2, "a"));
     rig.must("capability.apply", &json!({"name": "x", "spec": {"type": "T", "score": 1}}));
     rig.now = rig.now + Duration::from_secs(5);
     rig.settle();
     assert_eq!(rig.watermarks(from), [2, 3]);
     assert!(!rig.types(from)[1..].contains(&"inbox.advanced.v1"));
-    // A thousand are not left for a second.
+    // A thousand messages do not wait for a second.
     let from = rig.journal.len();
     for offset in 3..1002 {
         rig.post(&capability(offset, "a"));
@@ -269,7 +269,7 @@ fn a_repeat_records_nothing_and_a_watermark_that_lags_is_carried_by_a_fact_of_it
     rig.post(&capability(1002, "a"));
     rig.settle();
     assert_eq!((rig.types(from), rig.watermarks(from)), (vec!["inbox.advanced.v1"], vec![1003]));
-    // Nor is anything left behind by a decider that is drained.
+    // A drained decider leaves no watermark behind.
     rig.post(&capability(1003, "a"));
     rig.give(Input::Drain);
     rig.give(Input::Drain);
@@ -302,7 +302,7 @@ fn a_letter_that_is_poison_is_refused_once_and_the_next_is_answered() {
     rig.core.decide = stumbling;
     let from = rig.journal.len();
     let replica = rig.core.fleet().replicas().sorted()[0].name.clone();
-    // What it means cannot be folded; deciding it panics.
+    // The first cannot be folded; deciding the second panics.
     rig.post(&letter(0, "p", "replica.delete", &json!({"name": replica})));
     rig.post(&letter(1, "q", "node.delete", &json!({"name": "n1"})));
     rig.post(&capability(2, "a"));
@@ -318,7 +318,7 @@ fn a_letter_that_is_poison_is_refused_once_and_the_next_is_answered() {
     ];
     assert_eq!(rig.types(from), types);
     assert_eq!((rig.core.fleet().replicas().len(), rig.watermarks(from)), (1, vec![3]));
-    // It is the same for whoever asks otherwise.
+    // Other callers get the same answer.
     let request = rig.request("node.delete", &json!({"name": "n1"}));
     let ticket = rig.ask(&request);
     let told = answers(&rig.settle());
@@ -345,11 +345,11 @@ fn a_message_that_cannot_be_read_is_given_up_where_the_inbox_stands_and_nowhere_
     assert_eq!(rig.types(from), ["inbox.skip.v1", "intent.accepted.v1", "inbox.skipped.v1"]);
     assert_eq!(rig.watermarks(from), [4], "in the record of the fact");
     assert_eq!(skip(&mut rig, 3), Some(Code::BadTransition), "it is behind it");
-    // One that can be read meanwhile is answered, and no more skipped.
+    // A message that can be read meanwhile is answered, and not skipped.
     rig.give(Input::InboxStands(4));
     rig.post(&capability(4, "b"));
     assert_eq!(skip(&mut rig, 4), Some(Code::BadTransition));
-    // A late word about what was answered changes nothing.
+    // A late report about an answered offset changes nothing.
     rig.give(Input::InboxStands(2));
     assert_eq!(skip(&mut rig, 2), Some(Code::BadTransition));
     rig.with_inbox(0..9);
@@ -365,7 +365,7 @@ fn a_message_that_cannot_be_read_is_given_up_where_the_inbox_stands_and_nowhere_
 fn an_intent_that_no_commit_can_hold_is_answered_by_the_fact_alone() {
     let mut rig = Rig::reading(0..0);
     let from = rig.journal.len();
-    // With all that is left out of them, they are four times as long.
+    // With all defaults filled in, the payloads are four times as long.
     let payloads = vec![json!({"name": "a", "resources": {}}); 9000];
     let spec = json!({"namespace": "ns", "service": "web", "payloads": payloads});
     let large = letter(0, "large", "plan.apply", &json!({"name": "web", "spec": spec}));
@@ -394,7 +394,7 @@ fn deadlines_wait_for_the_letters_that_were_there_and_a_lease_after_them() {
     rig.now = rig.now + Duration::from_hours(1);
     rig.settle();
     assert_eq!(rig.types(from), ["term.started.v1", "inbox.refused.v1", "inbox.refused.v1"]);
-    // The last offset holds no letter.
+    // The last offset holds no message.
     rig.give(Input::InboxPassed(3));
     rig.settle();
     rig.now = rig.now + LEASE.saturating_sub(Duration::from_secs(1));
@@ -407,15 +407,15 @@ fn deadlines_wait_for_the_letters_that_were_there_and_a_lease_after_them() {
 
 #[test]
 fn what_an_operator_gives_up_at_a_start_is_recorded_once_with_the_watermark_behind_it() {
-    // The offsets of the topic, what is given up, and the offset at which it is read then.
+    // Offsets of the topic, offset that is given up, and offset where reading starts.
     let table = [
         (2..9, 4, Ok(5)),
         (4..9, 3, Ok(4)),
         (3..9, 8, Ok(9)),
         (9..9, 8, Ok(9)),
-        // It is answered already.
+        // Answered already.
         (2..9, 1, Ok(2)),
-        // More is missing than was given up.
+        // More messages are missing than were given up.
         (5..9, 3, Err("begins at offset 5")),
         (2..9, 9, Err("cannot skip inbox message 9: fleet.inbox/id-1/0 ends at offset 9")),
         (0..1, 4, Err("ends at offset 1")),

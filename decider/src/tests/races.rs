@@ -1,5 +1,5 @@
-//! Races between the decider, the journal and executors, each played in the order that hurt elsewhere. The numbers
-//! are those of `docs/races.md`.
+//! Races between the decider, the journal and executors, each in the order that caused failures elsewhere.
+//! Their numbers are those of `docs/races.md`.
 
 use chancery_events::id::{IncarnationId, ObjectId};
 use chancery_events::observation::{Exit, Hope};
@@ -9,7 +9,7 @@ use chancery_projector::Fold;
 use super::*;
 
 impl Rig {
-    /// The server dies, and another one takes over what so many records tell; the rest never was.
+    /// Crashes the server; another takes over with the first `records` records, and the rest never existed.
     fn crash(&mut self, records: usize) {
         self.journal.truncate(records);
         self.durable = records;
@@ -21,7 +21,7 @@ impl Rig {
         self.take_over(settings(2), state.fleet.clone(), Some(&state.at), self.now);
     }
 
-    /// Closes the commit before anything that is due is done.
+    /// Seals the commit before any due work is done.
     fn seal(&mut self) {
         self.give(Input::Seal);
     }
@@ -44,7 +44,7 @@ impl Rig {
         self.say(connection, ToDecider::Level { attach, reports, part: Part::Last });
     }
 
-    /// With an executor, and one replica that is asked to come up.
+    /// Returns a rig with an executor, and one replica that must start.
     fn starting() -> (Rig, IncarnationId) {
         let mut rig = Rig::new();
         rig.cluster();
@@ -57,7 +57,7 @@ impl Rig {
         (rig, id)
     }
 
-    /// With an executor, and one replica that runs.
+    /// Returns a rig with an executor, and one running replica.
     fn running() -> (Rig, IncarnationId) {
         let (mut rig, id) = Rig::starting();
         rig.report(1, 1, id, 1, Saw::Ready { processes: vec![] });
@@ -71,7 +71,7 @@ impl Rig {
     }
 }
 
-/// Which incarnations are commanded, at which revision and attempt, and whether an outcome is waited for.
+/// Returns commanded incarnations, with revision, attempt, and whether an outcome is awaited.
 fn commands(effects: &[Effect]) -> Vec<(IncarnationId, u32, u32, Standing)> {
     let mut all = Vec::new();
     for message in sent(effects) {
@@ -97,7 +97,7 @@ fn crashed() -> Saw {
     Saw::Ended { exit: Exit::Failed { reason: "status 3".into() }, processes: vec![] }
 }
 
-/// R2.
+/// Race R2.
 #[test]
 fn an_end_of_which_the_server_died_is_told_to_the_next_and_counts_once() {
     let (mut rig, id) = Rig::running();
@@ -118,7 +118,7 @@ fn an_end_of_which_the_server_died_is_told_to_the_next_and_counts_once() {
     assert_eq!((ends, rig.core.fleet().incarnations().sorted()[0].is_live()), (1, false));
 }
 
-/// R3, R61.
+/// Races R3, R61.
 #[test]
 fn a_list_that_was_made_before_a_start_says_nothing_about_it() {
     let (mut rig, id) = Rig::starting();
@@ -136,7 +136,7 @@ fn a_list_that_was_made_before_a_start_says_nothing_about_it() {
     assert!(rig.types(before).contains(&"incarnation.running.v1"));
 }
 
-/// R8, R33.
+/// Races R8, R33.
 #[test]
 fn wherever_the_server_dies_between_an_intent_and_its_commands_the_next_goes_on_and_nothing_is_there_twice() {
     let count = 300;
@@ -173,7 +173,7 @@ fn wherever_the_server_dies_between_an_intent_and_its_commands_the_next_goes_on_
     }
 }
 
-/// R10.
+/// Race R10.
 #[test]
 fn a_second_try_of_what_is_gone_by_then_is_dropped_and_holds_up_nobody() {
     let (mut rig, id) = Rig::starting();
@@ -191,7 +191,7 @@ fn a_second_try_of_what_is_gone_by_then_is_dropped_and_holds_up_nobody() {
     assert_eq!(answers(&rig.settle()).len(), 1);
 }
 
-/// R32.
+/// Race R32.
 #[test]
 fn what_was_given_up_on_somebodys_word_and_turns_up_again_is_removed_and_changes_nothing() {
     let (mut rig, id) = Rig::running();
@@ -209,7 +209,7 @@ fn what_was_given_up_on_somebodys_word_and_turns_up_again_is_removed_and_changes
     assert_eq!(rig.core.fleet().incarnations().sorted().iter().filter(|i| i.is_live()).count(), 0);
 }
 
-/// R35.
+/// Race R35.
 #[test]
 fn a_pause_before_the_next_try_lasts_over_the_death_of_the_server() {
     let (mut rig, id) = Rig::starting();
@@ -226,7 +226,7 @@ fn a_pause_before_the_next_try_lasts_over_the_death_of_the_server() {
     assert_eq!(commands(&rig.settle()), [(id, 1, 2, Standing::Open)], "at its time, as the second try");
 }
 
-/// R60.
+/// Race R60.
 #[test]
 fn an_end_that_was_decided_and_told_nobody_is_in_the_next_welcome() {
     for (what, accepted_only) in

@@ -1,4 +1,4 @@
-//! What may grow until a record cannot hold what follows from it.
+//! Entities that must not grow until a record cannot hold what follows.
 
 use chancery_events::fact::Effect;
 use chancery_events::id::ObjectId;
@@ -10,17 +10,17 @@ use proptest::test_runner::TestRunner;
 
 use super::*;
 
-/// How large a plan is.
+/// Size of a plan.
 #[derive(Clone, Copy, Debug)]
 struct Shape {
     payloads: usize,
     ports: usize,
-    /// Characters of names of payloads and ports.
+    /// Characters in names of payloads and ports.
     name: usize,
-    /// Processes, in hundredths of what a report has room for.
+    /// Processes, in hundredths of what fits into a report.
     fill: usize,
     volumes: usize,
-    /// Characters of the mounts of volumes.
+    /// Characters in the mounts of volumes.
     mount: usize,
     /// Bytes of another plan in the same commit, before each report.
     before: usize,
@@ -72,13 +72,13 @@ fn spec(shape: Shape) -> PlanSpec {
     spec
 }
 
-/// Variables with so many bytes in all.
+/// Returns variables with `bytes` bytes in all.
 fn texts(bytes: usize) -> serde_json::Value {
     let all = (0..bytes.div_ceil(100_000)).map(|i| (format!("T{i}"), json!("x".repeat(bytes.min(100_000)))));
     all.collect::<serde_json::Map<_, _>>().into()
 }
 
-/// The largest report of all processes of the plan.
+/// Returns the largest report of all processes of the plan.
 fn processes(spec: &PlanSpec) -> Vec<Process> {
     let address = "[ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff]:65535";
     let process = |payload: &Payload, index| Process {
@@ -99,7 +99,7 @@ fn processes(spec: &PlanSpec) -> Vec<Process> {
 }
 
 impl Rig {
-    /// A cluster with a node that has storage, and an executor of it on connection 1.
+    /// Returns a cluster with a node that has storage, and its executor on connection 1.
     fn with_storage() -> Rig {
         let mut rig = Rig::new();
         rig.must("cluster.apply", &json!({"name": "local", "spec": {"runtime": "process"}}));
@@ -133,7 +133,7 @@ impl Rig {
         self.say(1, ToDecider::Report { attach: Attach::from_random(1), sequence, report });
     }
 
-    /// The executor does all that it is asked, with the largest reports there are.
+    /// Executes all commands, with the largest possible reports.
     fn obey(&mut self, spec: &PlanSpec, shape: Shape) {
         loop {
             self.settle();
@@ -175,7 +175,7 @@ impl Rig {
     }
 }
 
-/// Whether the plan is accepted. One that is has come up, and is gone again.
+/// Whether the plan is accepted. An accepted plan has started, and is deleted again.
 fn lives(shape: Shape) -> bool {
     let mut rig = Rig::with_storage();
     let spec = spec(shape);

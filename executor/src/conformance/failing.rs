@@ -1,4 +1,4 @@
-//! What every orchestrator must do while its API does not answer.
+//! Requirements of orchestrators while their API does not respond.
 
 use chancery_events::fact::Effect;
 use chancery_events::id::IncarnationId;

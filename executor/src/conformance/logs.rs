@@ -1,4 +1,4 @@
-//! What every orchestrator must do with what processes write.
+//! Requirements of orchestrators for the output of processes.
 
 use std::time::{Duration, SystemTime};
 
@@ -60,7 +60,6 @@ fn outputs(logs: &dyn LogSource, id: IncarnationId) -> Vec<Box<dyn LogOutput>> {
     logs.outputs(id).expect("outputs can be listed")
 }
 
-/// Opens an output, once it is there.
 async fn until_open(
     logs: &dyn LogSource,
     id: IncarnationId,
@@ -79,7 +78,7 @@ async fn until_open(
     tokio::time::timeout(PATIENCE, opened).await.expect("there is an output")
 }
 
-/// Reads what is written until that is all of it.
+/// Reads until exactly `wanted` was written.
 async fn read_until(reader: &mut dyn LogReader, wanted: &str) {
     let mut text = String::new();
     let written = async {
@@ -92,7 +91,7 @@ async fn read_until(reader: &mut dyn LogReader, wanted: &str) {
     assert_eq!(text, wanted, "{in_time:?}");
 }
 
-/// What is there to read now.
+/// Reads the output available now.
 fn rest(reader: &mut dyn LogReader) -> String {
     let mut text = String::new();
     while reader.next_time().expect("it can be read").is_some() {

@@ -1,4 +1,4 @@
-//! The one who orders and reads what is told.
+//! Client that sends commands and reads reports.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,12 +11,12 @@ use chancery_events::protocol::ObjectSpec;
 use super::{Subject, command, is_clean};
 use crate::orchestrator::Orchestrator;
 
-/// Nothing that is waited for takes as long as this.
+/// Time limit of each wait.
 pub(super) const PATIENCE: Duration = Duration::from_secs(30);
-/// Enough for readers to be slow in.
+/// Reports per read: few, so that readers can be slow.
 const LIMIT: usize = 3;
 
-/// One life of an orchestrator, and what its reader knows.
+/// Orchestrator between two restarts, and what its reader knows.
 pub(super) struct Reader<O> {
     pub(super) orchestrator: O,
     pub(super) known: BTreeMap<ObjectId, Report>,
@@ -50,7 +50,7 @@ impl<O: Orchestrator> Reader<O> {
         self.known.clone()
     }
 
-    /// Waits for what is told next of one.
+    /// Waits for the next report of an object.
     pub(super) async fn told(&mut self, id: impl Into<ObjectId>) -> Report {
         let id = id.into();
         self.known.remove(&id);
@@ -89,7 +89,7 @@ impl<O: Orchestrator> Reader<O> {
         }
     }
 
-    /// Ends one and forgets it.
+    /// Stops an incarnation and purges it.
     pub(super) async fn end(
         &mut self,
         id: impl Into<ObjectId>,

@@ -1,4 +1,4 @@
-//! What every orchestrator must do with volumes.
+//! Requirements of orchestrators for volumes.
 
 use chancery_events::fact::Effect;
 use chancery_events::id::{IncarnationId, VolumeId};
@@ -9,7 +9,6 @@ use super::reader::Reader;
 use super::{Behaves, Subject, command, is_gone, is_ready};
 use crate::orchestrator::Orchestrator as _;
 
-/// A small one.
 fn volume(capacity: u64) -> ObjectSpec {
     let name = |name: &str| name.parse().expect("a name");
     let (class, node) = ("disk".parse().expect("a class"), name("n1"));

@@ -39,7 +39,7 @@ fn one_copy_that_is_altered_cut_or_gone_loses_nothing_and_is_written_again() {
                 None => fs::remove_file(&copy).unwrap(),
             }
             let told = bad.as_deref().map(String::from_utf8_lossy);
-            // It looks again for a while, so not each time.
+            // An observer retries for a while, so not each time.
             if number % 16 == 0 {
                 assert_eq!(kept(&path, Reader::Another).unwrap().as_deref(), Some("second"), "{told:?}");
                 assert_eq!(fs::read(&copy).ok(), *bad, "whoever does not write it leaves it alone");
@@ -67,14 +67,14 @@ fn a_writing_in_place_that_is_cut_short_anywhere_leaves_what_stood_there_or_what
         for (torn, whole, is_second) in [(&first, &second, false), (&second, &first, true)] {
             for length in 0..=after.len() {
                 fs::write(torn, cut(length)).unwrap();
-                // The other one: not begun, or done.
+                // The other copy: not started, or done.
                 fs::write(whole, if is_second { &after } else { &before }).unwrap();
                 let done = is_second || cut(length) == after;
                 let told = kept(&path, Reader::Writer).unwrap();
                 assert_eq!(told.as_deref(), Some(words[usize::from(done)]), "{words:?} {length} {is_second}");
             }
         }
-        // Nothing of it stands in the way of what is written next.
+        // No leftovers hinder the next write.
         keep(&path, words[0]);
         assert_eq!(kept(&path, Reader::Another).unwrap().as_deref(), Some(words[0]));
     }
@@ -94,7 +94,7 @@ fn a_file_that_others_have_under_a_name_of_theirs_is_replaced_and_not_written_ov
         assert_eq!(kept(&path, Reader::Writer).unwrap().as_deref(), Some("after"));
         fs::remove_file(&snapshot).unwrap();
     }
-    // One that leads elsewhere.
+    // A symbolic link.
     let elsewhere = folder.path().join("elsewhere");
     fs::rename(&path, &elsewhere).unwrap();
     std::os::unix::fs::symlink(&elsewhere, &path).unwrap();
@@ -174,12 +174,12 @@ fn of_two_whole_copies_the_one_that_was_written_last_counts() {
     keep(&path, "after");
     let after = fs::read(&path).unwrap();
     for copy in copies(&path) {
-        // As a crash between the two leaves them.
+        // State after a crash between the two writes.
         fs::write(copy, &before).unwrap();
         assert_eq!(kept(&path, Reader::Writer).unwrap().as_deref(), Some("after"));
         assert_eq!(bytes(&path), [Some(after.clone()), Some(after.clone())]);
     }
-    // The count goes on from whichever is left.
+    // The count continues from the copy that is left.
     fs::write(&path, "rubbish").unwrap();
     keep(&path, "later");
     fs::write(&path, &after).unwrap();
@@ -249,10 +249,10 @@ fn a_record_notices_whatever_befell_its_files_since_its_last_writing() {
             for time in 0..3 {
                 number += 1;
                 record.write(&serde_json::json!({ "word": number.to_string() })).unwrap();
-                // The first may have put new files there.
+                // The first write may have created new files.
                 assert!(time == 0 || stands(&record), "{what}: before");
             }
-            // So that the file system's clock goes on.
+            // Lets the file system's clock advance.
             std::thread::sleep(Duration::from_millis(20));
             befall(&copy);
             assert_eq!(stands(&record), what == "nothing", "{what}");

@@ -1,4 +1,4 @@
-//! A directory for each object, and in it a pair of files for each record (`durable`).
+//! Directory per object, with a pair of files for each record (`durable`).
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use chancery_events::id::ObjectId;
 use super::{CommandRecord, ExecutorStore, ObjectStore, StoreRecord};
 use crate::durable::{self, Reader};
 
-/// Directories of objects, each named by the id of one.
+/// Directories of objects, each named by an object id.
 #[derive(Clone, Debug)]
 pub(crate) struct DirectoryStore {
     path: PathBuf,
@@ -33,12 +33,12 @@ impl ExecutorStore for DirectoryStore {
     }
 }
 
-/// A directory that holds the records of one object.
+/// Directory of the records of one object.
 pub(crate) trait ObjectDirectory {
-    /// Path of the directory, whether it exists or not.
+    /// Returns the path of the directory, whether it exists or not.
     fn path(&self) -> &Path;
 
-    /// Path of the first copy of a record.
+    /// Returns the path of the first copy of a record.
     fn record<R: StoreRecord>(&self) -> PathBuf {
         self.path().join(format!("{}.json", R::NAME))
     }
@@ -76,7 +76,7 @@ impl<D: ObjectDirectory> ObjectStore for D {
     }
 }
 
-/// What is in a directory, if there is one.
+/// Returns the entries of a directory; none if it does not exist.
 pub(crate) fn entries(directory: &Path) -> io::Result<Vec<PathBuf>> {
     match std::fs::read_dir(directory) {
         Ok(entries) => entries.map(|entry| entry.map(|entry| entry.path())).collect(),

@@ -1,4 +1,4 @@
-//! Records in memory: they outlive an orchestrator, and no process.
+//! Records in memory: they outlive an orchestrator, but not the process.
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -13,7 +13,7 @@ use crate::durable::Reader;
 /// Records by object and name.
 type Records = BTreeMap<ObjectId, BTreeMap<&'static str, Box<dyn Any + Send>>>;
 
-/// See the module. Clones share the records.
+/// Store in memory. Clones share the records.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct MemoryStore {
     records: Arc<Mutex<Records>>,
@@ -21,11 +21,10 @@ pub(crate) struct MemoryStore {
 
 impl MemoryStore {
     fn lock(&self) -> MutexGuard<'_, Records> {
-        // Every change under the lock is whole.
+        // Every change under the lock is complete.
         self.records.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Loses everything.
     pub(crate) fn clear(&self) {
         self.lock().clear();
     }
@@ -44,7 +43,6 @@ impl ExecutorStore for MemoryStore {
     }
 }
 
-/// The records of one object.
 #[derive(Debug)]
 pub(crate) struct MemoryObject {
     store: MemoryStore,

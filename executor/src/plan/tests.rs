@@ -59,7 +59,7 @@ fn an_order_means_what_is_there_makes_of_it() {
     let end = Step::End(Duration::from_secs(9));
     let being_ended = Step::Refuse("it is being ended", Hope::Retry);
     let cases = [
-        // There is            last order         order              then            because
+        // State                  last target         target             step            reason
         (None, order(Up, 1, 1), Step::Start, "nothing is there"),
         (None, order(Down, 1, 1), Step::Bury, "absence is proved by a tombstone"),
         (None, order(Removed, 1, 1), Step::Bury, "absence is proved by a tombstone"),
@@ -108,7 +108,7 @@ fn an_order_means_what_is_there_makes_of_it() {
     ];
     for (there, order, then, because) in cases {
         let there = there.map(|(last, state)| present(last, state));
-        // It brings the spec that is there: whether it could be changed does not matter.
+        // The target has the recorded spec, so support for changes does not matter.
         for changes in [Changes::InPlace, Changes::Never] {
             assert_eq!(
                 step(there.as_ref(), &order, Some(&spec("web-1")), changes),
@@ -128,9 +128,9 @@ fn another_spec_changes_what_runs_where_that_can_be_done_and_is_refused_elsewher
     let being_ended = Step::Refuse("it is being ended", Hope::Retry);
     let change = || (Step::Change, refused.clone());
     let both = |step: Step| (step.clone(), step);
-    // Of what is there the spec is always "web-1".
+    // The existing spec is always "web-1".
     let cases = [
-        // There is  last order    order        its spec  then where it can, and elsewhere  because
+        // State     last target   target       its spec  step with and without changes in place    reason
         (runs(), order(Up, 1, 1), order(Up, 2, 1), "web-2", change(), "it is to be another one"),
         (starting(), order(Up, 1, 1), order(Up, 2, 1), "web-2", change(), "also before it is up"),
         (runs(), order(Up, 2, 1), order(Up, 2, 2), "web-2", change(), "an attempt is an order"),

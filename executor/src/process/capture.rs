@@ -1,11 +1,11 @@
-//! What processes write: through a named pipe to whoever keeps them, and from there into files of bounded size.
+//! Output of processes: through a named pipe to the supervisor, and from there into files of bounded size.
 //!
-//! The pipe has a name, so that an executor can take the reading over when a keeper has died. A process holds its
-//! end for reading as well as for writing: with nobody there to read, it waits when the pipe is full, and is never
-//! ended by a broken pipe.
+//! The pipe has a name, so that an executor can take over reading when a supervisor has died. A process holds
+//! both ends of the pipe. Without a reader, the process waits when the pipe is full, and is never ended by a
+//! broken pipe.
 //!
-//! The files of an output are `NAME.1`, `NAME.2` and so on; the newest few are there. A number is never given twice,
-//! so that a reader knows by it alone where to go on. Beside each is an index of times (`times`).
+//! The files of an output are `NAME.1`, `NAME.2` and so on; only the newest are kept. A number is never
+//! reused, so that a reader can continue by the number alone. Each file has an index of times (`times`).
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, Read as _, Write as _};
@@ -22,40 +22,40 @@ use super::entries;
 use super::times::{self, TimesWriter};
 use crate::durable;
 
-/// Bytes that are read at one time: as many as a pipe holds.
+/// Maximum bytes of a read: the capacity of a pipe.
 const CHUNK: usize = 64 << 10;
 /// Maximum number of chunks that are read from a pipe after the processes of its incarnation have ended.
 const LAST_CHUNKS: usize = 64;
 
-/// What may be kept of each output of a process.
+/// Limits of each output of a process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct OutputLimits {
-    /// Bytes a file.
+    /// Maximum size of a file in bytes.
     pub file_bytes: NonZeroU64,
-    /// Files; with a new one, the oldest goes.
+    /// Maximum number of files; a new file replaces the oldest.
     pub files: NonZeroU16,
 }
 
 impl Default for OutputLimits {
-    /// 10 MiB, three times.
+    /// Returns three files of 10 MiB.
     fn default() -> OutputLimits {
         let file_bytes = const { NonZeroU64::new(10 << 20).unwrap() };
         OutputLimits { file_bytes, files: const { NonZeroU16::new(3).unwrap() } }
     }
 }
 
-/// What came of reading a pipe.
+/// Result of reading a pipe.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Copied {
-    /// Something; there may be more.
+    /// Data was read; there may be more.
     More,
-    /// There is nothing now.
+    /// No data is available now.
     Nothing,
-    /// Nobody can write any more.
+    /// No writer is left.
     Over,
 }
 
-/// The reading end of an output's pipe, and its files.
+/// Reading end of an output's pipe, and the output's files.
 #[derive(Debug)]
 pub(super) struct Capture {
     pipe: File,
@@ -74,7 +74,7 @@ impl AsRawFd for Capture {
     }
 }
 
-/// The pipe of the output whose files begin with `base`.
+/// Pipe of the output whose files start with `base`.
 fn pipe_of(base: &Path) -> PathBuf {
     with_suffix(base, "pipe")
 }
@@ -85,7 +85,7 @@ fn with_suffix(base: &Path, suffix: impl std::fmt::Display) -> PathBuf {
     name.into()
 }
 
-/// Makes an output's pipe; gives the end for the keeper, and that for the process.
+/// Makes an output's pipe; returns the ends of the supervisor and of the process.
 pub(super) fn open(base: &Path, limits: OutputLimits) -> io::Result<(Capture, File)> {
     let path = pipe_of(base);
     match mkfifoat(CWD, &path, Mode::RUSR | Mode::WUSR) {
@@ -97,7 +97,7 @@ pub(super) fn open(base: &Path, limits: OutputLimits) -> io::Result<(Capture, Fi
     Ok((capture, OpenOptions::new().read(true).write(true).custom_flags(flags).open(path)?))
 }
 
-/// Opens the reading end alone: of a process that is there.
+/// Opens only the reading end, for a process that exists.
 pub(super) fn take_over(base: &Path, limits: OutputLimits) -> io::Result<Capture> {
     let flags = (OFlags::NONBLOCK | OFlags::NOFOLLOW).bits().cast_signed();
     let pipe = OpenOptions::new().read(true).custom_flags(flags).open(pipe_of(base))?;
@@ -108,7 +108,7 @@ pub(super) fn take_over(base: &Path, limits: OutputLimits) -> io::Result<Capture
 }
 
 impl Capture {
-    /// Takes what a pipe holds at most; never waits.
+    /// Reads at most the capacity of a pipe; never waits.
     pub(super) fn copy(&mut self, chunk: &mut Vec<u8>) -> Copied {
         chunk.resize(CHUNK, 0);
         match self.pipe.read(chunk) {
@@ -119,15 +119,16 @@ impl Capture {
             }
             Err(error) if error.kind() == ErrorKind::WouldBlock => Copied::Nothing,
             Err(error) if error.kind() == ErrorKind::Interrupted => Copied::More,
-            // A pipe has no other failures; if one has, nothing more can come of it.
+            // A pipe has no other failures; after one, nothing more can be read.
             Err(_) => Copied::Over,
         }
     }
 
-    /// Takes all that is there, once nobody writes any more; what could not be kept in the end is an error.
+    /// Reads all that is left, once no writer is left. Fails if some of the output could not be written in
+    /// the end.
     pub(super) fn finish(mut self) -> io::Result<()> {
         let mut chunk = Vec::new();
-        // A pipe holds less: what comes later is from a process that still runs.
+        // A pipe holds less: later data is from a process that still runs.
         for _ in 0..LAST_CHUNKS {
             if self.copy(&mut chunk) != Copied::More {
                 break;
@@ -146,7 +147,7 @@ impl Capture {
     }
 }
 
-/// The files of one output.
+/// Files of one output.
 #[derive(Debug)]
 struct Files {
     base: PathBuf,
@@ -155,12 +156,12 @@ struct Files {
     file: Option<File>,
     length: u64,
     times: TimesWriter,
-    /// Bytes that could not be written, and why the first of them could not.
+    /// Number of bytes that could not be written, and the error of the first.
     lost: Option<(u64, io::Error)>,
 }
 
 impl Files {
-    /// Goes on at the end of the newest, if there is one.
+    /// Continues at the end of the newest file, if there is one.
     fn open(base: PathBuf, limits: OutputLimits) -> io::Result<Files> {
         let newest = parts(&base)?.into_iter().max();
         let (number, length) = match newest {
@@ -170,8 +171,8 @@ impl Files {
         Ok(Files { base, limits, number, file: None, length, times: TimesWriter::default(), lost: None })
     }
 
-    /// Writes what came. A disk that is full must not hold the process up: what it does not take is counted, and a
-    /// line says so where it would have stood.
+    /// Writes output. A full disk must not block the process: unwritten bytes are counted, and a line reports
+    /// them where they would be.
     fn take(&mut self, bytes: &[u8]) {
         if let Some((count, error)) = self.lost.take() {
             let told = format!("\n[{count} bytes of output were lost here: {error}]\n");
@@ -183,7 +184,8 @@ impl Files {
         self.lost = self.try_take(bytes).err().map(|(untaken, error)| (untaken as u64, error));
     }
 
-    /// Writes, beginning new files at the ends of lines where it can. An error tells how much was not written.
+    /// Writes output; new files start at line ends if possible. An error includes the number of unwritten
+    /// bytes.
     fn try_take(&mut self, mut bytes: &[u8]) -> Result<(), (usize, io::Error)> {
         while !bytes.is_empty() {
             let room = self.limits.file_bytes.get().saturating_sub(self.length);
@@ -223,7 +225,7 @@ impl Files {
         self.times = TimesWriter::default();
         let first_kept = (self.number + 1).saturating_sub(self.limits.files.get().into());
         let mut result = Ok(());
-        // One that cannot be removed keeps no other.
+        // A file that cannot be removed does not keep others.
         for number in parts(&self.base)?.into_iter().filter(|number| *number < first_kept) {
             let part = part(&self.base, number);
             result = result.and(std::fs::remove_file(&part)).and(times::remove(&part));
@@ -232,12 +234,12 @@ impl Files {
     }
 }
 
-/// One file of an output.
+/// Returns the path of an output's file.
 pub(super) fn part(base: &Path, number: u64) -> PathBuf {
     with_suffix(base, number)
 }
 
-/// The numbers of an output's files.
+/// Numbers of an output's files.
 pub(super) fn parts(base: &Path) -> io::Result<Vec<u64>> {
     let (Some(folder), Some(name)) = (base.parent(), base.file_name()) else { return Ok(Vec::new()) };
     let number = |path: PathBuf| match split(&path) {
@@ -247,9 +249,9 @@ pub(super) fn parts(base: &Path) -> io::Result<Vec<u64>> {
     Ok(entries(folder)?.into_iter().filter_map(number).collect())
 }
 
-/// Of the path of an output's file, the output's name and the file's number.
+/// Splits the path of an output's file into the output's name and the file's number.
 pub(super) fn split(path: &Path) -> Option<(&std::ffi::OsStr, u64)> {
-    // Another follows each.
+    // Every number needs a successor.
     let number = path.extension()?.to_str()?.parse().ok().filter(|number| *number < u64::MAX)?;
     Some((path.file_stem()?, number))
 }
@@ -271,7 +273,7 @@ mod tests {
         numbers.into_iter().map(|n| (n, std::fs::read_to_string(part(base, n)).unwrap())).collect()
     }
 
-    /// What is written, and the files that it becomes.
+    /// Written texts, and the resulting files.
     type Case = (&'static [&'static str], &'static [(u64, &'static str)]);
 
     #[test]

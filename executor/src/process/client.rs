@@ -1,5 +1,5 @@
-//! An executor that is connected to a supervisor. It is never waited for: what its socket does not take is kept up to a
-//! bound, and sent when the socket takes more.
+//! Executor that is connected to a supervisor. The supervisor never waits for it: unsent bytes are kept up to
+//! a bound, and sent when the socket accepts more.
 
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -10,15 +10,15 @@ use rustix::event::PollFlags;
 use super::log::log;
 use super::wire::{self, MAX_RECORD, MAX_REQUEST, Request};
 
-/// Bytes that may wait for a client that does not read; it is dropped when more would.
+/// Maximum number of unsent bytes: a client that does not read is dropped when it would have more.
 const MAX_UNSENT: usize = MAX_RECORD + 4;
 
-/// See the module.
+/// Connected executor.
 pub(super) struct Client {
     stream: UnixStream,
     received: Vec<u8>,
     unsent: Vec<u8>,
-    /// Bytes of `unsent` that were sent meanwhile.
+    /// Number of bytes of `unsent` that were sent meanwhile.
     sent: usize,
 }
 
@@ -29,13 +29,13 @@ impl AsFd for Client {
 }
 
 impl Client {
-    /// One that has connected.
+    /// Creates a client from its connection.
     pub(super) fn new(stream: UnixStream) -> io::Result<Client> {
         stream.set_nonblocking(true)?;
         Ok(Client { stream, received: Vec::new(), unsent: Vec::new(), sent: 0 })
     }
 
-    /// Sends a message, or as much of it as the socket takes now; whether the client stays.
+    /// Sends a message, or as much as the socket accepts now. Returns whether the client stays.
     pub(super) fn say(&mut self, frame: &[u8]) -> bool {
         self.unsent.drain(..self.sent);
         self.sent = 0;
@@ -47,7 +47,7 @@ impl Client {
         self.flush()
     }
 
-    /// Sends what waits; whether the client stays.
+    /// Sends unsent bytes. Returns whether the client stays.
     pub(super) fn flush(&mut self) -> bool {
         while self.sent < self.unsent.len() {
             match self.stream.write(&self.unsent[self.sent..]) {
@@ -60,12 +60,12 @@ impl Client {
         true
     }
 
-    /// What to wait for.
+    /// Returns the events to wait for.
     pub(super) fn awaits(&self) -> PollFlags {
         if self.unsent.is_empty() { PollFlags::IN } else { PollFlags::IN | PollFlags::OUT }
     }
 
-    /// Reads what is there; whether the client stays.
+    /// Reads available requests. Returns whether the client stays.
     pub(super) fn read(&mut self, requests: &mut Vec<Request>) -> bool {
         let mut chunk = [0; 1024];
         loop {

@@ -1,35 +1,40 @@
-//! What is done behind our backs: how it is seen, and what comes of it.
+//! Outside changes to processes and directories: their detection and consequences.
 //!
-//! | what is done | who sees it, and how soon | what comes of it |
-//! |---|---|---|
-//! | a process is killed | its keeper, at once: it is the parent | its siblings are ended; it has ended, with its status |
-//! | the keeper is killed | the executor, at once: the connection ends | the processes run on as orphans, adopted by identity |
-//! | an orphan is killed | the executor, at once: it holds a descriptor of it | as above; its status is unknown |
-//! | the folder, or one above it, is removed, renamed or replaced | the executor, in half a second; if there is none, the keeper, in five | everything is killed; it has ended, with that reason |
-//! | a record is removed or altered | the same; the executor, of one that is overwritten in place, in a second | it is written again: from its other copy, or as it is known in memory |
-//! | `keeper.lock` or `keeper.sock` is removed | the same | the keeper makes it anew |
-//! | the folder is removed, with neither keeper nor executor alive | the next executor, when it begins: processes name their folder in their environment | as above |
+//! | change | detected by | after | consequence |
+//! |---|---|---|---|
+//! | a process is killed | its supervisor (parent) | no delay | its siblings are ended; its status is known |
+//! | an unsupervised process is killed | executor, by a descriptor | no delay | as above; status unknown |
+//! | the supervisor is killed | executor, by the connection | no delay | its processes are adopted |
+//! | directory or one above removed, renamed, replaced | executor, else supervisor | 0.5 s, else 5 s | (a) |
+//! | a record is removed or altered | the same; overwritten in place: executor | the same; 1 s | (b) |
+//! | `keeper.lock` or `keeper.sock` is removed | the same | the same | the supervisor makes it again |
+//! | directory removed without supervisor, executor | next executor, by environments | its start | (a) |
 //!
-//! **Without its folder nothing may run.** Whoever comes next would not find it: it could neither be adopted nor proved
-//! to have ended, and the decider, told that nothing is there, would start it a second time. So whoever still knows what
-//! runs ends it: the keeper, whose children they are; or the executor, which knows the orphans' identities. At once and
-//! without grace, for each moment is one in which the last who knows of them may die too. When nothing is left, the
-//! folder is made anew with the end in it, and only then is the end told. It is a failure: what follows from that is the
-//! decider's rule. The keeper leaves the end in the folder that was moved away as well, so that it is not taken for
-//! cut off if it is moved back. Everything else in such a folder stays as it is.
+//! (a) Everything is killed; the incarnation ends with that reason.
 //!
-//! **A record that is lost or altered in a folder that stands** endangers nothing as long as somebody knows what stood in
-//! it. To end what runs for it would do more harm than was done. So it is written again, with a warning, each by its own
-//! writer: `processes.json` by the keeper (or the executor, of orphans), `spec.json` by the executor (or the keeper, while
-//! there is none). Not looked after: a tombstone (while something runs, there is none that counts), `ready`, and what
-//! processes wrote or work on.
+//! (b) The record is written again, from its other copy or from memory.
 //!
-//! **What it costs.** Twice a second an executor asks for the state (`stat`) of the folder of each incarnation that runs,
-//! and every other time also of both copies of two records; it reads those only when one has changed. Measured with a
-//! thousand incarnations and a debug build, that is 1.8 % of one core; the thousand keepers, which sleep while an executor
-//! is connected, take 1.0 % of one when there is none. A poll for each, without a common round, took 3.5 %. There is no
-//! `inotify`: a watch does not see what happens above its folder, and one instance for each keeper would
-//! exceed the 128 instances that a user may have.
+//! **Nothing may run without its directory.** A later executor could neither adopt the processes nor prove
+//! their end. The decider, informed that nothing exists, would start them a second time. So their parent, the
+//! supervisor, ends them, or the executor, which knows the identities of unsupervised processes. They are
+//! ended immediately and without grace, because the last process that knows them may die at any moment. When
+//! nothing is left, the directory is made again with the end in it, and only then is the end reported. The
+//! end is a failure; the decider's rules apply to it. The supervisor also records the end in the directory
+//! that was moved away. If that is moved back, it is not taken for cut off. Everything else in such a
+//! directory stays as it is.
+//!
+//! **A lost or altered record in an intact directory** endangers nothing while a process knows its content.
+//! Ending the incarnation would do more harm. So the writer of the record writes it again, with a warning.
+//! The writer of `processes.json` is the supervisor (or the executor, for unsupervised processes). The writer
+//! of `spec.json` is the executor (or the supervisor, while no executor is connected). Not checked: a
+//! tombstone (none counts while anything runs), `ready`, and the output and working files of processes.
+//!
+//! **Costs.** Twice a second an executor calls `stat` for the directory of each running incarnation. Every
+//! other time it does so for both copies of two records, which are read only after a change. With a thousand
+//! incarnations and a debug build, that takes 1.8 % of one core. The thousand supervisors sleep while an
+//! executor is connected, and take 1.0 % of one core without. A poll for each incarnation, without a common
+//! round, took 3.5 %. `inotify` is not used: a watch misses changes above its directory. One instance for
+//! each supervisor would exceed the 128 that a user may have.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -47,20 +52,21 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use super::folder::Folder;
 
-/// Between two looks.
+/// Interval of checks.
 const EVERY: Duration = Duration::from_millis(500);
-/// Each second look is at the records too. What gives or takes a name changes the folder; this finds what is overwritten.
+/// Checks of the directory alone between two that include the records. A changed name changes the directory;
+/// the records are checked for overwriting in place.
 const SKIPS: u32 = 1;
-/// Folders that are looked at before others have a turn on the thread.
+/// Number of directories that are checked before the thread yields.
 const AT_ONCE: usize = 50;
 
-/// What has become of a folder in which something runs.
+/// Loss of a directory in which anything runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Loss {
-    /// It is not where it was.
+    /// No directory at the path.
     Removed,
-    /// Another one is there.
+    /// Another directory at the path.
     Replaced,
 }
 
@@ -73,7 +79,7 @@ impl fmt::Display for Loss {
     }
 }
 
-/// Which file or folder it is, whatever its name.
+/// Identity of a file or directory, whatever its name.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub(super) struct Place {
     device: u64,
@@ -87,7 +93,7 @@ impl fmt::Display for Place {
 }
 
 impl Place {
-    /// The number of the file within its file system.
+    /// Returns the number of the file within its file system.
     pub(super) fn inode(self) -> u64 {
         self.inode
     }
@@ -96,7 +102,7 @@ impl Place {
         Place { device: metadata.dev(), inode: metadata.ino() }
     }
 
-    /// Of what stands at a path, if anything does.
+    /// Returns the identity of the file at a path, if there is one.
     pub(super) fn of(path: &Path) -> io::Result<Option<Place>> {
         Ok(stat(path)?.as_ref().map(Place::from))
     }
@@ -105,12 +111,12 @@ impl Place {
         Ok(Place::from(&file.metadata()?))
     }
 
-    /// Whether it is the one that was recorded in this boot, or in another: device numbers may change with that.
+    /// Whether this is the recorded file. Device numbers may differ in another boot.
     pub(super) fn is(self, recorded: Place, in_this_boot: bool) -> bool {
         self.inode == recorded.inode && (self.device == recorded.device || !in_this_boot)
     }
 
-    /// What has become of it, if it does not stand at the path any more. What cannot be found out is no loss.
+    /// Returns the loss, if the file is not at the path any more. An error is not a loss.
     pub(super) fn loss(self, path: &Path) -> Option<Loss> {
         match Place::of(path) {
             Ok(None) => Some(Loss::Removed),
@@ -130,42 +136,43 @@ fn stat(path: &Path) -> io::Result<Option<Metadata>> {
     }
 }
 
-/// What changes with every change of a file, and cannot be set back.
+/// Values that change with every change of a file, and cannot be set back.
 type Stamp = Option<(Place, i64, i64)>;
 
-/// What is seen of a folder.
+/// Result of checking a directory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Seen {
-    /// Nothing was done to it.
+    /// No change.
     Same,
-    /// Something was: by us, perhaps.
+    /// Change, perhaps by this program.
     Changed,
-    /// It is not what it was.
+    /// Loss of the directory.
     Lost(Loss),
 }
 
-/// Sees what was done to the folder of one incarnation.
+/// Detector of changes to the directory of one incarnation.
 #[derive(Debug)]
 pub(super) struct Sight {
     folder: PathBuf,
     records: [PathBuf; 4],
-    /// Which folder it is.
+    /// Identity of the directory.
     place: Option<Place>,
     of_folder: Stamp,
     of_records: [Stamp; 4],
-    /// So many looks are at the folder alone before one is at the records.
+    /// Number of checks of the directory alone before one of the records.
     skips: u32,
     skipped: u32,
 }
 
 impl Sight {
-    /// Its first look finds a change. Without a place, the folder is the one that is found there.
+    /// Creates a detector whose first check finds a change. Without a place, that check determines the
+    /// directory's identity.
     pub(super) fn of(folder: &Folder, place: Option<Place>, skips: u32) -> Sight {
         let (folder, records) = (folder.path().to_owned(), folder.records_of_what_runs());
         Sight { folder, records, place, of_folder: None, of_records: [None; 4], skips, skipped: 0 }
     }
 
-    /// Looks. What cannot be found out now is the same.
+    /// Checks the directory. An error is not a change.
     pub(super) fn look(&mut self) -> Seen {
         let metadata = match stat(&self.folder) {
             Ok(Some(metadata)) => metadata,
@@ -191,13 +198,14 @@ impl Sight {
         Seen::Changed
     }
 
-    /// Lets the next look find a change: what was found could not be put right, or may not show.
+    /// Lets the next check find a change: a repair failed, or a change may be invisible.
     pub(super) fn again(&mut self) {
         self.of_folder = None;
     }
 }
 
-/// Looks at the folders of all that runs, one after the other: to wake up for each would cost more than to look.
+/// Checks of the directories of all that runs, one after the other: a timer for each would cost more than a
+/// check.
 #[derive(Debug, Default)]
 pub(super) struct Watcher(Mutex<BTreeMap<IncarnationId, Arc<Watched>>>);
 
@@ -209,7 +217,7 @@ struct Watched {
 }
 
 impl Watcher {
-    /// Looks twice a second for as long as the runtime lives.
+    /// Checks twice a second for as long as the runtime lives.
     pub(super) async fn look_for_ever(&self) {
         let mut every = interval(EVERY);
         every.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -225,7 +233,7 @@ impl Watcher {
         }
     }
 
-    /// Begins to look at a folder, at once, which finds it changed.
+    /// Starts to check a directory; the first check, made immediately, finds a change.
     pub(super) fn watch(self: &Arc<Watcher>, id: IncarnationId, folder: &Folder) -> Watch {
         let sight = Mutex::new(Sight::of(folder, None, SKIPS));
         let watched = Arc::new(Watched { sight, seen: Mutex::default(), news: Notify::new() });
@@ -241,7 +249,7 @@ impl Watched {
         let mut seen = lock(&self.seen);
         *seen = match (now, *seen) {
             (Seen::Same, seen) => seen,
-            // What was lost stays so.
+            // A loss is permanent.
             (_, Some(Seen::Lost(loss))) => Some(Seen::Lost(loss)),
             (now, _) => Some(now),
         };
@@ -251,7 +259,7 @@ impl Watched {
     }
 }
 
-/// The looks at one folder; they end when this is dropped.
+/// Checks of one directory, which end when this is dropped.
 #[derive(Debug)]
 pub(super) struct Watch {
     watcher: Arc<Watcher>,
@@ -260,7 +268,7 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    /// Waits until something was done. Safe to cancel.
+    /// Waits for a change. Safe to cancel.
     pub(super) async fn next(&self) -> Seen {
         loop {
             if let Some(seen) = lock(&self.watched.seen).take() {
@@ -270,7 +278,7 @@ impl Watch {
         }
     }
 
-    /// Lets the next look find a change.
+    /// Lets the next check find a change.
     pub(super) fn again(&self) {
         lock(&self.watched.sight).again();
     }
@@ -279,7 +287,7 @@ impl Watch {
 impl Drop for Watch {
     fn drop(&mut self) {
         let mut all = lock(&self.watcher.0);
-        // By now it may be another's.
+        // By now the entry may belong to another watch.
         if all.get(&self.id).is_some_and(|watched| Arc::ptr_eq(watched, &self.watched)) {
             all.remove(&self.id);
         }

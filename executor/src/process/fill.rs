@@ -1,5 +1,5 @@
-//! Placeholders in argv and environment: `${port.NAME}`, `${replica}`, `${incarnation}`, `${node}`, `${process}`,
-//! `${volume.MOUNT}`, coordinates as `${KEY}`; `$$` is a dollar.
+//! Placeholders in argv and environment: `${port.NAME}`, `${replica}`, `${incarnation}`, `${node}`,
+//! `${process}`, `${volume.MOUNT}`, coordinates as `${KEY}`; `$$` is a dollar.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use chancery_events::name::{Key, PortName};
 use chancery_events::protocol::RunSpec;
 use chancery_events::template::{self, BadTemplate};
 
-/// What placeholders stand for, in one process.
+/// Values of the placeholders in one process.
 #[derive(Debug)]
 pub(super) struct Values<'a> {
     pub(super) incarnation: IncarnationId,
@@ -17,7 +17,7 @@ pub(super) struct Values<'a> {
     pub(super) index: u16,
     pub(super) ports: &'a BTreeMap<PortName, u16>,
     pub(super) coordinates: &'a BTreeMap<Key, String>,
-    /// Where each volume of the payload is, by where it is to be mounted.
+    /// Paths of the payload's volumes, by mount path.
     pub(super) volumes: &'a BTreeMap<String, PathBuf>,
 }
 

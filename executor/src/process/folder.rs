@@ -1,17 +1,19 @@
-//! The folder of one incarnation, and the durable records in it.
+//! Directory of one incarnation, and its durable records.
 //!
-//! Each of the records `….json` has a second copy, `….copy` (`durable`).
+//! Each record `….json` has a second copy, `….copy` (`durable`).
 //!
 //! | file | written by | holds |
 //! |---|---|---|
-//! | `spec.json` | the executor | the highest order, and the spec; makes the folder ours |
-//! | `tombstone.json` | the executor, holding `keeper.lock` | the revision at or below which nothing will be carried out |
-//! | `processes.json` | the holder of `keeper.lock` | what was started and how it ended, or that it is to be started again after a reboot; never started twice from one record |
-//! | `keeper.lock`, `keeper.sock`, `keeper.log` | the keeper | |
-//! | `ready` | the executor | there once it has been ready; a hint, not synced |
-//! | `<payload>-<index>.out.1`, `.err.1`, … | the keeper | what the process wrote |
-//! | `<payload>-<index>.out.pipe`, `.err.pipe` | the process | the way there |
-//! | `<payload>-<index>/work` | the process | its working folder |
+//! | `spec.json` | the executor | the highest target, and the spec; makes the directory ours |
+//! | `tombstone.json` | the executor, with `keeper.lock` | the revision up to which nothing is carried out |
+//! | `processes.json` | the holder of `keeper.lock` | started processes and ends, or a pending restart |
+//! | `keeper.lock`, `keeper.sock`, `keeper.log` | the supervisor | |
+//! | `ready` | the executor | exists once the incarnation was ready; a hint, not synced |
+//! | `<payload>-<index>.out.1`, `.err.1`, … | the supervisor | output of the process |
+//! | `<payload>-<index>.out.pipe`, `.err.pipe` | the process | pipe to the supervisor |
+//! | `<payload>-<index>/work` | the process | its working directory |
+//!
+//! Processes are never started twice from one record.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -34,12 +36,13 @@ use crate::durable::{self, Lock};
 use crate::executor_store::{CommandRecord, ObjectDirectory, StoreRecord, Tombstone};
 use crate::plan::{Before, Order, Present, State};
 
-/// What is wanted: `spec.json`.
+/// Specification of an incarnation: `spec.json`.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub(super) struct Wanted {
     pub(super) incarnation: IncarnationId,
     pub(super) order: Order,
-    /// With the labels: replica, plan and node; the id tells the lineage. Absent if it was removed unseen.
+    /// Spec with replica, plan and node; the id identifies the lineage. Absent if it was removed before its
+    /// spec was known.
     pub(super) spec: Option<RunSpec>,
     pub(super) program: KeeperProgram,
     #[serde(default)]
@@ -50,7 +53,7 @@ pub(super) struct Wanted {
     pub(super) files: Option<u64>,
     #[serde(default)]
     pub(super) boot: Option<Boot>,
-    /// Where volumes are kept.
+    /// Directory of all volumes.
     #[serde(default)]
     pub(super) volumes: Option<PathBuf>,
 }
@@ -74,7 +77,7 @@ impl StoreRecord for Record {
 }
 
 impl Wanted {
-    /// Control group in which a process of the payload is started, and the memory in it, if either is needed.
+    /// Returns the control group of a process and its memory limit in bytes, if either is needed.
     pub(super) fn group(&self, payload: &RunPayload, index: u16) -> Option<(PathBuf, Option<NonZeroU64>)> {
         let parent = self.cgroup.as_ref()?;
         let memory = payload.memory.filter(|_| parent.memory);
@@ -82,12 +85,12 @@ impl Wanted {
             return None;
         }
         let path = parent.path_of(self.incarnation);
-        // With controllers, processes may be in groups without groups below them alone.
+        // With controllers, only groups without subgroups may have processes.
         let path = if parent.memory { path.join(format!("{}-{index}", payload.name)) } else { path };
         Some((path, memory))
     }
 
-    /// Makes the incarnation's control group, if it can be made and any process needs it.
+    /// Makes the incarnation's control group, if groups can be made and a process needs one.
     pub(super) fn make_group(&self) -> io::Result<Option<IncarnationCgroup>> {
         let payloads = self.spec.iter().flat_map(|spec| &spec.payloads);
         let is_needed = payloads.into_iter().any(|payload| self.group(payload, 0).is_some());
@@ -98,7 +101,7 @@ impl Wanted {
     }
 }
 
-/// Removes every control group that was made of an incarnation, recorded or not, once nothing of it lives. Returns the
+/// Removes every control group of an incarnation, recorded or not, once nothing of it lives. Returns the
 /// failures.
 pub(super) fn remove_groups(wanted: Option<&Wanted>, record: Option<&Record>) -> Vec<io::Error> {
     let of_wanted = wanted.and_then(|wanted| Some(wanted.cgroup.as_ref()?.path_of(wanted.incarnation)));
@@ -113,83 +116,84 @@ pub(super) fn remove_groups(wanted: Option<&Wanted>, record: Option<&Record>) ->
     failures
 }
 
-/// What was started: `processes.json`.
+/// Started processes: `processes.json`.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub(super) struct Record {
-    /// The boot in which the pids mean something.
+    /// Boot in which the pids are valid.
     pub(super) boot: String,
-    /// And the machine, if it can be told.
+    /// Machine of that boot, if known.
     #[serde(default)]
     pub(super) machine: Option<String>,
-    /// The directory from which it was started; in another one the record is a copy, and what it names is not ours.
+    /// Directory from which the processes were started. In another directory the record is a copy, and its
+    /// processes are not ours.
     #[serde(default)]
     pub(super) directory: Option<Place>,
-    /// PID namespace in which they mean something.
+    /// PID namespace in which the pids are valid.
     pub(super) pid_namespace: u64,
     /// Supervisor that started the processes, then its ancestors at that time.
     #[serde(default)]
     pub(super) ancestors: Vec<ProcessIdentity>,
-    /// Control group that holds every process, if there is one.
+    /// Control group of all processes, if any.
     #[serde(default)]
     pub(super) group: Option<IncarnationCgroup>,
-    /// Processes that the machine had started since its boot when the record was begun.
+    /// Number of processes that the machine had started since its boot when the record was created.
     #[serde(default)]
     pub(super) started_before: Option<u64>,
     pub(super) phase: Phase,
     pub(super) processes: Vec<Started>,
 }
 
-/// How far it has come.
+/// Phase of an incarnation.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Phase {
-    /// The processes exist, and wait to be told to execute their programs, or were told.
+    /// Processes exist, and wait to execute their programs, or were released.
     Recorded,
     /// All programs were executed.
     Started,
-    /// It ran in an earlier boot, and is to be started again in this one; nothing of it exists, and the processes are
-    /// those of then.
+    /// Pending restart in this boot: no process exists, and the recorded ones are of an earlier boot.
     Again,
-    /// Nothing of it exists any more.
+    /// End; nothing of the incarnation exists.
     Ended { exit: Exit },
-    /// It could not be started; nothing of it exists.
+    /// Failed start; nothing of the incarnation exists.
     Failed { message: String, hope: Hope },
 }
 
-/// One process.
+/// Process that was started.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub(super) struct Started {
     pub(super) payload: PayloadName,
     pub(super) index: u16,
     pub(super) pid: u32,
-    /// In clock ticks since the boot; with the boot, this tells it from a later process with the same pid.
+    /// Clock ticks since the boot; with the boot, they distinguish the process from a later one with the same
+    /// pid.
     pub(super) start_time: u64,
-    /// Its control group, if it has one.
+    /// Control group of the process, if any.
     #[serde(default)]
     pub(super) group: Option<PathBuf>,
     pub(super) addresses: Vec<Address>,
     pub(super) end: Option<End>,
 }
 
-/// How a process ended.
+/// End of a process.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub(super) struct End {
     pub(super) status: ProcessStatus,
     pub(super) cause: Cause,
-    /// How often it met the limit of its memory, where it had a group.
+    /// Number of times that the process reached its memory limit, if it had a group.
     #[serde(default)]
     pub(super) hits: LimitHits,
 }
 
-/// Why a process ended.
+/// Cause of a process's end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Cause {
-    /// By itself.
+    /// End without a request.
     Itself,
-    /// It was asked to, or killed, by us.
+    /// End by a request or kill of the supervisor or the executor.
     Asked,
-    /// By itself or by somebody else, after its keeper had been asked to end too: as when the machine goes down.
+    /// End without a request, after the supervisor received SIGTERM too: as when the machine goes down.
     GoingDown,
 }
 
@@ -198,14 +202,14 @@ impl Started {
         format!("{}-{}", self.payload, self.index)
     }
 
-    /// The names of its outputs.
+    /// Names of the process's outputs.
     pub(super) fn outputs(&self) -> [String; 2] {
         ["out", "err"].map(|stream| format!("{}.{stream}", self.name()))
     }
 }
 
 impl Record {
-    /// Record of processes that this one is about to start, or that were lost.
+    /// Creates the record of processes that this process will start, or that were lost.
     pub(super) fn begin(boot: &Boot) -> io::Result<Record> {
         Ok(Record {
             boot: boot.id.clone(),
@@ -220,7 +224,7 @@ impl Record {
         })
     }
 
-    /// The exit that its ends add up to: the first failure that nobody asked for.
+    /// Returns the exit that follows from all ends: the first unrequested failure.
     pub(super) fn exit(&self) -> Exit {
         for process in &self.processes {
             if let Some(End { status, cause: Cause::Itself | Cause::GoingDown, hits }) = &process.end {
@@ -242,7 +246,8 @@ impl Record {
         Exit::Clean
     }
 
-    /// What died without being seen ended, for all that is known, by itself.
+    /// Notes that processes without a recorded end have ended, unobserved and, for all that is known,
+    /// unrequested.
     pub(super) fn end_unseen(&mut self) {
         for process in &mut self.processes {
             let (status, cause, hits) = (ProcessStatus::Unknown, Cause::Itself, LimitHits::default());
@@ -250,7 +255,7 @@ impl Record {
         }
     }
 
-    /// Whose processes it names, if it is found in the directory.
+    /// Returns the origin of the recorded processes, if the record was found in the directory.
     pub(super) fn origin(&self, directory: Option<Place>, boot: &Boot) -> Origin {
         let in_this_boot = self.boot == boot.id;
         let (Some(recorded), Some(found)) = (self.directory, directory) else { return Origin::Here };
@@ -267,7 +272,8 @@ impl Record {
         matches!(self.phase, Phase::Ended { .. } | Phase::Failed { .. })
     }
 
-    /// The report of each process; `probed` gives the status of a process that has not ended, by the number of the process.
+    /// Returns the report of each process; `probed` returns the status of a process that has not ended, by
+    /// its number.
     pub(super) fn processes(&self, probed: impl Fn(usize) -> ProcessStatus) -> Vec<Process> {
         let tell = |(number, process): (usize, &Started)| Process {
             payload: process.payload.clone(),
@@ -284,18 +290,18 @@ impl Record {
     }
 }
 
-/// From which directory a record's processes were started.
+/// Directory from which the processes of a record were started.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Origin {
-    /// From the one in which the record is.
+    /// Directory of the record.
     Here,
-    /// From another one, of which the record is a copy: they may run, and are looked after from there.
+    /// Another directory, of which this one is a copy: its processes may run, and are supervised from there.
     Elsewhere,
-    /// From another one, in an earlier boot of this machine: they are dead.
+    /// Another directory, in an earlier boot of this machine: the processes are dead.
     EarlierBoot,
 }
 
-/// The folder.
+/// Directory of an incarnation.
 #[derive(Clone, Debug)]
 pub(super) struct Folder {
     path: PathBuf,
@@ -320,19 +326,20 @@ impl Folder {
         self.path.join(name)
     }
 
-    /// The files without which what runs could not be adopted.
+    /// Returns the files without which running processes could not be adopted.
     pub(super) fn records_of_what_runs(&self) -> [PathBuf; 4] {
         let [a, b] = durable::copies(&self.record::<Wanted>());
         let [c, d] = durable::copies(&self.record::<Record>());
         [a, b, c, d]
     }
 
-    /// Tries to become the holder of `keeper.lock`.
+    /// Tries to acquire `keeper.lock`.
     pub(super) fn lock(&self) -> io::Result<Lock> {
         durable::lock(&self.file("keeper.lock"))
     }
 
-    /// As [`Folder::lock`], for a keeper: it must not make anything in a folder that is being removed.
+    /// Acquires an existing lock, unlike [`Folder::lock`]: a supervisor must create nothing in a directory
+    /// that is being removed.
     pub(super) fn lock_existing(&self) -> io::Result<Lock> {
         durable::lock_existing(&self.file("keeper.lock"))
     }
@@ -341,7 +348,7 @@ impl Folder {
         if self.file("ready").exists() { Before::Ready } else { Before::NeverReady }
     }
 
-    /// Removes the note that it was ready.
+    /// Removes the note that the incarnation was ready.
     pub(super) fn forget_ready(&self) -> io::Result<()> {
         durable::if_found(std::fs::remove_file(self.file("ready"))).map(drop)
     }
@@ -354,7 +361,7 @@ impl Folder {
     }
 }
 
-/// What is there, as the records tell it.
+/// Returns the state that follows from the records.
 pub(super) fn present(
     wanted: &Wanted,
     tombstone: Option<Tombstone>,

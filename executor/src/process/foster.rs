@@ -1,13 +1,13 @@
-//! Orphans: processes whose keeper died. They are adopted by identity, watched, and ended like others; only how they
-//! ended stays unknown, because the parent that could have asked is gone.
+//! Unsupervised processes: their supervisor died. They are adopted by identity, watched, and ended like
+//! others. Only their exit status stays unknown, because the parent that could have read it is dead.
 //!
-//! Besides the recorded processes, descendants are found by the incarnation's control group, or else by a search of all
-//! processes, which may leave it unknown whether anything is left (`proof`). Then no end is recorded. The search is
-//! repeated, so that an end is recorded as soon as it can be proved.
+//! Descendants are found by the incarnation's control group, or else by a search of all processes. The search
+//! may leave it unknown whether anything is left (`proof`). Then no end is recorded, and the search is
+//! repeated until an end is proved.
 //!
-//! Processes that were started in another PID namespace are not adopted: their pids mean nothing here.
+//! Processes that were started in another PID namespace are not adopted: their pids are invalid here.
 //!
-//! What orphans write is passed on from here.
+//! The output of unsupervised processes is copied here.
 
 use std::fs::File;
 use std::io;
@@ -33,35 +33,35 @@ use super::wire::LONGEST_GRACE;
 use crate::durable::Lock;
 use crate::executor_store::ObjectStore as _;
 
-/// A trampoline whose keeper died exits at once; what lives after this was told to execute its program.
+/// Time for trampolines of a dead supervisor to exit; a process that lives afterwards was released.
 const TRAMPOLINES_GONE: Duration = Duration::from_secs(1);
-/// Between two searches for what cannot be found now.
+/// Interval of searches for what cannot be found now.
 const SEARCH: Duration = Duration::from_secs(1);
-/// Time until it is reported that an end cannot be proved: what ends meanwhile may allow the proof.
+/// Time until an unprovable end is reported: processes that end meanwhile may allow the proof.
 const DOUBT: Duration = Duration::from_secs(3);
 
-/// See the module.
+/// Unsupervised processes of one incarnation.
 #[derive(Debug)]
 pub(super) struct Foster {
-    /// For as long as this lives, no keeper starts anything here. None if there is no folder any more.
+    /// Lock that keeps supervisors from starting anything. `None` if the directory is lost.
     lock: Option<File>,
     folder: Folder,
-    /// As it was adopted.
+    /// Record at the adoption.
     record: Record,
     origin: StartedIn,
-    /// Since when it is unknown whether anything is left.
+    /// Time since which it is unknown whether anything is left.
     doubted: Option<Instant>,
     living: Vec<(usize, AsyncFd<Handle>)>,
     captures: Vec<AsyncFd<Capture>>,
     chunk: Vec<u8>,
     kill_at: Option<Instant>,
     pause: Pause,
-    /// When to look again though nothing died.
+    /// Time of the next check, even if no process died.
     next: Option<Instant>,
 }
 
 impl Foster {
-    /// Takes over what the record names and still lives; notes the rest as ended.
+    /// Adopts recorded processes that live; notes that the others ended.
     pub(super) fn adopt(
         lock: Option<File>,
         folder: Folder,
@@ -70,7 +70,7 @@ impl Foster {
         boot: &Boot,
     ) -> io::Result<Foster> {
         let origin = match StartedIn::of(record, boot)? {
-            // What is to be started again names processes of an earlier boot.
+            // A pending restart names processes of an earlier boot.
             StartedIn::Here if record.phase == Phase::Again => StartedIn::OtherBoot,
             origin => origin,
         };
@@ -88,7 +88,7 @@ impl Foster {
                         match capture::take_over(&folder.file(&name), output) {
                             Ok(capture) => captures.push(watched(capture)?),
                             Err(error) if hope(&error) == Hope::Retry => return Err(error),
-                            // Its output goes elsewhere; that is no reason to leave it alone.
+                            // Its output goes elsewhere, which is no reason not to adopt it.
                             Err(error) => {
                                 tracing::warn!(%error, output = name, "an orphan's output is not kept");
                             }
@@ -116,12 +116,13 @@ impl Foster {
         })
     }
 
-    /// Waits until one dies, by its number in the record, or until it is time for [`Foster::go_on`]. Safe to cancel.
+    /// Waits for a death, returned as the number in the record, or until [`Foster::go_on`] is due. Safe to
+    /// cancel.
     pub(super) async fn next(&mut self) -> Option<usize> {
         let dead = std::future::poll_fn(|context| {
             let chunk = &mut self.chunk;
             self.captures.retain_mut(|capture| {
-                // Ready only so often in one turn: the runtime sees to that.
+                // The runtime bounds how often this is ready in one poll.
                 while let Poll::Ready(Ok(mut ready)) = capture.poll_read_ready_mut(context) {
                     match ready.get_inner_mut().copy(chunk) {
                         Copied::More => {}
@@ -144,7 +145,7 @@ impl Foster {
         }
     }
 
-    /// Takes in a death, and does what is due.
+    /// Records a death, and does what is due.
     pub(super) fn go_on(&mut self, dead: Option<usize>, record: &mut Record, grace: Duration) {
         let cause = if self.kill_at.is_some() { Cause::Asked } else { Cause::Itself };
         if let Some(process) = dead.and_then(|number| record.processes.get_mut(number)) {
@@ -170,7 +171,8 @@ impl Foster {
         }
     }
 
-    /// While it is being ended: deaths of those that are watched wake us, deaths of others are looked for.
+    /// Time of the next check during a shutdown: deaths of watched processes wake this task, other deaths are
+    /// searched for.
     fn look_again(&self, now: Instant) -> Instant {
         let kill_at = self.kill_at.unwrap_or(now);
         if self.doubted.is_some_and(|since| now > since + DOUBT) {
@@ -179,7 +181,7 @@ impl Foster {
         if self.living.is_empty() || kill_at <= now { now + self.pause.length() } else { kill_at }
     }
 
-    /// Begins to end everything, or brings the time of killing nearer.
+    /// Starts to end everything, or moves the kill closer.
     pub(super) fn end(&mut self, grace: Duration) {
         let kill_at = Instant::now() + grace.min(LONGEST_GRACE);
         if let Some(at) = &mut self.kill_at {
@@ -191,7 +193,7 @@ impl Foster {
         self.next = Some(self.look_again(Instant::now()));
     }
 
-    /// Makes the lock anew, if somebody has taken its file away: it keeps nobody out then.
+    /// Acquires the lock again, if its file was removed: it excludes no process then.
     pub(super) fn check_lock(&mut self) -> io::Result<()> {
         let Some(lock) = &self.lock else { return Ok(()) };
         if Place::of(&self.folder.file("keeper.lock"))? == Some(Place::of_file(lock)?) {
@@ -199,13 +201,13 @@ impl Foster {
         }
         match self.folder.lock()? {
             Lock::Ours(lock) => self.lock = Some(lock),
-            // A keeper looks whether it may start, and finds that it may not.
+            // A supervisor checks whether it may start, and finds that it must not.
             Lock::Theirs => return Err(io::Error::other("somebody else has the lock for now")),
         }
         Ok(())
     }
 
-    /// What of it is left. That it is unknown is returned once that has lasted.
+    /// Returns what is left. `Rest::Unknown` is returned only once it has lasted.
     pub(super) fn rest(&mut self) -> Rest {
         if !self.living.is_empty() {
             return Rest::Something;
@@ -220,12 +222,12 @@ impl Foster {
         rest
     }
 
-    /// Whether pids of the record mean nothing here.
+    /// Whether the pids of the record are invalid here.
     pub(super) fn is_elsewhere(&self) -> bool {
         self.origin == StartedIn::OtherNamespace
     }
 
-    /// Passes on the last of what was written, once nothing lives any more.
+    /// Copies the last output, once nothing lives any more.
     pub(super) fn finish_output(&mut self) {
         for capture in self.captures.drain(..) {
             if let Err(error) = capture.into_inner().finish() {
@@ -251,7 +253,7 @@ impl Foster {
         }
     }
 
-    /// Searches all processes. That takes long on a large host; probes run on the same threads.
+    /// Searches all processes. The search takes long on a large host; probes run on the same threads.
     fn search(&self) -> Search {
         tokio::task::block_in_place(|| proof::search(&self.folder, &self.record, self.origin))
     }
@@ -265,7 +267,7 @@ fn watched<T: AsRawFd>(owner: T) -> io::Result<AsyncFd<T>> {
     AsyncFd::with_interest(owner, Interest::READABLE)
 }
 
-/// Writes how it all ended. The caller holds the lock.
+/// Records the end. The caller holds the lock.
 pub(super) fn finish(
     folder: &Folder,
     wanted: Option<&Wanted>,

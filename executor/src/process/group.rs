@@ -1,18 +1,18 @@
-//! Control groups (cgroup v2): proof that nothing of an incarnation is left, a kill that reaches all of it, and limits
-//! of memory.
+//! Control groups (cgroup v2): proof that nothing of an incarnation is left, a kill of all its processes,
+//! memory limits.
 //!
 //! | directory | holds |
 //! |---|---|
 //! | `PARENT/DEVICE-INODE` | groups of one executor, named after its directory |
 //! | `…/INCARNATION` | every process of one incarnation, and all that they start |
-//! | `…/INCARNATION/PAYLOAD-N` | one process with its limit, where the parent passes the memory controller on |
+//! | `…/INCARNATION/PAYLOAD-N` | one process with its limit, if the parent delegates the memory controller |
 //!
-//! A group is populated while anything lives in it, also in another PID namespace, and only an empty one can be removed.
-//! So `populated 0` is the proof of an end, and so is a group that is not there, as long as the same file system is mounted
-//! at the same place: groups do not outlive a boot, and none is moved.
+//! A group is populated while anything lives in it, also in another PID namespace, and only an empty one can
+//! be removed. So `populated 0` proves an end. So does a missing group, while the same file system is mounted
+//! at the same path. Groups do not outlive a boot, and none is moved.
 //!
-//! Where no directory for groups can be used, ends are proved without (`proof`), a limit holds for each process
-//! separately (`trampoline`), and nothing can be proved about why one of them ended.
+//! Without a usable directory for groups, ends are proved by a search (`proof`), and a limit applies to each
+//! process separately (`trampoline`). The cause of an end cannot be proved then.
 //!
 //! Source of the files and their meaning: the kernel's `Documentation/admin-guide/cgroup-v2.rst`.
 
@@ -35,27 +35,27 @@ pub(super) mod detect;
 
 /// Time for the trampolines of a dead supervisor to leave their group.
 const EMPTYING: Duration = Duration::from_secs(2);
-/// Attempts to make a group in a directory that another supervisor is removing.
+/// Maximum number of attempts to make a group in a directory that another supervisor is removing.
 const TRIES: usize = 8;
 
 /// Directory in which an executor makes the groups of its incarnations.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) struct CgroupParent {
     pub(super) path: PathBuf,
-    /// Mount point of the file system; none if its groups hold memory alone, and prove nothing.
+    /// Mount point of the file system; `None` if groups only limit memory, and prove nothing.
     pub(super) mount: Option<PathBuf>,
     /// Whether groups get the memory controller.
     pub(super) memory: bool,
 }
 
 impl CgroupParent {
-    /// Directory of an incarnation's group.
+    /// Returns the directory of an incarnation's group.
     pub(super) fn path_of(&self, incarnation: IncarnationId) -> PathBuf {
         self.path.join(incarnation.to_string())
     }
 
-    /// Makes the group of an incarnation. A supervisor that died before it recorded anything leaves trampolines in it,
-    /// which have executed nothing: they are ended.
+    /// Makes the group of an incarnation. Trampolines of a supervisor that died before it recorded anything
+    /// are killed; they have executed nothing.
     pub(super) fn make(&self, incarnation: IncarnationId) -> io::Result<Option<IncarnationCgroup>> {
         let path = self.path_of(incarnation);
         clear(&path)?;
@@ -71,7 +71,7 @@ impl CgroupParent {
     }
 
     fn try_make(&self, path: &Path) -> io::Result<()> {
-        // The directory above them is the operator's, or was found: it is not made.
+        // The directory above belongs to the operator, or was found: it is not made.
         make_directory(&self.path)?;
         make_directory(path)?;
         if self.memory {
@@ -87,27 +87,27 @@ impl CgroupParent {
         Ok(Some(IncarnationCgroup { path, mount, place }))
     }
 
-    /// Prepares the kernel for moving a process. The first move after a while waits until each processor has passed a
-    /// point of rest, some ten milliseconds; so does this process when it moves to the group that it is in, which changes
-    /// nothing. Meanwhile the start goes on.
+    /// Prepares the kernel for moving a process. The first move after a while waits some ten milliseconds,
+    /// until each processor has passed a quiescent state. Here this process waits, as it moves to its own
+    /// group, which changes nothing. The start continues meanwhile.
     pub(super) fn warm_up(&self) {
         let Some(mount) = self.mount.clone() else { return };
         std::thread::spawn(move || {
             let groups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
             if let Some(own) = groups.lines().find_map(|line| line.strip_prefix("0::/")) {
-                // Where this is not permitted, starts take longer.
+                // Without permission, starts take longer.
                 let _ = write(&mount.join(own).join("cgroup.procs"), "0");
             }
         });
     }
 
-    /// Group of an incarnation without a record, if it is there.
+    /// Returns the group of an incarnation without a record, if it exists.
     pub(super) fn found(&self, incarnation: IncarnationId) -> io::Result<Option<IncarnationCgroup>> {
         let path = self.path_of(incarnation);
         if path.try_exists()? { self.recorded(path) } else { Ok(None) }
     }
 
-    /// All incarnations that have a group.
+    /// Returns all incarnations that have a group.
     pub(super) fn incarnations(&self) -> io::Result<Vec<IncarnationId>> {
         let name = |path: PathBuf| path.file_name()?.to_str()?.parse().ok();
         Ok(subgroups(&self.path)?.into_iter().filter_map(name).collect())
@@ -119,7 +119,7 @@ impl CgroupParent {
 pub(super) enum Populated {
     Yes,
     No,
-    /// It cannot be said, for this reason.
+    /// Undetermined result, for this reason.
     Unknown(String),
 }
 
@@ -133,7 +133,7 @@ pub(super) struct IncarnationCgroup {
 }
 
 impl IncarnationCgroup {
-    /// Reads whether anything lives in the group.
+    /// Returns whether anything lives in the group.
     pub(super) fn populated(&self) -> Populated {
         if !self.is_same_view() {
             let mount = self.mount.display();
@@ -160,19 +160,19 @@ impl IncarnationCgroup {
         if self.is_same_view() { kill(&self.path) } else { Ok(()) }
     }
 
-    /// Pids here of the processes in the group.
+    /// Returns the pids, valid here, of processes in the group.
     pub(super) fn pids(&self) -> BTreeSet<u32> {
         if self.is_same_view() { pids(&self.path) } else { BTreeSet::new() }
     }
 
-    /// Every process in the group that has a pid here.
+    /// Returns every process in the group that has a pid here.
     pub(super) fn members(&self) -> Vec<Handle> {
         if !self.is_same_view() {
             return Vec::new();
         }
         let opened = |pid: u32| Some((pid, Handle::open(pid, Stat::of(pid).ok()??.start_time).ok()??));
         let handles: Vec<_> = pids(&self.path).into_iter().filter_map(opened).collect();
-        // Read again after opening: from here on the descriptor cannot come to mean another process.
+        // Read again after opening: from here on the descriptor cannot refer to another process.
         let still = pids(&self.path);
         handles.into_iter().filter(|(pid, _)| still.contains(pid)).map(|(_, handle)| handle).collect()
     }
@@ -185,7 +185,8 @@ fn make_directory(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Pids in a group and in groups below it. A process of another PID namespace has none here, and is 0.
+/// Pids in a group and in groups below it. A process of another PID namespace has none here, and is listed as
+/// 0.
 fn pids(path: &Path) -> BTreeSet<u32> {
     let listed = std::fs::read_to_string(path.join("cgroup.procs")).unwrap_or_default();
     let mut all: BTreeSet<u32> =
@@ -204,12 +205,12 @@ fn kill(path: &Path) -> io::Result<()> {
     if_found(write(&path.join("cgroup.kill"), "1")).map(drop)
 }
 
-/// Writes to a file that is there.
+/// Writes to an existing file.
 fn write(path: &Path, text: &str) -> io::Result<()> {
     OpenOptions::new().write(true).open(path)?.write_all(text.as_bytes())
 }
 
-/// Ends what is in a group, and removes the group.
+/// Kills everything in a group, and removes the group.
 fn clear(path: &Path) -> io::Result<()> {
     let until = Instant::now() + EMPTYING;
     while let Err(error) = remove(path) {
@@ -222,43 +223,43 @@ fn clear(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Makes the group of a process, with at most this memory, none of it swapped out.
+/// Makes the group of a process, limited to this memory in bytes, none of it swapped out.
 ///
-/// When the limit is exceeded the kernel ends everything in the group (`memory.oom.group`): an end that was counted is
-/// that of each process in the group, never that of a helper alone.
+/// When the limit is exceeded, the kernel kills everything in the group (`memory.oom.group`). So a counted
+/// kill is the end of each process in the group, never of a helper alone.
 pub(super) fn limit(path: &Path, memory: Option<NonZeroU64>) -> io::Result<()> {
     std::fs::create_dir(path)?;
     let Some(memory) = memory else { return Ok(()) };
     std::fs::write(path.join("memory.oom.group"), "1")?;
     std::fs::write(path.join("memory.max"), memory.to_string())?;
-    // Missing where the kernel does not count what is swapped out.
+    // Missing where the kernel does not account for swap.
     let swap = path.join("memory.swap.max");
     if swap.exists() { std::fs::write(swap, "0") } else { Ok(()) }
 }
 
-/// Puts a process into a group; what it starts from then on is in it as well.
+/// Moves a process into a group, with all that it starts from then on.
 pub(super) fn put(path: &Path, pid: u32) -> io::Result<()> {
     std::fs::write(path.join("cgroup.procs"), pid.to_string())
 }
 
-/// Whether the kernel has ended the group for lack of memory. It counts before it kills: a process that has seen the
-/// death sees the count.
+/// Whether the kernel has killed the group for lack of memory. The kernel counts before it kills: an observer
+/// of the death sees the count.
 pub(super) fn was_ended(path: &Path) -> io::Result<bool> {
     let events = std::fs::read_to_string(path.join("memory.events"))?;
     Ok(count_of(&events, "oom_kill").is_some_and(|kills| kills > 0))
 }
 
-/// How often a process met the limit of its group's memory, as the kernel has counted until its end.
+/// Number of times that a process met its group's memory limit, as counted by the kernel until its end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub(super) struct LimitHits {
-    /// Times that memory had to be reclaimed at the limit (`max`).
+    /// Number of times that memory had to be reclaimed at the limit (`max`).
     pub(super) reached: u64,
-    /// Times that an allocation was about to fail at the limit (`oom`).
+    /// Number of times that an allocation was about to fail at the limit (`oom`).
     pub(super) refused: u64,
 }
 
 impl LimitHits {
-    /// What the group has counted; nothing if that cannot be read.
+    /// Returns the counts of the group; zero if they cannot be read.
     pub(super) fn of(path: &Path) -> LimitHits {
         LimitHits::read(&std::fs::read_to_string(path.join("memory.events")).unwrap_or_default())
     }
@@ -281,13 +282,12 @@ impl fmt::Display for LimitHits {
     }
 }
 
-/// Value of a key in a file of `KEY VALUE` lines.
+/// Returns the value of a key in a file of `KEY VALUE` lines.
 fn count_of(text: &str, key: &str) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(' ')?.parse().ok())
 }
 
-/// Removes an empty group with the groups below it; a group that is not there is fine. The directory of the executor's
-/// groups is removed with the last of them.
+/// Removes an empty group with the groups below it; a missing group is not an error.
 pub(super) fn remove(path: &Path) -> io::Result<()> {
     for group in subgroups(path)? {
         remove(&group)?;
@@ -297,7 +297,7 @@ pub(super) fn remove(path: &Path) -> io::Result<()> {
 
 /// Removes the directory of an executor's groups, unless any group is left.
 pub(super) fn remove_parent(path: &Path) {
-    // It fails while there is any group, which is fine.
+    // Fails while any group is left.
     let _ = std::fs::remove_dir(path);
 }
 

@@ -1,4 +1,4 @@
-//! Who holds the lock of an incarnation's folder, and what is heard from there.
+//! Holder of the lock of an incarnation's directory, and its events.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _, Seek as _, SeekFrom};
@@ -22,52 +22,52 @@ use super::foster::Foster;
 use super::wire::{self, Request};
 use crate::durable::{Lock, open_plain};
 
-/// Bytes of a keeper's log that are read, at most.
+/// Maximum number of bytes read from a supervisor's log.
 const LAST_WORDS: u64 = 64 << 10;
-/// Size in bytes above which the log of a keeper is emptied when the next keeper starts.
+/// Size in bytes above which the log of a supervisor is emptied when the next one starts.
 const LONGEST_LOG: u64 = 1 << 20;
 const CONNECT_FIRST: Duration = Duration::from_millis(3);
 const CONNECT_MOST: Duration = Duration::from_millis(100);
-/// How long one start counts among those at once.
+/// Maximum time for which a start keeps its permit.
 const START_PATIENCE: Duration = Duration::from_secs(10);
-/// Between two looks, if the first failed.
+/// Delay before a failed check is repeated.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 /// Time in which a supervisor that was asked to end everything must answer a request for its record.
 const SILENCE: Duration = Duration::from_secs(10);
-/// Between two such requests.
+/// Interval of requests for the record.
 const ASK_AGAIN: Duration = Duration::from_secs(5);
-/// How long a keeper whose folder was lost may take to end everything; then that is done without it.
+/// Time for a supervisor whose directory was lost to end everything, before the executor does.
 const LOST_PATIENCE: Duration = Duration::from_secs(2);
 
-/// Who holds the lock.
+/// Holder of the lock.
 #[derive(Debug)]
 pub(super) enum Hold {
-    /// There is no folder.
+    /// No holder: there is no directory.
     Nothing,
-    /// It could not be found out.
+    /// Undetermined holder.
     Unknown,
-    /// We, and nothing runs.
+    /// This executor, and nothing runs.
     Ours(#[expect(dead_code, reason = "held, not used")] File),
-    /// We, and orphans run.
+    /// This executor, and unsupervised processes run.
     Foster(Box<Foster>),
-    /// We, and what ran before a reboot of the machine is to be started again when it is its turn.
+    /// This executor, and a restart after a reboot waits for a permit.
     Again(File, Arc<Semaphore>),
-    /// A keeper, or soon a keeper.
+    /// Supervisor, perhaps still starting.
     Kept(KeeperLink),
 }
 
-/// What is heard.
+/// Event from the lock holder.
 #[derive(Debug)]
 pub(super) enum Event {
-    /// The keeper's record.
+    /// Record of the supervisor.
     Record(Box<Record>),
-    /// No keeper holds the lock any more; or it is time to look again.
+    /// Time for a check; perhaps no supervisor holds the lock any more.
     Look,
-    /// The supervisor was asked to end everything, and does not answer.
+    /// No answer from a supervisor that was asked to end everything.
     Silent,
-    /// An orphan died, by its number in the record; or it is time for another sweep.
+    /// Death of an unsupervised process, by its number in the record, or time for another sweep.
     Orphan(Option<usize>),
-    /// It is its turn to be started again.
+    /// Permit for the restart.
     Turn(OwnedSemaphorePermit),
 }
 
@@ -83,7 +83,7 @@ impl Hold {
             Hold::Foster(foster) => Event::Orphan(foster.next().await),
             Hold::Again(_, starts) => match starts.clone().acquire_owned().await {
                 Ok(permit) => Event::Turn(permit),
-                // Nobody closes it.
+                // The semaphore is never closed.
                 Err(_) => std::future::pending().await,
             },
             Hold::Kept(link) => link.next().await,
@@ -91,8 +91,8 @@ impl Hold {
     }
 }
 
-/// One of the starts that may happen at once, while this lives; but a keeper that hangs does not hold back others
-/// for ever.
+/// Permit for a concurrent start, while this lives. A supervisor that hangs does not delay others
+/// permanently.
 #[derive(Debug)]
 pub(super) struct Start(#[expect(dead_code, reason = "its drop is what counts")] oneshot::Sender<()>);
 
@@ -107,34 +107,34 @@ impl Start {
     }
 }
 
-/// A connection to a keeper, or the way to one.
+/// Connection to a supervisor, or attempts to connect.
 #[derive(Debug)]
 pub(super) struct KeeperLink {
     folder: Folder,
-    /// The keeper, if this executor started it: it is to be reaped.
+    /// Supervisor that this executor started, and must reap.
     child: Option<Child>,
-    /// Dropped when the keeper says that it has started everything, or is gone: another may start then.
+    /// Permit, dropped when the supervisor has started everything or has ended: another may start then.
     start: Option<Start>,
     connection: Option<Connection>,
     pause: Duration,
-    /// To be said when connected: the shortest grace.
+    /// Shortest grace of stop requests, sent once connected.
     stop: Option<Duration>,
-    /// To be said when connected.
+    /// Whether a check is requested once connected.
     look: bool,
     lost: Option<Loss>,
     answer: Answer,
-    /// Until when a keeper whose folder was lost is waited for.
+    /// Deadline of a supervisor whose directory was lost.
     until: Option<Instant>,
 }
 
-/// What is expected of a supervisor that was asked to end everything.
+/// Answer expected of a supervisor that was asked to end everything.
 #[derive(Clone, Copy, Debug)]
 enum Answer {
-    /// It was not asked.
+    /// No request was made.
     None,
-    /// It answered, and is asked again at this time.
+    /// Time of the next request, after an answer.
     AskAt(Instant),
-    /// Its record, before this time.
+    /// Deadline of the record.
     DueAt(Instant),
 }
 
@@ -154,7 +154,7 @@ impl KeeperLink {
         }
     }
 
-    /// Asks the keeper to end everything; now, or when it can be reached.
+    /// Requests the end of everything, now or once connected.
     pub(super) fn stop(&mut self, grace: Duration) {
         self.stop = Some(self.stop.map_or(grace, |stop| stop.min(grace)));
         if let Answer::None = self.answer {
@@ -162,20 +162,20 @@ impl KeeperLink {
         }
     }
 
-    /// Asks the keeper to see whether everything in the folder is as it should be.
+    /// Requests a check of the directory.
     pub(super) fn look(&mut self) {
         self.look = true;
     }
 
-    /// Asks the keeper to end everything at once, because its folder is lost; it is not waited for without end.
+    /// Requests the immediate end of everything, because the directory is lost. The wait for that is bounded.
     pub(super) fn lose(&mut self, loss: Loss) {
         self.lost = Some(loss);
         self.until = Some(Instant::now() + LOST_PATIENCE);
-        // Also understood by a keeper of an earlier build.
+        // Also supported by a supervisor of an earlier build.
         self.stop(Duration::ZERO);
     }
 
-    /// Ends the keeper itself, if this executor started it.
+    /// Kills the supervisor, if this executor started it.
     pub(super) fn kill(&mut self) {
         if let Some(Err(error)) = self.child.as_mut().map(Child::kill) {
             tracing::warn!(%error, "end a keeper");
@@ -216,8 +216,8 @@ impl KeeperLink {
                 status.then_some(Request::Status),
             ];
             let frames = requests.iter().flatten().flat_map(wire::frame).collect::<Vec<_>>();
-            // Never waited for: a supervisor that stands still may have left the buffer full. What it does not take whole
-            // is said over the next connection.
+            // Never waits: a supervisor that hangs may have left the buffer full. Unsent requests are sent on
+            // the next connection.
             if !frames.is_empty() && connection.writer.try_write(&frames).ok() != Some(frames.len()) {
                 self.connection = None;
                 continue;
@@ -231,7 +231,7 @@ impl KeeperLink {
                 None => connection.next().await,
                 Some(wake) => match tokio::time::timeout_at(wake, connection.next()).await {
                     Ok(message) => message,
-                    // What is due is done above.
+                    // The loop handles what is due.
                     Err(_) => continue,
                 },
             };
@@ -247,7 +247,7 @@ impl KeeperLink {
             };
             match serde_json::from_slice::<Record>(&message) {
                 Ok(record) => {
-                    // Not before: a keeper that sends none would be asked again and again.
+                    // Not before: a supervisor that sends no record would be asked again and again.
                     self.pause = CONNECT_FIRST;
                     if record.phase != Phase::Recorded {
                         self.start = None;
@@ -262,16 +262,16 @@ impl KeeperLink {
         }
     }
 
-    /// Whether there is no keeper any more, nor one to come.
+    /// Whether there is no supervisor any more, and none is starting.
     fn is_lost(&mut self) -> bool {
         if let Some(child) = &mut self.child {
             match child.try_wait() {
-                // It may yet get to the lock.
+                // The child may still acquire the lock.
                 Ok(None) => return false,
                 Ok(Some(_)) | Err(_) => self.child = None,
             }
         }
-        // Another keeper, started by an earlier life, may have been quicker.
+        // A supervisor started in an earlier executor epoch may have been quicker.
         match self.folder.lock() {
             Ok(Lock::Theirs) => false,
             Ok(Lock::Ours(_)) => true,
@@ -286,15 +286,15 @@ impl KeeperLink {
 impl Drop for KeeperLink {
     fn drop(&mut self) {
         if let Some(mut child) = self.child.take() {
-            // It has let go of the lock, so it is about to end.
+            // The supervisor has released the lock, so it is about to end.
             drop(tokio::task::spawn_blocking(move || child.wait()));
         }
     }
 }
 
-/// Starts a keeper, which leaves our session at once and does not end with us.
+/// Starts a supervisor, which leaves this session immediately and outlives this process.
 pub(super) fn spawn_keeper(folder: &Folder, program: &KeeperProgram) -> io::Result<Child> {
-    // A pipe in its place is not waited for, and a log that cannot be written keeps no keeper from its work.
+    // A pipe at that path does not block, and an unwritable log prevents no start.
     let flags = OFlags::NONBLOCK.bits().cast_signed();
     let mut log = OpenOptions::new();
     log.append(true).create(true).mode(0o600).custom_flags(flags);
@@ -313,10 +313,10 @@ pub(super) fn spawn_keeper(folder: &Folder, program: &KeeperProgram) -> io::Resu
         .spawn()
 }
 
-/// Why a keeper ended before it started anything.
+/// Returns why a supervisor ended before it started anything.
 pub(super) fn last_words(folder: &Folder) -> String {
     let mut log = Vec::new();
-    // Without it, there is nothing to say.
+    // Without a log, there is no reason to return.
     let _ = open_plain(OpenOptions::new().read(true), &folder.file("keeper.log")).and_then(|mut file| {
         let length = file.metadata()?.len();
         file.seek(SeekFrom::Start(length.saturating_sub(LAST_WORDS)))?;
@@ -329,7 +329,7 @@ pub(super) fn last_words(folder: &Folder) -> String {
     )
 }
 
-/// See `wire`.
+/// Connection to a supervisor (`wire`).
 #[derive(Debug)]
 struct Connection {
     reader: OwnedReadHalf,
@@ -338,7 +338,7 @@ struct Connection {
 }
 
 impl Connection {
-    /// The next message. Safe to cancel.
+    /// Returns the next message. Safe to cancel.
     async fn next(&mut self) -> io::Result<Vec<u8>> {
         loop {
             if let Some(message) = wire::take(&mut self.received, wire::MAX_RECORD)? {
@@ -352,7 +352,7 @@ impl Connection {
 }
 
 async fn connect(folder: &Folder) -> io::Result<Connection> {
-    // By way of a descriptor, because the path of a socket may have about 100 bytes and no more.
+    // By way of a descriptor: the path of a socket is limited to about 100 bytes.
     let dir = File::open(folder.path())?;
     let stream = UnixStream::connect(format!("/proc/self/fd/{}/keeper.sock", dir.as_raw_fd())).await?;
     let (reader, writer) = stream.into_split();

@@ -1,4 +1,4 @@
-//! Which process is meant: pid, start time and boot, never a pid alone, because pids are given anew.
+//! Identity of a process: pid, start time and boot, never a pid alone, because pids are reused.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use super::drift::Place;
 use crate::durable::if_found;
 
-/// What `/proc/PID/stat` says of a process.
+/// Content of `/proc/PID/stat`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Stat {
     pub(super) pid: u32,
@@ -30,7 +30,7 @@ pub(super) struct Stat {
 }
 
 impl Stat {
-    /// Reads it; `None` if there is no such process. After an error there may be one.
+    /// Reads the file; `None` if there is no such process. After an error there may be one.
     pub(super) fn of(pid: u32) -> io::Result<Option<Stat>> {
         let Some(bytes) = read(pid, "stat")? else { return Ok(None) };
         let unclear =
@@ -39,7 +39,7 @@ impl Stat {
     }
 
     fn parse(pid: u32, bytes: &[u8]) -> Option<Stat> {
-        // The name of the program may hold anything, also what is not UTF-8.
+        // The name of the program may hold any bytes, also invalid UTF-8.
         let after_name = bytes.iter().rposition(|byte| *byte == b')')?;
         let rest = std::str::from_utf8(bytes.get(after_name + 1..)?).ok()?;
         let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
@@ -50,13 +50,13 @@ impl Stat {
             group: fields.get(2)?.parse().ok()?,
             session: fields.get(3)?.parse().ok()?,
             threads: fields.get(17)?.parse().ok()?,
-            // Field 22 of the whole line; the first here is field 3.
+            // Field 22 of the line; the first here is field 3.
             start_time: fields.get(19)?.parse().ok()?,
         })
     }
 
-    /// Dead, though perhaps not reaped yet: init may take seconds over that. A process whose first thread has ended
-    /// lives on in its others.
+    /// Whether the process is dead, perhaps not reaped yet: init may take seconds. A process whose first
+    /// thread has ended lives while other threads do.
     pub(super) fn is_dead(&self) -> bool {
         matches!(self.state, b'X' | b'x') || (self.state == b'Z' && self.threads <= 1)
     }
@@ -65,12 +65,12 @@ impl Stat {
         ProcessIdentity { pid: self.pid, start_time: self.start_time }
     }
 
-    /// All processes. It is an error if one is there and cannot be read.
+    /// Returns all processes. Fails if one exists and cannot be read.
     pub(super) fn all() -> io::Result<Vec<Stat>> {
         pids()?.into_iter().filter_map(|pid| Stat::of(pid).transpose()).collect()
     }
 
-    /// All processes but those of which a security module shows nothing.
+    /// Returns all processes but those that a security module hides.
     pub(super) fn shown() -> io::Result<Vec<Stat>> {
         let is_shown = |stat: &io::Result<Stat>| {
             let is_hidden = |kind| matches!(kind, ErrorKind::PermissionDenied | ErrorKind::InvalidData);
@@ -88,8 +88,8 @@ fn pids() -> io::Result<Vec<u32>> {
     Ok(all)
 }
 
-/// Reads a file of a process; `None` if there is no such process. A failure for another reason, as for lack of
-/// descriptors, says nothing of the process.
+/// Reads a file of a process; `None` if there is no such process. Any other failure, as a lack of
+/// descriptors, proves nothing about the process.
 fn read(pid: u32, file: &str) -> io::Result<Option<Vec<u8>>> {
     match if_found(std::fs::read(format!("/proc/{pid}/{file}"))) {
         Err(error) if error.raw_os_error() == Some(Errno::SRCH.raw_os_error()) => Ok(None),
@@ -99,20 +99,21 @@ fn read(pid: u32, file: &str) -> io::Result<Option<Vec<u8>>> {
     }
 }
 
-/// How long the kernel may take for the environment of a process, or a disk for what a path leads to.
+/// Time limit for the kernel to read an environment, and for a disk to resolve a path.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// The same for a reader that has met one that takes longer: many may wait for one disk.
+/// Time limit of a reader after its first timeout: many processes may wait for one disk.
 const SHORT_PATIENCE: Duration = Duration::from_millis(10);
 
-/// Processes whose environments are still being read after that.
+/// Processes whose environments are still being read after a timeout.
 static HANGING: Mutex<BTreeSet<ProcessIdentity>> = Mutex::new(BTreeSet::new());
 
-/// Reads environments of processes.
+/// Reader of process environments.
 ///
-/// The kernel reads an environment from the memory of the process, and waits for a process that waits for a disk with its
-/// memory locked (`mmap` of a file on a network file system without its server). So environments are read on a thread of the
-/// reader's own. A read that takes longer than a second fails, and its thread is given up; until that read has ended, further
-/// ones of the same process fail at once. After the first of them, a reader waits for each further one for 10 ms alone.
+/// The kernel reads an environment from the memory of the process. The kernel waits while the process waits
+/// for a disk with its memory locked (`mmap` of a file on a network file system without server). So
+/// environments are read on a separate thread. A read that takes longer than 1 s fails, and its thread is
+/// abandoned; until it ends, further reads of the same process fail immediately. A reader waits only 10 ms
+/// for each read after its first timeout.
 pub(super) struct EnvironmentReader {
     patience: Duration,
     read: Arc<dyn Fn(u32) -> io::Result<Vec<u8>> + Send + Sync>,
@@ -125,7 +126,7 @@ struct ReadingThread {
 }
 
 impl EnvironmentReader {
-    /// A reader of processes as `/proc` shows them.
+    /// Creates a reader of `/proc`.
     pub(super) fn new() -> EnvironmentReader {
         EnvironmentReader {
             patience: PATIENCE,
@@ -137,7 +138,7 @@ impl EnvironmentReader {
         }
     }
 
-    /// Environment of a process; empty if there is no such process, or if it may not be read.
+    /// Reads the environment of a process; empty if there is no such process, or if access is denied.
     pub(super) fn read(&mut self, process: &Stat) -> io::Result<Vec<u8>> {
         let (pid, identity) = (process.pid, process.identity());
         let late = || {
@@ -154,7 +155,7 @@ impl EnvironmentReader {
         let _ = thread.wanted.send(identity);
         let found = thread.found.recv_timeout(self.patience).or_else(|_| {
             self.patience = SHORT_PATIENCE;
-            // The thread removes the process after it has answered, so that none stays.
+            // The thread removes the process after it has answered, so that no entry stays.
             let mut hanging = lock(&HANGING);
             thread.found.try_recv().inspect_err(|_| _ = hanging.insert(identity))
         });
@@ -180,7 +181,7 @@ impl ReadingThread {
     }
 }
 
-/// What a path of another program leads to, if its disk answers in time.
+/// Returns the identity of the file at another program's path, if its disk answers in time.
 pub(super) fn place_in_time(path: PathBuf) -> Option<Place> {
     let (told, found) = mpsc::channel();
     let look = move || drop(told.send(Place::of(&path)));
@@ -191,7 +192,7 @@ pub(super) fn place_in_time(path: PathBuf) -> Option<Place> {
     found.ok()?.ok()?
 }
 
-/// What is under the lock is whole after each statement.
+/// The value is consistent after each statement under the lock.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -203,7 +204,7 @@ pub(super) struct ProcessIdentity {
     pub(super) start_time: u64,
 }
 
-/// Process ids that the kernel gives again only after so many processes: all but those that it reserves for the boot.
+/// Returns the number of process ids after which the kernel reuses one: all but those reserved for the boot.
 pub(super) fn pid_numbers() -> io::Result<u64> {
     const RESERVED: u64 = 300;
     let text = std::fs::read_to_string("/proc/sys/kernel/pid_max")?;
@@ -211,8 +212,8 @@ pub(super) fn pid_numbers() -> io::Result<u64> {
     Ok(numbers.saturating_sub(RESERVED))
 }
 
-/// This process, then its ancestors: every process that may adopt its orphans, beside the init of the namespace. Empty if
-/// they cannot all be read: every process may be one then.
+/// Returns this process and its ancestors: besides the init of the namespace, all that may adopt its orphaned
+/// children. Empty if they cannot all be read: any process may be one then.
 pub(super) fn self_and_ancestors() -> Vec<ProcessIdentity> {
     let read = || {
         let mut all: Vec<ProcessIdentity> = Vec::new();
@@ -220,7 +221,7 @@ pub(super) fn self_and_ancestors() -> Vec<ProcessIdentity> {
         while let Some(stat) = next {
             all.push(stat.identity());
             next = Stat::of(stat.parent)?;
-            // One that ends meanwhile leaves its children to another.
+            // An ancestor that ends meanwhile leaves its children to another.
             if next.is_none() && stat.parent != 0 {
                 return Ok(Vec::new());
             }
@@ -230,8 +231,8 @@ pub(super) fn self_and_ancestors() -> Vec<ProcessIdentity> {
     read().unwrap_or_default()
 }
 
-/// PID namespace of this process: pids mean something in the same one alone. The number of a namespace is given to
-/// another one only when nothing lives in it any more.
+/// Returns the PID namespace of this process: pids are valid only within one. Its number is reused only once
+/// nothing lives in the namespace.
 pub(super) fn pid_namespace() -> io::Result<u64> {
     let status = std::fs::read_to_string("/proc/self/status")?;
     let pids = status.lines().find_map(|line| line.strip_prefix("NSpid:")).unwrap_or_default();
@@ -242,8 +243,8 @@ pub(super) fn pid_namespace() -> io::Result<u64> {
     Ok(std::fs::metadata("/proc/self/ns/pid")?.ino())
 }
 
-/// Whether a process may have been started by a trampoline: each sets `no_new_privs`, which is inherited and never
-/// unset. One that is gone was not; one that cannot be read may have been.
+/// Whether a trampoline may have started the process: each sets `no_new_privs`, which is inherited and never
+/// unset. False for an ended process, true for an unreadable one.
 pub(super) fn may_have_no_new_privs(pid: u32) -> bool {
     let Ok(status) = read(pid, "status") else { return true };
     let has = |status: &[u8]| {
@@ -278,8 +279,8 @@ pub(super) fn hides_processes() -> bool {
     })
 }
 
-/// Whether a process has one of these files open, given by name. What has another name is not looked up: it may be on
-/// a file system that does not answer.
+/// Whether a process has one of these files open, given by name. Files with other names are not resolved:
+/// their file system might not answer.
 pub(super) fn has_open(pid: u32, files: &BTreeMap<OsString, Place>) -> bool {
     descriptors(pid).iter().any(|descriptor| {
         let file = std::fs::read_link(descriptor).unwrap_or_default();
@@ -288,8 +289,8 @@ pub(super) fn has_open(pid: u32, files: &BTreeMap<OsString, Place>) -> bool {
     })
 }
 
-/// Whether a process holds a lock (`flock(2)`) on a file. Where no lock is on a file of that inode nothing
-/// is looked up, as above.
+/// Whether a process holds a lock (`flock(2)`) on a file. Descriptors without a lock on that inode are not
+/// resolved.
 pub(super) fn has_locked(pid: u32, file: Place) -> bool {
     descriptors(pid).iter().any(|descriptor| {
         let info = descriptor.file_name().map(|number| format!("/proc/{pid}/fdinfo/{}", number.display()));
@@ -305,17 +306,17 @@ fn descriptors(pid: u32) -> Vec<PathBuf> {
     super::entries(Path::new(&format!("/proc/{pid}/fd"))).unwrap_or_default()
 }
 
-/// Which boot of which machine it is: where pids and start times mean something.
+/// Boot and machine in which pids and start times are valid.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Boot {
-    /// Drawn by the kernel each time.
+    /// Random id that the kernel generates at each boot.
     pub id: String,
-    /// The same after each reboot, and another one on every other machine; none if that cannot be told.
+    /// Id that is the same after each reboot, and differs between machines; `None` if unknown.
     pub machine: Option<String>,
 }
 
 impl Boot {
-    /// As the kernel and `machine-id(5)` say.
+    /// Returns the ids of the kernel and of `machine-id(5)`.
     pub fn of_this_machine() -> io::Result<Boot> {
         let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned();
         let machine = std::fs::read_to_string("/etc/machine-id").unwrap_or_default();
@@ -324,12 +325,12 @@ impl Boot {
     }
 }
 
-/// A living process that is the one that was meant.
+/// Handle of a living process whose identity was verified.
 #[derive(Debug)]
 pub(super) struct Handle(OwnedFd);
 
 impl Handle {
-    /// `None` if it is dead, also if its pid is another's by now.
+    /// Opens a process; `None` if it is dead, also if another process has its pid.
     pub(super) fn open(pid: u32, start_time: u64) -> io::Result<Option<Handle>> {
         let Some(pid_number) = i32::try_from(pid).ok().and_then(Pid::from_raw) else {
             return Ok(None);
@@ -339,12 +340,12 @@ impl Handle {
             Err(Errno::SRCH) => return Ok(None),
             Err(error) => return Err(error.into()),
         };
-        // Looked at after opening: from here on the descriptor cannot come to mean another process.
+        // Checked after opening: from here on the descriptor cannot refer to another process.
         let is_meant = Stat::of(pid)?.is_some_and(|stat| stat.start_time == start_time && !stat.is_dead());
         Ok(is_meant.then_some(Handle(fd)))
     }
 
-    /// Sends a signal; a process that is dead by now is fine.
+    /// Sends a signal; a dead process is not an error.
     pub(super) fn signal(&self, signal: Signal) {
         if let Err(error) = pidfd_send_signal(&self.0, signal)
             && error != Errno::SRCH
@@ -354,7 +355,7 @@ impl Handle {
     }
 }
 
-/// The descriptor becomes readable when the process ends.
+/// Descriptor that is readable once the process ends.
 impl AsRawFd for Handle {
     fn as_raw_fd(&self) -> RawFd {
         self.0.as_raw_fd()
@@ -367,7 +368,7 @@ impl AsFd for Handle {
     }
 }
 
-/// All living descendants of `root`, without itself.
+/// Returns all living descendants of `root`, without `root`.
 pub(super) fn descendants(root: u32, all: &[Stat]) -> Vec<Stat> {
     let mut found: Vec<Stat> = Vec::new();
     let mut parents = vec![root];
@@ -391,7 +392,7 @@ mod tests {
     #[test]
     fn a_process_whose_environment_cannot_be_read_holds_up_nothing() {
         let process = |pid| Stat { pid, ..Stat::of(std::process::id()).unwrap().unwrap() };
-        // No process has one of these.
+        // No process has one of these pids.
         let (hanging, other) = (process(u32::MAX), process(u32::MAX - 1));
         let (release, hangs) = mpsc::channel::<()>();
         let (hangs, reads) = (Mutex::new(hangs), Arc::new(AtomicU32::new(0)));

@@ -1,21 +1,22 @@
-//! The keeper: the parent of one incarnation's processes, which outlives the executor.
+//! Supervisor: parent of one incarnation's processes, which outlives the executor.
 //!
-//! | state | a program executed | not executed | a process ends by itself | asked to stop | all gone |
+//! | state | program executed | not executed | unrequested end | stop requested | no process left |
 //! |---|---|---|---|---|---|
-//! | recorded | all: → started | → ending, remembers the failure | → ending | → ending | – |
+//! | recorded | all: → started | → ending, keeps the failure | → ending | → ending | – |
 //! | started | – | – | → ending | → ending | – |
-//! | ending | – | remembers the failure | its end is noted | the shorter grace counts | `failed` or `ended`, and exits |
+//! | ending | – | keeps the failure | records the end | shorter grace counts | `failed` or `ended`; exits |
 //!
-//! Asked to end by a signal, it goes on: the machine is going down, most likely, and its processes are asked too. Their
-//! ends are noted as such, and it is left to an executor to conclude from them (`reboot`).
+//! A supervisor that receives SIGTERM continues: most likely the machine is going down, and its processes
+//! receive the signal too. Their ends are recorded as such, and an executor draws the conclusion (`reboot`).
 //!
-//! Synchronous, and single-threaded but for a moment of the start. It starts processes once and never again; its record on disk is always ahead of
-//! what it does. "All gone" is proved by the kernel: it is the subreaper, so that while any descendant lives it has
-//! children, and when `wait` says that it has none, there is none. But for what enters another PID namespace: the init there
-//! adopts its orphans. So where there is a control group, nothing may live in that either.
+//! A supervisor is synchronous, and single-threaded except briefly during the start. It starts processes only
+//! once, and its record on disk is always ahead of its actions. The kernel proves that no process is left.
+//! The supervisor is the subreaper: it has children while any descendant lives, and `wait` reports when there
+//! is none. The exception is another PID namespace, whose init adopts orphaned processes. So a control group,
+//! if there is one, must be empty too.
 //!
-//! What processes write comes through here as well (`capture`). What is done to its folder is seen and put right
-//! (`files`), or ends everything (`drift`).
+//! The output of processes passes through the supervisor (`capture`). Changes to its directory are detected
+//! and repaired (`files`), or end everything (`drift`).
 
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -50,16 +51,19 @@ use crate::durable::{Lock, Reader, if_found};
 use crate::executor_store::{ObjectStore as _, Tombstone};
 use crate::plan::Aim;
 
-/// How long a keeper waits for the lock: an executor holds it for moments while it looks around.
+/// Time that a supervisor waits for the lock, which an executor holds for moments while it checks the
+/// directory.
 const LOCK_PATIENCE: Duration = Duration::from_secs(2);
-/// Between two looks whether anything is left in the control group alone.
+/// Interval of checks while only the control group may be populated.
 const GROUP: Duration = Duration::from_millis(50);
-/// So often a pipe is emptied before others are looked at: a flood of output must not hold back an order.
+/// Maximum number of reads from one pipe before others are polled: a flood of output must not delay a
+/// command.
 const COPIES: usize = 16;
 
-/// Runs as the keeper of the incarnation whose folder is `dir`.
+/// Runs as the supervisor of the incarnation in the directory `dir`.
 ///
-/// Exits with success also if there is nothing to keep: another keeper has it, or it must not be started any more.
+/// Also returns success if there is nothing to supervise: another supervisor runs, or a start is no longer
+/// allowed.
 pub fn keeper_main(dir: &Path) -> ExitCode {
     match keep(dir) {
         Ok(()) => ExitCode::SUCCESS,
@@ -71,7 +75,7 @@ pub fn keeper_main(dir: &Path) -> ExitCode {
 }
 
 fn keep(dir: &Path) -> io::Result<()> {
-    // Fails only for the leader of a group, as when a person starts it from a shell.
+    // Fails only for the leader of a group, as when an operator starts the supervisor from a shell.
     let _ = rustix::process::setsid();
     rustix::process::umask(Mode::RWXG | Mode::RWXO);
     rustix::process::set_child_subreaper(Some(getpid()))?;
@@ -80,7 +84,7 @@ fn keep(dir: &Path) -> io::Result<()> {
     for signal in [SIGHUP, SIGINT] {
         signal_hook::flag::register(signal, Arc::clone(&ignored))?;
     }
-    // The working folder changes below.
+    // The working directory changes below.
     let folder = Folder::at(std::path::absolute(dir)?);
     let Some(lock) = take_lock(&folder)? else { return Ok(()) };
     let Some(wanted) = folder.read::<Wanted>(Reader::Another)? else { return Ok(()) };
@@ -91,7 +95,7 @@ fn keep(dir: &Path) -> io::Result<()> {
     ended.set_nonblocking(true)?;
     signal_hook::low_level::pipe::register(SIGCHLD, child_ended)?;
     std::env::set_current_dir(dir)?;
-    // While it is our working folder, no other one can be taken for it.
+    // No other directory can be taken for it while it is the working directory.
     let place = Place::of(Path::new("."))?.ok_or(io::ErrorKind::NotFound)?;
     let sight = Sight::of(&folder, Some(place), 0);
     let listener = files::listen()?;
@@ -123,16 +127,16 @@ fn keep(dir: &Path) -> io::Result<()> {
     keeper.run()
 }
 
-/// Which start it is.
+/// Reason for a start.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum StartOf {
-    /// That for which the incarnation was made: if it fails, it has not run.
+    /// First start: on failure the incarnation has not run.
     Order,
-    /// One after a reboot: if it fails, what ran before has ended with that.
+    /// Restart after a reboot: on failure the incarnation ended with the reboot.
     Reboot,
 }
 
-/// Whether anything is to be started, and as what.
+/// Returns the reason to start processes, if they must be started.
 fn may_start(
     wanted: &Wanted,
     tombstone: Option<Tombstone>,
@@ -157,19 +161,19 @@ fn take_lock(folder: &Folder) -> io::Result<Option<std::fs::File>> {
         match if_found(folder.lock_existing())? {
             Some(Lock::Ours(lock)) => return Ok(Some(lock)),
             Some(Lock::Theirs) if Instant::now() < patience => std::thread::sleep(Duration::from_millis(10)),
-            // Without a file, the folder was forgotten meanwhile.
+            // Without a file, the directory was purged meanwhile.
             Some(Lock::Theirs) | None => return Ok(None),
         }
     }
 }
 
-/// Why nothing was started.
+/// Reason that nothing was started.
 enum Unstarted {
-    /// It cannot be.
+    /// The start failed.
     Failed(NotExecuted),
-    /// It is to end.
+    /// The end was requested.
     Ended,
-    /// Somebody else looks after it.
+    /// Another process has taken over.
     Taken,
 }
 
@@ -180,49 +184,50 @@ impl From<NotExecuted> for Unstarted {
 }
 
 struct Keeper {
-    /// First, so that it is free before a client sees its connection end.
+    /// First field: the lock is free before a client sees its connection end.
     lock: std::fs::File,
     folder: Folder,
     sight: Sight,
-    /// Which folder it was.
+    /// Identity of the directory.
     place: Place,
-    /// When it was last looked at.
+    /// Time of the last check of the directory.
     looked: Instant,
-    /// What has become of it, if that is why everything ends.
+    /// Loss of the directory, if everything ends for that reason.
     lost: Option<Loss>,
-    /// Its grace is that for siblings of a process that ends by itself.
+    /// Specification; its grace also applies to siblings of a process that ends unrequested.
     wanted: Wanted,
     start: StartOf,
     record: Record,
-    /// Somebody has sent it SIGTERM: whoever takes the machine down, most likely, who ends its processes as well.
+    /// Whether SIGTERM was received. Most likely the machine is going down, and the processes are ended as
+    /// well.
     asked: Arc<AtomicBool>,
-    /// An executor has said that everything is to end.
+    /// Whether an executor has requested the end.
     is_to_end: bool,
-    /// For each process, the socket at which it is seen whether its program is executed; none once that is known.
+    /// Sockets that report whether each program is executed; `None` once that is known.
     executing: Vec<Option<UnixStream>>,
-    /// What is still written.
+    /// Outputs that are still written.
     captures: Vec<Capture>,
     chunk: Vec<u8>,
     failure: Option<NotExecuted>,
     unread: Option<UnreadGroup>,
     ending: Option<Ending>,
-    /// Readable when a child has ended.
+    /// Socket that is readable when a child has ended.
     ended: UnixStream,
     listener: UnixListener,
     clients: Vec<Client>,
 }
 
 impl Keeper {
-    /// Starts everything, unless it is to end before that; or notes why it cannot be started.
+    /// Starts all processes unless their end is requested first, or stores the failure.
     fn start(&mut self) -> io::Result<()> {
-        // Both take about a millisecond of waiting for the kernel.
+        // Concurrently: both wait about a millisecond for the kernel.
         let wanted = self.wanted.clone();
         let making = std::thread::spawn(move || wanted.make_group());
         let waiting = self.trampolines();
         let made = making
             .join()
             .map_err(|_| io::Error::other("the thread that makes a control group has panicked"))?;
-        // Without a group ends are proved otherwise; a process with a limit fails below.
+        // Without a group, ends are proved otherwise; a process with a limit fails below.
         let group = made.unwrap_or_else(|error| {
             log(format_args!("cannot make a control group: {error}"));
             None
@@ -235,7 +240,7 @@ impl Keeper {
         });
         let mut waiting: Vec<Waiting> = match waiting {
             Ok(waiting) => waiting,
-            // In each case, trampolines that were started exit, because their sockets are dropped.
+            // In each case, started trampolines exit because their sockets are dropped.
             Err(Unstarted::Failed(not_executed)) => {
                 self.record.processes.clear();
                 self.failure = Some(not_executed);
@@ -250,7 +255,7 @@ impl Keeper {
         self.say();
         waiting.iter_mut().for_each(Waiting::release_ports);
         for mut one in waiting {
-            // A trampoline that was killed cannot be told; its end is seen in any case.
+            // A trampoline that was killed receives nothing; its end is detected in any case.
             let _ = one.socket.write_all(&wire::line(&one.execute));
             one.socket.set_nonblocking(true)?;
             self.executing.push(Some(one.socket));
@@ -259,7 +264,7 @@ impl Keeper {
         Ok(())
     }
 
-    /// Writes the record, and moves the processes to their groups meanwhile: the kernel may let that wait.
+    /// Writes the record, and concurrently moves the processes to their groups: the kernel may delay that.
     fn record_and_group(&mut self, waiting: &[Waiting]) -> io::Result<()> {
         let groups = waiting.iter().filter_map(|one| Some((one.group()?, one.started.pid)));
         let (written, moved) = std::thread::scope(|scope| {
@@ -271,12 +276,13 @@ impl Keeper {
         let moved = moved.map_err(|_| io::Error::other("the thread that moves processes has panicked"))?;
         let Err(error) = moved else { return Ok(()) };
         log(format_args!("cannot put a process into its control group: {error}"));
-        // What is started outside of it could outlive it.
+        // A process started outside of the group could outlive it.
         self.record.group = None;
         self.folder.write(&self.record)
     }
 
-    /// Starts a trampoline for each process. Between any two, clients are served: an order to end comes through.
+    /// Starts a trampoline for each process. Clients are served between any two, so that a stop request takes
+    /// effect.
     fn trampolines(&mut self) -> Result<Vec<Waiting>, Unstarted> {
         let (folder, wanted) = (self.folder.clone(), self.wanted.clone());
         let mut prepared = Vec::new();
@@ -293,7 +299,7 @@ impl Keeper {
         Ok(waiting)
     }
 
-    /// Whether it is still to be started.
+    /// Checks that processes must still be started.
     fn check_wanted(&mut self) -> Result<(), Unstarted> {
         match self.serve() {
             Mine::Yes if self.ending.is_none() => Ok(()),
@@ -312,7 +318,7 @@ impl Keeper {
                 return Ok(());
             }
             if self.unread.as_ref().is_some_and(UnreadGroup::has_lasted) {
-                // As if this process had been killed: an executor finds what can be proved.
+                // As if this process had been killed: an executor determines what can be proved.
                 log(format_args!("the end is left to the executor"));
                 self.save();
                 return Ok(());
@@ -330,7 +336,7 @@ impl Keeper {
             }
             self.copy_output();
             if self.serve() == Mine::No {
-                // As if we had died: whoever has the lock has found what runs, and looks after it.
+                // As if this process had died: the lock holder has adopted the processes.
                 log(format_args!("somebody else looks after it"));
                 return Ok(());
             }
@@ -338,7 +344,7 @@ impl Keeper {
         }
     }
 
-    /// Passes on what processes wrote.
+    /// Copies the output of processes.
     fn copy_output(&mut self) {
         let chunk = &mut self.chunk;
         self.captures.retain_mut(|capture| {
@@ -347,7 +353,7 @@ impl Keeper {
         });
     }
 
-    /// Sees whose programs are executed.
+    /// Reads which programs are executed.
     fn read_executing(&mut self) {
         for slot in &mut self.executing {
             let Some(socket) = slot else { continue };
@@ -370,8 +376,8 @@ impl Keeper {
         }
     }
 
-    /// Puts the record on disk, then says it. What cannot be written now is written with the next change; the end
-    /// is not given up (see `finish`).
+    /// Writes the record to disk, then sends it. A failed write is repeated with the next change; `finish`
+    /// insists on the end.
     fn save(&mut self) {
         if let Err(error) = self.folder.write(&self.record) {
             log(format_args!("write the record: {error}"));
@@ -385,24 +391,24 @@ impl Keeper {
         }
     }
 
-    /// The record, once it is on disk: before that, nothing was started.
+    /// Frame of the record, once it is on disk: before that, nothing was started.
     fn said(&self) -> Option<Vec<u8>> {
         let is_written = self.record.is_over() || !self.record.processes.is_empty();
         is_written.then(|| wire::frame(&self.record))
     }
 
-    /// Takes in new clients, and what clients ask.
+    /// Accepts clients and handles their requests.
     fn serve(&mut self) -> Mine {
         let mut looks = self.looks_at().is_some_and(|at| Instant::now() >= at);
         while let Ok((stream, _)) = self.listener.accept() {
-            // Whoever comes may find what has decayed on the disk, which no look sees.
+            // A new client may have found decay on the disk, which no check sees.
             self.sight.again();
             if self.look_around() == Mine::No {
                 return Mine::No;
             }
             let Ok(mut client) = Client::new(stream) else { continue };
             if let Some(frame) = self.said() {
-                // One that has gone may have asked before: it is read below, and dropped then.
+                // A client that has disconnected may have sent requests: it is read below, and then dropped.
                 client.say(&frame);
             }
             self.clients.push(client);
@@ -423,7 +429,7 @@ impl Keeper {
         if looks { self.look_around() } else { Mine::Yes }
     }
 
-    /// Sleeps until something may have happened.
+    /// Sleeps until the next event or deadline.
     fn wait(&self, left: &Left) -> io::Result<()> {
         let now = Instant::now();
         let group = (*left == Left::InGroup).then_some(GROUP);
@@ -443,7 +449,7 @@ impl Keeper {
     }
 }
 
-/// What is started has a record that can be sent, also with the ends of all its processes in it.
+/// Ensures that a record can be sent, even with the ends of all processes.
 fn check_size(record: &Record) -> Result<(), NotExecuted> {
     let (bytes, max) = (wire::frame(record).len(), wire::MAX_RECORD / 2);
     if bytes <= max {

@@ -14,12 +14,12 @@ use super::identity::{self, EnvironmentReader, Stat};
 use super::proof::folder_named_by;
 use super::{ANSWER, Tended};
 
-/// Before processes that could not be read are tried again.
+/// Delay before unreadable processes are tried again.
 const AGAIN: Duration = Duration::from_millis(100);
 
-/// Finds them by the directory that processes have in their environment, and by control groups in which anything lives.
-/// Empty groups are removed. Incarnations that have a directory, though perhaps no readable record, are left out. `listed` was
-/// listed before directories were read.
+/// Finds incarnations by the directory in the environment of processes, and by populated control groups.
+/// Removes empty groups. Incarnations that have a directory, even without a readable record, are left out.
+/// `listed` must have been listed before directories were read.
 pub(super) fn find(
     root: &Path,
     cgroup: Option<&CgroupParent>,
@@ -40,7 +40,7 @@ pub(super) fn find(
     for named in named_folders()? {
         let id = named.file_name().and_then(|name| name.to_str()).and_then(|name| name.parse().ok());
         let node = named.parent().and_then(Path::file_name);
-        // Whatever else a program wrote there is not ours, and holds up nothing.
+        // Anything else that a program wrote there is not ours, and delays nothing.
         let above = named.ancestors().nth(2).filter(|above| above.file_name() == nodes.file_name());
         let (Some(id), Some(node), Some(above)) = (id, node, above) else { continue };
         let is_ours = above_is_ours
@@ -52,7 +52,7 @@ pub(super) fn find(
     }
     for (id, group) in groups(cgroup, listed, kept)? {
         match group.populated() {
-            // The node is not known any more.
+            // The node is unknown by now.
             Populated::Yes => add(id, Folder::at(root.join("removed").join(id.to_string()))),
             Populated::No => {
                 if let Err(error) = group::remove(&group.path) {
@@ -67,8 +67,8 @@ pub(super) fn find(
     Ok(lost)
 }
 
-/// Folders that processes have in their environments. A process that cannot be read is tried for some seconds: it may only
-/// be slow.
+/// Returns the directories that processes have in their environments. An unreadable process, which may only
+/// be slow, is retried for some seconds.
 fn named_folders() -> io::Result<Vec<PathBuf>> {
     let (mut named, mut until) = (Vec::new(), None);
     let mut unread = Stat::shown()?;
@@ -94,13 +94,13 @@ fn named_folders() -> io::Result<Vec<PathBuf>> {
     }
 }
 
-/// Incarnations that have a group. What is recorded in a directory has a group later, so whoever compares the two lists
-/// the groups first.
+/// Returns incarnations that have a group. A group is made after its directory: to compare both, list groups
+/// first.
 pub(super) fn listed(cgroup: Option<&CgroupParent>) -> io::Result<Vec<IncarnationId>> {
     cgroup.map_or(Ok(Vec::new()), CgroupParent::incarnations)
 }
 
-/// Those of the groups whose incarnations have no directory.
+/// Returns the groups of incarnations without a directory.
 fn groups(
     cgroup: Option<&CgroupParent>,
     listed: Vec<IncarnationId>,
@@ -114,7 +114,8 @@ fn groups(
     Ok(all)
 }
 
-/// Incarnation without a directory of which anything lives, among those that had a group before directories were read.
+/// Returns an incarnation without a directory of which anything may live, if its group was listed before
+/// directories.
 pub(super) fn user(
     cgroup: Option<&CgroupParent>,
     listed: Vec<IncarnationId>,

@@ -1,32 +1,33 @@
 //! Operating-system processes on the executor's own machine.
 //!
-//! Each incarnation has a folder (`folder`), and while it runs a keeper (`keeper`) that is its processes' parent and
-//! outlives the executor; in the executor, a task tends it (`tender`). Whoever holds the folder's `keeper.lock` is
-//! the only one to start, end or record anything: the keeper; or the executor itself, if nothing runs, or if the
-//! keeper died and it looks after the orphans (`foster`). What is done to processes and folders behind their backs is
-//! seen, and either put right or an end (`drift`). Volumes are folders too, and outlive all of that (`volumes`).
+//! Each incarnation has a directory (`folder`). While the incarnation runs, a supervisor (`keeper`) is the
+//! parent of its processes, and outlives the executor. In the executor, a task reconciles the incarnation
+//! (`tender`). Only the holder of `keeper.lock` starts, ends or records anything. The holder is the
+//! supervisor, or the executor if nothing runs or the supervisor died (`foster`). Outside changes to
+//! processes and directories are detected, and repaired or treated as an end (`drift`). Volumes are
+//! directories that outlive all of that (`volumes`).
 //!
-//! A crash at any point leaves one of these, and the same command again ends in one set of processes:
+//! A crash at any point leaves one of these states, and repeating the command ends in one set of processes:
 //!
-//! | crash after | what is found | what comes of it |
+//! | crash after | state found | result |
 //! |---|---|---|
-//! | making the folder | a folder without `spec.json` | not ours until the command comes again |
-//! | writing `spec.json` | an order, no record, lock free | the command again starts a keeper |
-//! | starting the keeper | the same, or lock held | both keepers want the lock, one gets it, the other exits |
-//! | starting trampolines | keeper dead: they exit, having executed nothing | as after writing `spec.json` |
-//! | recording | keeper dead: they exit | an end that nobody saw |
-//! | telling them | keeper dead: they run | adopted by identity |
+//! | making the directory | a directory without `spec.json` | foreign until the command is repeated |
+//! | writing `spec.json` | a target, no record, lock free | the command starts a supervisor |
+//! | starting the supervisor | the same, or lock held | one of two supervisors gets the lock, one exits |
+//! | starting trampolines | supervisor dead: they exit, nothing executed | as after writing `spec.json` |
+//! | recording | supervisor dead: they exit | an unobserved end |
+//! | releasing trampolines | supervisor dead: they run | adopted by identity |
 //!
-//! After a reboot of the machine (`reboot`) everything that was recorded is dead. What is to run always is started again
-//! without being told to, in the same incarnation and folder, from a record of that intent:
+//! A reboot of the machine (`reboot`) ends everything that was recorded. An incarnation that always restarts
+//! is started again in the same directory without a command, from a record of that intent:
 //!
-//! | crash after | what is found | what comes of it |
+//! | crash after | state found | result |
 //! |---|---|---|
-//! | the reboot | a record of an earlier boot, without an end | when it is its turn, it is recorded that it is to be started again |
-//! | recording that | that record of this boot, lock free | a keeper is started |
-//! | starting the keeper, starting trampolines | the same, or lock held | as above: from this record nothing was executed |
-//! | recording, telling them | a record of this boot, with processes | as above; it is not started again in this boot |
-//! | another reboot, at any of these | a record of an earlier boot, without an end | it begins anew |
+//! | the reboot | a record of an earlier boot, without an end | the intent is recorded once permitted |
+//! | recording the intent | that record of this boot, lock free | a supervisor is started |
+//! | starting supervisor or trampolines | the same, or lock held | as above: this record executed nothing |
+//! | recording, releasing | a record of this boot, with processes | as above; no restart in this boot |
+//! | another reboot, at any point | a record of an earlier boot, without an end | as after the first |
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -94,49 +95,50 @@ use removal::Removals;
 use tender::{Ask, Tender};
 use volumes::Warden;
 
-/// Keepers that are being started at once: each writes to the disk and executes two programs.
+/// Maximum number of concurrent supervisor starts: each writes to the disk and executes two programs.
 const STARTS_AT_ONCE: usize = 16;
 const TENDER_THREADS: usize = 4;
 const VOLUME_THREADS: usize = 4;
-/// How long the disk of volumes may take: a list waits so long until all of them were looked at, an order for what mounts one
-/// until they are checked.
+/// Time limit for the disk of volumes: for an inventory to check all volumes, and for a start to check
+/// mounted ones.
 const ANSWER: Duration = Duration::from_secs(5);
 
-/// Where processes are kept and what keeps them.
+/// Configuration of [`Processes`].
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Holds `nodes/<node>/<incarnation>/` and `volumes/<volume>/`. May be the root of the executor.
+    /// Directory of `nodes/<node>/<incarnation>/` and `volumes/<volume>/`. May be the root of the executor.
     pub root: PathBuf,
-    /// How a keeper is started.
+    /// Command that starts a supervisor.
     pub program: KeeperProgram,
-    /// What is kept of what processes write.
+    /// Limits of captured output.
     pub output: OutputLimits,
-    /// Where each incarnation gets a control group of its own.
+    /// Directory in which each incarnation gets its own control group.
     pub cgroup: CgroupSetting,
-    /// Descriptors that a process may have open to begin with: what this one may have, unless given. It may ask for
-    /// more, up to the hard limit.
+    /// Soft limit of open descriptors of a process (default: that of this process). A process may raise the
+    /// limit up to its hard limit.
     pub files: Option<u64>,
-    /// Which boot of which machine it is, also for keepers. For tests of reboots: without, what the machine itself says.
+    /// Identity of boot and machine, also for supervisors (default: as the machine reports). For tests of
+    /// reboots.
     pub boot: Option<Boot>,
 }
 
-/// The program that runs [`keeper_main`] and [`trampoline_main`], in production this one.
+/// Program that runs [`keeper_main`] and [`trampoline_main`], in production the current executable.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct KeeperProgram {
-    /// Its path, absolute.
+    /// Absolute path of the program.
     pub program: PathBuf,
-    /// Its arguments as a keeper; the folder is added as the last one.
+    /// Arguments of a supervisor; the directory is appended.
     pub keeper_args: Vec<String>,
-    /// Its arguments as a trampoline.
+    /// Arguments of a trampoline.
     pub trampoline_args: Vec<String>,
 }
 
-/// An orchestrator of processes.
+/// Orchestrator of processes.
 #[derive(Debug)]
 pub struct Processes {
     shared: Arc<Shared>,
     tenders: Arc<Tenders>,
-    /// What earlier lives left is not listed before it was looked at.
+    /// Objects of earlier epochs, which are listed once they were checked.
     settling: tokio::sync::Mutex<Settling>,
     runtimes: Option<[Runtime; 2]>,
 }
@@ -152,17 +154,18 @@ impl Drop for Processes {
     }
 }
 
-/// What earlier lives left and was not looked at yet.
+/// Objects of earlier executor epochs that were not checked yet.
 #[derive(Debug)]
 struct Settling {
     incarnations: Vec<oneshot::Receiver<()>>,
     volumes: Option<JoinHandle<io::Result<()>>>,
-    /// Volumes were waited for in vain.
+    /// Whether a wait for volumes has timed out.
     is_late: bool,
 }
 
 impl Settling {
-    /// Waits for volumes, once, and not for long: of what is not listed nothing is concluded. It is asked for.
+    /// Waits for volumes, once and briefly. No conclusion follows from an unlisted volume: the decider asks
+    /// for the volume.
     async fn look_at_volumes(&mut self, shared: &Arc<Shared>, tenders: &Arc<Tenders>) {
         let folder = shared.volumes();
         let folder = folder.display();
@@ -187,12 +190,11 @@ impl Settling {
     }
 }
 
-/// The tasks that tend objects. They write to disks and look through `/proc`: on threads of their own, nobody else waits
-/// for that. The disk that volumes are on is another one, perhaps, and may not answer: what looks at it has threads of its
-/// own, and nothing else waits for those.
+/// Tasks that reconcile objects. Reconcilers write to disks and read `/proc`, so they have their own threads.
+/// Volumes may be on another disk, which might not answer, so their reconcilers have separate threads.
 #[derive(Debug)]
 struct Tenders {
-    /// A tender ends when its sender is dropped; what it tends goes on.
+    /// Senders of the reconcilers. A reconciler ends when its sender is dropped; its object keeps running.
     senders: Mutex<BTreeMap<ObjectId, mpsc::Sender<Ask>>>,
     incarnations: Handle,
     volumes: Handle,
@@ -203,8 +205,8 @@ impl Tenders {
         self.senders.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The tender of an object; a new one if there is none, or if the last one broke. What is new says through `settled`
-    /// when it has looked at what is there.
+    /// Returns the reconciler of an object; starts one if there is none or the last one panicked. A new
+    /// reconciler notifies `settled` once it has checked its object.
     fn tender(
         &self,
         shared: &Arc<Shared>,
@@ -233,7 +235,7 @@ impl Tenders {
         self.volumes.spawn(async move { tenders.find_volumes(shared).await })
     }
 
-    /// Finds the volumes that earlier lives left, and tends them; returns when all were looked at.
+    /// Finds the volumes of earlier executor epochs and reconciles them; returns once all were checked.
     async fn find_volumes(&self, shared: Arc<Shared>) -> io::Result<()> {
         let root = shared.volumes();
         let found = tokio::task::spawn_blocking(move || volumes::find(&root)).await;
@@ -244,14 +246,15 @@ impl Tenders {
             settling.push(settles);
         }
         for settles in settling {
-            // An error says that the task broke, or that one was there before: it is listed when it says something.
+            // On an error the task panicked, or a reconciler existed: the volume is listed once it is
+            // reported.
             let _ = settles.await;
         }
         Ok(())
     }
 }
 
-/// What all tenders share.
+/// State that all reconcilers share.
 #[derive(Debug)]
 struct Shared {
     root: PathBuf,
@@ -264,21 +267,22 @@ struct Shared {
     watcher: Arc<Watcher>,
     board: Board,
     starts: Arc<Semaphore>,
-    /// The same for what mounts volumes: a keeper waits for their disk.
+    /// Permits for starts that mount volumes: their supervisors wait for the disk of the volumes.
     volume_starts: Arc<Semaphore>,
-    /// Held from looking whether volumes are there until the run that uses them is recorded, and from looking whether a
-    /// volume is used until its end is.
+    /// Lock held from the check of volumes until their user is recorded, and from the check for users until a
+    /// volume's end is recorded.
     using: Arc<tokio::sync::Mutex<()>>,
-    /// Where volumes are looked at.
+    /// Threads on which volumes are checked.
     volume_threads: Handle,
-    /// One volume is measured at a time.
+    /// Permit to measure a volume, one at a time.
     measures: Arc<Semaphore>,
     removals: Removals,
-    /// Another executor may be at work over the root: what hung meanwhile changes nothing any more.
+    /// Whether the executor was closed. Another one may use the root by then: a call that hung must change
+    /// nothing.
     is_closed: AtomicBool,
 }
 
-/// What a task tends.
+/// Object of a reconciler.
 enum Tended {
     Incarnation(IncarnationId, Folder, Option<Loss>),
     Volume(VolumeId),
@@ -294,13 +298,13 @@ impl Tended {
 }
 
 impl Processes {
-    /// Finds everything that earlier lives left under the root, and begins to tend it.
+    /// Finds all objects that earlier executor epochs left under the root, and reconciles them.
     pub async fn open(config: Config) -> io::Result<Processes> {
         let Config { root, program, output, cgroup, files, boot: given_boot } = config;
-        // What this process was left by whoever started it is not for keepers, which outlive it.
+        // Supervisors outlive this process: they must not inherit its descriptors.
         close_fds::set_fds_cloexec(3, &[]);
         let root = std::path::absolute(root)?;
-        // Without the own processes nothing can be said of any.
+        // Without its own entries in `/proc`, nothing can be determined about any process.
         identity::pid_namespace()?;
         durable::make_folder(&root)?;
         let support = CgroupSupport::detect(&cgroup)?;
@@ -325,7 +329,7 @@ impl Processes {
         let volumes = match threads("chancery-volume", VOLUME_THREADS) {
             Ok(volumes) => volumes,
             Err(error) => {
-                // It must not be dropped where others run.
+                // A runtime must not be dropped in an asynchronous context.
                 runtime.shutdown_background();
                 return Err(error);
             }
@@ -365,7 +369,7 @@ impl Processes {
         let found = tokio::task::spawn_blocking(move || looking.find(&handle)).await;
         let found = found.map_err(io::Error::other)??;
         let mut settling = processes.settling.lock().await;
-        // Last: what hangs over it would outlive an open that fails.
+        // Last: a search that hangs would outlive a failed call.
         settling.volumes = Some(processes.tenders.start_to_find_volumes(&shared));
         for tended in found {
             let (settled, settles) = oneshot::channel();
@@ -400,7 +404,7 @@ impl Processes {
 }
 
 impl Orchestrator for Processes {
-    /// What a process is, its arguments, environment and limits, is settled when it is started.
+    /// Arguments, environment and limits of a process are fixed at its start.
     const CHANGES: Changes = Changes::Never;
 
     async fn carry_out(&self, command: Command) -> WorkProgress {
@@ -437,7 +441,7 @@ impl Orchestrator for Processes {
     async fn list(&self) -> Result<Vec<Report>, InventoryError> {
         let mut settling = self.settling.lock().await;
         while let Some(settles) = settling.incarnations.last_mut() {
-            // An error says that the tender broke; what it tends is then not listed, and still there.
+            // On an error the reconciler panicked: its object still exists, but is not listed.
             let _ = settles.await;
             settling.incarnations.pop();
         }
@@ -456,12 +460,12 @@ impl Orchestrator for Processes {
 }
 
 impl Shared {
-    /// What bounds the starts of something like this that happen at once.
+    /// Returns the permits that bound concurrent starts of such an incarnation.
     fn starts_of(&self, spec: Option<&RunSpec>) -> Arc<Semaphore> {
         if spec.is_some_and(volumes::mounts_any) { self.volume_starts.clone() } else { self.starts.clone() }
     }
 
-    /// Fails when the executor was closed.
+    /// Fails if the executor was closed.
     fn check_open(&self) -> io::Result<()> {
         if self.is_closed.load(Ordering::Acquire) {
             return Err(io::Error::other("the executor was closed while the disk of volumes did not answer"));
@@ -469,7 +473,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Where an incarnation is kept, or will be. One that was removed unseen has no node.
+    /// Directory of an incarnation, existing or not. An incarnation that was removed before its spec was
+    /// known has no node.
     fn folder(&self, id: IncarnationId, node: Option<&NodeName>) -> Folder {
         let store = match node {
             Some(node) => self.root.join("nodes").join(node.as_str()),
@@ -478,18 +483,19 @@ impl Shared {
         Folder::at(DirectoryStore::at(store).object(id.into()))
     }
 
-    /// Where volumes are kept.
+    /// Directory of all volumes.
     fn volumes(&self) -> PathBuf {
         volumes::root(&self.root)
     }
 
-    /// Where a folder is moved before its files are removed one by one, so that half of it is never taken for whole.
+    /// Directory to which others are moved before their files are removed, so that none is partly removed in
+    /// its place.
     fn forgotten(&self) -> PathBuf {
         self.root.join("forgotten")
     }
 
-    /// Keeps the output of a forgotten incarnation, and removes the rest, in a task of its own. Whatever a crash leaves
-    /// undone of it, the next start does.
+    /// Keeps the output of a purged incarnation and removes the rest, in a separate task. The next start
+    /// completes what a crash interrupts.
     fn clear_forgotten(&self, on: &Handle, incarnation: IncarnationId, moved: PathBuf) {
         let (root, folder, removals) = (self.root.clone(), moved.clone(), self.removals.clone());
         let keep_output = move || {
@@ -508,7 +514,7 @@ impl Shared {
         self.removals.start(on, moved, keep_output);
     }
 
-    /// What earlier lives left of incarnations: folders, and what runs though its folder was lost.
+    /// Incarnations that earlier executor epochs left: directories, and processes whose directory was lost.
     fn find(&self, on: &Handle) -> io::Result<Vec<Tended>> {
         for path in entries(&self.forgotten())? {
             let id = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.parse().ok());
@@ -542,7 +548,7 @@ impl Shared {
     }
 }
 
-/// Logs that something in a directory of ours is not touched.
+/// Logs that an entry in a directory of the executor is left in place.
 fn leave(path: &Path, why: &str) {
     tracing::warn!(why, folder = %path.display(), "not ours: left as it is");
 }

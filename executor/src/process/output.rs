@@ -1,7 +1,7 @@
-//! What processes wrote: where it is while they run, and what is kept of it when they have ended.
+//! Output of processes: its location while they run, and the part that is kept after their end.
 //!
-//! An incarnation's folder goes when its end is in the journal; that is just when people want to know what it said
-//! last. So the end of each output is kept beside, those of the newest incarnations only.
+//! An incarnation's directory is deleted once its end is in the journal, just when users want to know its
+//! last output. So the end of each output is kept elsewhere, only for the newest incarnations.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
@@ -17,17 +17,17 @@ use super::times::{self, TimesEntry};
 use crate::durable;
 use crate::logs::{LogOutput, LogReader, LogSource, LogStart, LogStream, OutputName};
 
-/// Incarnations that have ended whose output is kept.
+/// Maximum number of ended incarnations whose output is kept.
 const KEPT: usize = 100;
-/// Bytes that are copied at one time.
+/// Number of bytes that are copied at a time.
 const CHUNK: usize = 64 << 10;
 
-/// An output of a process, wherever its files are.
+/// Output of a process, wherever its files are.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct LogFile {
-    /// Which process and output.
+    /// Process and stream of the output.
     pub name: OutputName,
-    /// Its files are this, a dot and a number; [`Reader`](super::Reader) reads across them.
+    /// Path of each file without its dot and number; [`Reader`](super::Reader) reads across the files.
     pub base: PathBuf,
 }
 
@@ -57,7 +57,7 @@ impl LogReader for Reader {
     }
 }
 
-/// What the processes of an executor have written, found under its root. Needs no executor that runs.
+/// Output of an executor's processes, found under its root. Requires no running executor.
 #[derive(Clone, Debug)]
 pub struct ProcessLogs {
     /// Root of the executor.
@@ -75,11 +75,11 @@ fn ended(root: &Path) -> PathBuf {
     root.join("output")
 }
 
-/// The outputs of an incarnation's processes, in order; none if nothing is kept of it.
+/// Returns the outputs of an incarnation's processes, in order; empty if nothing is kept.
 pub fn log_files(root: &Path, incarnation: IncarnationId) -> io::Result<Vec<LogFile>> {
     let id = incarnation.to_string();
     let nodes = entries(&root.join("nodes"))?;
-    // The last while its output is being kept.
+    // The last applies while the output is being kept.
     let elsewhere = [ended(root).join(&id), root.join("forgotten").join(&id)];
     let folders = nodes.iter().map(|node| node.join(&id)).chain(elsewhere);
     for folder in folders {
@@ -91,16 +91,16 @@ pub fn log_files(root: &Path, incarnation: IncarnationId) -> io::Result<Vec<LogF
     Ok(Vec::new())
 }
 
-/// Keeps the end of each output in the folder. Of an output whose end cannot be copied, as on a full disk, the newest file is
-/// moved, which takes no room; what is no plain file is left out.
+/// Keeps the end of each output in the directory. If an end cannot be copied, as on a full disk, the newest
+/// file is moved, which needs no space. Anything but a plain file is left out.
 ///
-/// May be called again after a crash: what is kept is whole from the moment at which it has its name, and the folder
-/// may then be half gone.
+/// May be called again after a crash: kept output is complete once it has its name, and the directory may
+/// then be partly removed.
 pub(super) fn keep(root: &Path, incarnation: IncarnationId, folder: &Path) -> io::Result<()> {
     let outputs = in_folder(folder)?;
     let whole = ended(root).join(incarnation.to_string());
     let kept = whole.with_extension("new");
-    // Of an earlier call there may be outputs that were moved.
+    // An earlier call may have moved outputs.
     if whole.exists() || (outputs.is_empty() && !kept.exists()) {
         return Ok(());
     }
@@ -112,7 +112,7 @@ pub(super) fn keep(root: &Path, incarnation: IncarnationId, folder: &Path) -> io
         let (Some(name), Some(newest)) = (base.file_name(), parts(&base)?.into_iter().max()) else {
             continue;
         };
-        // Under the number of the newest, so that whoever reads it goes on there.
+        // With the number of the newest, so that a reader continues there.
         let path = part(&kept.join(name), newest);
         let Err(error) = copy_end(&base, &path) else { continue };
         tracing::warn!(%error, output = %base.display(), "the end of an output cannot be copied: its newest file is kept");
@@ -144,16 +144,17 @@ fn copy_end(base: &Path, path: &Path) -> io::Result<()> {
     times::copy(path, &entries)
 }
 
-/// Makes a file in the place of whatever stands there: programs can write to folders of the executor.
+/// Creates a file, replacing whatever exists at the path: programs can write to directories of the executor.
 pub(super) fn create_anew(path: &Path) -> io::Result<File> {
     durable::if_found(fs::remove_file(path))?;
     durable::open_plain(OpenOptions::new().write(true).create_new(true).mode(0o600), path)
 }
 
-/// Moves a file of an output, with its index. Without that, lines are shown as of when the file was written last.
+/// Moves a file of an output, with its index. Without an index, lines have the time of the file's last
+/// change.
 fn move_part(from: &Path, to: &Path) -> io::Result<()> {
     let is_file = |path: &Path| fs::symlink_metadata(path).is_ok_and(|found| found.is_file());
-    // What was copied of it is not whole.
+    // A copy of it is incomplete.
     durable::if_found(fs::remove_file(to))?;
     times::remove(to)?;
     if !is_file(from) {
@@ -165,16 +166,16 @@ fn move_part(from: &Path, to: &Path) -> io::Result<()> {
     fs::rename(from, to)
 }
 
-/// The outputs that are kept and not among the newest, to be removed.
+/// Returns kept outputs that are not among the newest, and must be removed.
 pub(super) fn surplus(root: &Path) -> io::Result<Vec<PathBuf>> {
-    // Ids sort by their issue: the first are the oldest.
+    // Ids sort by their issue: the oldest come first.
     let mut all = entries(&ended(root))?;
     all.sort();
     all.truncate(all.len().saturating_sub(KEPT));
     Ok(all)
 }
 
-/// The outputs whose files are in a folder, in order.
+/// Outputs whose files are in a directory, in order.
 fn in_folder(folder: &Path) -> io::Result<Vec<LogFile>> {
     let mut files: Vec<_> = entries(folder)?.iter().filter_map(|path| log_file(path)).collect();
     files.sort();
@@ -229,7 +230,7 @@ mod tests {
         let (root, folder) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let id = IncarnationId::issue(Lineage::from_random(1), Position::FIRST);
         let text = |files: &[LogFile]| fs::read_to_string(part(&files[0].base, 2)).unwrap();
-        // A crash in the middle of keeping left some of it.
+        // A crash during keeping left a part.
         let begun = ended(root.path()).join(format!("{id}.new"));
         fs::create_dir_all(&begun).unwrap();
         fs::write(begun.join("app-0.out.2"), "on").unwrap();
@@ -237,7 +238,7 @@ mod tests {
         fs::write(folder.path().join("app-0.out.2"), "two").unwrap();
         keep(root.path(), id, folder.path()).unwrap();
         assert_eq!(text(&log_files(root.path(), id).unwrap()), "one two");
-        // Another in the middle of removing.
+        // Another crash, during removal.
         fs::remove_file(folder.path().join("app-0.out.1")).unwrap();
         keep(root.path(), id, folder.path()).unwrap();
         assert_eq!(text(&log_files(root.path(), id).unwrap()), "one two");
@@ -256,7 +257,7 @@ mod tests {
             fs::write(folder.path().join("app-0.out.1"), "hello\n").unwrap();
             let kept = ended(root.path()).join(format!("{id}.new"));
             if lead {
-                // The folder itself leads elsewhere.
+                // The directory itself is a link.
                 fs::create_dir_all(ended(root.path())).unwrap();
                 symlink(foreign.path(), &kept).unwrap();
             } else {
@@ -293,7 +294,7 @@ mod tests {
         assert_eq!(fs::read_to_string(&web).unwrap(), "the last words\n");
         assert_eq!(fs::metadata(&web).unwrap().ino(), moved);
 
-        // Crashed between the move and the name of the whole.
+        // Crash between the move and the rename.
         let whole = ended(root.path()).join(id.to_string());
         fs::rename(&whole, whole.with_extension("new")).unwrap();
         fs::remove_file(at("app-0.out.1")).unwrap();
@@ -302,7 +303,7 @@ mod tests {
         keep(root.path(), id, folder.path()).unwrap();
         assert_eq!(log_files(root.path(), id).unwrap().len(), 2);
 
-        // Nothing of it can be kept.
+        // No output can be kept.
         let (id, folder) =
             (IncarnationId::issue(Lineage::from_random(1), Position::new(9)), tempfile::tempdir().unwrap());
         std::os::unix::fs::symlink("nowhere", folder.path().join("app-0.out.1")).unwrap();

@@ -1,16 +1,16 @@
-//! Whether processes are ready, and whether they still answer, seen from outside.
+//! Readiness and liveness of processes, probed from outside.
 //!
-//! | a probe | attempts | its success threshold is reached | its failure threshold is reached |
+//! | probe | attempts | success threshold reached | failure threshold reached |
 //! |---|---|---|---|
-//! | `ready` | from the start of the processes; at once if the run was ready before | the process is online | it is unready, with the error |
-//! | `alive` | from when the run was first ready | it is not unresponsive any more | it is unresponsive, with the error |
+//! | `ready` | from the start; without delay if ready before | process online | unready, with the error |
+//! | `alive` | from the first readiness | not unresponsive | unresponsive, with the error |
 //!
-//! An attempt that fails says nothing by itself: a status changes at a threshold alone, and another error takes the place
-//! of the one that is shown when it has failed as many attempts in a row. So neither a program that starts nor a text that
-//! flaps makes a report an attempt. An executor that starts again counts from zero. An attempt that the executor itself could
-//! not make or follow counts for nothing.
+//! A failed attempt proves nothing: a status changes only at a threshold. Another error replaces the reported
+//! one after as many failures in a row. So neither a starting program nor an alternating error causes one
+//! report per attempt. A restarted executor counts from zero. An attempt that the executor could not make or
+//! follow does not count.
 //!
-//! What follows from a status is decided elsewhere: an executor ends nothing by itself.
+//! Consequences of a status are decided elsewhere: an executor ends nothing unrequested.
 
 use std::io;
 use std::sync::Arc;
@@ -29,12 +29,12 @@ use tokio::time::{sleep, timeout};
 use super::folder::Record;
 use crate::plan::Before;
 
-/// An attempt that ends so long after its time is one that the executor could not follow.
+/// Delay of a timeout above which the executor could not follow the attempt.
 const LATE: Duration = Duration::from_millis(250);
-/// Between two attempts of a readiness probe that does not pass, at most.
+/// Maximum time between two attempts of a readiness probe that does not pass.
 const EAGER: Duration = Duration::from_millis(200);
 
-/// The probes of one incarnation. They end when this is dropped.
+/// Probes of one incarnation. They end when this is dropped.
 #[derive(Debug)]
 pub(super) struct Probes {
     seen: watch::Receiver<Vec<ProbedStatus>>,
@@ -44,26 +44,26 @@ pub(super) struct Probes {
     alive: Vec<(usize, ProbeTarget, ProbeTiming)>,
 }
 
-/// What is known of one process by its probes.
+/// Findings of the probes of one process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct ProbedStatus {
     ready: ProbeOutcome,
-    /// Error of its liveness probe, if that fails.
+    /// Error of the liveness probe, if that fails.
     hung: Option<ProbeError>,
 }
 
-/// What a probe has found.
+/// Finding of a probe.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum ProbeOutcome {
-    /// Not enough attempts were made.
+    /// Too few attempts.
     Unknown,
-    /// It passes.
+    /// Passing probe.
     Passes,
-    /// It fails.
+    /// Failing probe.
     Fails(ProbeError),
 }
 
-/// What is probed.
+/// Target of a probe.
 #[derive(Clone, Debug)]
 struct ProbeTarget {
     address: String,
@@ -71,8 +71,8 @@ struct ProbeTarget {
 }
 
 impl Probes {
-    /// Starts the readiness probes. A process without one is ready. The first delay of a probe is for programs that start: it
-    /// does not hold up what is said of a run that was ready.
+    /// Starts the readiness probes. A process without one is ready. The initial delay of a probe is for
+    /// starting programs: it does not delay reports of an incarnation that was ready.
     pub(super) fn begin(spec: &RunSpec, record: &Record, before: Before) -> Probes {
         let (mut seen, mut ready, mut alive) = (Vec::new(), Vec::new(), Vec::new());
         for (number, process) in record.processes.iter().enumerate() {
@@ -104,7 +104,7 @@ impl Probes {
         probes
     }
 
-    /// Starts the liveness probes, unless they were started: the run was ready.
+    /// Starts the liveness probes, unless they were started: the incarnation was ready.
     pub(super) fn watch_liveness(&mut self) {
         for (number, target, timing) in std::mem::take(&mut self.alive) {
             let shown = self.shown.clone();
@@ -114,7 +114,7 @@ impl Probes {
         }
     }
 
-    /// The status of a process that has not ended.
+    /// Returns the status of a process that has not ended.
     pub(super) fn status(&self, number: usize) -> ProcessStatus {
         match self.seen.borrow().get(number) {
             Some(ProbedStatus { hung: Some(error), .. }) => ProcessStatus::Unresponsive { error: *error },
@@ -129,7 +129,7 @@ impl Probes {
     /// Waits for a change. Safe to cancel.
     pub(super) async fn changed(&mut self) {
         if self.seen.changed().await.is_err() {
-            // Nothing is probed.
+            // There are no probes.
             std::future::pending::<()>().await;
         }
     }
@@ -157,7 +157,8 @@ async fn watch_readiness(target: &ProbeTarget, timing: ProbeTiming, show: impl F
     }
 }
 
-/// Continues after the probe has failed: without a session the process is not ended, and it may recover.
+/// Probes liveness. Continues after a failure: without a session the process is not ended, and it may
+/// recover.
 async fn watch_liveness(target: &ProbeTarget, timing: ProbeTiming, show: impl Fn(Option<ProbeError>)) {
     let mut count = AttemptCount::new(timing);
     sleep(timing.initial_delay()).await;
@@ -171,25 +172,25 @@ async fn watch_liveness(target: &ProbeTarget, timing: ProbeTiming, show: impl Fn
     }
 }
 
-/// Why an attempt failed.
+/// Cause of a failed attempt.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum AttemptFailure {
-    /// By what is probed.
+    /// Failure of the process.
     OfProcess(ProbeError),
-    /// By the executor or its host, for this reason: the attempt says nothing about the process.
+    /// Failure of the executor or its host, for this reason: the attempt proves nothing about the process.
     OfExecutor(String),
 }
 
-/// Attempts in a row, and what they add up to.
+/// Consecutive attempts, and their outcome.
 #[derive(Debug)]
 struct AttemptCount {
     timing: ProbeTiming,
     outcome: ProbeOutcome,
     successes: u32,
     failures: u32,
-    /// Error of the last failures in a row that have the same one, and their number.
+    /// Error of the last failures, and how many in a row had it.
     error: Option<(ProbeError, u32)>,
-    /// The last attempt failed by the executor, which was logged.
+    /// Whether the last attempt failed because of the executor, which was logged.
     is_held_up: bool,
 }
 
@@ -205,7 +206,7 @@ impl AttemptCount {
         }
     }
 
-    /// Counts an attempt; what the probe has found now, if that is something else.
+    /// Counts an attempt; returns the outcome if it has changed.
     fn add(&mut self, attempt: &Result<(), AttemptFailure>) -> Option<ProbeOutcome> {
         let before = self.outcome;
         if let Err(AttemptFailure::OfExecutor(why)) = attempt {
@@ -262,7 +263,7 @@ impl ProbeTarget {
         let Some(path) = &self.path else { return Ok(()) };
         let request = format!("GET {path} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n", self.address);
         stream.write_all(request.as_bytes()).await.map_err(cut)?;
-        // `HTTP/1.1 200`: twelve bytes tell.
+        // Twelve bytes suffice: `HTTP/1.1 200`.
         let mut head = [0; 12];
         stream.read_exact(&mut head).await.map_err(cut)?;
         let code = head.strip_prefix(b"HTTP/1.").and_then(|rest| rest.get(1..)?.strip_prefix(b" "));
@@ -275,7 +276,7 @@ impl ProbeTarget {
     }
 }
 
-/// Whose fault it is: the host may have no descriptor, memory or port left for an attempt.
+/// Returns whose failure it is: the host may have no descriptor, memory or port left for an attempt.
 fn failure(error: &io::Error, of_process: ProbeError) -> AttemptFailure {
     match Errno::from_io_error(error) {
         Some(
@@ -307,7 +308,7 @@ mod tests {
         attempts.iter().map(|attempt| count.add(attempt)).collect()
     }
 
-    /// Why, the attempts, and what each makes of the probe.
+    /// Reason, attempts, and the outcome after each.
     type Row<'a> = (&'a str, &'a [Result<(), AttemptFailure>], &'a [Option<ProbeOutcome>]);
 
     #[test]

@@ -1,25 +1,27 @@
 //! Search for what is left of an incarnation whose supervisor died: `wait` cannot prove an end any more.
 //!
-//! | the incarnation | what proves that nothing is left |
+//! | incarnation | proof that nothing is left |
 //! |---|---|
-//! | was started in another boot | the boot |
-//! | has a control group that is visible here | nothing lives in the group (`group`), and nothing here has one of its marks |
-//! | was started in this PID namespace, without a group | every living process is accounted for |
-//! | else | nothing: it is unknown |
+//! | started in another boot | the boot |
+//! | has a control group that is visible here | the group is empty (`group`), no process here has a mark |
+//! | started in this PID namespace, without a group | every living process is accounted for |
+//! | other | none: the result is unknown |
 //!
-//! A process is accounted for, and nothing of the incarnation, if it
+//! A process is accounted for, and not of the incarnation, if it
 //!
 //! - was started before the first process of the incarnation, or
 //! - lacks `no_new_privs`, which every trampoline sets, which is inherited, and which cannot be unset, or
 //! - is recorded by another incarnation of the executor, as its supervisor or its process, or
-//! - descends from such a process that cannot have adopted orphans of the supervisor: the kernel gives these to an ancestor
-//!   of the supervisor or to the init of the namespace, and to no other.
+//! - descends from such a process that cannot have adopted children of the dead supervisor. The kernel gives
+//!   these only to an ancestor of the supervisor or to the init of the namespace.
 //!
-//! All processes are read while no process was started (the kernel counts), so that none is missed between two reads. One
-//! that cannot be read is not taken for absent: it is unknown then whether anything is left.
-//! What is left may be anything. It is killed only if it has a *mark* of the incarnation: its session or process group,
-//! a working directory in its directory, an open pipe there, or the directory in its environment; directories are compared by
-//! device and inode. What is left without a mark is neither killed nor taken for absent.
+//! All processes are read while no process is started (the kernel counts), so that none is missed between two
+//! reads. A process that cannot be read is not taken for absent: the result is unknown then.
+//!
+//! Any kind of process may be left. It is killed only if it has a *mark* of the incarnation. Marks are its
+//! session or process group, a working directory or open pipe in its directory, and the directory in the
+//! environment. Directories are compared by device and inode. A process without a mark is neither killed nor
+//! taken for absent.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{OsStr, OsString};
@@ -36,31 +38,31 @@ use super::start::FOLDER_VARIABLE;
 use crate::durable::Reader;
 use crate::executor_store::ObjectStore as _;
 
-/// Attempts to read all processes while none is started.
+/// Maximum number of attempts to read all processes while none is started.
 const TRIES: usize = 20;
 
-/// What is left of an incarnation.
+/// Processes that are left of an incarnation.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Rest {
     Nothing,
     Something,
-    /// It cannot be said, for this reason.
+    /// Undetermined result, for this reason.
     Unknown(String),
 }
 
-/// Whether pids of a record mean anything here.
+/// Whether the pids of a record are valid here.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum StartedIn {
-    /// Yes.
+    /// Valid pids: this boot and PID namespace.
     Here,
-    /// No: everything recorded is dead.
+    /// Invalid pids: everything recorded is dead.
     OtherBoot,
-    /// No: they are those of another PID namespace.
+    /// Invalid pids: they are of another PID namespace.
     OtherNamespace,
 }
 
 impl StartedIn {
-    /// Where the record's processes were started.
+    /// Returns whether the pids of the record are valid.
     pub(super) fn of(record: &Record, boot: &Boot) -> std::io::Result<StartedIn> {
         Ok(if record.boot != boot.id {
             StartedIn::OtherBoot
@@ -72,14 +74,14 @@ impl StartedIn {
     }
 }
 
-/// Processes found of an incarnation.
+/// Result of a search for an incarnation's processes.
 pub(super) struct Search {
-    /// Those that are known to be of it.
+    /// Processes known to be of the incarnation.
     pub(super) ours: Vec<Handle>,
     pub(super) rest: Rest,
 }
 
-/// Searches for what is left of the recorded incarnation, whose directory is `folder`.
+/// Searches for what is left of the recorded incarnation in the directory `folder`.
 pub(super) fn search(folder: &Folder, record: &Record, origin: StartedIn) -> Search {
     let populated = record.group.as_ref().map(IncarnationCgroup::populated);
     let (mut ours, accounted, unread) = match origin {
@@ -94,13 +96,13 @@ pub(super) fn search(folder: &Folder, record: &Record, origin: StartedIn) -> Sea
     Search { ours, rest }
 }
 
-/// What is left, from what was found: whether anything is known to be, what the control group says, what can be said without
-/// a group, and why a process could not be judged.
+/// Combines the findings: any process found, the state of the control group, the result without a group, and
+/// why a process could not be judged.
 fn weigh(has_any: bool, populated: Option<Populated>, accounted: Rest, unread: Option<String>) -> Rest {
     match populated {
         _ if has_any => Rest::Something,
         Some(Populated::Yes) => Rest::Something,
-        // It may have left the group.
+        // An unread process may have left the group.
         _ if let Some(why) = unread => Rest::Unknown(why),
         Some(Populated::No) => Rest::Nothing,
         Some(Populated::Unknown(why)) => match accounted {
@@ -111,7 +113,7 @@ fn weigh(has_any: bool, populated: Option<Populated>, accounted: Rest, unread: O
     }
 }
 
-/// What can be said without a control group, and whether of any process it cannot be said whose the process is.
+/// Returns marked processes, the result without a control group, and why a process could not be judged.
 fn search_here(folder: &Folder, record: &Record) -> (Vec<Handle>, Rest, Option<String>) {
     let (all, candidates, missed) = snapshot(folder, record);
     let (marks, mut environments) = (Marks::of(folder, record), EnvironmentReader::new());
@@ -133,14 +135,14 @@ fn search_here(folder: &Folder, record: &Record) -> (Vec<Handle>, Rest, Option<S
             let name = std::fs::read_to_string(format!("/proc/{}/comm", stat.pid)).unwrap_or_default();
             Rest::Unknown(format!("process {} ({}) may be left of it", stat.pid, name.trim()))
         }
-        // Those that are marked may have ended since.
+        // Marked processes may have ended since.
         None if marked.is_empty() => Rest::Nothing,
         None => Rest::Something,
     };
     (ours, rest, unread)
 }
 
-/// All processes, those that are not accounted for, and why some may have been missed.
+/// Returns all processes, those not accounted for, and why some may have been missed.
 fn snapshot(folder: &Folder, record: &Record) -> (BTreeMap<u32, Stat>, Vec<Stat>, Option<String>) {
     let mut found = (BTreeMap::new(), Vec::new(), None);
     for _ in 0..TRIES {
@@ -166,7 +168,7 @@ fn snapshot(folder: &Folder, record: &Record) -> (BTreeMap<u32, Stat>, Vec<Stat>
     found
 }
 
-/// Processes and supervisors that other incarnations of the executor have recorded in this boot and namespace.
+/// Processes and supervisors that other incarnations of the executor recorded in this boot and namespace.
 fn recorded_elsewhere(folder: &Folder, record: &Record) -> BTreeSet<(u32, u64)> {
     let Some(nodes) = folder.path().ancestors().nth(2) else { return BTreeSet::new() };
     let nodes = super::entries(nodes).unwrap_or_default();
@@ -175,13 +177,13 @@ fn recorded_elsewhere(folder: &Folder, record: &Record) -> BTreeSet<(u32, u64)> 
     recorded(others, &record.boot, record.pid_namespace)
 }
 
-/// Processes and supervisors that incarnations in those folders have recorded, of that boot and PID namespace.
+/// Processes and supervisors that incarnations in those directories recorded, in that boot and PID namespace.
 pub(super) fn recorded(
     folders: impl Iterator<Item = Folder>,
     boot: &str,
     pid_namespace: u64,
 ) -> BTreeSet<(u32, u64)> {
-    // What is to be started again names the processes of an earlier boot.
+    // A pending restart names the processes of an earlier boot.
     let are_here =
         |one: &Record| one.phase != Phase::Again && one.boot == boot && one.pid_namespace == pid_namespace;
     let records = folders.filter_map(|folder| folder.read::<Record>(Reader::Another).ok().flatten());
@@ -193,7 +195,7 @@ pub(super) fn recorded(
     all
 }
 
-/// Living processes that are not accounted for.
+/// Returns living processes that are not accounted for.
 fn candidates(record: &Record, all: &BTreeMap<u32, Stat>, elsewhere: &BTreeSet<(u32, u64)>) -> Vec<Stat> {
     let first = record.processes.iter().map(|process| process.start_time).min().unwrap_or(0);
     let me = std::process::id();
@@ -210,13 +212,13 @@ fn candidates(record: &Record, all: &BTreeMap<u32, Stat>, elsewhere: &BTreeSet<(
     };
     let is_left = |pid: u32| {
         let mut at = pid;
-        // No chain is longer than all processes.
+        // No chain is longer than the number of processes.
         for _ in 0..=all.len() {
             match all.get(&at).map(|stat| stat.parent) {
-                // Its parent is in a namespace above.
+                // The parent is in a namespace above.
                 Some(0) => return false,
                 Some(parent) if suspects.contains(&parent) => at = parent,
-                // A parent that has ended meanwhile left it to another process: the next search finds which.
+                // A parent that has ended left its child to another process, which the next search finds.
                 Some(parent) => return all.get(&parent).is_none_or(is_adopter),
                 None => return true,
             }
@@ -226,24 +228,24 @@ fn candidates(record: &Record, all: &BTreeMap<u32, Stat>, elsewhere: &BTreeSet<(
     suspects.iter().filter(|pid| is_left(**pid)).filter_map(|pid| all.get(pid)).copied().collect()
 }
 
-/// What processes of an incarnation have, unless they take care not to.
+/// Marks on processes of an incarnation, unless the processes take care to drop them.
 struct Marks<'a> {
     folder: &'a Path,
     place: Option<Place>,
-    /// Pipes in the directory, which the programs write into. Other files there may be read by anybody.
+    /// Pipes in the directory, which the programs write into. Other files there may be read by any process.
     pipes: BTreeMap<OsString, Place>,
     /// Numbers of sessions and groups, with the start times of their leaders.
     leaders: BTreeMap<u32, u64>,
     numbers: ProcessNumbers,
 }
 
-/// Whether process ids can have been given again since a record was begun.
+/// Whether process ids may have been reused since a record was created.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum ProcessNumbers {
-    /// Most likely not: fewer processes were started than half of the numbers. The kernel does not count forks that a limit
-    /// of a control group refused, which take numbers too.
+    /// Most likely not reused: fewer processes were started than half of the numbers. Forks that a control
+    /// group limit refused take numbers too, and are not counted.
     GivenOnce,
-    /// More, or that is not known.
+    /// Possibly reused, or unknown.
     MaybeGivenAgain,
 }
 
@@ -251,7 +253,7 @@ impl ProcessNumbers {
     fn since(record: &Record) -> ProcessNumbers {
         let (now, numbers) = (identity::started_since_boot().ok(), identity::pid_numbers().ok());
         match (record.started_before, now, numbers) {
-            // Numbers in use are passed over, so that they come round sooner.
+            // Numbers in use are skipped, so that others are reused sooner.
             (Some(before), Some(now), Some(numbers)) if now.saturating_sub(before) < numbers / 2 => {
                 ProcessNumbers::GivenOnce
             }
@@ -259,8 +261,8 @@ impl ProcessNumbers {
         }
     }
 
-    /// Whether the session or group of a leader that was started then is the one with that number now, whose leader was
-    /// started at `leader`, or has ended.
+    /// Whether a session or group is the recorded one, by the start times of its recorded leader and its
+    /// current one. A leader of `None` has ended.
     fn same_session(self, recorded: u64, leader: Option<u64>) -> SameSession {
         match leader {
             Some(now) if now == recorded => SameSession::Yes,
@@ -274,7 +276,7 @@ impl ProcessNumbers {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum SameSession {
     No,
-    /// Its leader has ended, and its number has most likely not been given again.
+    /// The leader has ended, and its number has most likely not been reused.
     Likely,
     Yes,
 }
@@ -304,8 +306,8 @@ impl Marks<'_> {
         all: &BTreeMap<u32, Stat>,
         environments: &mut EnvironmentReader,
     ) -> io::Result<bool> {
-        // A number is given to another process only when its session and its group have ended. Such a process may have led
-        // others of its own, and ended.
+        // A number is reused only when its session and group have ended. A process that reused the number may
+        // have led others, and ended.
         let same = |number: u32| {
             let leader = all.get(&number).map(|leader| leader.start_time);
             let recorded = self.leaders.get(&number);
@@ -319,7 +321,7 @@ impl Marks<'_> {
         match same {
             _ if has_any => Ok(true),
             SameSession::No | SameSession::Yes => Ok(false),
-            // Without a control group of its own, an incarnation is in that of the executor.
+            // Without its own control group, an incarnation is in that of the executor.
             SameSession::Likely if identity::is_in_own_group(stat.pid) => Ok(true),
             SameSession::Likely => Err(io::Error::other(format!(
                 "process {} has the session or group {} of it, whose leader has ended, and another control group",
@@ -328,7 +330,8 @@ impl Marks<'_> {
         }
     }
 
-    /// By its name first: what has another is not looked up, for it may be on a file system that does not answer.
+    /// Whether the path is that directory. A path with another name is not resolved: its file system might
+    /// not answer.
     fn is_folder(&self, path: &Path) -> bool {
         let is_same = || self.place.is_some() && Place::of(path).ok().flatten() == self.place;
         path == self.folder || (path.file_name() == self.folder.file_name() && is_same())
@@ -357,7 +360,7 @@ pub(super) fn folder_named_by(
     Ok(environment.split(|byte| *byte == 0).find_map(value).filter(|_| !stat.is_dead()))
 }
 
-/// Supervisor of a directory, as far as it is visible here: the recorded one, and the process that holds the lock.
+/// Supervisors of a directory that are visible here: the recorded one, and the holder of the lock.
 pub(super) fn supervisors(
     folder: &Folder,
     record: Option<&Record>,

@@ -1,4 +1,4 @@
-//! Reading an output across its files, while they are written.
+//! Reader of an output across its files, while they are written.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -10,27 +10,27 @@ use super::capture::{part, parts};
 use super::times::{self, SPAN, TimesEntry};
 use crate::durable;
 
-/// The end of an output that is looked at for its last lines, at most.
+/// Maximum number of bytes at the end of an output that are searched for its last lines.
 const TAIL: u64 = 1 << 20;
-/// Attempts to read what was found to be there.
+/// Maximum number of attempts to read data that was found.
 const LOOKS: usize = 8;
 
-/// A place in an output. What rotation has dropped before it was read is passed over.
+/// Position in an output. Data that rotation has deleted before it was read is skipped.
 #[derive(Debug)]
 pub struct Reader {
     base: PathBuf,
     number: u64,
     at: u64,
-    /// Open until it was read to its end: a reader that waits for more costs no descriptor. Stays readable when it is
-    /// removed.
+    /// File, open until it was read to its end: a waiting reader needs no descriptor. Stays readable when it
+    /// is removed.
     file: Option<File>,
-    /// Times of what is to be read next of the file; the first is that of where it is.
+    /// Times of the data to read next in the file; the first is that of the current position.
     blocks: VecDeque<TimesEntry>,
-    /// Of which file the last of these were read, and how many bytes the index had.
+    /// File whose times were read last, and the size of its index in bytes.
     indexed: Option<(u64, u64)>,
 }
 
-/// Where a reader is.
+/// Position of a reader.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct ReadPosition {
     pub(super) number: u64,
@@ -49,7 +49,7 @@ impl Reader {
         }
     }
 
-    /// Begins at what was written at a time or later, and at most [`SPAN`] before.
+    /// Returns a reader at data that was written at `since` or later, and at most [`SPAN`] before.
     pub fn since(base: &Path, since: SystemTime) -> io::Result<Reader> {
         let from = times::micros(since).saturating_sub(u64::try_from(SPAN.as_micros()).unwrap_or(u64::MAX));
         let mut numbers = parts(base)?;
@@ -67,7 +67,7 @@ impl Reader {
         Ok(Reader::at(base, end))
     }
 
-    /// Of two readers of one output, the one that is further.
+    /// Returns the reader with the later position, of two readers of one output.
     #[must_use]
     pub fn later(self, other: Reader) -> Reader {
         if other.place() > self.place() { other } else { self }
@@ -77,8 +77,8 @@ impl Reader {
         ReadPosition { number: self.number, at: self.at }
     }
 
-    /// When what is new was written, in microseconds since 1970; `None` if nothing is. Reads nothing of the output and opens
-    /// nothing that stays open.
+    /// Returns the time at which new data was written, in microseconds since 1970; `None` without new data.
+    /// Reads no data, and leaves no file open.
     pub fn next_time(&mut self) -> io::Result<Option<u64>> {
         loop {
             if self.has_more()? {
@@ -87,15 +87,15 @@ impl Reader {
             }
             let next = parts(&self.base)?.into_iter().filter(|number| *number > self.number).min();
             let Some(next) = next else { return Ok(None) };
-            // Once there is a next one, nothing is added to this one; something may have been before.
+            // A file with a successor does not grow any more, but may have grown before.
             if !self.has_more()? {
                 (self.number, self.at, self.file) = (next, 0, None);
             }
         }
     }
 
-    /// What is new and was written about one time, at most `most` bytes, with that time in microseconds since 1970;
-    /// nothing if nothing is. Leaves nothing open: a program may have thousands of outputs.
+    /// Reads new data of about one time, at most `most` bytes. Returns that time in microseconds since 1970
+    /// and the data, empty if there is none. Leaves no file open: a program may have thousands of outputs.
     pub fn read_block(&mut self, most: usize) -> io::Result<(u64, Vec<u8>)> {
         for _ in 0..LOOKS {
             let Some(time) = self.next_time()? else { return Ok((0, Vec::new())) };
@@ -105,12 +105,12 @@ impl Reader {
             if !bytes.is_empty() {
                 return Ok((time, bytes));
             }
-            // It was dropped meanwhile.
+            // The file was deleted meanwhile.
         }
         Err(io::Error::other(format!("{} changes while it is read", part(&self.base, self.number).display())))
     }
 
-    /// Whether the file where it is has more.
+    /// Whether the current file has more data.
     fn has_more(&self) -> io::Result<bool> {
         let path = part(&self.base, self.number);
         match durable::if_found(path.symlink_metadata())? {
@@ -122,7 +122,8 @@ impl Reader {
         }
     }
 
-    /// Brings the times up to date: the first is that of where it is, and the second, if any, is that of what comes behind.
+    /// Updates the times: the first is that of the current position, and the second, if any, that of the data
+    /// after it.
     fn find_block(&mut self) -> io::Result<()> {
         if self.indexed.is_some_and(|(number, _)| number != self.number) {
             (self.blocks, self.indexed) = (VecDeque::new(), None);
@@ -147,7 +148,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Begins at the last `lines` lines, or the last mebibyte from a line's beginning.
+    /// Returns a reader at the last `lines` lines, limited to whole lines in the last mebibyte.
     pub fn last(base: &Path, lines: u64) -> io::Result<Reader> {
         let mut numbers = parts(base)?;
         numbers.sort_unstable();
@@ -173,14 +174,14 @@ impl Reader {
         Ok(reader)
     }
 
-    /// What is new, at most `most` bytes; nothing if nothing is.
+    /// Reads new data, at most `most` bytes; empty if there is none.
     pub fn read(&mut self, most: usize) -> io::Result<Vec<u8>> {
         loop {
             let mut bytes = self.read_file(most)?;
             if bytes.is_empty() {
                 let next = parts(&self.base)?.into_iter().filter(|number| *number > self.number).min();
                 let Some(next) = next else { return Ok(Vec::new()) };
-                // Once there is a next one, nothing is added to this one; something may have been before.
+                // A file with a successor does not grow any more, but may have grown before.
                 bytes = self.read_file(most)?;
                 if bytes.is_empty() {
                     (self.number, self.at) = (next, 0);
@@ -191,7 +192,7 @@ impl Reader {
         }
     }
 
-    /// What is new of the file where it is. The file is closed if nothing is.
+    /// Reads new data of the current file; closes the file if there is none.
     fn read_file(&mut self, most: usize) -> io::Result<Vec<u8>> {
         if self.file.is_none() {
             self.file = open(&part(&self.base, self.number))?;
@@ -224,7 +225,7 @@ fn open(path: &Path) -> io::Result<Option<File>> {
     durable::if_found(durable::open_plain(File::options().read(true), path))
 }
 
-/// The last `most` bytes of a file, and where they begin; `None` if it was dropped.
+/// Returns the last `most` bytes of a file, and their offset; `None` if the file was deleted.
 fn end_of(path: &Path, most: u64) -> io::Result<Option<(u64, Vec<u8>)>> {
     let Some(mut file) = open(path)? else { return Ok(None) };
     let at = file.metadata()?.len().saturating_sub(most);
@@ -234,12 +235,13 @@ fn end_of(path: &Path, most: u64) -> io::Result<Option<(u64, Vec<u8>)>> {
     Ok(Some((at, bytes)))
 }
 
-/// Where in `end` the last `lines` lines begin; if it is not all, not before the first whole line.
+/// Returns the offset of the last `lines` lines in `end`; unless `end` is all, not before the first whole
+/// line.
 fn begin_of_last(end: &[u8], lines: u64, is_all: bool) -> usize {
     if lines == 0 {
         return end.len();
     }
-    // A line feed at the very end ends the last line and begins none.
+    // A final line feed ends the last line and starts none.
     let searched = end.strip_suffix(b"\n").unwrap_or(end);
     let mut left = lines;
     for (at, byte) in searched.iter().enumerate().rev() {
@@ -338,7 +340,7 @@ mod tests {
         let since = || Reader::since(&base, time(80)).unwrap();
         assert_eq!(rest(&mut since().later(last(1))), "four\n", "both must hold");
         assert_eq!(rest(&mut last(3).later(since())), "three\nfour\n", "both must hold");
-        // Without an index, the file's own time says whether anything of it can be meant.
+        // Without an index, the modification time of the file decides.
         let (_folder, base) = output(&[(1, "old\n"), (2, "new\n")]);
         File::options().append(true).open(part(&base, 1)).unwrap().set_modified(time(0)).unwrap();
         assert_eq!(rest(&mut Reader::since(&base, time(100)).unwrap()), "new\n");
@@ -405,7 +407,7 @@ mod tests {
         std::fs::remove_file(part(&base, 2)).unwrap();
         std::os::unix::fs::symlink("/dev/zero", part(&base, 2)).unwrap();
         assert!(Reader::last(&base, 1).is_err());
-        // A link to a plain file is none of ours either, and may be longer or shorter than its name.
+        // A link to a plain file is foreign too, and the file may be longer or shorter than its name.
         for text in ["", &"x".repeat(1000)] {
             let other = folder.path().join("other");
             std::fs::write(&other, text).unwrap();

@@ -1,19 +1,19 @@
-//! After a reboot of the machine: what is started again without being told to, from what is on the disk alone.
+//! Restarts after a reboot of the machine: without a command, from the state on disk alone.
 //!
-//! Another boot is the proof that everything recorded in an earlier one is dead. An incarnation without a recorded end
-//! was cut off by it, and nobody was told of any end:
+//! Another boot proves that everything recorded in an earlier one is dead. An incarnation without a recorded
+//! end was cut off by it, and no end was reported:
 //!
-//! | record | in the boot that it names | in a later one |
+//! | record | in the boot that it names | in a later boot |
 //! |---|---|---|
-//! | processes, none ended; or all as the machine went down | they live, or have ended | *again*, if so wanted; or they have ended |
-//! | processes, some ended by itself or as asked | the others live, or have ended | they have ended |
-//! | to be started again | *again*: nothing was executed from this record | *again*, if so wanted; or they have ended |
-//! | over, or none | as recorded | as recorded |
+//! | processes, none ended, or all with the machine | living, or ended | *restart* if wanted, else ended |
+//! | processes, some ended without or by a request | the others living, or ended | ended |
+//! | pending restart | *restart*: this record executed nothing | *restart* if wanted, else ended |
+//! | end, or no record | as recorded | as recorded |
 //!
-//! *Again* records first that it is to be started again in this boot, then starts a keeper as for any start. So wanted is
-//! what its highest order wants up, no tombstone forbids, and its plan has started again always (`Restart::Always`); and
-//! only on the machine on which it ran, because a copy of the folder elsewhere proves nothing of the machine that it
-//! comes from. Decision 0015 says why this is no second start.
+//! A *restart* first records that it is pending in this boot, then starts a supervisor as for any start. It
+//! is wanted if the highest target has the goal `Aim::Up`, no tombstone prevents it, and its plan always
+//! restarts (`Restart::Always`). It happens only on the same machine: a copy of the directory elsewhere
+//! proves nothing about its original machine. Decision 0015 explains why this is no second start.
 
 use chancery_events::spec::Restart;
 
@@ -22,16 +22,16 @@ use super::identity::Boot;
 use crate::executor_store::Tombstone;
 use crate::plan::Aim;
 
-/// What comes of a record that is not over, when nobody else holds the lock.
+/// Action for a record without an end, if no other process holds the lock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Next {
-    /// What lives of it is looked after; what does not has ended.
+    /// Adoption of the processes that live; the others have ended.
     LookAfter,
-    /// It is started again.
+    /// Restart of the incarnation.
     Again,
 }
 
-/// See the module.
+/// Returns the action for a record.
 pub(super) fn next(
     wanted: Option<&Wanted>,
     tombstone: Option<Tombstone>,
@@ -50,12 +50,12 @@ pub(super) fn next(
     if is_wanted && is_here && was_cut_off(record) { Next::Again } else { Next::LookAfter }
 }
 
-/// Whether nothing of it has ended but with the machine.
+/// Whether every end was caused by the machine.
 fn was_cut_off(record: &Record) -> bool {
     let mut ends = record.processes.iter().filter_map(|process| process.end.as_ref()).map(|end| end.cause);
     match ends.next() {
         None => true,
-        // The first that went down with the machine makes its keeper ask the others.
+        // The first process that ends with the machine makes its supervisor stop the others.
         Some(first) => {
             let all: Vec<Cause> = ends.chain([first]).collect();
             all.contains(&Cause::GoingDown) && !all.contains(&Cause::Itself)
@@ -63,7 +63,7 @@ fn was_cut_off(record: &Record) -> bool {
     }
 }
 
-/// Why something that was to be started again has ended.
+/// Returns why an incarnation ended though a restart was wanted.
 pub(super) fn not_again(why: impl std::fmt::Display) -> String {
     format!("it was to be started again after a reboot: {why}")
 }

@@ -1,12 +1,12 @@
-//! Removal of directories that programs could write into. Nothing outside such a directory is touched: no symbolic link
-//! is followed, and nothing is entered at which something is mounted.
+//! Removal of directories that programs could write to. Nothing outside such a directory is touched: no
+//! symbolic link is followed, and no mount point is entered.
 //!
-//! Each directory is opened by its name in its parent, without following a link, and never at a mount point
-//! (`RESOLVE_NO_XDEV`, which also refuses a bind mount of the same file system; without `openat2` the mounts of both
-//! descriptors are compared). A mount made after the check is therefore refused as well, by the kernel.
+//! Each directory is opened by its name in its parent, without following a link, and never at a mount point.
+//! `RESOLVE_NO_XDEV` also refuses a bind mount of the same file system; without `openat2`, the mounts of both
+//! descriptors are compared. So the kernel also refuses a mount made after the check.
 //!
-//! What must be removed and cannot be is a *debt* ([`debts`]): reported with its reason, and tried again
-//! ([`Removals`]) until it is removed.
+//! A directory that must be removed and cannot be is a *debt* ([`debts`]): reported with its reason, and
+//! retried ([`Removals`]) until it is removed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{CString, OsStr};
@@ -28,33 +28,33 @@ use tokio::sync::Semaphore;
 
 use crate::durable;
 
-/// Time between two tries of a removal that failed.
+/// Delay before a failed removal is retried.
 pub(super) const RETRY: Duration = Duration::from_secs(2);
-/// Removals at work concurrently; one that does not return holds up the others only when all of these do not.
+/// Maximum number of concurrent removals. Hanging removals delay others only if there are this many.
 const CONCURRENT: usize = 8;
-/// Names that are read before they are removed.
+/// Number of names that are read before they are removed.
 const BATCH: usize = 1000;
-/// Folders within folders: each holds a descriptor. What is deeper is moved up first.
+/// Maximum depth of open directories: each needs a descriptor. A deeper one is moved up first.
 const DEEPEST: u32 = 32;
 
-/// Removes a directory with everything inside, or a file; nothing there is fine. Refused while something is mounted
-/// inside. Returns early when `stop` is set; called again, it continues.
+/// Removes a directory with everything inside, or a file; a missing path is not an error. Fails while
+/// anything is mounted inside. Returns early when `stop` is set; another call continues.
 pub(super) fn remove(path: &Path, stop: &AtomicBool) -> io::Result<()> {
     refuse_mounts(path)?;
     remove_unmounted(path, stop)
 }
 
-/// Removes a directory of ours as [`remove`] does, to the end.
+/// Removes a directory of the executor as [`remove`] does, to the end.
 pub fn remove_directory(path: &Path) -> io::Result<()> {
     remove(path, &AtomicBool::new(false))
 }
 
-/// Moves a directory to `target` on the same file system, durably. Refused while something is mounted inside: the mount
-/// would move along.
+/// Moves a directory to `target` on the same file system, durably. Fails while anything is mounted inside:
+/// the mount would move along.
 pub(super) fn relocate(path: &Path, target: &Path) -> io::Result<()> {
     refuse_mounts(path)?;
     let moved = match std::fs::rename(path, target) {
-        // Its owner may not write into it: to give it another parent is to write its entry `..`.
+        // The owner may lack the permission to write: another parent changes the entry `..`.
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
             let (parent, name) = (open_parent(path)?, name_of(path)?);
             let directory = open(&parent, &name)?;
@@ -72,7 +72,7 @@ pub(super) fn relocate(path: &Path, target: &Path) -> io::Result<()> {
     }
 }
 
-/// An error that names the mount point, if something is mounted at `path` or below it.
+/// Fails with the mount point, if anything is mounted at `path` or below it.
 pub(super) fn refuse_mounts(path: &Path) -> io::Result<()> {
     match mounted_inside(path)? {
         None => Ok(()),
@@ -83,8 +83,8 @@ pub(super) fn refuse_mounts(path: &Path) -> io::Result<()> {
     }
 }
 
-/// The first mount point at or below the path, by mountinfo(5). The path itself is not looked up: a file system mounted
-/// there may not answer.
+/// Returns the first mount point at or below the path, by mountinfo(5). The path itself is not resolved: a
+/// file system mounted there might not answer.
 fn mounted_inside(path: &Path) -> io::Result<Option<PathBuf>> {
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
         return Err(io::ErrorKind::InvalidInput.into());
@@ -99,7 +99,7 @@ fn first_inside(path: &Path, mountinfo: &[u8]) -> Option<PathBuf> {
     points.map(unescaped).find(|point| point.starts_with(path))
 }
 
-/// A path as mountinfo(5) writes it: some bytes as a backslash and three octal digits.
+/// Decodes a path of mountinfo(5): some bytes are a backslash and three octal digits.
 fn unescaped(mut text: &[u8]) -> PathBuf {
     let mut bytes = Vec::new();
     while let Some((first, rest)) = text.split_first() {
@@ -113,12 +113,12 @@ fn unescaped(mut text: &[u8]) -> PathBuf {
             text = rest;
         }
     }
-    // The directory at which it is mounted has lost its name.
+    // The directory of the mount point was removed.
     let path = bytes.strip_suffix(b"//deleted").unwrap_or(&bytes);
     PathBuf::from(OsStr::from_bytes(path))
 }
 
-/// As [`remove`], behind its check.
+/// Removes as [`remove`] does, after its check.
 fn remove_unmounted(path: &Path, stop: &AtomicBool) -> io::Result<()> {
     let Some(parent) = durable::if_found(open_parent(path))? else { return Ok(()) };
     let name = name_of(path)?;
@@ -169,7 +169,7 @@ impl Clearing<'_> {
         }
     }
 
-    /// To the top, where it is found when that is read again.
+    /// Moves a directory to the top, where it is found when the top is read again.
     fn move_up(&mut self, folder: &OwnedFd, name: &CString) -> io::Result<()> {
         loop {
             self.moved += 1;
@@ -183,7 +183,7 @@ impl Clearing<'_> {
     }
 }
 
-/// Some of the names in a folder.
+/// Returns some of the names in a directory.
 fn names(folder: &OwnedFd) -> io::Result<Vec<CString>> {
     let mut names = Vec::new();
     for entry in Dir::read_from(folder)? {
@@ -198,11 +198,10 @@ fn names(folder: &OwnedFd) -> io::Result<Vec<CString>> {
     Ok(names)
 }
 
-/// Removes what has this name, unless it is a directory: that is opened, and made writable to its owner.
+/// Removes an entry, unless it is a directory, which is opened and made writable to its owner.
 fn unlink(folder: &OwnedFd, name: &CString, path: &Path) -> io::Result<Option<OwnedFd>> {
     match unlinkat(folder, name, AtFlags::empty()) {
         Ok(()) | Err(Errno::NOENT) => Ok(None),
-        // A directory.
         Err(Errno::ISDIR) => {
             let opened = match open(folder, name) {
                 Err(Errno::NOENT) => return Ok(None),
@@ -236,7 +235,7 @@ fn named(error: Errno, name: &CString, path: &Path) -> io::Error {
 
 fn open(folder: &OwnedFd, name: &CString) -> rustix::io::Result<OwnedFd> {
     match open_here(folder, name, DIRECTORY) {
-        // Ours, but forbidden to its owner: allowed first, by way of a descriptor that no link can lead elsewhere.
+        // Ours, but forbidden to its owner: permitted first, through a descriptor that no link can redirect.
         Err(Errno::ACCESS) => {
             let path = open_here(folder, name, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC)?;
             rustix::fs::chmod(format!("/proc/self/fd/{}", path.as_raw_fd()), Mode::RWXU)?;
@@ -249,7 +248,7 @@ fn open(folder: &OwnedFd, name: &CString) -> rustix::io::Result<OwnedFd> {
 fn open_here(folder: &OwnedFd, name: &CString, flags: OFlags) -> rustix::io::Result<OwnedFd> {
     let resolve = ResolveFlags::NO_XDEV | ResolveFlags::NO_SYMLINKS | ResolveFlags::BENEATH;
     match openat2(folder, name, flags | OFlags::NOFOLLOW, Mode::empty(), resolve) {
-        // Not known to the kernel, or kept from us.
+        // Not supported by the kernel, or forbidden.
         Err(Errno::NOSYS | Errno::PERM) => open_on_same_mount(folder, name, flags),
         opened => opened,
     }
@@ -260,7 +259,7 @@ fn open_on_same_mount(folder: &OwnedFd, name: &CString, flags: OFlags) -> rustix
     if mount_of(folder)? == mount_of(&opened)? { Ok(opened) } else { Err(Errno::XDEV) }
 }
 
-/// Number of the mount on which a descriptor is open, by `proc_pid_fdinfo(5)`.
+/// Returns the number of the mount on which a descriptor is open, by `proc_pid_fdinfo(5)`.
 fn mount_of(opened: &OwnedFd) -> rustix::io::Result<u64> {
     let unknown = |_| Errno::XDEV;
     let info =
@@ -272,12 +271,13 @@ fn mount_of(opened: &OwnedFd) -> rustix::io::Result<u64> {
 /// Directories that must be removed and cannot be, with the reason.
 static DEBTS: Mutex<BTreeMap<PathBuf, String>> = Mutex::new(BTreeMap::new());
 
-/// What executors in this process must remove and cannot, and why. Each is tried again while its executor runs.
+/// Returns directories that executors in this process must remove and cannot, with the reasons. Each is
+/// retried while its executor runs.
 pub fn debts() -> BTreeMap<PathBuf, String> {
     lock(&DEBTS).clone()
 }
 
-/// A directory that must be removed and could not be; in [`debts`] until this is dropped.
+/// Directory that must be removed and could not be; in [`debts`] until this is dropped.
 #[derive(Debug)]
 pub(super) struct Debt {
     path: PathBuf,
@@ -285,7 +285,7 @@ pub(super) struct Debt {
 }
 
 impl Debt {
-    /// Notes why a removal failed; logged once a reason.
+    /// Notes why a removal failed; each reason is logged once.
     pub(super) fn note(debt: &mut Option<Debt>, path: &Path, error: &io::Error) {
         let reason = error.to_string();
         if debt.as_ref().is_some_and(|debt| debt.reason == reason) {
@@ -309,7 +309,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Removals of one executor, each in a task of its own: none holds up anything else, and each is tried until it
+/// Removals of one executor, each in its own task: none delays anything else, and each is retried until it
 /// succeeds.
 #[derive(Clone, Debug)]
 pub(super) struct Removals {
@@ -329,8 +329,8 @@ impl Default for Removals {
 }
 
 impl Removals {
-    /// Removes a directory when `before` has been done, in a task of the runtime. One that is pending is left to its
-    /// task.
+    /// Removes a directory after `before` has returned, in a task of the runtime. A pending directory is left
+    /// to its task.
     pub(super) fn start(&self, on: &Handle, path: PathBuf, before: impl Fn() + Clone + Send + 'static) {
         if lock(&self.pending).insert(path.clone()) {
             let removals = self.clone();
@@ -359,7 +359,7 @@ impl Removals {
         }
     }
 
-    /// Ends all: the next executor continues.
+    /// Stops all removals; the next executor continues.
     pub(super) fn stop(&self) {
         self.stop.store(true, Ordering::Relaxed);
     }

@@ -1,4 +1,5 @@
-//! How a keeper starts an incarnation's processes: ports, trampolines, record, and only then the programs.
+//! Start of an incarnation's processes by its supervisor: ports, trampolines, record, and only then the
+//! programs.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -25,10 +26,10 @@ use super::trampoline::{Execute, NotExecuted, hope};
 use super::volumes;
 use crate::durable;
 
-/// Where programs are looked for, unless the run says otherwise.
+/// Default search path of programs.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// A process to start, with its ports held so that nobody else is given them.
+/// Process to start; open sockets reserve its ports.
 pub(super) struct Prepared {
     payload: PayloadName,
     index: u16,
@@ -38,7 +39,7 @@ pub(super) struct Prepared {
     held: Vec<OwnedFd>,
 }
 
-/// A trampoline that waits to be told.
+/// Trampoline that waits for its release.
 pub(super) struct Waiting {
     pub(super) started: Started,
     pub(super) socket: UnixStream,
@@ -49,8 +50,8 @@ pub(super) struct Waiting {
 }
 
 impl Waiting {
-    /// Makes the group of a process in that of its incarnation, and moves the process there if the group has a limit. It
-    /// waits to be told: whatever it executes is in the group from the start.
+    /// Makes the group of a process in that of its incarnation, and moves the process there if the group has
+    /// a limit. The trampoline still waits, so its program is in the group from the start.
     pub(super) fn limit(&mut self, wanted: &Wanted) -> Result<(), NotExecuted> {
         if let (Some((path, memory)), Some(parent)) = (&self.group, &wanted.cgroup)
             && parent.memory
@@ -64,12 +65,12 @@ impl Waiting {
         Ok(())
     }
 
-    /// Group to move it to before it is told, unless it is there already.
+    /// Returns the group to move the process to before its release, unless it is there already.
     pub(super) fn group(&self) -> Option<&Path> {
         self.group.as_ref().filter(|_| self.started.group.is_none()).map(|(path, _)| path.as_path())
     }
 
-    /// Lets go of the ports: the program is about to bind them itself.
+    /// Releases the ports: the program is about to bind them itself.
     pub(super) fn release_ports(&mut self) {
         self.held.clear();
     }
@@ -83,12 +84,12 @@ fn failed(doing: &str, error: &io::Error) -> NotExecuted {
     NotExecuted { message: format!("{doing}: {error}"), hope: hope(error) }
 }
 
-/// Whatever is wrong then is wrong with this machine or this installation, not with the plan.
+/// Returns a retryable failure: its cause is this machine or installation, not the plan.
 fn retry(error: &io::Error) -> NotExecuted {
     NotExecuted { message: format!("start a process: {error}"), hope: Hope::Retry }
 }
 
-/// The folder of this program first, so that a plan can name the payload that it ships.
+/// Search path with the directory of this program first: a plan can name the payload that is shipped with it.
 fn search_path() -> String {
     match std::env::current_exe() {
         Ok(program) => match program.parent() {
@@ -99,14 +100,14 @@ fn search_path() -> String {
     }
 }
 
-/// A process of a spec: of which payload, and which of its processes.
+/// Process of a spec: a payload, and the index of the process in it.
 pub(super) struct Slot<'a> {
     spec: &'a RunSpec,
     payload: &'a RunPayload,
     index: u16,
 }
 
-/// Every process that is to be started.
+/// Returns all processes to start.
 pub(super) fn processes(wanted: &Wanted) -> Result<Vec<Slot<'_>>, NotExecuted> {
     let Some(spec) = &wanted.spec else {
         return Err(never("there is no spec".to_owned()));
@@ -118,7 +119,7 @@ pub(super) fn processes(wanted: &Wanted) -> Result<Vec<Slot<'_>>, NotExecuted> {
     if all.is_empty() { Err(never("the spec has no process".to_owned())) } else { Ok(all) }
 }
 
-/// Works out what is to be executed, without starting anything.
+/// Determines what to execute, without starting anything.
 pub(super) fn prepare(folder: &Folder, wanted: &Wanted, slot: &Slot<'_>) -> Result<Prepared, NotExecuted> {
     let Slot { spec, payload, index } = *slot;
     let name = &payload.name;
@@ -149,7 +150,7 @@ pub(super) fn prepare(folder: &Folder, wanted: &Wanted, slot: &Slot<'_>) -> Resu
     for (key, value) in &run.env {
         env.insert(key.as_str().to_owned(), fill(value).map_err(bad)?);
     }
-    // Last: what says who a process is, is not the run's to change.
+    // Last: a spec must not change the identity of a process.
     env.extend(identity(folder, wanted, spec, name, index));
     env.extend(ports.iter().map(|(name, number)| (port_variable(name), number.to_string())));
     env.extend(volumes.iter().map(|(mount, path)| (volume_variable(mount), path.display().to_string())));
@@ -159,13 +160,13 @@ pub(super) fn prepare(folder: &Folder, wanted: &Wanted, slot: &Slot<'_>) -> Resu
     };
     let addresses = ports.iter().map(address).collect();
     let group = wanted.group(payload, index);
-    // A group holds a process and all that it starts to it; without one, a limit for each is better than none.
+    // A group limits a process and all that it starts; without one, a limit for each is better than none.
     let memory = payload.memory.filter(|_| !matches!(group, Some((_, Some(_)))));
     let execute = Execute { argv, env, memory, files: wanted.files };
     Ok(Prepared { payload: name.clone(), index, execute, group, addresses, held })
 }
 
-/// Where each volume of a payload is, by where it is to be mounted.
+/// Paths of a payload's volumes, by mount path.
 fn volumes_of(wanted: &Wanted, payload: &RunPayload) -> Result<BTreeMap<String, PathBuf>, NotExecuted> {
     let place = |mount: &Mount| {
         let missing = || format!("volume {} is not here", mount.volume);
@@ -176,10 +177,11 @@ fn volumes_of(wanted: &Wanted, payload: &RunPayload) -> Result<BTreeMap<String, 
     payload.mounts.iter().map(place).collect::<Result<_, String>>().map_err(retry)
 }
 
-/// Names the incarnation's folder in the environment of its processes.
+/// Variable with the incarnation's directory in the environment of its processes.
 pub(super) const FOLDER_VARIABLE: &str = "CHANCERY_FOLDER";
 
-/// Variables that tell a process what it is and where it runs, with what they hold. Those without a value are not set.
+/// Variables that describe a process and its location, each with its meaning. Variables without a value are
+/// not set.
 pub const PAYLOAD_VARIABLES: &[(&str, &str)] = &[
     ("CHANCERY_NAMESPACE", "namespace of the plan"),
     ("CHANCERY_PLAN", "name of the plan"),
@@ -194,7 +196,7 @@ pub const PAYLOAD_VARIABLES: &[(&str, &str)] = &[
     (FOLDER_VARIABLE, "directory of the incarnation, for the executor"),
 ];
 
-/// What says in a process's environment who it is.
+/// Returns the variables that describe a process.
 fn identity(
     folder: &Folder,
     wanted: &Wanted,
@@ -239,7 +241,7 @@ fn free_port(port: &Port) -> io::Result<(u16, OwnedFd)> {
     }
 }
 
-/// Starts a trampoline; it executes nothing until it is told, and exits if its socket is dropped first.
+/// Starts a trampoline. It executes nothing until its release, and exits if its socket is dropped first.
 pub(super) fn trampoline(
     folder: &Folder,
     wanted: &Wanted,
@@ -264,7 +266,7 @@ pub(super) fn trampoline(
         Ok((child.id(), [out, err]))
     };
     let (pid, captures) = spawn().map_err(|error| retry(&error))?;
-    // It is our child and not reaped, so the pid means it and nothing else.
+    // An unreaped child: no other process has its pid.
     let stat = Stat::of(pid)
         .and_then(|stat| stat.ok_or_else(|| io::ErrorKind::NotFound.into()))
         .map_err(|error| retry(&error))?;

@@ -1,14 +1,14 @@
-//! How often what is to end, and was killed, is looked for.
+//! Interval of searches for processes that were killed.
 //!
-//! A process may not die for hours, as one that waits for a file system that does not answer. To look for it means to read all
-//! processes of the machine, so it is looked for less and less often.
+//! A process might live on for hours, such as one that waits for a file system that does not answer. A search
+//! reads all processes of the machine, so searches become less and less frequent.
 
 use std::time::Duration;
 
 const FIRST: Duration = Duration::from_millis(50);
 const MOST: Duration = Duration::from_secs(1);
 
-/// Time from one look to the next.
+/// Time between two searches, from 50 ms to 1 s.
 #[derive(Debug)]
 pub(super) struct Pause(Duration);
 
@@ -23,7 +23,7 @@ impl Pause {
         self.0
     }
 
-    /// Once something was found to be left.
+    /// Doubles the time, after a search that found a process.
     pub(super) fn lengthen(&mut self) {
         self.0 = (self.0 * 2).min(MOST);
     }

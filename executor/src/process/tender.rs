@@ -1,5 +1,5 @@
-//! The task that tends one incarnation: it takes orders one after the other, follows the keeper or the orphans, and
-//! shows what there is. It decides by [`crate::plan`] alone.
+//! Reconciler of one incarnation: a task that handles targets one after the other, follows the supervisor or
+//! the unsupervised processes, and publishes the state. [`crate::plan`] makes all decisions.
 
 use std::io;
 use std::sync::Arc;
@@ -29,24 +29,24 @@ mod forgetting;
 mod starting;
 mod unproved;
 
-/// From its last word until it has let go of the lock.
+/// Time a finished supervisor has to release its lock.
 const KEEPER_LEAVES: Duration = Duration::from_secs(5);
 
-/// What a tender is asked; it answers when the work has begun.
+/// Request to a reconciler, answered once the work has started.
 #[derive(Debug)]
 pub(super) enum Ask {
     Order { order: Order, spec: Option<ObjectSpec>, done: oneshot::Sender<WorkProgress> },
     Forget(oneshot::Sender<WorkProgress>),
 }
 
-/// Whether the tender has anything left to tend.
+/// Whether the reconciler still has an object.
 #[derive(PartialEq)]
 pub(super) enum Next {
     GoOn,
     Over,
 }
 
-/// See the module.
+/// Reconciler of one incarnation.
 pub(super) struct Tender {
     incarnation: IncarnationId,
     folder: Folder,
@@ -57,25 +57,25 @@ pub(super) struct Tender {
     record: Option<Record>,
     before: Before,
     probes: Option<Probes>,
-    /// A keeper of ours is on its way, and nothing was recorded yet.
+    /// Whether a supervisor of this executor is starting, and nothing was recorded yet.
     starting: bool,
     shown: Option<Told>,
-    /// While something runs.
+    /// Watch of the directory, while anything runs.
     watch: Option<Watch>,
-    /// What has become of the folder of something that runs, until its end stands in a new one.
+    /// Loss of the directory of a running incarnation, until its end is recorded in a new one.
     lost: Option<Loss>,
-    /// Why nothing can be said of it now.
+    /// Reason that the state cannot be determined.
     unknown: Option<String>,
-    /// Why the folder of something that is to be forgotten cannot be removed yet.
+    /// Reason that the directory of a purged incarnation cannot be removed yet.
     debt: Option<Debt>,
-    /// Why its end cannot be proved, as it was logged.
+    /// Reason that the end cannot be proved, as logged.
     doubt: Option<String>,
-    /// Revision and attempt of the last order that was answered so.
+    /// Revision and attempt of the last target that was answered with `doubt`.
     doubted: Option<(u32, u32)>,
 }
 
 impl Tender {
-    /// One for what is in the folder; or for what runs though its folder was lost.
+    /// Creates the reconciler of a directory, or of a running incarnation whose directory was lost.
     pub(super) fn new(
         incarnation: IncarnationId,
         folder: Folder,
@@ -103,7 +103,7 @@ impl Tender {
         }
     }
 
-    /// Tends until it is forgotten, or until the orchestrator is dropped.
+    /// Reconciles until the incarnation is purged or the orchestrator is dropped.
     pub(super) async fn tend(mut self, mut asks: mpsc::Receiver<Ask>, settled: Option<oneshot::Sender<()>>) {
         self.look();
         self.settle();
@@ -124,7 +124,7 @@ impl Tender {
                         self.catch_up().await;
                         let next = self.forget();
                         if next == Next::Over {
-                            // Closed first, so that whoever is answered sees that this tender is over.
+                            // Closed first: the caller must see that this reconciler has ended.
                             asks.close();
                         }
                         let _ = done.send(WorkProgress::Begun);
@@ -151,7 +151,7 @@ impl Tender {
         }
     }
 
-    /// Finds out who holds the lock, and what is recorded.
+    /// Determines the lock holder, and reads the records.
     fn look(&mut self) {
         self.hold = match self.try_look() {
             Ok(hold) => {
@@ -181,9 +181,9 @@ impl Tender {
         }
         self.read_wanted()?;
         let lock = self.folder.lock()?;
-        // Behind the lock: nobody else writes the record, if it is ours.
+        // After locking: no other process writes the record if the lock is ours.
         self.tombstone = self.folder.read::<Tombstone>(Reader::Writer)?;
-        // Nothing that can fail stands between the record and the question whose it is.
+        // Nothing that can fail comes between the record and the check of its origin.
         let place = Place::of(self.folder.path())?;
         self.read_record(&lock)?;
         let origin = self.origin(place)?;
@@ -213,7 +213,7 @@ impl Tender {
             (Lock::Ours(lock), _) => Hold::Ours(lock),
             (Lock::Theirs, _) => {
                 let mut link = KeeperLink::new(self.folder.clone(), None, None);
-                // An earlier life may have been cut off before it could ask.
+                // An earlier executor epoch may have ended before its request.
                 if let Some(order) = aim.filter(|order| order.aim != Aim::Up) {
                     link.stop(order.grace);
                 }
@@ -222,14 +222,15 @@ impl Tender {
         })
     }
 
-    /// Whose processes the record names. Of those of another directory nothing is known here, as long as they may run.
+    /// Returns the origin of the recorded processes. Fails while processes of another directory may run:
+    /// their state is unknown.
     fn origin(&mut self, place: Option<Place>) -> io::Result<Origin> {
         let Some(record) = self.record.as_ref().filter(|record| !record.is_over()) else {
             return Ok(Origin::Here);
         };
         let origin = record.origin(place, &self.shared.boot);
         if origin == Origin::Elsewhere {
-            // Nothing that comes later takes them for ours.
+            // No later step may take them for ours.
             self.record = None;
             return Err(io::Error::other(
                 "its directory is a copy: what is recorded there may run, and belongs to the original",
@@ -255,7 +256,7 @@ impl Tender {
         }
     }
 
-    /// What is there.
+    /// Returns the known state.
     fn present(&self) -> Option<Present> {
         let probed = |number| match &self.probes {
             Some(probes) => probes.status(number),
@@ -264,20 +265,20 @@ impl Tender {
         let record = self.record.as_ref();
         let mut present = present(self.wanted.as_ref()?, self.tombstone, record, self.before, probed);
         if let Hold::Again(..) = self.hold {
-            // What is recorded was there before the reboot.
+            // The recorded processes ran before the reboot.
             present.state = State::Starting { processes: Vec::new() };
         }
         if matches!(&self.hold, Hold::Foster(foster) if foster.is_elsewhere()) {
             present.state.lose_sight();
         }
-        // With a keeper at work, a record may come at any moment.
+        // A supervisor may send a record at any moment.
         if present.state == State::Accepted && matches!(self.hold, Hold::Kept(_)) {
             present.state = State::Starting { processes: Vec::new() };
         }
         Some(present)
     }
 
-    /// Brings everything that follows from what is there up to date.
+    /// Updates everything that depends on the state.
     fn settle(&mut self) {
         self.conclude();
         let is_here = match &self.hold {
@@ -306,7 +307,7 @@ impl Tender {
         {
             probes.watch_liveness();
         }
-        // Something that could not be found out is not told: it may be running.
+        // An undetermined state is not reported: the incarnation may run.
         if self.shown.as_ref() != Some(&told) && !matches!(self.hold, Hold::Unknown) {
             self.show(told);
         }
@@ -317,11 +318,11 @@ impl Tender {
         self.shown = Some(told);
     }
 
-    /// Records ends and absences that are proved by now.
+    /// Records ends and absences that are proved.
     fn conclude(&mut self) {
         if let Err(error) = self.try_conclude() {
             tracing::error!(%error, incarnation = %self.incarnation, "record an end");
-            // Looked at again soon, and concluded then.
+            // Checked again soon, and recorded then.
             self.hold = Hold::Unknown;
         }
         if self.starting && matches!(self.hold, Hold::Ours(_) | Hold::Nothing) {
@@ -361,7 +362,8 @@ impl Tender {
         Ok(())
     }
 
-    /// All is over, and someone still has the lock, as a keeper that says so: waits until it is ours.
+    /// Waits for the lock, if everything has ended but the lock is still held, as by a supervisor that
+    /// reports its end.
     async fn catch_up(&mut self) {
         let freed = async {
             while matches!(self.hold, Hold::Kept(_))
@@ -378,7 +380,7 @@ impl Tender {
     }
 
     async fn order(&mut self, order: Order, spec: Option<ObjectSpec>) -> WorkProgress {
-        // The decider knows it after all.
+        // The decider knows the incarnation after all.
         self.debt = None;
         self.catch_up().await;
         if let Hold::Unknown = self.hold {
@@ -395,7 +397,7 @@ impl Tender {
         }
         let present = self.present();
         let unrecorded = matches!(self.hold, Hold::Kept(_)) && self.record.is_none();
-        // If the keeper that is on its way does not start it, this order fails.
+        // The target fails if the starting supervisor starts nothing.
         self.starting |= unrecorded && order.may_start();
         match plan::step(present.as_ref(), &order, spec.as_ref(), Processes::CHANGES) {
             Step::Answer => self.shown = None,

@@ -1,9 +1,9 @@
-//! When what stands in a file of an output was written: an index beside the file, `NAME.N.times`.
+//! Times at which the data in a file of an output was written: an index in `NAME.N.times`.
 //!
-//! An entry has 16 bytes: an offset in the file, and microseconds since 1970 by the clock of the machine, both
-//! little-endian. What is written behind the offset was written at that time or later, and before the next entry; at most
-//! [`SPAN`] later. So a file that fills slowly has an entry for what comes after a pause, and one that fills fast has at
-//! most one a second. An index that cannot be written costs precision and nothing else.
+//! An entry has 16 bytes: an offset in the file, and microseconds since 1970 by the machine's clock, both
+//! little-endian. Data after the offset was written at that time or later, before the next entry, and at most
+//! [`SPAN`] later. So a file that fills slowly has an entry after each pause, and one that fills fast has at
+//! most one per second. An index that cannot be written costs only precision.
 
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
@@ -14,22 +14,22 @@ use std::time::{Duration, SystemTime};
 
 use crate::durable;
 
-/// The longest time between an entry and what it stands for.
+/// Maximum time between an entry and the data it describes.
 pub(super) const SPAN: Duration = Duration::from_secs(10);
-/// The shortest time between two entries.
+/// Minimum time between two entries.
 const SHORTEST: Duration = Duration::from_secs(1);
-/// Bytes between two entries within the span, at least.
+/// Minimum number of bytes between two entries within the span.
 const BYTES: u64 = 64;
-/// Bytes of an entry.
+/// Size of an entry in bytes.
 const ENTRY: usize = 16;
-/// Entries of a file that are in memory, at most.
+/// Maximum number of entries of a file in memory.
 const MOST: usize = 1024;
-/// Entries that are read at one time.
+/// Number of entries that are read at a time.
 pub(super) const AHEAD: usize = 32;
-/// Bytes of an index that are read, at most: the index is in a folder that the payload can write to.
+/// Maximum number of index bytes that are read: the payload can write to the directory of the index.
 const LONGEST: u64 = 4 << 20;
 
-/// A time, and where in a file what was written then begins.
+/// Time, and the offset of the data that was written then.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct TimesEntry {
     pub(super) offset: u64,
@@ -48,7 +48,7 @@ pub(super) fn micros(time: SystemTime) -> u64 {
     u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// The index of the file that is written.
+/// Index of the file that is being written.
 #[derive(Debug, Default)]
 pub(super) struct TimesWriter {
     file: Option<File>,
@@ -56,7 +56,7 @@ pub(super) struct TimesWriter {
 }
 
 impl TimesWriter {
-    /// Something is about to be written to the file at the offset.
+    /// Notes that data will be written to the file at the offset.
     pub(super) fn note(&mut self, part: &Path, offset: u64, now: SystemTime) {
         let entry = TimesEntry { offset, time: micros(now) };
         let is_due = self.last.is_none_or(|last| {
@@ -68,7 +68,7 @@ impl TimesWriter {
         if is_due {
             self.last = Some(entry);
             if self.write(part, entry).is_err() {
-                // Half an entry is cut off when it is opened again.
+                // A partial entry is cut off when the file is opened again.
                 self.file = None;
             }
         }
@@ -100,7 +100,7 @@ fn bytes(entry: TimesEntry) -> [u8; ENTRY] {
     bytes
 }
 
-/// The next entry of an index; half an entry is none.
+/// Reads the next entry of an index; a partial entry is none.
 fn next(file: &mut impl io::Read, one: &mut [u8; ENTRY]) -> io::Result<Option<TimesEntry>> {
     match file.read_exact(one) {
         Ok(()) => {}
@@ -111,7 +111,8 @@ fn next(file: &mut impl io::Read, one: &mut [u8; ENTRY]) -> io::Result<Option<Ti
     Ok(Some(TimesEntry { offset: number(0), time: number(8) }))
 }
 
-/// The entries of a file, [`MOST`] of them spread over it at most. One without an index has one entry, of its last change; one that was dropped has none.
+/// Returns at most [`MOST`] entries, spread over a file. A file without an index has one entry, of its last
+/// change; a deleted file has none.
 pub(super) fn read(part: &Path) -> io::Result<VecDeque<TimesEntry>> {
     let mut entries = VecDeque::new();
     if let Some(file) = open(part)? {
@@ -122,7 +123,7 @@ pub(super) fn read(part: &Path) -> io::Result<VecDeque<TimesEntry>> {
                 entries.push_back(entry);
             }
             number += 1;
-            // Every second entry goes: what stood for its time stands for an earlier one.
+            // Drops every second entry: its data counts as written earlier.
             if entries.len() == MOST {
                 let mut keep = false;
                 entries.retain(|_| {
@@ -139,7 +140,7 @@ pub(super) fn read(part: &Path) -> io::Result<VecDeque<TimesEntry>> {
     Ok(entries)
 }
 
-/// The entry for what stands at an offset, and the next ones: [`AHEAD`] of them at most.
+/// Returns the entry for an offset, and the next ones: at most [`AHEAD`].
 pub(super) fn read_at(part: &Path, offset: u64) -> io::Result<VecDeque<TimesEntry>> {
     let mut entries = VecDeque::new();
     let mut one = [0; ENTRY];
@@ -163,29 +164,29 @@ pub(super) fn read_at(part: &Path, offset: u64) -> io::Result<VecDeque<TimesEntr
     Ok(entries)
 }
 
-/// The index of a file, if it has one.
+/// Opens the index of a file, if it has one.
 fn open(part: &Path) -> io::Result<Option<File>> {
     durable::if_found(durable::open_plain(File::options().read(true), &path_of(part)))
 }
 
-/// What stands for all of a file that has no index: its last change.
+/// Returns the entry for all of a file without an index: its last change.
 fn of_file(part: &Path) -> io::Result<Option<TimesEntry>> {
     let Some(found) = durable::if_found(part.symlink_metadata())? else { return Ok(None) };
     Ok(Some(TimesEntry { offset: 0, time: micros(found.modified()?) }))
 }
 
-/// Bytes of the index of a file; 0 without one.
+/// Returns the size of a file's index in bytes; 0 without one.
 pub(super) fn length(part: &Path) -> io::Result<u64> {
     Ok(durable::if_found(path_of(part).symlink_metadata())?.map_or(0, |found| found.len()))
 }
 
-/// Writes the index of a file that was copied.
+/// Writes the index of a copied file.
 pub(super) fn copy(part: &Path, entries: &[TimesEntry]) -> io::Result<()> {
     let all: Vec<u8> = entries.iter().flat_map(|entry| bytes(*entry)).collect();
     super::output::create_anew(&path_of(part))?.write_all(&all)
 }
 
-/// Removes the index of a file that was dropped.
+/// Removes the index of a deleted file.
 pub(super) fn remove(part: &Path) -> io::Result<()> {
     durable::if_found(std::fs::remove_file(path_of(part))).map(drop)
 }
@@ -235,7 +236,7 @@ mod tests {
         let part = folder.path().join("web-0.out.1");
         let start = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000);
         let mut writer = TimesWriter::default();
-        // When, where, and whether it has an entry.
+        // Milliseconds, offset, and whether there is an entry.
         let table = [
             (0, 0, true),
             (500, 1000, false),
@@ -254,7 +255,7 @@ mod tests {
             wanted.extend(has_entry.then_some(TimesEntry { offset, time: micros(now) }));
         }
         assert_eq!(Vec::from(read(&part).unwrap()), wanted);
-        // Half an entry of a writer that was cut off is passed over, and cut off by the next one.
+        // A partial entry of an interrupted writer is skipped, and cut off by the next writer.
         let path = path_of(&part);
         File::options().append(true).open(&path).unwrap().write_all(b"half").unwrap();
         assert_eq!(read(&part).unwrap().len(), wanted.len());

@@ -1,8 +1,9 @@
-//! What stands in a process's place until its identity is on disk.
+//! Placeholder of a process until its identity is on disk.
 //!
-//! It waits at its standard input, a socket to the keeper, for one line: what to execute. If the keeper dies first,
-//! the line never comes, and it exits without having executed anything. The socket is closed by a successful
-//! `exec`; a failed one is told over it, so that it is never taken for the program's own end.
+//! A trampoline waits at its standard input, a socket to the supervisor, for one line: what to execute. If
+//! the supervisor dies first, the line never arrives, and the trampoline exits without executing anything. A
+//! successful `exec` closes the socket. A failed one is reported through it, and so never taken for the
+//! program's own end.
 
 use std::collections::BTreeMap;
 use std::io::{self, BufRead as _, BufReader, Write as _};
@@ -17,19 +18,19 @@ use rustix::fs::Mode;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde::{Deserialize, Serialize};
 
-/// The line from the keeper.
+/// Line from the supervisor.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Execute {
     pub(super) argv: Vec<String>,
     pub(super) env: BTreeMap<String, String>,
-    /// Bytes of data and anonymous memory that it, and each that it starts, may have.
+    /// Maximum bytes of data and anonymous memory, for the process and for each that it starts.
     pub(super) memory: Option<NonZeroU64>,
-    /// Descriptors that it may have open, until it asks for more.
+    /// Soft limit of open descriptors.
     #[serde(default)]
     pub(super) files: Option<u64>,
 }
 
-/// The line to the keeper, if the program could not be executed.
+/// Line to the supervisor, if the program could not be executed.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct NotExecuted {
     pub(super) message: String,
@@ -69,19 +70,19 @@ fn execute_it(execute: &Execute) -> NotExecuted {
 }
 
 fn prepare(memory: Option<NonZeroU64>, files: Option<u64>) -> io::Result<()> {
-    // Whoever started the server may have left it descriptors that nobody here knows of.
+    // The parent of the server may have left it descriptors unknown here.
     close_fds::set_fds_cloexec(3, &[]);
     rustix::stdio::dup2_stdin(std::fs::File::open("/dev/null")?)?;
     rustix::thread::set_no_new_privs(true)?;
     rustix::process::umask(Mode::WGRP | Mode::WOTH);
     if let Some(memory) = memory {
-        // Data, and not the address space: programs reserve far more of that than they use.
+        // Data, not the address space: programs reserve far more of that than they use.
         let limit = Some(memory.get());
         setrlimit(Resource::Data, Rlimit { current: limit, maximum: limit })?;
     }
     if let Some(files) = files {
-        // A server has raised its own, and what it raised comes down to here. Programs that use `select` break with
-        // descriptors of 1024 and more, and some close every one that they might have.
+        // A server has raised its own limit, which is inherited. Programs that use `select` break with
+        // descriptors from 1024, and some close every possible descriptor.
         let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
         let current = Some(maximum.map_or(files, |maximum| files.min(maximum)));
         setrlimit(Resource::Nofile, Rlimit { current, maximum })?;
@@ -89,7 +90,7 @@ fn prepare(memory: Option<NonZeroU64>, files: Option<u64>) -> io::Result<()> {
     Ok(())
 }
 
-/// What is short now may be there later; what is wrong with the program stays so.
+/// Classifies an error: a shortage may end, a fault of the program stays.
 pub(super) fn hope(error: &io::Error) -> Hope {
     use rustix::io::Errno;
     match error.raw_os_error().map(Errno::from_raw_os_error) {

@@ -1,29 +1,30 @@
-//! Volumes: folders that outlive what uses them. A volume is the folder `volumes/<id>/`; in the executor, a task tends it.
+//! Volumes: directories that outlive their users. A volume is the directory `volumes/<id>/`, reconciled by a
+//! task of the executor.
 //!
 //! | file | holds |
 //! |---|---|
-//! | `volume.json`, `volume.copy` | the highest order, the spec, and how far it has come, durably (`durable`); makes the folder ours |
-//! | `data` | what is in it |
+//! | `volume.json`, `volume.copy` | highest target, spec and phase (`durable`); makes the directory ours |
+//! | `data` | the content |
 //! | `data.new` | the same while it is being made, empty |
 //! | `doomed` | the same while it is being destroyed |
-//! | `used` | how much it uses; a hint, not synced |
+//! | `used` | the usage; a hint, not synced |
 //!
-//! A folder without our record, or whose record names another id, is not ours: it is left as it is, whatever is ordered.
+//! A directory without our record, or whose record names another id, is foreign: no command changes it.
 //!
-//! A crash at any point leaves one of these, and the same command again ends in one volume, or in none:
+//! A crash at any point leaves one of these states, and repeating the command ends in one volume, or in none:
 //!
-//! | crash after | what is found | what comes of it |
+//! | crash after | state found | result |
 //! |---|---|---|
-//! | making the folder | an empty folder | nothing is there until the command comes again |
-//! | recording the order | a record, no `data` | the command again makes it |
-//! | making `data.new`, giving it its name | the same, or an empty `data` | the command again takes it as it is |
-//! | recording that it was made | that record, and `data` | it is there |
-//! | recording that it is to be destroyed | that record, and `data` | the next executor goes on |
-//! | moving `data` out of the way, removing some of it | that record, and `doomed` | the next executor goes on |
-//! | recording that it is gone | the tombstone | it is gone |
+//! | making the directory | an empty directory | no volume until the command is repeated |
+//! | recording the target | a record, no `data` | the repeated command makes `data` |
+//! | making or renaming `data.new` | the same, or an empty `data` | the repeated command uses `data` |
+//! | recording that the volume was made | that record, and `data` | the volume exists |
+//! | recording that it will be destroyed | that record, and `data` | the next executor continues |
+//! | moving `data` away, removing some of it | that record, and `doomed` | the next executor continues |
+//! | recording the deletion | the tombstone | the volume is deleted |
 //!
-//! *What was made is never made again.* With the record that it was made and without `data` it is lost: that is recorded,
-//! and told as an end. A new empty folder in its place would look like success to whoever lost what was in it.
+//! *A volume is made only once.* A volume with that record and without `data` is lost, which is recorded and
+//! reported as an end. A new empty directory instead would hide the loss from the owner of the data.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -57,15 +58,15 @@ use crate::plan::{self, Aim, Order, Step, Told};
 use destroying::Removal;
 use home::{Home, Kept, Phase};
 
-/// Between two looks whether what is in a volume is still there.
+/// Interval of checks that a volume's content exists.
 const LOOK: Duration = Duration::from_secs(2);
 
-/// Where volumes are kept.
+/// Returns the directory of all volumes.
 pub(super) fn root(root: &Path) -> PathBuf {
     root.join("volumes")
 }
 
-/// The volumes that earlier lives left.
+/// Returns the volumes of earlier executor epochs.
 pub(super) fn find(volumes: &Path) -> io::Result<Vec<VolumeId>> {
     let mut found = Vec::new();
     for (id, path) in DirectoryStore::at(volumes.to_owned()).list()? {
@@ -73,7 +74,7 @@ pub(super) fn find(volumes: &Path) -> io::Result<Vec<VolumeId>> {
             _ if mark::is_mark(&path) => {}
             Some(ObjectId::Volume(id)) => match Home::of(volumes, id).look() {
                 Ok(Found::Ours(_)) => found.push(id),
-                // A crash came before the first record, or behind the last.
+                // A crash came before the first record, or after the last.
                 Ok(Found::Nothing) => {}
                 Ok(Found::Foreign(why)) => leave(&path, &why),
                 Err(error) => leave(&path, &error.to_string()),
@@ -84,21 +85,21 @@ pub(super) fn find(volumes: &Path) -> io::Result<Vec<VolumeId>> {
     Ok(found)
 }
 
-/// Tends one volume.
+/// Reconciler of one volume.
 pub(super) struct Warden {
     volume: VolumeId,
     home: Home,
     shared: Arc<Shared>,
     found: Option<Found<Kept>>,
-    /// The folder that was found to be ours.
+    /// Directory that was found to be ours.
     is: Option<Place>,
-    /// Why nothing can be said of it now.
+    /// Reason that the state cannot be determined.
     unknown: Option<String>,
     shown: Option<Told>,
     removal: Option<Removal>,
     measuring: Option<JoinHandle<io::Result<(Used, Duration)>>>,
     measured_at: Instant,
-    /// It uses more than it may, and that was said.
+    /// Whether the usage exceeds the capacity, which was logged.
     is_over: bool,
 }
 
@@ -119,7 +120,7 @@ impl Warden {
         }
     }
 
-    /// Tends until it is forgotten, or until the orchestrator is dropped.
+    /// Reconciles until the volume is purged or the orchestrator is dropped.
     pub(super) async fn tend(mut self, mut asks: mpsc::Receiver<Ask>, settled: Option<oneshot::Sender<()>>) {
         self.look();
         self.settle();
@@ -141,7 +142,7 @@ impl Warden {
                     }
                     Some(Ask::Forget(done)) => {
                         if self.forget() == Next::Over {
-                            // Closed first, so that whoever is answered sees that this task is over.
+                            // Closed first: the caller must see that this task has ended.
                             asks.close();
                             let _ = done.send(WorkProgress::Begun);
                             return;
@@ -167,7 +168,7 @@ impl Warden {
         }
     }
 
-    /// What is known of it as ours.
+    /// Returns the record, if the volume is ours.
     fn kept(&self) -> Option<&Kept> {
         match &self.found {
             Some(Found::Ours(kept)) => Some(kept),
@@ -175,9 +176,9 @@ impl Warden {
         }
     }
 
-    /// Finds out what is there; what an earlier life was about to destroy is destroyed.
+    /// Determines the state; continues a destruction from an earlier executor epoch.
     fn look(&mut self) {
-        // Whether the disk is there is of interest where something is not.
+        // The disk matters only if something is missing.
         if self.is_whole() {
             return;
         }
@@ -190,7 +191,7 @@ impl Warden {
             return;
         }
         self.unknown = None;
-        // What stands there may have taken the place of ours.
+        // Another directory may have replaced ours.
         if self.kept().is_some() && !self.home.identity().is_ok_and(|now| now.is_none() || now == self.is) {
             self.found = None;
         }
@@ -220,7 +221,7 @@ impl Warden {
         self.find_lost();
     }
 
-    /// Whether it is up, in the folder that was found to be ours, with what is in it.
+    /// Whether the volume exists with its content, in the directory that was found to be ours.
     fn is_whole(&self) -> bool {
         self.kept().is_some_and(Kept::is_up)
             && self.is.is_some()
@@ -228,7 +229,7 @@ impl Warden {
             && self.home.has_data().is_ok_and(|has| has)
     }
 
-    /// Records that it is lost, if it is. What cannot be found out is not lost.
+    /// Records that the volume is lost, if it is. An error is not a loss.
     fn find_lost(&mut self) {
         let Some(kept) = self.kept().filter(|kept| kept.is_up()) else { return };
         if self.home.has_data().unwrap_or(true) {
@@ -242,7 +243,7 @@ impl Warden {
         }
     }
 
-    /// Records what is so from now on. If that fails, what is on disk counts, and is looked at again.
+    /// Writes a new record. If that fails, the state on disk counts, and is checked again.
     fn keep(&mut self, kept: Kept) -> io::Result<()> {
         self.shared.check_open()?;
         let last = self.kept().map(|kept| &kept.order);
@@ -320,7 +321,8 @@ impl Warden {
         self.keep(Kept { phase: Phase::Made, ..kept })
     }
 
-    /// It was told to be there once: it is, or it is gone. Nothing is removed for want of a record.
+    /// Records a volume that was reported to exist: it still does, or is deleted. Nothing is removed for lack
+    /// of a record.
     fn take_as_it_is(&mut self, order: Order, spec: Option<VolumeSpec>) -> io::Result<()> {
         let phase = if self.home.has_data()? { Phase::Made } else { Phase::Gone };
         self.shown = None;
@@ -334,7 +336,7 @@ impl Warden {
         self.keep(kept)
     }
 
-    /// Drops what is kept of one that is over, and nothing that was ever used.
+    /// Deletes everything stored of an ended volume, and nothing that was ever used.
     fn forget(&mut self) -> Next {
         match self.try_forget() {
             Ok(()) => {
@@ -352,7 +354,7 @@ impl Warden {
 
     fn try_forget(&self) -> io::Result<()> {
         let Some(kept) = self.kept() else {
-            // What is not ours is not known to anybody either.
+            // A foreign directory is not known to the decider either.
             return Ok(());
         };
         let was_never_told = matches!(kept.phase, Phase::Accepted | Phase::Failed { .. });
@@ -362,14 +364,14 @@ impl Warden {
         {
             return Err(io::Error::other("it is not over"));
         }
-        // Fails if anything is in it.
+        // Fails if the directory is not empty.
         for name in ["data", "data.new"] {
             if_found(std::fs::remove_dir(self.home.file(name)))?;
         }
         self.home.drop_record()
     }
 
-    /// Begins to measure it, if it is time.
+    /// Starts to measure the volume, if that is due.
     fn measure(&mut self) {
         let is_up = self.kept().is_some_and(Kept::is_up);
         if !is_up || self.measuring.is_some() || Instant::now() < self.measured_at {
@@ -406,7 +408,7 @@ impl Warden {
     }
 }
 
-/// Waits for what goes on beside, if anything does.
+/// Waits for the concurrent job, if there is one.
 async fn over<T>(job: Option<&mut JoinHandle<io::Result<T>>>) -> io::Result<T> {
     or_never(job).await.map_err(io::Error::other)?
 }

@@ -1,8 +1,8 @@
-//! What an executor and a supervisor send over `keeper.sock`: JSON texts, each behind its length of four bytes,
-//! little-endian.
+//! Messages between executor and supervisor on `keeper.sock`: JSON texts, each after its length (4 bytes,
+//! little-endian).
 //!
-//! The supervisor sends its record immediately to each client, and again after each change. Clients come and go; one
-//! that does not read is dropped, and finds the record when it connects again.
+//! The supervisor sends its record immediately to each client, and again after each change. A client that
+//! does not read is dropped, and receives the record when it connects again.
 
 use std::io;
 use std::time::Duration;
@@ -11,32 +11,34 @@ use serde::{Deserialize, Serialize};
 
 use super::drift::Loss;
 
-/// No grace is longer; times stay in the range of the clocks.
+/// Maximum grace; keeps times in the range of the clocks.
 pub(super) const LONGEST_GRACE: Duration = Duration::from_hours(24);
 
-/// What a keeper is asked.
+/// Request to a supervisor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Request {
-    /// Say the record again.
+    /// Sends the record again.
     Status,
-    /// End everything: ask, and kill what is left after this time. The shortest of several counts.
+    /// Ends everything: requests the end, and kills what is left after `grace`. The shortest of several
+    /// counts.
     Stop { grace: Duration },
-    /// See whether everything in the folder is as it should be.
+    /// Checks and repairs the directory.
     Look,
-    /// End everything at once: its folder is not what it was.
+    /// Ends everything immediately: the directory is lost.
     Lost { loss: Loss },
 }
 
-/// Most bytes of a request.
+/// Maximum size of a request in bytes.
 pub(super) const MAX_REQUEST: usize = 4096;
-/// Most bytes of a record. One that is being started has half of that: the ends of its processes come later.
+/// Maximum size of a record in bytes. A starting record has half of that: the ends of its processes are added
+/// later.
 pub(super) const MAX_RECORD: usize = 16 << 20;
 
-/// Bytes of a length.
+/// Size of a length in bytes.
 const HEAD: usize = 4;
 
-/// A message behind its length.
+/// Returns a message after its length.
 pub(super) fn frame(message: &impl Serialize) -> Vec<u8> {
     let mut frame = vec![0; HEAD];
     serde_json::to_writer(&mut frame, message).expect("a message is always JSON");
@@ -45,7 +47,7 @@ pub(super) fn frame(message: &impl Serialize) -> Vec<u8> {
     frame
 }
 
-/// Takes the first message out of what was received, once it is whole. One that is longer than `max` is an error.
+/// Takes the first complete message from the received bytes. Fails if its length exceeds `max`.
 pub(super) fn take(received: &mut Vec<u8>, max: usize) -> io::Result<Option<Vec<u8>>> {
     let Some(head) = received.first_chunk::<HEAD>() else { return Ok(None) };
     let length = u32::from_le_bytes(*head) as usize;
@@ -58,7 +60,7 @@ pub(super) fn take(received: &mut Vec<u8>, max: usize) -> io::Result<Option<Vec<
     Ok(Some(message))
 }
 
-/// The line for a trampoline.
+/// Returns the line for a trampoline.
 pub(super) fn line(message: &impl Serialize) -> Vec<u8> {
     let mut line = serde_json::to_vec(message).expect("a message is always JSON");
     line.push(b'\n');

@@ -1,8 +1,7 @@
-//! Lines out of the pieces of a body.
+//! Lines from the pieces of a response body.
 
 use std::io;
 
-/// Puts pieces together.
 #[derive(Debug)]
 pub(super) struct Lines {
     longest: usize,
@@ -10,12 +9,12 @@ pub(super) struct Lines {
 }
 
 impl Lines {
-    /// For lines of at most `longest` bytes.
+    /// Creates an assembler of lines of at most `longest` bytes.
     pub(super) fn new(longest: usize) -> Lines {
         Lines { longest, begun: Vec::new() }
     }
 
-    /// The lines that a piece completes. Empty ones say nothing and are left out.
+    /// Returns the lines that a piece completes, without empty ones.
     pub(super) fn take(&mut self, piece: &[u8]) -> io::Result<Vec<Vec<u8>>> {
         let mut whole = Vec::new();
         let mut rest = piece;

@@ -1,4 +1,4 @@
-//! Links over real connections, to a server that the test plays.
+//! Channels over real connections, to a server that the test plays.
 
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::TcpListener;
@@ -9,14 +9,13 @@ fn fleet() -> FleetName {
     "default".parse().expect("a name")
 }
 
-/// A server on a free port, and where it is.
 async fn server() -> (TcpListener, Remote) {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let url = format!("http://{}/before/", listener.local_addr().expect("an address"));
     (listener, Remote::new(&url, &fleet()).expect("an address"))
 }
 
-/// The next request: its connection, its first line and its body.
+/// Returns the next request: connection, first line and body.
 async fn asked(listener: &TcpListener) -> (TcpStream, String, String) {
     let (stream, _) = timeout(PATIENCE, listener.accept()).await.expect("in time").expect("a connection");
     let mut reader = BufReader::new(stream);
@@ -38,7 +37,7 @@ async fn asked(listener: &TcpListener) -> (TcpStream, String, String) {
     (reader.into_inner(), first, String::from_utf8(body).expect("text"))
 }
 
-/// Opens a link to the test: the connection on which the test speaks for the decider.
+/// Opens a channel to the test, and the connection on which the test speaks for the decider.
 async fn open(listener: &TcpListener, remote: &Remote) -> (TcpStream, Link) {
     let (link, mut stream) = tokio::join!(remote.connect(), async {
         let (mut stream, first, _) = asked(listener).await;
@@ -62,7 +61,7 @@ async fn a_request_without_an_answer_is_repeated_as_it_was() {
     let (mut stream, again, same) = asked(&listener).await;
     assert_eq!(first, "POST /before/v1/fleets/default/links/a-1/messages?after=0");
     assert_eq!((&first, &body, body.as_str()), (&again, &same, "{\"m\":1}\n"));
-    // The connection is closed behind the answer: the next request takes another one.
+    // The connection is closed after the response: the next request uses another one.
     stream.write_all(b"HTTP/1.1 204 No Content\r\n\r\n").await.expect("written");
     drop(stream);
     link.to_decider.send(b"{\"m\":2}".to_vec()).await.expect("it holds");

@@ -1,22 +1,21 @@
-//! The lease of a session, as its holder counts it: from the sending of what was answered.
+//! Lease of a session, as the executor counts it: from when the last answered message was sent.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// See the module.
 #[derive(Debug)]
 pub(super) struct Lease {
     length: Duration,
-    /// When the newest word that was answered was sent.
+    /// Time at which the newest answered message was sent.
     since: Duration,
-    /// Heartbeats sent and not answered: number and time, oldest first.
+    /// Unanswered heartbeats: number and send time, oldest first.
     open: VecDeque<(u64, Duration)>,
     last_beat: u64,
     next: Duration,
 }
 
 impl Lease {
-    /// None was given: nothing may be done.
+    /// Creates a lease of length zero, which allows no work.
     pub(super) fn none() -> Lease {
         Lease {
             length: Duration::ZERO,
@@ -27,33 +26,32 @@ impl Lease {
         }
     }
 
-    /// One that was asked for at `since`.
+    /// Creates a lease that was requested at `since`.
     pub(super) fn since(since: Duration, length: Duration) -> Lease {
         Lease { length, since, open: VecDeque::new(), last_beat: 0, next: since + length / 3 }
     }
 
-    /// How long it is; nothing if none was given.
+    /// Returns the length of the lease; zero if none was granted.
     pub(super) fn length(&self) -> Duration {
         self.length
     }
 
-    /// Whether work may be begun. The last quarter is for what was begun to come to its end, and for clocks that
-    /// run at different speeds.
+    /// Whether work may start. The last quarter is left for running work to end, and for clocks of different
+    /// speeds.
     pub(super) fn may_act(&self, now: Duration) -> bool {
         now < self.since + self.length * 3 / 4
     }
 
-    /// Whether it has run out.
     pub(super) fn is_over(&self, now: Duration) -> bool {
         now >= self.since + self.length
     }
 
-    /// When something is to be done next.
+    /// Returns when the next heartbeat or the expiry is due.
     pub(super) fn due(&self) -> Duration {
         self.next.min(self.since + self.length)
     }
 
-    /// The number of the heartbeat to send now, if one is due.
+    /// Returns the number of the heartbeat to send, if one is due.
     pub(super) fn beat(&mut self, now: Duration) -> Option<u64> {
         if now < self.next {
             return None;
@@ -64,7 +62,7 @@ impl Lease {
         Some(self.last_beat)
     }
 
-    /// A heartbeat was answered.
+    /// Extends the lease: a heartbeat was answered.
     pub(super) fn answered(&mut self, beat: u64) {
         while let Some(&(number, sent)) = self.open.front() {
             if number > beat {

@@ -1,8 +1,7 @@
-//! Work that waits: one piece an object, the newest, in the order of arrival; so many at once, and never two on
-//! one object.
+//! Queue of waiting work: the newest piece for each object, in order of arrival. The number of concurrent
+//! pieces is limited, and no two are on one object.
 //!
-//! Work that looks at volumes has slots of its own: the disk that they are on may not answer, and other work does not wait
-//! for that.
+//! Work on volumes has slots of its own: their disk can hang, and other work does not wait for that disk.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -10,24 +9,24 @@ use chancery_events::fact::Effect;
 use chancery_events::id::ObjectId;
 use chancery_events::protocol::{Command, ObjectSpec};
 
-/// What an orchestrator is to begin.
+/// Work that an orchestrator starts.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Work {
-    /// [`crate::Orchestrator::carry_out`].
+    /// Call of [`crate::Orchestrator::carry_out`].
     CarryOut(Command),
-    /// [`crate::Orchestrator::remove`].
+    /// Call of [`crate::Orchestrator::remove`].
     Remove {
-        /// Which.
+        /// Object to remove.
         object: ObjectId,
-        /// At which revision.
+        /// Revision of the removal.
         revision: u32,
     },
-    /// [`crate::Orchestrator::forget`].
+    /// Call of [`crate::Orchestrator::forget`].
     Forget(ObjectId),
 }
 
 impl Work {
-    /// On which object.
+    /// Returns the object of the work.
     pub fn object(&self) -> ObjectId {
         match self {
             Work::CarryOut(command) => command.object,
@@ -35,7 +34,7 @@ impl Work {
         }
     }
 
-    /// Which slots it takes: what is ended or forgotten looks at no volumes, unless it is one.
+    /// Returns the slots that the work uses. Stopping or purging an incarnation accesses no volume.
     fn slots(&self) -> Slots {
         let mounts = match self {
             Work::CarryOut(Command { effect: Effect::Ensure, spec: ObjectSpec::Run(spec), .. }) => {
@@ -50,7 +49,8 @@ impl Work {
         }
     }
 
-    /// What takes the place of what. A forget comes after the end, so nothing comes after it.
+    /// Returns the precedence of the work: a higher one replaces a lower. A purge follows the end, so nothing
+    /// follows it.
     fn rank(&self) -> (bool, u32, u32) {
         match self {
             Work::CarryOut(command) => (false, command.revision, command.attempt),
@@ -60,29 +60,28 @@ impl Work {
     }
 }
 
-/// What a piece of work may have to wait for.
+/// Resource that a piece of work may wait for.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Slots {
-    /// Nothing but working directories.
+    /// Working directories only.
     Others,
-    /// The disk of volumes.
+    /// Disk of volumes.
     Volumes,
 }
 
-/// See the module.
 #[derive(Debug)]
 pub(super) struct Queue {
-    /// For each kind of slots.
+    /// Number of slots of each kind.
     at_once: usize,
     waiting: BTreeMap<ObjectId, Work>,
-    /// What waits for each kind of slots. An object whose newer work wants the other kind is in both.
+    /// Order of waiting work, by kind of slot. An object whose newer work uses the other kind is in both.
     orders: BTreeMap<Slots, VecDeque<ObjectId>>,
-    /// What is in `orders`.
+    /// Contents of `orders`.
     ordered: BTreeSet<(Slots, ObjectId)>,
     busy: BTreeMap<ObjectId, Slots>,
-    /// Waiting, but with work on the same object under way when their turn came.
+    /// Objects whose work was dequeued while earlier work on them was running.
     held: BTreeSet<ObjectId>,
-    /// Busy with work that an earlier connection asked for.
+    /// Objects whose running work was requested by an earlier connection.
     outdated: BTreeSet<ObjectId>,
 }
 
@@ -99,7 +98,7 @@ impl Queue {
         }
     }
 
-    /// Lets work wait, in the place of older work on the same object.
+    /// Adds work; it replaces older work on the same object.
     pub(super) fn add(&mut self, work: Work) {
         let (id, slots) = (work.object(), work.slots());
         if self.waiting.get(&id).is_some_and(|waits| waits.rank() > work.rank()) {
@@ -115,7 +114,6 @@ impl Queue {
         self.orders.entry(slots).or_default()
     }
 
-    /// Drops what waits.
     pub(super) fn clear_waiting(&mut self) {
         self.waiting.clear();
         self.orders.values_mut().for_each(VecDeque::clear);
@@ -124,7 +122,7 @@ impl Queue {
         self.outdated = self.busy.keys().copied().collect();
     }
 
-    /// Takes the next piece that may be begun; it is busy until [`Queue::done`].
+    /// Returns the next work that may start; its object is busy until [`Queue::done`].
     pub(super) fn next(&mut self) -> Option<Work> {
         self.next_for(Slots::Others).or_else(|| self.next_for(Slots::Volumes))
     }
@@ -141,15 +139,15 @@ impl Queue {
                     self.busy.insert(id, slots);
                     return self.waiting.remove(&id);
                 }
-                // Its turn comes among the others, or it has had it.
+                // The object is dequeued with the other kind of slots, or was already.
                 Some(_) | None => {}
             }
         }
         None
     }
 
-    /// Work was not begun: it waits again, behind all that waits, unless newer work on the object does. What an earlier
-    /// connection asked for does not.
+    /// Queues work that was not started again, behind all other work, unless newer work on its object waits.
+    /// Work of an earlier connection is dropped.
     pub(super) fn put_off(&mut self, work: Work) {
         let object = work.object();
         let is_outdated = self.outdated.contains(&object);
@@ -160,7 +158,7 @@ impl Queue {
         }
     }
 
-    /// The work on an object was begun, or is over.
+    /// Marks the work on an object as started, or ended.
     pub(super) fn done(&mut self, object: ObjectId) {
         self.busy.remove(&object);
         self.outdated.remove(&object);

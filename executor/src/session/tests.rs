@@ -80,7 +80,7 @@ fn welcome(head: Head, commands: Vec<Command>) -> FromDecider {
     FromDecider::Welcome { envelope: envelope(head), lineage, fleet, lease: LEASE, commands, rest: None }
 }
 
-/// One that said hello at 0 s and got this answer.
+/// Returns a session that sent a hello at 0 s and got this answer.
 fn greeted(seen: Option<Head>, answer: FromDecider) -> (Core, Vec<Output>) {
     let mut core = core(seen);
     assert!(matches!(core.handle(secs(0), Input::Tick)[..], [Output::Connect]));
@@ -89,7 +89,7 @@ fn greeted(seen: Option<Head>, answer: FromDecider) -> (Core, Vec<Output>) {
     (core, out)
 }
 
-/// One that is attached, at position 100 of term 3.
+/// Returns a session that is attached, at position 100 of term 3.
 fn attached(commands: Vec<Command>) -> (Core, Vec<Output>) {
     let (mut core, out) = greeted(None, welcome(head(100, 1, 3), commands));
     assert!(matches!(out[..], [Output::List]), "nothing is begun before the list was seen: {out:?}");
@@ -131,7 +131,7 @@ fn the_rest_of_an_inventory_is_asked_for_part_by_part() {
     let part = |commands, rest| {
         Input::Heard(FromDecider::Inventory { envelope: envelope(head(100, 1, 3)), commands, rest })
     };
-    // A part may come before the list and after it.
+    // A part may arrive before the list and after it.
     assert_eq!(asks(&core.handle(secs(0), part(vec![command(8, 1)], Some(id(8))))), Some(id(8)));
     assert_eq!(begun(&core.handle(secs(0), Input::Listed(vec![]))), [7, 8]);
     core.handle(secs(0), Input::Done(id(7)));
@@ -158,17 +158,17 @@ fn what_waits_for_the_disk_of_volumes_takes_the_slots_of_nothing_else() {
         command
     };
     let heard = |command| Input::Heard(FromDecider::Command { envelope: envelope(head(100, 1, 3)), command });
-    // None of these is answered; there are two slots of each kind.
+    // No work here completes; there are two slots of each kind.
     let volumes = (1..=5).map(|position| volume(position, 1));
     let users = (6..=9).map(|position| mounting(position, 1, Effect::Ensure));
     let (mut core, out) = attached(volumes.chain(users).collect());
     assert_eq!(begun(&out), [1, 2]);
     assert_eq!(begun(&core.handle(secs(0), heard(command(90, 1)))), [90]);
-    // What ends looks at no volume, also before its start had its turn.
+    // A stop accesses no volume, also before its start was dequeued.
     assert_eq!(begun(&core.handle(secs(0), heard(mounting(9, 2, Effect::Stop)))), [9]);
     assert_eq!(begun(&core.handle(secs(0), heard(command(91, 1)))), [0; 0], "these have two slots as well");
     assert_eq!(begun(&core.handle(secs(0), Input::Done(id(90)))), [91]);
-    // Of what is ordered of an object meanwhile, the newest is kept.
+    // The newest of several commands for an object is kept.
     for revision in 2..5 {
         assert_eq!(begun(&core.handle(secs(0), heard(volume(1, revision)))), [0; 0]);
     }
@@ -233,7 +233,7 @@ fn work_that_is_put_off_waits_again_for_as_long_as_the_lease_and_the_connection_
     let [Output::Begin(Work::CarryOut(newer))] = &out[..] else { panic!("{out:?}") };
     assert_eq!(newer.revision, 2, "newer work takes its place");
     assert_eq!(begun(&core.handle(secs(9), put_off(2))), [0; 0], "nine of twelve seconds are over");
-    // The inventory of the next connection says anew what is wanted.
+    // The inventory of the next connection repeats all that counts.
     let mut queue = Queue::new(2);
     let work = || Work::CarryOut(command(7, 1));
     queue.add(work());
@@ -354,7 +354,7 @@ fn too_many_reports_that_wait_hold_back_changes() {
     assert!(core.takes_changes());
 }
 
-/// The pauses between tries when none succeeds.
+/// Returns the pauses between attempts when none succeeds.
 fn pauses(core: &mut Core) -> Vec<u128> {
     let mut now = secs(0);
     let mut pauses = Vec::new();
@@ -378,7 +378,7 @@ fn what_is_refused_or_lost_is_tried_again_after_a_growing_pause() {
     let (mut core, out) = greeted(None, refuse(Again::Later));
     assert!(matches!(out[..], [Output::HangUp]));
     assert_eq!(pauses(&mut core), [100, 200, 400, 800, 1600, 3200, 5000, 5000]);
-    // With a lease to keep, the decider is asked a few times in each.
+    // With a lease to keep, the decider is contacted a few times per lease.
     let (mut core, _) = attached(vec![]);
     core.handle(secs(0), Input::Disconnected);
     assert_eq!(pauses(&mut core), [100, 200, 400, 800, 1600, 3200, 4000, 4000]);
@@ -443,10 +443,10 @@ fn a_lost_watch_is_followed_by_a_list_and_holds_up_no_work() {
         assert!(matches!(&out[..], [Output::Say(ToDecider::Level { reports, .. })] if reports.len() == 1));
         assert!(core.takes_changes());
     }
-    // A change shows that the watch holds.
+    // A change shows that the watch works.
     core.handle(now, Input::Changed(vec![gone(9)]));
     core.handle(now, Input::WatchLost(WatchLost));
     assert_eq!(core.due(), Some(now + Duration::from_millis(100)));
-    // A list that nobody asked for says nothing.
+    // A list that was not requested is ignored.
     assert!(core.handle(now, Input::Listed(vec![])).is_empty());
 }

@@ -1,4 +1,4 @@
-//! What goes into the session's core and what comes out.
+//! Inputs and outputs of the session's state machine.
 
 use chancery_events::id::{Lineage, ObjectId, ScopeId};
 use chancery_events::name::{ClusterName, ExecutorName};
@@ -11,97 +11,97 @@ use super::Work;
 use crate::directory::IsCopy;
 use crate::orchestrator::{InventoryError, WatchLost};
 
-/// Who the executor is.
+/// Identity of an executor.
 #[derive(Clone, Debug)]
 pub struct Identity {
-    /// As it calls itself.
+    /// Name of the executor.
     pub executor: ExecutorName,
-    /// Its scope, whose lock it holds.
+    /// Cluster of the executor.
     pub cluster: ClusterName,
-    /// What it drives.
+    /// Runtime that the executor drives.
     pub runtime: Runtime,
-    /// Where it looks for what runs.
+    /// Id of the executor store.
     pub scope: ScopeId,
-    /// Which life over that scope this is.
+    /// Executor epoch of this process.
     pub life: Life,
 }
 
-/// The highest head that an executor has seen.
+/// Highest head that an executor has seen.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Seen {
-    /// The journal.
+    /// Lineage of the journal.
     pub lineage: Lineage,
-    /// Its head.
+    /// Head of the journal.
     pub head: Head,
 }
 
-/// Why an executor exits. Everything that runs goes on running.
+/// Reason why an executor exits. Whatever its orchestrator runs continues to run.
 #[derive(Debug, thiserror::Error)]
 pub enum Stop {
-    /// At a position that both know, the journal is another one: it was altered, or cut and continued.
+    /// Journal with another history at a position that both sides know: altered, or cut and continued.
     #[error("the decider's journal differs at position {0} from what this executor has seen")]
     Diverged(u64),
-    /// This decider knows less than the executor has seen or has been given: a newer one is elsewhere.
+    /// Decider that knows less than the executor has seen or received: a newer one is elsewhere.
     #[error("a newer decider is elsewhere: {0}")]
     NewerElsewhere(String),
-    /// The decider will never take this executor.
+    /// Decider that will never accept this executor.
     #[error("the decider refuses this executor: {0}")]
     Refused(String),
-    /// Another executor of the scope runs on this machine.
+    /// Executor store that another executor on this machine has locked.
     #[error("another executor holds the lock of this scope")]
     ScopeTaken,
-    /// The executor's folder is a copy.
+    /// Executor store that is a copy.
     #[error(transparent)]
     Copied(IsCopy),
-    /// What must be durable cannot be made so.
+    /// Failed write of data that must be durable.
     #[error("keep the executor's own files")]
     Storage(#[source] std::io::Error),
 }
 
-/// What comes in.
+/// Input of a session.
 #[derive(Debug)]
 pub enum Input {
-    /// A link to a decider is there.
+    /// Channel to a decider opened.
     Connected,
-    /// It could not be had, or is lost.
+    /// Channel lost, or not opened.
     Disconnected,
-    /// The decider says something.
+    /// Message from the decider.
     Heard(FromDecider),
-    /// The answer to [`Output::List`].
+    /// Reports that answer [`Output::List`].
     Listed(Vec<Report>),
-    /// The other answer to [`Output::List`]: nothing is known of what the orchestrator has.
+    /// Failed [`Output::List`]: the orchestrator's inventory is unknown.
     NotListed(InventoryError),
-    /// The orchestrator saw changes. Only while [`super::Core::takes_changes`].
+    /// Changes of the orchestrator. Only while [`super::Core::takes_changes`].
     Changed(Vec<Report>),
-    /// The orchestrator may have missed changes. Only while [`super::Core::takes_changes`].
+    /// Changes that the orchestrator may have missed. Only while [`super::Core::takes_changes`].
     WatchLost(WatchLost),
-    /// Work on an object has been begun, and the next on it may follow.
+    /// Work on an object was started; the next work on it may follow.
     Done(ObjectId),
-    /// Work could not be begun, because something does not answer that it needs.
+    /// Work that could not start: a service that it needs does not respond.
     PutOff(Work),
-    /// The time of [`super::Core::due`] has come.
+    /// Time of [`super::Core::due`] reached.
     Tick,
-    /// The executor is to leave.
+    /// Shutdown of the executor requested.
     Leave,
 }
 
-/// What is to be done, in this order.
+/// Action of a session, taken in order.
 #[derive(Debug)]
 pub enum Output {
-    /// Ask for a link.
+    /// Open a channel.
     Connect,
-    /// Drop the link.
+    /// Drop the channel.
     HangUp,
-    /// Send.
+    /// Send a message.
     Say(ToDecider),
-    /// List what the orchestrator has, and drop changes from before.
+    /// List the orchestrator's objects, and drop earlier changes.
     List,
-    /// Put this on disk before anything that follows.
+    /// Store the head on disk before any later action.
     Persist(Seen),
-    /// Begin work.
+    /// Start work.
     Begin(Work),
-    /// Exit.
+    /// Exit with an error.
     Stop(Stop),
-    /// Exit, as asked.
+    /// Exit on request.
     Leave,
 }

@@ -1,24 +1,25 @@
-//! How simulated objects behave: well, unless a rule, a seed or their own coordinates say otherwise.
+//! Behaviour of simulated objects: faultless, unless a rule, a seed or their coordinates define a fault.
 //!
-//! The coordinate `simulate` of a payload is a list of words, as `delay:50ms,crash:3@1s`:
+//! The coordinate `simulate` of a payload is a list of values, as `delay:50ms,crash:3@1s`:
 //!
-//! | word | what happens |
+//! | value | effect |
 //! |---|---|
-//! | `delay:50ms` | starting takes that long |
-//! | `fail`, `fail:retry`, `fail:retry:2` | starting fails: for ever, each time but hopefully, the first two times |
-//! | `crash:3`, `crash:3@1s` | its first process ends with status 3, at once or after a second of being up |
-//! | `exit:0`, `exit:0@1s` | all its processes end with that status |
-//! | `hang`, `hang@1s` | its first process does not answer its liveness probe any more, at once or after a second of being up |
-//! | `unready`, `unready@1s` | its first process is not ready any more, likewise |
-//! | `never-ready` | no process gets ready |
-//! | `partial` | the last process does not get ready |
-//! | `late` | it starts, but the first outcome says that it timed out |
+//! | `delay:50ms` | starting takes this long |
+//! | `fail`, `fail:retry`, `fail:retry:2` | starting fails: permanently, retryable at each attempt, retryable at the first two |
+//! | `crash:3`, `crash:3@1s` | the first process ends with status 3, immediately or after running for 1 s |
+//! | `exit:0`, `exit:0@1s` | all processes end with that status |
+//! | `hang`, `hang@1s` | the first process stops answering its liveness probe, likewise |
+//! | `unready`, `unready@1s` | the first process is no longer ready, likewise |
+//! | `never-ready` | no process becomes ready |
+//! | `partial` | the last process does not become ready |
+//! | `late` | the start succeeds, but its first outcome is a timeout |
 //!
-//! Being changed in place goes as starting does, by the words of the new spec, and by a seed in a way of its own for each
-//! change; what fails to be changed goes on as it was.
+//! A change in place behaves as a start, by the new spec's values; a seed draws separately for each change.
+//! An object whose change fails continues as before.
 //!
-//! A volume has no coordinates: it misbehaves by a rule or a seed. Making it goes as starting does, and its end, by
-//! whichever word, is the loss of what is in it. No seed draws that for it, nor that it can never be made.
+//! A volume has no coordinates: its faults come from a rule or a seed. Creation behaves as a start, and every
+//! value that ends the volume loses its contents. No seed draws such a loss, nor a permanent failure to
+//! create.
 
 use std::str::FromStr;
 use std::time::Duration;
@@ -27,46 +28,45 @@ use chancery_events::id::{IncarnationId, ObjectId, VolumeId};
 use chancery_events::observation::Hope;
 use chancery_events::protocol::ObjectSpec;
 
-/// The coordinate that holds a behaviour.
 const COORDINATE: &str = "simulate";
 
-/// What an object does.
+/// Behaviour of an object.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Behaviour {
-    /// From the command until everything is started, or changed.
+    /// Time from the command until everything is started, or changed.
     pub delay: Duration,
-    /// Starting fails so, at each attempt up to this number.
+    /// Failure of the start, at each attempt up to this number.
     pub fail: Option<(Hope, u32)>,
-    /// When up for so long, it ends so.
+    /// Time that the object runs, and how it ends then.
     pub end: Option<(Duration, Ending)>,
-    /// What gets ready.
+    /// Processes that become ready.
     pub readiness: Readiness,
-    /// The outcome of the first attempt is a timeout, though it succeeds.
+    /// Whether the first attempt succeeds but reports a timeout.
     pub late: bool,
 }
 
-/// How it ends by itself.
+/// End of an object on its own.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Ending {
-    /// The first process ends with this status, which ends the others.
+    /// First process ends with this status, which ends the others.
     Crash(i32),
     /// All processes end with this status.
     Exit(i32),
-    /// Nothing ends: the first process does not answer any more.
+    /// Nothing ends, but the first process stops responding.
     Hang,
-    /// Nothing ends: the first process is not ready any more.
+    /// Nothing ends, but the first process is no longer ready.
     Unready,
 }
 
-/// Which processes get ready.
+/// Processes that become ready.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Readiness {
-    /// All.
+    /// All processes.
     #[default]
     All,
-    /// All but the last.
+    /// All processes but the last.
     Partial,
-    /// None.
+    /// No process.
     Never,
 }
 
@@ -115,7 +115,7 @@ impl Behaviour {
     }
 }
 
-/// A word that lets something run on otherwise, and after how long.
+/// Parses a value that keeps processes running in another status, and its delay.
 fn stuck(word: &str) -> Option<(Ending, &str)> {
     let (name, after) = word.split_once('@').unwrap_or((word, "0ms"));
     let ending = match name {
@@ -133,22 +133,23 @@ fn duration(text: &str) -> Option<Duration> {
     text.strip_suffix('s')?.parse().ok().map(Duration::from_secs)
 }
 
-/// Whom a rule is for.
+/// Target of a rule.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Which {
-    /// One incarnation.
+    /// Incarnation with this id.
     Incarnation(IncarnationId),
-    /// Every replica whose name begins so.
+    /// Replicas whose name has this prefix.
     Replicas(String),
-    /// One volume.
+    /// Volume with this id.
     Volume(VolumeId),
-    /// Every volume whose name begins so.
+    /// Volumes whose name has this prefix.
     Volumes(String),
-    /// All.
+    /// Every object.
     Any,
 }
 
-/// The rules. The coordinates of an incarnation go before them, and the first that fits before a seed.
+/// Fault rules. The coordinates of an incarnation take precedence, then the first matching rule, then the
+/// seed.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Faults {
     rules: Vec<(Which, Behaviour)>,
@@ -163,19 +164,20 @@ impl Faults {
         self
     }
 
-    /// Lets so many of a thousand objects misbehave, each in its own way, the same for the same seed.
+    /// Makes `of_a_thousand` of 1000 objects misbehave, each in its own way; the same seed gives the same
+    /// faults.
     #[must_use]
     pub fn seeded(mut self, seed: u64, of_a_thousand: u64) -> Faults {
         self.seeded = Some((seed, of_a_thousand));
         self
     }
 
-    /// How an object behaves that is started, or made.
+    /// Returns the behaviour of an object that is started or created.
     pub fn of(&self, object: ObjectId, spec: &ObjectSpec) -> Result<Behaviour, BadBehaviour> {
         self.find(object, spec, 0)
     }
 
-    /// How it behaves when it is changed, by the order with this revision.
+    /// Returns the behaviour of an object that the target with this revision changes.
     pub fn of_change(
         &self,
         object: ObjectId,
@@ -234,7 +236,7 @@ fn drawn(seed: u64, of_a_thousand: u64, object: ObjectId) -> Option<Behaviour> {
     })
 }
 
-/// The finaliser of `SplitMix64` (Steele, Lea, Flood, 2014): every bit of the seed moves every bit drawn.
+/// Finaliser of `SplitMix64` (Steele, Lea, Flood, 2014): every bit of the seed affects every bit drawn.
 fn mix(bits: u64) -> u64 {
     let bits = bits.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

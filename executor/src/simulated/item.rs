@@ -1,4 +1,4 @@
-//! One simulated object, and what the processes of an incarnation look like.
+//! Simulated object, and the processes of a simulated incarnation.
 
 use std::time::Duration;
 
@@ -9,37 +9,34 @@ use chancery_events::protocol::{Mount, ObjectSpec};
 use super::faults::{Behaviour, Ending};
 use crate::plan::{Aim, Before, Order, Present, State};
 
-/// What is there of one.
 #[derive(Debug)]
 pub(super) struct Item {
     pub(super) present: Present,
     pub(super) behaviour: Behaviour,
     pub(super) due: Option<Duration>,
-    /// While it is being changed.
     pub(super) change: Option<Change>,
 }
 
-/// A change under way, and what runs until it is made.
+/// Pending change, and what runs until it is made.
 #[derive(Debug)]
 pub(super) struct Change {
-    /// When it is made, or fails.
+    /// Time at which the change is made, or fails.
     pub(super) at: Duration,
     pub(super) spec: Option<ObjectSpec>,
     pub(super) processes: Vec<Process>,
     pub(super) before: Before,
     pub(super) behaviour: Behaviour,
-    /// When what runs ends by itself, if it is not changed by then.
+    /// Time at which the running object ends on its own, if it is not changed by then.
     pub(super) end: Option<Duration>,
 }
 
 impl Item {
-    /// One of which an order is recorded, and nothing begun.
+    /// Creates an object whose target is recorded and not started.
     pub(super) fn accepted(order: Order, spec: Option<ObjectSpec>) -> Item {
         let present = Present { order, spec, state: State::Accepted };
         Item { present, behaviour: Behaviour::default(), due: None, change: None }
     }
 
-    /// The processes that exist.
     pub(super) fn alive(&self) -> Option<&[Process]> {
         match &self.present.state {
             State::Up { processes, .. }
@@ -53,18 +50,18 @@ impl Item {
         }
     }
 
-    /// What they are.
+    /// Returns the spec of the existing processes.
     pub(super) fn spec(&self) -> Option<&ObjectSpec> {
         self.change.as_ref().map_or(&self.present.spec, |change| &change.spec).as_ref()
     }
 
-    /// Whether it uses the volume, or may yet.
+    /// Whether the object uses the volume, or may yet.
     pub(super) fn uses(&self, volume: VolumeId) -> bool {
         let specs = self.spec().into_iter().chain(self.present.spec.as_ref());
         !self.present.state.is_over() && specs.flat_map(mounts).any(|mount| mount.volume == volume)
     }
 
-    /// Whether it is a volume that may be used.
+    /// Whether the object is a volume that may be used.
     pub(super) fn is_volume(&self) -> bool {
         let is_up = matches!(self.present.state, State::Up { .. }) && self.present.order.aim == Aim::Up;
         is_up && matches!(self.present.spec, Some(ObjectSpec::Volume(_)))
@@ -75,14 +72,13 @@ pub(super) fn failed(to: &str, attempt: u32, attempts: u32) -> String {
     format!("simulated failure to {to}, attempt {attempt} of {attempts}")
 }
 
-/// What could not be changed is up, and nobody waits for more.
+/// Turns a failed change into plain running, when no command waits for the outcome.
 pub(super) fn settle(state: &mut State) {
     if let State::Unchanged { processes, before, .. } = state {
         *state = State::Up { processes: std::mem::take(processes), before: *before };
     }
 }
 
-/// The volumes of a run.
 pub(super) fn mounts(spec: &ObjectSpec) -> impl Iterator<Item = &Mount> {
     let payloads = match spec {
         ObjectSpec::Run(spec) => &spec.payloads[..],
@@ -91,7 +87,7 @@ pub(super) fn mounts(spec: &ObjectSpec) -> impl Iterator<Item = &Mount> {
     payloads.iter().flat_map(|payload| &payload.mounts)
 }
 
-/// How it ends by itself: a volume is lost, however.
+/// Returns the exit of an object that ends on its own; a volume is always lost.
 pub(super) fn ended(id: ObjectId, spec: Option<&ObjectSpec>, ending: Ending) -> (Exit, Vec<Process>) {
     if let ObjectId::Volume(_) = id {
         return (Exit::Failed { reason: "simulated loss of what was in it".to_owned() }, Vec::new());
@@ -99,7 +95,7 @@ pub(super) fn ended(id: ObjectId, spec: Option<&ObjectSpec>, ending: Ending) -> 
     let (code, rest) = match ending {
         Ending::Crash(code) => (code, ProcessStatus::Signaled { signal: 15 }),
         Ending::Exit(code) => (code, ProcessStatus::Exited { code }),
-        // A volume alone ends so.
+        // Only a volume ends like this.
         Ending::Hang | Ending::Unready => (1, ProcessStatus::Signaled { signal: 15 }),
     };
     let mut processes = processes(id, spec, |_| rest.clone());
@@ -115,7 +111,7 @@ pub(super) fn ended(id: ObjectId, spec: Option<&ObjectSpec>, ending: Ending) -> 
     (exit, processes)
 }
 
-/// Lets the first process of what is up run on otherwise.
+/// Changes the status of the first running process.
 pub(super) fn stick(state: &mut State, status: ProcessStatus) {
     let (State::Up { processes, before } | State::Unchanged { processes, before, .. }) = state else {
         return;
@@ -126,7 +122,6 @@ pub(super) fn stick(state: &mut State, status: ProcessStatus) {
     *before = Before::Ready;
 }
 
-/// What a process is that does not answer any more.
 pub(super) const HUNG: ProcessStatus = ProcessStatus::Unresponsive { error: ProbeError::Timeout };
 
 pub(super) fn processes(
@@ -140,7 +135,7 @@ pub(super) fn processes(
         for index in 0..payload.processes {
             let address = |port: &chancery_events::spec::Port| Address {
                 port: port.name.clone(),
-                // Unique for ever, as an assigned port is for the time that it is assigned.
+                // Unique permanently, as an assigned port is while it is assigned.
                 address: format!("{}.{}.{index}:{}", spec.node, id.position(), port.port),
             };
             all.push(Process {

@@ -1,7 +1,8 @@
-//! Nodes in memory: for tests, sizing and play. Thousands of them cost nothing, and every fault can be had.
+//! Nodes in memory, for tests, sizing and experiments. Thousands of nodes cost nothing, and every fault is
+//! available.
 //!
-//! The truth ([`World`]) is apart from the orchestrator, so that an executor that starts again finds it again. It is
-//! sync and takes the time from outside; the orchestrator here adds the clock and the board.
+//! The [`World`] is separate from the orchestrator, so that a restarted executor finds it again. It is
+//! synchronous and takes the time from its caller; the orchestrator adds the clock and the cache of reports.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -25,24 +26,24 @@ use crate::logs::{LogSource, NoLogSource};
 use crate::orchestrator::{InventoryError, Orchestrator, WatchLost, WorkProgress};
 use crate::plan::Changes;
 
-/// Time after which a world that is out of reach is known to be.
+/// Time after which the world counts as unreachable.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// An orchestrator of nodes in memory.
+/// Orchestrator of nodes in memory.
 #[derive(Debug)]
 pub struct Simulated {
     world: Arc<Mutex<World>>,
     board: Board,
-    /// A timer may be due sooner than the reader of changes knows.
+    /// Notified when a timer may be due earlier than the reader of changes knows.
     sooner: Notify,
     origin: Instant,
     origin_of_world: Duration,
-    /// Changes may have been missed since the last list.
+    /// Whether changes may have been missed since the last list.
     is_lost: AtomicBool,
 }
 
 impl Simulated {
-    /// An orchestrator of what is in `world`, which goes on from the time that it has reached.
+    /// Returns an orchestrator of `world`, which continues from the time that `world` has reached.
     pub fn new(world: Arc<Mutex<World>>) -> Simulated {
         let origin_of_world = {
             let mut world = lock(&world);
@@ -59,7 +60,7 @@ impl Simulated {
         }
     }
 
-    /// Whether the world is in reach. If not, that is known after a pause, and changes are missed.
+    /// Whether the world is reachable. If not, returns after a pause, and changes are missed.
     async fn reaches(&self) -> bool {
         let reaches = !lock(&self.world).is_out_of_reach();
         if !reaches {
@@ -73,7 +74,6 @@ impl Simulated {
         self.origin_of_world + self.origin.elapsed()
     }
 
-    /// Does something to the world at its present time, and shows what came of it.
     fn at_present<T>(&self, act: impl FnOnce(&mut World) -> T) -> (T, Option<Duration>) {
         let mut world = lock(&self.world);
         for told in world.advance(self.now()) {
@@ -124,7 +124,7 @@ impl Orchestrator for Simulated {
             return Err(InventoryError { unreachable, reason });
         }
         self.is_lost.store(false, Ordering::Relaxed);
-        // The board first: what is shown between the two is then told twice, not never.
+        // The cache first: a change between the two steps is then reported twice, not never.
         self.board.list();
         Ok(self.at_present(|world| world.list()).0)
     }
@@ -151,6 +151,6 @@ impl Orchestrator for Simulated {
 }
 
 fn lock(world: &Mutex<World>) -> MutexGuard<'_, World> {
-    // A panic in a test that holds it must not hide itself behind others.
+    // A panic in a test that has the lock must not be hidden by others.
     world.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,4 +1,4 @@
-//! The truth about simulated nodes: sync, without a clock, the same for the same calls.
+//! State of simulated nodes: synchronous, without a clock, deterministic in its calls.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
@@ -16,16 +16,16 @@ use crate::executor_store::{AcceptedCommand, ExecutorStore as _, MemoryStore, Ob
 use crate::orchestrator::Orchestrator as _;
 use crate::plan::{self, Aim, Before, Order, Present, State, Step, Told};
 
-/// Why nothing fails of the store.
+/// Reason why no operation of the store fails.
 const IN_MEMORY: &str = "memory takes and gives everything";
 
-/// See the module.
+/// Simulated world; see the module.
 #[derive(Debug, Default)]
 pub struct World {
     faults: Faults,
     now: Duration,
     items: BTreeMap<ObjectId, Item>,
-    /// What the executor has recorded of each.
+    /// Records of the executor, by object.
     store: MemoryStore,
     is_out_of_reach: bool,
     timers: BTreeSet<(Duration, ObjectId)>,
@@ -35,62 +35,61 @@ pub struct World {
 }
 
 impl World {
-    /// An empty world.
+    /// Creates an empty world.
     pub fn new(faults: Faults) -> World {
         World { faults, ..World::default() }
     }
 
-    /// An empty world, to be given to an orchestrator and kept for the next one.
+    /// Creates an empty world, to be shared by an orchestrator and its successors.
     pub fn shared(faults: Faults) -> Arc<Mutex<World>> {
         Arc::new(Mutex::new(World::new(faults)))
     }
 
-    /// Changes the rules for what is started from now on.
+    /// Changes the rules for later starts.
     pub fn set_faults(&mut self, faults: Faults) {
         self.faults = faults;
     }
 
-    /// Cuts it off from orchestrators, as an API that does not answer, or ends that. What happens in it goes on.
+    /// Disconnects the running world from orchestrators, like an API that does not respond, or reconnects it.
     pub fn set_out_of_reach(&mut self, is_out_of_reach: bool) {
         self.is_out_of_reach = is_out_of_reach;
     }
 
-    /// Whether it is cut off.
     pub(super) fn is_out_of_reach(&self) -> bool {
         self.is_out_of_reach
     }
 
-    /// The time that it has reached.
+    /// Returns the time that the world has reached.
     pub fn now(&self) -> Duration {
         self.now
     }
 
-    /// When something will happen by itself.
+    /// Returns when something will happen on its own.
     pub fn due(&self) -> Option<Duration> {
         self.timers.first().map(|(at, _)| *at)
     }
 
-    /// How many processes of an incarnation exist.
+    /// Returns the number of existing processes of an incarnation.
     pub fn running(&self, incarnation: IncarnationId) -> usize {
         self.items.get(&incarnation.into()).and_then(Item::alive).map_or(0, <[Process]>::len)
     }
 
-    /// How often anything was started, ever.
+    /// Returns the number of starts so far.
     pub fn starts(&self) -> u64 {
         self.starts
     }
 
-    /// How often anything was changed in place, ever.
+    /// Returns the number of changes in place so far.
     pub fn changes(&self) -> u64 {
         self.changes
     }
 
-    /// How many orders to start or change met a rule or a seed by which they misbehave, ever.
+    /// Returns the number of starts and changes so far to which a fault applied.
     pub fn misbehaving(&self) -> u64 {
         self.misbehaving
     }
 
-    /// Goes on to `now`, and tells what has changed by itself.
+    /// Advances to `now`, and returns the reports of what changed on its own.
     pub fn advance(&mut self, now: Duration) -> Vec<Told> {
         let mut told = Vec::new();
         while let Some(&(at, id)) = self.timers.first() {
@@ -105,7 +104,7 @@ impl World {
         told
     }
 
-    /// What runs: each incarnation of which processes exist, and how many.
+    /// Returns the incarnations with existing processes, and the number of processes of each.
     pub fn alive(&self) -> impl Iterator<Item = (IncarnationId, usize)> {
         self.items.iter().filter_map(|(id, item)| match id {
             ObjectId::Incarnation(id) => Some((*id, item.alive()?.len())),
@@ -113,7 +112,7 @@ impl World {
         })
     }
 
-    /// The volumes that are there, and may be used.
+    /// Returns the existing volumes that may be used.
     pub fn volumes(&self) -> impl Iterator<Item = VolumeId> {
         self.items.iter().filter(|(_, item)| item.is_volume()).filter_map(|(id, _)| match id {
             ObjectId::Volume(id) => Some(*id),
@@ -121,8 +120,8 @@ impl World {
         })
     }
 
-    /// Kills what runs of an incarnation, or loses what is in a volume, as the machine or somebody may. What has changed,
-    /// if it was there.
+    /// Kills the processes of an incarnation, or loses the contents of a volume, as a machine or an operator
+    /// may. Returns the report, if the object existed.
     pub fn strike(&mut self, object: impl Into<ObjectId>) -> Option<Told> {
         let object = object.into();
         let item = self.items.get(&object)?;
@@ -132,7 +131,8 @@ impl World {
         Some(plan::report(object, &self.items[&object].present))
     }
 
-    /// Lets a process of an incarnation that is up not answer any more. What has changed, if it was there.
+    /// Makes a process of a running incarnation stop responding. Returns the report, if the incarnation was
+    /// running.
     pub fn hang(&mut self, id: IncarnationId) -> Option<Told> {
         let item = self.items.get_mut(&id.into())?;
         if !matches!(item.present.state, State::Up { .. }) {
@@ -142,7 +142,7 @@ impl World {
         Some(plan::report(id.into(), &item.present))
     }
 
-    /// Loses everything, as a machine does that gets a new disk: what ran, and what was known of it.
+    /// Loses all objects and records, as a machine with a new disk does.
     pub fn wipe(&mut self) {
         self.items.clear();
         self.store.clear();
@@ -157,18 +157,18 @@ impl World {
         self.order(command.object, Order::of(command), Some(&command.spec))
     }
 
-    /// Removes an object that was judged.
+    /// Removes an orphan.
     pub fn remove(&mut self, object: impl Into<ObjectId>, revision: u32) -> Told {
         self.order(object.into(), Order::removal(revision), None)
     }
 
-    /// Drops one that is over; one that is not is told again.
+    /// Purges an ended object; returns the report of one that has not ended.
     pub fn forget(&mut self, object: impl Into<ObjectId>) -> Option<Told> {
         let object = object.into();
         let item = self.items.get_mut(&object)?;
         match item.present.state {
             State::Starting { .. } | State::Up { .. } | State::Changing { .. } | State::Unchanged { .. } => {
-                // Nobody waits for the outcome of a change any more: what is there is told.
+                // No command waits for the outcome of a change any more.
                 settle(&mut item.present.state);
                 Some(plan::report(object, &item.present))
             }
@@ -180,7 +180,7 @@ impl World {
         }
     }
 
-    /// Everything.
+    /// Returns the reports of all objects.
     pub fn list(&self) -> Vec<Report> {
         let report = |(id, item): (&ObjectId, &Item)| match plan::report(*id, &item.present) {
             Told::Change(report) | Told::ListOnly(report) => report,
@@ -213,7 +213,7 @@ impl World {
             }
             Step::End(_) if order.aim == Aim::Down => {
                 self.accept(id, &step, order, spec);
-                // Nothing here needs any grace.
+                // No simulated process needs any grace.
                 let runs = self.items.get(&id).and_then(Item::spec);
                 let processes = processes(id, runs, |_| ProcessStatus::Signaled { signal: 15 });
                 self.set(id, State::Ended { exit: Exit::Clean, processes });
@@ -229,7 +229,7 @@ impl World {
         plan::report(id, &self.items[&id].present)
     }
 
-    /// Records an order; nothing of it is begun yet.
+    /// Records a target without starting its work.
     fn accept(&mut self, id: ObjectId, step: &Step, order: Order, brought: Option<&ObjectSpec>) {
         let last = self.items.get(&id).map(|item| item.present.order);
         let present = &mut self.items.entry(id).or_insert_with(|| Item::accepted(order, None)).present;
@@ -238,21 +238,20 @@ impl World {
         self.record(id, last);
     }
 
-    /// Puts into the store what counts of an object.
     fn record(&self, id: ObjectId, last: Option<Order>) {
         let Present { order, spec, .. } = &self.items[&id].present;
         let command = AcceptedCommand { object: id, order: *order, spec: spec.clone() };
         self.store.object(id).accept(last.as_ref(), &command).expect(IN_MEMORY);
     }
 
-    /// Records a command and begins nothing of it, as an executor does that crashes there.
+    /// Records a command and starts nothing, as a crashing executor does.
     pub fn crash_after_record(&mut self, command: &Command) {
         let (object, order, spec) = (command.object, Order::of(command), Some(command.spec.clone()));
         let accepted = AcceptedCommand { object, order, spec };
         self.store.object(object).accept(None, &accepted).expect(IN_MEMORY);
     }
 
-    /// What an executor does that starts: of what is recorded and not here, nothing was begun.
+    /// Loads the store, as a starting executor does: recorded objects missing here were never started.
     pub(super) fn read_store(&mut self) {
         for (_, records) in self.store.list().expect(IN_MEMORY) {
             if let Some(command) = records.read::<AcceptedCommand>(Reader::Writer).expect(IN_MEMORY) {
@@ -270,7 +269,6 @@ impl World {
         self.items.get_mut(&id).expect("only what is there is looked at")
     }
 
-    /// What is there from now on; what was due is not any more.
     fn set(&mut self, id: ObjectId, state: State) {
         let item = self.item(id);
         item.present.state = state;
@@ -296,7 +294,7 @@ impl World {
         }
     }
 
-    /// How what is wanted behaves, or why it cannot be begun.
+    /// Returns the behaviour of a requested object, or why it cannot start.
     fn behaviour(
         &self,
         spec: Option<&ObjectSpec>,
@@ -310,7 +308,7 @@ impl World {
         find(&self.faults, spec).map_err(|bad| (bad.to_string(), Hope::Never))
     }
 
-    /// Begins to give what runs another spec than `runs`.
+    /// Starts a change of the running spec, `runs`, to the recorded one.
     fn change(&mut self, id: ObjectId, runs: Option<ObjectSpec>) -> Told {
         let Present { order, spec, .. } = &self.items[&id].present;
         let behaviour =
@@ -323,7 +321,7 @@ impl World {
                 let (processes, before, behaviour) = (processes.clone(), *before, item.behaviour);
                 Change { at, spec: runs, processes, before, behaviour, end }
             }
-            // What has not come up yet is started as it is wanted now.
+            // An object that is not up yet is started with the new spec.
             (None, _) => return self.start(id),
         };
         let mut processes = change.processes.clone();
@@ -341,7 +339,7 @@ impl World {
         }
     }
 
-    /// Lets what begins have its delay; something else may be due before.
+    /// Applies the delay of a behaviour, unless something else is due earlier.
     fn behave(&mut self, id: ObjectId, behaviour: Behaviour, before: Option<Duration>) -> Told {
         self.misbehaving += u64::from(behaviour != Behaviour::default());
         self.item(id).behaviour = behaviour;
@@ -358,7 +356,7 @@ impl World {
         self.timers.insert((due, id));
     }
 
-    /// What its behaviour lets happen next.
+    /// Performs the next step of an object's behaviour.
     fn happen(&mut self, id: ObjectId) -> Option<Told> {
         let item = self.items.get_mut(&id)?;
         item.due = None;
@@ -393,7 +391,7 @@ impl World {
         }
     }
 
-    /// Everything that the spec asks for is there.
+    /// Completes a start or a change.
     fn come_up(&mut self, id: ObjectId) -> Told {
         let Item { present, behaviour, .. } = self.item(id);
         let readiness = behaviour.readiness;
@@ -415,7 +413,7 @@ impl World {
         told
     }
 
-    /// A change came to nothing: what ran before runs on, and ends when it would have.
+    /// Fails a change: the object continues as before, and ends when it would have ended.
     fn leave_unchanged(&mut self, id: ObjectId, message: String, hope: Hope) -> Told {
         let Item { present, behaviour, change, .. } = self.item(id);
         let Some(Change { spec, processes, before, behaviour: its, end, .. }) = change.take() else {
@@ -431,7 +429,7 @@ impl World {
         told
     }
 
-    /// It ends by itself, if it is to.
+    /// Ends an object on its own, if its behaviour has an end.
     fn end(&mut self, id: ObjectId) -> Option<Told> {
         let Item { present, behaviour, .. } = self.item(id);
         let (_, ending) = behaviour.end?;

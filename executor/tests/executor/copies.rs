@@ -1,4 +1,4 @@
-//! Copies of an executor's directory: what they record is run by the original.
+//! Copies of an executor's directory: the recorded processes belong to the original.
 
 use std::process::Command;
 
@@ -14,7 +14,7 @@ use crate::reboots::power_cut;
 use crate::volumes::failed;
 use crate::world::{Root, command, config, id, is_ended, is_ready, kill, sleeper, until, wait_until};
 
-/// A copy of all that is under the root, of names and times and pipes as well.
+/// Copies everything under the root, with names, times and pipes.
 fn copy_of(root: &Root) -> Root {
     let copy = Root::new();
     let status = Command::new("cp").arg("-a").arg(root.path().join(".")).arg(copy.path()).status().unwrap();
@@ -32,7 +32,7 @@ pub(crate) async fn a_copy_touches_nothing_that_the_original_runs_and_reports_no
     processes.carry_out(command(id(3), 2, Effect::Kill, &sleeper(2))).await;
     until(&processes, id(3), "it has ended", is_ended).await;
     drop(processes);
-    // One with its supervisor, and one without.
+    // One incarnation with its supervisor, and one without.
     let orphans = root.payloads_of(id(2));
     for keeper in root.keepers() {
         let line = std::fs::read_to_string(format!("/proc/{keeper}/cmdline")).unwrap_or_default();
@@ -73,7 +73,7 @@ pub(crate) async fn a_copy_touches_nothing_that_the_original_runs_and_reports_no
         before.iter().copied().collect::<std::collections::BTreeSet<_>>().into_iter().collect::<Vec<_>>()
     );
 
-    // The original is as it was.
+    // The original is unchanged.
     let processes = root.open().await;
     for position in [1, 2] {
         until(&processes, id(position), "it is ready", is_ready).await;

@@ -1,4 +1,4 @@
-//! Real processes, and what is done to them and their folders behind the executor's back.
+//! Real processes whose directories, or they themselves, are changed behind the executor's back.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -23,13 +23,13 @@ fn reason(report: &Report) -> &str {
     reason
 }
 
-/// Two processes that ignore the asking; each has another one that left its group and session.
+/// Returns a spec of two processes that ignore SIGTERM. Each has a child that left its group and session.
 fn stubborn() -> RunSpec {
     let script = "trap '' TERM; setsid sleep 3600 & while :; do sleep 3600; done";
     spec(vec![payload("web", 2, &["sh", "-c", script])])
 }
 
-/// All that runs under the root, also in folders that have lost their names.
+/// Returns all processes under the root, also in directories that were deleted.
 fn all_of(root: &Root) -> Vec<i32> {
     let mark = format!("CHANCERY_FOLDER={}", root.path().display());
     let pids = std::fs::read_dir("/proc").unwrap();
@@ -55,7 +55,7 @@ fn kill_keepers(root: &Root) {
     wait_until("the keeper is dead", || root.keepers().is_empty());
 }
 
-/// Whether this process holds the lock of the folder of an incarnation, as it does once it has adopted orphans.
+/// Whether this process has the lock of an incarnation's directory, as after adopting orphans.
 fn is_locked_here(root: &Root, position: u64) -> bool {
     let inode = std::fs::metadata(root.folder(id(position)).join("keeper.lock")).unwrap().ino();
     let held = format!("FLOCK  ADVISORY  WRITE {} ", std::process::id());
@@ -70,7 +70,7 @@ pub(crate) async fn a_process_that_somebody_kills_is_an_end_with_its_signal() {
     let ended = until(&processes, id(1), "it has ended", is_ended).await;
     assert_eq!(reason(&ended), "web-1 was ended by signal 9");
     assert_eq!(root.payloads(), Vec::<i32>::new(), "and its sibling with it");
-    // One whose siblings take their time is not ready meanwhile.
+    // An incarnation is not ready while its siblings are slow to end.
     let (processes, ready) = run(&root, 2, &stubborn()).await;
     kill(told(&ready)[1].pid.unwrap() as i32, Signal::KILL);
     let seen = until(&processes, id(2), "its death is told", |r| matches!(r.saw, Saw::NotReady { .. })).await;
@@ -92,7 +92,7 @@ pub(crate) async fn an_orphan_that_somebody_kills_is_an_end_that_nobody_saw() {
 type Do = fn(&Root, &Path);
 
 fn remove(_: &Root, folder: &Path) {
-    // What is written into it meanwhile has to go too.
+    // Files written in the meantime must be removed too.
     while let Err(error) = std::fs::remove_dir_all(folder) {
         match error.kind() {
             std::io::ErrorKind::NotFound => return,
@@ -114,7 +114,7 @@ fn replace(root: &Root, folder: &Path) {
     let copy = root.path().join("copy");
     let copied = std::process::Command::new("cp").arg("-a").arg(folder).arg(&copy).status();
     assert!(copied.unwrap().success());
-    // At the same moment: a look in between would find it removed.
+    // Exchanged atomically: a check in between would find it removed.
     rustix::fs::renameat_with(CWD, &copy, CWD, folder, RenameFlags::EXCHANGE).unwrap();
     std::fs::rename(copy, root.path().join("aside")).unwrap();
 }
@@ -144,7 +144,7 @@ pub(crate) async fn what_loses_its_folder_is_ended_at_once_and_told_with_the_rea
             assert_eq!((reason(&ended), told(&ended).len()), (because, 2), "{what}, and its keeper {keeper}");
             assert_eq!(all_of(&root), Vec::<i32>::new(), "{what}: nothing of it is left");
             wait_until("nor its keeper", || root.keepers().is_empty());
-            // The end is proved from then on, as any.
+            // The end stays proved from then on.
             drop(processes);
             let processes = root.open().await;
             assert_eq!(until(&processes, id(1), "its end is kept", |_| true).await, ended, "{what}");

@@ -11,7 +11,7 @@ use crate::world::{Root, command, id, is_ended, is_ready, payload, spec, until, 
 const PROCESSES: u16 = 200;
 const PORTS: usize = 16;
 
-/// Its record is larger than the buffer of a socket. Each process says when its program is executed.
+/// Returns a spec whose record exceeds a socket's buffer. Each process reports when its program is executed.
 fn large() -> RunSpec {
     let name = "a-payload-whose-name-is-as-long-as-a-name-may-be-and-that-is-63";
     let mut payload = payload(name, PROCESSES, &["sh", "-c", "touch executed; exec sleep 3600"]);
@@ -39,7 +39,7 @@ pub(crate) async fn an_incarnation_of_many_processes_and_ports_is_reported_whole
     let Saw::Ready { processes: seen } = ready.saw else { unreachable!() };
     assert_eq!(seen.len(), usize::from(PROCESSES));
     assert!(seen.iter().all(|process| process.addresses.len() == PORTS));
-    // Also by one that comes later.
+    // A later executor sees them too.
     drop(processes);
     let processes = root.open().await;
     until(&processes, id(1), "it is ready", is_ready).await;

@@ -1,4 +1,4 @@
-//! Real processes: lives and deaths of executors, keepers and payloads.
+//! Real processes: executors, supervisors and payloads that start and die.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
@@ -17,7 +17,7 @@ use crate::world::{
     Root, block_on, command, config, id, is_ended, is_ready, kill, payload, sleeper, spec, until, wait_until,
 };
 
-/// An executor that ensures so many incarnations and then waits to be killed.
+/// Ensures `count` incarnations and then waits to be killed.
 pub(crate) fn victim(root: &Path, count: u64) -> ExitCode {
     block_on(async {
         let processes = Processes::open(config(root)).await.expect("the root can be opened");
@@ -40,7 +40,7 @@ fn start_victim(root: &Root, count: u64) -> Child {
 pub(crate) async fn killing_the_executor_at_any_moment_neither_loses_nor_doubles() {
     let root = Root::new();
     let lives: u64 = std::env::var("LIVES").ok().and_then(|n| n.parse().ok()).unwrap_or(120);
-    // Kills fall into every phase of the starts: after 0 to 12 ms and a bit, in an order without a pattern.
+    // Kills hit every phase of the starts: after 0 to 25 ms, in an order without a pattern.
     for life in 0..lives {
         let mut victim = start_victim(&root, life / 4 + 1);
         std::thread::sleep(Duration::from_micros(life * 7919 % 25_000));
@@ -56,7 +56,7 @@ pub(crate) async fn killing_the_executor_at_any_moment_neither_loses_nor_doubles
         until(&processes, id(position), "it is ready", is_ready).await;
     }
     wait_until("no trampoline is left", || root.trampolines() == 0);
-    // Keepers that came too late for the lock give up after a while, without having started anything.
+    // Supervisors that came too late for the lock exit after a while, without having started anything.
     wait_until("each has one keeper", || root.keepers().len() as u64 == count);
     assert_eq!(root.payloads().len() as u64, count, "one process for each that is wanted");
     for position in 1..=count {
@@ -86,7 +86,7 @@ pub(crate) async fn adoption_keeps_pids_and_ports() {
     assert_eq!(ports.len(), 3, "each process has a port of its own");
 }
 
-/// A folder as an executor leaves it that dies before it starts a keeper.
+/// Writes a directory as left by an executor that dies before it starts a supervisor.
 fn write_wanted(root: &Root, position: u64, aim: &str, spec: &RunSpec) {
     let folder = root.folder(id(position));
     let program = serde_json::to_value(config(root.path()).program).unwrap();
@@ -101,11 +101,11 @@ fn write_wanted(root: &Root, position: u64, aim: &str, spec: &RunSpec) {
     std::fs::write(folder.join("keeper.lock"), "").unwrap();
 }
 
-/// A folder as a dead keeper leaves it, naming a process.
+/// Writes a directory as left by a dead supervisor, with a recorded process.
 fn write_record(root: &Root, position: u64, pid: u32, start_time: u64, boot: &str) {
     write_wanted(root, position, "up", &sleeper(1));
     let namespace = std::fs::metadata("/proc/self/ns/pid").unwrap().ino();
-    // A group that was removed proves that nothing is left, whatever else runs on this machine.
+    // A removed group proves that nothing is left, whatever else runs on this machine.
     let place = std::fs::metadata(root.path()).unwrap();
     let group = serde_json::json!({
         "path": root.path().join("groups/removed"), "mount": root.path(),
@@ -128,7 +128,7 @@ fn start_time(pid: u32) -> u64 {
     stat.rsplit_once(')').unwrap().1.split_ascii_whitespace().nth(19).unwrap().parse().unwrap()
 }
 
-/// A process of someone else's.
+/// Process that does not belong to the executor.
 struct Bystander(Child);
 
 impl Drop for Bystander {
@@ -153,7 +153,7 @@ pub(crate) async fn a_pid_that_is_another_process_is_neither_adopted_nor_killed(
         processes.carry_out(command(id(position), 2, Effect::Kill, &sleeper(1))).await;
         until(&processes, id(position), "it stays ended", |r| r.revision == 2 && is_ended(r)).await;
     }
-    // Only now the third, so that whatever the first two do to the bystander would have been seen.
+    // The third comes last, so that any effect of the first two on the bystander would be visible.
     assert!(bystander.0.try_wait().unwrap().is_none(), "the bystander lives");
     until(&processes, id(3), "the same identity is adopted", is_ready).await;
     processes.carry_out(command(id(3), 2, Effect::Stop, &sleeper(1))).await;
@@ -225,7 +225,7 @@ pub(crate) async fn a_keeper_that_dies_before_it_tells_leaves_nothing() {
     assert!(!root.path().join("executed").exists());
 }
 
-/// A keeper as an executor starts it, which may come late.
+/// Starts a supervisor as an executor does, perhaps late.
 fn start_keeper(root: &Root, position: u64) -> Child {
     let mut keeper = Command::new(std::env::current_exe().unwrap());
     keeper.arg("as-keeper").arg(root.folder(id(position))).stdin(Stdio::null()).spawn().unwrap()
@@ -280,7 +280,7 @@ pub(crate) async fn a_late_keeper_starts_nothing() {
     for (position, (then, because)) in (1..).zip([1, 0, 0, 1].into_iter().zip(because)) {
         assert_eq!(starts(position), then, "{because}");
     }
-    // Nothing is there to keep.
+    // There is nothing to supervise.
     assert!(start_keeper(&root, 5).wait().unwrap().success());
 }
 

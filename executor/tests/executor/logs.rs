@@ -1,4 +1,4 @@
-//! A log that cannot be written ends nothing.
+//! Unwritable logs, which end nothing.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{OpenOptionsExt as _, symlink};
@@ -12,7 +12,7 @@ use rustix::process::Signal;
 
 use crate::world::{Root, command, id, is_ended, is_ready, kill, payload, sleeper, spec, until, wait_until};
 
-/// Puts a log in the place of a supervisor's on which every write fails, at the latest when the result is dropped.
+/// Replaces a supervisor's log by one on which every write fails, at the latest when the result is dropped.
 fn break_log(log: &Path, is_full: bool) -> Option<File> {
     std::fs::create_dir_all(log.parent().unwrap()).unwrap();
     if is_full {
@@ -29,7 +29,7 @@ pub(crate) async fn what_stands_in_the_place_of_its_log_keeps_no_supervisor_from
     for position in 1..=2 {
         let log = root.folder(id(position)).join("keeper.log");
         if position == 1 {
-            // Nobody reads it.
+            // The pipe has no reader.
             drop(break_log(&log, false));
         } else {
             std::fs::create_dir_all(&log).unwrap();
@@ -43,7 +43,7 @@ pub(crate) async fn a_supervisor_whose_log_cannot_be_written_goes_on_and_reports
     let root = Root::new();
     let processes = root.open().await;
     let job = spec(vec![payload("web", 1, &["sh", "-c", "while [ ! -e go ]; do sleep 0.01; done"])]);
-    // A full file system, and a pipe that nobody reads; a job that ends, and a process that is killed.
+    // A full file system, and a pipe without a reader; a job that ends, and a process that is killed.
     for position in 1..=4 {
         let folder = root.folder(id(position));
         let reader = break_log(&folder.join("keeper.log"), position % 2 == 1);
@@ -65,7 +65,7 @@ pub(crate) async fn a_supervisor_whose_log_cannot_be_written_goes_on_and_reports
             std::fs::write(folder.join("web-0/work/go"), "").unwrap();
             ProcessStatus::Exited { code: 0 }
         } else {
-            // Not one of its children, whose pids may be lower.
+            // The process itself, not a child, whose pid may be lower.
             kill(running[0].pid.unwrap().cast_signed(), Signal::KILL);
             ProcessStatus::Signaled { signal: 9 }
         };

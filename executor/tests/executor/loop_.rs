@@ -1,4 +1,4 @@
-//! The loop and a decider that the test plays.
+//! Executor loop, with a decider that the test plays.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -17,7 +17,7 @@ use tokio::task::JoinHandle;
 
 use crate::world::{PATIENCE, command, id, sleeper};
 
-/// The decider's end of a link.
+/// Decider's end of a channel.
 struct Decider {
     hears: mpsc::Receiver<Vec<u8>>,
     says: mpsc::Sender<Vec<u8>>,
@@ -35,7 +35,7 @@ impl Decider {
         serde_json::from_slice(&heard.expect("the link holds")).unwrap()
     }
 
-    /// What is said next, but heartbeats.
+    /// Returns the next message that is no heartbeat.
     async fn hear_news(&mut self) -> ToDecider {
         loop {
             match self.hear().await {
@@ -64,7 +64,7 @@ impl Decider {
     }
 }
 
-/// An executor on simulated nodes, whose links come to the test.
+/// Executor on simulated nodes, whose channels lead to the test.
 struct Executor {
     links: mpsc::Receiver<Decider>,
     stop: Option<oneshot::Sender<()>>,
@@ -121,7 +121,7 @@ const LEASE: Duration = Duration::from_millis(300);
 
 pub(crate) async fn a_session_starts_level_and_reports() {
     let (root, world) = (tempfile::tempdir().unwrap(), World::shared(Faults::default()));
-    // Something of an earlier life, which the inventory does not name, and something of another lineage.
+    // One object of an earlier executor epoch, missing from the inventory, and one of another lineage.
     world.lock().unwrap().carry_out(&command(id(7), 1, Effect::Ensure, &sleeper(1)));
     let foreign = chancery_events::id::IncarnationId::issue(Lineage::from_random(43), Position::new(7));
     world.lock().unwrap().carry_out(&command(foreign, 1, Effect::Ensure, &sleeper(1)));
@@ -143,7 +143,7 @@ pub(crate) async fn a_session_starts_level_and_reports() {
     let ToDecider::Report { sequence: 2, report, .. } = decider.hear_news().await else { panic!("a report") };
     assert_eq!((report.object, report.revision, report.saw), (id(7).into(), 5, Saw::Gone));
     assert_eq!(world.lock().unwrap().running(foreign), 1, "what is of another lineage is not touched");
-    // Leases are renewed many times over, so it goes on acting.
+    // Leases are renewed many times, so the executor continues to act.
     for _ in 0..6 {
         let ToDecider::Heartbeat { beat, .. } = decider.hear().await else { panic!("a heartbeat") };
         let envelope = decider.envelope();
@@ -165,7 +165,7 @@ pub(crate) async fn a_lost_link_is_taken_up_again() {
     decider.hear().await;
     decider.welcome(LEASE, vec![command(id(8), 1, Effect::Ensure, &sleeper(1))]).await;
     decider.hear_news().await;
-    // The report is said, and never accepted.
+    // The report is sent, and never accepted.
     assert!(matches!(decider.hear_news().await, ToDecider::Report { sequence: 1, .. }));
     drop(decider);
     let mut decider = executor.link().await;
@@ -176,7 +176,7 @@ pub(crate) async fn a_lost_link_is_taken_up_again() {
     assert!(matches!(&reports[..], [report] if matches!(report.saw, Saw::Ready { .. })), "{reports:?}");
     assert!(matches!(decider.hear_news().await, ToDecider::Report { sequence: 1, .. }), "the outcome again");
     assert_eq!(world.lock().unwrap().starts(), 1, "what ran was adopted");
-    // A decider that says nothing any more is left when the lease is over.
+    // The executor leaves a silent decider when the lease expires.
     let mut decider = executor.link().await;
     assert!(matches!(decider.hear().await, ToDecider::Hello { .. }));
 }
@@ -202,7 +202,7 @@ pub(crate) async fn what_cannot_be_listed_is_not_reported_gone_and_the_session_l
     let ready = |reports: &[Report]| matches!(reports, [report] if matches!(report.saw, Saw::Ready { .. }));
     let ToDecider::Level { reports, .. } = decider.hear_news().await else { panic!("a level") };
     assert!(ready(&reports), "{reports:?}");
-    // The watch is lost, and a command is put off until there is an answer.
+    // The watch is lost, and a command is put off until the world responds.
     world.lock().unwrap().set_out_of_reach(true);
     let (envelope, stop) = (decider.envelope(), command(id(7), 2, Effect::Stop, &sleeper(1)));
     decider.say(FromDecider::Command { envelope, command: stop }).await;
@@ -231,7 +231,7 @@ pub(crate) async fn one_executor_a_scope() {
     let (root, world) = (tempfile::tempdir().unwrap(), World::shared(Faults::default()));
     let mut first = start(root.path(), &world);
     first.link().await;
-    // What is in the folder is not even looked at.
+    // The contents of the directory are not even read.
     let mut looked = false;
     let open = async {
         looked = true;
@@ -268,7 +268,7 @@ pub(crate) async fn a_diverged_journal_stops_it_and_the_head_is_kept() {
     let mut decider = executor.link().await;
     let ToDecider::Hello { seen: Some((_, seen)), .. } = decider.hear().await else { panic!("a hello") };
     assert_eq!(seen, head(120, 2));
-    // This one's journal ends before what was seen.
+    // The journal of this decider ends before what was seen.
     decider.welcome(LEASE, vec![]).await;
     assert!(matches!(executor.running.await.unwrap(), Err(Stop::NewerElsewhere(_))));
 }

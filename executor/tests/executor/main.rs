@@ -1,6 +1,6 @@
 //! Executors against real processes and simulated nodes.
 //!
-//! The program is its own keeper, trampoline, payload and victim: the first argument says which.
+//! The program is its own supervisor, trampoline, payload and victim, by its first argument.
 
 #![allow(
     clippy::disallowed_macros,
@@ -160,7 +160,7 @@ fn run_tests() -> ExitCode {
     ];
     let real = trials![memory::the_kernel_ends_a_group_that_exceeds_its_limit];
     trials.extend(real.into_iter().map(|trial| trial.with_ignored_flag(memory::lent().is_none())));
-    // As libtest does.
+    // Sorted as libtest does.
     trials.sort_by(|one, other| one.name().cmp(other.name()));
     let mut arguments = Arguments::from_args();
     if arguments.test_threads.is_none() {

@@ -1,7 +1,7 @@
-//! Real processes and their limits of memory.
+//! Memory limits of real processes.
 //!
-//! A plain folder stands in for cgroup v2. The kernel's own is tested where `CHANCERY_TEST_CGROUP` names a folder of
-//! it that passes the memory controller on.
+//! A plain directory simulates cgroup v2. The kernel's own is tested where `CHANCERY_TEST_CGROUP` names a
+//! cgroup v2 directory that delegates the memory controller.
 
 use std::num::NonZeroU64;
 use std::os::unix::fs::MetadataExt as _;
@@ -41,7 +41,7 @@ pub(crate) async fn what_asks_for_more_than_its_limit_is_refused_it() {
     }
 }
 
-/// A folder in which groups can be made, or what looks like one.
+/// Creates a directory for groups, or a simulated one.
 fn groups(root: &Root) -> PathBuf {
     let parent = root.path().join("groups");
     std::fs::create_dir(&parent).unwrap();
@@ -76,11 +76,11 @@ pub(crate) async fn a_limit_is_that_of_a_group_where_there_are_groups() {
     let data: Vec<_> =
         limits.lines().find(|line| line.starts_with("Max data")).unwrap().split_whitespace().collect();
     assert_eq!(data[3..5], ["unlimited", "unlimited"]);
-    // Without a limit there is no group, and no harm in that.
+    // No limit needs no group.
     processes.carry_out(command(id(2), 1, Effect::Ensure, &limited(0, &["sleep", "3600"]))).await;
     until(&processes, id(2), "it is ready", is_ready).await;
     assert!(!group(&root, &parent, id(2)).exists());
-    // What cannot be held to its limit is not started.
+    // An incarnation whose limit cannot be enforced is not started.
     std::fs::remove_dir_all(&parent).unwrap();
     processes.carry_out(command(id(3), 1, Effect::Ensure, &limited(MIB, &["sleep", "3600"]))).await;
     let failed = |r: &Report| matches!(r.saw, Saw::Failed { hope: Hope::Retry, .. });
@@ -114,7 +114,7 @@ pub(crate) async fn want_of_memory_is_told_of_the_death_that_it_was() {
         let ended = until(&processes, id, "it ended", is_ended).await;
         let (exit, status) = told(&ended);
         if how == "asked" {
-            // A kill asks first: whether that or the kill was quicker does not matter here.
+            // A kill asks first: either signal may win here.
             assert!(matches!(status, ProcessStatus::Signaled { .. }), "{status:?}");
             continue;
         }
@@ -130,7 +130,8 @@ pub(crate) async fn a_group_that_a_dead_keeper_left_goes_with_what_it_was_for() 
     let root = Root::new();
     let parent = groups(&root);
     let processes = open(&root, &parent).await;
-    // The keeper made it, and died before it recorded anything; then nobody wanted it any more.
+    // The supervisor created the group and died before it recorded anything; then the incarnation was no
+    // longer desired.
     for position in [1, 2] {
         std::fs::create_dir_all(group(&root, &parent, id(position))).unwrap();
     }
@@ -142,7 +143,7 @@ pub(crate) async fn a_group_that_a_dead_keeper_left_goes_with_what_it_was_for() 
     assert!(group(&root, &parent, id(2)).exists(), "another's stays");
 }
 
-/// The folder of cgroup v2 that this machine lends to the test.
+/// Returns the cgroup v2 directory that this machine lends to the test.
 pub(crate) fn lent() -> Option<PathBuf> {
     std::env::var_os("CHANCERY_TEST_CGROUP").map(PathBuf::from)
 }

@@ -1,4 +1,4 @@
-//! What a program mounts in its incarnation's directory is not the incarnation's: it survives the directory.
+//! Mounts that a program makes in its incarnation's directory, which survive the directory.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -9,11 +9,11 @@ use chancery_executor::process::debts;
 
 use crate::world::{Root, command, id, is_ended, is_ready, sleeper, until, wait_until};
 
-/// Binds one directory to another until it is dropped.
+/// Bind mount of one directory on another, until dropped.
 struct Bind(PathBuf);
 
 impl Bind {
-    /// None where nothing can be mounted, with a line that says so.
+    /// Mounts `from`, or returns `None` with a message where nothing can be mounted.
     fn mount(from: &Path, at: &Path) -> Option<Bind> {
         std::fs::create_dir_all(at).unwrap();
         let mounted = Command::new("mount").arg("--bind").args([from, at]).stderr(Stdio::null()).status();
@@ -68,7 +68,7 @@ pub(crate) async fn what_is_mounted_in_a_working_directory_survives_it_and_is_a_
     assert_eq!(reason, format!("another file system is mounted inside: {}", point.display()));
     wait_until("another incarnation is removed meanwhile", || !root.folder(id(2)).exists());
     drop(second);
-    // In the meantime another executor takes over, which is asked as well.
+    // Meanwhile another executor takes over, and receives the command too.
     drop(processes);
     let processes = root.open().await;
     assert_eq!(processes.list().await.unwrap().len(), 1, "it is kept until it can be removed");

@@ -1,4 +1,4 @@
-//! Real processes: what becomes of what they write.
+//! Output of real processes.
 
 use std::num::{NonZeroU16, NonZeroU64};
 use std::path::PathBuf;
@@ -30,12 +30,11 @@ fn base(root: &Root, id: IncarnationId, stream: LogStream) -> PathBuf {
     logs.into_iter().find(|log| log.name.stream == stream).expect("it has written").base
 }
 
-/// As `seq` writes them.
+/// Returns numbers as `seq` writes them.
 fn numbers(first: u32, last: u32) -> String {
     (first..=last).flat_map(|number| [number.to_string(), "\n".to_owned()]).collect()
 }
 
-/// Adds all that is there to read now.
 fn rest(reader: &mut Reader, text: &mut String) {
     loop {
         let bytes = reader.read(1 << 20).unwrap();
@@ -96,7 +95,7 @@ pub(crate) async fn output_outlives_a_crash_while_its_folder_is_forgotten() {
     until(&processes, id(1), "it has ended", is_ended).await;
     drop(processes);
     wait_until("its keeper has gone", || root.keepers().is_empty());
-    // The folder was moved, and then the executor was killed.
+    // The directory was moved, and then the executor was killed.
     let forgotten = root.path().join("forgotten");
     std::fs::create_dir(&forgotten).unwrap();
     std::fs::rename(root.folder(id(1)), forgotten.join(id(1).to_string())).unwrap();
@@ -114,7 +113,7 @@ pub(crate) async fn output_outlives_a_crash_while_its_folder_is_forgotten() {
 pub(crate) async fn a_process_outlives_whoever_keeps_its_output() {
     let root = Root::new();
     let processes = open(&root, 4 << 10, 1000).await;
-    // More than a pipe holds, once told to.
+    // Each step writes more than a pipe's capacity.
     let script = "for step in 1 2; do while [ ! -e go-$step ]; do sleep 0.01; done; seq 1 30000; touch did-$step; \
                   done; exec sleep 3600";
     processes.carry_out(command(id(1), 1, Effect::Ensure, &shell(script))).await;

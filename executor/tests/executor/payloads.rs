@@ -1,4 +1,4 @@
-//! Real processes: what they are given, how their readiness is seen, and how they are ended.
+//! Real processes: their input, their readiness, and their end.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::world::{
 
 pub(crate) async fn one_that_dies_ends_its_siblings_and_their_children() {
     let root = Root::new();
-    // Each leaves a child in a session of its own; the second dies.
+    // Each process leaves a child in a session of its own; the second dies.
     let script =
         "setsid sleep 3600 & while [ ! -e ../../die-$$CHANCERY_PROCESS ]; do sleep 0.01; done; exit 9";
     let spec = spec(vec![payload("web", 3, &["sh", "-c", script])]);
@@ -118,14 +118,15 @@ http.server.HTTPServer(('127.0.0.1', int(sys.argv[1])), Handler).serve_forever()
         out.ends_with('\n')
     });
     assert!(out.starts_with("v1 True True"), "{out}");
-    // It has no zone.
+    // The process has no zone.
     for (name, _) in chancery_executor::process::PAYLOAD_VARIABLES {
         assert_eq!(out.contains(name), *name != "CHANCERY_ZONE", "{name} is in {out}");
     }
     assert!(!out.contains("CARGO"), "the environment is scrubbed: {out}");
 }
 
-/// Answers until `hang` is there; then it takes connections and says nothing, until `hang` is gone.
+/// Server that answers until `hang` exists; then it accepts connections without an answer, until `hang` is
+/// removed.
 const HANGS: &str = r"
 import http.server, os, sys, time
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -165,16 +166,15 @@ pub(crate) async fn one_that_hangs_is_reported_with_its_error_and_ended_by_its_e
     until(&processes, id(1), "it is not ready", |r| status(r) == Some(&unready)).await;
     std::fs::remove_file(work.join("unready")).unwrap();
     until(&processes, id(1), "it is ready again", is_ready).await;
-    // It hangs.
     std::fs::write(work.join("hang"), "").unwrap();
     let hung = ProcessStatus::Unresponsive { error: ProbeError::Timeout };
     until(&processes, id(1), "it hangs", |r| status(r) == Some(&hung)).await;
     assert_eq!(root.payloads().len(), 1, "it is the decider's to end");
-    // An executor that starts again counts from zero, and finds the same.
+    // A restarted executor counts from zero, and finds the same.
     drop(processes);
     let processes = root.open().await;
     until(&processes, id(1), "it hangs still", |r| status(r) == Some(&hung)).await;
-    // It recovers before anybody ended it.
+    // The process recovers before it was stopped.
     std::fs::remove_file(work.join("hang")).unwrap();
     until(&processes, id(1), "it answers again", is_ready).await;
     std::fs::write(work.join("hang"), "").unwrap();
@@ -223,7 +223,7 @@ pub(crate) async fn what_is_wrong_with_a_run_is_said() {
         assert!(message.contains(says), "{message:?} says {says:?}");
     }
     assert_eq!(root.payloads(), Vec::<i32>::new(), "what was started beside is not left");
-    // What is wrong here, and not with the plan, may be better later.
+    // A local fault, not one of the plan, may be fixed later.
     let mut broken = config(root.path());
     broken.root = root.path().join("broken");
     broken.program.keeper_args = vec!["as-keeper".into(), "too".into(), "many".into(), "--help".into()];
@@ -239,7 +239,7 @@ pub(crate) async fn nothing_but_the_standard_descriptors_reaches_a_process() {
     let root = Root::new();
     let mut leaky = config(root.path());
     let this = leaky.program.program.display().to_string();
-    // Both are started with descriptors that nobody meant for them.
+    // Both start with unintended descriptors.
     let leak = |run: &str| format!("exec 7</dev/null 300</dev/null; exec \"$0\" {run}");
     leaky.program.program = "/bin/bash".into();
     leaky.program.keeper_args = vec!["-c".into(), leak("as-keeper \"$1\""), this.clone()];

@@ -24,7 +24,7 @@ async fn open(root: &Path, cgroup: &CgroupSetting) -> Processes {
     Processes::open(Config { cgroup: cgroup.clone(), ..config(root) }).await.unwrap()
 }
 
-/// Whether the host has control groups; says so if it has none.
+/// Whether the host has control groups; prints a message if not.
 fn has_groups(root: &Root, cgroup: &CgroupSetting) -> bool {
     let has = *cgroup == CgroupSetting::Off || root.groups().is_some();
     if !has {
@@ -55,7 +55,7 @@ fn kill_supervisors(root: &Root) {
     wait_until("the supervisors are dead", || root.keepers().is_empty());
 }
 
-/// Killed when the test ends, however it does.
+/// Process that is killed when the test ends, in any way.
 struct Victim(i32);
 
 impl Drop for Victim {
@@ -76,10 +76,11 @@ fn victim(file: &Path) -> Victim {
     Victim(pid.expect("a pid"))
 }
 
-/// A shell whose child has an empty environment and a session of its own. The child keeps its working directory.
+/// Shell whose child has an empty environment and a session of its own. The child keeps its working
+/// directory.
 const CLEANED: &str = "env -i setsid sh -c 'echo $$$$ > ../../child; exec sleep 3600' & exec sleep 3600";
 
-/// A daemon that forks twice, leaves session and directory, closes its descriptors and drops its environment.
+/// Daemon that forks twice, leaves session and directory, closes its descriptors and drops its environment.
 const DAEMON: &str = "
 import os, sys, time
 if os.fork() == 0:
@@ -106,7 +107,7 @@ fn cleaned() -> RunSpec {
     spec(vec![payload("web", 1, &["sh", "-c", CLEANED])])
 }
 
-/// Starts it, and kills its supervisor and then each process that was recorded.
+/// Starts an incarnation, and kills its supervisor and then each recorded process.
 async fn start_and_kill(root: &Root, cgroup: &CgroupSetting, spec: &RunSpec) -> (Processes, Victim) {
     let processes = open(root.path(), cgroup).await;
     make(&processes, 1).await;
@@ -131,7 +132,7 @@ pub(crate) async fn a_daemon_that_leaves_everything_behind_is_ended_with_its_gro
         assert!(!is_alive(child.0), "an end means everything: {ended:?}");
         assert_eq!(told(&ended)[0].status, ProcessStatus::Unknown);
         wait_until("its group is removed", || !root.groups().unwrap().exists());
-        // And with that the volume is free.
+        // The proof frees the volume too.
         processes.carry_out(order(1, 2, Effect::Kill)).await;
         until(&processes, volume(1), "it is destroyed", |report| report.saw == Saw::Gone).await;
     }
@@ -144,7 +145,7 @@ pub(crate) async fn without_groups_an_end_that_cannot_be_proved_is_unknown_and_t
     until(&processes, id(1), "its process is unknown", is_unknown).await;
     processes.carry_out(command(id(1), 2, Effect::Stop, &daemon())).await;
     let refused = until(&processes, id(1), "a stop is answered", |report| failed(report).is_some()).await;
-    // Which process is named, or whether one is, depends on what other tests run and start meanwhile.
+    // The named process, if any, depends on what other tests run and start meanwhile.
     let why = failed(&refused).unwrap();
     let names_a_process =
         why.starts_with("cannot prove its end: process ") && why.ends_with(" may be left of it");
@@ -157,7 +158,7 @@ pub(crate) async fn without_groups_an_end_that_cannot_be_proved_is_unknown_and_t
     processes.carry_out(order(1, 2, Effect::Kill)).await;
     let kept = until(&processes, volume(1), "the volume is kept", |report| failed(report).is_some()).await;
     assert!(failed(&kept).unwrap().ends_with(&format!("is in use by {}", id(1))), "{kept:?}");
-    // The next executor knows no more.
+    // The next executor has no more proof.
     drop(processes);
     let processes = open(root.path(), &CgroupSetting::Off).await;
     assert!(!processes.list().await.unwrap().iter().any(is_ended));
@@ -183,7 +184,7 @@ pub(crate) async fn what_is_accounted_for_holds_up_no_end_without_groups() {
         processes.carry_out(command(id(position), 1, Effect::Ensure, &sleeper(2))).await;
         until(&processes, id(position), "it is ready", is_ready).await;
     }
-    // A daemon of somebody else, younger than all.
+    // A daemon of another owner, younger than all.
     let file = root.path().join("bystander");
     let script = format!("setsid sh -c 'echo $$ > {}; exec sleep 3600' &", file.display());
     assert!(Command::new("sh").args(["-c", &script]).current_dir("/").status().unwrap().success());
@@ -193,7 +194,7 @@ pub(crate) async fn what_is_accounted_for_holds_up_no_end_without_groups() {
         std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default().contains(&keeper)
     };
     assert!(root.keepers().iter().any(is_keeper));
-    // Also orphans of another incarnation are.
+    // Orphans of another incarnation are accounted for too.
     let other = root.folder(id(1)).display().to_string();
     for pid in root.keepers() {
         if is_keeper(&pid)
@@ -243,7 +244,7 @@ pub(crate) async fn a_directory_reached_by_a_link_and_by_its_real_path_is_one() 
     }
 }
 
-/// An executor in another PID namespace: says what it sees, and what comes of a kill.
+/// Runs an executor in another PID namespace, and reports what it sees and the result of a kill.
 pub(crate) fn neighbour(root: &Path, cgroup: &str, out: &Path) -> ExitCode {
     let cgroup = if cgroup == "none" { CgroupSetting::Off } else { CgroupSetting::Detect };
     block_on(async {
@@ -260,7 +261,7 @@ pub(crate) fn neighbour(root: &Path, cgroup: &str, out: &Path) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Runs an executor in a PID namespace of its own; none if this machine does not allow that.
+/// Runs an executor in a new PID namespace; `None` if this machine does not allow that.
 fn in_another_namespace(root: &Root, cgroup: &CgroupSetting, flags: &[&str]) -> Option<String> {
     let tried = Command::new("unshare").args(flags).arg("true").stderr(Stdio::null()).status();
     if !tried.is_ok_and(|status| status.success()) {
@@ -305,7 +306,7 @@ pub(crate) async fn another_pid_namespace_ends_nothing_that_lives() {
             let message = failed(&then).expect("no end");
             assert_eq!(message, "cannot prove its end: it was started in another PID namespace");
             assert!(is_alive(child.0) && root.payloads().len() == 1, "nothing was ended by its pid");
-            // Back in the first one, what lives is adopted.
+            // Back in the first namespace, living processes are adopted.
             let processes = open(root.path(), &cgroup).await;
             assert_eq!(processes.list().await.unwrap().iter().filter(|report| is_ended(report)).count(), 0);
         } else {
@@ -321,7 +322,7 @@ pub(crate) async fn an_executor_that_sees_the_processes_of_another_namespace_doe
     assert!(error.starts_with("cannot use /proc: it is that of another PID namespace"), "{error}");
 }
 
-/// An executor that looks, and does nothing more.
+/// Runs an executor that only lists.
 pub(crate) fn onlooker(root: &Path) -> ExitCode {
     block_on(async {
         open(root, &CgroupSetting::Detect).await.list().await.unwrap();
@@ -329,7 +330,7 @@ pub(crate) fn onlooker(root: &Path) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// What runs a command where this file of a process cannot be read; none if this machine does not allow that.
+/// Returns a command prefix that hides this file of a process.
 fn where_hidden(pid: i32, file: &str) -> [String; 5] {
     let script = format!("mount --bind /dev/null /proc/{pid}/{file} && exec \"$@\"");
     ["-m".to_owned(), "sh".to_owned(), "-c".to_owned(), script, "sh".to_owned()]
@@ -347,7 +348,7 @@ pub(crate) async fn a_process_that_cannot_be_read_is_not_taken_for_absent() {
         assert!(is_alive(child.0));
         assert!(failed(&then).is_some(), "{file}: nothing is proved: {then:?}");
     }
-    // Nor is a process that is to be adopted.
+    // A process with a hidden file is not adopted either.
     let root = Root::new();
     let processes = root.open().await;
     processes.carry_out(command(id(1), 1, Effect::Ensure, &sleeper(2))).await;
@@ -365,7 +366,7 @@ pub(crate) async fn a_process_that_cannot_be_read_is_not_taken_for_absent() {
     until(&processes, id(1), "both live on", is_ready).await;
 }
 
-/// A PID namespace that no incarnation has made.
+/// PID namespace that no incarnation has created.
 struct Namespace(std::process::Child);
 
 impl Namespace {
@@ -404,7 +405,7 @@ pub(crate) async fn a_daemon_in_the_pid_namespace_of_others_ends_with_its_incarn
         eprintln!("skipped: this machine does not allow a second PID namespace");
         return;
     };
-    // Its parent ends: the init of that namespace adopts it, and not the supervisor.
+    // The parent ends: the init of that namespace adopts the child, not the supervisor.
     let file = root.path().join("daemon");
     let script = format!(
         "nsenter -t {} -p sh -c '(exec setsid sleep 3600 < /dev/null > {} 2>&1 &)'; exec sleep 3600",
@@ -430,7 +431,7 @@ pub(crate) async fn a_daemon_in_the_pid_namespace_of_others_ends_with_its_incarn
     }
 }
 
-/// A file system that answers nothing, and a process that has it open.
+/// File system that never responds, and a process that has it open.
 struct Silent {
     mount: SilentMount,
     user: Child,
@@ -472,7 +473,8 @@ pub(crate) async fn a_file_system_that_does_not_answer_holds_up_no_end() {
         let processes = open(root.path(), &cgroup).await;
         processes.carry_out(command(id(1), 1, Effect::Ensure, &sleeper(2))).await;
         until(&processes, id(1), "it is ready", is_ready).await;
-        // Without groups nothing can be said of what might be of the incarnation: its user is known to be another's.
+        // Without groups, a process that may belong to the incarnation blocks the proof: this one must be
+        // another's.
         let privileges = if cgroup == CgroupSetting::Off { "--reuid=0" } else { "--no-new-privs" };
         let Some(_silent) = Silent::new(privileges) else { return };
         for supervisor in root.keepers() {
@@ -483,7 +485,7 @@ pub(crate) async fn a_file_system_that_does_not_answer_holds_up_no_end() {
     }
 }
 
-/// A daemon of somebody else, as it is installed here: what to run, and the directory that its processes are known by.
+/// Installed daemon of another owner: command, and the directory that identifies its processes.
 fn installed(program: &str) -> Option<(Vec<String>, tempfile::TempDir)> {
     let runs = |program: &str, flag| {
         Command::new(program).arg(flag).stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok()
@@ -502,7 +504,7 @@ fn installed(program: &str) -> Option<(Vec<String>, tempfile::TempDir)> {
             Some((vec!["sh".into(), "-c".into(), script], directory))
         }
         "postgres" if runs("postgres", "--version") && runs("initdb", "--version") => {
-            // It refuses to run as root.
+            // PostgreSQL refuses to run as root.
             let nobody = "setpriv --reuid=65534 --regid=65534 --clear-groups";
             std::os::unix::fs::chown(directory.path(), Some(65534), Some(65534)).unwrap();
             let init = words(&format!("{nobody} initdb --no-sync -A trust -U nobody -D {path}/data"));
@@ -518,7 +520,7 @@ fn installed(program: &str) -> Option<(Vec<String>, tempfile::TempDir)> {
     }
 }
 
-/// Processes that work in a directory, or name it.
+/// Returns the processes that work in a directory, or name it.
 fn at_work(directory: &Path) -> Vec<i32> {
     let text = directory.to_str().unwrap();
     let all = std::fs::read_dir("/proc").unwrap().flatten();
@@ -549,7 +551,7 @@ pub(crate) async fn daemons_of_others_end_with_their_incarnation() {
             let ready = until(&processes, id(1), "it is ready", is_ready).await;
             wait_until("it has started its workers", || at_work(directory.path()).len() >= 3);
             kill_supervisors(&root);
-            // Workers that hang outlive what was recorded of it.
+            // Workers that hang outlive the recorded processes.
             let recorded: Vec<i32> = told(&ready).iter().map(|process| process.pid.unwrap() as i32).collect();
             for pid in at_work(directory.path()) {
                 kill(pid, if recorded.contains(&pid) { Signal::KILL } else { Signal::STOP });
@@ -669,8 +671,8 @@ pub(crate) async fn a_stopped_supervisor_holds_up_neither_stop_nor_kill() {
     }
 }
 
-/// An executor in a mount namespace of its own, where another file system hides control groups while a process ends. Says
-/// what it saw.
+/// Runs an executor in a mount namespace of its own, where another file system hides control groups while a
+/// process ends. Writes what the executor saw.
 pub(crate) fn hider(root: &Path, groups: &Path, out: &Path) -> ExitCode {
     block_on(async {
         let processes = Processes::open(config(root)).await.unwrap();

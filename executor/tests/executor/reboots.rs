@@ -1,4 +1,4 @@
-//! Real processes and reboots of their machine: everything dies, and the next executor is told of another boot.
+//! Real processes and reboots of their machine: everything dies, and the next executor sees another boot id.
 
 use std::path::Path;
 use std::process::{Child, Command, ExitCode, Stdio};
@@ -29,7 +29,7 @@ async fn open(root: &Root, number: u64) -> Processes {
     Processes::open(config_of(root.path(), boot(number))).await.unwrap()
 }
 
-/// Everything that runs under the root dies, as with its machine.
+/// Kills everything that runs under the root, as a power cut does.
 pub(crate) fn power_cut(root: &Root) {
     wait_until("everything is dead", || {
         let left: Vec<i32> = root.keepers().into_iter().chain(root.payloads()).collect();
@@ -40,7 +40,7 @@ pub(crate) fn power_cut(root: &Root) {
     });
 }
 
-/// Notes each of its starts in its folder, and runs on.
+/// Returns a spec whose process records each start in its directory, and runs on.
 fn counted(restart: Restart) -> RunSpec {
     let script = "echo started >> ../../starts; exec sleep 3600";
     RunSpec { restart, ..spec(vec![payload("web", 1, &["sh", "-c", script])]) }
@@ -50,8 +50,8 @@ fn starts(root: &Root, id: IncarnationId) -> usize {
     std::fs::read_to_string(root.folder(id).join("starts")).unwrap_or_default().lines().count()
 }
 
-/// Waits until an incarnation has noted this many starts: it is ready once its shell runs, before the shell has
-/// written anything.
+/// Waits until an incarnation has recorded this many starts: it is ready once its shell runs, before the
+/// shell has written anything.
 fn wait_for_starts(root: &Root, id: IncarnationId, count: usize) {
     wait_until(&format!("{id} notes {count} starts"), || starts(root, id) >= count);
     assert_eq!(starts(root, id), count, "{id}");
@@ -67,7 +67,7 @@ fn told(report: &Report) -> &[Process] {
     }
 }
 
-/// An executor that finds what is there after a reboot and then waits to be killed.
+/// Runs an executor that loads its store after a reboot and then waits to be killed.
 pub(crate) fn victim(root: &Path, number: u64) -> ExitCode {
     block_on(async {
         let _processes =
@@ -86,7 +86,7 @@ fn start_victim(root: &Root, number: u64) -> Child {
 }
 
 pub(crate) async fn a_slow_start_after_a_reboot_is_not_taken_for_a_run_that_does_not_answer() {
-    // Its second start takes two seconds before it listens.
+    // The second start takes two seconds before the process listens.
     let script = "
 import os, socket, sys, time
 if os.path.exists('../../started'):
@@ -144,7 +144,7 @@ pub(crate) async fn what_is_always_to_run_comes_back_after_a_reboot_without_a_de
     drop(processes);
     power_cut(&root);
     let processes = open(&root, 2).await;
-    // Nobody is told of an end before it is clear that there is one.
+    // No end is reported before it is certain.
     let first = processes.list().await.unwrap();
     let first = first.iter().find(|report| report.object == id(1).into()).expect("it is listed");
     assert!(matches!(first.saw, Saw::NotReady { .. } | Saw::Ready { .. }), "{first:?}");
@@ -155,7 +155,7 @@ pub(crate) async fn what_is_always_to_run_comes_back_after_a_reboot_without_a_de
     let after = until(&processes, id(1), "it runs again", is_ready).await;
     assert_eq!(after.revision, 3, "the order is the one from before");
     assert_ne!(told(&after)[0].pid, told(&before)[0].pid, "the process is another one");
-    // In the same folder.
+    // The directory is the same.
     wait_for_starts(&root, id(1), 2);
     for position in [2, 3] {
         let ended = until(&processes, id(position), "it has ended with the machine", is_ended).await;
@@ -166,7 +166,7 @@ pub(crate) async fn what_is_always_to_run_comes_back_after_a_reboot_without_a_de
         assert_eq!(until(&processes, id(position), "it is as it was", |_| true).await, then);
     }
     assert_eq!((starts(&root, id(4)), root.payloads().len()), (1, 1), "nothing else was started");
-    // It is an incarnation as any: its order is met, and it can be stopped.
+    // Commands apply as to any incarnation: the ensure is met, and a stop works.
     processes.carry_out(command(id(1), 3, Effect::Ensure, &always)).await;
     assert_eq!(until(&processes, id(1), "it is adopted", is_ready).await, after);
     processes.carry_out(command(id(1), 4, Effect::Stop, &always)).await;
@@ -221,7 +221,7 @@ pub(crate) async fn a_machine_that_goes_down_again_before_anything_was_started_c
     processes.carry_out(command(id(1), 1, Effect::Ensure, &always)).await;
     until(&processes, id(1), "it is ready", is_ready).await;
     drop(processes);
-    // Cut at any moment between finding out and telling the program to begin.
+    // The power cut hits any moment between detecting the reboot and starting the program.
     for number in 2..30 {
         power_cut(&root);
         let mut victim = start_victim(&root, number);
@@ -243,7 +243,7 @@ pub(crate) async fn one_that_cannot_be_started_again_has_ended_with_its_reason_a
     let removed = RunSpec { restart: Restart::Always, ..spec(vec![payload("web", 1, &argv)]) };
     let always = counted(Restart::Always);
     let processes = open(&root, 1).await;
-    // More than may be started at once.
+    // More than may start concurrently.
     for position in 1..=40 {
         let spec = if position <= 20 { &removed } else { &always };
         processes.carry_out(command(id(position), 1, Effect::Ensure, spec)).await;
@@ -314,7 +314,7 @@ pub(crate) async fn what_a_machine_ends_as_it_goes_down_comes_back_with_it() {
     let root = Root::new();
     let processes = open(&root, 1).await;
     let always = counted(Restart::Always);
-    // As whoever takes a machine down does: everything is asked to end, keepers too.
+    // As in a shutdown: everything receives SIGTERM, supervisors too.
     let end_everything = || {
         for pid in root.keepers().into_iter().chain(root.payloads()) {
             kill(pid, Signal::TERM);
@@ -339,7 +339,7 @@ pub(crate) async fn what_a_machine_ends_as_it_goes_down_comes_back_with_it() {
     until(&processes, id(1), "it runs again", is_ready).await;
     assert_eq!(until(&processes, id(3), "what was seen is final", |_| true).await, seen);
     drop(processes);
-    // The machine did not go down after all: somebody ended it alone.
+    // The machine did not go down after all: only this incarnation was ended.
     std::fs::rename(&aside, &folder).unwrap();
     let processes = open(&root, 1).await;
     let ended = until(&processes, id(2), "it has ended", is_ended).await;

@@ -1,4 +1,4 @@
-//! Real processes, and records of them that are damaged on the disk.
+//! Real processes, with records that are damaged on disk.
 
 use std::path::Path;
 
@@ -9,7 +9,6 @@ use rustix::process::Signal;
 
 use crate::world::{Root, command, id, is_ended, is_ready, kill, sleeper, until, wait_until};
 
-/// Alters one byte in the middle of a file.
 fn damage(path: &Path) {
     let mut bytes = std::fs::read(path).unwrap();
     let middle = bytes.len() / 2;

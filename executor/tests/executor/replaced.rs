@@ -1,4 +1,5 @@
-//! What takes the place of volumes, or of the disk that they are on: it is not ours, and proves nothing about what was.
+//! Replacements of volumes, or of their disk: they do not belong to the executor, and prove nothing about the
+//! originals.
 
 use std::os::unix::fs::symlink;
 use std::path::Path;
@@ -16,7 +17,7 @@ use crate::world::{
     PATIENCE, Root, SilentMount, command, id, is_ended, is_ready, sleeper, until, wait_until,
 };
 
-/// What an executor says of the first volume.
+/// Returns the observed states of the executor's objects.
 async fn said(processes: &Processes) -> Vec<Saw> {
     processes.list().await.unwrap().into_iter().map(|report| report.saw).collect()
 }
@@ -79,7 +80,7 @@ pub(crate) async fn without_the_disk_that_volumes_are_on_nothing_is_said_of_them
         std::fs::remove_dir(&volumes).unwrap();
         std::fs::rename(&aside, &volumes).unwrap();
     };
-    // Under an executor that runs, and under one that starts before the disk is there.
+    // Under a running executor, and under one that starts before the disk is mounted.
     unmount();
     tokio::time::sleep(PATIENCE / 10).await;
     assert!(matches!(said(&processes).await[..], [Saw::Ready { .. }]), "{:?}", said(&processes).await);
@@ -112,11 +113,11 @@ pub(crate) async fn a_disk_of_volumes_that_does_not_answer_holds_up_nothing_else
     processes.carry_out(command(id(11), 1, Effect::Ensure, &sleeper(1))).await;
     until(&processes, id(11), "it is ready", is_ready).await;
     let Some(mut silent) = SilentMount::at(&root.path().join("volumes")) else { return };
-    // Under an executor that runs, and under one that starts then.
+    // Under a running executor, and under one that starts then.
     let met = |position| Order { standing: Standing::Met, ..order(position, 1, Effect::Ensure) };
     let mut running = processes;
     for round in [1, 2] {
-        // More than there are threads for.
+        // More than there are threads.
         let users = (12..=17).map(|position| command(id(position), round, Effect::Ensure, &writer(1)));
         let shared = Arc::new(running);
         let mut orders = JoinSet::new();
@@ -124,11 +125,11 @@ pub(crate) async fn a_disk_of_volumes_that_does_not_answer_holds_up_nothing_else
             let shared = shared.clone();
             orders.spawn(async move { shared.carry_out(order).await });
         }
-        // They hang in different places; whoever gave them waits for none of them.
+        // The calls hang in different places; the caller waits for none of them.
         tokio::time::sleep(PATIENCE / 100).await;
         orders.shutdown().await;
         running = Arc::into_inner(shared).unwrap();
-        // A start that hangs does not keep its stop from being answered.
+        // A start that hangs does not block its stop.
         let hangs = id(30 + u64::from(round));
         let start = command(hangs, 1, Effect::Ensure, &writer(1));
         let stop = command(hangs, 2, Effect::Stop, &writer(1));

@@ -1,4 +1,4 @@
-//! Real volumes: folders that outlive whatever uses them, and whoever keeps them.
+//! Real volumes: directories that outlive their users, and their supervisors.
 
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
@@ -35,7 +35,7 @@ pub(crate) fn data(root: &Root, position: u64) -> PathBuf {
     root.volume(volume(position)).join("data")
 }
 
-/// Writes a line into its volume with each start, and runs on.
+/// Returns a spec that writes a line into its volume at each start, and runs on.
 pub(crate) fn writer(position: u64) -> RunSpec {
     let script = "echo ${incarnation} >> ${volume./data}/lines && exec sleep 3600";
     mounting(position, payload("web", 1, &["sh", "-c", script]))
@@ -66,7 +66,7 @@ pub(crate) async fn make(processes: &Processes, position: u64) {
     until(processes, volume(position), "it is made", is_ready).await;
 }
 
-/// An executor that makes so many volumes, or destroys them, and then waits to be killed.
+/// Runs an executor that creates or destroys `count` volumes, and then waits to be killed.
 pub(crate) fn victim(root: &Path, what: &str, count: u64) -> ExitCode {
     let (revision, effect) = if what == "make" { (1, Effect::Ensure) } else { (2, Effect::Kill) };
     block_on(async {
@@ -96,7 +96,7 @@ pub(crate) async fn killing_the_executor_while_it_makes_them_neither_loses_nor_d
         std::thread::sleep(Duration::from_micros(life * 7919 % 25_000));
         victim.kill().unwrap();
         victim.wait().unwrap();
-        // Whatever is told to be there is there, and is used from then on.
+        // Every volume that is reported as existing exists, and is used from then on.
         if life % 4 == 3 {
             let processes = root.open().await;
             if life % 8 == 7 {
@@ -173,7 +173,7 @@ pub(crate) async fn what_is_begun_to_be_destroyed_goes_on_without_being_told_to(
     processes.carry_out(order(1, 2, Effect::Kill)).await;
     until(&processes, volume(1), "it is gone", is_gone).await;
     drop(processes);
-    // As it was when its order was recorded.
+    // State when its command was recorded.
     for (copy, bytes) in ["volume.json", "volume.copy"].into_iter().zip(before) {
         let json = bytes.split(|byte| *byte == b'\n').nth(1).unwrap();
         let text = String::from_utf8(json.to_vec()).unwrap();
@@ -203,10 +203,10 @@ pub(crate) async fn what_is_not_ours_is_never_touched() {
             std::fs::write(folder.join("volume.json"), record).unwrap();
         }
     }
-    // The record of another volume, one copy of which is damaged.
+    // The record of another volume, with one damaged copy.
     std::fs::write(folders[2].join("volume.json"), &other).unwrap();
     std::fs::write(folders[2].join("volume.copy"), "damaged").unwrap();
-    // A file of somebody's.
+    // A file of an operator.
     std::fs::write(root.path().join("volumes/notes"), "x").unwrap();
     let listing = || {
         let all = std::process::Command::new("find")
@@ -233,7 +233,7 @@ pub(crate) async fn what_is_not_ours_is_never_touched() {
     assert_eq!(listing(), before);
 }
 
-/// Something outside, and what it must stay as.
+/// Creates files outside of the volume, which must stay unchanged.
 fn outside(root: &Root) -> PathBuf {
     let outside = root.path().join("outside");
     std::fs::create_dir(&outside).unwrap();
@@ -252,7 +252,7 @@ pub(crate) async fn links_that_lead_out_of_a_volume_are_removed_and_not_followed
     symlink(outside.join("folder-0/a/b/1"), inside.join("folder-1/file")).unwrap();
     symlink("../../../../../outside", inside.join("folder-2/a/up")).unwrap();
     symlink("loop", inside.join("loop")).unwrap();
-    // A name of what is outside, and a folder deeper than descriptors go.
+    // A second name of an outside file, and a directory deeper than descriptors go.
     std::fs::hard_link(outside.join("folder-0/a/b/2"), inside.join("linked")).unwrap();
     let deep = (0..300).fold(inside.join("deep"), |path, _| path.join("d"));
     std::fs::create_dir_all(&deep).unwrap();
@@ -263,7 +263,7 @@ pub(crate) async fn links_that_lead_out_of_a_volume_are_removed_and_not_followed
     assert!(!inside.exists());
     let all = std::process::Command::new("find").arg(&outside).args(["-type", "f"]).output().unwrap();
     assert_eq!(all.stdout.split(|byte| *byte == b'\n').count() - 1, 180, "what is outside is as it was");
-    // A link in the place of the whole.
+    // A symbolic link in place of the whole directory.
     make(&processes, 2).await;
     std::fs::remove_dir(data(&root, 2)).unwrap();
     symlink(&outside, data(&root, 2)).unwrap();
@@ -272,7 +272,7 @@ pub(crate) async fn links_that_lead_out_of_a_volume_are_removed_and_not_followed
     assert_eq!(std::fs::read_dir(&outside).unwrap().count(), 6);
 }
 
-/// Does it also when a test fails.
+/// Action that runs even if a test fails.
 struct AtEnd<F: FnMut()>(F);
 
 impl<F: FnMut()> Drop for AtEnd<F> {
@@ -289,7 +289,7 @@ pub(crate) async fn a_file_system_that_is_mounted_inside_is_left_and_named() {
     let point = data(&root, 1).join("a b/point");
     std::fs::create_dir_all(&point).unwrap();
     let mount = |args: &[&Path]| Command::new("mount").args(args).stderr(Stdio::null()).status();
-    // The same file system: its device tells nothing.
+    // The same file system: the device is no evidence.
     let is_mounted = mount(&[Path::new("--bind"), &outside, &point]).is_ok_and(|status| status.success());
     if !is_mounted {
         eprintln!("nothing can be mounted here: not tried");
@@ -338,7 +338,7 @@ pub(crate) async fn what_is_in_a_volume_outlives_executor_run_and_reboot() {
     wait_until("it wrote", || lines(&root, 1) == 3);
     drop(processes);
     power_cut(&root);
-    // What is not there any more is not run with, whoever says so.
+    // A missing volume is not used, whatever the records claim.
     std::fs::rename(data(&root, 1), root.path().join("aside")).unwrap();
     let processes = Processes::open(booted(3)).await.unwrap();
     let ended = until(&processes, id(2), "it has ended", is_ended).await;
@@ -401,7 +401,7 @@ pub(crate) async fn what_was_told_to_be_there_is_not_removed_for_want_of_a_recor
     make(&processes, 1).await;
     fill(&data(&root, 1));
     drop(processes);
-    // As on a disk that said that it had written the last record.
+    // As on a disk that falsely confirmed the last write.
     for copy in ["volume.json", "volume.copy"] {
         let copy = root.volume(volume(1)).join(copy);
         let bytes = std::fs::read_to_string(&copy).unwrap();
@@ -434,7 +434,7 @@ pub(crate) async fn a_process_that_is_left_of_a_lost_run_keeps_its_volume() {
     let root = Root::new();
     let processes = root.open().await;
     make(&processes, 1).await;
-    // Somebody who was started by a run, and left everything but its environment behind.
+    // A process that an incarnation started, and that kept nothing but its environment.
     let data = data(&root, 1);
     let mut left = Command::new("sleep").arg("3600").env("CHANCERY_VOLUME_DATA", data).spawn().unwrap();
     let number = left.id();
@@ -496,7 +496,7 @@ pub(crate) async fn a_volume_that_an_orphan_uses_gets_no_second_user() {
     let root = Root::new();
     let processes = root.open().await;
     make(&processes, 1).await;
-    // Nothing tells the executor to end it: so it is with what was decided in a part of the journal that was lost.
+    // No command ends it, as with decisions in a lost part of the journal.
     processes.carry_out(command(id(2), 1, Effect::Ensure, &writer(1))).await;
     until(&processes, id(2), "the first user is ready", is_ready).await;
     wait_until("it wrote", || lines(&root, 1) == 1);

@@ -21,7 +21,7 @@ use chancery_executor::process::{
 use chancery_executor::simulated::{Faults, Simulated, World};
 use serde_json::json;
 
-/// Long: without control groups, orphans of another test hold up the proof of an end.
+/// Time limit; long, because without control groups, orphans of another test delay the proof of an end.
 pub(crate) const PATIENCE: Duration = Duration::from_mins(2);
 
 pub(crate) fn block_on<T>(future: impl Future<Output = T>) -> T {
@@ -99,7 +99,6 @@ pub(crate) fn command(
     }
 }
 
-/// Waits for a report of one object.
 pub(crate) async fn until(
     orchestrator: &impl Orchestrator,
     id: impl Into<ObjectId>,
@@ -134,7 +133,6 @@ pub(crate) fn is_ended(report: &Report) -> bool {
     matches!(report.saw, Saw::Ended { .. })
 }
 
-/// Waits for a state of the machine.
 pub(crate) fn wait_until(what: &str, mut is: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !is() {
@@ -143,7 +141,7 @@ pub(crate) fn wait_until(what: &str, mut is: impl FnMut() -> bool) {
     }
 }
 
-/// A root whose processes are killed when it goes.
+/// Root whose processes are killed on drop.
 pub(crate) struct Root(tempfile::TempDir);
 
 impl Root {
@@ -167,7 +165,7 @@ impl Root {
         Processes::open(config(self.path())).await.unwrap()
     }
 
-    /// The pids of living payloads, by their working folder, which is under the root.
+    /// Returns the pids of living payloads: their working directory is under the root.
     pub(crate) fn payloads(&self) -> Vec<i32> {
         processes()
             .filter(|pid| {
@@ -196,7 +194,7 @@ impl Root {
 }
 
 impl Root {
-    /// Control group of the executor over this root, if this host has groups.
+    /// Returns the control group of the executor over this root, if this host has groups.
     pub(crate) fn groups(&self) -> Option<PathBuf> {
         let EndProof::Cgroup(parent) = CgroupSupport::detect(&CgroupSetting::Detect).unwrap().proof else {
             return None;
@@ -209,7 +207,7 @@ impl Root {
 impl Drop for Root {
     fn drop(&mut self) {
         self.end_processes();
-        // Of what was not ended by its executor, and of what no search finds.
+        // Processes that their executor did not end, and that no search finds.
         let Some(groups) = self.groups().filter(|groups| groups.exists()) else { return };
         let _ = std::fs::write(groups.join("cgroup.kill"), "1");
         for _ in 0..1000 {
@@ -226,7 +224,7 @@ impl Drop for Root {
 
 impl Root {
     fn end_processes(&self) {
-        // Until nothing is left: a keeper may be about to start something, and a trampoline may have been told to.
+        // Until nothing is left: a supervisor may be about to start a process, and so may a trampoline.
         for _ in 0..1000 {
             let left: Vec<i32> = self.keepers().into_iter().chain(self.payloads()).collect();
             if left.is_empty() && self.trampolines() == 0 {
@@ -257,7 +255,8 @@ fn is_trampoline(pid: i32) -> bool {
     command_line(pid).contains("as-trampoline")
 }
 
-/// Processes that listen. The first takes one connection, of its readiness probe, and listens no longer.
+/// Returns a spec of listening processes. The first stops listening after one connection, of its readiness
+/// probe.
 fn one_closes(processes: u16) -> RunSpec {
     let script = "
 import os, socket, sys, time
@@ -270,7 +269,7 @@ time.sleep(3600)
     probed(processes, script)
 }
 
-/// Processes of a Python program, which receives a port, with a readiness probe and a liveness probe of that port.
+/// Returns a spec of a Python program that receives a port, with readiness and liveness probes of that port.
 pub(crate) fn probed(processes: u16, script: &str) -> RunSpec {
     let probe = |failure_threshold| Probe::Tcp {
         port: "http".parse().unwrap(),
@@ -278,7 +277,7 @@ pub(crate) fn probed(processes: u16, script: &str) -> RunSpec {
     };
     let mut payload = payload("web", processes, &["python3", "-c", script, "${port.http}"]);
     payload.ports = vec![Port { name: "http".parse().unwrap(), protocol: Protocol::Tcp, port: 80 }];
-    // It is seen ready, however slow this machine is.
+    // Readiness is seen, however slow this machine is.
     payload.ready = Some(probe(50));
     payload.alive = Some(probe(2));
     spec(vec![payload])
@@ -326,7 +325,7 @@ impl Subject for Real {
         Output::IsRead
     }
 
-    /// In the files of an executor's directory, with the names that they have had since the first build.
+    /// Writes the files of an executor's directory, with the names that they have had since the first build.
     fn crash_after_record(&self, command: &Command) {
         let order = Order::of(command);
         let program = config(self.0.path()).program;
@@ -424,7 +423,7 @@ impl Subject for InMemory {
         true
     }
 
-    // Nothing that is not ours can be in memory.
+    // Foreign objects cannot exist in memory.
     fn plant_foreign_things(&self) {}
     fn check_foreign_things(&self) {}
 }
@@ -433,14 +432,15 @@ pub(crate) async fn simulated_nodes_conform() {
     conformance::check(&InMemory(World::shared(Faults::default()))).await;
 }
 
-/// A file system in user space whose program answers nothing, until it is ended: then every call to it fails.
+/// File system in user space whose program never responds. When the program ends, every call to the file
+/// system fails.
 pub(crate) struct SilentMount {
     point: PathBuf,
     program: std::process::Child,
 }
 
 impl SilentMount {
-    /// None where none can be mounted, with a line that says so.
+    /// Mounts the file system, or returns `None` with a message where nothing can be mounted.
     pub(crate) fn at(point: &Path) -> Option<SilentMount> {
         let shown = point.display().to_string();
         let options = "fd=3,rootmode=40000,user_id=0,group_id=0";

@@ -1,4 +1,4 @@
-//! The rule, case by case.
+//! Tests of the validity rule, case by case.
 
 use chancery_events::record::{LINEAGE_STARTED, TERM_STARTED};
 
@@ -33,7 +33,7 @@ fn sealed(parts: HeaderParts) -> Record {
     draft.seal(parts).expect("a record")
 }
 
-/// What the rule says of a record like `parts`: `None` if it is valid.
+/// Returns the result of the rule for a record like `parts`: `None` if it is valid.
 fn verdict(at: Option<Cursor>, parts: HeaderParts) -> Option<SkipReason> {
     let record = sealed(parts);
     match judge(at.as_ref(), "f", record.header(), record.hash()) {

@@ -1,26 +1,26 @@
-//! How clients of Kafka are set up, and why.
+//! Settings of Kafka clients, and their reasons.
 //!
 //! | who | setting | why |
 //! |---|---|---|
 //! | all | `topic.metadata.refresh.interval.ms=1000` | a new leader is found within a second |
-//! | all | `socket.timeout.ms=3000` | a broker that hangs is given up; with the default of a minute, so does whoever waits for it |
-//! | all | `reconnect.backoff.max.ms=500` | a broker that is back is found at once |
-//! | producer | `enable.idempotence=true`, `acks=all` | what is acknowledged is on all brokers in sync, once and in order |
+//! | all | `socket.timeout.ms=3000` | a broker that hangs is abandoned; with the default of a minute, its callers hang too |
+//! | all | `reconnect.backoff.max.ms=500` | a broker that returns is found immediately |
+//! | producer | `enable.idempotence=true`, `acks=all` | acknowledged data is on all brokers in sync, once and in order |
 //! | producer | `linger.ms=0` | commits are batches already; waiting for more adds to each verdict |
-//! | producer | `queue.buffering.max.kbytes=65536` | what waits to be sent stays bounded |
-//! | producer | `message.timeout.ms` | how long an append may stay without an outcome |
-//! | producer | `compression.type=lz4` | records are JSON; the bytes that are hashed are those before |
-//! | filler | `transactional.id` | one fills a partition at a time: the next ends what the last left open, and shuts it out |
-//! | filler | `transaction.timeout.ms` | brokers end by then what nobody else ended; until then readers wait |
-//! | filler | `linger.ms=20` | records are many and wait for nobody |
-//! | reader | `fetch.wait.max.ms=100`, `fetch.queue.backoff.ms=5` | a fetch is answered when something comes; these bound what else may delay it |
-//! | reader | `fetch.message.max.bytes=1048576` | it comes within `socket.timeout.ms` also over a slow link |
-//! | reader | `queued.max.messages.kbytes=16384` | what is read ahead stays bounded |
-//! | reader | `auto.offset.reset=error` | an offset that is not there any more is a loss, never a place to go on |
-//! | reader | `isolation.level=read_committed` | an import counts whole or not at all; the library's default today, and nothing to leave to a default |
-//! | reader | `statistics.interval.ms=200` | how far the leader said that the partition goes is known from them alone |
-//! | reader | `check.crcs=true` | bytes that a broker's disk has altered are an error, and no message that this server alone sees |
-//! | reader | `enable.auto.commit=false` | the journal and the mirror say how far things are |
+//! | producer | `queue.buffering.max.kbytes=65536` | unsent data stays bounded |
+//! | producer | `message.timeout.ms` | maximum time of an append without an outcome |
+//! | producer | `compression.type=lz4` | records are JSON; hashes are of the uncompressed bytes |
+//! | filler | `transactional.id` | one import per partition: the next ends the transaction of the last, and fences it |
+//! | filler | `transaction.timeout.ms` | brokers then end an abandoned transaction; until then readers wait |
+//! | filler | `linger.ms=20` | records are many and nothing waits for one |
+//! | reader | `fetch.wait.max.ms=100`, `fetch.queue.backoff.ms=5` | a fetch is answered when data arrives; these bound other delays |
+//! | reader | `fetch.message.max.bytes=1048576` | it arrives within `socket.timeout.ms` even over a slow network |
+//! | reader | `queued.max.messages.kbytes=16384` | data read ahead stays bounded |
+//! | reader | `auto.offset.reset=error` | a deleted offset is a loss, never a place to continue |
+//! | reader | `isolation.level=read_committed` | an import counts completely or not at all; explicit, though the library's default today |
+//! | reader | `statistics.interval.ms=200` | only they contain the partition's end as the leader reported it |
+//! | reader | `check.crcs=true` | bytes that a broker's disk altered are an error, not a message that only this server sees |
+//! | reader | `enable.auto.commit=false` | the journal and the mirror record the progress |
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -31,25 +31,25 @@ use rdkafka::consumer::{BaseConsumer, Consumer as _, ConsumerContext};
 use rdkafka::error::KafkaError;
 use rdkafka::{Offset, TopicPartitionList};
 
-/// The largest record on a topic: a commit's mebibyte, its header, and room.
+/// Maximum bytes of a record on a topic: a commit's mebibyte, its header, and a reserve.
 pub const LARGEST: usize = 2 << 20;
 
-/// So many bytes are asked for at once. Brokers give a batch that is larger as a whole; a fetch that takes longer than
-/// `socket.timeout.ms` gives nothing, however often it is repeated.
+/// Bytes requested per fetch. Brokers return a larger batch completely. A fetch that takes longer than
+/// `socket.timeout.ms` returns nothing, however often it is repeated.
 const FETCH: usize = 1 << 20;
 
-/// Settings that whoever runs this may add: how brokers are reached and who we are.
+/// Prefixes of settings that operators may add: connections to brokers and the client's identity.
 const FREE: [&str; 9] =
     ["security.", "sasl.", "ssl.", "enable.ssl.", "https.", "client.", "broker.address.", "socket.", "debug"];
 
-/// Which cluster, and how it is reached.
+/// Cluster, and the settings to reach it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Client {
     brokers: String,
     extra: BTreeMap<String, String>,
 }
 
-/// Without the values of settings: one may be a password.
+/// Omits the values of settings: one may be a password.
 impl fmt::Debug for Client {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let settings: Vec<_> = self.extra.keys().collect();
@@ -57,14 +57,14 @@ impl fmt::Debug for Client {
     }
 }
 
-/// A setting that is not for users to choose.
+/// Setting that users cannot choose.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the Kafka setting {0:?} is not for choosing here: those of {list} are", list = FREE.join("*, "))]
 pub struct NotFree(pub String);
 
 impl Client {
-    /// A cluster by some of its brokers, `host:port` between commas, and settings of librdkafka for TLS, SASL and the
-    /// like.
+    /// Creates a client for the cluster of some brokers, `host:port` separated by commas. `extra` has
+    /// librdkafka settings for TLS, SASL and the like.
     pub fn new(brokers: &str, extra: BTreeMap<String, String>) -> Result<Client, NotFree> {
         match extra.keys().find(|key| !FREE.iter().any(|free| key.starts_with(free))) {
             Some(key) => Err(NotFree(key.clone())),
@@ -72,12 +72,12 @@ impl Client {
         }
     }
 
-    /// Some of its brokers.
+    /// Returns the configured brokers.
     pub fn brokers(&self) -> &str {
         &self.brokers
     }
 
-    /// What all clients have.
+    /// Returns the settings of all clients.
     pub fn config(&self) -> ClientConfig {
         let mut config = ClientConfig::new();
         config
@@ -94,7 +94,7 @@ impl Client {
         config
     }
 
-    /// What a producer has.
+    /// Returns the settings of a producer.
     pub fn producer(&self, outcome: Duration) -> ClientConfig {
         let mut config = self.config();
         config
@@ -110,8 +110,8 @@ impl Client {
         config
     }
 
-    /// What a producer has that fills a partition in a transaction: its name, how long the transaction may take, and how
-    /// long one record.
+    /// Returns the settings of a producer that fills a partition: its transactional id, and the time limits
+    /// of the transaction and of one record.
     pub(super) fn filler(&self, name: &str, time: Duration, outcome: Duration) -> ClientConfig {
         let mut config = self.producer(outcome);
         config
@@ -121,7 +121,7 @@ impl Client {
         config
     }
 
-    /// A consumer of one partition from an offset on, with the callbacks of `context`.
+    /// Creates a consumer of one partition from an offset on, with the callbacks of `context`.
     pub fn reader<C: ConsumerContext + 'static>(
         &self,
         topic: &str,
@@ -138,13 +138,13 @@ impl Client {
         Ok(consumer)
     }
 
-    /// A consumer that reads nothing: it asks for offsets and metadata.
+    /// Creates a consumer for offset and metadata queries, which reads nothing.
     pub fn watcher(&self) -> Result<BaseConsumer, KafkaError> {
         self.consumer().create()
     }
 
     fn consumer(&self) -> ClientConfig {
-        // Wanted by the library for any assignment; nothing is ever committed.
+        // The library requires a group for any assignment; nothing is ever committed.
         let mut config = self.of_group("chancery-readers");
         config
             .set("enable.partition.eof", "true")
@@ -159,7 +159,8 @@ impl Client {
         config
     }
 
-    /// Settings of a member of a group, or of a client that asks about it: nothing is committed automatically.
+    /// Returns the settings of a member of a group, or of a client that queries it: nothing is committed
+    /// automatically.
     pub fn of_group(&self, group: &str) -> ClientConfig {
         let mut config = self.config();
         config

@@ -1,10 +1,10 @@
-//! What a partition holds, beside the journal of a folder that it is to be filled with.
+//! Comparison of a partition's content with the journal to be imported.
 //!
-//! | the partition's records | |
+//! | the partition's records | result |
 //! |---|---|
 //! | none | it may be filled |
-//! | those of the folder, all of them | it was filled, by an import whose end nobody saw |
-//! | anything else | it must not be touched, and something else is to be done, which [`Other`] says |
+//! | exactly those of the directory | it was filled, by an import whose end was not observed |
+//! | anything else | it must not be changed; [`Other`] describes what to do |
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,36 +16,35 @@ use super::rest::Value;
 use crate::chain::{Chain, Link, SkipReason};
 use crate::journal::{ReadError, Records, Source};
 
-/// See the module.
 pub(super) enum Held {
-    /// No record that is committed.
+    /// No committed record.
     Nothing,
-    /// What the folder holds; the last record stands there.
+    /// Exactly the directory's records; the place of the last one.
     All(Place),
-    /// Something else.
+    /// Other content.
     Other(Other),
 }
 
-/// Why a partition is not filled.
+/// Reason why a partition is not filled.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Other {
-    /// What stood at its beginning was deleted.
+    /// First records deleted: the partition starts at this offset.
     BeginsLate(i64),
-    /// What stood there when it was asked for is not there any more.
+    /// Content removed while it was read.
     Gone(String),
-    /// It holds another history, from that position on.
+    /// Another history, from that position on.
     Differs(Position),
-    /// It holds this history up to that position alone.
+    /// This history, but only up to that position.
     Less(Position),
-    /// It holds this history, and goes on at that position.
+    /// This history, continued at that position.
     Further(Position),
-    /// It holds so many values, and no history.
+    /// This number of values, and no history.
     Noise(u64),
-    /// It holds another fleet's records, and none of this one's.
+    /// Another fleet's records, and none of this one's.
     Fleet,
-    /// It holds a record that this build cannot take.
+    /// Record that this build cannot accept.
     Broken(String),
-    /// It holds this history since a moment ago.
+    /// This history, since a moment ago.
     Meanwhile,
 }
 
@@ -75,20 +74,20 @@ impl fmt::Display for Other {
     }
 }
 
-/// Takes what the partition holds, value by value.
+/// Comparison in progress, value by value.
 pub(super) struct Comparison {
     chain: Chain,
-    /// What must come.
+    /// Expected records.
     same: Records,
     values: u64,
-    /// Whether any is another fleet's.
+    /// Whether any record is of another fleet.
     has_other: bool,
-    /// Of the last record that is the same; before every one, if there is none.
+    /// Place of the last equal record; before all records if there is none.
     place: Place,
 }
 
 impl Comparison {
-    /// Of a partition, from `place` on, before every record, with a journal.
+    /// Compares a partition with a journal. `place` is the one before every record.
     pub(super) fn new(source: &dyn Source, fleet: &Arc<str>, place: Place) -> Result<Comparison, ReadError> {
         let same = source.records(Position::FIRST)?;
         Ok(Comparison {
@@ -100,7 +99,7 @@ impl Comparison {
         })
     }
 
-    /// The next value; what it shows, if that is enough. What the rule skips shows nothing.
+    /// Compares the next value; returns the result once it is certain. Skipped values are ignored.
     pub(super) fn take(&mut self, (offset, value): Value) -> Result<Option<Other>, ReadError> {
         self.values += 1;
         let record = match self.chain.take(value) {
@@ -122,7 +121,7 @@ impl Comparison {
         })
     }
 
-    /// There are no more.
+    /// Returns the result after the last value.
     pub(super) fn end(mut self) -> Result<Held, ReadError> {
         let is_all = self.same.next().transpose()?.is_none();
         Ok(match self.place.position {
@@ -188,7 +187,7 @@ mod tests {
                 }
             }
         }
-        // What the rule skips does not matter, wherever it stands.
+        // Skipped values do not matter, at any offset.
         for (holds, offset) in [(&[a, b, c][..], 2), (&[&b"noise"[..], a, other, b, b, c, a], 5)] {
             let Held::All(place) = found(holds, &*source) else { panic!("{holds:?} is all of it") };
             let last = &records[2];

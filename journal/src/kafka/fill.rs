@@ -1,21 +1,21 @@
-//! Filling an empty partition from a folder: with all records of its journal, byte for byte, or with none.
+//! Import of a directory into an empty partition: all records of its journal, byte for byte, or none.
 //!
-//! A server that found half of a history would take it for the whole and go on from there. So all records are sent in
-//! one transaction of Kafka, and readers take what is committed alone ([`super::client`]).
+//! A server that found half of a history would take it for all of it and continue there. So all records are
+//! sent in one transaction of Kafka, and readers read only committed records ([`super::client`]).
 //!
-//! | what happens | what counts in the partition afterwards |
+//! | event | valid records in the partition afterwards |
 //! |---|---|
-//! | all goes well | every record |
-//! | this process or its machine dies | nothing: whoever fills it next ends what was left open; else the brokers do, after the transaction's time |
-//! | a broker dies | every record, once another one leads; if that takes too long, nothing |
-//! | it takes longer than a transaction may | nothing |
-//! | the brokers do not say whether they have committed | every record or nothing: whoever fills it next looks first |
-//! | it holds these very records already | those: there is nothing to do |
-//! | it holds anything else | that: nothing is sent |
-//! | a server begins a journal there meanwhile | its own, if its record stands before the first of ours: then nothing is committed; else ours, as its record continues nothing |
+//! | success | all |
+//! | this process or its machine dies | none: the next import ends the transaction; else the brokers do, after its timeout |
+//! | a broker dies | all, once another one leads; if that takes too long, none |
+//! | it takes longer than a transaction may | none |
+//! | the brokers do not report whether they committed | all or none: the next import checks first |
+//! | the partition contains exactly these records | these: there is nothing to do |
+//! | the partition contains anything else | that: nothing is sent |
+//! | a server starts a journal there meanwhile | its own, if its record precedes the first of ours: then nothing is committed; else ours, as its record continues nothing |
 //!
-//! What must stay true: the folder says that it is a mirror before its records may count in the topic, so that no
-//! server goes on from it by itself; and it is as it was if they do not.
+//! Invariant: the directory is marked as a mirror before its records may count in the topic, so that no
+//! server continues from it alone. The directory is restored if the records do not count.
 
 use std::io;
 use std::path::PathBuf;
@@ -39,54 +39,54 @@ use crate::chain::Cursor;
 use crate::journal::{CloseError, Journal as _, ReadError, Source};
 use crate::segments::{self, Outcome, SegmentJournal, VerifyError, verify};
 
-/// How long the beginning and the end of a transaction may take.
+/// Time limit for the start and the end of a transaction.
 const SETTLING: Duration = Duration::from_mins(1);
-/// How long brokers may send nothing while what was written is read back.
+/// Time without data from the brokers until reading back fails.
 const SILENCE: Duration = Duration::from_mins(2);
-/// How long to wait before the brokers are asked again.
+/// Pause before the brokers are asked again.
 const PAUSE: Duration = Duration::from_millis(50);
 const MEGABYTE: u64 = 1_000_000;
 const WRITE: &str = "write to";
 const COMMIT: &str = "commit what was written to";
 
-/// What came of it.
+/// Result of an import.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Filled {
-    /// Whether there was something to do.
+    /// State of the partition before.
     pub found: Found,
-    /// How many records the partition holds now.
+    /// Number of records in the partition.
     pub records: u64,
-    /// How many bytes they have.
+    /// Size of the records in bytes.
     pub bytes: u64,
-    /// The last of them.
+    /// Cursor after the last record.
     pub head: Cursor,
 }
 
-/// How the partition was found.
+/// State in which a partition was found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Found {
-    /// Without a record.
+    /// No records.
     Empty,
-    /// With all of them, as a command that was cut off leaves it.
+    /// All records already, as an interrupted command leaves it.
     Filled,
 }
 
-/// A partition could not be filled.
+/// Reason why a partition could not be filled.
 #[derive(Debug, thiserror::Error)]
 pub enum FillError {
-    /// See to the folder's disk.
+    /// The directory cannot be read.
     #[error(transparent)]
     Verify(#[from] VerifyError),
-    /// There is nothing to fill it with: name another folder, or another fleet.
+    /// The journal is empty: the directory or the fleet is wrong.
     #[error("{} holds no record", .0.display())]
     Empty(PathBuf),
-    /// Take another server's copy.
+    /// The journal is damaged: another server's copy is needed.
     #[error(
         "{} is damaged at byte {}, position {}: {}. Take a copy of this journal that is whole",
         .0.file.display(), .0.offset, .0.position, .0.reason
     )]
     Damaged(segments::Finding),
-    /// Take a copy that reaches further, or have the tail cut.
+    /// The tail is torn: a longer copy is needed, or the tail must be truncated.
     #[error(
         "{} is torn at byte {}, position {}: {}. Take a copy of this journal that reaches further, if there is one; \
          else start the folder's server once: whether it then goes on or refuses to, it cuts the tail, and keeps what it \
@@ -94,106 +94,108 @@ pub enum FillError {
         .0.file.display(), .0.offset, .0.position, .0.reason
     )]
     Torn(segments::Finding),
-    /// Stop whoever has the folder open, or see why it cannot be opened.
+    /// Another process has the directory open, or it cannot be opened.
     #[error(transparent)]
     Source(#[from] segments::OpenError),
-    /// See to the folder's disk.
+    /// The directory's journal cannot be read.
     #[error(transparent)]
     Read(#[from] ReadError),
-    /// The folder's writer stopped.
+    /// The directory's writer stopped.
     #[error(transparent)]
     Close(#[from] CloseError),
-    /// Say elsewhere where the records are to go, or have the topic made anew.
+    /// The partition is in use: another destination or a new topic is needed.
     #[error("{place} is not empty: {found}")]
     NotEmpty {
-        /// Where.
+        /// Partition concerned.
         place: Box<Partition>,
-        /// What it holds.
+        /// Content of the partition.
         found: Other,
     },
-    /// Its history goes on elsewhere: import what was never on Kafka, or say that the other topic is lost.
+    /// The directory mirrors another topic, where its history continues. An import is possible only if that
+    /// topic is lost.
     #[error(
         "{} is the mirror of partition {partition} of topic {topic}: a second copy would begin a second history. If that \
          topic is lost, stop all servers of the fleet, and remove kafka.json there",
         .dir.display()
     )]
     Mirror {
-        /// The folder.
+        /// Directory of the mirror.
         dir: PathBuf,
-        /// Of which topic.
+        /// Topic of the mirror.
         topic: Arc<str>,
-        /// Of which partition.
+        /// Partition of the mirror.
         partition: i32,
     },
-    /// The cluster could not be asked.
+    /// The cluster did not answer.
     #[error(transparent)]
     Cluster(#[from] OpenError),
-    /// Nothing was written that counts: try again.
+    /// Nothing that counts was written: the import can be retried.
     #[error("{doing} {place}; nothing of it counts, and the same may be tried again")]
     Refused {
-        /// What was being done.
+        /// Failed operation.
         doing: &'static str,
-        /// Where.
+        /// Partition concerned.
         place: Box<Partition>,
-        /// Why not.
+        /// Error of the client.
         source: Box<KafkaError>,
     },
-    /// Nothing was written that counts: allow more time, here and by the brokers.
+    /// Nothing that counts was written: the import and the brokers must allow more time.
     #[error(
         "write to {place}: {sent} of {records} records ({sent_mb} of {mb} MB) were sent in {} s, and a transaction may take \
          no longer; nothing of it counts. For a longer one, raise transaction.max.timeout.ms of the brokers (15 minutes \
          unless set), and give --timeout a minute less than that", .time.as_secs()
     )]
     TooLong {
-        /// Where.
+        /// Partition concerned.
         place: Box<Partition>,
-        /// How many records were sent.
+        /// Number of records sent.
         sent: u64,
-        /// Of how many.
+        /// Number of records in total.
         records: u64,
-        /// How much was sent, in megabytes.
+        /// Megabytes sent.
         sent_mb: u64,
-        /// Of how much.
+        /// Megabytes in total.
         mb: u64,
-        /// How long it was tried.
+        /// Time spent.
         time: Duration,
     },
-    /// It may be committed or not: try again, which looks.
+    /// The commit may have succeeded: a retry checks.
     #[error(
         "{doing} {place}: all records count there, or none; which, is not known. The same command looks, and does what is \
          left to do"
     )]
     Unsettled {
-        /// What was being done.
+        /// Failed operation.
         doing: &'static str,
-        /// Where.
+        /// Partition concerned.
         place: Box<Partition>,
-        /// Why it is not known.
+        /// Error of the client.
         source: Box<KafkaError>,
     },
-    /// See to the folder's disk.
+    /// The directory cannot be marked as a mirror, or unmarked.
     #[error("keep in {} whether it is a mirror", .dir.display())]
     Mark {
-        /// The folder.
+        /// Directory of the journal.
         dir: PathBuf,
-        /// What failed.
+        /// Underlying error.
         source: io::Error,
     },
-    /// It was committed, and is not what a server finds: somebody else writes there, or the brokers lost it.
+    /// The import was committed, but a server finds something else: another client writes there, or the
+    /// brokers lost data.
     #[error("{place} was filled, and now a server finds something else there: {found}")]
     Differs {
-        /// Where.
+        /// Partition concerned.
         place: Box<Partition>,
-        /// What is found.
+        /// Content found, in words.
         found: String,
     },
 }
 
-/// Fills the partition with the records of the folder that is to be its mirror; reads it back, and opens it as a server
-/// does. Blocks, as long as that takes. What is written is written within `time`, and what brokers allow a transaction is
-/// a minute more: fifteen minutes, unless they are told otherwise.
+/// Fills the partition with the records of the directory that becomes its mirror, reads it back, and opens it
+/// as a server does. Blocks until then. Writing may take `time`, and the transaction a minute more; brokers
+/// allow fifteen minutes by default.
 pub fn fill(options: &Options, time: Duration) -> Result<Filled, FillError> {
-    // What is read back must come: a server waits for brokers that are away, a command says so.
+    // Reading back must succeed: a server waits for missing brokers, a command reports them.
     let options = &Options { silence: Some(options.silence.unwrap_or(SILENCE)), ..options.clone() };
     let dir = &options.mirror.dir;
     let report = verify(dir)?;
@@ -219,7 +221,7 @@ pub fn fill(options: &Options, time: Duration) -> Result<Filled, FillError> {
     Ok(Filled { found, records, bytes, head })
 }
 
-/// The last look: what a server would find.
+/// Checks what a server would find.
 fn open_as_a_server(options: &Options, head: &Cursor) -> Result<(), FillError> {
     let (journal, opened) = KafkaJournal::open(options, Box::new(|_| ()))?;
     journal.close()?;
@@ -234,14 +236,13 @@ fn differs(options: &Options, found: String) -> FillError {
     FillError::Differs { place: Box::new(Partition::of(options)), found }
 }
 
-/// How much there is to write, or was.
 #[derive(Clone, Copy)]
 struct Size {
     records: u64,
     bytes: u64,
 }
 
-/// Hears why something could not be written.
+/// Delivery callback that keeps the first error.
 #[derive(Clone, Default)]
 struct Heard(Arc<Mutex<Option<KafkaError>>>);
 
@@ -257,7 +258,7 @@ impl ProducerContext for Heard {
     }
 }
 
-/// A producer whose transactions are the only ones of its name.
+/// Import, whose producer fences all others with its transactional id.
 struct Filling<'a> {
     options: &'a Options,
     source: &'a dyn Source,
@@ -268,14 +269,14 @@ struct Filling<'a> {
 }
 
 impl<'a> Filling<'a> {
-    /// Ends whatever an earlier one of the same name has left open, and shuts it out.
+    /// Ends a transaction that an earlier producer of the same id left open, and fences that producer.
     fn begin(
         options: &'a Options,
         source: &'a dyn Source,
         size: Size,
         time: Duration,
     ) -> Result<Filling<'a>, FillError> {
-        // Says more clearly what is wrong, if there are no brokers or no topic.
+        // Gives a clearer error if there are no brokers or no topic.
         watermarks(options)?;
         let name = format!("{}.import.{}", options.topic, options.partition);
         let config = options.client.filler(&name, time + SETTLING, SETTLING);
@@ -286,7 +287,7 @@ impl<'a> Filling<'a> {
         Ok(Filling { options, source, size, time, producer, heard })
     }
 
-    /// Writes everything if nothing is there, and looks what is there then.
+    /// Writes everything if the partition is empty, then checks its content.
     fn fill(&self) -> Result<Found, FillError> {
         let (found, place) = match self.held()? {
             Held::All(place) => (Found::Filled, place),
@@ -300,7 +301,7 @@ impl<'a> Filling<'a> {
         Ok(found)
     }
 
-    /// What is committed in the partition, beside the journal.
+    /// Compares the committed content of the partition with the journal.
     fn held(&self) -> Result<Held, FillError> {
         let options = self.options;
         let (begins, ends) = watermarks(options)?;
@@ -325,7 +326,7 @@ impl<'a> Filling<'a> {
         }
     }
 
-    /// One transaction: all records, or nothing.
+    /// Writes all records, or none, in one transaction.
     fn write(&self) -> Result<(), FillError> {
         let dir = &self.options.mirror.dir;
         let before = Before::read(dir).map_err(|error| self.unmarked(error))?;
@@ -352,7 +353,7 @@ impl<'a> Filling<'a> {
             sending.send(&record)?;
             if sending.sent.records == 1 {
                 sending.flush()?;
-                // Behind it no other history can begin any more. One that began before has its way.
+                // After it no other history can start. One that started earlier wins.
                 match self.held()? {
                     Held::Nothing => {}
                     Held::All(_) => return Err(self.not_empty(Other::Meanwhile)),
@@ -363,7 +364,8 @@ impl<'a> Filling<'a> {
         sending.flush()
     }
 
-    /// Gives the transaction up, and says why. The folder is as it was then, if it is certain that nothing counts.
+    /// Aborts the transaction and returns the error. Restores the directory if it is certain that nothing
+    /// counts.
     fn take_back(&self, before: &Before, why: FillError) -> FillError {
         match patiently(|time| self.producer.abort_transaction(time)) {
             Ok(()) => match before.put_back(&self.options.mirror.dir) {
@@ -377,7 +379,7 @@ impl<'a> Filling<'a> {
         }
     }
 
-    /// Waits until what was committed can be read: the brokers say that it is decided before readers see it.
+    /// Waits until the commit can be read: brokers confirm it before readers see it.
     fn written(&self) -> Result<Place, FillError> {
         let began = Instant::now();
         loop {
@@ -392,7 +394,7 @@ impl<'a> Filling<'a> {
         }
     }
 
-    /// Before every record of the partition.
+    /// Returns the place before every record of the partition.
     fn unknown(&self) -> Place {
         Place::unknown(&self.options.topic, self.options.partition)
     }
@@ -419,7 +421,7 @@ fn refused(options: &Options, doing: &'static str) -> impl FnOnce(KafkaError) ->
     move |source| FillError::Refused { doing, place, source: Box::new(source) }
 }
 
-/// Asks the brokers again while they say that this may help.
+/// Retries while the brokers report a retriable error.
 fn patiently(mut ask: impl FnMut(Duration) -> Result<(), KafkaError>) -> Result<(), KafkaError> {
     let until = Instant::now() + SETTLING;
     loop {
@@ -433,7 +435,6 @@ fn patiently(mut ask: impl FnMut(Duration) -> Result<(), KafkaError>) -> Result<
     }
 }
 
-/// What is on its way.
 struct Sending<'a> {
     filling: &'a Filling<'a>,
     began: Instant,
@@ -441,7 +442,7 @@ struct Sending<'a> {
 }
 
 impl Sending<'_> {
-    /// Leaves a record to the producer, once there is room: what waits in memory is bounded by its queue.
+    /// Passes a record to the producer, once there is space: its queue bounds the memory.
     fn send(&mut self, record: &Record) -> Result<(), FillError> {
         let Filling { options, producer, .. } = self.filling;
         loop {
@@ -457,7 +458,7 @@ impl Sending<'_> {
         self.look()
     }
 
-    /// Waits until everything is where it is to be.
+    /// Waits until everything is acknowledged.
     fn flush(&self) -> Result<(), FillError> {
         while self.filling.producer.in_flight_count() > 0 {
             self.wait()?;
@@ -470,7 +471,7 @@ impl Sending<'_> {
         self.look()
     }
 
-    /// Whether to go on.
+    /// Returns the error or timeout that ends sending.
     fn look(&self) -> Result<(), FillError> {
         let Filling { options, size, time, heard, .. } = self.filling;
         if let Some(error) = lock(&heard.0).take() {

@@ -1,26 +1,26 @@
-//! The journal on Apache Kafka: for a fleet that outlives its server, with servers that stand by.
+//! Journal on Apache Kafka: for a fleet that outlives its server, with standby servers.
 //!
 //! ```text
 //!            append                       read back
 //! decider ───────────► producer ► topic ────────────► reader ─► rule ─┬─► sink
-//!    ▲                                    everybody's   │             ├─► recent ┐
+//!    ▲                                   all records    │             ├─► recent ┐
 //!    └────────────────────── deliveries ────────────────┘             └─► mirror ┴─► source
 //! ```
-//! A record is appended by sending it, and counts when it is read back: then it is on all brokers in sync, and the
-//! rule says that it is valid. All servers read the same partition in the same order and judge by the same rule, so
-//! that they agree without asking each other. The bytes are those of the embedded journal; offsets are known here and
-//! nowhere else. Every server keeps a *mirror*: the same records in segment files, from which it reads, starts, and
-//! could fill another topic.
+//! A record is appended by sending it, and counts when it is read back. The record is then on all brokers in
+//! sync, and valid by the rule. All servers read the same partition in the same order and apply the same
+//! rule, so they agree without communicating. The bytes are those of the embedded journal; only this module
+//! knows offsets. Every server keeps a *mirror*: the same records in segment files, which it reads, starts
+//! from, and could import into another topic.
 //!
-//! | what happens to an append | what its writer hears |
+//! | what happens to an append | what its writer receives |
 //! |---|---|
-//! | it is read back, and valid | a delivery, with what others wrote, in the topic's order |
-//! | it is read back, and another term began before it | that it was skipped |
-//! | the brokers refuse it or say nothing in time, or it is not read back in time | that it has no outcome: it steps down |
+//! | it is read back, and valid | a delivery, with records of other writers, in the topic's order |
+//! | it is read back, and another term started before it | a skip |
+//! | the brokers refuse it or time out, or it is not read back in time | no outcome: it steps down |
 //!
-//! In reading order: how clients are set up, the reader, what a partition holds up to its end, places in the topic, what
-//! is not in the mirror yet, opening, the writer's side, what keeps a partition from being read, the loop that delivers,
-//! topics with what makes them unsafe, and how a topic is filled from a folder.
+//! In reading order: client settings, the reader, the rest of a partition, offsets in the topic, records not
+//! in the mirror yet, opening, the writer. Then obstacles to reading a partition, the delivery loop, topics
+//! and their unsafe settings, and the import of a directory into a topic.
 
 mod client;
 mod compare;
@@ -57,30 +57,30 @@ pub use open::{OpenError, Opened, Partition};
 pub use reader::{PartitionReader, Polled, UnreadablePartition, offsets};
 pub use watch::ReaderWatch;
 
-/// What a mirror that has no room gets to make some.
+/// Pause before a full mirror is retried.
 const ROOM: Duration = Duration::from_millis(1);
 
-/// How to open a journal.
+/// Options for opening a journal.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Which cluster.
+    /// Cluster of brokers.
     pub client: Client,
-    /// The topic of the journals.
+    /// Topic of the journals.
     pub topic: String,
-    /// The fleet's partition.
+    /// Partition of the fleet.
     pub partition: i32,
-    /// Where the mirror is, and whose journal it is.
+    /// Directory of the mirror, and the fleet.
     pub mirror: segments::Options,
-    /// Appends that have no outcome yet, at most; of bytes, as many as the client's queue holds.
+    /// Maximum number of appends without an outcome (default: 8192); the client's queue limits their bytes.
     pub in_flight: usize,
-    /// An append that was not read back after so long has no outcome.
+    /// Time after which an append that was not read back has no outcome (default: 20 s).
     pub outcome: Duration,
-    /// How long brokers may send nothing of what a partition holds before reading it fails; a server waits.
+    /// Time without data from the brokers until reading a partition fails (default: none, as a server waits).
     pub silence: Option<Duration>,
 }
 
 impl Options {
-    /// The usual ones, with the mirror in a folder.
+    /// Returns the default options, with the mirror in a directory.
     pub fn new(
         client: Client,
         topic: &str,
@@ -100,25 +100,25 @@ impl Options {
     }
 }
 
-/// A journal in a partition of a topic, open for writing: whether this writer may is for the rule to say.
+/// Journal in a partition of a topic, open for writing: the rule decides whether this writer may write.
 pub struct KafkaJournal {
     shared: Arc<Shared>,
     serving: Mutex<Option<JoinHandle<bool>>>,
 }
 
-/// What appenders, readers, the producer's callbacks and the loop share.
+/// State shared by appenders, readers, the producer's callbacks and the loop.
 struct Shared {
     writing: Writing,
     recent: Arc<Recent>,
     mirror: SegmentJournal,
-    /// Why the mirror stopped, if it has.
+    /// Reason why the mirror stopped.
     broken: Arc<Mutex<Option<String>>>,
     closes: AtomicBool,
 }
 
 impl KafkaJournal {
-    /// Reads the topic up to its end as of now, into the mirror; `sink` gets what comes from then on. May take as long
-    /// as the topic is behind the mirror; blocks.
+    /// Reads the topic up to its current end into the mirror; `sink` receives what follows. Blocks until the
+    /// mirror has caught up with the topic.
     pub fn open(options: &Options, sink: Sink) -> Result<(KafkaJournal, Opened), OpenError> {
         let ready = open::open(options)?;
         let opened = ready.opened;
@@ -150,7 +150,7 @@ impl Journal for KafkaJournal {
         self.shared.closes.store(true, Ordering::Release);
         self.shared.writing.close();
         if let Some(serving) = lock(&self.serving).take() {
-            // A panic is a stop as well.
+            // A panic counts as a stop.
             if !serving.join().unwrap_or(false) {
                 return Err(CloseError::Stopped);
             }
@@ -161,12 +161,13 @@ impl Journal for KafkaJournal {
 
 impl Drop for KafkaJournal {
     fn drop(&mut self) {
-        // Whoever wants to know how it went calls `close`.
+        // Callers that need the result call `close`.
         let _ = self.close();
     }
 }
 
-/// Leaves a record to the mirror, waiting for room; for so long that its disk must be at fault.
+/// Appends a record to the mirror, waiting while it is full. Fails after `patience`: the disk must be at
+/// fault.
 fn give(mirror: &SegmentJournal, mut record: Record, patience: Duration) -> Result<(), String> {
     let began = Instant::now();
     loop {
@@ -187,14 +188,14 @@ fn give(mirror: &SegmentJournal, mut record: Record, patience: Duration) -> Resu
     }
 }
 
-/// Destroys a handle of the client library on a thread of its own: the library waits for its own threads then, of which one
-/// may ask a name server that does not answer.
+/// Destroys a handle of the client library on a separate thread. The library then waits for its own threads,
+/// one of which may be querying a name server that does not answer.
 pub fn discard<T: Send + 'static>(handle: T) {
-    // Where no thread can be started, it is dropped here.
+    // If no thread can be started, the handle is dropped here.
     let _ = std::thread::Builder::new().name("kafka-discard".into()).spawn(move || drop(handle));
 }
 
-/// What is under these locks is whole after each statement.
+/// Data under these locks is consistent after each statement.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,20 +1,20 @@
-//! Opening: the mirror, what the topic holds beyond it, and whether the two tell the same history.
+//! Opening: the mirror, the rest of the topic, and whether both have the same history.
 //!
-//! | the mirror | the topic | |
+//! | the mirror | the topic | result |
 //! |---|---|---|
-//! | empty | from offset 0 on | the topic is read from its beginning |
-//! | empty | its beginning is gone | refused: a mirror must be put back first |
-//! | with a place | the record of that place stands there | read from there on |
-//! | with a place | another record, or none, stands there | refused |
-//! | without a place | from offset 0 on | read from its beginning, and compared |
-//! | without a place | its beginning is gone | refused: nothing to compare with |
+//! | empty | from offset 0 on | the topic is read from its start |
+//! | empty | its start was deleted | refused: a mirror must be restored first |
+//! | with a place | the record of that place is there | read from there on |
+//! | with a place | another record, or none, is there | refused |
+//! | without a place | from offset 0 on | read from its start, and compared |
+//! | without a place | its start was deleted | refused: nothing to compare with |
 //! | marked as that of another partition | | refused |
-//! | ends behind the topic | | refused: the mirror may be the last good copy |
+//! | ends after the topic | | refused: the mirror may be the last good copy |
 //! | as the topic | ends before a record that a witness names | refused: the topic has lost it |
 //! | not marked as one, and not empty | nothing of this fleet | refused: it is a journal of its own, to be imported |
-//! | empty | records of another fleet, and none of this | refused: it is that one's partition |
+//! | empty | records of another fleet, and none of this | refused: the partition belongs to that fleet |
 //!
-//! Whatever is refused leaves the mirror as it is.
+//! A refusal leaves the mirror unchanged.
 
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
@@ -38,37 +38,37 @@ use crate::mirror::is_mirror;
 use crate::segments::{self, Against, Cut, SegmentJournal};
 use crate::witness::{Loss, loss};
 
-/// What was found.
+/// Result of opening a journal.
 #[derive(Debug)]
 pub struct Opened {
-    /// The last valid record, as of the end of the topic.
+    /// Last valid record, as of the end of the topic.
     pub head: Option<Cursor>,
-    /// What was cut off the mirror; the topic had it, or nobody was told of it.
+    /// Tail truncated from the mirror; the topic had it, or it was never delivered.
     pub cut: Option<Cut>,
-    /// Records that were read from the topic.
+    /// Number of records read from the topic.
     pub read: u64,
-    /// Those of them that do not count.
+    /// Number of skipped records among them.
     pub skipped: u64,
 }
 
-/// A journal on Kafka could not be opened.
+/// Reason why a journal on Kafka could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// See to the brokers, and try again.
+    /// The brokers sent nothing: a retry may succeed.
     #[error(
         "cannot read {place}: the brokers sent nothing for {} s, at offset {next} of {ends}", .silence.as_secs()
     )]
     Silent {
-        /// Where.
+        /// Partition that was read.
         place: Box<Partition>,
-        /// The offset that was waited for.
+        /// Offset that was expected next.
         next: i64,
-        /// The end that was found.
+        /// End of the partition.
         ends: i64,
-        /// How long nothing came.
+        /// Time without data.
         silence: Duration,
     },
-    /// The mirror could not be.
+    /// The mirror could not be opened.
     #[error("open the mirror")]
     Mirror(#[from] segments::OpenError),
     /// The mirror could not be read.
@@ -80,96 +80,96 @@ pub enum OpenError {
     /// The mirror could not be marked as one.
     #[error("keep in the mirror that it is one")]
     Mark(#[source] io::Error),
-    /// The cluster could not be asked, or refused.
+    /// The cluster did not answer, or refused.
     #[error("{doing} {place}")]
     Cluster {
-        /// What was being done.
+        /// Failed operation.
         doing: &'static str,
-        /// Where.
+        /// Partition concerned.
         place: Box<Partition>,
-        /// Why not.
+        /// Error of the client.
         source: Box<KafkaError>,
     },
-    /// There is no such partition.
+    /// The partition does not exist.
     #[error("there is no {0}: `chancery init-topics` makes topics")]
     NoPartition(Box<Partition>),
-    /// It is the partition of another fleet: one that began here would begin beside its own journal elsewhere.
+    /// The partition is another fleet's: a journal started here would duplicate this fleet's own elsewhere.
     #[error(
         "{place} holds nothing of fleet {fleet}, and another fleet's record at offset {offset}: name {fleet}'s own partition"
     )]
     OtherFleet {
-        /// Where.
+        /// Partition concerned.
         place: Box<Partition>,
-        /// Where the other fleet's record stands.
+        /// Offset of the other fleet's record.
         offset: i64,
-        /// The fleet that was to be opened.
+        /// Fleet that was to be opened.
         fleet: Arc<str>,
     },
-    /// The folder is the mirror of another partition: a wrong prefix, or another fleet's number.
+    /// The directory mirrors another partition: a wrong prefix, or another fleet's number.
     #[error(
         "{} is the mirror of partition {partition} of topic {topic}, and not of {place}: look at the prefix and the partition. \
          If that topic is lost and this one has its history, remove kafka.json there",
         place.mirror.display()
     )]
     MirrorOf {
-        /// Where.
+        /// Partition concerned.
         place: Box<Partition>,
-        /// The topic that it mirrors.
+        /// Topic of the mirror.
         topic: Arc<str>,
-        /// Its partition.
+        /// Partition of the mirror.
         partition: i32,
     },
-    /// The folder's journal has never been there.
+    /// The directory's journal was never on this partition.
     #[error(
         "{0} holds nothing of the journal in that folder, which was never on Kafka: `chancery import` moves it there"
     )]
     NotMoved(Box<Partition>),
-    /// What is needed to go on has been deleted from the topic.
+    /// Records needed to continue were deleted from the topic.
     #[error(
         "{place} begins at offset {begins}, and offset {wanted} is needed to go on: records were deleted from the topic. \
          Put back a mirror that reaches further, or copy this one into another topic"
     )]
     Deleted {
-        /// Where.
+        /// Partition concerned.
         place: Box<Partition>,
-        /// Where it begins.
+        /// First offset of the partition.
         begins: i64,
-        /// What is needed.
+        /// Offset that is needed.
         wanted: i64,
     },
-    /// Mirror and topic tell other histories.
+    /// Mirror and topic have different histories.
     #[error(
         "{place} does not hold what the mirror holds at position {position}: {reason}. The mirror is kept as it is, and may \
          be the last good copy. If the topic is right, move the mirror away"
     )]
     Differs {
-        /// Where.
+        /// Partition concerned.
         place: Box<Partition>,
-        /// The first position that differs.
+        /// First position that differs.
         position: Position,
-        /// What differs.
+        /// Difference, in words.
         reason: String,
     },
-    /// Something beside the mirror proves that the topic held more.
+    /// A witness proves that the topic held more.
     #[error(
         "cannot open {place}: {loss}. hint: put back a mirror that reaches further and import it into a new topic; if there \
          is none, docs/operations.md says how to continue without what is missing"
     )]
     Short {
-        /// Where.
+        /// Partition concerned.
         place: Box<Partition>,
-        /// What is missing.
+        /// Records that are missing.
         loss: Box<Loss>,
     },
-    /// A record continues the chain and cannot be taken.
+    /// A record continues the chain but cannot be accepted.
     #[error(transparent)]
     Broken(#[from] Broken),
-    /// The system does not start a thread.
+    /// The system cannot start a thread.
     #[error("start a thread")]
     Thread(#[source] io::Error),
 }
 
-/// Which partition, and its mirror.
+/// Address of a partition, with its mirror.
 #[derive(Debug)]
 pub struct Partition {
     topic: String,
@@ -196,7 +196,7 @@ impl fmt::Display for Partition {
     }
 }
 
-/// Everything that a journal consists of, not yet delivering.
+/// Parts of a journal that does not deliver yet.
 pub(super) struct Ready {
     pub(super) shared: Arc<Shared>,
     pub(super) reader: PartitionReader,
@@ -213,7 +213,7 @@ pub(super) fn open(options: &Options) -> Result<Ready, OpenError> {
     }
     let recent = Arc::new(Recent::default());
     let broken = Arc::new(Mutex::new(None));
-    // The topic is the truth: what the mirror lacks of it comes from there, and then the witnesses are weighed.
+    // The topic is authoritative: the mirror is completed from it before the witnesses are weighed.
     let bare = segments::Options { against: Against::Nothing, ..options.mirror.clone() };
     let (mirror, found) = SegmentJournal::open(&bare, follow(&recent, &broken))?;
     let (begins, ends) = watermarks(options)?;
@@ -249,7 +249,7 @@ pub(super) fn open(options: &Options) -> Result<Ready, OpenError> {
     Ok(Ready { shared: Arc::new(shared), reader, chain, place, opened })
 }
 
-/// What the mirror tells: what it holds need not be kept in memory any more.
+/// Returns the mirror's sink, which removes mirrored records from memory.
 fn follow(recent: &Arc<Recent>, broken: &Arc<Mutex<Option<String>>>) -> Sink {
     let (recent, broken) = (Arc::clone(recent), Arc::clone(broken));
     Box::new(move |delivery| match delivery {
@@ -259,16 +259,15 @@ fn follow(recent: &Arc<Recent>, broken: &Arc<Mutex<Option<String>>>) -> Sink {
             }
         }
         Delivery::Stopped(error) | Delivery::Indefinite(error) => *lock(&broken) = Some(error.to_string()),
-        // It judges before it takes, so that nothing in it is ever skipped.
+        // The mirror judges before it accepts, so that nothing in it is ever skipped.
         Delivery::Skipped(skipped) => *lock(&broken) = Some(skipped.to_string()),
     })
 }
 
-/// Where reading begins.
 struct Start {
     offset: i64,
     chain: Chain,
-    /// The record that must stand at the offset, if one is known.
+    /// Record that must be at the offset, if one is known.
     place: Option<Place>,
 }
 
@@ -293,27 +292,27 @@ impl Start {
     }
 }
 
-/// Behind the record of the place, if the mirror holds it.
+/// Returns the cursor after the record of the place, if the mirror contains it.
 fn cursor_at(mirror: &dyn Source, place: &Place) -> Result<Option<Cursor>, OpenError> {
     let record = mirror.records(place.position)?.next().transpose()?;
     let record = record.filter(|record| record.last() == place.position && record.hash() == place.hash);
     Ok(record.map(|record| Cursor::after(&record)))
 }
 
-/// Brings the mirror to the topic's end.
+/// Catch-up of the mirror to the topic's end.
 struct Filling<'a> {
     options: &'a Options,
     mirror: &'a SegmentJournal,
-    /// What the mirror held before.
+    /// Last position in the mirror before.
     held: Position,
-    /// The records of the mirror that the topic must repeat.
+    /// Records of the mirror that the topic must repeat.
     same: Records,
     chain: Chain,
-    /// Of the last valid record.
+    /// Place of the last valid record.
     place: Option<Place>,
-    /// Whether the folder says that it is a mirror.
+    /// Whether the directory is marked as a mirror.
     is_marked: bool,
-    /// Where a record of another fleet stands.
+    /// Offset of a record of another fleet.
     other: Option<i64>,
     read: u64,
     skipped: u64,
@@ -351,8 +350,8 @@ impl Filling<'_> {
         self.mark()
     }
 
-    /// Says that the folder is a mirror: before anything comes into it from the topic, and not before all that it holds
-    /// was found there.
+    /// Marks the directory as a mirror: before it receives records of the topic, and only after all of its
+    /// own were found there.
     fn mark(&mut self) -> Result<(), OpenError> {
         let Options { topic, partition, mirror, .. } = self.options;
         if !self.is_marked {
@@ -386,7 +385,7 @@ impl Filling<'_> {
         }
     }
 
-    /// The place that must be found, or the next position.
+    /// Returns the position of the place that must be found, or the next position.
     fn at(&self) -> Position {
         let place = self.place.as_ref().map(|place| place.position);
         place.filter(|_| self.read == 0).unwrap_or_else(|| self.chain.next())
@@ -401,7 +400,7 @@ impl Filling<'_> {
     }
 }
 
-/// Waits until the mirror holds everything up to the head.
+/// Waits until the mirror contains everything up to the head.
 fn wait_for(
     mirror: &SegmentJournal,
     head: Option<&Cursor>,

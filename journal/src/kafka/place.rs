@@ -1,7 +1,7 @@
-//! Where in the topic a record of the mirror stands, so that a start reads what came since and not everything.
+//! Offset checkpoint of a record in the mirror, so that a start reads only newer records.
 //!
-//! A hint in a file: if it cannot be read, the topic is read from its beginning. What it says is checked against the
-//! topic before anything else is believed. That the file is there says that the folder is a mirror ([`crate::mirror`]).
+//! The file is a hint: if it cannot be read, the topic is read from its start. Its content is checked against
+//! the topic before it is used. Its presence marks the directory as a mirror ([`crate::mirror`]).
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};
@@ -17,7 +17,7 @@ use crate::private;
 
 const TEMPORARY: &str = "kafka.json-new";
 
-/// The record that ends at `position` stands at `offset`.
+/// Offset of the record that ends at `position`.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) struct Place {
     pub(super) topic: Arc<str>,
@@ -28,23 +28,22 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// Before every record: nothing is known, and the folder is a mirror.
+    /// Returns the place before every record, which only marks the directory as a mirror.
     pub(super) fn unknown(topic: &str, partition: i32) -> Place {
         Place { topic: topic.into(), partition, offset: 0, position: Position::ZERO, hash: Hash::ZERO }
     }
 
-    /// Where a record stands.
     pub(super) fn of(topic: &Arc<str>, partition: i32, offset: i64, record: &Record) -> Place {
         let (position, hash) = (record.last(), record.hash());
         Place { topic: Arc::clone(topic), partition, offset, position, hash }
     }
 
-    /// What was kept in the mirror's folder; none if it cannot be read, or is of another partition.
+    /// Reads the place from the mirror's directory; `None` if it is unreadable, or of another partition.
     pub(super) fn load(dir: &Path, topic: &str, partition: i32) -> Option<Place> {
         Place::read(dir).filter(|place| *place.topic == *topic && place.partition == partition)
     }
 
-    /// Topic and partition, if the folder is the mirror of others than these.
+    /// Returns topic and partition if the directory is the mirror of a partition other than this one.
     pub(super) fn of_another(dir: &Path, topic: &str, partition: i32) -> Option<(Arc<str>, i32)> {
         let place =
             Place::read(dir).filter(|place| *place.topic != *topic || place.partition != partition)?;
@@ -67,19 +66,19 @@ impl Place {
         place.ok()
     }
 
-    /// Keeps it. The record must be durable in the mirror.
+    /// Stores the place. Its record must be durable in the mirror.
     pub(super) fn store(&self, dir: &Path) -> io::Result<()> {
         private::write(&dir.join(TEMPORARY), &serde_json::to_vec(self)?)?;
         fs::rename(dir.join(TEMPORARY), dir.join(FILE))
     }
 
-    /// Keeps it so that it outlives a power cut: it is what says that the folder is a mirror.
+    /// Stores the place durably, because the file marks the directory as a mirror.
     pub(super) fn mark(&self, dir: &Path) -> io::Result<()> {
         write_durably(dir, &serde_json::to_vec(self)?)
     }
 }
 
-/// What stands in the file before it is written, to be put back if nothing comes of it.
+/// Content of the file before it is written, to be restored on failure.
 pub(super) struct Before(Option<Vec<u8>>);
 
 impl Before {

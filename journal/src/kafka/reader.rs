@@ -1,4 +1,4 @@
-//! One partition, read in order from an offset on.
+//! Reader of one partition, in order from an offset on.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -17,34 +17,35 @@ use rdkafka::types::RDKafkaErrorCode as Code;
 use super::client::Client;
 use super::{discard, lock};
 
-/// How long a question to the brokers may take.
+/// Timeout of a query to the brokers.
 pub(super) const ASKING: Duration = Duration::from_secs(10);
 
-/// How long it may take until every broker has heard of a topic that was made.
+/// Time until every broker knows a topic that was created.
 pub(super) const NEWS: Duration = Duration::from_secs(3);
-/// Before it is asked for again.
+/// Pause before it is queried again.
 pub(super) const AGAIN: Duration = Duration::from_millis(100);
 
-/// Pause between questions whether a topic is still there, and how long each may take.
+/// Pause between queries whether a topic exists, and the timeout of each.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
-/// Readers that must fail at a message until it is one that cannot be read.
+/// Number of readers that must fail at a message until it counts as unreadable.
 const FAILURES: u32 = 3;
-/// A topic that no broker knows for so long was deleted.
+/// Time after which a topic that no broker knows counts as deleted.
 const DELETED: Duration = Duration::from_secs(5);
-/// Where nothing comes for so long, the leader is asked how far the partition goes, and so often again.
+/// Time without messages until the leader is asked for the end, and between these queries.
 const QUIET: Duration = Duration::from_secs(5);
-/// So many answers in turn settle that the partition ends before what was read, or that it goes on although nothing comes: a
-/// leader that was just elected may not know yet.
+/// Number of consecutive answers that prove that the partition ends early, or that messages exist but do not
+/// arrive. A leader that was just elected perhaps does not know yet.
 const ANSWERS: u32 = 3;
-/// So much of a message's value is remembered, to know the message again.
+/// Number of bytes of a message's value that are kept, to recognize the message.
 const REMEMBERED: usize = 512;
-/// A transaction that is open for so long is one that its producer has left.
+/// Time after which an open transaction counts as abandoned.
 const LEFT_OPEN: Duration = Duration::from_secs(10);
 
-/// How long a new leader may take: brokers count one as dead after nine seconds, unless they are told otherwise.
+/// Time limit of an election: brokers count one as dead after nine seconds by default.
 pub(super) const ELECTION: Duration = Duration::from_secs(30);
 
-/// The first and the last offset of a partition, as its leader says; one that is being elected is waited for.
+/// Returns the first offset and the end of a partition, as its leader reports them. Waits while a leader is
+/// elected.
 pub fn offsets(asking: &BaseConsumer, topic: &str, partition: i32) -> Result<(i64, i64), KafkaError> {
     let until = Instant::now() + ELECTION;
     let mut waits = false;
@@ -58,7 +59,7 @@ pub fn offsets(asking: &BaseConsumer, topic: &str, partition: i32) -> Result<(i6
         }
         waits = true;
         std::thread::sleep(AGAIN);
-        // What is known of its leader grows old unless the brokers are asked again.
+        // Metadata about the leader becomes stale unless the brokers are asked again.
         let Ok(metadata) = asking.fetch_metadata(Some(topic), ASKING) else { continue };
         let mut partitions = metadata.topics().iter().flat_map(MetadataTopic::partitions);
         if !partitions.any(|is| is.id() == partition) {
@@ -67,8 +68,8 @@ pub fn offsets(asking: &BaseConsumer, topic: &str, partition: i32) -> Result<(i6
     }
 }
 
-/// Whether whoever was asked does not lead the partition, or nobody does for now, or who does cannot tell yet how far it
-/// goes. Of a partition without a leader the client says that it is unknown.
+/// Whether the error is temporary: the broker does not lead the partition, no broker does, or the leader does
+/// not know the end yet. For a partition without a leader, the client reports that the partition is unknown.
 pub(super) fn passes(code: Code) -> bool {
     matches!(
         code,
@@ -87,21 +88,21 @@ pub(super) fn passes(code: Code) -> bool {
     )
 }
 
-/// What a poll of a partition gave.
+/// Result of polling a partition.
 pub enum Polled<'a> {
-    /// The next message.
+    /// Next message.
     Message(BorrowedMessage<'a>),
-    /// No message came in the time given; see [`PartitionReader::reached`] for whether more is known to be there.
+    /// No message arrived in time; [`PartitionReader::reached`] shows whether more is known to exist.
     Nothing,
 }
 
-/// A message that was there, or whose place is known, cannot be read any more.
+/// Message that existed, or whose offset is known, but cannot be read any more.
 #[derive(Debug, thiserror::Error)]
 #[error("read {topic} partition {partition} behind offset {offset}: {reason}")]
 pub struct UnreadablePartition {
     topic: String,
     partition: i32,
-    /// The offset from which reading went on.
+    /// Offset at which reading stopped.
     offset: i64,
     reason: UnreadableReason,
 }
@@ -119,13 +120,13 @@ enum UnreadableReason {
 }
 
 impl UnreadablePartition {
-    /// The offset of the first message that was not read.
+    /// Returns the offset of the first message that was not read.
     pub fn offset(&self) -> i64 {
         self.offset
     }
 
-    /// Whether the message is not there any more, as against one whose bytes are not those that were written, or are in
-    /// a form that this build does not read.
+    /// Whether the message was removed, as opposed to one with altered bytes, or in a format that this build
+    /// does not read.
     pub fn is_removed(&self) -> bool {
         match &self.reason {
             UnreadableReason::Client(error) => is_gone(error),
@@ -134,44 +135,44 @@ impl UnreadablePartition {
     }
 }
 
-/// One partition of a topic, read in order from an offset on.
+/// Reader of one partition of a topic, in order from an offset on.
 ///
-/// A reader says up to which offset everything has been read ([`PartitionReader::reached`]). That follows from what the
-/// leader of the partition said, never from the time in which nothing came: a fetch may be slow.
+/// [`PartitionReader::reached`] returns the offset up to which everything has been read. The offset follows
+/// from answers of the partition's leader, never from a time without messages: a fetch may be slow.
 ///
-/// A message counts as one that cannot be read only if several readers in turn could not read it, and the leader says that
-/// it is there: a connection to something else than a broker gives the same errors.
+/// A message counts as unreadable only if several consecutive readers failed to read it, and the leader
+/// reports that it exists. A connection to a peer that is not a broker causes the same errors.
 pub struct PartitionReader {
     client: Client,
     consumer: BaseConsumer<EndOfPartition>,
     topic: String,
     partition: i32,
-    /// The offset behind the last message that was read, or behind the end that was reached.
+    /// Offset after the last message read, or the end that was reached.
     reached: i64,
-    /// Whether anything is known about `reached`: a message came, or an end.
+    /// Whether `reached` is confirmed by a message or an end.
     is_known: bool,
-    /// Since the brokers said that they do not know the partition.
+    /// Set when the brokers reported that they do not know the partition.
     doubt: Option<TopicDoubt>,
-    /// How often reading has failed at `reached`.
+    /// Number of failures at `reached`.
     failures: u32,
     quiet: QuietPartition,
-    /// Where the partition is known to have ended, if that is behind `reached`.
+    /// Known end of the partition, if that is after `reached`.
     known_end: i64,
-    /// The last message that was read.
+    /// Last message that was read.
     last: Option<KnownMessage>,
-    /// The consumer has gone past what it could not read, or gives nothing: another one is needed.
+    /// Whether the consumer must be replaced: it skipped an unreadable message, or returns nothing.
     is_spoilt: bool,
-    /// The consumer is a new one and begins with the last message that was read: the message must stand there still.
+    /// Whether the consumer is new and starts with the last message read, which must still be there.
     compares: bool,
 }
 
-/// A message, as far as it takes to know the message again.
+/// Attributes by which a message is recognized.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct KnownMessage {
     offset: i64,
     timestamp: Option<i64>,
     length: usize,
-    /// The first bytes of its value: those of a record name the record before.
+    /// First bytes of the value: those of a record name the previous record.
     begins: Box<[u8]>,
 }
 
@@ -187,7 +188,7 @@ impl KnownMessage {
     }
 }
 
-/// A topic of which brokers said that they do not know it. One that has just started says so, too.
+/// Topic that brokers reported as unknown. A broker that has just started does so, too.
 struct TopicDoubt {
     since: Instant,
     asked: Instant,
@@ -198,7 +199,7 @@ impl TopicDoubt {
         TopicDoubt { since: Instant::now(), asked: Instant::now() }
     }
 
-    /// Asks the brokers, once a second: whether the partition is there, if that is settled.
+    /// Asks the brokers once a second. Returns whether the partition exists, if that is certain.
     fn settle(
         &mut self,
         consumer: &BaseConsumer<EndOfPartition>,
@@ -210,7 +211,7 @@ impl TopicDoubt {
         }
         self.asked = Instant::now();
         let Ok(metadata) = consumer.fetch_metadata(Some(topic), ASK_AGAIN) else {
-            // Brokers that do not answer say nothing about it.
+            // Without an answer from the brokers nothing is known.
             self.since = Instant::now();
             return None;
         };
@@ -222,29 +223,30 @@ impl TopicDoubt {
     }
 }
 
-/// A partition of which nothing comes. That it was cut off behind a reader is for the client library to find out, when
-/// another broker leads; where the library misses that, the reader would wait permanently, also when new messages have taken
-/// the place of those that were lost.
+/// Partition from which no messages arrive. When another broker leads, the client library should detect a
+/// truncation. If the library misses it, the reader would wait permanently, even when new messages have
+/// replaced the lost ones.
 ///
-/// The library knows the brokers of the last metadata only. If all of them die before another one is back, it must begin
-/// with the configured brokers again; librdkafka 2.12 may miss the moment, and then asks the dead ones permanently.
+/// The library knows only the brokers of the last metadata. If all die before another one is back, it must
+/// restart with the configured brokers. But librdkafka 2.12 may miss that, and then asks the dead ones
+/// permanently.
 struct QuietPartition {
     since: Instant,
-    /// Answers in turn that it ends before what was read.
+    /// Consecutive answers with an end before `reached` or the known end.
     shorter: u32,
-    /// Answers in turn that it goes on behind what was read.
+    /// Consecutive answers with an end after `reached`.
     longer: u32,
-    /// Questions in turn without an answer.
+    /// Consecutive queries without an answer.
     unanswered: u32,
 }
 
-/// What the leader of a partition of which nothing comes has settled.
+/// Reason why no messages arrive, from the leader's answers.
 enum QuietReason {
-    /// The partition ends before what was read, or was known to be there.
+    /// The partition ends before messages that were read, or known to exist.
     Shorter(i64),
-    /// The partition goes on: the client library does not read on.
+    /// Messages exist, but the client library does not read them.
     Stalled,
-    /// The leader gives no answer, for that reason: another client may get one.
+    /// The leader does not answer, with this error: another client may get an answer.
     Unanswered(KafkaError),
 }
 
@@ -253,7 +255,8 @@ impl QuietPartition {
         QuietPartition { since: Instant::now(), shorter: 0, longer: 0, unanswered: 0 }
     }
 
-    /// Why nothing comes behind `reached`, if that is settled. The partition is known to have ended at `known_end`.
+    /// Returns the reason why nothing arrives after `reached`, if it is certain. `known_end` is the known end
+    /// of the partition.
     fn settle(
         &mut self,
         consumer: &BaseConsumer<EndOfPartition>,
@@ -278,7 +281,7 @@ impl QuietPartition {
     ) -> Option<QuietReason> {
         let end = match end {
             Ok(end) => end,
-            // It says nothing about the partition.
+            // An error proves nothing about the partition.
             Err(error) => {
                 self.unanswered += 1;
                 if self.unanswered < ANSWERS {
@@ -291,7 +294,7 @@ impl QuietPartition {
         self.unanswered = 0;
         self.shorter = if end < reached.max(known_end) { self.shorter + 1 } else { 0 };
         self.longer = if end > reached { self.longer + 1 } else { 0 };
-        // What is left of one that has lost its end is read first.
+        // The remaining messages of a truncated partition are read first.
         if self.longer >= ANSWERS {
             self.longer = 0;
             return Some(QuietReason::Stalled);
@@ -301,7 +304,7 @@ impl QuietPartition {
 }
 
 impl PartitionReader {
-    /// Reads the partition from the offset `from` on.
+    /// Opens a reader of the partition from the offset `from` on.
     pub fn open(
         client: &Client,
         topic: &str,
@@ -326,12 +329,12 @@ impl PartitionReader {
         })
     }
 
-    /// The partition was found to end there: if it ends before, it has lost its end.
+    /// Sets the known end: a partition that ends before it has lost its end.
     pub fn ended_at(&mut self, end: i64) {
         self.known_end = self.known_end.max(end);
     }
 
-    /// Waits for the next message. What passes by itself (a broker that is away, a leader that is elected) is waited for.
+    /// Waits for the next message. Temporary errors (a missing broker, an election) only delay it.
     pub fn poll(&mut self, wait: Duration) -> Result<Polled<'_>, UnreadablePartition> {
         if self.is_spoilt
             && let Err(error) = self.begin_again()
@@ -339,8 +342,8 @@ impl PartitionReader {
             tracing::warn!(%error, topic = self.topic, "reading waits");
             return Ok(Polled::Nothing);
         }
-        // The client puts the messages before an end into its queue before it counts the end. So where an end was counted
-        // before, and the queue is empty now, all messages before that end have been read.
+        // The client queues the messages before an end, then counts the end. So if an end was counted earlier
+        // and the queue is empty now, all messages before that end have been read.
         let ends = self.consumer.context().seen();
         match self.consumer.poll(wait) {
             Some(Ok(message)) => {
@@ -360,7 +363,7 @@ impl PartitionReader {
             }
             None => {
                 let callbacks = &self.consumer.context().callbacks;
-                // A poll that served a callback may have ended without a look at the queue.
+                // A poll that served a callback may have ended without checking the queue.
                 if let Some(offset) = ends.offset
                     && callbacks.load(Ordering::Acquire) == ends.callbacks
                     && offset >= self.reached
@@ -392,7 +395,8 @@ impl PartitionReader {
                             "its leader gives no answer: it is read again, beginning with the configured brokers"
                         );
                         self.is_spoilt = true;
-                        // A client reports a topic that does not exist after 30 s only, and a new one begins to count again.
+                        // A client reports a missing topic after 30 s only, and a new client restarts that
+                        // time.
                         if matches!(error, KafkaError::MetadataFetch(Code::UnknownPartition)) {
                             self.doubt.get_or_insert_with(TopicDoubt::new);
                         }
@@ -409,7 +413,7 @@ impl PartitionReader {
                 }
                 Ok(Polled::Nothing)
             }
-            // Of several ends in the queue this may be an earlier one: its offset is not given.
+            // Of several ends in the queue this may be an earlier one: its offset is unknown.
             Some(Err(KafkaError::PartitionEOF(_))) => Ok(Polled::Nothing),
             Some(Err(error)) if is_gone(&error) => Err(self.unreadable(error.into())),
             Some(Err(error)) if is_unreadable(&error) => {
@@ -435,13 +439,13 @@ impl PartitionReader {
         }
     }
 
-    /// Reads on with another consumer, beginning with the last message that was read.
+    /// Continues with another consumer, starting with the last message read.
     fn begin_again(&mut self) -> Result<(), KafkaError> {
-        // A peer that is no broker fails at once, each time.
+        // A peer that is not a broker fails immediately, each time.
         std::thread::sleep(AGAIN);
         let context = EndOfPartition::of(self.partition);
         let begins = self.consumer.fetch_watermarks(&self.topic, self.partition, ASK_AGAIN);
-        // One that retention has removed says nothing about what follows.
+        // A message removed by retention proves nothing about later ones.
         self.last.take_if(|last| begins.is_ok_and(|(begins, _)| begins > last.offset));
         let from = self.last.as_ref().map_or(self.reached, |last| last.offset);
         let consumer = self.client.reader(&self.topic, self.partition, from, context)?;
@@ -456,64 +460,62 @@ impl PartitionReader {
         UnreadablePartition { topic, partition, offset: self.reached, reason }
     }
 
-    /// The offset before which every message has been read; `None` before the brokers sent anything. The last offsets of
-    /// a partition may hold no message (markers of transactions), so that it may be above that of the last message.
+    /// Returns the offset before which every message has been read; `None` before the brokers sent anything.
+    /// The result may exceed the last message's offset, as transaction markers may follow.
     pub fn reached(&self) -> Option<i64> {
         self.is_known.then_some(self.reached)
     }
 
-    /// The offset at which reading waits, if the producer of the message there has left its transaction open for ten
-    /// seconds: until it ends, no message from there on is given to readers of what is committed.
+    /// Returns the offset at which reading waits for a transaction that was open for at least ten seconds.
+    /// Until it ends, readers of committed messages receive nothing from there on.
     pub fn open_transaction(&self) -> Option<i64> {
         let waits = *lock(&self.consumer.context().waits);
         waits.filter(|waits| waits.since.elapsed() >= LEFT_OPEN).map(|waits| waits.offset)
     }
 
-    /// The topic and the partition.
     pub(super) fn place(&self) -> (&str, i32) {
         (&self.topic, self.partition)
     }
 
-    /// How far the partition is known to go.
     pub(super) fn tail(&self) -> KnownTail {
         let EndOfPartition { tail, answers, .. } = &**self.consumer.context();
         KnownTail { offset: tail.load(Ordering::Acquire), answers: answers.load(Ordering::Acquire) }
     }
 }
 
-/// Takes the end of the one partition that a consumer reads from the client's statistics: the event of an end has no
-/// offset there.
+/// Context that takes the end of a consumer's one partition from the client's statistics: the end event has
+/// no offset.
 pub(super) struct EndOfPartition {
     partition: i32,
-    /// The offset of the last end that the leader told, plus one; zero before.
+    /// Offset of the last end that the leader reported, plus one; zero before.
     end: AtomicI64,
-    /// How many callbacks were served by polls.
+    /// Number of callbacks served by polls.
     callbacks: AtomicU64,
-    /// The offset behind the last message that may be read, as the leader told it last.
+    /// Offset after the last readable message, as the leader last reported it.
     tail: AtomicI64,
-    /// How many answers the partition's leader has given.
+    /// Number of answers from the partition's leader.
     answers: AtomicU64,
-    /// The open transaction behind which messages stand, if there is one.
+    /// Open transaction that blocks messages, if there is one.
     waits: Mutex<Option<OpenTransaction>>,
 }
 
-/// A transaction that has not ended, with messages behind its first one that may not be read yet.
+/// Transaction that has not ended; messages after its first one cannot be read yet.
 #[derive(Clone, Copy)]
 struct OpenTransaction {
-    /// The offset of its first message.
+    /// Offset of the transaction's first message.
     offset: i64,
     since: Instant,
 }
 
-/// How far a partition is known to go.
+/// Known end of a partition.
 pub(super) struct KnownTail {
-    /// The offset behind the last message that may be read.
+    /// Offset after the last readable message.
     pub(super) offset: i64,
-    /// How many answers the partition's leader has given; it grows for as long as the leader answers.
+    /// Number of answers from the partition's leader; it grows while the leader answers.
     pub(super) answers: u64,
 }
 
-/// What was known when a poll began.
+/// State at the start of a poll.
 struct SeenEnd {
     offset: Option<i64>,
     callbacks: u64,
@@ -544,7 +546,7 @@ impl ClientContext for EndOfPartition {
     }
 
     fn error(&self, error: KafkaError, reason: &str) {
-        // The library counts the end of a partition among errors.
+        // The library reports the end of a partition as an error.
         if error != KafkaError::Global(Code::PartitionEOF) {
             DefaultClientContext.error(error, reason);
         }
@@ -554,7 +556,7 @@ impl ClientContext for EndOfPartition {
         self.callbacks.fetch_add(1, Ordering::AcqRel);
         match serde_json::from_slice::<ClientStatistics>(statistics) {
             Ok(statistics) => {
-                // The topic's other partitions are there, too.
+                // The statistics include the topic's other partitions.
                 let number = self.partition.to_string();
                 let own = statistics.topics.values().find_map(|topic| topic.partitions.get(&number));
                 let Some(own) = own else { return };
@@ -565,7 +567,7 @@ impl ClientContext for EndOfPartition {
                     Some(open) if open.offset == own.ls_offset => open,
                     _ => OpenTransaction { offset: own.ls_offset, since: Instant::now() },
                 });
-                // Where no leader is known, its number is that of the configured brokers.
+                // Without a known leader, its number is that of the configured brokers.
                 let leader = statistics.brokers.values().find(|broker| broker.nodeid == own.broker);
                 if let Some(leader) = leader.filter(|leader| leader.nodeid >= 0) {
                     self.answers.store(leader.rx, Ordering::Release);
@@ -578,7 +580,7 @@ impl ClientContext for EndOfPartition {
 
 impl ConsumerContext for EndOfPartition {}
 
-/// What is needed of the client's statistics (librdkafka, STATISTICS.md).
+/// Required parts of the client's statistics (librdkafka, STATISTICS.md).
 #[derive(serde::Deserialize)]
 struct ClientStatistics {
     #[serde(default)]
@@ -607,14 +609,14 @@ struct PartitionStatistics {
     hi_offset: i64,
 }
 
-/// Whether what is read stands there no more, as against what passes by itself.
+/// Whether the message was removed, as opposed to a temporary error.
 fn is_gone(error: &KafkaError) -> bool {
     match error {
         KafkaError::MessageConsumptionFatal(_) => true,
         KafkaError::MessageConsumption(code) => {
             matches!(code, Code::OffsetOutOfRange | Code::AutoOffsetReset)
         }
-        // A broker that is away, a leader that is elected, and whatever a later library adds.
+        // A missing broker, an election, and future errors of the library.
         _ => false,
     }
 }
@@ -629,8 +631,8 @@ fn is_unknown(error: &KafkaError) -> bool {
     )
 }
 
-/// Whether the bytes that stand there are not those that were written, or of a codec that the client lacks. A journal cannot
-/// go on without them.
+/// Whether the bytes are not those that were written, or use a codec that the client lacks. A journal cannot
+/// continue without them.
 fn is_unreadable(error: &KafkaError) -> bool {
     matches!(
         error,
@@ -666,7 +668,7 @@ mod tests {
 
     #[test]
     fn what_a_configured_broker_answers_is_no_answer_of_a_leader() {
-        // Leader of the partition, as far as it is known; whether its answers count.
+        // Known leader of the partition; the answers that are counted.
         for (leader, wanted) in [(-1, 0), (2, 7)] {
             let statistics = serde_json::json!({
                 "brokers": {"b:1/bootstrap": {"nodeid": -1, "rx": 5}, "b:1/2": {"nodeid": 2, "rx": 7}},
@@ -683,9 +685,9 @@ mod tests {
     #[test]
     fn answers_in_turn_settle_why_nothing_comes() {
         const NOTHING: &str = "nothing";
-        /// No answer.
+        /// Missing answer.
         const NONE: i64 = -1;
-        // Where the partition ended, as it was found; the ends that its leader tells of it, in their order; what is settled. Everything
+        // Known end of the partition; the ends that its leader reports, in order; the result. Everything
         // before offset 10 was read.
         let table: [(i64, &[i64], &str); 13] = [
             (0, &[10, 10, 10, 10], NOTHING),
@@ -778,7 +780,7 @@ mod tests {
         let until = Instant::now() + ELECTION;
         loop {
             assert!(Instant::now() < until, "nothing comes");
-            // It has been quiet for long.
+            // Simulates a long time without messages.
             reader.quiet.since = Instant::now().checked_sub(QUIET).expect("the machine has run for so long");
             if let Polled::Message(message) = reader.poll(Duration::from_millis(50)).unwrap() {
                 assert_eq!(message.payload(), Some(&b"one"[..]));
@@ -804,7 +806,7 @@ mod tests {
             cluster.partition_leader("it", 0, None).unwrap();
             std::thread::scope(|scope| {
                 let told = scope.spawn(|| offsets(&asking, "it", 0));
-                // Longer than the client takes to find out that nobody leads it.
+                // Longer than the client takes to detect that the partition has no leader.
                 std::thread::sleep(Duration::from_secs(2));
                 assert!(!told.is_finished(), "{:?}", told.join());
                 cluster.partition_leader("it", 0, Some(2)).unwrap();

@@ -1,7 +1,7 @@
-//! Records that were delivered and are not durable in the mirror yet, and a reader over both.
+//! Delivered records that are not durable in the mirror yet, and a reader over both.
 //!
-//! Kafka made them durable, so that nobody waits for the mirror's disk. What must stay true: every record up to the
-//! head is here or in the mirror; it leaves here only after it can be read there.
+//! Kafka made these records durable, so no delivery waits for the mirror's disk. Invariant: every record up
+//! to the head is here or in the mirror; it is removed here only after it can be read there.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -14,7 +14,7 @@ use super::lock;
 use crate::chain::Cursor;
 use crate::journal::{ReadError, Records, Source, records_by};
 
-/// See the module. What waits for the mirror is bounded by the mirror's queue.
+/// Records not in the mirror yet, bounded by the mirror's queue.
 #[derive(Default)]
 pub(super) struct Recent(Mutex<State>);
 
@@ -26,7 +26,7 @@ struct State {
 }
 
 impl Recent {
-    /// Stands behind what the mirror holds.
+    /// Sets the head to that of the mirror.
     pub(super) fn begin(&self, head: Option<Cursor>) {
         lock(&self.0).head = head;
     }
@@ -35,7 +35,6 @@ impl Recent {
         lock(&self.0).head
     }
 
-    /// What keeps the topic from being followed.
     pub(super) fn set_trouble(&self, trouble: Option<String>) {
         lock(&self.0).trouble = trouble;
     }
@@ -44,14 +43,13 @@ impl Recent {
         lock(&self.0).trouble.clone()
     }
 
-    /// The next valid record.
     pub(super) fn push(&self, record: &Arc<Record>) {
         let mut state = lock(&self.0);
         state.records.push_back(Arc::clone(record));
         state.head = Some(Cursor::after(record));
     }
 
-    /// The mirror holds everything up to there.
+    /// Removes the records up to `through`, which are in the mirror.
     pub(super) fn forget(&self, through: Position) {
         let mut state = lock(&self.0);
         while state.records.front().is_some_and(|record| record.last() <= through) {
@@ -59,7 +57,7 @@ impl Recent {
         }
     }
 
-    /// The record that holds the position, if it is here.
+    /// Returns the record that contains the position, if it is here.
     fn find(&self, position: Position) -> Option<Arc<Record>> {
         let state = lock(&self.0);
         let at = state.records.partition_point(|record| record.last() < position);
@@ -71,7 +69,7 @@ impl Recent {
     }
 }
 
-/// Reads the mirror, and what is not in it yet.
+/// Reader of the mirror and of what is not in it yet.
 pub(super) struct Both {
     pub(super) mirror: Arc<dyn Source>,
     pub(super) recent: Arc<Recent>,
@@ -99,7 +97,7 @@ impl Source for Both {
     }
 
     fn records_about(&self, subject: &Subject, from: Position) -> Result<Records, ReadError> {
-        // Taken first: what leaves for the mirror meanwhile is seen twice and given once.
+        // Copied first: a record that moves to the mirror meanwhile is seen twice and returned once.
         let recent = self.recent.all();
         let older = self.mirror.records_about(subject, from)?;
         let newer = recent.into_iter().map(Ok);
@@ -119,7 +117,7 @@ impl Source for Both {
 struct Tail {
     mirror: Arc<dyn Source>,
     recent: Arc<Recent>,
-    /// Reads the mirror; opened when something is there.
+    /// Records of the mirror; opened when it has some.
     older: Option<Records>,
     next: Position,
 }
@@ -130,9 +128,9 @@ impl Tail {
             if let Some(record) = self.recent.find(self.next) {
                 return Ok(Some(record));
             }
-            // Not there: it is in the mirror by now, or is still to come.
+            // Not here: the record is in the mirror by now, or does not exist yet.
             if self.mirror.head().is_none_or(|head| head.position < self.next) {
-                // It may have come after it was looked for.
+                // The record may have arrived after the check.
                 if self.recent.head().is_some_and(|head| head.position >= self.next) {
                     continue;
                 }
@@ -160,7 +158,8 @@ mod tests {
     use crate::journal::Journal as _;
     use crate::memory::MemoryLog;
 
-    /// A mirror that holds the first `durable` of `count` records; the rest, from `kept` on, is recent.
+    /// Creates a reader over a mirror with the first `durable` of `count` records; the others, from `kept`
+    /// on, are recent.
     fn both(count: usize, durable: usize, kept: usize) -> (Both, Vec<Arc<Record>>) {
         let log = MemoryLog::new(FLEET);
         let journal = log.open(Box::new(|_| {})).expect("open");
@@ -182,7 +181,7 @@ mod tests {
 
     #[test]
     fn every_record_is_given_once_from_wherever_it_is() {
-        // What the mirror holds may still be recent; never the other way round.
+        // Records in the mirror may still be recent; never the other way round.
         for (count, durable, kept) in [(1, 0, 0), (9, 0, 0), (9, 4, 4), (9, 6, 2), (9, 9, 9), (9, 9, 0)] {
             let (both, records) = both(count, durable, kept);
             let last = records.last().map_or(0, |record| record.last().get());

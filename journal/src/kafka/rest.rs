@@ -1,4 +1,4 @@
-//! What a partition holds behind an offset, up to its end as it was found: for whoever opens or fills one.
+//! Reading a partition from an offset to the end found when it was opened or imported.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use super::reader::{
     AGAIN, ASKING, ELECTION, NEWS, PartitionReader, Polled, UnreadablePartition, offsets, passes,
 };
 
-/// How long nothing comes, although the topic's end was not reached, before it is said.
+/// Time without data, before the topic's end, until a warning is logged.
 const SILENCE: Duration = Duration::from_secs(10);
 
 pub(super) fn cluster(options: &Options, doing: &'static str) -> impl FnOnce(KafkaError) -> OpenError {
@@ -21,14 +21,14 @@ pub(super) fn cluster(options: &Options, doing: &'static str) -> impl FnOnce(Kaf
     move |source| OpenError::Cluster { doing, place, source: Box::new(source) }
 }
 
-/// Where the partition begins and ends.
+/// Returns the first offset and the end of the partition.
 pub(super) fn watermarks(options: &Options) -> Result<(i64, i64), OpenError> {
     let watcher = options.client.watcher().map_err(cluster(options, "reach the brokers to read"))?;
     let mut until = Instant::now() + NEWS;
     let patience = Instant::now() + ELECTION;
     loop {
         let metadata = match watcher.fetch_metadata(Some(&options.topic), ASKING) {
-            // Of several brokers, one that hangs may have been asked.
+            // With several brokers, a broker that hangs may have been asked.
             Err(KafkaError::MetadataFetch(code)) if passes(code) && Instant::now() < patience => {
                 tracing::warn!(%code, topic = options.topic, "the brokers are asked again");
                 std::thread::sleep(AGAIN);
@@ -52,32 +52,31 @@ pub(super) fn watermarks(options: &Options) -> Result<(i64, i64), OpenError> {
         .map_err(cluster(options, "ask for the first and last offset of"))
 }
 
-/// A record's bytes, with the offset at which they stand.
+/// Offset of a record, and its bytes.
 pub(super) type Value = (i64, Arc<[u8]>);
 
-/// Why it cannot be read on.
+/// Reason why reading cannot continue.
 pub(super) enum Unread {
-    /// What stood there is not there any more.
+    /// The data there was removed.
     Gone(UnreadablePartition),
-    /// The cluster could not be asked.
     Cluster(OpenError),
 }
 
-/// See the module.
+/// Reader of the values before the end.
 pub(super) struct Rest<'a> {
     options: &'a Options,
     reader: &'a mut PartitionReader,
     next: i64,
     ends: i64,
-    /// Whether something must stand at the first offset, whatever the brokers say about the end.
+    /// Whether the first offset must have a record, whatever end the brokers report.
     has_first: bool,
     heard: Instant,
     warned: Instant,
 }
 
 impl<'a> Rest<'a> {
-    /// From the offset at which the reader stands, to `ends`, behind the last one. An empty partition ends where it
-    /// begins.
+    /// Reads from the reader's offset up to `ends`, the offset after the last value. An empty partition ends
+    /// where it starts.
     pub(super) fn new(
         options: &'a Options,
         reader: &'a mut PartitionReader,
@@ -89,7 +88,7 @@ impl<'a> Rest<'a> {
         Rest { options, reader, next: from, ends, has_first: false, heard, warned }
     }
 
-    /// The same, where a record is known to stand at the first offset.
+    /// Reads like [`Rest::new`], where the first offset is known to have a record.
     pub(super) fn from_a_record(
         options: &'a Options,
         reader: &'a mut PartitionReader,
@@ -99,10 +98,10 @@ impl<'a> Rest<'a> {
         Rest { has_first: true, ..Rest::new(options, reader, from, ends) }
     }
 
-    /// The next value, with its offset; `None` at the end.
+    /// Returns the next value, with its offset; `None` at the end.
     pub(super) fn next(&mut self) -> Result<Option<Value>, Unread> {
         while self.has_first || self.next < self.ends {
-            // The last offsets may hold nothing: then the leader says that they were reached.
+            // The last offsets may hold nothing: then the leader reports that they were reached.
             if self.reader.reached().is_some_and(|reached| reached >= self.ends) {
                 return Ok(None);
             }
@@ -148,7 +147,7 @@ mod tests {
         let mut options = Options::new(client, "it", 0, dir.path(), "default");
         options.silence = Some(Duration::from_millis(300));
         let mut reader = PartitionReader::open(&options.client, "it", 0, 0).expect("a reader");
-        // It is said to hold five records, and sends none.
+        // The partition is claimed to hold five records, and sends none.
         let mut rest = Rest::new(&options, &mut reader, 0, 5);
         let Err(Unread::Cluster(error)) = rest.next() else { panic!("it must fail") };
         assert!(matches!(error, OpenError::Silent { next: 0, ends: 5, .. }), "{error}");

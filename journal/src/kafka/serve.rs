@@ -1,4 +1,4 @@
-//! The loop that delivers: what the topic holds, to the mirror, to whoever reads, to the sink.
+//! Delivery loop: from the topic to mirror, readers and sink.
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -16,15 +16,14 @@ use super::{Options, Shared, discard, give, lock};
 use crate::chain::{Chain, Link};
 use crate::journal::{Delivery, Journal as _, Sink};
 
-/// How long to wait for a record before looking at everything else.
+/// Maximum wait for a record before other work is checked.
 const WAIT: Duration = Duration::from_millis(20);
-/// Records, or bytes of them, that are delivered together, at most.
+/// Maximum number of records, and of bytes, that are delivered together.
 const BATCH: usize = 256;
 const BATCH_BYTES: usize = 4 << 20;
-/// So often is the place in the topic kept.
+/// Interval at which the place in the topic is stored.
 const KEEP: Duration = Duration::from_secs(1);
 
-/// See the module.
 pub(super) struct Loop {
     shared: Arc<Shared>,
     reader: PartitionReader,
@@ -36,18 +35,18 @@ pub(super) struct Loop {
     outcome: Duration,
     batch: Vec<Arc<Record>>,
     bytes: usize,
-    /// Of records that may not be durable in the mirror yet.
+    /// Places of records that are perhaps not durable in the mirror yet.
     places: VecDeque<Place>,
     kept: Instant,
-    /// The offset that was kept last.
+    /// Offset that was stored last.
     stored: Option<i64>,
     closes: Option<Instant>,
-    /// Whether the mirror takes records.
+    /// Whether the mirror accepts records.
     has_mirror: bool,
     watch: ReaderWatch,
 }
 
-/// The loop has ended, having told the sink why.
+/// The loop has ended and notified the sink.
 struct Stopped;
 
 impl Loop {
@@ -79,7 +78,7 @@ impl Loop {
         }
     }
 
-    /// Delivers until it is asked to stop, or must. Whether all is well.
+    /// Delivers until the journal closes or an error. Returns whether all is well.
     pub(super) fn run(mut self) -> bool {
         let mut is_well = loop {
             match self.turn() {
@@ -90,8 +89,8 @@ impl Loop {
         };
         self.shared.writing.close();
         self.shared.writing.end();
-        // A disk that does not answer would not let it close. Where the topic has lost its end, the mirror may be the last
-        // good copy.
+        // A disk that does not answer would block closing. If the topic has lost its end, the mirror may be
+        // the last good copy.
         is_well = self.has_mirror && self.shared.mirror.close().is_ok() && is_well;
         if is_well {
             self.keep_place();
@@ -100,7 +99,7 @@ impl Loop {
         is_well
     }
 
-    /// One look at everything; whether there is to be another one.
+    /// Does one round of all work. Returns whether the loop continues.
     fn turn(&mut self) -> Result<bool, Stopped> {
         let broken = lock(&self.shared.broken).take();
         if let Some(why) = broken {
@@ -137,7 +136,7 @@ impl Loop {
             if self.batch.len() >= BATCH || self.bytes >= BATCH_BYTES {
                 break;
             }
-            // Whatever has come already goes along.
+            // Records that have arrived already are included.
             wait = Duration::ZERO;
         }
         self.deliver();
@@ -149,7 +148,7 @@ impl Loop {
             Ok(Link::Record(record)) => {
                 self.bytes += record.bytes().len();
                 let place = Place::of(&self.topic, self.partition, offset, &record);
-                // Between two that are kept, the last alone is of use.
+                // Between two stored places, only the last is useful.
                 if self.places.len() > 1 && self.kept.elapsed() < KEEP {
                     self.places.pop_back();
                 }
@@ -191,12 +190,12 @@ impl Loop {
         Stopped
     }
 
-    /// Says what keeps the topic from being followed.
+    /// Publishes the obstacle to following the topic.
     fn watch(&mut self) {
         self.shared.recent.set_trouble(self.watch.trouble(&self.reader));
     }
 
-    /// Keeps the place of the last record that is durable in the mirror.
+    /// Stores the place of the last record that is durable in the mirror.
     fn keep_place(&mut self) {
         self.kept = Instant::now();
         let Some(durable) = self.shared.mirror.head() else { return };
@@ -210,7 +209,7 @@ impl Loop {
         if is_new && let Err(error) = place.store(&self.dir) {
             tracing::warn!(%error, "the place in the topic could not be kept; a start will read more of it");
         }
-        // The newest stays, for when nothing else comes.
+        // The newest stays, in case no other record follows.
         if self.places.is_empty() {
             self.places.push_front(place);
         }

@@ -1,10 +1,10 @@
-//! Topics: what makes one unsafe, how to mend it, and how new ones are made.
+//! Topics: unsafe settings, their fixes, and the creation of topics.
 //!
-//! | topic | holds | kept |
+//! | topic | holds | retention |
 //! |---|---|---|
-//! | `PREFIX.journal` | commits: the only thing that cannot be made again | for ever, on three brokers |
-//! | `PREFIX.inbox` | what producers ask for | until it is answered, and as long as its owner likes |
-//! | `PREFIX.events` | events for consumers, made from the journal | as long as its owner likes |
+//! | `PREFIX.journal` | commits: the only data that cannot be recreated | permanent, on three brokers |
+//! | `PREFIX.inbox` | requests of producers | until they are answered, then as configured |
+//! | `PREFIX.events` | events for consumers, made from the journal | as configured |
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -20,50 +20,50 @@ use rdkafka::types::RDKafkaErrorCode as Code;
 use super::client::{Client, LARGEST};
 use super::reader::{AGAIN, ASKING, NEWS};
 
-/// The topics of a prefix.
+/// Topics of a prefix.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Names {
-    /// Commits.
+    /// Topic of commits.
     pub journal: String,
-    /// What producers ask for.
+    /// Topic of producers' requests.
     pub inbox: String,
-    /// Events for consumers.
+    /// Topic of events for consumers.
     pub events: String,
 }
 
 impl Names {
-    /// Those of a prefix.
+    /// Returns the topics of a prefix.
     pub fn of(prefix: &str) -> Names {
         let name = |what| format!("{prefix}.{what}");
         Names { journal: name("journal"), inbox: name("inbox"), events: name("events") }
     }
 }
 
-/// What a topic is for.
+/// Purpose of a topic.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Role {
-    /// Commits.
+    /// Topic of commits.
     Journal,
-    /// What producers ask for.
+    /// Topic of requests.
     Inbox,
-    /// Events for consumers.
+    /// Topic of events.
     Events,
 }
 
-/// A setting of a topic that may lose what was acknowledged, or stop a fleet.
+/// Setting of a topic that may lose acknowledged data, or stop a fleet.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Finding {
-    /// Which topic.
+    /// Name of the topic.
     pub topic: String,
-    /// Which setting.
+    /// Name of the setting.
     pub setting: String,
-    /// As it is.
+    /// Current value.
     pub found: String,
-    /// As it must be.
+    /// Required value.
     pub wanted: String,
-    /// What may happen.
+    /// Possible damage.
     pub danger: &'static str,
-    /// The command that mends it.
+    /// Command that fixes the setting.
     pub mend: String,
 }
 
@@ -74,20 +74,20 @@ impl fmt::Display for Finding {
     }
 }
 
-/// A partition, as it is now.
+/// Current state of a partition.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Partition {
-    /// Which one.
+    /// Number of the partition.
     pub number: i32,
-    /// Brokers that should have it.
+    /// Number of assigned brokers.
     pub copies: usize,
-    /// Those that have all of it.
+    /// Number of brokers in sync.
     pub in_sync: usize,
-    /// Whether anything can be written to it or read.
+    /// Whether the partition can be written and read.
     pub has_leader: bool,
 }
 
-/// The cluster could not be asked, or refused.
+/// Failed cluster request.
 #[derive(Debug, thiserror::Error)]
 #[error("{doing}")]
 pub struct Failed {
@@ -110,7 +110,7 @@ fn failed(doing: impl Into<String>) -> impl FnOnce(KafkaError) -> Failed {
     move |error| Failed { doing, source: error.into() }
 }
 
-/// A rule about a setting: the value, and what may happen otherwise.
+/// Rule about a setting: required value, and the danger otherwise.
 struct Rule {
     setting: &'static str,
     wanted: &'static str,
@@ -119,7 +119,7 @@ struct Rule {
 }
 
 const COPIES: usize = 3;
-/// A batch of the inbox that holds the largest letter, and room.
+/// Maximum bytes of an inbox batch: the largest inbox message, and a reserve.
 pub const INBOX_BATCH: u64 = 300 << 10;
 
 const IN_SYNC: Rule = Rule {
@@ -165,7 +165,7 @@ const KEPT_MANY: Rule = Rule {
     is_met: |value| value == "-1",
     danger: "messages are deleted when there are many: of the journal, commits; of the inbox, letters that were not answered",
 };
-/// Letters are answered within moments, except while no server runs.
+/// Inbox messages are answered within moments, except while no server runs.
 const KEPT_A_DAY: Rule = Rule {
     setting: "retention.ms",
     wanted: "604800000",
@@ -177,32 +177,33 @@ fn rules(role: Role) -> &'static [Rule] {
     match role {
         Role::Journal => &[IN_SYNC, CLEAN_ELECTION, LARGE, NOT_COMPACTED, READABLE, KEPT_LONG, KEPT_MANY],
         Role::Inbox => &[IN_SYNC, CLEAN_ELECTION, NOT_COMPACTED, READABLE, KEPT_A_DAY, KEPT_MANY],
-        // Made from the journal: what is lost can be made again.
+        // Made from the journal: lost events can be recreated.
         Role::Events => &[LARGE, NOT_COMPACTED, READABLE],
     }
 }
 
-/// The rules of a role that a topic breaks, each with the value found. `found` gives the value of a setting.
+/// Returns the rules of a role that a topic violates, with the values found. `found` returns the value of a
+/// setting.
 fn broken_rules(role: Role, found: impl Fn(&str) -> String) -> Vec<(&'static Rule, String)> {
     let values = rules(role).iter().map(|rule| (rule, found(rule.setting)));
     values.filter(|(rule, value)| !(rule.is_met)(value)).collect()
 }
 
-/// Reads and makes topics.
+/// Client that checks and creates topics.
 pub struct Topics {
     admin: AdminClient<DefaultClientContext>,
     brokers: String,
 }
 
 impl Topics {
-    /// Those of a cluster.
+    /// Creates a client for the topics of a cluster.
     pub fn of(client: &Client) -> Result<Topics, Failed> {
         let admin = client.config().create().map_err(failed("reach the brokers"))?;
         Ok(Topics { admin, brokers: client.brokers().to_owned() })
     }
 
-    /// What is unsafe about a topic. Blocks for moments while it asks for the topic's partitions; for seconds where
-    /// there is none.
+    /// Returns the unsafe settings of a topic. Blocks for moments to query its partitions; for seconds if
+    /// there are none.
     pub async fn check(&self, topic: &str, role: Role) -> Result<Vec<Finding>, Failed> {
         let mut findings = Vec::new();
         let Some(copies) = self.copies(topic)? else {
@@ -249,21 +250,21 @@ impl Topics {
         }
     }
 
-    /// After how many messages brokers write the topic's files to their disks by themselves; `None` where they leave that
-    /// to their kernels.
+    /// Returns the number of messages after which brokers flush the topic to disk; `None` if that is up to
+    /// their kernels.
     pub async fn flushes(&self, topic: &str) -> Result<Option<u64>, Failed> {
         let config = self.config(topic).await?;
         let found = config.get("flush.messages").and_then(|entry| entry.value.as_ref()?.parse::<u64>().ok());
         Ok(found.filter(|count| *count < i64::MAX as u64))
     }
 
-    /// How many bytes a batch of the topic may have, as brokers see it: compressed.
+    /// Returns the maximum bytes of a compressed batch of the topic; `None` if unknown.
     pub async fn largest_batch(&self, topic: &str) -> Result<Option<u64>, Failed> {
         let config = self.config(topic).await?;
         Ok(config.get("max.message.bytes").and_then(|entry| entry.value.as_ref()?.parse().ok()))
     }
 
-    /// The fewest copies that a partition of the topic has; `None` if there is no such topic.
+    /// Returns the lowest replication factor of the topic's partitions; `None` if there is no such topic.
     fn copies(&self, topic: &str) -> Result<Option<usize>, Failed> {
         let until = Instant::now() + NEWS;
         loop {
@@ -291,7 +292,7 @@ impl Topics {
         }
     }
 
-    /// Its partitions, as they are now. Blocks for moments.
+    /// Returns the current state of the topic's partitions. Blocks for moments.
     pub fn partitions(&self, topic: &str) -> Result<Vec<Partition>, Failed> {
         let metadata = self.admin.inner().fetch_metadata(Some(topic), ASKING);
         let metadata = metadata.map_err(failed(format!("ask for topic {topic}")))?;
@@ -307,13 +308,14 @@ impl Topics {
         Ok(all)
     }
 
-    /// How many brokers there are.
+    /// Returns the number of brokers.
     pub fn brokers(&self) -> Result<usize, Failed> {
         let metadata = self.admin.inner().fetch_metadata(None, ASKING);
         Ok(metadata.map_err(failed(format!("ask the brokers at {}", self.brokers)))?.brokers().len())
     }
 
-    /// Makes a topic as its role wants it. Whether it was made; one that is there stays as it is.
+    /// Creates a topic with its role's settings. Returns whether it was created; an existing topic is
+    /// unchanged.
     pub async fn make(&self, topic: &str, role: Role, partitions: i32, copies: i32) -> Result<bool, Failed> {
         let mut new = NewTopic::new(topic, partitions, TopicReplication::Fixed(copies));
         let in_sync = (copies - 1).max(1).to_string();

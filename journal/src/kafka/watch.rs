@@ -1,29 +1,30 @@
-//! What keeps a partition from being read, for operators.
+//! Obstacles to reading a partition, for operators.
 
 use std::time::{Duration, Instant};
 
 use super::reader::PartitionReader;
 
-/// How long brokers may be silent, or the end of the topic away, before that is a trouble.
+/// Time without an answer, or without reaching the end, until an obstacle is reported.
 const BEHIND: Duration = Duration::from_secs(10);
 
-/// Checks whether a partition is read, for as long as one reader reads it.
+/// Monitor of one reader of a partition.
 #[derive(Debug)]
 pub struct ReaderWatch(Following);
 
 impl ReaderWatch {
-    /// For a reader that begins.
+    /// Creates a monitor for a new reader.
     #[expect(clippy::new_without_default, reason = "it begins at a time")]
     pub fn new() -> ReaderWatch {
         ReaderWatch(Following::new(Instant::now()))
     }
 
-    /// A message was read. Where that is called a reader that advances is no trouble, however far the end is.
+    /// Records that a message was read. With such calls an advancing reader has no trouble, however far away
+    /// the end is.
     pub fn advanced(&mut self) {
         (self.0.heard, self.0.read) = (Instant::now(), Instant::now());
     }
 
-    /// What keeps the partition from being read, if anything does. To be asked about once a second.
+    /// Returns the obstacle to reading the partition, if there is one. Call about once a second.
     pub fn trouble(&mut self, reader: &PartitionReader) -> Option<String> {
         let (tail, reached) = (reader.tail(), reader.reached());
         let found = self.0.check(tail.answers, tail.offset, reached, Instant::now());
@@ -34,19 +35,17 @@ impl ReaderWatch {
     }
 }
 
-/// How a partition is followed.
 #[derive(Debug)]
 struct Following {
     answers: u64,
-    /// Up to where it was read when that was checked last.
+    /// Offset reached at the last check.
     reached: i64,
-    /// When the brokers were last known to have answered.
+    /// Time of the last known answer from the brokers.
     heard: Instant,
-    /// When everything was last known to have been read.
+    /// Time when everything was last known to have been read.
     read: Instant,
 }
 
-/// What keeps a topic from being followed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 enum FollowingTrouble {
     #[error("the brokers do not answer")]
@@ -65,8 +64,8 @@ impl Following {
         Following { answers: 0, reached: 0, heard: now, read: now }
     }
 
-    /// What has kept the topic from being followed for [`BEHIND`]. The leader has given so many answers, and reported
-    /// last that the topic ends at `tail`.
+    /// Returns the obstacle that has lasted for [`BEHIND`]. `answers` counts the leader's answers; `tail` is
+    /// the last end that the leader reported.
     fn check(
         &mut self,
         answers: u64,
@@ -74,12 +73,12 @@ impl Following {
         reached: Option<i64>,
         now: Instant,
     ) -> Option<FollowingTrouble> {
-        // A client that was just made has had none.
+        // A client that was just created has no answers.
         if answers > 0 && answers != self.answers {
             (self.answers, self.heard) = (answers, now);
         }
         let reached = reached.unwrap_or(tail);
-        // What was just read may be behind the end that was reported last, for a moment.
+        // The last message may briefly be after the end that was reported last.
         if tail == reached || (tail < reached && reached != self.reached) {
             self.read = now;
         }
@@ -96,7 +95,7 @@ impl Following {
     }
 }
 
-/// That a transaction holds up a topic, and how an operator ends it.
+/// Describes the transaction that blocks a topic, and how an operator ends it.
 fn waits_for_transaction(topic: &str, partition: i32, offset: i64) -> String {
     format!(
         "a transaction is open since offset {offset} of {topic} partition {partition}, and nothing behind it is read until it \
@@ -112,8 +111,8 @@ mod tests {
     #[test]
     fn a_topic_is_followed_while_its_leader_answers_and_everything_it_reports_was_read() {
         use FollowingTrouble::{Behind, Shorter, Silent};
-        // Each second: answers of the leader so far, the end that the leader reported last, up to where it was read. What is
-        // found in the end.
+        // For each second: answers of the leader so far, the end that it reported last, the offset reached.
+        // Then the expected result.
         type Second = (u64, i64, i64);
         type Seconds = Box<dyn Fn(u64) -> Second>;
         let steady = |second: Second| move |_: u64| second;

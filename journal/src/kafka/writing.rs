@@ -1,8 +1,8 @@
-//! The writer's side: appends on their way, and the producer that sends them.
+//! Writer's side: appends in flight, and their producer.
 //!
-//! What must stay true: an append is forgotten only when it was read back or its writer was told that it has no
-//! outcome. After that the producer is thrown away with all it holds: what it sent may still arrive, and the rule
-//! keeps it from counting once another term has begun.
+//! Invariant: an append is removed only when it was read back, or its writer was notified that it has no
+//! outcome. Then the producer is discarded with its queue. What it sent may still arrive, but is skipped once
+//! another term has started.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,32 +23,31 @@ use super::{discard, lock};
 use crate::chain::{Chain, Cursor};
 use crate::journal::AppendError;
 
-/// Where appends go.
+/// Appends and their producer.
 pub(super) struct Writing {
     client: Client,
     topic: String,
     partition: i32,
     in_flight: usize,
-    /// How long an append may have no outcome, in milliseconds.
+    /// Maximum time of an append without an outcome, in milliseconds.
     outcome: AtomicU64,
     state: Arc<Mutex<State>>,
     has_producer: Condvar,
 }
 
 struct State {
-    /// Stands behind the last append, or behind another writer's record that was read since.
+    /// Chain after the last append, or after another writer's record that was read since.
     chain: Chain,
     appended: VecDeque<(Hash, Instant)>,
-    /// None after an append without an outcome, until the loop has made another.
+    /// Producer; `None` after an append without an outcome, until the loop has made another.
     producer: Option<ThreadedProducer<Outcomes>>,
-    /// Why an append has no outcome, until the loop has told it.
+    /// Reason why an append has no outcome, until the loop has reported it.
     unknown: Option<String>,
-    /// Counts the producers, so that the callbacks of one that is gone say nothing.
+    /// Number of the producer, so that callbacks of discarded ones are ignored.
     generation: u64,
     is_closed: bool,
 }
 
-/// Hears what becomes of what was sent.
 struct Outcomes {
     state: Weak<Mutex<State>>,
     generation: u64,
@@ -69,7 +68,8 @@ impl ProducerContext for Outcomes {
 }
 
 impl Writing {
-    /// Behind the record that was read last. Connects in the background, so that the first append need not.
+    /// Creates the state after the last record read. Connects in the background, so that the first append
+    /// need not.
     pub(super) fn new(options: &Options, fleet: Arc<str>, at: Option<Cursor>) -> Result<Writing, KafkaError> {
         let state = State {
             chain: Chain::new(fleet, at),
@@ -94,7 +94,7 @@ impl Writing {
 
     pub(super) fn append(&self, record: Record) -> Result<(), AppendError> {
         let mut state = lock(&self.state);
-        // Being replaced, which takes moments; nobody would tell when to come again.
+        // The producer is being replaced, which takes moments; no delivery would prompt a retry.
         while !state.is_closed && state.producer.is_none() {
             state = self.has_producer.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
@@ -119,7 +119,7 @@ impl Writing {
             Err(KafkaError::MessageProduction(Code::QueueFull)) => {
                 return Err(AppendError::Busy(Box::new(record)));
             }
-            // It never was on its way, but nor will others be: its writer steps down all the same.
+            // The record was never in flight, but nor will others be: the writer steps down all the same.
             Err(error) => {
                 state.unknown.get_or_insert_with(|| error.to_string());
             }
@@ -129,23 +129,23 @@ impl Writing {
         Ok(())
     }
 
-    /// A valid record was read.
+    /// Handles a valid record that was read.
     pub(super) fn read_back(&self, record: &Record) {
         let mut state = lock(&self.state);
         if !state.landed(record.hash()) {
-            // Another writer's: what this one appends from now on is judged behind that.
+            // The record is another writer's: later appends are judged after it.
             let fleet = Arc::clone(state.chain.fleet());
             state.chain = Chain::new(fleet, Some(Cursor::after(record)));
         }
     }
 
-    /// Something that does not count was read.
+    /// Handles a skipped value that was read.
     pub(super) fn skipped(&self, hash: Hash) {
         lock(&self.state).landed(hash);
     }
 
-    /// Why an append has no outcome, once; then there is nothing on its way any more, and appends go on behind what was
-    /// read, `at`.
+    /// Returns, once, the reason why an append has no outcome. Then no append is in flight, and the next ones
+    /// continue after `at`, the last record read.
     pub(super) fn take_unknown(&self, at: Option<&Cursor>) -> Option<String> {
         let mut state = lock(&self.state);
         let outcome = self.outcome();
@@ -159,13 +159,13 @@ impl Writing {
         state.chain = Chain::new(Arc::clone(state.chain.fleet()), at.copied());
         let gone = state.producer.take();
         state.generation += 1;
-        // Its callbacks want the lock.
+        // The producer's callbacks need the lock.
         drop(state);
         give_up(gone);
         Some(why)
     }
 
-    /// Makes a producer, if there is none.
+    /// Creates a producer, if there is none.
     pub(super) fn renew(&self) -> Result<(), KafkaError> {
         let mut state = lock(&self.state);
         if state.producer.is_none() {
@@ -177,28 +177,27 @@ impl Writing {
         Ok(())
     }
 
-    /// How long an append may have no outcome.
+    /// Returns the maximum time of an append without an outcome.
     pub(super) fn outcome(&self) -> Duration {
         Duration::from_millis(self.outcome.load(Ordering::Acquire))
     }
 
-    /// No append is waited for any longer than that from now on.
+    /// Limits the time of an append without an outcome to `within`, from now on.
     pub(super) fn bound_outcomes(&self, within: Duration) {
         self.outcome.fetch_min(millis(within), Ordering::AcqRel);
     }
 
-    /// Lets nothing more in.
     pub(super) fn close(&self) {
         lock(&self.state).is_closed = true;
         self.has_producer.notify_all();
     }
 
-    /// Whether everything that was appended has an outcome.
+    /// Whether every append has an outcome.
     pub(super) fn is_quiet(&self) -> bool {
         lock(&self.state).appended.is_empty()
     }
 
-    /// Throws the producer away, with what it has not sent.
+    /// Discards the producer and its unsent records.
     pub(super) fn end(&self) {
         let mut state = lock(&self.state);
         state.generation += 1;
@@ -208,7 +207,7 @@ impl Writing {
     }
 }
 
-/// Throws a producer away, with what it has not sent. Does not wait for the threads of the client library.
+/// Discards a producer and its unsent records, without waiting for the threads of the client library.
 fn give_up(gone: Option<ThreadedProducer<Outcomes>>) {
     if let Some(gone) = gone {
         gone.purge(PurgeConfig::default().queue().inflight().non_blocking());
@@ -221,7 +220,7 @@ fn millis(span: Duration) -> u64 {
 }
 
 impl State {
-    /// Whether this was an append of ours on its way.
+    /// Removes an own append in flight. Returns whether there was one.
     fn landed(&mut self, hash: Hash) -> bool {
         let at = self.appended.iter().position(|(appended, _)| *appended == hash);
         at.and_then(|at| self.appended.remove(at)).is_some()

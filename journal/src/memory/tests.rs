@@ -1,4 +1,4 @@
-//! The ways in which the journal in memory misbehaves when it is told to.
+//! Tests of the misbehavior of the journal in memory.
 
 use std::sync::mpsc::{Receiver, channel};
 
@@ -54,7 +54,7 @@ fn an_append_of_unknown_outcome_lands_or_does_not_or_comes_too_late() {
         let mut next = Author::new(2, author.at());
         journal.blur_next(fate);
         journal.append(author.record(1, 1)).expect("queued");
-        // Only a new term by a new writer says what became of it.
+        // Only a new term by a new writer proves the outcome.
         journal.append(next.takeover()).expect("queued");
         assert_eq!(log.land_late(), fate == Fate::Late);
         assert_eq!(delivered.try_iter().collect::<Vec<_>>(), wanted, "{fate:?}");

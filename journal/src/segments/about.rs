@@ -1,8 +1,8 @@
 //! Reading by subject: only the records that postings point to.
 //!
-//! Each record is checked by itself, by its frame; that nothing was left out between two of them is on the word of the
-//! postings. A place that does not hold its position shows postings that are not this segment's: they are dropped,
-//! and the segment is asked anew.
+//! Each record is checked on its own, by its frame; only the postings vouch that no record between two of
+//! them is missing. An entry that does not match its position shows that the postings belong to another
+//! segment. Such postings are deleted and computed again.
 
 use std::sync::Arc;
 
@@ -21,20 +21,20 @@ use crate::journal::ReadError;
 pub(super) struct About {
     catalog: Arc<Catalog>,
     key: Key,
-    /// Everything before it was given.
+    /// Lower bound of the positions not returned yet.
     from: Position,
-    /// `None` behind the last segment.
+    /// Current segment; `None` after the last one.
     segment: Option<Arc<Segment>>,
-    /// Of the segment, those still to be looked at; `None` if it was not asked yet.
+    /// Remaining entries of the segment; `None` before the lookup.
     places: Option<Asked>,
 }
 
 struct Asked {
     part: Part,
     places: std::vec::IntoIter<Place>,
-    /// Postings made just now are not made anew.
+    /// Fresh postings are not computed again.
     is_fresh: bool,
-    /// The segment was being written when it was asked: more may have come into it since.
+    /// The segment was open during the lookup, so it may have grown since.
     was_open: bool,
 }
 
@@ -44,7 +44,7 @@ impl About {
         About { catalog, key: Key::of(subject), from, segment, places: None }
     }
 
-    /// The next record; `None` at the head.
+    /// Returns the next record; `None` at the head.
     pub(super) fn step(&mut self) -> Result<Option<Arc<Record>>, ReadError> {
         while let Some(segment) = &self.segment {
             let asked = match &mut self.places {
@@ -54,7 +54,7 @@ impl About {
             let next = asked.places.find(|place| place.position >= self.from);
             let Some(place) = next else {
                 let behind = self.catalog.behind(segment.first);
-                // Now it is final, and is asked once more for what came meanwhile.
+                // The segment is final now, and is looked up once more for what it gained meanwhile.
                 if behind.is_none() || !asked.was_open {
                     self.segment = behind;
                 }
@@ -89,7 +89,7 @@ impl Catalog {
 }
 
 impl Part {
-    /// The record at a place; an error if another one stands there.
+    /// Returns the record of an entry; an error if another record is stored there.
     fn record(&mut self, place: Place) -> Result<Record, ReadError> {
         self.seek(place.offset);
         let position = place.position;

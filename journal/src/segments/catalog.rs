@@ -1,8 +1,8 @@
-//! What the writer tells its readers: which segments there are, how far each is durable, and the head.
+//! State that the writer publishes to its readers: the segments, how far each is durable, and the head.
 //!
-//! The locks are held for a look-up or a store, never during I/O, so a reader cannot hold up the writer. What must
-//! stay true: `end` and the head move only behind a sync; a segment's `end` is final before the next segment is
-//! seen.
+//! The locks are held for a lookup or a store, never during I/O, so a reader cannot delay the writer.
+//! Invariants: `end` and the head advance only after a sync. The `end` of a segment is final before the next
+//! segment is visible.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,19 +17,18 @@ use super::scan::Index;
 use super::shelf::Shelf;
 use crate::chain::Cursor;
 
-/// The file name of the segment that begins at `first`.
 pub(super) fn file_name(first: Position) -> String {
     format!("{first:020}.seg")
 }
 
-/// The first position of the segment with this file name; `None` for other files.
+/// Returns the first position of the segment with this file name; `None` for other files.
 pub(super) fn first_of(name: &str) -> Option<Position> {
     let digits = name.strip_suffix(".seg")?;
     let is_name = digits.len() == 20 && digits.bytes().all(|byte| byte.is_ascii_digit());
     if is_name { digits.parse().ok() } else { None }
 }
 
-/// The segments in a folder, in order.
+/// Lists the segments in a directory, in order.
 pub(super) fn list(dir: &Path) -> std::io::Result<Vec<(Position, PathBuf)>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(dir)? {
@@ -43,19 +42,18 @@ pub(super) fn list(dir: &Path) -> std::io::Result<Vec<(Position, PathBuf)>> {
 }
 
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing panics between two stores that belong together, so what a panic leaves behind is whole.
+    // No code panics between two related stores, so the state after a panic is consistent.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// One segment file.
 #[derive(Debug)]
 pub(super) struct Segment {
     pub(super) first: Position,
     pub(super) path: PathBuf,
     end: AtomicU64,
-    /// `None` until someone needs it.
+    /// Index; `None` until it is needed.
     index: Mutex<Option<Index>>,
-    /// Locked while postings grow; neither the writer nor a reader in order needs it.
+    /// Postings, locked while they grow; neither the writer nor sequential readers need them.
     pub(super) shelf: Mutex<Shelf>,
 }
 
@@ -65,21 +63,21 @@ impl Segment {
         Segment { first, path, end, index, shelf: Mutex::default() }
     }
 
-    /// Up to where it is durable.
+    /// Returns the offset up to which the segment is durable.
     pub(super) fn end(&self) -> u64 {
         self.end.load(Ordering::Acquire)
     }
 
-    /// Where to begin reading to find `from`.
+    /// Returns the offset to start reading from to find `from`.
     pub(super) fn seek(&self, from: Position) -> std::io::Result<u64> {
         self.know()?;
         Ok(lock(&self.index).as_ref().map_or(0, |index| index.seek(from)))
     }
 
-    /// Finds out where it ends and what is where, if it was not looked at when the journal was opened.
+    /// Reads the end and the index of the segment, if it was not checked when the journal was opened.
     pub(super) fn know(&self) -> std::io::Result<()> {
         if lock(&self.index).is_none() {
-            // Such a segment is written no more, so two readers that do this at once find the same.
+            // Such a segment is closed, so two concurrent readers find the same.
             let (index, end) = index_of(&fs::read(&self.path)?);
             self.end.store(end as u64, Ordering::Release);
             *lock(&self.index) = Some(index);
@@ -97,7 +95,7 @@ impl Segment {
     }
 }
 
-/// What is where, and where the frames end. Damage counts as more of them: whoever reads there will find it.
+/// Returns the index and the end of the frames. Damage counts as more frames: its readers will find it.
 fn index_of(bytes: &[u8]) -> (Index, usize) {
     let mut index = Index::default();
     let mut at = 0;
@@ -117,17 +115,17 @@ fn index_of(bytes: &[u8]) -> (Index, usize) {
     }
 }
 
-/// All segments of a journal.
 #[derive(Debug)]
 pub(super) struct Catalog {
     pub(super) fleet: Arc<str>,
     segments: Mutex<Vec<Arc<Segment>>>,
     head: Mutex<Option<Cursor>>,
-    /// Closed segments whose postings somebody had to make in memory; changes under the lock of the segments.
+    /// Closed segments whose postings were built in memory on request; changes under the lock of the
+    /// segments.
     wanted: Mutex<Vec<Arc<Segment>>>,
-    /// Whether nobody writes any more; changes under the lock of the segments.
+    /// Whether writing has ended; changes under the lock of the segments.
     has_ended: AtomicBool,
-    /// There is one more segment, or one is wanted, or it has ended.
+    /// A segment was added or requested, or writing has ended.
     has_changed: Condvar,
 }
 
@@ -151,7 +149,7 @@ impl Catalog {
         *lock(&self.head) = Some(head);
     }
 
-    /// Adds the next segment, which replaces one that has stayed empty.
+    /// Adds the next segment, which replaces one that stayed empty.
     pub(super) fn add(&self, segment: Arc<Segment>) {
         let mut segments = lock(&self.segments);
         segments.pop_if(|last| last.first == segment.first);
@@ -160,8 +158,8 @@ impl Catalog {
         self.has_changed.notify_all();
     }
 
-    /// Waits for a segment whose postings are to be filed: one that is wanted, or the next behind `last` that is
-    /// written no more, which then is `last`; `None` if the journal has ended before.
+    /// Waits for a closed segment whose postings should be filed: a requested one, or the next after `last`,
+    /// which is updated. Returns `None` if the journal ends first.
     pub(super) fn to_file(&self, last: &mut Option<Position>) -> Option<Arc<Segment>> {
         let mut segments = lock(&self.segments);
         loop {
@@ -181,7 +179,7 @@ impl Catalog {
         }
     }
 
-    /// Has the postings of a segment filed soon, if it is written no more.
+    /// Requests that the postings of a segment be filed soon, if it is closed.
     pub(super) fn want(&self, segment: &Arc<Segment>) {
         let segments = lock(&self.segments);
         let mut wanted = lock(&self.wanted);
@@ -194,7 +192,7 @@ impl Catalog {
         }
     }
 
-    /// Lets nobody wait for a segment any more.
+    /// Ends all waits for a segment.
     pub(super) fn end(&self) {
         let segments = lock(&self.segments);
         self.has_ended.store(true, Ordering::Relaxed);
@@ -202,14 +200,14 @@ impl Catalog {
         self.has_changed.notify_all();
     }
 
-    /// The segment that holds `position`, or will; the first one for what is before it.
+    /// Returns the segment that contains `position`, or will; the first one if it is before all.
     pub(super) fn holding(&self, position: Position) -> Option<Arc<Segment>> {
         let segments = lock(&self.segments);
         let after = segments.partition_point(|segment| segment.first <= position);
         segments.get(after.saturating_sub(1)).cloned()
     }
 
-    /// The segment behind the one that begins at `first`.
+    /// Returns the segment after the one that starts at `first`.
     pub(super) fn behind(&self, first: Position) -> Option<Arc<Segment>> {
         let segments = lock(&self.segments);
         segments.get(segments.partition_point(|segment| segment.first <= first)).cloned()

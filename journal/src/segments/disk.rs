@@ -1,5 +1,5 @@
-//! What the journal does to a disk: few operations, so that tests can stand in for a disk that fails, lies or is
-//! cut off. Reading is not among them.
+//! Disk operations of the journal: few, so that tests can replace the disk with one that fails, lies or loses
+//! power. Reading is not among them.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -8,30 +8,30 @@ use std::path::Path;
 
 use crate::private;
 
-/// A disk to write on. Names are made durable by [`Disk::sync_dir`] alone.
+/// Disk to write to. Only [`Disk::sync_dir`] makes names durable.
 pub trait Disk: Send + Sync {
-    /// Makes an empty file, or empties the one that is there.
+    /// Creates an empty file, or truncates an existing one.
     fn create(&self, path: &Path) -> io::Result<Box<dyn DiskFile>>;
-    /// Opens a file that is there.
+    /// Opens an existing file.
     fn open(&self, path: &Path) -> io::Result<Box<dyn DiskFile>>;
     /// Renames a file.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
     /// Removes a file.
     fn remove(&self, path: &Path) -> io::Result<()>;
-    /// Makes the names in a folder durable.
+    /// Makes the names in a directory durable.
     fn sync_dir(&self, dir: &Path) -> io::Result<()>;
 }
 
-/// A file to write to.
+/// File to write to.
 pub trait DiskFile: Send {
     /// Writes all bytes at an offset.
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()>;
-    /// Makes everything written durable (`fdatasync`). After an error nothing is known of what was written, and
-    /// trying again would tell a lie: the kernel reports a failure once.
+    /// Makes everything written durable (`fdatasync`). After an error the state of the writes is unknown, and
+    /// a retry would falsely succeed: the kernel reports a failure once.
     fn sync(&self) -> io::Result<()>;
 }
 
-/// The file system.
+/// File system of the operating system.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct FileSystem;
 

@@ -1,15 +1,15 @@
-//! Frames: how records stand in a segment file.
+//! Frames: the format of records in a segment file.
 //!
 //! ```text
-//!  0  magic   4 bytes, two of which no UTF-8 text holds: nothing that a record says can pass for a frame
-//!  4  crc     u32, CRC-32C of everything behind it
+//!  0  magic   4 bytes, two of which never occur in UTF-8: no record's text can pass for a frame
+//!  4  crc     u32, CRC-32C of everything after it
 //!  8  len     u32, bytes of payload
 //! 12  kind    1 byte: 1 record, 2 marker; then 3 zero bytes
 //! 16  synced  u64, the position up to which the journal was synced when this frame was written
 //! 24  payload the record's bytes; a marker has none
 //! ```
-//! Numbers are little-endian. Zeros follow the last frame. What must stay true: `synced` is never ahead of what was
-//! synced, because opening a journal cuts damage behind the highest one and refuses damage before it.
+//! Numbers are little-endian. Zeros follow the last frame. Invariant: `synced` is never ahead of what was
+//! synced. Opening a journal truncates damage after the highest one and refuses damage before it.
 
 use chancery_events::id::Position;
 use chancery_events::record::MAX_BYTES;
@@ -18,14 +18,12 @@ use chancery_events::record::MAX_BYTES;
 pub(super) const HEAD: usize = 24;
 const MAGIC: [u8; 4] = [0xff, b'C', b'h', 0xfe];
 
-/// What a frame holds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Kind {
     Record,
     Marker,
 }
 
-/// A whole frame.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Frame<'a> {
     pub(super) kind: Kind,
@@ -34,19 +32,19 @@ pub(super) struct Frame<'a> {
 }
 
 impl Frame<'_> {
-    /// How many bytes it takes in the file.
+    /// Returns the length of the frame in the file, in bytes.
     pub(super) const fn len(&self) -> usize {
         HEAD + self.payload.len()
     }
 }
 
-/// What stands at a place of a segment.
+/// Content of a segment at an offset.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Found<'a> {
     Frame(Frame<'a>),
-    /// Nothing but zeros up to the end.
+    /// Zeros up to the end.
     End,
-    /// Neither.
+    /// Neither a frame nor zeros.
     Damage(&'static str),
 }
 
@@ -71,7 +69,7 @@ fn u32_at(bytes: &[u8], at: usize) -> u32 {
     bytes[at..].first_chunk().map_or(0, |bytes| u32::from_le_bytes(*bytes))
 }
 
-/// How long the frame is whose head is `head`, or what is wrong with it.
+/// Returns the length of the frame with this head, or the reason why the head is invalid.
 pub(super) fn len(head: &[u8; HEAD]) -> Result<usize, &'static str> {
     if head[..4] != MAGIC {
         return Err("there is no frame");
@@ -80,7 +78,7 @@ pub(super) fn len(head: &[u8; HEAD]) -> Result<usize, &'static str> {
     if payload > MAX_BYTES { Err("a frame's length is damaged") } else { Ok(HEAD + payload) }
 }
 
-/// Reads the frame that fills `bytes`, as [`len`] has told.
+/// Reads the frame that fills `bytes`, whose length is that of [`len`].
 pub(super) fn read(bytes: &[u8]) -> Result<Frame<'_>, &'static str> {
     let Some((head, payload)) = bytes.split_first_chunk::<HEAD>() else {
         return Err("a frame is cut short");
@@ -100,9 +98,9 @@ pub(super) fn read(bytes: &[u8]) -> Result<Frame<'_>, &'static str> {
     Ok(Frame { kind, synced: Position::new(synced), payload })
 }
 
-/// Reads what stands at the beginning of `rest`, which goes on to the end of the segment.
+/// Reads the start of `rest`, which extends to the end of the segment.
 pub(super) fn find(rest: &[u8]) -> Found<'_> {
-    // The search for zeros takes place once a segment: at its end, or at damage.
+    // The search for zeros happens once per segment: at its end, or at damage.
     let Some(head) = rest.first_chunk::<HEAD>() else {
         return if is_zero(rest) { Found::End } else { Found::Damage("a frame is cut short") };
     };
@@ -114,10 +112,10 @@ pub(super) fn find(rest: &[u8]) -> Found<'_> {
     }
 }
 
-/// The highest position that any whole frame in `rest` names, wherever it begins: behind damage the frames' places
-/// are unknown.
+/// Returns the highest position that any intact frame in `rest` names, at any offset: after damage the
+/// offsets of frames are unknown.
 pub(super) fn highest_named(rest: &[u8]) -> Option<Position> {
-    // A frame may end in zeros, those of its number, but is never all of them.
+    // A frame may end in zeros, those of its number, but never consists of them.
     let rest = &rest[..rest.len().min(len_without_zeros(rest) + HEAD)];
     let mut highest = None;
     let mut at = 0;
@@ -134,13 +132,12 @@ pub(super) fn highest_named(rest: &[u8]) -> Option<Position> {
     highest
 }
 
-/// Whether there are only zeros.
 pub(super) fn is_zero(bytes: &[u8]) -> bool {
     let (chunks, rest) = bytes.as_chunks::<64>();
     chunks.iter().all(|chunk| chunk == &[0; 64]) && rest.iter().all(|byte| *byte == 0)
 }
 
-/// How many bytes there are up to the last that is not zero.
+/// Returns the length up to the last byte that is not zero.
 pub(super) fn len_without_zeros(bytes: &[u8]) -> usize {
     bytes.iter().rposition(|byte| *byte != 0).map_or(0, |at| at + 1)
 }

@@ -1,16 +1,17 @@
-//! The embedded journal: segment files in a folder, for one process.
+//! Embedded journal: segment files in a directory, for one process.
 //!
 //! ```text
-//! lock                        held by the process that has it open
+//! lock                        held by the process that has the journal open
 //! 00000000000000000001.seg    frames, then zeros; named after its first position
-//! 00000000000000000001.post   what is where in it, made when it is full
+//! 00000000000000000001.post   its postings, written when the segment is full
 //! 00000000000000094117.seg
-//! spare                       the next segment, in the making
-//! <position>-<offset>.cut     what was cut off on opening, kept for people
+//! spare                       preallocated next segment
+//! <position>-<offset>.cut     tail truncated on opening, kept for people
 //! ```
-//! In reading order: the disk, frames, the scan of a segment, opening, the queue, the spare, the writer, the catalog
-//! that it shares with readers, and these; postings, where they are kept, and reading by them; beside them the check that changes nothing. What must stay true: what is acknowledged was synced; what
-//! was ever named as synced is there or the journal does not open; one process writes.
+//! In reading order: disk, frames, scan of a segment, opening, queue, spare, writer, the catalog shared with
+//! readers, and readers. Then postings, their cache, reading by them, and the read-only check. Invariants:
+//! acknowledged records were synced. What was ever named as synced is there, or the journal does not open.
+//! Only one process writes.
 
 mod about;
 mod catalog;
@@ -55,49 +56,49 @@ pub use verify::{Finding, Outcome, Report, VerifyError, postings as postings_in,
 
 const LOCK: &str = "lock";
 
-/// How to open a journal.
+/// Options for opening a journal.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The folder, made if need be.
+    /// Directory, created if it is missing.
     pub dir: PathBuf,
-    /// Whose journal it is.
+    /// Fleet that the journal belongs to.
     pub fleet: Arc<str>,
-    /// Bytes of the first segment; each one is twice as large as the one before.
+    /// Bytes of the first segment (default: 4 MiB); each segment is twice as large as the previous one.
     pub first_segment: u64,
-    /// Up to so many bytes.
+    /// Maximum bytes of a segment (default: 64 MiB).
     pub largest_segment: u64,
-    /// How much may wait to be written.
+    /// Limits of the append queue (default: 8192 records, 32 MiB).
     pub queue: Bounds,
-    /// How long nothing must have come before the last sync is named by a marker.
+    /// Idle time before a marker names the last sync (default: 20 ms).
     pub pause: Duration,
-    /// How much is checked on opening.
+    /// Extent of the check on opening (default: everything).
     pub check: Check,
-    /// What is held against the journal before anything is changed.
+    /// Evidence to check the journal against before any change (default: nothing).
     pub against: Against,
 }
 
-/// What is held against a journal on opening.
+/// Evidence that a journal is checked against on opening.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Against {
-    /// Nothing: a mirror, whose truth is elsewhere.
+    /// No evidence: a mirror, whose source of truth is elsewhere.
     Nothing,
-    /// These witnesses, and files of postings: a journal that has lost what they name is refused.
+    /// These witnesses and the files of postings: a journal that lost what they name is refused.
     Witnesses(Vec<Witness>),
-    /// The same, and what is missing is accepted: it is told.
+    /// The same evidence; a loss is accepted and reported.
     AcceptedLoss(Vec<Witness>),
 }
 
-/// How much is checked on opening. The last two segments always are.
+/// Extent of the check on opening. The last two segments are always checked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Check {
     /// Every frame of every segment, at 2 GB/s or the disk's speed.
     All,
-    /// Damage in older segments is found by whoever reads them.
+    /// The last two segments only: readers find damage in older ones.
     Newest,
 }
 
 impl Options {
-    /// The usual ones.
+    /// Returns the default options.
     pub fn new(dir: impl Into<PathBuf>, fleet: &str) -> Options {
         Options {
             dir: dir.into(),
@@ -112,28 +113,27 @@ impl Options {
     }
 }
 
-/// A journal in segment files, open for writing.
+/// Journal in segment files, open for writing.
 pub struct SegmentJournal {
     queue: Arc<Queue>,
     catalog: Arc<Catalog>,
     running: Mutex<Option<Running>>,
 }
 
-/// What ends with the journal.
+/// Resources that end with the journal.
 struct Running {
-    /// The journal's thread.
     writer: JoinHandle<()>,
     filing: Filing,
     lock: File,
 }
 
 impl SegmentJournal {
-    /// Opens the journal in a folder. `sink` gets what is appended from now on.
+    /// Opens the journal in a directory. `sink` receives what is appended from now on.
     pub fn open(options: &Options, sink: Sink) -> Result<(SegmentJournal, Opened), OpenError> {
         SegmentJournal::open_on(Arc::new(FileSystem), options, sink)
     }
 
-    /// Opens it on another disk than the file system itself: for tests that let the disk fail.
+    /// Opens the journal on another disk than the file system: for tests that let the disk fail.
     pub fn open_on(
         disk: Arc<dyn Disk>,
         options: &Options,
@@ -166,7 +166,8 @@ impl SegmentJournal {
     }
 }
 
-/// The names of the folder and of those above it must be durable before anything in them is called so.
+/// Creates the directory. Its name and its parents' must be durable before its content is reported as
+/// durable.
 fn make_dir(dir: &Path) -> Result<(), OpenError> {
     let dir = std::path::absolute(dir).map_err(failed("find", dir))?;
     let missing: Vec<_> = dir.ancestors().take_while(|above| !above.exists()).collect();
@@ -186,8 +187,8 @@ fn take_lock(dir: &Path) -> Result<File, OpenError> {
     loop {
         match file.try_lock() {
             Ok(()) => return Ok(file),
-            // To see whether the folder is open, verify holds the lock for a moment; and a process that is killed
-            // while it starts another one leaves it to that one until the other program runs.
+            // `verify` briefly holds the lock to see whether the directory is open. A process killed while it
+            // starts another leaves the lock to the other until the other program runs.
             Err(TryLockError::WouldBlock) if tries > 0 => {
                 tries -= 1;
                 std::thread::sleep(Duration::from_millis(20));
@@ -235,7 +236,7 @@ impl Journal for SegmentJournal {
 
 impl Drop for SegmentJournal {
     fn drop(&mut self) {
-        // Whoever wants to know how it went calls `close`.
+        // Callers that need the result call `close`.
         let _ = self.close();
     }
 }

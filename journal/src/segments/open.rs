@@ -1,16 +1,16 @@
-//! Opening a folder of segments: what is kept, what is made durable again, what is cut, what is refused.
+//! Opening a directory of segments: what is kept, made durable again, truncated or refused.
 //!
-//! | where | whole | damaged or missing |
+//! | where | intact | damaged or missing |
 //! |---|---|---|
 //! | any segment but the last | kept | refused |
-//! | last segment, up to the highest position that a frame or the segment's name says was synced | kept | refused |
-//! | last segment, behind it | rewritten and synced before use | cut, loudly; the bytes are kept aside |
+//! | last segment, up to the highest position named as synced by a frame or the segment's name | kept | refused |
+//! | last segment, after it | rewritten and synced before use | truncated with a warning; a copy is kept |
 //! | any record that a witness names | kept | refused, unless the loss is accepted |
 //!
-//! Behind the named position a torn write cannot be told from damage done later, and nothing there can have been
-//! acknowledged but the very last group. What is whole there is rewritten because a sync that failed leaves pages
-//! that look clean but are not on the disk. What is cut is overwritten with zeros, so that it cannot be taken for
-//! frames later. A segment in a format of a newer build, or of another fleet, is never touched.
+//! After the named position a torn write looks like later damage, and only the very last group can have been
+//! acknowledged. Intact records there are rewritten, because a failed sync leaves pages that look clean but
+//! are not on the disk. The truncated part is overwritten with zeros, so that it cannot be taken for frames
+//! later. A segment in a newer build's format, or of another fleet, is never changed.
 
 use std::fs;
 use std::io;
@@ -32,26 +32,26 @@ use crate::chain::{Broken, Chain, Cursor};
 use crate::journal::ReadError;
 use crate::witness::{Loss, loss};
 
-/// The journal cannot be opened. Nothing was changed.
+/// Reason why the journal cannot be opened. Nothing was changed.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// Stop the other process, or choose another folder.
+    /// The other process must be stopped, or another directory chosen.
     #[error("open the journal in {}: another process has it open", dir.display())]
     Locked {
-        /// The folder.
+        /// Directory of the journal.
         dir: PathBuf,
     },
-    /// See to the file system.
+    /// The file system failed.
     #[error("open the journal: {operation} {}", path.display())]
     Io {
-        /// What was tried.
+        /// Failed operation.
         operation: &'static str,
-        /// With what.
+        /// Path that it was applied to.
         path: PathBuf,
-        /// What failed.
+        /// Underlying error.
         source: io::Error,
     },
-    /// Put the file back from a copy.
+    /// The file must be restored from a copy.
     #[error(
         "open the journal: {} is damaged at offset {offset}, where position {position} should stand: {reason}. \
          Everything up to position {named} was synced once, so this is not the trace of a crash, and nothing was \
@@ -59,84 +59,84 @@ pub enum OpenError {
         file.display()
     )]
     Damaged {
-        /// The segment.
+        /// Segment file.
         file: PathBuf,
-        /// Where in it.
+        /// Offset in bytes.
         offset: u64,
-        /// The position that should stand there.
+        /// Position expected there.
         position: Position,
-        /// Up to where the journal was synced, as far as the folder tells.
+        /// Position up to which the directory records the journal as synced.
         named: Position,
-        /// What is wrong.
+        /// Damage, in words.
         reason: String,
     },
-    /// Put the folder back from a copy, or accept the loss.
+    /// The directory must be restored from a copy, or the loss accepted.
     #[error(
         "cannot open the journal in {}: {loss}; nothing was changed. hint: put the directory back from a copy that reaches \
          further; if there is none, chancery serve --accept-loss continues under a new lineage",
         dir.display()
     )]
     Short {
-        /// The folder.
+        /// Directory of the journal.
         dir: PathBuf,
-        /// What is missing.
+        /// Records that are missing.
         loss: Box<Loss>,
     },
     /// A record that a witness names cannot be read.
     #[error("cannot open the journal in {}", dir.display())]
     Unreadable {
-        /// The folder.
+        /// Directory of the journal.
         dir: PathBuf,
-        /// What failed.
+        /// Error of the read.
         source: ReadError,
     },
-    /// Choose the right folder, or the right fleet.
+    /// The directory or the fleet is wrong.
     #[error("open the journal: {} is of fleet {found:?}, not of {wanted:?}", file.display())]
     OtherFleet {
-        /// The segment.
+        /// Segment file.
         file: PathBuf,
-        /// Whose it is.
+        /// Fleet of the segment.
         found: Arc<str>,
-        /// Who was to open it.
+        /// Fleet of the options.
         wanted: Arc<str>,
     },
-    /// Use the build that wrote it, or a newer one.
+    /// The journal needs the build that wrote it, or a newer one.
     #[error("open the journal: {}", file.display())]
     Broken {
-        /// The segment.
+        /// Segment file.
         file: PathBuf,
-        /// What cannot be taken.
+        /// Record that cannot be accepted.
         source: Broken,
     },
 }
 
-/// A tail that was cut off: the last group, torn while it was written, or damaged before any frame named it.
+/// Truncated tail: the last group, torn while it was written, or damaged before any frame named it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Cut {
-    /// The first position that is gone, if it was ever acknowledged.
+    /// First position that is lost, if it was ever acknowledged.
     pub from: Position,
-    /// The segment.
+    /// Segment file.
     pub file: PathBuf,
-    /// Where in it.
+    /// Offset in bytes.
     pub offset: u64,
-    /// How many bytes.
+    /// Length in bytes.
     pub bytes: u64,
-    /// What was wrong with the first of them.
+    /// Damage to the first of them.
     pub reason: String,
-    /// Where they are kept.
+    /// Path of the copy.
     pub kept: PathBuf,
 }
 
-/// What was found on opening.
+/// Result of opening a journal.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Opened {
-    /// The last record.
+    /// Cursor after the last record.
     pub head: Option<Cursor>,
-    /// The first position of what was rewritten, because no frame said that it was synced.
+    /// First position that was rewritten, because no frame named it as synced.
     pub rewritten: Option<Position>,
-    /// What was cut.
+    /// Truncated tail.
     pub cut: Option<Cut>,
-    /// What is missing, if that was accepted.
+    /// Accepted loss.
     pub loss: Option<Loss>,
 }
 
@@ -157,7 +157,7 @@ fn damaged(file: &Path, named: Position, damage: Damage) -> OpenError {
     OpenError::Damaged { file: file.to_owned(), offset: offset as u64, position, named, reason }
 }
 
-/// Brings the folder, whose lock is held, into a state to write on.
+/// Prepares the directory, whose lock is held, for writing.
 pub(super) fn open(options: &Options, disk: &dyn Disk) -> Result<Ready, OpenError> {
     let dir = &options.dir;
     let mut files = list(dir).map_err(failed("list", dir))?;
@@ -186,7 +186,7 @@ pub(super) fn open(options: &Options, disk: &dyn Disk) -> Result<Ready, OpenErro
     segments.push(segment.clone());
     let catalog = Arc::new(Catalog::new(options.fleet.clone(), segments, head));
     let loss = weigh(options, &catalog, Some(first))?;
-    // Whatever is refused has been refused: from here on the folder is changed.
+    // All refusals are above: from here on the directory is changed.
     clear(dir, disk)?;
     let file = disk.open(&path).map_err(failed("open", &path))?;
     let cut = cut(dir, disk, &path, &bytes, &scan)?;
@@ -211,7 +211,7 @@ pub(super) fn open(options: &Options, disk: &dyn Disk) -> Result<Ready, OpenErro
     })
 }
 
-/// What is missing, if that is accepted. `last` is where the last segment begins, if there is one. Changes nothing.
+/// Returns the loss, if accepted. `last` is the start of the last segment, if there is one. Changes nothing.
 fn weigh(
     options: &Options,
     catalog: &Arc<Catalog>,
@@ -233,7 +233,7 @@ fn weigh(
     }
 }
 
-/// Clears away what a crash has left unfinished.
+/// Removes unfinished files that a crash left.
 fn clear(dir: &Path, disk: &dyn Disk) -> Result<(), OpenError> {
     let spare = dir.join(spare::NAME);
     set_aside(&spare, Wanted::File).map_err(failed("set aside", &spare))?;
@@ -244,7 +244,7 @@ fn clear(dir: &Path, disk: &dyn Disk) -> Result<(), OpenError> {
     Ok(())
 }
 
-/// Makes the first segment.
+/// Creates the first segment.
 fn begin(options: &Options, disk: &dyn Disk, loss: Option<Loss>) -> Result<Ready, OpenError> {
     let dir = &options.dir;
     let size = options.first_segment.min(options.largest_segment);
@@ -260,7 +260,7 @@ fn begin(options: &Options, disk: &dyn Disk, loss: Option<Loss>) -> Result<Ready
     })
 }
 
-/// Looks at all segments but the last, which begins at `last`. Gives where they end.
+/// Checks all segments but the last, which starts at `last`. Returns them and the cursor at their end.
 fn earlier(
     options: &Options,
     files: &[(Position, PathBuf)],
@@ -292,7 +292,7 @@ fn earlier(
     }
     match before {
         Before::Known(before) => Ok((segments, before)),
-        // The last of the earlier ones is always read.
+        // The last of the earlier segments is always read.
         Before::Unknown => Ok((segments, None)),
     }
 }
@@ -302,7 +302,7 @@ fn missing(file: &Path, position: Position, named: Position) -> OpenError {
     damaged(file, named, Damage { offset: 0, position, reason })
 }
 
-/// Keeps aside what is to be cut, and says so.
+/// Copies the tail before truncation, and logs a warning.
 fn cut(
     dir: &Path,
     disk: &dyn Disk,

@@ -1,24 +1,25 @@
-//! Postings: where in a segment the events about a subject are.
+//! Postings: an index of the events about each subject in a segment.
 //!
-//! A closed segment's postings are kept in a file beside it, `<position>.post`. Numbers are little-endian.
+//! The postings of a closed segment are stored next to it in `<position>.post`. Numbers are little-endian.
 //! ```text
 //!  0  magic    8 bytes
-//!  8  crc      u32, CRC-32C of everything behind it; then 4 zero bytes
+//!  8  crc      u32, CRC-32C of everything after it; then 4 zero bytes
 //! 16  first    u64, the segment's first position
-//! 24  end      u64, where the segment's frames end
+//! 24  end      u64, the end of the segment's frames
 //! 32  last     u64, the offset of its last record's frame
 //! 40  hash     32 bytes, the hash of that record
 //! 72  through  u64, the position of that record's last event
 //! 80  lineage  u64, that of the record
-//! 88  keys     u64, how many keys; u64, how many places
+//! 88  keys     u64, number of keys; u64, number of places
 //! 104 keys, ascending: u64 key, u64 the number of its first place
 //!     places: u32 position less the segment's first, u32 offset of the record's frame
 //! ```
-//! A key is the front of the SHA-256 of a subject's text, so two subjects may share one: a place says where an event
-//! *may* be about a subject, and whoever asks looks. An event that this build cannot read may be about anything, and
-//! stands under a key of its own. What must stay true: postings can be dropped at any time and are never trusted:
-//! what does not fit its segment is made anew, and no event about a subject is ever missing from its places. A file is
-//! made of a segment that is closed and synced, so it is also a witness of how far the journal has come.
+//! A key is a prefix of the SHA-256 of a subject's text, so subjects may share one. A place means that an
+//! event *may* be about a subject, and readers check. An event that this build cannot read may be about
+//! anything, and has a key of its own. Invariants: postings can be deleted at any time and are never trusted.
+//! Postings that do not fit their segment are built again, and no event about a subject is ever missing from
+//! its places. A file is made from a closed, synced segment, so it is also a witness of how far the journal
+//! reached.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -42,12 +43,11 @@ const HEAD: usize = 104;
 const ENTRY: usize = 16;
 const PLACE: usize = 8;
 
-/// Stands for a subject.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct Key(u64);
 
 impl Key {
-    /// Of events that cannot be read here.
+    /// Key of events that this build cannot read.
     pub(super) const UNREADABLE: Key = Key(0);
 
     pub(super) fn of(subject: &Subject) -> Key {
@@ -56,21 +56,21 @@ impl Key {
     }
 }
 
-/// An event, and the offset of the frame that holds its record.
+/// Position of an event, and the offset of the frame that contains its record.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct Place {
     pub(super) position: Position,
     pub(super) offset: u64,
 }
 
-/// Postings of the front of a segment, in memory.
+/// Postings of a prefix of a segment, in memory.
 #[derive(Clone, Default, Debug)]
 pub(super) struct Postings {
     lists: BTreeMap<Key, Vec<Place>>,
     last: Option<Last>,
 }
 
-/// The last record of a segment, and where its frame is.
+/// Last record of a segment, and the offset of its frame.
 #[derive(Clone, Copy, Debug)]
 struct Last {
     offset: u64,
@@ -80,7 +80,7 @@ struct Last {
 }
 
 impl Postings {
-    /// Notes what a record's events are about. Records come in order.
+    /// Adds the subjects of a record's events. Records come in order.
     pub(super) fn note(&mut self, record: &Record, offset: u64) {
         let lineage = record.header().lineage;
         for (position, line) in record.events() {
@@ -112,7 +112,7 @@ impl Postings {
         self.lists.get(&key).map_or(&[], Vec::as_slice)
     }
 
-    /// The bytes of the file of a segment whose frames end at `end`; `None` if it is empty, or too large for one.
+    /// Encodes the file for a segment whose frames end at `end`; `None` if it is empty, or too large for one.
     pub(super) fn encode(&self, first: Position, end: u64) -> Option<Vec<u8>> {
         let Last { offset, hash, through, lineage } = self.last?;
         u32::try_from(end).ok()?;
@@ -134,7 +134,7 @@ impl Postings {
             start += list.len() as u64;
         }
         for place in self.lists.values().flatten() {
-            // Each event takes bytes of its own, so positions are no further apart than the end is.
+            // Each event has at least one byte, so positions span less than the end.
             let position = u32::try_from(place.position.get() - first.get()).ok()?;
             bytes.extend_from_slice(&position.to_le_bytes());
             bytes.extend_from_slice(&u32::try_from(place.offset).ok()?.to_le_bytes());
@@ -145,24 +145,24 @@ impl Postings {
     }
 }
 
-/// The file that belongs to a segment.
+/// Returns the path of a segment's file of postings.
 pub(super) fn path(segment: &Path) -> PathBuf {
     segment.with_extension(EXTENSION)
 }
 
-/// Writes it. Nothing is synced: what a crash leaves of it is found out by its checksum.
+/// Writes the file. Nothing is synced: the checksum detects what a crash leaves.
 pub(super) fn write(segment: &Path, bytes: &[u8]) -> io::Result<()> {
     let path = path(segment);
     let unfinished = path.with_extension(UNFINISHED);
     let written = private::write(&unfinished, bytes).and_then(|()| fs::rename(&unfinished, &path));
     if written.is_err() {
-        // On a full disk it takes room for nothing. If it cannot go now, it goes when the journal is opened.
+        // On a full disk it would waste space. If this fails, opening the journal removes it.
         let _first_error_counts = fs::remove_file(&unfinished);
     }
     written
 }
 
-/// What a crash has left of files that were being written, in a folder whose lock is held.
+/// Lists unfinished files that a crash left, in a directory whose lock is held.
 pub(super) fn left_over(dir: &Path) -> io::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(dir)? {
@@ -175,9 +175,9 @@ pub(super) fn left_over(dir: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// What files of postings tell that stand beside the last segment, or belong to one that is not there; `last` is the first
-/// position of that segment, if there is any. They are made once another segment follows: so that of the last one tells of
-/// the position behind it, too.
+/// Returns the witnesses in the postings of the last segment and of missing ones. `last` is the first
+/// position of that segment, if there is one. Files are made once another segment follows, so that of the
+/// last one also proves the next position.
 pub(super) fn witnesses(dir: &Path, last: Option<Position>) -> io::Result<Vec<Witness>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(dir)? {
@@ -187,7 +187,7 @@ pub(super) fn witnesses(dir: &Path, last: Option<Position>) -> io::Result<Vec<Wi
         if !is_filed || first.is_none_or(|first| last.is_some_and(|last| first < last)) {
             continue;
         }
-        // One that is not as it was written proves nothing.
+        // A file that is not as it was written proves nothing.
         let Some(filed) = Filed::check(&fs::read(&path)?).filter(|filed| Some(filed.first) == first) else {
             continue;
         };
@@ -201,7 +201,7 @@ pub(super) fn witnesses(dir: &Path, last: Option<Position>) -> io::Result<Vec<Wi
     Ok(found)
 }
 
-/// A file of postings that was checked whole, and against its segment.
+/// Header of a file of postings that passed [`Filed::check`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Filed {
     pub(super) first: Position,
@@ -219,7 +219,8 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
 }
 
 impl Filed {
-    /// Checks a whole file; `None` if it is not as it was written. Whether it is of its segment is for the caller.
+    /// Checks a complete file; `None` if it is not as it was written. The caller must check whether it fits
+    /// its segment.
     pub(super) fn check(bytes: &[u8]) -> Option<Filed> {
         let crc = bytes.get(8..12)?.first_chunk().map(|crc| u32::from_le_bytes(*crc))?;
         if !bytes.starts_with(MAGIC) || crc != crc32c::crc32c(&bytes[12..]) {
@@ -234,7 +235,6 @@ impl Filed {
         (len == bytes.len() as u64).then_some(filed)
     }
 
-    /// The places under a key.
     pub(super) fn find(&self, file: &File, key: Key) -> io::Result<Vec<Place>> {
         let (mut low, mut high) = (0, self.keys);
         while low < high {
@@ -265,7 +265,7 @@ impl Filed {
     }
 }
 
-/// A key of the file, and the number of its first place.
+/// Returns a key of the file, and the number of its first place.
 fn entry(file: &File, number: u64) -> io::Result<(u64, u64)> {
     let mut bytes = [0; ENTRY];
     file.read_exact_at(&mut bytes, HEAD as u64 + number * ENTRY as u64)?;

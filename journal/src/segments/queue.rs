@@ -1,11 +1,11 @@
-//! What waits to be written, between those who append and whoever writes.
+//! Queue of appends, between appenders and the current writer.
 //!
-//! Whether a record counts is judged here, when it is appended, by the chain that everything queued before makes:
-//! under the folder's lock there is no other writer, so the answer is known at once.
+//! Records are judged here, on append, by the chain of everything queued before. Under the directory's lock
+//! there is no other writer, so the result is known immediately.
 //!
-//! The writer itself lies here while nobody writes. Whoever takes it out writes: the journal's thread, or an appender
-//! that would wait anyway. What must stay true: there is one writer, so records are written in the order in which
-//! they were queued; it comes back, or nothing is ever taken in again.
+//! The writer itself is stored here while idle. The thread that takes it out writes: the journal's thread, or
+//! an appender that would wait anyway. Invariants: there is one writer, so records are written in the order
+//! in which they were queued. The writer is put back, or the queue accepts nothing more.
 
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -17,32 +17,32 @@ use super::writer::Writer;
 use crate::chain::Chain;
 use crate::journal::AppendError;
 
-/// How much may wait.
+/// Limits of the append queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Bounds {
-    /// Records.
+    /// Maximum number of records.
     pub records: usize,
-    /// Bytes of records; a single one always fits.
+    /// Maximum bytes of records; a single record always fits.
     pub bytes: usize,
 }
 
 pub(super) struct Queue {
     state: Mutex<State>,
-    /// The journal's thread waits here, nobody else.
+    /// Only the journal's thread waits here.
     has_work: Condvar,
     bounds: Bounds,
-    /// How long nothing must have been written before the last sync is named.
+    /// Idle time before the last sync is named.
     pause: Duration,
 }
 
 struct State {
     records: Vec<Record>,
     bytes: usize,
-    /// Stands behind the last record queued.
+    /// Chain after the last queued record.
     chain: Chain,
     phase: Phase,
     writer: Option<Box<Writer>>,
-    /// When the writer came back.
+    /// Time when the writer was put back.
     written: Instant,
     rest: Rest,
 }
@@ -50,40 +50,40 @@ struct State {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Phase {
     Open,
-    /// Nothing more comes in; what waits is still written.
+    /// Appends fail; queued records are still written.
     Closing,
-    /// The writer is gone, having written everything.
+    /// The writer has ended, having written everything.
     Closed,
-    /// The writer is gone after an error.
+    /// The writer has ended after an error.
     Stopped,
 }
 
-/// What the journal's thread is doing.
+/// State of the journal's thread.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Rest {
     Busy,
-    /// Looks again by itself after a while.
+    /// Timed wait: wakes up on its own.
     Dozes,
     /// Must be woken.
     Sleeps,
 }
 
-/// What there is to do.
+/// Work for the journal's thread.
 pub(super) enum Taken {
     Records(Box<Writer>, Vec<Record>),
-    /// Nothing has been written for a while, and the last sync is not named yet.
+    /// Nothing was written for a while, and the last sync is not named yet.
     Nothing(Box<Writer>),
-    /// Nothing waits, and nothing will come.
+    /// The queue is empty and closed.
     Closed(Box<Writer>),
-    /// The writer is gone.
+    /// The writer has ended.
     Stopped,
 }
 
-/// What became of a record that was to be written by its appender.
+/// Result of an append that its caller may write.
 pub(super) enum Appended {
-    /// It is for the appender to write.
+    /// The appender must write the record.
     Taken(Box<Writer>, Box<Record>),
-    /// It waits behind others.
+    /// The record waits in the queue.
     Queued,
 }
 
@@ -106,14 +106,14 @@ impl Queue {
         let mut state = lock(&self.state);
         let (record, bytes) = self.judge(&mut state, record)?;
         state.push(record, bytes);
-        // Without the writer there is nothing to wake up for: whoever brings it back looks what waits.
+        // Without the writer there is no reason to wake up: the thread that puts it back checks the queue.
         let must_wake = state.writer.is_some() && state.wake();
         drop(state);
         self.notify(must_wake);
         Ok(())
     }
 
-    /// Gives the writer to the appender, if it is there and nothing waits.
+    /// Gives the writer to the appender, if it is idle and the queue is empty.
     pub(super) fn append_here(&self, record: Record) -> Result<Appended, AppendError> {
         let mut state = lock(&self.state);
         let (record, bytes) = self.judge(&mut state, record)?;
@@ -126,7 +126,7 @@ impl Queue {
         Ok(Appended::Queued)
     }
 
-    /// Whether the record counts and there is room: with it, how many bytes wait then.
+    /// Checks that the record is valid and fits. Returns it with the bytes that are then queued.
     fn judge(&self, state: &mut State, record: Record) -> Result<(Record, usize), AppendError> {
         if state.phase != Phase::Open {
             return Err(AppendError::Closed);
@@ -139,7 +139,7 @@ impl Queue {
         Ok((record, bytes))
     }
 
-    /// Waits for work. For the journal's thread.
+    /// Waits for work; for the journal's thread.
     pub(super) fn take(&self) -> Taken {
         let mut state = lock(&self.state);
         loop {
@@ -162,7 +162,7 @@ impl Queue {
                 };
             }
             state = if is_named || is_due {
-                // Due without a writer: whoever has it wakes this thread when it comes back.
+                // Due without a writer: the thread that puts it back wakes this one.
                 state.rest = Rest::Sleeps;
                 self.has_work.wait(state).unwrap_or_else(PoisonError::into_inner)
             } else {
@@ -174,7 +174,7 @@ impl Queue {
         }
     }
 
-    /// Brings the writer back.
+    /// Puts the writer back.
     pub(super) fn put_back(&self, writer: Box<Writer>) {
         let mut state = lock(&self.state);
         let is_named = writer.is_named();
@@ -193,7 +193,7 @@ impl Queue {
         }
     }
 
-    /// Lets nothing more in.
+    /// Refuses further appends.
     pub(super) fn close(&self) {
         let mut state = lock(&self.state);
         if state.phase == Phase::Open {
@@ -204,7 +204,7 @@ impl Queue {
         self.notify(must_wake);
     }
 
-    /// The writer is gone; `is_clean` says whether everything was written.
+    /// Records that the writer has ended; `is_clean` if everything was written.
     pub(super) fn end(&self, is_clean: bool) {
         let mut state = lock(&self.state);
         state.phase = if is_clean { Phase::Closed } else { Phase::Stopped };
@@ -220,7 +220,8 @@ impl Queue {
 }
 
 impl State {
-    /// Whether the thread must be notified. Once is enough: it is busy from then on, although it does not run yet.
+    /// Whether the thread must be notified. Once is enough: from then on it is busy, although it does not run
+    /// yet.
     fn wake(&mut self) -> bool {
         std::mem::replace(&mut self.rest, Rest::Busy) != Rest::Busy
     }

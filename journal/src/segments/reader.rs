@@ -1,7 +1,7 @@
-//! Reading: by whoever wants to, with files of its own, up to what is durable.
+//! Reading, concurrently with the writer, with its own files, up to what is durable.
 //!
-//! A reader checks each frame and the chain between records, so what it gives is what was written. Where it begins
-//! in the middle, its first record is taken on the word of its frame.
+//! A reader checks each frame and the chain between records, so it returns what was written. If it starts in
+//! the middle, only the frame vouches for its first record.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
@@ -17,12 +17,12 @@ use super::frame::{self, Frame, HEAD, Kind};
 use crate::chain::{Chain, Cursor, Link};
 use crate::journal::{ReadError, Records, Source, records_by};
 
-/// How much is read from a file at once, at least.
+/// Minimum bytes per read of a file.
 const READ: usize = 256 << 10;
-/// And where only some frames are wanted.
+/// Minimum bytes per read when only some frames are needed.
 const READ_SINGLE: usize = 8 << 10;
 
-/// Reads a folder's segments while its writer writes.
+/// Reader of a directory's segments while they are written.
 pub(super) struct SegmentSource(pub(super) Arc<Catalog>);
 
 impl Source for SegmentSource {
@@ -49,18 +49,18 @@ fn io_error(segment: &Segment, source: std::io::Error) -> ReadError {
     ReadError::Io { place: segment.path.display().to_string(), source }
 }
 
-/// An open segment and a piece of it in memory.
+/// Open segment and a buffered part of it.
 pub(super) struct Part {
     segment: Arc<Segment>,
     file: File,
     buffer: Vec<u8>,
-    /// How much is read at once, at least.
+    /// Minimum bytes per read.
     piece: usize,
-    /// Where in the file the buffer begins.
+    /// File offset of the buffer.
     start: u64,
-    /// Of the next frame in the file.
+    /// File offset of the next frame.
     offset: u64,
-    /// Its length, if it was looked at.
+    /// Length of the next frame, if known.
     len: usize,
 }
 
@@ -71,12 +71,12 @@ impl Part {
         Ok(Part { segment, file, buffer: Vec::new(), piece: READ, start: offset, offset, len: 0 })
     }
 
-    /// For frames here and there.
+    /// Opens a segment to read single frames.
     pub(super) fn open_for_single(segment: Arc<Segment>) -> Result<Part, ReadError> {
         Ok(Part { piece: READ_SINGLE, ..Part::open(segment, 0)? })
     }
 
-    /// The `len` bytes at the next frame; `None` if fewer are durable.
+    /// Returns the `len` bytes at the next frame; `None` if fewer are durable.
     fn bytes(&mut self, len: usize) -> Result<Option<&[u8]>, ReadError> {
         let at = (self.offset - self.start) as usize;
         if self.buffer.len() < at + len {
@@ -93,7 +93,7 @@ impl Part {
         Ok(self.buffer.get(at..at + len))
     }
 
-    /// The next frame; `None` at the end of what is durable.
+    /// Returns the next frame; `None` at the end of what is durable.
     pub(super) fn frame(&mut self) -> Result<Option<Frame<'_>>, ReadError> {
         let (segment, offset) = (self.segment.clone(), self.offset);
         if offset == segment.end() {
@@ -107,12 +107,11 @@ impl Part {
         bytes.and_then(frame::read).map_err(damage).map(Some)
     }
 
-    /// Goes behind the frame that was looked at.
+    /// Advances past the last returned frame.
     pub(super) fn step(&mut self) {
         self.offset += std::mem::take(&mut self.len) as u64;
     }
 
-    /// Of the next frame.
     pub(super) const fn offset(&self) -> u64 {
         self.offset
     }
@@ -127,7 +126,7 @@ impl Part {
         self.len = 0;
     }
 
-    /// What stands here is not `position`.
+    /// Returns the error that this offset does not hold `position`.
     pub(super) fn damage(&self, position: Position, reason: &str) -> ReadError {
         damage(&self.segment, self.offset, position, reason)
     }
@@ -141,13 +140,12 @@ fn damage(segment: &Segment, offset: u64, position: Position, reason: &str) -> R
 struct Reader {
     catalog: Arc<Catalog>,
     from: Position,
-    /// `None` until the first record is found, unless that is the journal's first.
+    /// Chain; `None` until the first record is found, unless that is the journal's first.
     chain: Option<Chain>,
     part: Part,
 }
 
 impl Reader {
-    /// The next record, wherever `from` is; `None` at the head.
     fn step(&mut self) -> Result<Option<Record>, ReadError> {
         loop {
             if self.part.offset == self.part.segment.end() && !self.cross()? {
@@ -172,7 +170,7 @@ impl Reader {
         }
     }
 
-    /// Goes on to the next segment, if there is one.
+    /// Advances to the next segment, if there is one.
     fn cross(&mut self) -> Result<bool, ReadError> {
         let Some(next) = self.catalog.behind(self.part.segment.first) else { return Ok(false) };
         // The end may have moved before the next segment appeared; now it is final.
@@ -188,7 +186,7 @@ impl Reader {
     }
 }
 
-/// Takes the next record: `None` if it is before `from`, the inner error if it should not stand there.
+/// Accepts the next record: `None` if it is before `from`, the inner error if it does not belong there.
 fn take(
     chain: &mut Option<Chain>,
     fleet: &Arc<str>,

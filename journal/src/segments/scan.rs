@@ -1,4 +1,4 @@
-//! Reading a whole segment, without changing anything: what counts, where it ends, what is wrong.
+//! Read-only scan of a whole segment: valid records, the end, damage.
 
 use std::sync::Arc;
 
@@ -8,80 +8,78 @@ use chancery_events::record::{Header, Record};
 use super::frame::{self, Found, Kind};
 use crate::chain::{Broken, Chain, Cursor, Judgement, Link, SkipReason, judge};
 
-/// How far apart the places are that an index knows.
+/// Minimum distance in bytes between indexed records.
 const INDEX_STEP: u64 = 64 << 10;
 
-/// Places of a segment: the first position of the record that begins at an offset.
+/// Index of a segment: first positions of records and their offsets.
 #[derive(Clone, Default, Debug)]
 pub(super) struct Index(Vec<(Position, u64)>);
 
 impl Index {
-    /// Notes the record at `offset`, if the last one noted is far enough away.
+    /// Adds the record at `offset`, if the last indexed one is far enough away.
     pub(super) fn note(&mut self, first: Position, offset: u64) {
         if self.is_due(offset) {
             self.0.push((first, offset));
         }
     }
 
-    /// Whether [`Index::note`] would note a record at `offset`.
+    /// Whether [`Index::note`] would add a record at `offset`.
     pub(super) fn is_due(&self, offset: u64) -> bool {
         offset >= self.0.last().map_or(0, |(_, offset)| *offset) + INDEX_STEP
     }
 
-    /// Where to begin reading to find the record that holds `from`.
+    /// Returns the offset to start reading from to find the record that contains `from`.
     pub(super) fn seek(&self, from: Position) -> u64 {
         let after = self.0.partition_point(|(first, _)| *first <= from);
         after.checked_sub(1).map_or(0, |at| self.0[at].1)
     }
 }
 
-/// Bytes that are not what the writer wrote.
+/// Bytes that differ from what was written.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Damage {
     pub(super) offset: usize,
-    /// The position that should stand there.
+    /// Position expected there.
     pub(super) position: Position,
     pub(super) reason: String,
 }
 
-/// A segment that must not be touched by this build or under this name, whole as it is.
+/// Intact segment that this build or this fleet must not change.
 #[derive(Debug)]
 pub(super) enum NotOurs {
     Broken { offset: usize, source: Broken },
     Fleet { offset: usize, position: Position, found: Arc<str> },
 }
 
-/// What a segment holds.
 #[derive(Debug)]
 pub(super) struct Scan {
-    /// Stands behind the last record that counts.
+    /// Chain after the last valid record.
     pub(super) chain: Chain,
-    /// Behind the last frame that counts.
+    /// Offset after the last valid frame.
     pub(super) end: usize,
-    /// Of each record that counts, the last position and the offset of its frame.
+    /// Last position and frame offset of each valid record.
     pub(super) places: Vec<(Position, usize)>,
     pub(super) index: Index,
-    /// The highest position that the segment names as synced: by its own name, by frames, also by those behind the
-    /// damage.
+    /// Highest position that the segment names as synced: by its name, or by a frame, even after the damage.
     pub(super) named: Position,
     pub(super) damage: Option<Damage>,
 }
 
 impl Scan {
-    /// Whether the damage is behind everything that is named: the last group, cut off while it was written.
+    /// Whether the damage is after everything named: the last group, cut off while it was written.
     pub(super) fn is_torn_tail(&self) -> bool {
         self.damage.as_ref().is_some_and(|damage| damage.position > self.named)
     }
 
-    /// The offset of the first record that no frame names as synced.
+    /// Returns the offset of the first record that no frame names as synced.
     pub(super) fn unnamed(&self) -> Option<usize> {
         let at = self.places.partition_point(|(last, _)| *last <= self.named);
         self.places.get(at).map(|(_, offset)| *offset)
     }
 }
 
-/// Reads the last segment, or any one that is to be checked through and through. `chain` stands behind the segment
-/// before it; `each` is shown every record that counts.
+/// Scans the last segment, or any segment that needs a complete check. `chain` is that after the previous
+/// segment; `each` receives every valid record.
 pub(super) fn scan(bytes: &[u8], chain: Chain, mut each: impl FnMut(&Record)) -> Result<Scan, NotOurs> {
     let named = Position::new(chain.next().get() - 1);
     let mut scan = Scan { chain, end: 0, places: Vec::new(), index: Index::default(), named, damage: None };
@@ -125,12 +123,11 @@ pub(super) fn scan(bytes: &[u8], chain: Chain, mut each: impl FnMut(&Record)) ->
     Ok(scan)
 }
 
-/// Whose record it is.
 fn fleet_of(payload: &[u8]) -> Option<Arc<str>> {
     Header::peek(payload).ok().map(|(header, _)| header.fleet)
 }
 
-/// Whose journal it is that begins with this segment.
+/// Returns the fleet of the journal that starts with this segment.
 pub(super) fn fleet(bytes: &[u8]) -> Option<Arc<str>> {
     match frame::find(bytes) {
         Found::Frame(frame) => fleet_of(frame.payload),
@@ -138,7 +135,7 @@ pub(super) fn fleet(bytes: &[u8]) -> Option<Arc<str>> {
     }
 }
 
-/// What is known of a segment that has been read without checking the chain within it.
+/// Result of reading a segment without checking the chain within it.
 #[derive(Debug)]
 pub(super) struct Sweep {
     pub(super) last: Cursor,
@@ -146,8 +143,8 @@ pub(super) struct Sweep {
     pub(super) end: u64,
 }
 
-/// Checks the frames of a segment that is written no more, and that it links to the one before it, whose last
-/// record `before` stands behind. Much faster than [`scan`]; readers check the chain as they read.
+/// Checks the frames of a closed segment, and its link to the previous one. Much faster than [`scan`];
+/// readers check the chain as they read.
 pub(super) fn sweep(bytes: &[u8], fleet: &str, before: Before, first: Position) -> Result<Sweep, Damage> {
     let damage = |offset, position, reason: &str| Damage { offset, position, reason: reason.to_owned() };
     let mut index = Index::default();
@@ -184,12 +181,12 @@ pub(super) fn sweep(bytes: &[u8], fleet: &str, before: Before, first: Position) 
     }
 }
 
-/// What stands before a segment.
+/// Cursor before a segment.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Before {
-    /// This, or nothing: it is the first.
+    /// Known cursor; `None` before the first segment.
     Known(Option<Cursor>),
-    /// A segment that was not looked at.
+    /// The previous segment was not read.
     Unknown,
 }
 
@@ -199,7 +196,7 @@ impl Before {
             return Err("its first record is not the one that it is named after".into());
         }
         let Before::Known(cursor) = self else { return Ok(()) };
-        // The hash is only carried into the cursor, which is not used here.
+        // The hash is only copied into the cursor, which is not used here.
         match judge(cursor.as_ref(), fleet, header, header.prev) {
             Judgement::Valid(_) => Ok(()),
             Judgement::Skip(reason) => Err(reason.to_string()),

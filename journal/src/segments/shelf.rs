@@ -1,10 +1,10 @@
-//! Where the postings of a segment are: in a file, or in memory as far as somebody has asked.
+//! Cache of a segment's postings: in a file, or in memory as far as readers needed them.
 //!
-//! Filing is a thread of the lowest priority, which looks through closed segments and files what is missing. Whoever
-//! asks before it has come so far, or about the segment that is being written, makes postings in memory, which grow
-//! with the segment at the next question. So neither the writer nor an answer ever waits for filing. A closed segment
-//! that was asked about is filed next. What must stay true: after filing has tried, no postings of a closed segment
-//! are in memory, whether they are in a file or could not be put there.
+//! Filing is a thread of the lowest priority that checks closed segments and writes missing files. A lookup
+//! before it, or in the open segment, builds postings in memory, which grow with the segment on later
+//! lookups. So neither the writer nor a reader ever waits for filing. A closed segment that was looked up is
+//! filed next. Invariant: after a filing attempt, no postings of a closed segment are in memory, even if the
+//! attempt failed.
 
 use std::fs::{self, File};
 use std::io;
@@ -21,18 +21,17 @@ use super::postings::{self, Filed, Key, Place, Postings};
 use super::reader::Part;
 use crate::journal::ReadError;
 
-/// What is known of a segment's postings.
+/// State of a segment's postings.
 #[derive(Default, Debug)]
 pub(super) enum Shelf {
-    /// Nobody has looked.
     #[default]
     Unknown,
     Filed(Filed),
-    /// Up to an offset, the next frame's.
+    /// In memory, up to the offset of the next frame.
     Growing(Postings, u64),
 }
 
-/// Where events under `key` may be, in order: all that are durable now, and perhaps some that are not.
+/// Returns where events under `key` may be, in order: all that are durable now, and perhaps others.
 pub(super) fn places(segment: &Arc<Segment>, key: Key) -> Result<Vec<Place>, ReadError> {
     let failed = |source| ReadError::Io { place: segment.path.display().to_string(), source };
     segment.know().map_err(failed)?;
@@ -54,19 +53,19 @@ pub(super) fn places(segment: &Arc<Segment>, key: Key) -> Result<Vec<Place>, Rea
     Ok(merge(postings.find(key), postings.find(Key::UNREADABLE)))
 }
 
-/// Whether they are in a file.
+/// Whether the postings are in a file.
 pub(super) fn is_filed(segment: &Segment) -> bool {
     matches!(*lock(&segment.shelf), Shelf::Filed(_))
 }
 
-/// Drops postings that have told a lie, and their file, which looks like a good one.
+/// Deletes wrong postings, and their file, whose checksum is right.
 pub(super) fn forget(segment: &Segment) {
     tracing::warn!(segment = %segment.path.display(), "a segment's postings do not fit it, and are made anew");
     let mut shelf = lock(&segment.shelf);
     if let Err(error) = fs::remove_file(postings::path(&segment.path))
         && error.kind() != io::ErrorKind::NotFound
     {
-        // It will lie again, and be found out again.
+        // The file will be found wrong again.
         tracing::warn!(segment = %segment.path.display(), %error, "the file of these postings cannot be removed");
     }
     *shelf = Shelf::Growing(Postings::default(), 0);
@@ -85,14 +84,14 @@ fn merge(a: &[Place], b: &[Place]) -> Vec<Place> {
     all
 }
 
-/// The segment's file of postings, if it is there, whole, and of this segment.
+/// Returns the segment's file of postings, if it exists, is intact and belongs to the segment.
 fn filed(segment: &Segment) -> Option<Filed> {
     let filed = Filed::check(&fs::read(postings::path(&segment.path)).ok()?)?;
     let is_ours = filed.first == segment.first && filed.end == segment.end();
     (is_ours && hash_at(segment, filed.last).ok()? == filed.hash).then_some(filed)
 }
 
-/// The hash of the record whose frame is at `offset`.
+/// Returns the hash of the record whose frame is at `offset`.
 fn hash_at(segment: &Segment, offset: u64) -> io::Result<Hash> {
     let file = File::open(&segment.path)?;
     let mut head = [0; HEAD];
@@ -103,7 +102,7 @@ fn hash_at(segment: &Segment, offset: u64) -> io::Result<Hash> {
     Ok(Hash::of(&payload))
 }
 
-/// Notes what is durable by now, from `offset` on, unless it is told to end before.
+/// Adds what is durable by now, from `offset` on, until `is_unwanted` is set.
 fn extend(
     segment: &Arc<Segment>,
     postings: &mut Postings,
@@ -124,7 +123,7 @@ fn extend(
     Ok(())
 }
 
-/// The thread that files. Dropped, it ends where it is.
+/// Thread that files postings. When dropped, it stops early.
 #[derive(Debug)]
 pub(super) struct Filing {
     catalog: Arc<Catalog>,
@@ -137,7 +136,7 @@ impl Filing {
         let is_unwanted = Arc::new(AtomicBool::new(false));
         let (its_catalog, its_flag) = (catalog.clone(), is_unwanted.clone());
         let thread = std::thread::Builder::new().name("journal-filing".into()).spawn(move || {
-            // Of a thread, on Linux: the others keep theirs. Where it may not be, it is quick all the same.
+            // On Linux this is per thread: others keep theirs. Without permission, filing is still quick.
             if let Err(error) = rustix::process::setpriority_process(None, 19) {
                 tracing::debug!(%error, "filing of postings has the priority of everybody");
             }
@@ -161,7 +160,7 @@ impl Drop for Filing {
 fn file(catalog: &Catalog, is_unwanted: &AtomicBool) {
     let mut last = None;
     while let Some(segment) = catalog.to_file(&mut last) {
-        // What cannot be filed is looked for again at the next question, and made anew.
+        // After a failure, the next lookup searches for the file again and builds the postings.
         let shelf = match file_one(&segment, is_unwanted) {
             Ok(filed) => filed.map_or(Shelf::Unknown, Shelf::Filed),
             Err(error) => {
@@ -174,14 +173,14 @@ fn file(catalog: &Catalog, is_unwanted: &AtomicBool) {
     }
 }
 
-/// `None` if it was told to end before, or if a file cannot hold them.
+/// Files one segment; `None` if it was stopped early, or if a file cannot hold the postings.
 fn file_one(segment: &Arc<Segment>, is_unwanted: &AtomicBool) -> Result<Option<Filed>, ReadError> {
     let failed = |source| ReadError::Io { place: segment.path.display().to_string(), source };
     segment.know().map_err(failed)?;
     if let Some(filed) = filed(segment) {
         return Ok(Some(filed));
     }
-    // By itself, without the lock: an answer must not wait for a thread of the lowest priority.
+    // Built separately, without the lock: a lookup must not wait for a thread of the lowest priority.
     let (mut made, mut offset) = (Postings::default(), 0);
     extend(segment, &mut made, &mut offset, is_unwanted)?;
     if is_unwanted.load(Ordering::Relaxed) {

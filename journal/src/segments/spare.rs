@@ -1,9 +1,9 @@
-//! The next segment, filled with zeros before it is needed.
+//! Preallocated next segment, filled with zeros in advance.
 //!
-//! Writing into blocks that are allocated and written already spares the file system's own journal, which makes
-//! group commit 1.5 to 2 times as fast; `fallocate` alone does not (its extents are still to be converted). So a
-//! thread fills a file named `spare` and syncs it; the writer renames it when it comes to that. What must stay true:
-//! a segment has nothing but zeros in it, durably, when it gets its name.
+//! Writes to blocks that are allocated and written already need no entry in the file system's own journal.
+//! That makes group commit 1.5 to 2 times as fast; `fallocate` alone does not (its extents must still be
+//! converted). So a thread fills and syncs a file named `spare`; the writer renames it when needed.
+//! Invariant: a segment durably contains only zeros when it gets its name.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -13,14 +13,14 @@ use std::thread::{self, JoinHandle};
 
 use super::disk::{Disk, DiskFile};
 
-/// The name of the file until it is a segment.
+/// Name of the file until it is a segment.
 pub(super) const NAME: &str = "spare";
 
 const CHUNK: usize = 1 << 20;
-/// Synced as it grows, so that the end of it does not flood the disk that the writer syncs to.
+/// Bytes between syncs, so that the last sync does not flood the disk that the writer syncs to.
 const SYNC_EVERY: u64 = 8 << 20;
 
-/// Makes a file of zeros.
+/// Creates a file of zeros.
 pub(super) fn fill(
     disk: &dyn Disk,
     path: &Path,
@@ -45,7 +45,7 @@ pub(super) fn fill(
     Ok(file)
 }
 
-/// A spare in the making, or made.
+/// Spare that is ready or being filled.
 pub(super) struct Spare {
     pub(super) size: u64,
     path: PathBuf,
@@ -55,7 +55,6 @@ pub(super) struct Spare {
 }
 
 impl Spare {
-    /// Starts making one.
     pub(super) fn start(disk: Arc<dyn Disk>, dir: &Path, size: u64) -> io::Result<Spare> {
         let path = dir.join(NAME);
         let is_unwanted = Arc::new(AtomicBool::new(false));
@@ -66,7 +65,7 @@ impl Spare {
         Ok(Spare { size, path, disk, is_unwanted, thread: Some(thread) })
     }
 
-    /// Waits until it is made.
+    /// Waits until the spare is ready.
     pub(super) fn take(mut self) -> io::Result<Box<dyn DiskFile>> {
         self.join().unwrap_or_else(|| Err(io::Error::other("there is no spare")))
     }
@@ -80,7 +79,7 @@ impl Spare {
 impl Drop for Spare {
     fn drop(&mut self) {
         self.is_unwanted.store(true, Ordering::Relaxed);
-        // Never used: the name goes as well, and the next start clears away what remains if this fails.
+        // Unused: the file is removed too; if this fails, the next start removes it.
         if self.join().is_some() {
             let _ = self.disk.remove(&self.path);
         }

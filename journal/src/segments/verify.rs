@@ -1,8 +1,8 @@
-//! The check that works offline: every frame, every link of the chain, every event's JSON, changing nothing.
+//! Offline check of every frame, every link of the chain and the JSON of every event, changing nothing.
 //!
-//! It needs no lock. While a server has the folder open, what it is writing at this moment is not held against it.
-//! What a check of the bytes cannot see is that the end was cut off cleanly, or that somebody wrote all of it anew:
-//! that takes a head that was noted elsewhere, to which [`Report::head`] is to be compared.
+//! The check needs no lock. If a server has the directory open, an incomplete write is not reported. The
+//! bytes alone do not show whether the end was cut off cleanly, or the journal was rewritten completely. For
+//! that, compare [`Report::head`] with a head that was recorded elsewhere.
 
 use std::fs::{self, File, TryLockError};
 use std::io;
@@ -21,7 +21,7 @@ use super::scan::{NotOurs, Scan, fleet, scan};
 use crate::chain::{Chain, Cursor};
 use crate::witness::{Witness, follow};
 
-/// The check could not be made.
+/// Read error that prevents the check.
 #[derive(Debug, thiserror::Error)]
 #[error("verify the journal: read {}", path.display())]
 pub struct VerifyError {
@@ -29,57 +29,57 @@ pub struct VerifyError {
     source: io::Error,
 }
 
-/// What was found wrong first. What is behind it cannot be vouched for.
+/// First defect found. Nothing after it is verified.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Finding {
-    /// The segment.
+    /// Segment file.
     pub file: PathBuf,
-    /// Where in it.
+    /// Offset in bytes.
     pub offset: u64,
-    /// The position that should stand there.
+    /// Position expected there.
     pub position: Position,
-    /// What is wrong.
+    /// Defect, in words.
     pub reason: String,
 }
 
-/// How it went.
+/// Result of the check.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Outcome {
     /// Everything is as it was written.
     Sound,
-    /// Behind everything that was named as synced there is something that is not whole: a group that was cut off
-    /// while it was written, or damage to the last one. Opening the journal will cut it.
+    /// A defect after everything named as synced: a group cut off while it was written, or damage to the last
+    /// one. Opening the journal truncates it.
     Torn(Finding),
-    /// Something that was synced is damaged, altered or missing. The journal will not open.
+    /// Synced data is damaged, altered or missing. The journal will not open.
     Damaged(Finding),
 }
 
-/// What a folder holds.
+/// Content of a directory.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Report {
-    /// Whose journal it is; `None` of an empty one.
+    /// Fleet of the journal; `None` if it is empty.
     pub fleet: Option<Arc<str>>,
-    /// The lineages, each with its first position.
+    /// Lineages, each with its first position.
     pub lineages: Vec<(Lineage, Position)>,
-    /// The same, with what is held of each.
+    /// Lineages, each ancestor with its last position in this journal.
     pub held: Option<Lineages>,
-    /// How many terms there were.
+    /// Number of terms.
     pub terms: u64,
-    /// How many segments.
+    /// Number of segments.
     pub segments: usize,
-    /// How many records.
+    /// Number of records.
     pub records: u64,
-    /// How many events.
+    /// Number of events.
     pub events: u64,
-    /// How many bytes of records.
+    /// Size of all records in bytes.
     pub bytes: u64,
-    /// The last record that is sound.
+    /// Last intact record.
     pub head: Option<Cursor>,
-    /// Up to where frames say that the journal was synced. Behind it a clean end cannot be told from a cut one.
+    /// Position that frames name as synced. After it, a clean end looks like a truncated one.
     pub named: Position,
     /// Whether a process has the journal open.
     pub is_open: bool,
-    /// How it went.
+    /// Result of the check.
     pub outcome: Outcome,
 }
 
@@ -99,12 +99,12 @@ impl Report {
     }
 }
 
-/// Checks the journal in a folder.
+/// Checks the journal in a directory.
 pub fn verify(dir: &Path) -> Result<Report, VerifyError> {
     verify_each(dir, &mut |_| ())
 }
 
-/// Checks the journal in a folder; `each` is shown every record that counts, in order.
+/// Checks the journal in a directory; `each` receives every valid record, in order.
 pub fn verify_each(dir: &Path, each: &mut dyn FnMut(&Record)) -> Result<Report, VerifyError> {
     let failed = |path: &Path| {
         let path = path.to_owned();
@@ -148,14 +148,14 @@ pub fn verify_each(dir: &Path, each: &mut dyn FnMut(&Record)) -> Result<Report, 
     Ok(report)
 }
 
-/// What files of postings in the folder prove of the journal. Changes nothing.
+/// Returns the witnesses in files of postings in the directory. Changes nothing.
 pub fn postings(dir: &Path) -> Result<Vec<Witness>, VerifyError> {
     let failed = |source| VerifyError { path: dir.to_owned(), source };
     let last = list(dir).map_err(failed)?.last().map(|(first, _)| *first);
     postings::witnesses(dir, last).map_err(failed)
 }
 
-/// Checks one segment and counts what is in it. Gives where it ends.
+/// Checks one segment and counts its content. Returns the chain at its end.
 fn segment(
     report: &mut Report,
     path: &Path,
@@ -210,8 +210,8 @@ fn segment(
     })
 }
 
-/// Reads a segment that is being written until what looks like damage is either gone or there to stay: parts of it
-/// may have been read before, others after a write.
+/// Rereads a segment that is being written until apparent damage disappears or persists: one read may mix
+/// bytes from before and after a write.
 fn settled(path: &Path, mut bytes: Vec<u8>, chain: &Chain) -> io::Result<Vec<u8>> {
     let is_damaged = |scan: Result<Scan, NotOurs>| scan.is_ok_and(|scan| scan.damage.is_some());
     for _ in 0..5 {

@@ -1,10 +1,10 @@
-//! Writing: one at a time, on the journal's thread or on that of an appender that would wait anyway.
+//! Writer: one at a time, on the journal's thread or on that of an appender that would wait anyway.
 //!
-//! It takes whatever waits, writes it with one call, syncs once, tells the readers, then the sink. Each frame names
-//! the position up to which the journal was synced when it was written. When nothing has come for a moment, a marker
-//! frame names the last sync, and is synced itself while nobody waits for it; so only a group that was cut off while
-//! it was written, or within that moment, is unnamed. What must stay true: nothing is published or delivered before
-//! its sync has returned without error; after any error nothing is written, synced or delivered any more.
+//! The writer writes everything queued with one call, syncs once, publishes to the readers, then to the sink.
+//! Each frame names the position up to which the journal was synced when it was written. After a short idle
+//! time, a marker frame names the last sync, and is itself synced while nothing waits. So only a group that
+//! was cut off while it was written, or within that time, is unnamed. Invariants: nothing is published or
+//! delivered before its sync succeeded. After any error nothing more is written, synced or delivered.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -25,15 +25,15 @@ use super::spare::{self, Spare};
 use crate::chain::Cursor;
 use crate::journal::{Delivery, Sink};
 
-/// A group is written in pieces of about this size, each with a sync of its own.
+/// Size in bytes after which a group is split, with one sync per piece.
 const PIECE: usize = 4 << 20;
 
-/// What has no descriptor is tried so many times,
+/// Maximum number of attempts without a free descriptor.
 const ATTEMPTS: u32 = 100;
-/// so far apart.
+/// Time between these attempts.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// The file that is written to.
+/// File that is being written.
 pub(super) struct Open {
     pub(super) segment: Arc<Segment>,
     pub(super) file: Box<dyn DiskFile>,
@@ -41,7 +41,7 @@ pub(super) struct Open {
     pub(super) size: u64,
 }
 
-/// Who holds it writes.
+/// Writer; its owner writes.
 pub(super) struct Writer {
     pub(super) disk: Arc<dyn Disk>,
     pub(super) dir: PathBuf,
@@ -49,15 +49,15 @@ pub(super) struct Writer {
     pub(super) catalog: Arc<Catalog>,
     pub(super) open: Open,
     pub(super) spare: Option<Spare>,
-    /// Up to where the journal is synced.
+    /// Position up to which the journal is synced.
     pub(super) synced: Position,
-    /// Whether a synced frame, or a segment's name, says so.
+    /// Whether a synced frame, or a segment's name, names that position.
     pub(super) is_named: bool,
     pub(super) sink: Sink,
     pub(super) buffer: Vec<u8>,
 }
 
-/// Writes what comes, until the queue is closed or the writer is gone.
+/// Writes queued records, until the queue is closed or the writer has ended.
 pub(super) fn serve(queue: &Queue) {
     loop {
         match queue.take() {
@@ -75,7 +75,7 @@ pub(super) fn serve(queue: &Queue) {
     }
 }
 
-/// A sink that panics takes the writer with it; nobody must go on appending to nothing.
+/// Ends the queue if a sink panics: the writer is lost, so appends must fail.
 struct EndOnPanic<'a>(&'a Queue);
 
 impl Drop for EndOnPanic<'_> {
@@ -91,7 +91,7 @@ impl Writer {
         self.is_named
     }
 
-    /// Writes the records and goes back to the queue.
+    /// Writes the records and returns to the queue.
     pub(super) fn write(self: Box<Writer>, queue: &Queue, records: impl IntoIterator<Item = Record>) {
         self.hold(queue, |writer| writer.commit(records));
     }
@@ -102,7 +102,7 @@ impl Writer {
         }
     }
 
-    /// An error ends the queue and is the sink's last delivery.
+    /// Executes `step`. An error ends the queue and is the sink's last delivery.
     fn step(
         mut self: Box<Writer>,
         queue: &Queue,
@@ -122,7 +122,7 @@ impl Writer {
         let mut places = Vec::with_capacity(records.size_hint().0);
         while let Some(next) = records.peek() {
             let need = HEAD + next.bytes().len();
-            // Room for a marker is kept, so that a segment can always be named up to its end.
+            // Space for a marker is reserved, so that a segment can always be named up to its end.
             let room = (self.open.size - self.open.offset) as usize;
             let is_full = self.buffer.len() + need + HEAD > room;
             if is_full && group.is_empty() {
@@ -153,7 +153,7 @@ impl Writer {
         self.make_ready()
     }
 
-    /// Writes a marker, unless what is synced is named already.
+    /// Writes a marker, unless the synced position is named already.
     fn name(&mut self) -> io::Result<()> {
         if self.is_named {
             return Ok(());
@@ -174,7 +174,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Has the next segment made in time: once half of this one is used.
+    /// Starts preallocating the next segment once half of this one is used.
     fn make_ready(&mut self) -> io::Result<()> {
         if self.spare.is_none() && self.open.offset > self.open.size / 2 {
             self.spare = Some(Spare::start(self.disk.clone(), &self.dir, self.next_size())?);
@@ -182,13 +182,14 @@ impl Writer {
         Ok(())
     }
 
-    /// Segments grow up to the largest, so that a small fleet takes little room.
+    /// Returns the size of the next segment. Sizes grow to the maximum, so that a small fleet needs little
+    /// space.
     fn next_size(&self) -> u64 {
         self.open.size.saturating_mul(2).min(self.largest)
     }
 
-    /// Goes on in a new segment, which begins at `first` and can hold `need`. Everything before it is synced; its
-    /// name says so.
+    /// Continues in a new segment, which starts at `first` and fits `need` bytes. Its name records that
+    /// everything before it is synced.
     fn roll(&mut self, first: Position, need: u64) -> io::Result<()> {
         let made = match self.spare.take() {
             Some(spare) if spare.size >= need => {
@@ -201,8 +202,7 @@ impl Writer {
             }
         };
         let made = match made {
-            // The disk was full a while ago, when nobody waited for the room. Maybe it is not any more.
-            // So with descriptors.
+            // The disk or the descriptors may have been exhausted only when the spare was made.
             Err(error) if error.kind() == io::ErrorKind::StorageFull || is_no_descriptor(&error) => {
                 self.make_now(need)
             }
@@ -224,13 +224,13 @@ impl Writer {
     }
 }
 
-/// Whether it is for want of a descriptor, of this process or of the system: somebody may let go of one.
+/// Whether no descriptor is free in this process or the system: one may be released.
 fn is_no_descriptor(error: &io::Error) -> bool {
     let error = error.raw_os_error().map(Errno::from_raw_os_error);
     matches!(error, Some(Errno::MFILE | Errno::NFILE))
 }
 
-/// Tries again for a while what fails for want of a descriptor: a peak of connections must not end the journal.
+/// Retries an attempt that fails for lack of a descriptor: a peak of connections must not end the journal.
 fn patiently<T>(mut attempt: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     for _ in 1..ATTEMPTS {
         match attempt() {
@@ -244,12 +244,12 @@ fn patiently<T>(mut attempt: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     attempt()
 }
 
-/// The sink gets one error; it says what was tried with what.
+/// Adds the operation and the path to the one error that the sink receives.
 fn failed(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> io::Error {
     move |error| io::Error::new(error.kind(), format!("{operation} {}: {error}", path.display()))
 }
 
-/// Makes the spare the segment that begins at `first`.
+/// Turns the spare into the segment that starts at `first`.
 pub(super) fn adopt(
     disk: &dyn Disk,
     dir: &Path,
@@ -259,7 +259,7 @@ pub(super) fn adopt(
 ) -> io::Result<Open> {
     let path = dir.join(file_name(first));
     disk.rename(&dir.join(spare::NAME), &path)?;
-    // Its folder must be opened for that. No descriptor says nothing of what is on the disk, so it may be tried again.
+    // Syncing opens the directory. A missing descriptor proves nothing about the disk, so a retry is safe.
     patiently(|| disk.sync_dir(dir))?;
     let segment = Arc::new(Segment::new(first, path, 0, Some(Index::default())));
     Ok(Open { segment, file, offset: 0, size })

@@ -1,16 +1,17 @@
-//! Which snapshots are kept: the newest two, and of the older ones fewer and fewer.
+//! Selection of the snapshots to keep: the newest two, and of the older ones fewer and fewer.
 
 use chancery_events::id::Position;
 
 const KEEP: usize = 2;
 
-/// Which snapshots need not be kept any more, of those at these positions, the newest first.
+/// Returns the positions, given newest first, whose snapshots need not be kept.
 ///
-/// The newest two are kept. The others are seen in blocks of the journal whose lengths are powers of two, aligned: the
-/// longest block around one that ended at least its own length before the newest. It is kept if it is the first in
-/// that block, so there are up to three for each doubling of the age. All in a block have the same block, and a longer
-/// one is made of whole shorter ones: what is kept at some age was kept at every age before, however often this is
-/// asked.
+/// The newest two are kept. For the others, the journal is divided into aligned blocks whose lengths are
+/// powers of two. A snapshot's block is the longest one around it that ended at least its own length before
+/// the newest snapshot. The snapshot is kept if it is the first in its block, so there are up to three per
+/// doubling of the age. All snapshots in a block have the same block, and longer blocks consist of whole
+/// shorter ones. So a snapshot kept at some age was kept at every age before, however often this function is
+/// called.
 pub fn superfluous(positions: &[Position]) -> Vec<Position> {
     let Some(newest) = positions.first() else { return Vec::new() };
     let block = |position: u64| {
@@ -46,7 +47,8 @@ mod tests {
                 let doublings = (newest - ever[ever.len() - 1]).max(1).ilog2() as usize + 1;
                 prop_assert!(kept.len() <= 2 + 3 * doublings, "{} in {doublings} doublings", kept.len());
                 for position in &ever {
-                    // Whoever goes back that far finds one at or before it that is not much older.
+                    // A reader that goes back that far finds a snapshot at or before it that is not much
+                    // older.
                     let near = newest - (newest - position).saturating_mul(4).min(newest);
                     prop_assert!(kept.iter().any(|at| *at <= *position && *at >= near), "near {position}");
                 }
@@ -54,7 +56,7 @@ mod tests {
         }
     }
 
-    /// The first of each block of all snapshots that ever were, and the newest two.
+    /// Returns the first of each block of all snapshots that ever existed, and the newest two.
     fn naive(ever: &[u64]) -> Vec<u64> {
         let is_first = |position: u64| {
             let (mut length, mut block) = (1, position..position + 1);

@@ -6,7 +6,7 @@ fn hash(of: u64) -> Hash {
     Hash::of(&of.to_be_bytes())
 }
 
-/// A journal that ends at position 200 of its second lineage; the first ended at 120, and one was abandoned.
+/// Journal that ends at position 200 of its second lineage. The first ended at 120, and one was abandoned.
 fn journal() -> ([Lineage; 4], Lineages) {
     let all = [1, 2, 3, 4].map(Lineage::from_random);
     let [first, second, abandoned, _] = all;

@@ -1,4 +1,4 @@
-//! Folding what becomes of deployments.
+//! Folding of deployment facts.
 
 use std::sync::Arc;
 
@@ -15,13 +15,13 @@ use crate::fleet::{Contradiction, Fleet};
 use crate::meta::{At, Meta};
 use crate::state::{Deployment, DeploymentState, Plan};
 
-/// Deployments that are over and to which no replica refers are kept so many.
+/// Maximum number of ended deployments that are kept without replicas.
 const KEPT: usize = 20;
 
-/// Of deployments that completed with any replicas, so many are kept besides.
+/// Number of deployments that completed with replicas and are kept in addition.
 const COMPLETED: usize = 10;
 
-/// What its replicas are: equal if nothing has to be updated between two.
+/// Digest of a version: equal if no replica has to be updated from one deployment to the other.
 fn version(plan: PlanVersion<'_>, spec: &DeploymentSpec) -> Digest {
     let json =
         |value: serde_json::Result<Vec<u8>>| value.expect("specs have string keys and no failing parts");
@@ -53,7 +53,7 @@ pub(crate) fn created(fleet: &mut Fleet, fact: &DeploymentCreated, at: At) -> Re
     forget(fleet, &fact.plan)
 }
 
-/// It has made progress.
+/// Records progress of a deployment.
 pub(crate) fn progress(
     fleet: &mut Fleet,
     plan: &PlanName,
@@ -131,9 +131,9 @@ pub(crate) fn ended(fleet: &mut Fleet, fact: &DeploymentEnded, at: At) -> Result
     })
 }
 
-/// Deletes the oldest deployments that are over and to which nothing refers, and generations likewise. The last that
-/// completed stay: the plan can be rolled back to them. This is done when a deployment is created, which may be a rollback
-/// to one of those.
+/// Deletes the oldest ended deployments to which no replica refers, and unused generations. The last
+/// completed ones stay as rollback targets. This happens when a deployment is created, which may be a
+/// rollback to one of them.
 fn forget(fleet: &mut Fleet, owner: &PlanName) -> Result<(), Contradiction> {
     let plan = fleet.want::<Plan>(owner)?;
     let replicas = |name: &DeploymentName| {

@@ -1,19 +1,20 @@
-//! Rollbacks: deployments that run again what an earlier one had that completed.
+//! Rollbacks: deployments of a version that completed earlier.
 //!
-//! | asked for | a person | `auto_rollback` of a deployment that fails |
+//! | request | by a client | by `auto_rollback` of a failed deployment |
 //! |---|---|---|
-//! | to a deployment that completed | its version; supersedes what is carried out and what waits | – |
+//! | to a completed deployment | its version; supersedes the current and the pending deployment | – |
 //! | to one that did not complete, or is unknown | refused | – |
-//! | to none | the last that completed with another version than that of the deployment started last | the same |
-//! | there is none | refused | the deployment has failed, and nothing follows |
-//! | the version that failed is that which completed last, as where a plan is scaled | – | nothing follows: what runs is as it was |
-//! | a rollback is under way, and none is named | refused | a rollback is never rolled back |
-//! | another deployment waits for its turn | superseded | nothing: it follows |
+//! | without a target | the last that completed with another version than the deployment started last | the same |
+//! | no such target | refused | the deployment has failed, and nothing follows |
+//! | the failed version completed last, as where a plan is scaled | – | nothing follows: the running version stays |
+//! | a rollback is in progress or pending, no target is named | refused | a rollback is never rolled back |
+//! | another deployment is pending | superseded | nothing: that deployment follows |
 //!
-//! The version is coordinates and that of the plan's generation; the policy is the newest, as of any deployment. The strategy is that of the target, but for a canary, which
-//! would wait for people to promote what has been seen to run: that is rolling. The count is that of the last deployment
-//! that completed with any, so that what was scaled since stays so. The actor of a rollback by rule is the one who asked for
-//! the deployment that failed, and for `auto_rollback` with it.
+//! The version consists of coordinates and the version of the plan's generation; the policy is the newest, as
+//! for any deployment. The strategy is that of the target, but rolling for a canary, which would wait for the
+//! promotion of a proven version. The count is that of the last deployment that completed with replicas, so
+//! that scaling persists. The actor of an automatic rollback is the requester of the failed deployment, and
+//! thereby of `auto_rollback`.
 
 use chancery_events::fact::{DeploymentCreated, Fact, Rollback, RollbackRule};
 use chancery_events::intent::PlanRollback;
@@ -78,7 +79,7 @@ pub(crate) fn rollback(fleet: &Fleet, ask: &PlanRollback, ctx: &Context) -> Resu
     Ok(draft.done())
 }
 
-/// The rollback that follows the end of a deployment that failed, if that wants one.
+/// Creates the rollback that follows a failed deployment, if that deployment requests one.
 pub(super) fn follow(
     fleet: &Fleet,
     plan: &Plan,
@@ -95,7 +96,7 @@ pub(super) fn follow(
     {
         return;
     }
-    // What serves is of this version: only what was to be added to it failed.
+    // The active replicas have this version: only the scaling failed.
     let completed = newest(fleet, plan).find(|of| of.is_completed() && of.spec.count > 0);
     if completed.is_some_and(|completed| completed.version == failed.version) {
         return;
@@ -115,13 +116,13 @@ pub(super) fn follow(
         name,
         generation: to.generation,
         spec,
-        // Who asked for the deployment asked for this too: four eyes are needed as for the deployment.
+        // The deployment's requester also requested this rollback: the same four-eyes rules apply.
         by: failed.by.clone(),
         rollback: Some(Rollback { to: to.name.clone(), rule: Some(rule) }),
     });
 }
 
-/// A name that no deployment of the plan has, from the position of the fact that gives it.
+/// Name that no deployment of the plan has, from the position of the fact that creates it.
 fn free_name(fleet: &Fleet, plan: &Plan, draft: &Draft) -> Option<DeploymentName> {
     let first = format!("rollback-{}", draft.position());
     let names = std::iter::once(first.clone()).chain((2u32..).map(|n| format!("{first}-{n}")));
@@ -129,7 +130,7 @@ fn free_name(fleet: &Fleet, plan: &Plan, draft: &Draft) -> Option<DeploymentName
     free.find(|name| fleet.deployment(&plan.name, name).is_none())
 }
 
-/// The plan's deployments, newest first.
+/// Deployments of the plan, newest first.
 fn newest<'a>(fleet: &'a Fleet, plan: &'a Plan) -> impl Iterator<Item = &'a Deployment> {
     let names = plan.deployments.iter().rev();
     names.filter_map(|name| fleet.deployment(&plan.name, name))
@@ -146,15 +147,14 @@ fn named<'a>(fleet: &'a Fleet, plan: &Plan, to: &DeploymentName) -> Result<&'a D
     Ok(found)
 }
 
-/// The rollback that waits for its turn or is carried out, and what it rolls back to.
+/// Name and target of the rollback that is pending or in progress.
 fn under_way<'a>(fleet: &'a Fleet, plan: &Plan) -> Option<(&'a DeploymentName, &'a DeploymentName)> {
     let next = plan.next.as_ref().and_then(|name| fleet.deployment(&plan.name, name));
     let now = next.or_else(|| current(fleet, plan).filter(|current| super::is_begun(current)))?;
     now.rollback.as_ref().map(|of| (&now.name, &of.to))
 }
 
-/// The last deployment that completed with any replicas and another version than that of the deployment that was started
-/// last.
+/// Last deployment that completed with replicas and another version than the deployment started last.
 fn last<'a>(fleet: &'a Fleet, plan: &'a Plan) -> Option<&'a Deployment> {
     let now = newest(fleet, plan).find(|deployment| deployment.progressed.is_some())?;
     newest(fleet, plan).find(|deployment| {

@@ -1,4 +1,4 @@
-//! Taking a deployment one step further: from what there is to do to what becomes true.
+//! Steps of a deployment: from its work to facts.
 
 use std::cmp::Reverse;
 
@@ -18,7 +18,7 @@ use crate::marks::Stage;
 use crate::operation::{self, Want};
 use crate::state::{Deployment, DeploymentState, Incarnation, Operation, Plan, Replica};
 
-/// The next step for the plan's deployments. Empty if there is none now.
+/// Returns the next step of the plan's deployments. Empty if no step is due.
 pub(crate) fn step(fleet: &Fleet, name: &PlanName, ctx: &Context) -> Vec<Fact> {
     let work = fleet.index().plan_index(name).and_then(PlanIndex::work);
     let mut draft = Draft::new(ctx);
@@ -75,7 +75,7 @@ fn of_current(
         Work::Cancel(id) => {
             if let Some(operation) = fleet.operations().get(&id) {
                 let replica = replica(&operation.replica);
-                // Nothing was there before. One that nobody approved goes with its create.
+                // The replica is new. If its create was never approved, both are deleted together.
                 let is_new = operation.kind == OperationKind::Create
                     && replica.is_some_and(|replica| replica.will == WillWord::Running);
                 if is_new {
@@ -89,7 +89,7 @@ fn of_current(
         Work::Abort(id) => {
             if let Some(operation) = fleet.operations().get(&id) {
                 if operation.kind == OperationKind::Create {
-                    // Nothing was there before.
+                    // The replica is new.
                     take_back(fleet, plan, current, &operation.replica, ctx, draft);
                 } else {
                     let reason = format!("deployment {name} is ending");
@@ -137,13 +137,13 @@ fn of_current(
                 operation::take_turn(fleet, operation, ctx, draft);
             }
         }
-        // What is about the plan and no deployment of it.
+        // Work that concerns the plan, not a deployment.
         Work::Start | Work::Remove | Work::Forget => {}
     }
 }
 
-/// Whether the deployment that is carried out gives the replica its version, if what is to bring the replica back to what
-/// it was finds no place.
+/// Whether the current deployment gives the replica its version, if the operation that restores the replica
+/// finds no placement.
 pub(crate) fn takes_over(fleet: &Fleet, plan: &Plan, operation: &Operation, replica: &Replica) -> bool {
     let Some(index) = fleet.index().plan_index(&plan.name) else { return false };
     let Some((_, current)) = index.current() else { return false };
@@ -156,15 +156,15 @@ pub(crate) fn takes_over(fleet: &Fleet, plan: &Plan, operation: &Operation, repl
         && own != current.version
 }
 
-/// Gives the replica the version of the deployment that is carried out.
+/// Gives the replica the version of the current deployment.
 pub(crate) fn take_over(fleet: &Fleet, plan: &Plan, replica: &Replica, draft: &mut Draft) {
     if let Some(current) = super::current(fleet, plan) {
         assign(fleet, replica, &current.name, draft);
     }
 }
 
-/// Gives a replica that does not run the version. What was to bring it up and found no place ends: if a person asked for
-/// that, it is opened again, for the new version.
+/// Gives the version to a replica that does not run. Its unplaced operation ends; if a client requested that
+/// operation, it is created again for the new version.
 fn assign(fleet: &Fleet, still: &Replica, version: &DeploymentName, draft: &mut Draft) {
     let waiting = still.operation.and_then(|open| fleet.operations().get(&open.id));
     if let Some(waiting) = waiting {
@@ -172,7 +172,7 @@ fn assign(fleet: &Fleet, still: &Replica, version: &DeploymentName, draft: &mut 
         operation::end(fleet, waiting, OperationEnd::Cancelled { reason }, draft);
     }
     if still.will == WillWord::Proposed {
-        return; // it was never approved, and is gone with that
+        return; // it was never approved, and is deleted with its create
     }
     let (name, plan, deployment) = (still.name.clone(), still.plan.clone(), version.clone());
     draft.push(ReplicaAssigned { name, plan, deployment });
@@ -199,8 +199,8 @@ fn delete(fleet: &Fleet, victim: Option<&Replica>, want: &Want<'_>, ctx: &Contex
     }
 }
 
-/// The replica to take when there are too many: on a node that is disturbed (of several, by name); else of those that
-/// the index names, on the node where the most of the plan's remain, and there the newest.
+/// Surplus replica to delete: on a disturbed node (of several, by name). Otherwise, of the candidates of the
+/// index, the newest on the node with the most remaining replicas of the plan.
 fn victim<'a>(fleet: &'a Fleet, plan: &Plan) -> Option<&'a Replica> {
     let index = fleet.index().plan_index(&plan.name)?;
     let disturbed = index.victim_is_well().then(|| on_disturbed_node(fleet, plan)).flatten();
@@ -210,7 +210,7 @@ fn victim<'a>(fleet: &'a Fleet, plan: &Plan) -> Option<&'a Replica> {
     })
 }
 
-/// A replica whose delete waits for approval.
+/// Replica whose delete waits for approval.
 fn undecided<'a>(fleet: &'a Fleet, plan: &Plan) -> Option<&'a Replica> {
     let index = fleet.index().plan_index(&plan.name)?;
     index.undecided.first().and_then(|(_, name)| fleet.replicas().get(name))
@@ -263,7 +263,7 @@ fn failed(key: (PlanName, DeploymentName), cause: String) -> DeploymentEnding {
     DeploymentEnding { plan: key.0, name: key.1, why: DeploymentEnd::Failed { cause } }
 }
 
-/// An operation of the deployment came to nothing: the deployment fails with that cause.
+/// Fails the deployment of an operation that failed, expired or was rejected, with that cause.
 pub(crate) fn fail(fleet: &Fleet, operation: &Operation, cause: String, draft: &mut Draft) {
     let Some(name) = &operation.deployment else { return };
     let key = (operation.plan.clone(), name.clone());
@@ -272,8 +272,7 @@ pub(crate) fn fail(fleet: &Fleet, operation: &Operation, cause: String, draft: &
     }
 }
 
-/// A replica that ran has ended by itself: the deployment that is being carried out fails with that cause, if it is of
-/// its version.
+/// Fails the current deployment if it has the version of a replica that ran and ended on its own.
 pub(crate) fn disturb(fleet: &Fleet, incarnation: &Incarnation, draft: &mut Draft) {
     let Some(plan) = fleet.plans().get(&incarnation.plan) else { return };
     let Some(current) = super::current(fleet, plan).filter(|current| is_begun(current)) else { return };
@@ -287,7 +286,7 @@ pub(crate) fn disturb(fleet: &Fleet, incarnation: &Incarnation, draft: &mut Draf
     }
 }
 
-/// Its new set should have been ready by now. Ready at the very deadline is in time.
+/// Handles the deadline of a deployment's new set. A set that is ready at the very deadline is in time.
 pub(crate) fn overdue(fleet: &Fleet, key: &DeploymentKey, ctx: &Context) -> Vec<Fact> {
     let mut draft = Draft::new(ctx);
     let Some(deployment) = fleet.deployments().get(key) else { return Vec::new() };
@@ -303,8 +302,8 @@ pub(crate) fn overdue(fleet: &Fleet, key: &DeploymentKey, ctx: &Context) -> Vec<
     draft.done()
 }
 
-/// The plan's deployment has made no progress for its progress deadline: it is called stalled, and fails if it is to be
-/// rolled back then.
+/// Reports the plan's deployment as stalled when its progress deadline has passed. The deployment fails if it
+/// requests a rollback.
 pub(crate) fn no_progress(fleet: &Fleet, name: &PlanName, ctx: &Context) -> Vec<Fact> {
     let mut draft = Draft::new(ctx);
     let Some(plan) = fleet.plans().get(name) else { return Vec::new() };
@@ -326,7 +325,7 @@ pub(crate) fn no_progress(fleet: &Fleet, name: &PlanName, ctx: &Context) -> Vec<
     draft.done()
 }
 
-/// Milliseconds, for people.
+/// Duration in milliseconds, displayed in its largest whole unit.
 struct TimeSpan(u64);
 
 impl std::fmt::Display for TimeSpan {

@@ -1,17 +1,18 @@
-//! What a deployment waits for: the operation, replica and node, since when, until when, and who can change it.
+//! Waits of a deployment: the operation, replica and node, start and deadline, and the remedy.
 //!
-//! | state | waits for | who can change it |
+//! | state | waits for | remedy |
 //! |---|---|---|
-//! | pending | the deployment that is carried out | who cancels that, or supersedes it |
-//! | paused | its resumption | who resumes it |
-//! | in progress, ending: an operation runs | a run to be ready, or to end | who cancels the deployment, or expunges a lost node |
-//! | in progress: one has no node | capacity | who adds some, or cancels |
-//! | in progress: one waits for its turn | a replica that is not well, or a pause | who mends the replica, or cancels |
-//! | in progress: one waits for approval | people, or a policy's window | who approves or rejects |
-//! | in progress: a canary stands | people | who promotes or withdraws it |
-//! | in progress: a replica is busy | another operation on it | as that says |
+//! | pending | the current deployment | cancel or supersede that one |
+//! | paused | its resumption | resume it |
+//! | in progress, halted: an operation runs | an incarnation to be ready, or to end | cancel the deployment, or expunge a lost node |
+//! | in progress: an operation has no node | capacity | add capacity, or cancel |
+//! | in progress: an operation is queued | an unhealthy replica, or a pause | repair the replica, or cancel |
+//! | in progress: an operation waits for approval | an approver, or a policy's window | approve or reject it |
+//! | in progress: a canary is deployed | a decision | promote it or roll it back |
+//! | in progress: a replica is busy | another operation on it | as for that operation |
 //!
-//! The first row that holds is shown: what people must decide comes last, as it never counts as missing progress.
+//! The first row that applies is shown. Decisions of operators come last, as they never count as missing
+//! progress.
 
 use std::fmt;
 
@@ -28,19 +29,19 @@ use crate::state::{
     Deployment, DeploymentState, Incarnation, IncarnationState, Operation, OperationState, Plan, Replica,
 };
 
-/// Replicas that are looked at for one that is busy, at most.
+/// Maximum number of replicas that are checked for a busy one.
 const LOOKS: usize = 64;
 
-/// What a deployment waits for, for people.
+/// Displayable wait of a deployment.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Wait {
-    /// The thing waited for.
+    /// Event that is waited for.
     pub what: String,
     /// Start of the wait.
     pub since: Time,
-    /// Its deadline, if it has one.
+    /// Deadline of the wait, if any.
     pub until: Option<Time>,
-    /// Who can change it, and how.
+    /// Remedy for the wait, as an instruction.
     pub change: String,
 }
 
@@ -54,7 +55,7 @@ impl fmt::Display for Wait {
     }
 }
 
-/// What the deployment waits for, unless it is over, or nothing but its own next step.
+/// Returns what the deployment waits for. `None` if it has ended or waits only for its own next step.
 pub fn waits_for(fleet: &Fleet, plan: &Plan, deployment: &Deployment) -> Option<Wait> {
     let name = format!("{}/{}", plan.name, deployment.name);
     let since = deployment.meta.changed.time;
@@ -96,15 +97,15 @@ fn carried_out(
     let new = || index.deployments.values().filter(|of| of.version == current.version);
     let replicas =
         || new().flat_map(|of| of.members().take(LOOKS)).filter_map(|name| fleet.replicas().get(name));
-    // What an operation is about is not yet what it should be, and is waited for by that.
+    // A replica with an operation is waited for through that operation.
     let is_unwell = |replica: &&Replica| {
         replica.operation.is_none() && !replica.active.as_ref().is_some_and(|active| active.healthy)
     };
-    // The turn of an operation does not wait for a replica without an incarnation.
+    // A queued operation does not wait for a replica without an incarnation.
     let ailing = || replicas().find(|replica| replica.active.is_some() && is_unwell(replica));
     let unwell = || ailing().or_else(|| replicas().find(is_unwell));
     let old = || index.deployments.values().filter(|of| of.version != current.version);
-    // No turn comes while a replica is brought back to what it was.
+    // Nothing is dequeued while a replica is being restored.
     let regains = |replica: &&Replica| replica.recovers || replica.operation.is_some_and(|open| open.regains);
     let regaining = || {
         let of = old().filter(|of| of.regaining > 0 && !current.stands_beside());
@@ -152,7 +153,7 @@ fn carried_out(
     busy.or_else(unwell).map(|replica| of_replica(fleet, replica, deployment.meta.changed.time, cancel))
 }
 
-/// A replica that is not well, or of which something is left that has to end.
+/// Returns the wait for an unhealthy replica, or for the end of an incarnation of it.
 fn of_replica(fleet: &Fleet, replica: &Replica, since: Time, cancel: &str) -> Wait {
     let run = |id: IncarnationId| fleet.incarnations().get(&id);
     let ends = replica.runs().filter_map(|active| run(active.incarnation));
@@ -173,7 +174,7 @@ fn of_replica(fleet: &Fleet, replica: &Replica, since: Time, cancel: &str) -> Wa
     Wait { what, since, until: active.and_then(|active| active.deadline), change: cancel.to_owned() }
 }
 
-/// Why an incarnation is not ready, where that was reported.
+/// Reported reason why an incarnation is not ready, or an empty string.
 fn trouble(run: &Incarnation) -> String {
     let found = run.processes.iter().find_map(Process::trouble);
     found.map_or_else(String::new, |trouble| format!(" ({trouble})"))
@@ -217,7 +218,7 @@ fn of_operation(fleet: &Fleet, plan: &Plan, operation: &Operation, cancel: &str)
     }
 }
 
-/// What an operation that has begun waits for: one run to end, or another to be ready.
+/// Wait of a running operation: for one incarnation to end, or another to be ready.
 fn running(fleet: &Fleet, operation: &Operation, name: &str, cancel: &str) -> Option<Wait> {
     let replica = fleet.replicas().get(&operation.replica)?;
     let own = operation.incarnation.and_then(|id| fleet.incarnations().get(&id));

@@ -1,18 +1,18 @@
-//! When the plan's rule starts a replica again whose run is over.
+//! Automatic restarts of replicas by their plan's rule.
 //!
-//! | the run | `always` | `best_effort` | `never` |
+//! | incarnation | `always` | `best_effort` | `never` |
 //! |---|---|---|---|
-//! | failed, by itself or with its node | again | again | stays failed |
-//! | was ended because it did not answer or stayed unready | again | again | stays failed |
-//! | ended cleanly by itself | again | stays ended | stays ended |
-//! | never came up, at the asking of a person or a deployment | stays failed | stays failed | stays failed |
-//! | never came up, and the deployment that started it is given up meanwhile | as before that start | as before | as before |
-//! | never came up, in the place of one that ran | again | again | stays failed |
-//! | was stopped for an update that is aborted | again | again | again |
-//! | was stopped, as asked | stays stopped | stays stopped | stays stopped |
+//! | failed, on its own or with its node | restart | restart | stays failed |
+//! | was ended because it did not respond or stayed unready | restart | restart | stays failed |
+//! | ended cleanly on its own | restart | stays ended | stays ended |
+//! | never ready, started by a client or a deployment | stays failed | stays failed | stays failed |
+//! | never ready, and the deployment that started it was aborted | as before that start | as before | as before |
+//! | never ready, as a replacement | restart | restart | stays failed |
+//! | was stopped for an update that is aborted | restart | restart | restart |
+//! | was stopped on request | stays stopped | stays stopped | stays stopped |
 //!
-//! The first start in a row is at once, the second no sooner than the plan's `cooldown` after it, and twice as long
-//! each time. A run that lasted as long as the longest of those waits ends the row.
+//! The first consecutive restart is immediate. The second waits at least the plan's `cooldown`, and each
+//! later one twice as long. An incarnation that lasted as long as the longest wait resets the sequence.
 
 use std::time::Duration;
 
@@ -24,19 +24,19 @@ use chancery_events::time::Time;
 use crate::fleet::Fleet;
 use crate::state::{Incarnation, IncarnationState, OperationState, Replica};
 
-/// The longest wait is so many cooldowns.
+/// Longest wait, as a multiple of the cooldown.
 const LONGEST: u32 = 32;
 
-/// By what a run, or a place for one, is over.
+/// Cause of the end of an incarnation or reservation.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Cause {
-    /// A proof, or an operation that failed.
+    /// Proof, or an operation that failed.
     End,
-    /// The operation that was to replace a run is aborted.
+    /// Abort of the operation that replaces an incarnation.
     Abort,
 }
 
-/// When the replica is started again after this end of a run of it, if nothing else brings it up.
+/// Returns the automatic restart after an incarnation's end, if no operation starts the replica.
 pub(super) fn again(
     fleet: &Fleet,
     replica: &Replica,
@@ -60,12 +60,12 @@ pub(super) fn again(
         Restart::BestEffort => !ended_well,
         Restart::Never => false,
     };
-    // What was stopped for a version that is taken back runs again, whatever the rule.
+    // A replica that was stopped for an aborted version restarts, whatever the rule.
     let regains = cause == Cause::Abort || replica.recovers;
     (starts || regains).then(|| next(policy, replica.row, incarnation.since, now))
 }
 
-/// Whether a person or a deployment wanted to see it come up.
+/// Whether a client or a deployment requested the start.
 fn was_asked_for(fleet: &Fleet, incarnation: &Incarnation) -> bool {
     fleet.operations().get(&incarnation.operation).is_none_or(|operation| {
         let up = matches!(operation.kind, OperationKind::Create | OperationKind::Start);
@@ -73,7 +73,7 @@ fn was_asked_for(fleet: &Fleet, incarnation: &Incarnation) -> bool {
     })
 }
 
-/// What the rule had promised before a deployment started the replica, if that start is aborted.
+/// Restart that was scheduled before a deployment started the replica, if that start is aborted.
 fn kept(
     fleet: &Fleet,
     replica: &Replica,
@@ -88,7 +88,7 @@ fn kept(
     Some(Again { at: now.max(kept.at), ..kept })
 }
 
-/// How long to wait after so many in a row.
+/// Returns the wait after this number of consecutive restarts.
 pub(crate) fn wait(cooldown: Duration, row: u32) -> Duration {
     cooldown * 2u32.saturating_pow(row.saturating_sub(1)).min(LONGEST)
 }

@@ -1,4 +1,4 @@
-//! Ends of incarnations, by proof alone, and what follows for their operations.
+//! Ends of incarnations, by proof only, and their effects on operations.
 
 use chancery_events::fact::{
     Again, Fact, IncarnationBegun, IncarnationEnd, IncarnationEnded, OperationEnd, OperationEnded,
@@ -16,7 +16,7 @@ use crate::fleet::Fleet;
 use crate::state::{Incarnation, IncarnationState, Operation, OperationState, Replica};
 use crate::{deployment, operation, volume};
 
-/// Ends the incarnation, and with it the operation that waited for that, or that needed it alive.
+/// Ends the incarnation, and the operation that waited for its end or needed it alive.
 pub(super) fn by_proof(
     fleet: &Fleet,
     incarnation: &Incarnation,
@@ -65,8 +65,8 @@ pub(super) fn by_proof(
     }
 }
 
-/// When the replica is started again after this end of a run of it, by its plan's rule or because what was to replace the
-/// run is aborted: not if something else brings it up.
+/// Returns the automatic restart after an incarnation's end, by the plan's rule or because its replacement is
+/// aborted. Returns `None` if an operation starts the replica.
 pub(crate) fn promise(
     fleet: &Fleet,
     incarnation: &Incarnation,
@@ -79,7 +79,7 @@ pub(crate) fn promise(
         .filter(|_| !is_taken_over(fleet, replica, incarnation))
 }
 
-/// Whether something else brings the replica up, or has: what waited on a run that was up ends with it.
+/// Whether an operation starts the replica, or has. Operations that wait on a ready incarnation end with it.
 fn is_taken_over(fleet: &Fleet, replica: &Replica, incarnation: &Incarnation) -> bool {
     let other = other(fleet, replica, incarnation.id);
     let was_up = incarnation.was_up();
@@ -92,7 +92,7 @@ fn is_taken_over(fleet: &Fleet, replica: &Replica, incarnation: &Incarnation) ->
         || replica.open().filter_map(|open| fleet.operations().get(&open.id)).any(comes)
 }
 
-/// The other run of a replica that is not over.
+/// Other incarnation of the replica that has not ended.
 fn other<'a>(fleet: &'a Fleet, replica: &Replica, than: IncarnationId) -> Option<&'a Incarnation> {
     let mut runs = replica.runs().map(|run| run.incarnation).filter(|id| *id != than);
     runs.next().and_then(|id| fleet.incarnations().get(&id))
@@ -110,7 +110,7 @@ fn succeed(fleet: &Fleet, operation: &Operation, draft: &mut Draft) {
     }
 }
 
-/// One of the two runs of an update, relocate or restart is over.
+/// Handles the end of one of the two incarnations of an update, relocate or restart.
 fn replaced(
     fleet: &Fleet,
     operation: &Operation,
@@ -127,8 +127,8 @@ fn replaced(
     }
     let new = other.filter(|new| operation.incarnation == Some(new.id));
     match new.map(|new| (&new.state, new)) {
-        // It was stopped first: now the other one may begin, with the volumes of the old one before anybody else takes
-        // them, or waits for its volumes alone.
+        // The old one was stopped first: the new one starts with the old one's volumes before others take
+        // them, or waits only for its volumes.
         Some((IncarnationState::Reserved, new)) if !volume::passes_on(fleet, incarnation, new) => {}
         Some((IncarnationState::Reserved, new)) => draft.push(IncarnationBegun {
             incarnation: new.id,
@@ -137,30 +137,30 @@ fn replaced(
             deadline: start_deadline(fleet, &new.plan, ctx.now),
             mounts: new.ties.mounts.clone(),
         }),
-        // It ended by itself while the other one came up, which goes on.
+        // The old one ended on its own while the new one starts, which continues.
         Some((IncarnationState::Creating | IncarnationState::Starting, _)) => {}
-        // It had lost its place, and is over now.
+        // The old one was replaced, and has ended now.
         Some(_) => succeed(fleet, operation, draft),
         None => {}
     }
 }
 
-/// Nobody asked for it, or nobody does any more.
+/// Handles an end that no running operation requested.
 fn by_itself(fleet: &Fleet, replica: &Replica, incarnation: &Incarnation, draft: &mut Draft) {
     let active = replica.active.as_ref().is_some_and(|active| active.incarnation == incarnation.id);
     if !active || !incarnation.was_up() {
         return;
     }
     cancel_waiting(fleet, replica, draft);
-    // A deployment that goes on must not start its own version again and again. That a node is lost says nothing of the
+    // A deployment must not start its own failing version repeatedly. A lost node says nothing about the
     // version.
     if !fleet.index().places.is_expunged(&incarnation.node) {
         deployment::disturb(fleet, incarnation, draft);
     }
 }
 
-/// Ends a run that was up and is not what it should be: it does not answer, or stays unready. What waits to replace
-/// or change it is cancelled now, so that it cannot start on a run that is being stopped.
+/// Ends an incarnation that was ready and is unresponsive or stayed unready. The operation that waits to
+/// replace or change it is cancelled now, so that it cannot start on a stopping incarnation.
 pub(super) fn failing(
     fleet: &Fleet,
     incarnation: &Incarnation,
@@ -174,9 +174,9 @@ pub(super) fn failing(
     }
 }
 
-/// Cancels the operation that waits to replace or change the run of a replica.
+/// Cancels the operation that waits to replace or change the replica's incarnation.
 fn cancel_waiting(fleet: &Fleet, replica: &Replica, draft: &mut Draft) {
-    // What was to take its place, or to change it, has nothing to do that with any more.
+    // There is nothing left to replace or change.
     let waiting = replica.operation.and_then(|open| fleet.operations().get(&open.id)).filter(|operation| {
         let replaces = matches!(
             operation.kind,
@@ -190,7 +190,7 @@ fn cancel_waiting(fleet: &Fleet, replica: &Replica, draft: &mut Draft) {
     }
 }
 
-/// Its node is gone, on the operator's word.
+/// Ends an incarnation whose node the operator expunged.
 pub(crate) fn lost(fleet: &Fleet, id: IncarnationId, ctx: &Context) -> Vec<Fact> {
     let mut draft = Draft::new(ctx);
     let Some(incarnation) = fleet.incarnations().get(&id) else { return Vec::new() };
@@ -203,8 +203,8 @@ pub(crate) fn lost(fleet: &Fleet, id: IncarnationId, ctx: &Context) -> Vec<Fact>
     draft.done()
 }
 
-/// Takes a place away that nobody was asked to use. Its operation looks for another one, and what was shown of it is
-/// void; one that has begun fails.
+/// Releases a reservation that no executor was asked to use. Its operation is placed again, and the hash
+/// shown for approval is void; a running operation fails.
 pub(crate) fn displace(fleet: &Fleet, incarnation: &Incarnation, reason: String, draft: &mut Draft) {
     debug_assert_eq!(incarnation.state, IncarnationState::Reserved, "nobody was asked for it");
     let holder = fleet.operations().get(&incarnation.operation);

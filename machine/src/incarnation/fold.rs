@@ -1,4 +1,4 @@
-//! Folding what becomes of incarnations.
+//! Folding of incarnation facts.
 
 use chancery_events::fact::{
     CommandFailed, Effect, IncarnationBegun, IncarnationCommanded, IncarnationEnd, IncarnationEnded,
@@ -20,7 +20,7 @@ use crate::state::{
 };
 use crate::{deployment, volume};
 
-/// Incarnations of a replica that are over are kept so many.
+/// Maximum number of ended incarnations kept for each replica.
 const KEPT: usize = 20;
 
 pub(crate) fn reserved(fleet: &mut Fleet, fact: &IncarnationReserved, at: At) -> Result<(), Contradiction> {
@@ -33,7 +33,7 @@ pub(crate) fn reserved(fleet: &mut Fleet, fact: &IncarnationReserved, at: At) ->
         subject: Subject::Node(fact.node.clone()),
         problem: "a place is reserved on it, and it is in no cluster".into(),
     })?;
-    // What both need of the node, the one that is followed holds for both.
+    // The predecessor's reservation covers what both need of the node.
     let followed = fact.follows.and_then(|old| fleet.incarnations().get(&old));
     let shares = followed.filter(|old| old.node == fact.node).map(|old| old.amounts.at_most(fact.amounts));
     fleet.bump::<Operation>(&fact.operation, at, |operation| {
@@ -62,7 +62,7 @@ pub(crate) fn reserved(fleet: &mut Fleet, fact: &IncarnationReserved, at: At) ->
     let placed_by = fleet.want::<Plan>(&plan)?.generation;
     let waiting = fleet.index().plan_index(&plan).is_some_and(|index| !index.unplaced.is_empty());
     if !waiting && !fleet.want::<Plan>(&plan)?.unfit.is_empty() {
-        // Nothing waits any more: the reasons are history.
+        // No operation waits any longer: the reasons are outdated.
         fleet.change::<Plan>(&plan, |plan| plan.unfit.clear())?;
     }
     let ties = Bonds {
@@ -108,10 +108,10 @@ fn command(incarnation: &mut Incarnation, effect: Effect, deadline: Option<Time>
     incarnation.deadline = deadline;
 }
 
-/// Of the operation that an incarnation is asked by.
+/// Properties of the operation that commands an incarnation.
 pub(crate) struct By {
     pub(crate) kind: OperationKind,
-    /// The incarnation that it brings up, changes or ends.
+    /// Incarnation that the operation starts, changes or ends.
     own: Option<IncarnationId>,
     version: DeploymentName,
 }
@@ -122,7 +122,7 @@ impl From<&mut Operation> for By {
     }
 }
 
-/// Its operation has begun: it is asked to come up, to change, or to end.
+/// Commands an incarnation to start, change or stop.
 pub(crate) fn asked(
     fleet: &mut Fleet,
     id: IncarnationId,
@@ -140,7 +140,7 @@ pub(crate) fn asked(
         if !down && by.own == Some(id) {
             let changes = was_up;
             if !changes && !incarnation.ties.mounts.is_empty() {
-                // First its volumes.
+                // Its volumes come first.
                 (incarnation.due, incarnation.deadline) = (true, deadline);
                 incarnation.meta.touch(at);
                 return was_up;
@@ -149,7 +149,7 @@ pub(crate) fn asked(
                 if changes { IncarnationState::Updating(by.version) } else { IncarnationState::Creating };
             command(incarnation, Effect::Ensure, deadline, at);
         } else {
-            // One that is being stopped already is only remembered differently.
+            // If already stopping, only the recorded end changes.
             if !matches!(incarnation.state, IncarnationState::Stopping(_)) {
                 command(incarnation, Effect::Stop, deadline, at);
             }
@@ -158,11 +158,11 @@ pub(crate) fn asked(
         incarnation.meta.touch(at);
         was_up
     })?;
-    // Of a place that was only held, no health was known.
+    // An unused reservation had no health.
     if was_up { set_health(fleet, id, at) } else { Ok(()) }
 }
 
-/// It is asked to be up: what had to be over before is, or what it was to become it cannot be.
+/// Commands an incarnation to start once its predecessor has ended, or to revert a failed change.
 pub(crate) fn begun(fleet: &mut Fleet, fact: &IncarnationBegun, at: At) -> Result<(), Contradiction> {
     let to = fact.deployment.clone();
     fleet.bump::<Incarnation>(&fact.incarnation, at, |incarnation| {
@@ -170,7 +170,7 @@ pub(crate) fn begun(fleet: &mut Fleet, fact: &IncarnationBegun, at: At) -> Resul
         incarnation.state = if new { IncarnationState::Creating } else { IncarnationState::Updating(to) };
         command(incarnation, Effect::Ensure, fact.deadline, at);
         if !fact.mounts.is_empty() {
-            // From now on they hold themselves what was held for them.
+            // From now on the volumes count their own storage.
             incarnation.ties.change(|ties| ties.volumes.clear());
         }
         incarnation.due = false;
@@ -203,7 +203,7 @@ pub(crate) fn ensured(fleet: &mut Fleet, fact: &IncarnationEnsured, at: At) -> R
     fleet.bump::<Incarnation>(&id, at, |incarnation| {
         incarnation.state = match std::mem::replace(&mut incarnation.state, IncarnationState::Starting) {
             IncarnationState::Creating => IncarnationState::Starting,
-            // It is again what it was before its change failed; whether it is well is its health.
+            // The failed change is reverted; health is recorded separately.
             IncarnationState::Updating(to) if to == incarnation.deployment => {
                 (incarnation.unready, incarnation.deadline) = (Some(at.time), fact.deadline);
                 incarnation.unready_session = fact.deadline.and(session);
@@ -237,7 +237,7 @@ pub(crate) fn running(fleet: &mut Fleet, fact: &IncarnationRunning, at: At) -> R
     let deployment = fleet.want::<Incarnation>(&id)?.deployment.clone();
     fleet.change::<Replica>(&fact.replica, |replica| {
         replica.downed = false;
-        // It counts from now on, and the replica is of its version.
+        // The incarnation becomes active, and the replica gets its version.
         if replica.passive.as_ref().is_some_and(|passive| passive.incarnation == id) {
             let old = replica.active.take();
             replica.active = replica.passive.take().map(|run| *run);
@@ -276,19 +276,19 @@ pub(crate) fn status(fleet: &mut Fleet, fact: &IncarnationStatus, at: At) -> Res
     set_health(fleet, fact.incarnation, at)
 }
 
-/// The open session of the cluster in which an incarnation is.
+/// Open session of the incarnation's cluster.
 fn session_of(fleet: &Fleet, id: IncarnationId) -> Option<SessionId> {
     fleet.clusters().get(&fleet.incarnations().get(&id)?.cluster)?.session
 }
 
-/// The replica remembers whether its run is a good one, and whether it stays.
+/// Updates the replica's record of its incarnation: whether it is healthy, and whether it is ending.
 fn set_health(fleet: &mut Fleet, id: IncarnationId, at: At) -> Result<(), Contradiction> {
     let incarnation = fleet.want::<Incarnation>(&id)?;
     let healthy = incarnation.state == IncarnationState::Running && incarnation.ready;
     let ending = matches!(incarnation.state, IncarnationState::Stopping(_));
     let name = incarnation.replica.clone();
     let known = fleet.want::<Replica>(&name)?.runs().find(|run| run.incarnation == id);
-    // What has lost its role does not get it back.
+    // A role that was lost does not return.
     if known.is_none_or(|known| known.healthy == healthy && known.ending >= ending) {
         return Ok(());
     }
@@ -303,7 +303,7 @@ fn set_health(fleet: &mut Fleet, id: IncarnationId, at: At) -> Result<(), Contra
 
 pub(crate) fn ended(fleet: &mut Fleet, fact: &IncarnationEnded, at: At) -> Result<(), Contradiction> {
     let run = fleet.want::<Incarnation>(&fact.incarnation)?;
-    // A place that was only held was no run of the replica.
+    // An unused reservation does not count as the replica's last end.
     let was_held = run.state == IncarnationState::Reserved && !run.due;
     fleet.bump::<Incarnation>(&fact.incarnation, at, |incarnation| {
         incarnation.state = IncarnationState::Ended(Box::new(fact.end.clone()));
@@ -331,7 +331,7 @@ pub(crate) fn ended(fleet: &mut Fleet, fact: &IncarnationEnded, at: At) -> Resul
             if !was_held {
                 replica.last = Some(Box::new(fact.end.clone()));
                 replica.again = fact.again;
-                // A run that never was up is not brought back.
+                // An incarnation that was never ready is not restored.
                 replica.recovers &= fact.again.is_some();
             }
         }
@@ -351,8 +351,8 @@ pub(crate) fn ended(fleet: &mut Fleet, fact: &IncarnationEnded, at: At) -> Resul
     })
 }
 
-/// Sets the update domain of the stop or delete that waits behind another operation to where the replica is now: policies
-/// are about the domain in which it would end something.
+/// Sets the update domain of the stop or delete that waits behind another operation to the replica's current
+/// domain. Policies concern the domain in which that operation would end an incarnation.
 fn move_next(fleet: &mut Fleet, name: &ReplicaName) -> Result<(), Contradiction> {
     let replica = fleet.want::<Replica>(name)?;
     let (Some(next), Some(active)) = (&replica.next, &replica.active) else { return Ok(()) };
@@ -361,7 +361,7 @@ fn move_next(fleet: &mut Fleet, name: &ReplicaName) -> Result<(), Contradiction>
     fleet.change::<Operation>(&id, |operation| operation.domain = Some(domain))
 }
 
-/// The run that follows it holds all that it needs from now on.
+/// Transfers the shared resources to the incarnation that follows the ended one.
 fn hand_over(fleet: &mut Fleet, fact: &IncarnationEnded, at: At) -> Result<(), Contradiction> {
     let left = fleet.want::<Replica>(&fact.replica)?.active.as_ref().map(|active| active.incarnation);
     let follower = left.filter(|id| {

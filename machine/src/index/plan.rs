@@ -1,4 +1,4 @@
-//! What is counted of a plan and of each of its deployments: see [`super::work`] for what follows.
+//! Indexes of a plan and of each of its deployments. See [`super::work`] for the work derived from them.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,84 +20,84 @@ use crate::state::{Operation, Replica};
 /// Operations by update domain.
 pub type Queue = BTreeSet<(Option<DomainName>, OperationId)>;
 
-/// Approved operations of a deployment whose turn comes later.
+/// Approved operations of a deployment that are queued.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Queues {
-    /// Those that update.
+    /// Queued updates.
     pub updates: Queue,
-    /// All others.
+    /// Other queued operations.
     pub others: Queue,
 }
 
 impl Queues {
-    /// Whether none waits.
+    /// Whether no operation is queued.
     pub fn is_empty(&self) -> bool {
         self.updates.is_empty() && self.others.is_empty()
     }
 
-    /// How many wait.
+    /// Number of queued operations.
     pub fn len(&self) -> usize {
         self.updates.len() + self.others.len()
     }
 }
 
-/// Oldest first: a position is compared without a look at where the name is.
+/// Oldest first: comparing a position does not dereference the name.
 type Oldest = (Position, ReplicaName);
 
 /// Newest first, then by name.
 type Newest = (Reverse<Position>, ReplicaName);
 
-/// What is counted of a deployment.
+/// Index of a deployment.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct DeploymentIndex {
-    /// The deployment itself.
+    /// Indexed fields of the deployment.
     pub(super) own: DeploymentMarks,
-    /// Its operations that are not approved.
+    /// Operations of the deployment that are not approved.
     pub unstarted: BTreeSet<OperationId>,
-    /// Those of them that wait for approval.
+    /// Operations of the deployment that wait for approval.
     pub asking: BTreeSet<OperationId>,
-    /// Operations on replicas of it that are not its own, and wait for approval: those that start a replica.
+    /// Number of starts of the deployment's replicas that wait for approval and that no deployment requested.
     pub asked_starts: u32,
-    /// The others of them, but for those that delete a replica.
+    /// Number of other operations, except deletes, that wait for approval and that no deployment requested.
     pub asked_others: u32,
-    /// Starts of its replicas by a rule that have begun, and have brought up nothing that is ready.
+    /// Starts of the deployment's replicas by a rule that have started, and of which nothing is ready.
     pub starts_by_rule: BTreeSet<OperationId>,
-    /// Its operations that are approved, and whose turn comes later.
+    /// Operations of the deployment that are approved and queued.
     pub queue: Queues,
-    /// Its operations that run, with their update domains.
+    /// Running operations of the deployment, with their update domains.
     pub running: BTreeMap<OperationId, Option<DomainName>>,
-    /// Those of them that can be aborted: what they bring up is not ready yet.
+    /// Running operations that can be aborted: the incarnation that they start is not ready.
     pub may_abort: BTreeSet<OperationId>,
-    /// Replicas that run by it, and are not going.
+    /// Number of replicas of the deployment that are not being deleted.
     pub present: u32,
-    /// Replicas that run by it.
+    /// Number of replicas of the deployment.
     pub replicas: u32,
-    /// Of those present: that run and are well.
+    /// Number of present replicas that run and are healthy.
     pub healthy: u32,
-    /// Of those present: that run and are not well, and nothing is being done about it.
+    /// Number of present replicas that run and are unhealthy, without an operation.
     pub ailing: u32,
-    /// Of those present: that should run and do not yet, and something is being done about it.
+    /// Number of present replicas that should run and do not yet, with work in progress.
     pub unsettled: u32,
-    /// Of those present: that are brought back to what they were.
+    /// Number of present replicas that are being restored.
     pub regaining: u32,
-    /// Of those present: that should run, do not, and nothing is being done about it.
+    /// Present replicas that should run and do not, without an operation.
     pub idle: BTreeSet<Oldest>,
-    /// Of those present: without a run, and nothing is being done about it, or what is has no place.
+    /// Present replicas without an incarnation, and without an operation that has a placement.
     pub still: BTreeSet<Oldest>,
-    /// Of those present: that run, and may be updated.
+    /// Present replicas that run, and may be updated.
     pub free: BTreeSet<Oldest>,
-    /// Those present, by health (bad first) and domain: whom to take when there are too many.
+    /// Present replicas by health (unhealthy first) and domain: candidates when there are too many.
     candidates: BTreeMap<(bool, Option<DomainName>), BTreeSet<Newest>>,
 }
 
-/// Moves of a plan's rebalance that are not over, by how far each is.
+/// Moves of a plan's rebalance that have not ended, by stage.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub(crate) struct RebalanceMoves {
-    /// Moves that have no place.
+    /// Moves without placement.
     pub(crate) unplaced: BTreeSet<OperationId>,
-    /// Moves that have a place, and have not begun.
+    /// Moves with a placement that have not started.
     pub(crate) placed: BTreeSet<OperationId>,
-    /// Number of moves that have begun.
+    /// Number of moves that have started.
     pub(crate) running: u32,
 }
 
@@ -114,57 +114,56 @@ impl RebalanceMoves {
     }
 }
 
-/// What there is to do for a plan, as far as indexes of all plans name it.
+/// Work of a plan, as far as indexes of all plans contain it.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a question of its own")]
 pub(super) struct PlanAgenda {
-    /// Whether there is something to do now.
+    /// Whether work is due now.
     pub(super) is_due: bool,
-    /// When there will be something to do, if not now.
+    /// Time at which work is due, if not now.
     pub(super) later: Option<Time>,
-    /// When the deployment that is carried out will have made no progress for too long.
+    /// Time at which the current deployment will have made no progress for too long.
     pub(super) stalls_at: Option<Time>,
-    /// Whether operations wait for a place.
+    /// Whether operations have no placement.
     pub(super) is_unplaced: bool,
-    /// Whether any place was found by an earlier policy.
+    /// Whether an earlier policy placed a reservation.
     pub(super) is_outdated: bool,
-    /// Whether there may be something to say about its spread.
+    /// Whether the spread may be uneven.
     pub(super) is_crowded: bool,
 }
 
-/// What is counted of a plan.
+/// Index of a plan.
 #[derive(Clone, PartialEq, Default, Debug)]
 pub struct PlanIndex {
-    /// The plan itself.
+    /// Indexed fields of the plan.
     pub(super) own: PlanMarks,
-    /// What there is to do for it.
     pub(super) agenda: PlanAgenda,
-    /// Whether the plan has changed since its agenda was made.
+    /// Whether the plan has changed since its agenda was computed.
     pub(super) is_unsettled: bool,
-    /// The groups that its replicas are of.
+    /// Groups that the plan's replicas belong to.
     pub(crate) groups: Vec<GroupName>,
-    /// Places of it that are only held, by the generation by whose policy they were found.
+    /// Unstarted reservations, by the generation whose policy placed them.
     pub(crate) held: BTreeSet<(u32, IncarnationId)>,
-    /// Its deployments.
+    /// Deployments of the plan.
     pub deployments: BTreeMap<DeploymentName, DeploymentIndex>,
-    /// How many replicas it has.
+    /// Number of replicas.
     pub replicas: u32,
-    /// How many of them are not going.
+    /// Number of replicas that are not being deleted.
     pub present: u32,
-    /// Those that are going: a delete of each is open, or was carried out in part.
+    /// Replicas being deleted: a delete of each is open, or was carried out in part.
     pub(crate) going: BTreeSet<ReplicaName>,
-    /// Those of them whose delete has not begun, each with the deployment that it runs by.
+    /// Replicas whose delete has not started, each with its deployment.
     pub(crate) undecided: BTreeSet<(DeploymentName, ReplicaName)>,
-    /// Where its replicas are.
+    /// Spread of the plan's replicas.
     pub spread: PlanSpread,
-    /// Moves of its rebalance that are not over, by how far each is.
+    /// Moves of the plan's rebalance that have not ended, by stage.
     pub(crate) moves: RebalanceMoves,
-    /// Operations without a place, by the deployment that says what they need: those of one need alike, but for those
-    /// that each look for another place than they have, which stand alone.
+    /// Operations without placement, by the deployment that determines their requirements. An operation with
+    /// a search of its own is its own group.
     pub unplaced: BTreeMap<(DeploymentName, Option<OperationId>), BTreeSet<OperationId>>,
-    /// Operations that are not over.
+    /// Number of operations that have not ended.
     pub open: u32,
-    /// Those of them that disruptions asked for, and replicas that such a move has brought down.
+    /// Number of operations by disruptions that have not ended, and of replicas that a failed one stopped.
     pub evictions: u32,
 }
 
@@ -183,19 +182,19 @@ impl Deref for DeploymentIndex {
 }
 
 impl PlanIndex {
-    /// Its replicas.
+    /// Replicas of the plan.
     pub(crate) fn members(&self) -> impl Iterator<Item = &ReplicaName> {
         self.deployments.values().flat_map(DeploymentIndex::members).chain(&self.going)
     }
 }
 
 impl DeploymentIndex {
-    /// Whether its old replicas are beside the new ones, and left alone.
+    /// Whether the old replicas run alongside the new ones, and are left unchanged.
     pub(crate) fn stands_beside(&self) -> bool {
         !matches!(self.strategy, Strategy::Rolling { .. }) && self.set == SetWord::Old
     }
 
-    /// An operation that no deployment asked for, on a replica of it.
+    /// Counts an operation on a replica of the deployment that no deployment requested.
     fn asked_besides(&mut self, operation: &Operation, both: Both<'_, OperationMarks>) {
         let asked = match operation.kind {
             OperationKind::Delete => return,
@@ -215,36 +214,36 @@ impl DeploymentIndex {
         count(asked, both, |marks| marks.waits_until().is_some());
     }
 
-    /// Operations that were approved, and have not begun.
+    /// Operations that were approved, and have not started.
     pub fn queued(&self) -> impl Iterator<Item = &OperationId> {
         self.queue.others.iter().chain(&self.queue.updates).map(|(_, id)| id)
     }
 
-    /// Its replicas that are not going, those that are not well first.
+    /// Replicas that are not being deleted, unhealthy ones first.
     pub(crate) fn members(&self) -> impl Iterator<Item = &ReplicaName> {
         self.candidates.values().flatten().map(|(_, name)| name)
     }
 
-    /// Its replicas that remain in the domain.
+    /// Number of the deployment's replicas that remain in the domain.
     fn in_domain(&self, domain: &DomainName) -> u32 {
         let groups = [true, false].map(|healthy| self.candidates.get(&(healthy, Some(domain.clone()))));
         let count: usize = groups.into_iter().flatten().map(BTreeSet::len).sum();
         u32::try_from(count).unwrap_or(u32::MAX)
     }
 
-    /// The names of those.
+    /// Names of the deployment's replicas that remain in the domain.
     pub(crate) fn in_domain_by_name(&self, domain: &DomainName) -> impl Iterator<Item = &ReplicaName> {
         let groups = [true, false].map(|healthy| self.candidates.get(&(healthy, Some(domain.clone()))));
         groups.into_iter().flatten().flatten().map(|(_, name)| name)
     }
 
-    /// One of its replicas that is not going, if there is one: the newest of the first group.
+    /// Replica that is not being deleted, if any: the newest of the first group.
     pub fn any(&self) -> Option<&ReplicaName> {
         self.candidates.values().next()?.first().map(|(_, name)| name)
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        // Most are seen at once not to be, without making another.
+        // Mostly decided by the first conditions, without creating another index.
         self.stage.is_none() && self.replicas == 0 && *self == DeploymentIndex::default()
     }
 
@@ -294,20 +293,20 @@ impl DeploymentIndex {
     }
 }
 
-/// Replicas of whom one is to be taken.
+/// Replicas of which one is deleted.
 pub(crate) struct Victims<'a> {
-    /// Their update domain.
+    /// Update domain of the replicas.
     pub(crate) domain: Option<DomainName>,
     sets: Vec<&'a BTreeSet<Newest>>,
 }
 
 impl<'a> Victims<'a> {
-    /// The newest, on a tie the first by name.
+    /// Newest replica; of several as new, the first by name.
     pub(crate) fn newest(&self) -> Option<&'a ReplicaName> {
         self.sets.iter().filter_map(|set| set.first()).min().map(|(_, name)| name)
     }
 
-    /// Whether the replica is one of them.
+    /// Whether the replica is a candidate.
     pub(crate) fn contains(&self, replica: &Replica) -> bool {
         let key = (Reverse(replica.meta.created.position), replica.name.clone());
         self.sets.iter().any(|set| set.contains(&key))
@@ -315,19 +314,19 @@ impl<'a> Victims<'a> {
 }
 
 impl PlanIndex {
-    /// The deployment that is being carried out.
+    /// Deployment that is being carried out.
     pub(crate) fn current(&self) -> Option<(&DeploymentName, &DeploymentIndex)> {
         let name = self.current.as_ref()?;
         self.deployments.get(name).map(|of| (name, of))
     }
 
-    /// Whether people alone can let the deployment that is carried out go on: they approve all that is left to do, or
-    /// what others asked for of a replica that the deployment waits for, or they promote its canary.
+    /// Whether the current deployment needs a human decision to continue. People must approve all that is
+    /// left to do, or an operation that the deployment waits for, or promote its canary.
     fn waits_for_people(&self, current: &DeploymentIndex) -> bool {
         let begun = !current.running.is_empty() || !current.queue.is_empty();
         let canary = matches!(current.strategy, Strategy::Canary { .. }) && current.set == SetWord::Old;
         let besides = self.deployments.values().any(|of| {
-            // Replicas of the version should run; others are to be free for their update.
+            // Replicas of the version should run; others must be free for their update.
             let right = of.version == current.version;
             (right && of.asked_starts > 0)
                 || (!right && !current.stands_beside() && of.asked_starts + of.asked_others > 0)
@@ -340,8 +339,8 @@ impl PlanIndex {
         !begun && asks && current.asking.len() == current.unstarted.len()
     }
 
-    /// When the deployment that is carried out will have made no progress for too long, unless it waits for people.
-    /// `later`: the end of the pause that its strategy makes now.
+    /// Time at which the current deployment will have made no progress for too long, unless it waits for
+    /// people. `later` is the end of its strategy's current delay.
     fn stalls_at(&self, later: Option<Time>) -> Option<Time> {
         let (_, current) = self.current()?;
         let (last, patience) = current.progress?;
@@ -349,7 +348,7 @@ impl PlanIndex {
         counts.then(|| later.map_or(last, |later| last.max(later)) + patience)
     }
 
-    /// What there is to do now, from what is counted.
+    /// Computes the work from the counts.
     pub(super) fn agenda(&self) -> PlanAgenda {
         let from = self.work().map(|(from, _)| from);
         let later = from.filter(|from| *from > Time::EPOCH);
@@ -363,7 +362,7 @@ impl PlanIndex {
         }
     }
 
-    /// Changes what is counted of a deployment.
+    /// Changes the index of a deployment.
     pub(super) fn with_deployment(&mut self, name: &DeploymentName, how: impl FnOnce(&mut DeploymentIndex)) {
         let deployment = match self.deployments.get_mut(name) {
             Some(deployment) => deployment,
@@ -375,7 +374,7 @@ impl PlanIndex {
         }
     }
 
-    /// Places that are only held and were found by an earlier policy, behind one.
+    /// Unstarted reservations placed by an earlier policy, after the given one.
     pub(crate) fn outdated(
         &self,
         after: Option<(u32, IncarnationId)>,
@@ -385,7 +384,7 @@ impl PlanIndex {
         held.take_while(|(placed_by, _)| *placed_by < self.generation)
     }
 
-    /// Whether nothing is being done for the plan, and its spread may be uneven, or was found to be.
+    /// Whether no work of the plan is in progress, and its spread may be uneven or was found to be.
     fn may_be_uneven(&self) -> bool {
         let busy = self.open > 0 || self.current.is_some() || self.waiting || self.removing || self.parked;
         !busy && (self.uneven || self.spread.is_crowded())
@@ -428,27 +427,27 @@ impl PlanIndex {
         if this.purpose == Some(Purpose::Rebalance) {
             self.moves.follow(this.id, both);
         }
-        // An operation is of one plan and deployment permanently.
+        // The plan and deployment of an operation never change.
         match &this.deployment {
             Some(name) => self.with_deployment(name, |of| of.operation(this, both)),
             None => self.with_deployment(&this.version, |of| of.asked_besides(this, both)),
         }
     }
 
-    /// The version of the new set, while a graceful deployment has both.
+    /// Version of the new set, while a blue-green deployment has both.
     pub(crate) fn new_set(&self) -> Option<Digest> {
         let (_, current) = self.current()?;
         let two = matches!(current.strategy, Strategy::Graceful { .. }) && current.set == SetWord::Old;
         current.version.filter(|_| two)
     }
 
-    /// Replicas of one of two sets that remain in the domain.
+    /// Number of replicas of one of two sets that remain in the domain.
     pub(crate) fn in_domain_of_set(&self, version: Digest, is_new: bool, domain: &DomainName) -> u32 {
         let of_set = self.deployments.values().filter(|of| (of.version == Some(version)) == is_new);
         of_set.map(|of| of.in_domain(domain)).sum()
     }
 
-    /// The candidates of each deployment that has any, with whether it is of another version than is wanted.
+    /// Candidates of each deployment, with whether their version differs from the desired one.
     fn candidates(&self) -> impl Iterator<Item = (bool, &(bool, Option<DomainName>), &BTreeSet<Newest>)> {
         let version = self.current().map(|(_, current)| current.version);
         self.deployments.values().flat_map(move |of| {
@@ -457,10 +456,10 @@ impl PlanIndex {
         })
     }
 
-    /// Those of whom one is taken when there are too many: unhealthy ones first, then those of another version than is
-    /// wanted, then those of the domain in which the most remain (of several as full, the first by name).
+    /// Replicas of which one is deleted when there are too many. Order: unhealthy ones, those of another than
+    /// the desired version, those in the fullest domain. Of equally full domains, the first by name.
     pub(crate) fn victims(&self) -> Option<Victims<'_>> {
-        // Those on their way out count no more.
+        // Replicas being deleted no longer count.
         let mut stay: BTreeMap<&DomainName, usize> = BTreeMap::new();
         for (_, (_, domain), set) in self.candidates() {
             if let Some(domain) = domain {
@@ -479,13 +478,13 @@ impl PlanIndex {
         Some(Victims { domain, sets })
     }
 
-    /// Whether nobody that could be taken is unhealthy.
+    /// Whether all candidates are healthy.
     pub(crate) fn victim_is_well(&self) -> bool {
         self.candidates().all(|(_, (healthy, _), _)| *healthy)
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        // Most are seen at once not to be, without making another.
+        // Mostly decided by the first conditions, without creating another index.
         self.replicas == 0 && self.open == 0 && self.deployments.is_empty() && *self == PlanIndex::default()
     }
 }

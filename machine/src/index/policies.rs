@@ -1,5 +1,4 @@
-//! Policies, and the operations that each could approve: kept by what changes, so that operations that wait cost
-//! nobody else anything.
+//! Policies, and the operations that each could approve; waiting operations cost no other step anything.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -12,36 +11,35 @@ use super::{Lookup, follow_by, mark};
 use crate::marks::{Both, OperationMarks};
 use crate::state::Operation;
 
-/// What is counted of a policy that approves.
+/// Index of an approving policy.
 #[derive(Clone, PartialEq, Debug)]
 pub struct PolicyIndex {
     pub(crate) spec: Arc<PolicySpec>,
-    /// Operations that wait for approval, and that it is about.
+    /// Operations that wait for approval and match the policy.
     pub(crate) waiting: BTreeSet<OperationId>,
 }
 
-/// What is counted of all of them.
+/// Index of all policies.
 #[derive(Clone, PartialEq, Default, Debug)]
 pub struct Policies {
-    /// Those that approve.
     pub(crate) approving: BTreeMap<PolicyName, PolicyIndex>,
-    /// Those that want a second pair of eyes.
+    /// Policies that require the approval of a second person.
     pub(crate) four_eyes: BTreeMap<PolicyName, Arc<PolicySpec>>,
-    /// Operations that one approved and that are not over, by its name.
+    /// Operations that a policy approved and that have not ended, by the name of the policy.
     pub(crate) in_flight: BTreeMap<String, BTreeSet<OperationId>>,
     /// Operations that wait for approval.
     waiting: Lookup<OperationId, Waiting>,
 }
 
-/// What policies ask about an operation that waits for approval.
+/// Properties of a waiting operation that policies match.
 #[derive(Clone, PartialEq, Debug)]
 struct Waiting {
     kind: OperationKind,
     plan: PlanName,
     domain: Option<DomainName>,
-    /// Whether its deployment asked for it, and nobody else.
+    /// Whether the deployment alone requested the operation.
     deploys: bool,
-    /// Whether that begins nothing more: nobody approves the operation then.
+    /// Whether that deployment starts nothing more: no policy approves the operation then.
     given_up: bool,
 }
 
@@ -63,7 +61,7 @@ impl Policies {
         }
     }
 
-    /// The deployment of the operation begins nothing more, or begins something again.
+    /// Updates an operation whose deployment starts nothing more, or starts operations again.
     pub(super) fn give_up(&mut self, id: OperationId, given_up: bool) {
         let Some(waiting) = self.waiting.get_mut(&id).filter(|it| it.deploys && it.given_up != given_up)
         else {
@@ -73,7 +71,7 @@ impl Policies {
         waits_for_policies(&mut self.approving, id, waiting, !given_up);
     }
 
-    /// `given_up`: whether its deployment begins nothing more.
+    /// Updates an operation. `given_up` returns whether its deployment starts nothing more.
     pub(super) fn operation(
         &mut self,
         operation: &Operation,
@@ -102,7 +100,7 @@ impl Waiting {
     }
 }
 
-/// Whether the policy is about such work: of a plan, if that is known, in a domain, if it is in one.
+/// Whether the policy matches the work: its kind, its plan if known, its domain if it has one.
 pub(crate) fn is_about_work(
     spec: &PolicySpec,
     kind: PolicyKind,
@@ -114,7 +112,7 @@ pub(crate) fn is_about_work(
         && (spec.domains.is_empty() || domain.is_some_and(|domain| spec.domains.contains(domain)))
 }
 
-/// Notes with each policy that is about the operation whether the operation waits for it.
+/// Adds the operation to the policies that match it, or removes it.
 fn waits_for_policies(
     approving: &mut BTreeMap<PolicyName, PolicyIndex>,
     id: OperationId,

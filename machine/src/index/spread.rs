@@ -1,8 +1,8 @@
-//! Where the replicas of a plan are: those that hold a place now, by node, and those that remain when everything that
-//! is under way has succeeded, by node and update domain.
+//! Spread of a plan's replicas: current reservations by node, and the replicas that remain if everything in
+//! progress succeeds, by node and update domain.
 //!
-//! A replica that is being replaced holds two places and remains in one: in that of the replacement, as long as that
-//! is not given up. One that is being deleted or stopped remains nowhere. Placements count what remains.
+//! A replica that is being replaced has two reservations and remains in one: that of the replacement, unless
+//! it is given up. A replica that is being deleted or stopped remains nowhere. Placements count what remains.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -18,54 +18,54 @@ use rustc_hash::FxHashMap;
 /// Replicas of a plan on a node.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct NodeCount {
-    /// Replicas that hold a place there now.
+    /// Replicas with a reservation on the node now.
     pub held: u32,
-    /// Replicas that remain there.
+    /// Replicas that remain on the node.
     pub remaining: u32,
-    /// Incarnations that hold a place there now: a replica may have two.
+    /// Incarnations with a reservation on the node now: a replica may have two.
     pub runs: u32,
 }
 
 /// Replicas of a plan in an update domain.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct DomainCount {
-    /// Replicas that remain there.
+    /// Replicas that remain in the domain.
     pub remaining: u32,
-    /// Nodes on which more than one remains, the fullest last.
+    /// Nodes on which more than one replica remains, the fullest last.
     pub crowded: BTreeSet<(u32, NodeName)>,
 }
 
-/// See the module.
+/// Spread of a plan: see the module.
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct PlanSpread {
     nodes: FxHashMap<SiteNumber, NodeCount>,
     domains: Lookup<DomainName, DomainCount>,
-    /// Domains in which more than one remains.
+    /// Number of domains in which more than one replica remains.
     crowded: u32,
-    /// The same until fewer remain in a domain.
+    /// Token replaced when fewer replicas remain in a domain.
     pub(crate) eased: Arc<()>,
-    /// The same until fewer remain on a node.
+    /// Token replaced when there are fewer replicas on a node, now or remaining.
     pub(crate) thinned: Arc<()>,
 }
 
 impl PlanSpread {
-    /// Replicas on the node.
+    /// Replicas on the node with the number.
     pub(crate) fn on_site(&self, node: SiteNumber) -> NodeCount {
         self.nodes.get(&node).copied().unwrap_or_default()
     }
 
-    /// The same, by name.
+    /// Replicas on the node with the name.
     pub(crate) fn on_node(&self, places: &Places, node: &NodeName) -> NodeCount {
         places.number(node).map(|number| self.on_site(number)).unwrap_or_default()
     }
 
-    /// Nodes on which incarnations of the plan hold a place, each with their number, in no order.
+    /// Nodes with reservations of the plan, each with its number of incarnations, in no order.
     pub(crate) fn nodes<'a>(&'a self, places: &'a Places) -> impl Iterator<Item = (&'a NodeName, u32)> {
         let nodes = self.nodes.iter().filter(|(_, count)| count.runs > 0);
         nodes.filter_map(|(site, count)| Some((places.name(*site)?, count.runs)))
     }
 
-    /// Follows an incarnation that takes a place on a node, or gives it back.
+    /// Updates the counts after a reservation of an incarnation was added or released.
     pub(super) fn incarnation(&mut self, node: SiteNumber, change: PlaceChange) {
         let count = self.nodes.entry(node).or_default();
         count.runs = change.applied_to(count.runs);
@@ -74,28 +74,28 @@ impl PlanSpread {
         }
     }
 
-    /// Replicas that remain in the domain.
+    /// Number of replicas that remain in the domain.
     pub fn in_domain(&self, domain: &DomainName) -> u32 {
         self.domains.get(domain).map_or(0, |count| count.remaining)
     }
 
-    /// Nodes of the domain on which more than one remains, the fullest first, of several as full the last by name.
+    /// Nodes of the domain on which more than one replica remains, the fullest first, then the last by name.
     pub(crate) fn crowded_nodes(&self, domain: &DomainName) -> impl Iterator<Item = &(u32, NodeName)> {
         self.domains.get(domain).into_iter().flat_map(|count| count.crowded.iter().rev())
     }
 
-    /// Whether more than one remains in a domain: else the spread is as even as can be.
+    /// Whether more than one replica remains in a domain: else the spread is as even as can be.
     pub(crate) fn is_crowded(&self) -> bool {
         self.crowded > 0
     }
 
-    /// Replicas that remain, by domain.
+    /// Number of replicas that remain, by domain.
     pub fn domains(&self) -> BTreeMap<DomainName, u32> {
         let remaining = self.domains.iter().filter(|(_, count)| count.remaining > 0);
         remaining.map(|(domain, count)| (domain.clone(), count.remaining)).collect()
     }
 
-    /// Follows a change of a replica.
+    /// Updates the counts after a change of a replica.
     pub(super) fn replica(&mut self, places: &Places, both: Both<'_, ReplicaMarks>) {
         let [old, new] = both;
         let remaining = both.map(|marks| marks.and_then(ReplicaMarks::remains));
@@ -186,7 +186,7 @@ impl PlanSpread {
 impl fmt::Debug for PlanSpread {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let PlanSpread { nodes, domains, crowded, eased: _, thinned: _ } = self;
-        // Numbers of nodes follow from the past.
+        // Numbers of nodes depend on history.
         let mut nodes: Vec<_> =
             nodes.values().map(|count| (count.held, count.remaining, count.runs)).collect();
         nodes.sort_unstable();

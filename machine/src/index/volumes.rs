@@ -1,4 +1,4 @@
-//! Volumes: where they are, whose, who waits for them, and what there is to do for them.
+//! Index of volumes: their nodes and owners, the incarnations that wait for them, and the work that is due.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,50 +9,50 @@ use super::{follow, follow_by, mark};
 use crate::marks::{Both, VolumeMarks};
 use crate::state::Volume;
 
-/// What follows from volumes and those that are to use them.
+/// Volumes, and the incarnations that will use them.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Volumes {
     names: BTreeMap<VolumeId, VolumeName>,
     owned: BTreeMap<ReplicaName, BTreeSet<VolumeName>>,
     on_nodes: BTreeMap<NodeName, BTreeSet<VolumeName>>,
-    /// Those that may be there, for all that is known.
+    /// Volumes that may exist, as far as known.
     present: BTreeSet<VolumeName>,
-    /// Those whose users have to wait.
+    /// Volumes whose users have to wait.
     blocking: BTreeSet<VolumeName>,
-    /// What the runs need that wait for volumes alone.
+    /// Volumes needed by incarnations that wait for volumes only.
     waiting: BTreeMap<IncarnationId, Vec<VolumeName>>,
-    /// The same by volume.
+    /// Waiting incarnations by volume.
     awaited: BTreeMap<VolumeName, BTreeSet<IncarnationId>>,
-    /// Runs that wait no more.
+    /// Incarnations that no longer wait.
     pub served: BTreeSet<IncarnationId>,
-    /// Those that are to go, and that nothing uses.
+    /// Unused volumes that will be deleted.
     pub unused: BTreeSet<VolumeName>,
-    /// Those that are not known to be lost, on nodes that are gone.
+    /// Volumes on expunged nodes that are not known to be lost.
     pub lost: BTreeSet<VolumeName>,
 }
 
 impl Volumes {
-    /// The volume of the id.
+    /// Name of the volume with the id.
     pub fn name(&self, id: VolumeId) -> Option<&VolumeName> {
         self.names.get(&id)
     }
 
-    /// The replica's own.
+    /// Volumes that the replica owns.
     pub fn owned(&self, replica: &ReplicaName) -> impl Iterator<Item = &VolumeName> {
         self.owned.get(replica).into_iter().flatten()
     }
 
-    /// Those that are counted on the node.
+    /// Volumes counted on the node.
     pub fn on_node(&self, node: &NodeName) -> Option<&BTreeSet<VolumeName>> {
         self.on_nodes.get(node)
     }
 
-    /// The runs that wait for it.
+    /// Incarnations that wait for the volume.
     pub fn awaiting(&self, name: &VolumeName) -> impl Iterator<Item = &IncarnationId> {
         self.awaited.get(name).into_iter().flatten()
     }
 
-    /// The node is gone, or back.
+    /// Updates the index after the node was expunged or restored.
     pub(super) fn node(&mut self, node: &NodeName, is_expunged: bool) {
         let there = self.on_nodes.get(node).into_iter().flatten().filter(|name| self.present.contains(*name));
         for name in there.cloned().collect::<Vec<_>>() {
@@ -60,7 +60,7 @@ impl Volumes {
         }
     }
 
-    /// `is_expunged`: whether a node is gone.
+    /// Updates the index after a change of a volume. `is_expunged` returns whether a node is expunged.
     pub(super) fn volume(
         &mut self,
         this: &Volume,
@@ -85,7 +85,7 @@ impl Volumes {
         }
     }
 
-    /// The volumes for which a run waited alone, and waits.
+    /// Updates the volumes that an incarnation waits for and nothing else, before and after a change.
     pub(super) fn run(&mut self, run: IncarnationId, needs: [Option<&[VolumeName]>; 2]) {
         match needs {
             [None, Some(needs)] => {

@@ -1,5 +1,5 @@
-//! What there is to do for a plan's deployments, from what its index counts alone: one thing at a time, found without
-//! looking at any replica that is right.
+//! Work for a plan's deployments, derived from the counts of its index: one item at a time, found without
+//! reading any replica that needs none.
 
 use chancery_events::digest::Digest;
 use chancery_events::id::{Lineage, OperationId, Position};
@@ -11,45 +11,45 @@ use chancery_events::time::Time;
 use super::{DeploymentIndex, PlanIndex, Queue};
 use crate::marks::Stage;
 
-/// One thing to do.
+/// Item of work for a plan.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Work {
-    /// The turn of the deployment that waits has come.
+    /// Starts the queued deployment.
     Start,
-    /// Cancel an operation that has not begun.
+    /// Cancels an operation that has not started.
     Cancel(OperationId),
-    /// Abort an operation that has begun.
+    /// Aborts an operation that has started.
     Abort(OperationId),
-    /// Abort a start by a rule, of a replica that is to have another version.
+    /// Aborts a start by a rule, because the replica needs another version.
     AbortStart(OperationId),
-    /// Take back a replica that the deployment created.
+    /// Removes a replica that the deployment created.
     TakeBack(ReplicaName),
-    /// It ends as is remembered.
+    /// Ends the deployment with its recorded outcome.
     End,
-    /// It has brought about what it wanted.
+    /// Completes the deployment, which has reached its goal.
     Complete,
-    /// The new set counts from now on.
+    /// Makes the new set active.
     CutOver,
-    /// Create one more replica.
+    /// Creates one more replica.
     Create,
-    /// Delete one of too many.
+    /// Deletes a surplus replica.
     Delete,
-    /// Give a replica without a run the version.
+    /// Assigns the version to a replica without an incarnation.
     Assign(ReplicaName),
-    /// Start a replica that should run and does not.
+    /// Starts a replica that should run and does not.
     Restart(ReplicaName),
-    /// Open the update of a replica.
+    /// Creates the update of a replica.
     Update(ReplicaName),
-    /// The turn of an approved operation has come.
+    /// Starts an approved operation.
     Begin(OperationId),
-    /// The plan is to go, and this of its replicas with it.
+    /// Deletes a replica of a plan that is being deleted.
     Remove,
-    /// The plan is to go, and nothing of it is left.
+    /// Deletes a plan of which nothing is left.
     Forget,
 }
 
 impl PlanIndex {
-    /// What there is to do now, or, with its time, later; nothing, if it waits for something else.
+    /// Returns the work and its time, [`Time::EPOCH`] for now; `None` if the plan waits for something else.
     pub fn work(&self) -> Option<(Time, Work)> {
         let now = |work| Some((Time::EPOCH, work));
         if self.parked {
@@ -90,7 +90,7 @@ impl PlanIndex {
         (current.running.is_empty() && left == 0).then_some(Work::End)
     }
 
-    /// The replicas that are, or are not, of the version.
+    /// Deployments that are, or are not, of the version.
     fn of_version(&self, version: Option<Digest>, right: bool) -> impl Iterator<Item = &DeploymentIndex> {
         self.deployments.values().filter(move |of| (of.version == version) == right)
     }
@@ -144,7 +144,7 @@ impl PlanIndex {
         if let Some(turn) = self.turn(current) {
             return Some(turn);
         }
-        // Operations of a rule or a person are waited for as well.
+        // An operation of a rule or a person must settle as well.
         let comes = right().any(|of| of.unsettled > 0);
         if settled
             && !comes
@@ -156,25 +156,26 @@ impl PlanIndex {
         (settled && !comes && !is_old_left()).then_some((Time::EPOCH, Work::Complete))
     }
 
-    /// People see all updates at once, to approve them together; a rule approves each when it could begin, so that no
-    /// more places are held than are needed.
+    /// Whether an update may be created. People see all updates together, to approve them together. Automatic
+    /// approval creates each when it can start, so that no more is reserved than needed.
     fn opens_update(&self, current: &DeploymentIndex) -> bool {
         let open = current.unstarted.len() + current.running.len() + current.queue.len();
         !self.updates_alone || (open as u64) < u64::from(current.wave())
     }
 
-    /// Whether the deployment takes nothing further down: a replica of its version is not well, or one of another version
-    /// is being brought back to what it was.
+    /// Whether the deployment must not stop another replica: one of its version is unhealthy, or one of
+    /// another version is being restored.
     fn holds_back(&self, current: &DeploymentIndex) -> bool {
         let ailing = self.of_version(current.version, true).any(|of| of.ailing > 0);
-        // A new set beside the old one takes nothing down.
+        // A new set alongside the old one stops nothing.
         let regaining =
             !current.stands_beside() && self.of_version(current.version, false).any(|of| of.regaining > 0);
         ailing || regaining
     }
 
-    /// The approved operation whose turn it is: not more than a wave at once, in one update domain if that is wanted,
-    /// with a pause after each, while those that were brought up are well, and none is brought back to what it was.
+    /// Returns the approved operation to start, and the time. No more than a wave runs concurrently, in one
+    /// update domain if required, with a pause after each. Nothing starts while a replica of the version is
+    /// unhealthy, or another is being restored.
     fn turn(&self, current: &DeploymentIndex) -> Option<(Time, Work)> {
         if current.queue.is_empty() {
             return None;
@@ -197,7 +198,7 @@ impl PlanIndex {
         };
         let full = |limit: u32| current.running.len() as u64 >= u64::from(limit);
         let any = in_domain(&current.queue.others).filter(|_| !full(current.bound()));
-        // What was stopped for another version runs again before anything else is taken down.
+        // Replicas that were stopped for another version are started before anything else is stopped.
         let returns = self.of_version(current.version, true).any(|of| of.regaining > 0);
         let update = in_domain(&current.queue.updates).filter(|_| !returns && !full(current.wave()));
         let next = any.or(update)?;
@@ -209,13 +210,13 @@ impl PlanIndex {
     }
 }
 
-/// Before every id of an operation.
+/// Lowest id of an operation.
 fn first_id() -> OperationId {
     OperationId::issue(Lineage::from_random(0), Position::ZERO)
 }
 
 impl DeploymentIndex {
-    /// How many replicas of the new version stand beside the old ones, if that is how it goes.
+    /// Number of new replicas that run alongside the old ones, for strategies that do so.
     fn beside(&self) -> Option<u32> {
         match self.strategy {
             Strategy::Rolling { .. } => None,
@@ -224,7 +225,7 @@ impl DeploymentIndex {
         }
     }
 
-    /// How many operations may run at once while one that updates does.
+    /// Maximum number of concurrent operations while an update is one of them.
     fn wave(&self) -> u32 {
         match self.strategy {
             Strategy::Rolling { wave, .. } => wave.unwrap_or(1),
@@ -232,7 +233,7 @@ impl DeploymentIndex {
         }
     }
 
-    /// How many operations may run at once.
+    /// Maximum number of concurrent operations.
     fn bound(&self) -> u32 {
         match self.strategy {
             Strategy::Rolling { wave, .. } => wave.unwrap_or(u32::MAX),

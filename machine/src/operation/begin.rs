@@ -1,4 +1,4 @@
-//! Beginning what was approved: at once, or when its turn comes.
+//! Start of approved operations: immediately, or when dequeued.
 
 use chancery_events::digest::Digest;
 use chancery_events::fact::{
@@ -16,23 +16,23 @@ use crate::fleet::Fleet;
 use crate::state::{Incarnation, IncarnationState, Operation, Replica};
 use crate::{deployment, incarnation, volume};
 
-/// An operation as far as beginning it needs: it may have been opened by the fact right before.
+/// Operation to start, which the preceding fact may have created.
 pub(crate) struct Begun<'a> {
     pub(crate) id: OperationId,
     pub(crate) kind: OperationKind,
     pub(crate) replica: &'a Replica,
     pub(crate) deployment: Option<&'a DeploymentName>,
-    /// What it brings up or changes.
+    /// Incarnation that the operation starts or changes.
     pub(crate) incarnation: Option<IncarnationId>,
-    /// The run that must be over before that one is begun.
+    /// Incarnation that must end before the other one is started.
     pub(crate) follows: Option<IncarnationId>,
 }
 
-/// By what an operation begins.
+/// Trigger of an operation's start.
 pub(crate) enum How {
-    /// By being approved, unless its turn comes later.
+    /// Approval, unless the operation is queued.
     Approved { by: Approver, hash: Digest },
-    /// By its turn.
+    /// Dequeuing of an approved operation.
     Turn,
 }
 
@@ -47,7 +47,7 @@ fn of<'a>(fleet: &'a Fleet, operation: &'a Operation) -> Option<Begun<'a>> {
     })
 }
 
-/// Approves an operation that waits for it.
+/// Approves a pending operation.
 pub(super) fn approve(
     fleet: &Fleet,
     operation: &Operation,
@@ -61,20 +61,20 @@ pub(super) fn approve(
     }
 }
 
-/// Begins an operation that was approved.
+/// Starts an approved operation.
 pub(crate) fn take_turn(fleet: &Fleet, operation: &Operation, ctx: &Context, draft: &mut Draft) {
     if let Some(operation) = of(fleet, operation) {
         begin(fleet, &operation, How::Turn, ctx, draft);
     }
 }
 
-/// What is asked first, of what, and until when.
+/// Target and deadline of the first command.
 struct First {
     incarnation: Option<IncarnationId>,
     deadline: Option<Time>,
 }
 
-/// Approves an operation, and begins it if its turn has come; or begins it.
+/// Approves an operation and starts it unless it is queued, or starts an approved one.
 pub(crate) fn begin(fleet: &Fleet, operation: &Begun<'_>, how: How, ctx: &Context, draft: &mut Draft) {
     let (id, replica) = (operation.id, operation.replica.name.clone());
     if let How::Approved { by, hash } = &how
@@ -95,7 +95,7 @@ pub(crate) fn begin(fleet: &Fleet, operation: &Begun<'_>, how: How, ctx: &Contex
     if !down {
         return;
     }
-    // The other run of the replica, if it has two.
+    // The replica's other incarnation, if it has two.
     for other in live.iter().filter(|other| Some(other.id) != incarnation) {
         if !matches!(other.state, IncarnationState::Stopping(_)) {
             draft.push(stop(fleet, other, IncarnationEnd::Destroyed, ctx));
@@ -128,7 +128,7 @@ impl Draft {
     }
 }
 
-/// A stop or delete takes the place of what has begun on the replica.
+/// Supersedes the running operation of the replica, for a stop or delete.
 fn supersede_running(fleet: &Fleet, operation: &Begun<'_>, draft: &mut Draft) {
     let running = operation.replica.operation.filter(|open| open.id != operation.id && open.begun);
     if let Some(running) = running.and_then(|open| fleet.operations().get(&open.id)) {
@@ -136,7 +136,7 @@ fn supersede_running(fleet: &Fleet, operation: &Begun<'_>, draft: &mut Draft) {
     }
 }
 
-/// The runs of a replica that somebody was asked for.
+/// Incarnations of a replica that were commanded.
 fn live<'a>(fleet: &'a Fleet, replica: &Replica) -> Vec<&'a Incarnation> {
     let runs = replica.runs().filter_map(|run| fleet.incarnations().get(&run.incarnation));
     runs.filter(|incarnation| incarnation.state != IncarnationState::Reserved).collect()
@@ -167,7 +167,7 @@ fn first(fleet: &Fleet, operation: &Begun<'_>, live: &[&Incarnation], ctx: &Cont
     }
 }
 
-/// Asks a run to end.
+/// Commands an incarnation to stop.
 pub(crate) fn stop(
     fleet: &Fleet,
     incarnation: &Incarnation,

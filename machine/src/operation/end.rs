@@ -1,4 +1,4 @@
-//! Ending an operation, and what goes with it.
+//! Ends of operations, and their effects.
 
 use chancery_events::fact::{
     Fact, IncarnationEnd, IncarnationEnded, OperationEnd, OperationEnded, ReplicaDeleted,
@@ -13,14 +13,14 @@ use crate::fleet::Fleet;
 use crate::state::{Incarnation, IncarnationState, Operation, OperationState};
 use crate::{deployment, incarnation};
 
-/// An incarnation that the operation holds and nobody was asked to start.
+/// Incarnation that is only reserved for the operation.
 pub(super) fn holds_place<'a>(fleet: &'a Fleet, operation: &Operation) -> Option<&'a Incarnation> {
     let held = operation.incarnation.and_then(|id| fleet.incarnations().get(&id))?;
     (held.state == IncarnationState::Reserved).then_some(held)
 }
 
-/// Ends an operation, with the place that it only held; a replica that never was approved goes too, and the
-/// deployment fails if that was its operation coming to nothing.
+/// Ends an operation and its unused reservation. Deletes a replica that was never approved. Fails the
+/// deployment if the operation failed, expired or was rejected.
 pub(crate) fn end(fleet: &Fleet, operation: &Operation, how: OperationEnd, draft: &mut Draft) {
     let word = end_word(&how);
     let cause = match &how {
@@ -42,7 +42,7 @@ pub(crate) fn end(fleet: &Fleet, operation: &Operation, how: OperationEnd, draft
     draft.push(OperationEnded { operation: operation.id, replica: operation.replica.clone(), end: how });
     if let Some(held) = holds_place(fleet, operation) {
         let end = IncarnationEnd::Unwound { reason: format!("its operation was {word}") };
-        // It had begun, and perhaps what ran before is over already.
+        // The operation has started, and the previous incarnation may have ended already.
         let begun = matches!(operation.state, OperationState::Running);
         let again = cause_of_end
             .filter(|_| begun)
@@ -69,8 +69,9 @@ pub(crate) fn end(fleet: &Fleet, operation: &Operation, how: OperationEnd, draft
     }
 }
 
-/// Ends an operation that has begun and whose new run is not ready: that run is stopped, or asked to be again what it
-/// was, and the run that was there counts. If that was stopped first, the replica is started again by the version it has.
+/// Cancels a running operation whose new incarnation is not ready. That incarnation is stopped, or reverted;
+/// the previous incarnation stays active. If the previous one was stopped first, the replica is started again
+/// in its current version.
 pub(crate) fn abort(fleet: &Fleet, operation: &Operation, reason: String, ctx: &Context, draft: &mut Draft) {
     let how = OperationEnd::Cancelled { reason };
     match operation.incarnation.and_then(|id| fleet.incarnations().get(&id)) {
@@ -82,7 +83,7 @@ pub(crate) fn abort(fleet: &Fleet, operation: &Operation, reason: String, ctx: &
     }
 }
 
-/// Whether an abort has to do something about the incarnation. One that is stopping keeps the reason for its end.
+/// Whether an abort must act on the incarnation. A stopping incarnation keeps the reason for its end.
 fn may_be_given_up(state: &IncarnationState) -> bool {
     match state {
         IncarnationState::Creating
@@ -93,7 +94,7 @@ fn may_be_given_up(state: &IncarnationState) -> bool {
     }
 }
 
-/// Nobody approved it in time.
+/// Ends an operation that was not approved in time.
 pub(crate) fn expire(fleet: &Fleet, id: OperationId, ctx: &Context) -> Vec<Fact> {
     let mut draft = Draft::new(ctx);
     if let Some(operation) = fleet.operations().get(&id)

@@ -1,4 +1,4 @@
-//! Folding what becomes of operations.
+//! Folding of operation facts.
 
 use std::time::Duration;
 
@@ -16,10 +16,10 @@ use crate::meta::{At, Meta, Stamp};
 use crate::state::{Deployment, IncarnationState, Open, Operation, OperationState, Plan, Replica, Setback};
 use crate::{deployment, incarnation, rebalance};
 
-/// A disruption does not move another replica of a plan sooner than this after a move that failed.
+/// Minimum delay until a disruption moves another replica of a plan after a failed move.
 const SETBACK: Duration = Duration::from_secs(1);
 
-/// Operations of a replica that are over are kept so many.
+/// Maximum number of ended operations kept for each replica.
 const KEPT: usize = 20;
 
 pub(crate) fn opened(fleet: &mut Fleet, fact: &OperationOpened, at: At) -> Result<(), Contradiction> {
@@ -27,12 +27,12 @@ pub(crate) fn opened(fleet: &mut Fleet, fact: &OperationOpened, at: At) -> Resul
     let replica = fleet.want::<Replica>(&fact.replica)?;
     let (plan, version) =
         (replica.plan.clone(), fact.version.clone().unwrap_or_else(|| replica.deployment.clone()));
-    // What needs no place is about the run that is there.
+    // An operation without placement concerns the active incarnation.
     let active = replica.active.as_ref().filter(|_| fact.proposal.is_some()).cloned();
     let in_place = fact.kind == OperationKind::Update;
     let key = (plan.clone(), version.clone());
     let of = fleet.plans().get(&plan).zip(fleet.deployments().get(&key));
-    // What is there already, or may come to be there by another, says where it can go.
+    // Existing volumes, or volumes that others may create, restrict the placement.
     let needs = of.map(|(plan, of)| plan.version_of(of.generation)).filter(|needs| needs.has_volumes());
     let owns = || fleet.index().volumes.owned(&fact.replica).next().is_some();
     let stores = needs.is_some_and(|needs| needs.claims_by_name() || owns());
@@ -42,7 +42,7 @@ pub(crate) fn opened(fleet: &mut Fleet, fact: &OperationOpened, at: At) -> Resul
         let gives_way = match fact.kind {
             OperationKind::Start => true,
             OperationKind::Create => fact.deployment.is_none(),
-            // Of these the run that is there goes on, or nothing is brought up.
+            // The active incarnation continues, or none is started.
             OperationKind::Update
             | OperationKind::Relocate
             | OperationKind::Restart
@@ -57,7 +57,7 @@ pub(crate) fn opened(fleet: &mut Fleet, fact: &OperationOpened, at: At) -> Resul
         }
         replica.operations.push(id);
         if brings_up {
-            // A start by the plan's rule is one more in its row; any other begins anew.
+            // A start by the plan's rule extends the sequence of restarts; any other ends it.
             replica.row =
                 replica.again.filter(|_| by_rule).map(|again| Again { at: at.time, row: again.row });
         }
@@ -99,7 +99,7 @@ pub(crate) fn approved(fleet: &mut Fleet, fact: &OperationApproved, at: At) -> R
         operation.meta.bump(at);
         incarnation::By::from(operation)
     })?;
-    // What the plan's own rule approves waits for nobody.
+    // An approval by the plan's own rule needed no decision.
     let by_rule = matches!(fact.by, Approver::Rule(_)) && fact.by.policy().is_none();
     if !by_rule {
         decided(fleet, fact.operation, at)?;
@@ -118,7 +118,7 @@ pub(crate) fn approved(fleet: &mut Fleet, fact: &OperationApproved, at: At) -> R
     }
 }
 
-/// People have decided about an operation: the deployment that waited for that has made progress.
+/// Records a decision about an operation as progress of the deployment that waited for it.
 fn decided(fleet: &mut Fleet, operation: OperationId, at: At) -> Result<(), Contradiction> {
     let operation = fleet.want::<Operation>(&operation)?;
     let plan = operation.plan.clone();
@@ -129,7 +129,7 @@ fn decided(fleet: &mut Fleet, operation: OperationId, at: At) -> Result<(), Cont
     }
 }
 
-/// A move of the plan's by a disruption failed once more.
+/// Returns the backoff after another failed move of the plan by a disruption.
 fn setback(plan: &Plan, run: IncarnationId, at: At) -> Setback {
     let row = plan.setback.map_or(1, |last| last.row.saturating_add(1));
     let cooldown = Duration::from_millis(*plan.policy().cooldown()).max(SETBACK);
@@ -139,7 +139,7 @@ fn setback(plan: &Plan, run: IncarnationId, at: At) -> Setback {
 fn wills(replica: &mut Replica, kind: OperationKind) {
     replica.will = match kind {
         OperationKind::Create | OperationKind::Start => WillWord::Running,
-        // These are about something that is wanted already.
+        // The desired state is set already.
         OperationKind::Update | OperationKind::Relocate | OperationKind::Restart => replica.will,
         OperationKind::Stop => WillWord::Stopped,
         OperationKind::Delete => WillWord::Deleted,
@@ -157,7 +157,7 @@ fn note_begun(replica: &mut Replica, operation: OperationId, keeps_promise: bool
         open.begun = true;
         open.regains = recovers && open.kind == OperationKind::Start;
         replica.recovers = false;
-        // Whatever has begun, the rule's promise is not about any more.
+        // Any started operation but a deployment's start cancels the scheduled restart.
         if !keeps_promise {
             replica.again = None;
         }
@@ -188,7 +188,7 @@ pub(crate) fn ended(fleet: &mut Fleet, fact: &OperationEnded, at: At) -> Result<
     close(fleet, fact.operation, &fact.end, at, Version::Bump)
 }
 
-/// Whether the run that counts is over, or is asked to end.
+/// Whether the active incarnation has ended, or is asked to end.
 fn is_down(fleet: &Fleet, replica: &Replica) -> bool {
     let active = replica.active.as_ref().and_then(|active| fleet.incarnations().get(&active.incarnation));
     active.is_none_or(|active| {
@@ -196,14 +196,14 @@ fn is_down(fleet: &Fleet, replica: &Replica) -> bool {
     })
 }
 
-/// Whether the fact is about the operation first.
+/// Whether the fact is primarily about the operation.
 #[derive(Clone, Copy)]
 pub(crate) enum Version {
     Bump,
     Touch,
 }
 
-/// Ends the operation in the state, counts it, and lets go of the replica's oldest.
+/// Ends the operation in the state, counts it, and removes the replica's oldest ended ones.
 pub(crate) fn close(
     fleet: &mut Fleet,
     id: OperationId,
@@ -220,13 +220,13 @@ pub(crate) fn close(
     let failed = matches!(end, OperationEnd::Failed { .. });
     let aborted = matches!(end, OperationEnd::Cancelled { .. });
     let replaces = operation.replaces();
-    // With a start that has not begun, the rule has done what it promised, unless another took the place of it.
+    // The end of a waiting start fulfils the rule's promise, unless the start was superseded or cancelled.
     let begun = matches!(operation.state, OperationState::Running);
     let kept = matches!(end, OperationEnd::Superseded { .. } | OperationEnd::Cancelled { .. });
     let fulfilled = matches!(operation.by.as_deref(), Some(Asker::Rule(_))) && !begun && !kept;
     let undone = begun && replaces && (aborted || failed);
     let rests = operation.deployment.clone().filter(|_| succeeded).map(|name| (plan.clone(), name));
-    // One of a deployment that is not carried out is that deployment's matter.
+    // A deployment handles the ends of its own pending operations.
     if operation.deployment.is_none() && matches!(operation.state, OperationState::PendingApproval(_)) {
         decided(fleet, id, at)?;
     }
@@ -241,7 +241,8 @@ pub(crate) fn close(
     let restarts = fleet.want::<Plan>(&plan)?.policy().restart() != &Restart::Never;
     fleet.touch::<Replica>(&replica, at, |replica| {
         if undone {
-            // After a failure the rule decides: when the run that is left is over, or it has.
+            // After a failure the rule decides: when the remaining incarnation ends, or it has decided
+            // already.
             let by_rule = if replica.active.is_some() { restarts } else { replica.again.is_some() };
             replica.recovers = replica.will == WillWord::Running && (aborted || by_rule);
         }
@@ -254,7 +255,7 @@ pub(crate) fn close(
         if fulfilled || keeps_promise && begun && !kept {
             (replica.again, replica.recovers) = (None, false);
         }
-        // A move that stopped it first, and failed.
+        // The failed move had stopped the replica first.
         if evicts && failed && replica.active.as_ref().is_none_or(|active| !active.healthy) {
             replica.downed = replica.will == WillWord::Running;
         }
@@ -272,7 +273,7 @@ pub(crate) fn close(
         match (end, run) {
             (OperationEnd::Succeeded, _) if evicts => plan.setback = None,
             (OperationEnd::Failed { .. }, Some(run)) if evicts => plan.setback = Some(setback(plan, run, at)),
-            // Of others, or of one that nothing runs any more to blame, nothing is learnt.
+            // Other ends, or failures without an active incarnation, change no backoff.
             (
                 OperationEnd::Succeeded
                 | OperationEnd::Failed { .. }

@@ -1,4 +1,4 @@
-//! Opening an operation, in the place of what waits on its replica.
+//! Creation of operations, superseding waiting ones.
 
 use chancery_events::digest::Digest;
 use chancery_events::fact::{Asker, OperationEnd, OperationOpened, Proposal, ReplicaDeleted};
@@ -16,35 +16,35 @@ use crate::fleet::Fleet;
 use crate::state::{Deployment, Incarnation, IncarnationState, Operation, Plan, Replica};
 use crate::volume;
 
-/// An operation that is wanted.
+/// Request for an operation.
 pub(crate) struct Want<'a> {
     pub(crate) kind: OperationKind,
-    /// On whose behalf, if on a deployment's.
+    /// Deployment that requests the operation, if any.
     pub(crate) deployment: Option<&'a DeploymentName>,
-    /// Who asks otherwise, or by which rule the deployment does.
+    /// Other requester, or the rule of the deployment.
     pub(crate) by: Option<Asker>,
-    /// The deployment whose version the replica is to have, where that is another than it has.
+    /// Deployment whose version the replica gets, if that differs from its current one.
     pub(crate) version: Option<&'a DeploymentName>,
-    /// The only node that will do.
+    /// Required node, if any.
     pub(crate) node: Option<&'a NodeName>,
-    /// The purpose, where the kind and the asker do not imply it.
+    /// Purpose, where the kind and the requester do not imply one.
     pub(crate) purpose: Option<Purpose>,
 }
 
 impl<'a> Want<'a> {
-    /// Of a deployment.
+    /// Returns the request of a deployment.
     pub(crate) fn of(kind: OperationKind, deployment: &'a DeploymentName) -> Want<'a> {
         Want { kind, deployment: Some(deployment), by: None, version: None, node: None, purpose: None }
     }
 
-    /// Of whoever asks.
+    /// Returns the request of another requester.
     pub(crate) fn by(kind: OperationKind, by: Option<Asker>) -> Want<'a> {
         Want { kind, deployment: None, by, version: None, node: None, purpose: None }
     }
 }
 
-/// Opens an operation. What waits on the replica ends; what has begun goes on. One that needs no place is approved at
-/// once where a rule does.
+/// Creates an operation. Operations that wait on the replica end; a running one continues. An operation that
+/// needs no placement is approved immediately where a rule does so.
 pub(crate) fn open(fleet: &Fleet, replica: &Replica, want: &Want<'_>, ctx: &Context, draft: &mut Draft) {
     let mut waiting: Vec<&Operation> = replica
         .open()
@@ -53,7 +53,7 @@ pub(crate) fn open(fleet: &Fleet, replica: &Replica, want: &Want<'_>, ctx: &Cont
         .collect();
     waiting.reverse();
     if replica.will == WillWord::Proposed && want.kind == OperationKind::Delete {
-        // Nobody ever approved anything of it: it goes with its create.
+        // The replica was never approved: it is deleted with its create.
         for operation in &waiting {
             let reason = "the replica is not wanted any more".to_owned();
             end(fleet, operation, OperationEnd::Cancelled { reason }, draft);
@@ -63,7 +63,7 @@ pub(crate) fn open(fleet: &Fleet, replica: &Replica, want: &Want<'_>, ctx: &Cont
         }
         return;
     }
-    // What waits ends by the id of the new operation, which stands behind those ends.
+    // Waiting operations end with the id of the new one, whose fact follows.
     let before = waiting.iter().map(|operation| 1 + u64::from(holds_place(fleet, operation).is_some())).sum();
     let id = OperationId::issue(ctx.lineage, draft.position().plus(before));
     for operation in waiting {
@@ -93,7 +93,7 @@ pub(crate) fn open(fleet: &Fleet, replica: &Replica, want: &Want<'_>, ctx: &Cont
     begin(fleet, &operation, How::Approved { by, hash }, ctx, draft);
 }
 
-/// The fact that opens it, beside whatever is there.
+/// Pushes the fact that creates an operation, without ending others.
 pub(crate) fn push_opened(
     replica: &ReplicaName,
     want: &Want<'_>,
@@ -112,8 +112,8 @@ pub(crate) fn push_opened(
     });
 }
 
-/// What an update changes where it stands, and to what: where the orchestrator can, and nothing more of its node is
-/// needed than it has.
+/// Incarnation that an update changes in place, and its target. Requires that the orchestrator can do so, and
+/// that the resources and volumes stay the same.
 fn changed_in_place<'a>(
     fleet: &'a Fleet,
     plan: &Plan,

@@ -1,4 +1,4 @@
-//! Finding a place for an operation, and holding it until somebody approves.
+//! Placement of operations, and reservations until approval.
 
 use chancery_events::digest::Digest;
 use chancery_events::fact::{Fact, IncarnationReserved, OperationEnd, PlanWaiting, Proposal, Unfit};
@@ -16,8 +16,8 @@ use crate::scheduler::{self, Limits, Need, Place, Search, Stored, Strict};
 use crate::state::{Deployment, Incarnation, Node, Operation, OperationState, Plan, Replica};
 use crate::{deployment, disruption, incarnation, rebalance, volume};
 
-/// Looks for a place for an operation of the plan that has none: facts if something came of it, `None` if the
-/// answer is the same as before, or if it does not speak for all of the plan's that have none.
+/// Searches a placement for an unplaced operation of the plan. Returns `None` if the result is unchanged, or
+/// if a failure is not valid for all unplaced operations of the plan (`speaks`).
 pub(crate) fn prepare(
     fleet: &Fleet,
     search: &mut Search,
@@ -36,7 +36,7 @@ pub(crate) fn prepare(
         end(fleet, operation, OperationEnd::Cancelled { reason }, &mut draft);
         return Some(draft.done());
     }
-    // What is left of an earlier run has to be over first: at most two hold a place.
+    // The rest of an earlier incarnation must end first: a replica has at most two reservations.
     if replica.passive.is_some() {
         return None;
     }
@@ -71,7 +71,7 @@ pub(crate) fn prepare(
     Some(draft.done())
 }
 
-/// Whether the operation, if it finds no place, gives way to the version of the deployment that is carried out.
+/// Whether the operation, if it finds no placement, is replaced by the current deployment's version.
 pub(crate) fn gives_way(fleet: &Fleet, plan: &Plan, operation: OperationId) -> bool {
     let operation = fleet.operations().get(&operation);
     let replica = operation.and_then(|operation| fleet.replicas().get(&operation.replica));
@@ -80,7 +80,7 @@ pub(crate) fn gives_way(fleet: &Fleet, plan: &Plan, operation: OperationId) -> b
         .is_some_and(|(operation, replica)| deployment::takes_over(fleet, plan, operation, replica))
 }
 
-/// The place that a move of the replica would find now.
+/// Placement that a move of the replica would find now.
 pub(crate) fn place_of_move(
     fleet: &Fleet,
     search: &mut Search,
@@ -96,25 +96,25 @@ pub(crate) fn place_of_move(
     found.ok().map(|found| found.place)
 }
 
-/// Replicas of the plan on the node.
+/// Counts the plan's replicas on the node.
 fn on_node(fleet: &Fleet, plan: &Plan, node: &Node) -> NodeCount {
     let index = fleet.index();
     index.plan_index(&plan.name).map(|of| of.spread.on_node(&index.places, &node.name)).unwrap_or_default()
 }
 
-/// What an operation looks for.
+/// Criteria of a placement search.
 struct Sought<'a> {
     kind: OperationKind,
-    /// The only node that will do, if there is such a one.
+    /// Required node, if any.
     wants: Option<&'a NodeName>,
     why: Why,
 }
 
-/// What becomes of the reasons why there is no place: to find them costs a look at every node.
+/// Use of the reasons for a failed search: collecting them visits every node.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Why {
     Told,
-    /// No caller reads the reasons, and none are found out.
+    /// Reasons are not read, so none are collected.
     Unread,
 }
 
@@ -124,7 +124,7 @@ impl<'a> Sought<'a> {
     }
 }
 
-/// A place, and the run that must be over before it is used.
+/// Placement, and the incarnation that must end before its use.
 struct Found {
     place: Place,
     follows: Option<IncarnationId>,
@@ -140,7 +140,7 @@ fn find(
     stored: &[Stored],
 ) -> Result<Found, Vec<Unfit>> {
     let stop_first = stops_first(plan, sought.kind, &replica.name, version, old);
-    // What runs is not stopped for what cannot begin yet.
+    // An incarnation is not stopped for a replacement that cannot start yet.
     if let Some(old) = old.filter(|_| stop_first)
         && let Some(reason) = volume::used_by_another(fleet, version, &replica.name, old)
     {
@@ -164,7 +164,7 @@ fn find(
     };
     let (plan, deployment, policy) = (&plan.name, &deployment.name, plan.policy());
     let need = Need { plan, deployment, policy, version };
-    // Where its volumes are, if they are somewhere: they need not come elsewhere.
+    // The node of the volumes comes first: there they need not move.
     let near = stored.first().map(|volume| &volume.node);
     let near = near.filter(|near| limits.only.is_none() && limits.not != Some(*near));
     let near = near.and_then(|near| search.place(fleet, &need, &Limits { only: Some(near), ..limits }));
@@ -175,7 +175,7 @@ fn find(
     }
 }
 
-/// Whether the old run is over before the new one is started.
+/// Whether the old incarnation ends before the new one is started.
 fn stops_first(
     plan: &Plan,
     kind: OperationKind,
@@ -183,7 +183,7 @@ fn stops_first(
     version: PlanVersion<'_>,
     old: Option<&Incarnation>,
 ) -> bool {
-    // What is in a volume cannot be in two places.
+    // A volume's data cannot be in two places.
     let shares =
         |old: &Incarnation| volume::names(version, replica).iter().any(|name| old.ties.mounts.contains(name));
     let by_kind = match kind {
@@ -198,8 +198,8 @@ fn stops_first(
     by_kind || old.is_some_and(shares)
 }
 
-/// Takes away a place that was found by an earlier policy of the plan and that the policy forbids now. A
-/// running operation keeps its place.
+/// Releases a reservation that an earlier policy of the plan allowed and the current one forbids. A running
+/// operation keeps its reservation.
 pub(crate) fn replace(fleet: &Fleet, held: IncarnationId, ctx: &Context) -> Vec<Fact> {
     let mut draft = Draft::new(ctx);
     let Some(held) = fleet.incarnations().get(&held) else { return Vec::new() };
@@ -215,12 +215,12 @@ pub(crate) fn replace(fleet: &Fleet, held: IncarnationId, ctx: &Context) -> Vec<
     draft.done()
 }
 
-/// A place that is only held, and was found by an earlier policy of its plan.
+/// Unused reservation from an earlier policy of its plan.
 struct Outdated<'a> {
     plan: &'a Plan,
     held: &'a Incarnation,
     node: &'a Node,
-    /// What runs of the replica.
+    /// Existing incarnation of the replica.
     old: Option<&'a Incarnation>,
 }
 
@@ -242,7 +242,7 @@ impl<'a> Outdated<'a> {
         Limits { own: self.old, held: Some(self.held), ..Limits::default() }
     }
 
-    /// What the policy has against the node, whatever else is there but replicas of the plan.
+    /// Reason why the policy forbids the node, considering only the plan's replicas on it.
     fn forbidden(&self, fleet: &Fleet) -> Option<String> {
         let policy = self.plan.policy();
         scheduler::unfit_class(fleet, policy, self.node).or_else(|| {
@@ -252,7 +252,7 @@ impl<'a> Outdated<'a> {
         })
     }
 
-    /// What the policy has against the place besides: company, and the order of updates.
+    /// Other reasons why the policy forbids the placement: affinity, and the order of updates.
     fn unwanted(&self, fleet: &Fleet, operation: &Operation) -> Option<String> {
         let (policy, limits, node) = (self.plan.policy(), self.limits(), &self.node.name);
         if let Some(reason) = scheduler::strain(fleet, policy, node, &limits, Strict::Firm) {
@@ -270,14 +270,14 @@ impl<'a> Outdated<'a> {
     }
 }
 
-/// What the policy of the plan has against the node of the place that an operation holds, if that was found by an earlier
-/// policy. What this says, [`replace`] finds too: the operation does not keep the place.
+/// Reason why the plan's policy forbids the node of an operation's reservation, if an earlier policy chose
+/// that node. [`replace`] finds the same reason: the operation does not keep the reservation.
 pub(super) fn forbidden(fleet: &Fleet, operation: &Operation) -> Option<String> {
     Outdated::of(fleet, operation)?.forbidden(fleet)
 }
 
-/// The node that the old run is on, if the new one can be there when that is over: what both need, the old one holds
-/// for it until then.
+/// Node of the old incarnation, if the new one fits there afterwards: until then, the old one's reservation
+/// covers what both need.
 fn stays(
     fleet: &Fleet,
     plan: &Plan,
@@ -357,8 +357,8 @@ fn reserve(
     begin(fleet, &begun, how, ctx, draft);
 }
 
-/// The hash of everything that an operation that brings something up, or changes it, will do: where, by which payloads
-/// and coordinates, what is over before that, and what it breaks there.
+/// Hash of the effects of an operation that starts or changes an incarnation: node, payloads and coordinates,
+/// the incarnation that ends first, and violated affinities.
 pub(super) fn up_hash(
     kind: OperationKind,
     replica: &ReplicaName,

@@ -1,4 +1,4 @@
-//! What an entity tells about itself, from its own fields alone.
+//! Predicates and derived values of a single entity, from its own fields alone.
 
 use chancery_events::amount::Amounts;
 use chancery_events::fact::{Asker, DeploymentEnd, IncarnationEnd};
@@ -13,77 +13,77 @@ use super::{
 };
 
 impl Replica {
-    /// Its operations that are not over, the one that may have begun first.
+    /// Returns the operations that have not ended, the one that may have started first.
     pub fn open(&self) -> impl Iterator<Item = Open> {
         self.operation.into_iter().chain(self.next)
     }
 
-    /// One of them.
+    /// Returns the open operation with the id.
     pub(crate) fn open_mut(&mut self, id: OperationId) -> Option<&mut Open> {
         self.operation.iter_mut().chain(&mut self.next).find(|open| open.id == id)
     }
 
-    /// Whether it is on its way out, or asked to be.
+    /// Whether the replica is being deleted, or an open operation will delete it.
     pub fn is_going(&self) -> bool {
         self.will == WillWord::Deleted || self.open().any(|open| open.kind == OperationKind::Delete)
     }
 
-    /// Whether it should run, does not, and nothing is being done about it.
+    /// Whether the replica should run, does not, and no operation will start it.
     pub fn is_idle(&self) -> bool {
         self.will == WillWord::Running && self.is_still()
     }
 
-    /// Whether it has no run, and nothing is being done about it.
+    /// Whether the replica has neither an incarnation nor an open operation.
     pub fn is_still(&self) -> bool {
         self.active.is_none() && self.passive.is_none() && self.operation.is_none()
     }
 
-    /// Whether it has no run, and what is to bring one up has no place: it may have another version first.
+    /// Whether the replica has no incarnation, and its start has no placement: the version may change first.
     pub fn is_without_place(&self) -> bool {
         let waits = self.operation.is_some_and(|open| open.gives_way);
         waits && self.next.is_none() && self.runs().next().is_none()
     }
 
-    /// Whether it runs, and nothing is being done about it: it may be updated.
+    /// Whether the replica can be updated: it has one incarnation, and no operation is open.
     pub fn is_free(&self) -> bool {
         self.active.is_some() && self.passive.is_none() && self.operation.is_none() && !self.recovers
     }
 
-    /// The run where the replica remains when everything that is under way has succeeded: of two, the one that was not
-    /// asked to end, the replacement first. None of a replica that is going, or stops.
+    /// Incarnation that the replica keeps if everything in progress succeeds: the one not asked to end, or
+    /// the replacement if neither was. `None` for a replica that is deleted or stopped.
     pub fn remaining(&self) -> Option<&Active> {
         let runs = self.passive.as_deref().into_iter().chain(&self.active);
         runs.filter(|_| !self.is_going()).find(|run| !run.ending)
     }
 
-    /// Its incarnations that are not over, the one that counts first.
+    /// Returns the incarnations that have not ended, the active one first.
     pub fn runs(&self) -> impl Iterator<Item = &Active> {
         self.active.iter().chain(self.passive.as_deref())
     }
 }
 
 impl Operation {
-    /// Whether it is not over.
+    /// Whether the operation has not ended.
     pub fn is_open(&self) -> bool {
         !matches!(self.state, OperationState::Ended(_))
     }
 
-    /// Whether it is a start for a deployment: until that has succeeded or failed, what the plan's rule has promised holds.
+    /// Whether a deployment requested this start: a scheduled restart stays until it succeeds or fails.
     pub(crate) fn keeps_promise(&self) -> bool {
         self.kind == OperationKind::Start && self.by.is_none()
     }
 
-    /// Whether it gives its replica another run in the place of the one that is there.
+    /// Whether the operation replaces the incarnation of its replica.
     pub(crate) fn replaces(&self) -> bool {
         matches!(self.kind, OperationKind::Update | OperationKind::Relocate | OperationKind::Restart)
     }
 
-    /// Whether a disruption asked for it.
+    /// Whether a disruption requested the operation.
     pub fn evicts(&self) -> bool {
         matches!(self.by.as_deref(), Some(Asker::Disruption { .. }))
     }
 
-    /// Whether it looks for a place as no other does.
+    /// Whether the operation needs a placement search of its own.
     pub(crate) fn is_alone(&self) -> bool {
         let alike = matches!(self.kind, OperationKind::Create | OperationKind::Start);
         !alike || self.wants.is_some() || self.stores
@@ -91,14 +91,14 @@ impl Operation {
 }
 
 impl Node {
-    /// Whether it may be given placements: no disruption of it is approved.
+    /// Whether the node accepts placements: none of its disruptions is approved.
     pub fn is_undisturbed(&self) -> bool {
         self.disruptions.values().all(|disruption| disruption.state != DisruptionState::Approved)
     }
 }
 
 impl Scope {
-    /// Whether what was asked of the incarnation may have come to be there.
+    /// Whether the store may record the incarnation: a command for it may have been received.
     pub fn may_hold(&self, incarnation: &Incarnation) -> bool {
         match (incarnation.commanded, self.until) {
             (None, _) => false,
@@ -109,24 +109,24 @@ impl Scope {
 }
 
 impl Deployment {
-    /// Whether it is over.
+    /// Whether the deployment has ended.
     pub fn is_over(&self) -> bool {
         matches!(self.state, DeploymentState::Ended(_))
     }
 
-    /// Whether it has brought about what it wanted.
+    /// Whether the deployment reached its goal.
     pub fn is_completed(&self) -> bool {
         self.state == DeploymentState::Ended(DeploymentEnd::Completed)
     }
 }
 
 impl Incarnation {
-    /// Whether it may be alive: it holds its place.
+    /// Whether the incarnation still has its reservation.
     pub fn is_live(&self) -> bool {
         !matches!(self.state, IncarnationState::Ended(_))
     }
 
-    /// Whether it was ready, and ends without being asked to by an operation: by itself, or because it failed its plan.
+    /// Whether the incarnation was ready, and ends on its own or for violating its plan, not by an operation.
     pub(crate) fn was_up(&self) -> bool {
         match &self.state {
             IncarnationState::Running | IncarnationState::Updating(_) => true,
@@ -140,7 +140,7 @@ impl Incarnation {
         }
     }
 
-    /// What it holds of its node.
+    /// Resources reserved for the incarnation, without those counted on its predecessor.
     pub fn holds(&self) -> Amounts {
         match self.ties.shares {
             Some(shares) => self.amounts.checked_sub(shares).unwrap_or(Amounts::ZERO),
@@ -148,7 +148,7 @@ impl Incarnation {
         }
     }
 
-    /// The deployment by whose coordinates it is asked to be.
+    /// Deployment whose version was last requested.
     pub fn asked_for(&self) -> &DeploymentName {
         match &self.state {
             IncarnationState::Updating(to) => to,

@@ -1,4 +1,4 @@
-//! What ties an incarnation to other things than its node's amounts. Most have nothing of it, and are smaller for it.
+//! Predecessor, storage and violated affinity of an incarnation, boxed because most incarnations have none.
 
 use std::collections::BTreeMap;
 use std::ops::Deref;
@@ -8,30 +8,29 @@ use chancery_events::id::IncarnationId;
 use chancery_events::name::{StorageClass, VolumeName};
 use serde::{Deserialize, Serialize};
 
-/// What ties an incarnation.
+/// Rare fields of an incarnation.
 #[derive(Clone, PartialEq, Default, Debug, Serialize, Deserialize)]
 pub struct Bonds {
-    /// The run that must be over before it is begun.
+    /// Incarnation that must end before this one starts.
     pub follows: Option<IncarnationId>,
-    /// What of its amounts that run holds until it is over.
+    /// Resources counted on the predecessor until it ends.
     pub shares: Option<Amounts>,
-    /// What it holds of its node's storage.
+    /// Storage reserved on the node, bytes by class.
     pub volumes: BTreeMap<StorageClass, u64>,
-    /// The volumes that it uses, from when it is begun.
+    /// Volumes that the incarnation uses once started.
     pub mounts: Vec<VolumeName>,
-    /// Which affinity could not be kept.
+    /// Soft affinity that the placement violates.
     pub strained: Option<String>,
 }
 
 static NONE: Bonds =
     Bonds { follows: None, shares: None, volumes: BTreeMap::new(), mounts: Vec::new(), strained: None };
 
-/// The bonds of an incarnation, or none.
+/// Boxed [`Bonds`], or nothing if all are empty.
 #[derive(Clone, PartialEq, Default, Debug, Serialize, Deserialize)]
 pub struct Ties(Option<Box<Bonds>>);
 
 impl Ties {
-    /// Changes them.
     pub(crate) fn change(&mut self, how: impl FnOnce(&mut Bonds)) {
         let mut bonds = self.0.take().map_or_else(Bonds::default, |bonds| *bonds);
         how(&mut bonds);

@@ -1,4 +1,4 @@
-//! Folding what becomes of volumes.
+//! Folding of volume facts.
 
 use std::collections::BTreeMap;
 
@@ -21,7 +21,7 @@ pub(crate) fn created(fleet: &mut Fleet, fact: &VolumeCreated, at: At) -> Result
         subject: Subject::Volume(fact.name.clone()),
         problem: format!("it is made on node {}, which is in no cluster", fact.node),
     })?;
-    // From now on it holds itself what was held for it.
+    // The volume now counts the storage that was reserved for it.
     fleet.touch::<Incarnation>(&fact.incarnation, at, |incarnation| {
         incarnation.ties.change(|ties| {
             if let Some(held) = ties.volumes.get_mut(&fact.class) {
@@ -93,7 +93,7 @@ pub(crate) fn destroyed(fleet: &mut Fleet, fact: &VolumeDestroyed) -> Result<(),
     fleet.remove::<Volume>(&fact.name)
 }
 
-/// A run begins to use them: they come to its node, and what becomes of them is what its version says.
+/// Assigns volumes to an incarnation that starts: its node and `on_delete` become theirs.
 pub(crate) fn take(
     fleet: &mut Fleet,
     mounts: &[VolumeName],
@@ -115,7 +115,7 @@ pub(crate) fn take(
     Ok(())
 }
 
-/// The run that uses them was started: there may be something in them.
+/// Records that the volumes of a started incarnation may contain data.
 pub(crate) fn fill(fleet: &mut Fleet, user: IncarnationId) -> Result<(), Contradiction> {
     let mounts = fleet.want::<Incarnation>(&user)?.ties.mounts.clone();
     for name in mounts {
@@ -127,7 +127,7 @@ pub(crate) fn fill(fleet: &mut Fleet, user: IncarnationId) -> Result<(), Contrad
     Ok(())
 }
 
-/// The run that used them is over. One that was never started has left nothing in them.
+/// Frees the volumes of an ended incarnation, which left data in them only if it was started.
 pub(crate) fn free(
     fleet: &mut Fleet,
     mounts: &[VolumeName],
@@ -144,7 +144,7 @@ pub(crate) fn free(
     Ok(())
 }
 
-/// The replica whose own they were is no more.
+/// Removes the owner of a deleted replica's volumes, which are deleted if unused or `destroy`.
 pub(crate) fn leave(fleet: &mut Fleet, volumes: &[VolumeName], at: At) -> Result<(), Contradiction> {
     for name in volumes {
         fleet.touch::<Volume>(name, at, |volume| {

@@ -122,7 +122,7 @@ impl Row for NodeRow {
     }
 }
 
-/// `key:value`, as a selector asks.
+/// Reads `key:value`, as in a selector.
 fn label(text: &str) -> Result<Filter<NodeRow>, String> {
     let (key, value) = text.split_once(':').ok_or("write it as key:value")?;
     let key: Key = key.parse().map_err(|error: chancery_events::name::BadName| error.to_string())?;

@@ -1,8 +1,9 @@
-//! Rows, an `impl` of [`Row`] a kind: its filters, and how it follows from the state, which is a pure function. What that cannot see in one entity stands in the [`Counts`], which are a function of the state too.
+//! Rows, an `impl` of [`Row`] for each kind: its filters, and how it follows from the state, as a pure
+//! function. What one entity does not show is in the [`Counts`], which are a function of the state too.
 //!
-//! A message says in few words why an entity is as it is. The one thing that it leaves to the reader is *why* there
-//! is no place for an operation: that stands once in the plan's row and may concern any number of replicas, so
-//! those rows say [`WAITS`], and the reader adds the reasons.
+//! A message explains in few words the state of an entity. Only the reasons why an operation has no placement
+//! are left to the reader: they are stored once, in the plan's row. They may concern any number of replicas,
+//! whose rows contain [`WAITS`], and the reader adds the reasons.
 
 mod catalogue;
 mod plan;
@@ -20,10 +21,10 @@ use crate::reach::{Through, reachability};
 
 pub(crate) use replica::{command, incarnation, operation, operation_message, phase_word, replica};
 
-/// The message of what has no place yet, until a reader adds the reasons.
+/// Message of a row without placement, until a reader adds the reasons.
 pub const WAITS: &str = "waits for a place";
 
-/// [`WAITS`], with the reasons from the plan's row.
+/// Returns [`WAITS`], with the reasons from the plan's row.
 pub fn waits_because(reasons: &[Unfit]) -> String {
     if reasons.is_empty() {
         return WAITS.to_owned();
@@ -37,7 +38,7 @@ pub fn waits_because(reasons: &[Unfit]) -> String {
     format!("{WAITS}: {}", reasons.join("; "))
 }
 
-/// Builds a row, filling in what every row says of its history.
+/// Builds a row, and fills in what every row shows of its history.
 macro_rules! row {
     ($name:ident, $meta:expr, { $($field:ident: $value:expr),* $(,)? }) => {{
         let chancery_machine::meta::Meta { version, created, changed } = $meta;
@@ -54,13 +55,13 @@ pub(crate) use row;
 
 /// Takes rows of every kind.
 pub(crate) trait Visitor {
-    /// Why it stopped.
+    /// Reason why the visitor stopped.
     type Error;
     /// Takes one row.
     fn row<R: Row>(&mut self, row: &R) -> Result<(), Self::Error>;
 }
 
-/// Every row of the state as readers see it, by kind and key: for those who compare.
+/// Returns every row of the state as readers see it, by kind and key, for comparisons.
 pub fn shown(fleet: &Fleet) -> BTreeMap<(RowKind, String), serde_json::Value> {
     struct Shown<'a>(&'a Fleet, BTreeMap<(RowKind, String), serde_json::Value>);
     impl Visitor for Shown<'_> {
@@ -87,7 +88,7 @@ pub fn shown(fleet: &Fleet) -> BTreeMap<(RowKind, String), serde_json::Value> {
     shown.1
 }
 
-/// A row of any kind, as it would be written: for rebuilds that compare.
+/// Returns all rows and index entries as they are stored, for rebuilds that compare.
 #[cfg(test)]
 pub(crate) fn snapshot_of(fleet: &Fleet) -> std::collections::BTreeMap<Vec<u8>, Vec<u8>> {
     struct All(std::collections::BTreeMap<Vec<u8>, Vec<u8>>);

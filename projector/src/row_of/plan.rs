@@ -26,7 +26,7 @@ impl Row for PlanRow {
     fn of(fleet: &Fleet, counts: &Counts, name: &PlanName) -> Option<PlanRow> {
         let plan = fleet.plans().get(name)?;
         let of = counts.plan(name);
-        // Reasons stay in the state when a place is found; they count only while something waits.
+        // Reasons stay in the state after a placement; they count only while an operation waits.
         let is_waiting = fleet.index().plan_index(name).is_some_and(|index| !index.unplaced.is_empty());
         Some(row!(PlanRow, plan.meta, {
             name: plan.name.clone(),
@@ -52,13 +52,13 @@ fn spread(fleet: &Fleet, plan: &Plan) -> SpreadRow {
     }
 }
 
-/// By phase, every one of them, and `total`.
+/// Returns the counts of all phases, and `total`.
 fn replicas(of: &PlanCounts) -> BTreeMap<String, u64> {
     let phases = PhaseWord::ALL.iter().map(|phase| (phase.word().to_owned(), of.in_phase(*phase)));
     phases.chain([("total".to_owned(), of.replicas())]).collect()
 }
 
-/// By kind and state: those that are open now, and those that ended ever.
+/// Returns counts by kind and state: of open operations now, and of all that ever ended.
 fn operations(plan: &Plan, of: &PlanCounts) -> BTreeMap<String, BTreeMap<String, u64>> {
     let mut all = BTreeMap::<String, BTreeMap<String, u64>>::new();
     for ((kind, outcome), count) in &plan.totals {
@@ -164,7 +164,7 @@ impl Row for DeploymentRow {
     }
 }
 
-/// `yes` or `no`: whether the deployment is stalled.
+/// Reads `yes` or `no`: whether the deployment is stalled.
 fn stalled(text: &str) -> Result<Filter<DeploymentRow>, String> {
     let wanted = match text {
         "yes" => true,
@@ -175,8 +175,8 @@ fn stalled(text: &str) -> Result<Filter<DeploymentRow>, String> {
     Ok(Filter { holds: Box::new(move |row: &DeploymentRow| row.stalled_at.is_some() == wanted), way })
 }
 
-/// A deployment may count replicas in that an earlier one brought up, so its progress is that of its plan; what is
-/// over says nothing that changes afterwards.
+/// Returns the message of a deployment. Replicas that an earlier deployment started may count, so the
+/// progress is the plan's; an ended deployment's message never changes.
 fn deployment_message(fleet: &Fleet, deployment: &Deployment, of: &PlanCounts) -> String {
     let count = deployment.spec.count;
     let wait = || fleet.plans().get(&deployment.plan).and_then(|plan| waits_for(fleet, plan, deployment));

@@ -65,7 +65,7 @@ impl Row for ReplicaRow {
     }
 }
 
-/// The row of a replica.
+/// Returns the row of a replica.
 pub(crate) fn replica(state: &impl View, name: &ReplicaName) -> Option<ReplicaRow> {
     let replica = state.replica(name)?;
     let active = active(state, replica);
@@ -141,7 +141,7 @@ fn replica_message(
     }
 }
 
-/// What is being done to a run that another one takes the place of.
+/// Returns what is done to an incarnation that another one replaces.
 fn moves(state: &impl View, replica: &Replica) -> Option<String> {
     let kind = replica.operation.filter(|open| open.begun)?.kind;
     let run = replica.passive.as_ref()?;
@@ -191,7 +191,7 @@ impl Row for IncarnationRow {
     }
 }
 
-/// The row of an incarnation.
+/// Returns the row of an incarnation.
 pub(crate) fn incarnation(state: &impl View, id: IncarnationId) -> Option<IncarnationRow> {
     let incarnation = state.incarnation(id)?;
     Some(row!(IncarnationRow, incarnation.meta, {
@@ -217,7 +217,7 @@ pub(crate) fn incarnation(state: &impl View, id: IncarnationId) -> Option<Incarn
     }))
 }
 
-/// Since when a run that was ready is not.
+/// Returns since when a formerly ready incarnation is not ready.
 fn unready_at(incarnation: &Incarnation) -> Option<Time> {
     incarnation.unready.filter(|_| incarnation.state == IncarnationState::Running)
 }
@@ -238,8 +238,8 @@ fn incarnation_word(state: &IncarnationState) -> IncarnationWord {
     }
 }
 
-/// As far as it itself tells: what an executor has to do with is looked up when it is read, so that a session that is
-/// lost or opened does not touch every row of its cluster.
+/// Returns the reachability as far as the incarnation shows it. Reachability through an executor is looked up
+/// at a read, so that a session change does not touch every row of the cluster.
 fn reachability(incarnation: &Incarnation) -> Reachability {
     match incarnation.state {
         IncarnationState::Reserved | IncarnationState::Ended(_) => Reachability::Known,
@@ -275,7 +275,7 @@ fn incarnation_message(incarnation: &Incarnation) -> String {
                 None => trouble,
             }
         }
-        // What has not come up yet is not in trouble before a probe says so.
+        // A starting process has no trouble before a probe reports it.
         IncarnationState::Starting => {
             let failing = |process: &&Process| process.status != ProcessStatus::Initializing;
             incarnation.processes.iter().filter(failing).find_map(Process::trouble).unwrap_or_default()
@@ -296,7 +296,7 @@ impl Row for CommandRow {
     }
 }
 
-/// The row of an incarnation's command, while it has no outcome.
+/// Returns the row of an incarnation's command, while it has no outcome.
 pub(crate) fn command(state: &impl View, id: IncarnationId) -> Option<CommandRow> {
     let incarnation = state.incarnation(id)?;
     let command = incarnation.command.filter(|_| incarnation.is_live())?;
@@ -350,7 +350,7 @@ impl Row for OperationRow {
     }
 }
 
-/// The row of an operation.
+/// Returns the row of an operation.
 pub(crate) fn operation(state: &impl View, id: OperationId) -> Option<OperationRow> {
     let operation = state.operation(id)?;
     Some(row!(OperationRow, operation.meta, {
@@ -370,7 +370,7 @@ pub(crate) fn operation(state: &impl View, id: OperationId) -> Option<OperationR
     }))
 }
 
-/// Why an operation is as it is.
+/// Returns why an operation is in its state.
 pub(crate) fn operation_message(state: &OperationState) -> String {
     match state {
         OperationState::Preparing => WAITS.to_owned(),

@@ -1,4 +1,4 @@
-//! A small decider for tests: random intents, reports and time, by a seed, into a journal in memory.
+//! Small decider for tests: random intents, reports and time, by a seed, into a journal in memory.
 
 #![allow(clippy::disallowed_macros, reason = "a test prints what it found")]
 
@@ -39,7 +39,7 @@ pub(crate) struct Driver {
     seed: u64,
     asked: u64,
     pub(crate) contradictions: u64,
-    /// A record is made of at least so many events, when nobody asks for one.
+    /// Events from which a record is made, unless a test seals it.
     pub(crate) room: u32,
 }
 
@@ -72,12 +72,12 @@ impl Driver {
         self.log.source()
     }
 
-    /// How often something was asked.
+    /// Returns the number of intents.
     pub(crate) fn asked(&self) -> u64 {
         self.asked
     }
 
-    /// Below `bound`, by the seed (xorshift64*).
+    /// Returns a number below `bound`, by the seed (xorshift64*).
     pub(crate) fn pick(&mut self, bound: usize) -> usize {
         self.seed ^= self.seed >> 12;
         self.seed ^= self.seed << 25;
@@ -85,7 +85,7 @@ impl Driver {
         (self.seed.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) as usize % bound
     }
 
-    /// Puts all or none: what contradicts itself is taken back, as the decider does.
+    /// Puts all events or none: a contradiction is undone, as in the decider.
     fn put(&mut self, events: &[Event]) {
         let (mark, next) = (self.draft.mark(), self.next);
         self.fleet.note();
@@ -111,7 +111,7 @@ impl Driver {
         }
     }
 
-    /// Makes a record of what there is.
+    /// Makes a record of the draft.
     pub(crate) fn seal(&mut self) {
         if self.draft.is_empty() {
             return;
@@ -138,7 +138,7 @@ impl Driver {
         }
     }
 
-    /// Asks for something, whether it makes sense or not. Says whether it was accepted.
+    /// Submits an intent, sensible or not. Returns whether it was accepted.
     pub(crate) fn ask(&mut self, type_name: &str, body: &Value) -> bool {
         let intent = Intent::read(type_name, &body.to_string()).expect("a type").expect("a body");
         self.asked += 1;
@@ -177,7 +177,7 @@ impl Driver {
         self.room();
     }
 
-    /// Does up to `steps` of what is due.
+    /// Does up to `steps` steps of due work.
     pub(crate) fn work(&mut self, steps: usize) {
         for _ in 0..steps {
             let context = self.context(0);
@@ -204,7 +204,7 @@ impl Driver {
         self.now = self.now + span;
     }
 
-    /// Two clusters with an executor each, capabilities, nodes; plans that are approved by people and by rule.
+    /// Creates two clusters with an executor each, capabilities, nodes; plans approved by people and by rule.
     pub(crate) fn found(&mut self, nodes: usize, plans: usize) {
         for cluster in ["east", "west"] {
             self.ask("cluster.apply.v1", &json!({ "name": cluster, "spec": { "runtime": "simulated" } }));
@@ -264,7 +264,7 @@ impl Driver {
         self.ask("deployment.create.v1", &body)
     }
 
-    /// Works until nothing is due, with every incarnation coming up at once.
+    /// Works until nothing is due, while every incarnation starts immediately.
     pub(crate) fn settle(&mut self) {
         for _ in 0..1000 {
             let head = self.next;

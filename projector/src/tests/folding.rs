@@ -1,4 +1,4 @@
-//! Rows that were kept along the way are the rows of the state.
+//! Rows that were updated step by step are the rows of the state.
 
 use std::sync::Arc;
 
@@ -100,7 +100,7 @@ fn an_event_of_a_newer_build_stops_the_fold_before_its_record_and_says_so() {
         let before = stored(&projector);
         let last = driver.records.last().expect("a record");
         let mut draft = Draft::new();
-        // What stands before it in the record must not stay half folded.
+        // An earlier event of the record must not stay half folded.
         draft.push(br#"{"k":"fact","t":"cluster.activity_changed.v1","c":1,"d":{"name":"east","activity":"inactive"}}"#).expect("room");
         let line = format!(r#"{{"k":"{kind}","t":"moon.landed.v1",{more}"d":{{}}}}"#);
         draft.push(line.as_bytes()).expect("room");
@@ -108,7 +108,7 @@ fn an_event_of_a_newer_build_stops_the_fold_before_its_record_and_says_so() {
         let parts = Cursor::after(last).follow(&by, last.header().time, None);
         driver.log.inject(draft.seal(parts).expect("sealed").bytes().clone());
         if kind == "intent" {
-            // What comes before it in the same call is taken.
+            // Earlier records of the same call are taken.
             let mut late = Projector::open(&dir.path().join("late"), FLEET, driver.source(), None, tuning())
                 .expect("opened");
             late.catch_up().expect_err("a newer build is needed");
@@ -139,7 +139,7 @@ fn a_record_of_another_history_is_not_folded() {
     for record in &ours.records {
         assert_eq!(fold.take(record).expect("folded"), Folded::Now);
     }
-    // The same again, but for the time: as many events, and other bytes.
+    // The same again, except for the time: as many events, and other bytes.
     let mut theirs = Driver::new(5);
     theirs.pass_time(std::time::Duration::from_secs(1));
     theirs.found(2, 1);

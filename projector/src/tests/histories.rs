@@ -1,4 +1,4 @@
-//! Histories: each step in order, with who was behind it.
+//! Histories: each step in order, with its initiator.
 
 use std::ops::ControlFlow;
 
@@ -53,7 +53,7 @@ fn same(found: &[(String, String)], wanted: &[(&str, &str)]) {
 #[test]
 fn the_story_of_a_replica_tells_every_step_and_who_was_behind_it() {
     let mut driver = Driver::new(70);
-    driver.room = 0; // causes stand in other records
+    driver.room = 0; // causes are in other records
     driver.found(4, 2);
     driver.deploy(0, "deployment-1", 1);
     driver.settle();

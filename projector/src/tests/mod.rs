@@ -26,13 +26,13 @@ fn open(dir: &Path, driver: &Driver, snapshots: Option<&Snapshots>) -> Projector
     Projector::open(dir, FLEET, driver.source(), snapshots, tuning()).expect("opened")
 }
 
-/// Everything in the store but the cursor.
+/// Returns everything in the store but the cursor.
 fn stored(projector: &Projector) -> BTreeMap<Vec<u8>, Vec<u8>> {
     let all = projector.store().tree().iter().map(|entry| entry.expect("read"));
     all.filter(|(key, _)| key[0] != 0).map(|(key, value)| (key.to_vec(), value.to_vec())).collect()
 }
 
-/// Rows, entries and counts kept are those that the state gives.
+/// Asserts that stored rows, entries and counts are those of the state.
 fn assert_right(projector: &Projector, what: &str) {
     let Some(state) = projector.state() else {
         assert!(stored(projector).is_empty(), "{what}: rows of nothing");

@@ -1,4 +1,4 @@
-//! Lists: filters against a plain look at everything, pages while rows change.
+//! Lists: filters compared with a check of everything, pages while rows change.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::task::Poll;
@@ -16,7 +16,7 @@ use crate::row_of::WAITS;
 use crate::rows::{ClusterRow, OperationRow, PlanRow, ReplicaRow};
 use crate::watch::NotReached;
 
-/// All rows of a list, page by page.
+/// Returns all rows of a list, page by page.
 fn walk(reader: &Reader, kind: RowKind, query: &Query) -> Vec<Value> {
     let mut query = query.clone();
     let mut all = Vec::new();
@@ -31,7 +31,7 @@ fn walk(reader: &Reader, kind: RowKind, query: &Query) -> Vec<Value> {
     }
 }
 
-/// What a filter asks, as a person would read it off a row's JSON.
+/// Applies a filter as a person would read it off a row's JSON.
 fn plain(row: &Value, name: &str, value: &str) -> bool {
     match name {
         "namespace" | "service" => row["spec"][name] == *value,
@@ -51,7 +51,7 @@ fn plain(row: &Value, name: &str, value: &str) -> bool {
     }
 }
 
-/// Values to ask for: what the rows hold, and something that none holds.
+/// Returns values to filter by: those of the rows, and one that no row has.
 fn values(rows: &[Value], name: &str) -> BTreeSet<String> {
     let text = |value: &Value| value.as_str().map(ToOwned::to_owned);
     let mut found: BTreeSet<String> = match name {
@@ -219,7 +219,7 @@ fn pages_while_rows_change_neither_miss_nor_repeat_a_row_that_stays() {
     let stays: BTreeSet<String> =
         driver.fleet.replicas().sorted().iter().map(|r| r.name.to_string()).collect();
     assert_eq!(stays.len(), 10_000);
-    // From here replicas are stopped, deleted and made; those that are deleted need not be seen.
+    // From here replicas are stopped, deleted and made; deleted ones need not be seen.
     let (stop, gone) = (std::sync::atomic::AtomicBool::new(false), std::sync::Mutex::new(BTreeSet::new()));
     let mut steps = Vec::new();
     for n in 0..150 {
@@ -337,7 +337,7 @@ fn whoever_waits_for_a_position_hears_of_it_and_of_the_end() {
     assert!(matches!(reader.wait(head, soon), Err(NotReached::Timeout { .. })));
     std::thread::scope(|scope| {
         let waits = scope.spawn(|| reader.wait(head, Duration::from_hours(1)));
-        std::thread::sleep(10 * soon); // so that it has begun to wait, most likely
+        std::thread::sleep(10 * soon); // so that it has started to wait, most likely
         projector.catch_up().expect("caught up");
         assert_eq!(waits.join().expect("waited").expect("reached").position, head);
     });

@@ -1,4 +1,4 @@
-//! Start-up: wherever rows, snapshots and journal stand, state and rows end up the same.
+//! Start-up: from any position of rows, snapshots and journal, state and rows end up the same.
 
 use std::fs;
 use std::sync::Arc;
@@ -43,7 +43,7 @@ impl Place {
         self.driver.source().head().expect("a head").position
     }
 
-    /// Opened as it stands: from where the state begins, with rows there or none, and right at the head.
+    /// Opens the projector, and checks the state's start, the rows if any, and both at the head.
     fn check(&self, with: Option<&Snapshots>, begins: Position) {
         let mut projector = open(&self.rows(), &self.driver, with);
         assert_eq!(projector.state().map_or(Position::ZERO, |state| state.at.position), begins);
@@ -211,7 +211,7 @@ fn a_snapshot_that_cannot_be_used_is_passed_over() {
     bytes[last] ^= 1;
     fs::write(&newest, bytes).expect("written");
     place.check(Some(&snapshots), older);
-    // One of another journal is of no use either.
+    // A snapshot of another journal is of no use either.
     let other = Place::new(40);
     let projector = open(&place.dir.path().join("other"), &other.driver, Some(&snapshots));
     assert_eq!(projector.position(), Position::ZERO);
@@ -269,7 +269,7 @@ fn a_crash_after_any_batch_leaves_rows_that_go_on() {
         let stood = projector.position();
         assert_right(&projector, "opened again");
         let until = (taken + 7).min(driver.records.len());
-        // From the beginning: what was applied before must not count twice.
+        // From the start: records applied before must not count twice.
         projector.apply(&driver.records[..until]).expect("applied");
         assert!(projector.position() > stood);
         assert_right(&projector, "gone on");
@@ -299,7 +299,7 @@ fn files_as_a_crash_leaves_them_give_rows_of_one_position() {
     assert!(positions.len() > 1, "the disk never had anything");
 }
 
-/// A journal that had grown by all its records before the reader came to the end that it saw first.
+/// Journal that had grown by all its records before the reader reached the end that it saw first.
 struct Growing {
     log: Arc<dyn Source>,
     seen: Cursor,

@@ -1,4 +1,4 @@
-//! Random acts of everybody who can act, by the driver's seed.
+//! Random acts of all actors, by the driver's seed.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::driver::Driver;
 
 impl Driver {
-    /// Anything at all.
+    /// Performs one random act.
     pub(crate) fn stir(&mut self) {
         let (nodes, plans) = (self.fleet.nodes().len().max(1), self.fleet.plans().len().max(1));
         match self.pick(24) {
@@ -150,7 +150,7 @@ impl Driver {
         }
     }
 
-    /// Something about an incarnation that an executor knows.
+    /// Reports about a random incarnation of an executor.
     fn report_one(&mut self) {
         let live: Vec<_> = self
             .fleet
@@ -167,7 +167,7 @@ impl Driver {
         }
     }
 
-    /// Something about a volume.
+    /// Reports about a random volume.
     fn report_volume(&mut self) {
         let volumes: Vec<_> = self.fleet.volumes().sorted().into_iter().cloned().collect();
         if volumes.is_empty() {

@@ -1,4 +1,4 @@
-//! `completion`: what makes a shell complete commands, kinds and flags.
+//! `completion`: shell scripts that complete commands, kinds and flags.
 
 use std::io::Write;
 
@@ -9,13 +9,13 @@ use super::local::Cli;
 
 /// Writes the script of a shell.
 pub fn completion(shell: Shell, out: &mut dyn Write) -> std::io::Result<()> {
-    // The generator ends the process if its writer fails: a reader that has seen enough is no reason to.
+    // The generator ends the process if its writer fails; a reader that stops early must not cause that.
     let mut script = Vec::new();
     generate(shell, &mut offered(), "chancery", &mut script);
     out.write_all(&script)
 }
 
-/// The commands that people type. The generator would offer hidden ones as well.
+/// Returns the visible commands. The generator would offer hidden commands as well.
 fn offered() -> Command {
     let all = Cli::command();
     let shown = all.get_subcommands().filter(|command| !command.is_hide_set()).cloned();
@@ -44,7 +44,7 @@ mod tests {
             for word in ["keeper", "exec-when-told", "demo-payload"] {
                 assert!(!script.contains(word), "{shell} offers {word}, which nobody types");
             }
-            // The others complete the values of flags alone.
+            // The other shells complete only the values of flags.
             assert!(script.contains("deployments") || !matches!(shell, Shell::Bash | Shell::Zsh), "{shell}");
         }
     }

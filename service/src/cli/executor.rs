@@ -1,4 +1,4 @@
-//! The flags of `executor`, and what its end means to whoever started it.
+//! Flags of `executor`, and its exit codes.
 #![expect(clippy::doc_markdown, reason = "the comments are the help, as people read it")]
 
 use std::path::PathBuf;
@@ -12,7 +12,7 @@ use clap::Args;
 
 use crate::executors::Who;
 
-/// The exit code when this server must not be obeyed, because a newer one is elsewhere.
+/// Exit code when the executor must not obey this server, because a newer one is elsewhere.
 const NEWER_ELSEWHERE: u8 = 9;
 
 /// Flags of an executor.
@@ -57,19 +57,19 @@ struct Drives {
 }
 
 impl Executor {
-    /// Who it is to be.
+    /// Returns the identity of the executor.
     pub fn who(&self) -> Who {
         let runtime = if self.drives.process { Runtime::Process } else { Runtime::Simulated };
         Who { executor: self.name.clone(), cluster: self.cluster.clone(), runtime }
     }
 
-    /// Its folder.
+    /// Returns the directory of the executor.
     pub fn dir(&self) -> PathBuf {
         let usual = || PathBuf::from("chancery-executor").join(self.cluster.as_str());
         self.data_dir.clone().unwrap_or_else(usual)
     }
 
-    /// The exit code for why it stopped.
+    /// Returns the exit code for a reason to stop.
     pub fn exit(stop: &Stop) -> ExitCode {
         match stop {
             Stop::NewerElsewhere(_) => NEWER_ELSEWHERE.into(),

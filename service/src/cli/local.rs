@@ -1,4 +1,4 @@
-//! The command line of the program: what a client is told, and what is run here.
+//! Command line of the program: client commands, and commands that run in this process.
 #![expect(clippy::doc_markdown, reason = "the comments are the help, as people read it")]
 
 use std::ffi::OsString;
@@ -123,7 +123,7 @@ pub enum Local {
     DemoPayload(Passed),
 }
 
-/// At most a day: brokers count milliseconds in 32 bits, and lock their readers out for as long.
+/// Parses at most a day: brokers count milliseconds in 32 bits, and block their readers as long.
 fn day(text: &str) -> Result<Duration, String> {
     match parse_span(text) {
         Ok(span) if span > Duration::from_hours(24) => Err("write at most 24h".into()),

@@ -1,4 +1,4 @@
-//! `config show`: every setting, its value, and where that comes from.
+//! `config show`: every setting, its value, and the origin of the value.
 
 use std::io::Write;
 

@@ -1,4 +1,4 @@
-//! The settings of a file, each with its line, and what is wrong with it.
+//! Settings of a file, each with its line, and the errors of the file.
 
 use chancery_cli::manifest::suggest;
 use toml::Spanned;
@@ -6,7 +6,7 @@ use toml::de::{DeTable, DeValue};
 
 use super::settings::{SETTINGS, Setting};
 
-/// One value of a file.
+/// Value of a file.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Given {
     pub(super) name: &'static str,
@@ -14,7 +14,7 @@ pub(super) struct Given {
     pub(super) line: usize,
 }
 
-/// Reads all values of a file; errors begin with `file:line:column`.
+/// Reads all values of a file; errors start with `file:line:column`.
 pub(super) fn read(file: &str, text: &str) -> Result<Vec<Given>, String> {
     let lines = Lines { file, text };
     let table = DeTable::parse(text).map_err(|error| {
@@ -74,7 +74,7 @@ struct Lines<'a> {
 }
 
 impl Lines<'_> {
-    /// Line and column, from 1, of a byte.
+    /// Returns line and column of a byte, both from 1.
     fn place(&self, offset: usize) -> (usize, usize) {
         let before = &self.text[..self.text.floor_char_boundary(offset)];
         let start = before.rfind('\n').map_or(0, |at| at + 1);

@@ -1,7 +1,7 @@
-//! Configuration: defaults, then a file, then the environment, then flags; each layer overrides the one before.
+//! Configuration: defaults, then a file, then the environment, then flags; each layer overrides earlier ones.
 //!
-//! One table ([`SETTINGS`]) says what may be set. What is set keeps where it came from, which `chancery config show`
-//! tells. Whatever is not known or cannot be read is refused with its place.
+//! One table ([`SETTINGS`]) defines all settings. Each value keeps its origin, which `chancery config show`
+//! prints. An unknown or unreadable setting is refused with its location.
 
 mod file;
 #[cfg(test)]
@@ -25,23 +25,23 @@ use chancery_executor::process::{CgroupSetting, OutputLimits, PAYLOAD_VARIABLES}
 
 pub use settings::{SETTINGS, Setting, Type};
 
-/// The file that is read if it is there and no other is named.
+/// File that is read if it exists and no other is named.
 pub const FILE: &str = "chancery.toml";
-/// What variables of settings begin with.
+/// Prefix of the environment variables of settings.
 const PREFIX: &str = "CHANCERY_";
-/// The environment variable that names another file.
+/// Environment variable that names another file.
 pub const FILE_ENV: &str = "CHANCERY_CONFIG";
 
-/// Where a value came from.
+/// Origin of a value.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Origin {
-    /// Nobody set it.
+    /// Default of the setting.
     Default,
-    /// A line of a file.
+    /// Line of a file.
     File(String, usize),
-    /// An environment variable.
+    /// Environment variable.
     Env(&'static str),
-    /// A flag of the command line.
+    /// Flag of the command line.
     Flag(&'static str),
 }
 
@@ -56,26 +56,26 @@ impl fmt::Display for Origin {
     }
 }
 
-/// How log lines are written.
+/// Format of log lines.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LogFormat {
-    /// For people.
+    /// Text for people.
     Text,
-    /// For programs.
+    /// JSON for programs.
     Json,
 }
 
-/// Which clusters are driven from the server's own process.
+/// Clusters whose executors run in the server's own process.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Clusters {
-    /// Every one.
+    /// All clusters.
     All,
-    /// These, and no others.
+    /// Only the listed clusters.
     Only(BTreeSet<ClusterName>),
 }
 
 impl Clusters {
-    /// Whether the cluster is one of them.
+    /// Whether the cluster is included.
     pub fn has(&self, cluster: &ClusterName) -> bool {
         match self {
             Clusters::All => true,
@@ -84,144 +84,144 @@ impl Clusters {
     }
 }
 
-/// Where the journal is.
+/// Location of the journal.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Place {
-    /// In the server's folder: one server a fleet.
+    /// Server's directory: one server for each fleet.
     Embedded,
-    /// On Kafka: several servers, of which one decides.
+    /// Topics on Kafka: several servers, of which one is the leader.
     Kafka {
-        /// Some brokers, `host:port` between commas.
+        /// Bootstrap brokers as `host:port`, separated by commas.
         brokers: String,
-        /// What the topics' names begin with.
+        /// Prefix of the topics' names.
         prefix: String,
     },
 }
 
-/// What a start does if the journal has lost something.
+/// Handling of a journal with lost records at start.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum OnLoss {
-    /// The server does not start.
+    /// Refuses to start the server.
     Refuse,
-    /// It continues under a new lineage: somebody said so, for this start.
+    /// Continues under a new lineage; the operator accepts the loss for this start.
     Accept,
 }
 
-/// How Kafka is used.
+/// Settings for Kafka.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Kafka {
-    /// How long a server may be silent before another one decides.
+    /// Time without contact until another server becomes leader.
     pub session: Duration,
-    /// Whether unsafe topics are taken.
+    /// Whether topics that may lose records are allowed.
     pub unsafe_topics: bool,
-    /// Whether events are written for consumers.
+    /// Whether events are exported for consumers.
     pub events: bool,
-    /// Whether the operator has the events topic corrected where it holds another history than the journal, by a flag of
-    /// this start.
+    /// Whether this start corrects an events topic with another history than the journal, set by a flag of
+    /// the operator.
     pub correct_events: bool,
-    /// Offset up to which the operator gives up what is not answered of the inbox, by a flag of this start.
+    /// Offset up to which unanswered inbox messages are given up, set by a flag of this start.
     pub skip_inbox: Option<u64>,
-    /// For whom the inbox speaks, if it is read.
+    /// Actor and allowed intents of the inbox, if it is read.
     pub inbox: Option<Binding>,
-    /// How brokers are told from others, and servers from other clients.
+    /// Authentication of brokers and of servers.
     pub security: KafkaSecurity,
     /// Settings of librdkafka.
     pub client: BTreeMap<String, String>,
 }
 
-/// How the brokers are reached safely.
+/// Security of connections to brokers.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct KafkaSecurity {
-    /// Whether by TLS.
+    /// Whether connections use TLS.
     pub tls: bool,
-    /// Certificates of the authorities that sign those of brokers; without one, those of the system.
+    /// Certificates of the authorities that sign those of brokers; default: those of the system.
     pub ca_file: Option<PathBuf>,
-    /// How to log in, if that is wanted.
+    /// Credentials, if servers log in.
     pub login: Option<KafkaLogin>,
 }
 
-/// How servers log in at brokers.
+/// Credentials of servers at brokers.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct KafkaLogin {
-    /// The mechanism of SASL, as librdkafka names it.
+    /// SASL mechanism, as librdkafka names it.
     pub mechanism: &'static str,
-    /// As whom.
+    /// User name of the server.
     pub username: String,
-    /// Where the password is.
+    /// File that contains the password.
     pub password_file: PathBuf,
 }
 
-/// All settings, read and checked, with where each came from.
+/// All settings, read and checked, with the origin of each.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Config {
-    /// Where the journal and everything made from it are kept.
+    /// Directory of the journal and everything derived from it.
     pub data_dir: PathBuf,
-    /// Where the server takes requests.
+    /// Address on which the server listens.
     pub listen: SocketAddr,
-    /// Where the journal is.
+    /// Location of the journal.
     pub journal: Place,
-    /// How Kafka is used, if it is.
+    /// Settings for Kafka, if the journal is there.
     pub kafka: Kafka,
-    /// Where other servers reach this one, if that is not where it listens.
+    /// Address at which other servers reach this one, if it differs from `listen`.
     pub advertise: Option<String>,
     /// Hosts under which clients may address the server, in addition to loopback and `advertise`.
     pub allowed_hosts: BTreeSet<String>,
     /// Origins whose web pages may send requests and read the answers.
     pub cors_origins: BTreeSet<String>,
-    /// The server that commands talk to, without a slash at its end.
+    /// URL of the server for client commands, without a slash at its end.
     pub server: String,
-    /// The fleet that commands are about.
+    /// Fleet for client commands.
     pub fleet: FleetName,
-    /// The fleets of a server, each with its partition on Kafka.
+    /// Fleets of a server, each with its partition on Kafka.
     pub fleets: BTreeMap<FleetName, i32>,
-    /// Who asks.
+    /// Actor of client commands.
     pub actor: Actor,
-    /// Which log lines are written.
+    /// Filter of log lines.
     pub log: String,
-    /// How they are written.
+    /// Format of log lines.
     pub log_format: LogFormat,
-    /// How long an executor may be silent.
+    /// Time without a heartbeat until a session expires.
     pub lease: Duration,
-    /// How far the wall clock may be ahead of journal time.
+    /// Maximum lead of the wall clock over journal time.
     pub clock_max_gap: Duration,
-    /// Whether the operator says that the wall clock is right, by a flag of this start.
+    /// Whether the operator confirms that the wall clock is right, by a flag of this start.
     pub accept_clock: bool,
-    /// The clusters that the server's own process drives.
+    /// Clusters whose executors run in the server's own process.
     pub executors: Clusters,
-    /// What a request may cost.
+    /// Limits of requests.
     pub limits: Limits,
-    /// Replicas that one deployment may ask for.
+    /// Maximum number of replicas of one deployment.
     pub replicas: u32,
-    /// Inputs that may wait for the decider.
+    /// Maximum number of inputs that wait for the decider.
     pub queue: usize,
-    /// What is kept of what processes write.
+    /// Limits of the stored output of processes.
     pub output: OutputLimits,
-    /// Where processes get control groups.
+    /// Root of the control groups of processes.
     pub cgroup: CgroupSetting,
-    /// The size at which the journal begins another segment.
+    /// Size at which the journal starts another segment, in bytes.
     pub segment_bytes: u64,
-    /// Memory for the store of the read models.
+    /// Memory for the store of the read models, in bytes.
     pub sled_cache: u64,
-    /// Events between snapshots of the state.
+    /// Minimum number of events between snapshots of the state.
     pub snapshot_events: u64,
-    /// What a start does if the journal has lost something: said by a flag alone, never by a setting that stays.
+    /// Handling of lost records at start; set only by a flag, never by a persistent setting.
     pub loss: OnLoss,
     values: Vec<(String, Origin)>,
 }
 
-/// The configuration cannot be had; says where and why.
+/// Configuration error, with location and reason.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct BadConfig(String);
 
-/// The layers above the defaults.
+/// Layers above the defaults.
 #[derive(Debug, Default)]
 pub struct Layers<'a> {
-    /// The file named on the command line.
+    /// File named on the command line.
     pub file: Option<&'a Path>,
-    /// The environment.
+    /// Variables of the environment.
     pub env: Vec<(String, String)>,
-    /// What flags set, by setting, with the flag.
+    /// Values of flags: the setting, the flag and the value.
     pub flags: Vec<(&'static str, &'static str, String)>,
 }
 
@@ -238,7 +238,7 @@ impl Config {
         Config::read(Layers { file, env: std::env::vars_os().filter_map(text).filter(ours).collect(), flags })
     }
 
-    /// Has the inbox given up to the offset, if there is one, where the server reads one inbox alone.
+    /// Sets the offset up to which the inbox is given up, if any; the server must read exactly one inbox.
     pub fn skip_inbox(&mut self, skip: Option<u64>) -> Result<(), BadConfig> {
         if skip.is_none() || (self.fleets.len() == 1 && self.kafka.inbox.is_some()) {
             self.kafka.skip_inbox = skip;
@@ -251,12 +251,12 @@ impl Config {
         ))
     }
 
-    /// Trust in the wall clock, for one fleet.
+    /// Returns a check of the wall clock for one fleet.
     pub fn wall_clock(&self) -> WallClock {
         WallClock::new(self.clock_max_gap, self.accept_clock, is_synchronised)
     }
 
-    /// Puts the layers on each other.
+    /// Combines the layers.
     pub fn read(layers: Layers<'_>) -> Result<Config, BadConfig> {
         let mut values = defaults();
         let mut set = |name: &str, text: String, origin: Origin| {
@@ -314,7 +314,7 @@ impl Config {
         let journal = settings::journal(text("journal"))?;
         let executors = match (&journal, settings::clusters(text("executors"))?) {
             (Place::Embedded, clusters) => clusters,
-            // Each would drive them from the server that decides at the time.
+            // Each server would drive them, from whichever server is the leader.
             (Place::Kafka { .. }, Clusters::All) if is_default("executors") => {
                 Clusters::Only(BTreeSet::new())
             }
@@ -370,7 +370,7 @@ impl Config {
             accept_clock: false,
             executors,
             limits,
-            // A deployment cannot name more than fit: a larger bound is none.
+            // A deployment cannot name more than fit: a larger bound has no effect.
             replicas: u32::try_from(count("limits.replicas")?).unwrap_or(u32::MAX),
             queue: size(count("limits.queue"))?,
             output: settings::output(text("output.file_bytes"), text("output.files"))?,
@@ -383,13 +383,13 @@ impl Config {
         })
     }
 
-    /// Every setting with its value, as it was written, and where that came from.
+    /// Returns every setting with its value, as it was written, and the origin of the value.
     pub fn shown(&self) -> impl Iterator<Item = (&'static Setting, &str, &Origin)> {
         SETTINGS.iter().zip(&self.values).map(|(setting, (text, origin))| (setting, text.as_str(), origin))
     }
 }
 
-/// How servers log in, if they are to.
+/// Returns the credentials, if any are set.
 fn login(username: &str, password_file: &str, mechanism: &str) -> Result<Option<KafkaLogin>, String> {
     match (username, password_file) {
         ("", "") => Ok(None),
@@ -403,7 +403,7 @@ fn login(username: &str, password_file: &str, mechanism: &str) -> Result<Option<
     }
 }
 
-/// The fleets of a server, each with its partition, which means nothing to an embedded journal.
+/// Returns the fleets of a server, each with its partition, which has no meaning for an embedded journal.
 fn fleets(
     mut named: BTreeMap<FleetName, Option<i32>>,
     fleet: &FleetName,
@@ -428,13 +428,13 @@ fn fleets(
     Ok(named.into_iter().map(|(name, partition)| (name, partition.unwrap_or(0))).collect())
 }
 
-/// Variables that look like one of a setting, and are none. Others may begin with our name too: processes and pods are
-/// given some.
+/// Returns variables that resemble those of settings but are unknown. Other variables may share the prefix:
+/// processes and pods receive some.
 pub fn slips(names: impl Iterator<Item = String>) -> Vec<String> {
     let words: Vec<_> = SETTINGS.iter().filter_map(|setting| setting.env.strip_prefix(PREFIX)).collect();
     let slip = |name: String| {
         let word = name.strip_prefix(PREFIX)?;
-        // Kubernetes tells every pod of services; one of our name begins as our settings do.
+        // Kubernetes sets variables of services in every pod; those of a service `chancery` have the prefix.
         let is_of_a_service = word.contains("SERVICE_") || word.starts_with("PORT");
         let is_of_a_process = PAYLOAD_VARIABLES.iter().any(|(variable, _)| *variable == name);
         if words.contains(&word) || name == FILE_ENV || is_of_a_service || is_of_a_process {
@@ -446,12 +446,12 @@ pub fn slips(names: impl Iterator<Item = String>) -> Vec<String> {
     names.filter_map(slip).collect()
 }
 
-/// Every setting as it is when nobody sets it.
+/// Returns the default of every setting.
 fn defaults() -> Vec<(String, Origin)> {
     SETTINGS.iter().map(|setting| (setting.default.to_owned(), Origin::Default)).collect()
 }
 
-/// The file and its text: the one named by a flag or the environment must be there.
+/// Returns the file and its text. A file that a flag or the environment names must exist.
 fn open(layers: &Layers<'_>) -> Result<Option<(String, String)>, BadConfig> {
     let named = layers.env.iter().find(|(name, _)| name == FILE_ENV).map(|(_, value)| Path::new(value));
     let named = layers.file.or(named);

@@ -1,5 +1,5 @@
-//! The reference of the settings, `docs/settings.md`: made from the table of settings and the command line, so that it
-//! cannot say anything else. `UPDATE=1` writes it.
+//! Reference of the settings, `docs/settings.md`, generated from the table of settings and the command line,
+//! so that it cannot deviate from them. `UPDATE=1` writes it.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -33,7 +33,7 @@ fn reference() -> String {
     text
 }
 
-/// The flag for the setting, of every command or of a server.
+/// Returns the flag for the setting, of every command or of a server.
 fn flag(name: &str) -> Option<String> {
     let long = name.replace('_', "-");
     let cli = Cli::command();
@@ -42,7 +42,7 @@ fn flag(name: &str) -> Option<String> {
     all.filter_map(|arg| arg.get_long()).find(|flag| *flag == long).map(|flag| format!("`--{flag}`"))
 }
 
-/// Every environment variable: those that a process receives, and those that set something.
+/// Returns every environment variable: those that a process receives, and those of settings.
 fn variables() -> String {
     let mut text = String::from(
         "# Environment variables\n\n\
@@ -97,7 +97,7 @@ fn the_reference_in_docs_is_what_can_be_set() {
 fn the_reference_of_variables_is_what_the_program_sets_and_reads() {
     let page = variables();
     keep(VARIABLES, &page);
-    // Whatever the code calls by a name of ours stands there.
+    // Every name with the prefix in the code must be listed.
     let mut folders: Vec<_> =
         ["src", "../api/src", "../cli/src", "../decider/src", "../executor/src", "../events/src"]
             .map(|folder| Path::new(env!("CARGO_MANIFEST_DIR")).join(folder))

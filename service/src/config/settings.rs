@@ -1,4 +1,4 @@
-//! The table of settings: every one, its type, default, environment variable and meaning.
+//! Table of all settings: type, default, environment variable and meaning of each.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -61,18 +61,18 @@ types! {
     SASL_MECHANISM "`scram-sha-512`, `scram-sha-256`, `plain`" sasl_mechanism;
 }
 
-/// One setting.
+/// Definition of a setting.
 #[derive(Debug)]
 pub struct Setting {
-    /// Its name, as in the file; dots stand for tables.
+    /// Name of the setting, as in the file; dots separate tables.
     pub name: &'static str,
-    /// What it must be.
+    /// Type of the setting.
     pub kind: &'static Type,
-    /// What it is unless set.
+    /// Default of the setting.
     pub default: &'static str,
-    /// The environment variable for it.
+    /// Environment variable of the setting.
     pub env: &'static str,
-    /// What it means.
+    /// Meaning of the setting.
     pub doc: &'static str,
 }
 
@@ -132,12 +132,12 @@ settings! {
 }
 
 impl Setting {
-    /// The setting of that name.
+    /// Returns the setting of that name.
     pub fn of(name: &str) -> Option<&'static Setting> {
         SETTINGS.iter().find(|setting| setting.name == name)
     }
 
-    /// What is wrong with the text, if anything is.
+    /// Returns the reason why the text is invalid, or `None`.
     pub(super) fn fault(&self, text: &str) -> Option<String> {
         (self.kind.check)(text).err()
     }
@@ -274,7 +274,7 @@ pub(super) fn journal(text: &str) -> Result<Place, String> {
     }
 }
 
-/// Whether topics may be called so, with a word behind it.
+/// Whether names of topics may start with the prefix.
 fn is_topic(prefix: &str) -> bool {
     let letters = |c: char| c.is_ascii_alphanumeric() || ['.', '_', '-'].contains(&c);
     !prefix.is_empty() && prefix.len() <= 200 && prefix.chars().all(letters)
@@ -302,7 +302,7 @@ pub(super) fn origins(text: &str) -> Result<BTreeSet<String>, String> {
         .collect()
 }
 
-/// Whether browsers send an origin of this authority as it is written: without the port that the scheme has anyway.
+/// Whether browsers send an origin of this authority as written: without the scheme's default port.
 fn is_as_sent(scheme: &str, authority: &str) -> bool {
     let Some(port) = host_of(authority).and_then(|host| authority.strip_prefix(host)) else { return false };
     let default = if scheme == "http" { 80 } else { 443 };
@@ -330,7 +330,7 @@ pub(super) fn pairs(text: &str) -> Result<BTreeMap<String, String>, String> {
         .collect()
 }
 
-/// The mechanism as librdkafka names it.
+/// Returns the mechanism as librdkafka names it.
 pub(super) fn sasl_mechanism(text: &str) -> Result<&'static str, &'static str> {
     match text {
         "scram-sha-512" => Ok("SCRAM-SHA-512"),

@@ -1,4 +1,4 @@
-//! Which layer wins, what is told of each value, and what is refused.
+//! Precedence of layers, origins of values, and refused values.
 
 use super::*;
 
@@ -158,7 +158,7 @@ fn a_slip_in_the_name_of_a_variable_is_told() {
         ["the variable CHANCERY_LISTN sets nothing: did you mean CHANCERY_LISTEN?"]
     );
     assert_eq!(told("CHANCERY_LIMIT_QUEUE").len(), 1);
-    // Ours, a process's own, and what Kubernetes gives to every pod beside a service of our name.
+    // A setting, a variable of processes, and variables that Kubernetes sets for a service of our name.
     for name in [
         "CHANCERY_LISTEN",
         "CHANCERY_CONFIG",

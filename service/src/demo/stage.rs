@@ -1,4 +1,4 @@
-//! What the demonstration stands on: the program as a server, its commands, and waiting for what they bring about.
+//! Foundation of the demonstration: the program as a server, its commands, and waiting for their results.
 
 use std::io::{Read as _, Write as _};
 use std::os::unix::process::CommandExt as _;
@@ -13,12 +13,12 @@ use serde_json::Value;
 use super::{Demo, LOG, NOTHING, print_indented, say};
 
 impl Demo {
-    /// What the server says.
+    /// Returns the path of the server's output.
     pub(super) fn log(&self) -> PathBuf {
         self.data.join(LOG)
     }
 
-    /// Starts the program as a server, and waits until it takes requests.
+    /// Starts the program as a server, and waits until it accepts requests.
     pub(super) fn start(&mut self) -> Result<()> {
         let address = self.data.join("address");
         let _ = std::fs::remove_file(&address);
@@ -36,7 +36,7 @@ impl Demo {
         self.find()
     }
 
-    /// Waits until the server that was started takes requests.
+    /// Waits until the started server accepts requests.
     pub(super) fn find(&mut self) -> Result<()> {
         let address = self.data.join("address");
         let found = self.until("the server listens", |demo| {
@@ -58,8 +58,8 @@ impl Demo {
         Ok(())
     }
 
-    /// The program, with nothing of this process's settings, and in a process group of its own: a terminal's Ctrl-C
-    /// is for the demonstration to handle.
+    /// Returns a command of the program without this process's settings, in a process group of its own: the
+    /// demonstration itself handles a terminal's Ctrl-C.
     pub(super) fn program(&self) -> Command {
         let mut command = Command::new(&self.program);
         let settings = std::env::vars_os().map(|(name, _)| name);
@@ -76,7 +76,7 @@ impl Demo {
         command
     }
 
-    /// Runs one of the program's commands and shows it with what it printed.
+    /// Runs one of the program's commands and prints it with its output.
     pub(super) fn show(&self, args: &[&str]) -> Result<()> {
         self.check_interrupted()?;
         say!("  $ chancery {}", args.join(" "));
@@ -129,7 +129,7 @@ impl Demo {
         })
     }
 
-    /// Asks the replica's process who it is.
+    /// Requests the identity of the replica's process.
     pub(super) fn visit(&self, replica: &Value) -> Result<()> {
         self.check_interrupted()?;
         let address =
@@ -177,7 +177,7 @@ impl Demo {
         say!("  kill {pid}{}", if temporary { format!("; rm -r {data}") } else { String::new() });
     }
 
-    /// Ends everything that was started: the payloads by the way they came, then the server.
+    /// Ends everything that was started: the payloads through the API, then the server.
     pub(super) fn end(&mut self) -> Result<()> {
         self.interrupted.store(false, Ordering::Relaxed);
         if self.server.as_mut().is_some_and(|server| matches!(server.try_wait(), Ok(None))) {

@@ -23,7 +23,7 @@ use tokio::sync::mpsc;
 use super::*;
 use crate::rows::{Queue, Rows, publisher};
 
-/// A server without its API.
+/// Server without its API.
 struct Server {
     turn: watch::Sender<bool>,
     drain: watch::Sender<bool>,
@@ -127,7 +127,7 @@ impl Server {
         tokio::time::timeout(Duration::from_secs(30), stands).await.expect("it stands by").expect("it lives");
     }
 
-    /// Ends in order; what was published is a part of the log, each record once, in order.
+    /// Ends in order. The published records must be a part of the log, each once and in order.
     async fn end(self, log: &MemoryLog) {
         self.drain.send_replace(true);
         self.office.await.expect("no panic").expect("no error");
@@ -178,7 +178,7 @@ async fn a_turn_goes_over_with_all_that_was_decided() {
     let decider = two.decides().await;
     assert_eq!(ask(&decider, "a").await, first, "the same key gets the same verdict");
     ask(&decider, "b").await;
-    // And back again.
+    // Leadership moves back.
     two.turn(false);
     two.stands_by().await;
     one.turn(true);
@@ -201,7 +201,7 @@ async fn of_two_that_believe_it_is_their_turn_the_first_stands_by() {
     one.stands_by().await;
     assert!(sleeper.ask(asked("c"), 1).await.is_err(), "it decides nothing any more");
     one.turn(false);
-    // It may have taken over once more before it was told: the other one does, too.
+    // The server may have taken over once more before it was notified; then the other one does, too.
     let decider = loop {
         let decider = two.decides().await;
         if decider.ask(asked("d"), 1).await.is_ok() {
@@ -226,7 +226,7 @@ async fn where_nobody_else_can_be_one_that_is_overtaken_ends() {
     two.end(&log).await;
 }
 
-/// Goes wrong so often, and then as it says.
+/// Fails a number of times, and then returns its result.
 struct Troubles {
     left: AtomicU32,
     is_gone: bool,
@@ -313,7 +313,7 @@ async fn a_clock_that_leaps_between_its_judgement_and_the_first_record_is_not_fo
         published: Position::ZERO,
     };
     let clock = Arc::new(WallClock::new(Duration::from_hours(24), false, || false));
-    // An hour more than what is told in days: the two clocks of a reading are read one after the other.
+    // An hour more than the message shows in days: the two clocks of a sample are read one after the other.
     let wall = wall_clock::now().before(Duration::from_hours(400 * 24 + 1));
     let begin = Start {
         settings,
@@ -338,7 +338,7 @@ async fn a_clock_that_leaps_between_its_judgement_and_the_first_record_is_not_fo
 async fn a_fleet_does_not_begin_where_another_one_has_begun() {
     let log = MemoryLog::new("default");
     let one = Server::start(&log, "one", None);
-    // Another fleet's server was quicker.
+    // Another fleet's server was faster.
     let by = Signature { fleet: "other".into(), build: "test".into(), writer: Writer::from_random(1) };
     let fact = Fact::read("term.started.v1", "{}").expect("a known type").expect("data");
     let mut draft = Draft::new();

@@ -1,4 +1,4 @@
-//! `init-topics`, `doctor` and `import`: topics as a fleet needs them, made, looked at, or filled.
+//! `init-topics`, `doctor` and `import`: create, check, or fill the topics of a fleet.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -18,10 +18,10 @@ use crate::config::{Config, Place};
 use crate::folder::{Folder, journal_options};
 use crate::loss;
 
-/// So many copies survive a broker and go on without another.
+/// Number of replicas that survive the loss of one broker and stay available without another.
 const SAFE: u16 = 3;
 
-/// Brokers and prefix of the configuration.
+/// Returns brokers and prefix of the configuration.
 fn named(config: &Config) -> Result<(&str, &str)> {
     match &config.journal {
         Place::Kafka { brokers, prefix } => Ok((brokers, prefix)),
@@ -31,7 +31,7 @@ fn named(config: &Config) -> Result<(&str, &str)> {
     }
 }
 
-/// The cluster and the topics of the configuration.
+/// Returns the topics of the configuration, with their client.
 fn place(config: &Config) -> Result<(Topics, Names)> {
     let (brokers, prefix) = named(config)?;
     Ok((Topics::of(&client(&config.kafka, brokers)?)?, Names::of(prefix)))
@@ -41,7 +41,7 @@ fn all(names: &Names) -> [(&str, Role); 3] {
     [(&names.journal, Role::Journal), (&names.inbox, Role::Inbox), (&names.events, Role::Events)]
 }
 
-/// Makes the topics that are not there; what is there stays as it is. What it did.
+/// Creates missing topics; existing topics stay unchanged. Returns what was done.
 pub async fn init_topics(config: &Config, partitions: Option<u16>, copies: u16) -> Result<String> {
     let (topics, names) = place(config)?;
     let needed = config.fleets.values().max().map_or(1, |last| last.saturating_add(1));
@@ -74,16 +74,16 @@ pub async fn init_topics(config: &Config, partitions: Option<u16>, copies: u16) 
     Ok(text)
 }
 
-/// What `doctor` says of topics that brokers do not sync. It is how Kafka is usually run, and no mistake.
+/// Note of `doctor` on topics that brokers do not sync. Kafka usually runs this way; it is no error.
 const UNSYNCED: &str = "note: brokers acknowledge what is in their memory (flush.messages is not set). If all of them lose power \
                         at once, what was acknowledged last may be lost; with flush.messages=1 it is not, and each append takes \
                         as long as their disks";
 
-/// What `doctor` says of an inbox whose batches may be large.
+/// Note of `doctor` on an inbox whose batches may be large.
 const LARGE_BATCHES: &str = "note: max.message.bytes is more than 307200. Brokers compare a batch with it as it is compressed: one of zeros \
                              in gzip is a thousand times larger for the server that reads it";
 
-/// What is unsafe about the topics, and how to mend it; whether nothing is.
+/// Returns the findings about unsafe topics with their fixes, and whether there are none.
 pub async fn doctor(config: &Config) -> Result<(String, bool)> {
     let (topics, names) = place(config)?;
     let mut text = String::new();
@@ -126,7 +126,7 @@ pub async fn doctor(config: &Config) -> Result<(String, bool)> {
     Ok((text, is_well))
 }
 
-/// The members of the group that elects the decider of a fleet; whether all of them are servers.
+/// Lists the members of the group that elects the leader of a fleet; returns whether all members are servers.
 fn of_group(fleet: &FleetName, group: &str, members: &[GroupMember]) -> (String, bool) {
     if members.is_empty() {
         return (format!("group {group} of fleet {fleet}: no member, no server runs\n"), true);
@@ -147,15 +147,15 @@ fn of_group(fleet: &FleetName, group: &str, members: &[GroupMember]) -> (String,
     (lines.collect(), is_well)
 }
 
-/// Fills the partitions of the configuration's fleets with their journals in a server's folder, whose mirrors those are
-/// then. Says of each fleet what it did. Must not be called where other tasks would wait.
+/// Fills the partitions of the configuration's fleets with the journals in a server's directory, which become
+/// mirrors. Reports the result for each fleet. Must not be called where other tasks would wait.
 pub fn import(config: &Config, data: &Path, time: Duration, say: impl Fn(&str) -> Result<()>) -> Result<()> {
     let (brokers, prefix) = named(config)?;
     for fleet in config.fleets.keys() {
         let journal = journal_options(config, data, fleet).dir;
         ensure!(journal.is_dir(), "there is no journal of fleet {fleet} in {}", data.display());
     }
-    // Held to the end: no server of this folder begins meanwhile.
+    // Held to the end, so that no server of this directory starts meanwhile.
     let _folder = Folder::take(data)?;
     for (fleet, partition) in &config.fleets {
         let (mut journal, partition) = (journal_options(config, data, fleet), *partition);
@@ -180,7 +180,7 @@ pub fn import(config: &Config, data: &Path, time: Duration, say: impl Fn(&str) -
     Ok(())
 }
 
-/// Where the read models of a fleet stand, if there are any.
+/// Returns the cursor of the read models of a fleet, if there are any.
 fn rows(data: &Path, fleet: &FleetName) -> Result<Option<Cursor>> {
     let dir = data.join("fleets").join(fleet.as_str()).join("rows");
     if !dir.is_dir() {
@@ -189,7 +189,7 @@ fn rows(data: &Path, fleet: &FleetName) -> Result<Option<Cursor>> {
     Ok(FoundRows::open(&dir, Tuning::default()).context("open the read models")?.cursor())
 }
 
-/// What is wrong with partitions at the moment.
+/// Returns the current problems of partitions.
 fn troubles(partitions: &[Partition], config: &Config, topic: &str) -> Result<Vec<String>> {
     let mut told = Vec::new();
     for Partition { number, copies, in_sync, has_leader } in partitions {
@@ -207,8 +207,8 @@ fn troubles(partitions: &[Partition], config: &Config, topic: &str) -> Result<Ve
     Ok(told)
 }
 
-/// What was put into partitions of the inbox that no fleet of the settings has: a producer that names no partition chooses by
-/// itself.
+/// Returns a note on messages in inbox partitions without fleet: a producer that names no partition chooses
+/// one automatically.
 fn unread(config: &Config, topic: &str, partitions: &[Partition]) -> Result<String> {
     let (brokers, _) = named(config)?;
     let asking = client(&config.kafka, brokers)?.watcher()?;
@@ -227,7 +227,7 @@ fn unread(config: &Config, topic: &str, partitions: &[Partition]) -> Result<Stri
     Ok(text)
 }
 
-/// Partitions that fleets are to have, and that are not there.
+/// Returns the missing partitions of configured fleets.
 fn lacking(count: usize, config: &Config, topic: &str) -> Result<Vec<String>> {
     let (brokers, _) = named(config)?;
     let count = i32::try_from(count)?;

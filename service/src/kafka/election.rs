@@ -1,11 +1,11 @@
-//! Whose turn it is: the group of a fleet's servers on the inbox gives the fleet's partition to one of them.
+//! Election: the group of a fleet's servers on the inbox assigns the fleet's partition to one of them.
 //!
-//! Each partition has a group of its own, so that fleets with servers of their own may share topics: of what a group gives
-//! to its members, that partition alone has a meaning.
+//! Each partition has a group of its own, so that fleets with servers of their own may share topics. Of the
+//! partitions that a group assigns to its members, only that one has a meaning.
 //!
-//! A member that is not heard for the session's length loses what it has, and another gets it; one that leaves gives it
-//! back at once. That is a hint: the term says whose commits count. Nothing is read here, and nothing is committed to
-//! the group: how far the inbox is answered stands in the journal.
+//! A member that is silent for the session timeout loses its partition to another member; a member that
+//! leaves releases it immediately. The election is a hint: the term defines whose commits count. Nothing is
+//! read here, and nothing is committed to the group: the journal records how far the inbox is answered.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,31 +25,31 @@ use tokio::sync::watch;
 use super::election_watch::{ElectionTrouble, ElectionWatch, GroupAnswer, SESSIONS};
 use super::group::{GroupMember, SERVER, ask_coordinator, members, observer};
 
-/// How long to wait for news of the group, before looking whether to stop.
+/// Time to wait for news of the group before checking for shutdown.
 const WAIT: Duration = Duration::from_millis(100);
-/// How long a member may take to leave the group, and how often it is looked whether it has.
+/// Maximum time for a member to leave the group, and the interval of checks whether it has.
 const LEAVING: Duration = Duration::from_secs(3);
 const SOON: Duration = Duration::from_millis(5);
 
-/// Which group a server joins, and as whom.
+/// Parameters of a server that joins a group.
 pub struct Candidate {
-    /// How the brokers are reached.
+    /// Client for the brokers.
     pub client: Client,
-    /// The inbox topic, whose partitions the group divides.
+    /// Inbox topic, whose partitions the group assigns.
     pub inbox: String,
-    /// The fleet's partition.
+    /// Partition of the fleet.
     pub partition: i32,
-    /// How long a member may be silent.
+    /// Time without contact until a member loses its partition.
     pub session: Duration,
-    /// Where the server is reached, for people who look at the group's members.
+    /// Address of the server, for operators who list the group's members.
     pub address: Arc<str>,
-    /// The journal, to which a server that decides adds records.
+    /// Journal, to which the leader adds records.
     pub source: Arc<dyn Source>,
-    /// Where it is reported that no server has the partition.
+    /// Receiver of the problem that no server has the partition.
     pub troubles: Arc<FleetTroubles>,
 }
 
-/// A member of the group, on a thread of its own. When it goes, it leaves the group.
+/// Member of the group, on a thread of its own. It leaves the group when dropped.
 #[derive(Debug)]
 pub struct Election {
     stops: Arc<AtomicBool>,
@@ -65,7 +65,7 @@ impl ClientContext for Turns {}
 
 impl ConsumerContext for Turns {
     fn pre_rebalance(&self, _: &BaseConsumer<Self>, rebalance: &Rebalance<'_>) {
-        // With others' partitions only it stays as it is: the group moves no more than it must.
+        // With only other partitions the state is unchanged: the group moves no more than it must.
         if let Rebalance::Revoke(partitions) = rebalance
             && partitions.elements().iter().any(|one| one.partition() == self.partition)
         {
@@ -76,7 +76,7 @@ impl ConsumerContext for Turns {
     fn post_rebalance(&self, consumer: &BaseConsumer<Self>, rebalance: &Rebalance<'_>) {
         match rebalance {
             Rebalance::Assign(partitions) => {
-                // The inbox is read elsewhere, from where the journal says.
+                // The inbox is read elsewhere, from the offset in the journal.
                 if let Err(error) = consumer.pause(partitions) {
                     tracing::warn!(%error, "the group's partitions could not be paused; they are read for nothing");
                 }
@@ -93,12 +93,12 @@ impl ConsumerContext for Turns {
     }
 }
 
-/// The group of deciders of a partition.
+/// Returns the name of a partition's group of deciders.
 pub(super) fn group_of(inbox: &str, partition: i32) -> String {
     format!("{inbox}.deciders.{partition}")
 }
 
-/// Stands for election: the receiver says whether it is this server's turn for the partition.
+/// Joins the election; the receiver's value is true while this server has the partition.
 pub fn stand(candidate: Candidate) -> Result<(Election, watch::Receiver<bool>)> {
     let Candidate { client, inbox, partition, session, address, .. } = &candidate;
     let partition = *partition;
@@ -121,7 +121,7 @@ pub fn stand(candidate: Candidate) -> Result<(Election, watch::Receiver<bool>)> 
     let stop = Arc::clone(&stops);
     let run = move || {
         while !stop.load(Ordering::Acquire) {
-            // What is paused gives nothing; errors pass, or take the turn away through the group.
+            // A paused partition returns nothing. Errors are temporary, or the group revokes the partition.
             match consumer.poll(WAIT) {
                 None | Some(Ok(_)) => {}
                 Some(Err(error @ KafkaError::MessageConsumptionFatal(_))) => {
@@ -138,14 +138,14 @@ pub fn stand(candidate: Candidate) -> Result<(Election, watch::Receiver<bool>)> 
     let election = Election { stops: Arc::clone(&stops), member: Some(thread) };
     let turn = told.clone();
     let watch = move || candidate.watch_members(&turn, &stops);
-    // It is not waited for: a question may take longer than a stop.
+    // Not joined: a request may take longer than a stop.
     std::thread::Builder::new().name("election-members".into()).spawn(watch).context("start a thread")?;
     Ok((election, told))
 }
 
 impl Candidate {
-    /// Reports, for as long as it is not this server's turn, that no server has the turn, or that it is not known whether one
-    /// has. See [`super::election_watch`].
+    /// Reports that no server has the partition, or that it is unknown whether one has; only while this
+    /// server does not have it. See [`super::election_watch`].
     fn watch_members(&self, turn: &watch::Receiver<bool>, stops: &AtomicBool) {
         let group = group_of(&self.inbox, self.partition);
         let (mut watch, mut asked) = (ElectionWatch::default(), Instant::now());
@@ -186,7 +186,7 @@ impl Candidate {
         self.source.head().map(|head| head.position)
     }
 
-    /// Asks the brokers who has the partition, with the client that is there or a new one.
+    /// Asks the brokers who has the partition, with the existing client or a new one.
     fn ask(&self, asking: &mut Option<BaseConsumer>, group: &str) -> GroupAnswer {
         let asking = match asking {
             Some(asking) => asking,
@@ -235,7 +235,7 @@ impl Candidate {
     }
 }
 
-/// Takes what the client library reports: it would be kept, and grow for as long as brokers are away.
+/// Discards errors that the client library reports: they would accumulate while brokers are unavailable.
 fn drain_errors(client: &BaseConsumer) {
     while let Some(reported) = client.poll(Duration::ZERO) {
         if let Err(error) = reported {
@@ -245,7 +245,7 @@ fn drain_errors(client: &BaseConsumer) {
 }
 
 impl Election {
-    /// Leaves the group: another server may decide at once.
+    /// Leaves the group, so that another server can decide immediately.
     pub fn leave(self) {}
 }
 
@@ -254,12 +254,12 @@ impl Drop for Election {
         self.stops.store(true, Ordering::Release);
         let Some(member) = self.member.take() else { return };
         let began = Instant::now();
-        // A member leaves by its coordinator, which may be away for as long as its broker is.
+        // A member leaves through its coordinator, which may be unavailable as long as its broker.
         while !member.is_finished() && began.elapsed() < LEAVING {
             std::thread::sleep(SOON);
         }
         if member.is_finished() {
-            // What was wrong is in the log.
+            // Errors are in the log.
             let _ = member.join();
         } else {
             tracing::warn!("this server could not leave the group of deciders: its session must run out");

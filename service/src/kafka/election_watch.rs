@@ -1,55 +1,56 @@
-//! Whether a server has the turn to decide, from what the brokers answer about the group of deciders. A server that has the
-//! turn does not ask.
+//! Whether a server is elected, derived from the brokers' answers about the group of deciders. The elected
+//! server does not ask.
 //!
-//! | answer, three times in a row | no record came meanwhile | records come |
+//! | answer, three times in a row | no record arrived meanwhile | records arrive |
 //! |---|---|---|
 //! | a server of the fleet has the partition (once is enough) | no trouble | no trouble |
 //! | no server of the fleet has it | no server decides | no server decides |
 //! | the group's coordinator answers, another broker does not | as before | as before |
-//! | the group's coordinator does not answer | not known | as before |
+//! | the group's coordinator does not answer | unknown | as before |
 //!
-//! A coordinator that no server reaches is as good as none: every server loses its turn with its session. One that this
-//! server alone does not reach is a trouble too, as this server could not take over. Where records come, a server decides.
+//! A coordinator that no server reaches equals none: every server loses the election with its session. If
+//! only this server does not reach it, that is a trouble: it could not take over. If records arrive, a server
+//! decides.
 
 use super::group::GroupMember;
 
-/// Number of answers in a row, one in each session, that are a trouble and no election in progress.
+/// Consecutive answers, one in each session, that are a trouble and not an election in progress.
 pub(super) const SESSIONS: u32 = 3;
 
-/// What the brokers answer about who has the partition.
+/// Answer of the brokers on which member has the partition.
 #[derive(Clone, Debug)]
 pub(super) enum GroupAnswer {
-    /// A server of the fleet.
+    /// Server of the fleet.
     Server,
-    /// No server of the fleet: a member that is none, or no member.
+    /// No server of the fleet: another member, or no member.
     NoServer(Option<GroupMember>),
-    /// The coordinator of the group answers, and another broker does not: the members are not known.
+    /// The coordinator of the group answers, and another broker does not: the members are unknown.
     Incomplete,
     /// The coordinator of the group does not answer.
     NoAnswer,
 }
 
-/// Why no server may have the turn to decide.
+/// Reason why possibly no server is elected.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum ElectionTrouble {
-    /// No server has it, but perhaps a member that is none.
+    /// No server has the partition, but perhaps another member.
     NoServer(Option<GroupMember>),
-    /// It is not known.
+    /// The member with the partition is unknown.
     Unknown,
 }
 
-/// The answers so far.
+/// Summary of the answers so far.
 #[derive(Default, Debug)]
 pub(super) struct ElectionWatch {
-    /// Number of answers in a row that name no server, and what the last of them names.
+    /// Number of consecutive answers that name no server, followed by the member that the last one names.
     without: u32,
     holder: Option<GroupMember>,
-    /// Number of questions in a row to which the coordinator gave no answer.
+    /// Number of consecutive requests without an answer of the coordinator.
     unanswered: u32,
 }
 
 impl ElectionWatch {
-    /// Takes an answer.
+    /// Records an answer.
     pub(super) fn take(&mut self, answer: GroupAnswer) {
         match answer {
             GroupAnswer::Server => *self = ElectionWatch::default(),
@@ -61,8 +62,8 @@ impl ElectionWatch {
         }
     }
 
-    /// What keeps servers from deciding, if anything does. `records_come`: whether a record has come in the time of the last
-    /// three questions.
+    /// Returns the reason that keeps servers from deciding, if any. `records_come` is whether a record has
+    /// arrived during the last three requests.
     pub(super) fn trouble(&self, records_come: bool) -> Option<ElectionTrouble> {
         if self.unanswered >= SESSIONS && !records_come {
             Some(ElectionTrouble::Unknown)
@@ -73,7 +74,7 @@ impl ElectionWatch {
         }
     }
 
-    /// Whether another client must ask: the brokers that this one knows may be gone.
+    /// Whether a new client is needed: the brokers that this one knows may no longer exist.
     pub(super) fn wants_another_client(&self) -> bool {
         self.unanswered > 0 && self.unanswered.is_multiple_of(SESSIONS)
     }
@@ -92,7 +93,7 @@ mod tests {
         let strange = || GroupAnswer::NoServer(Some(stranger.clone()));
         let without = || GroupAnswer::NoServer(None);
         let taken = ElectionTrouble::NoServer(Some(stranger.clone()));
-        // Answers in their order, whether records come, and what is found in the end.
+        // Answers in their order, whether records arrive, and the expected result.
         let table: [(&str, Vec<GroupAnswer>, bool, Option<ElectionTrouble>); 12] = [
             ("nothing was asked", vec![], false, None),
             ("an election takes a moment", vec![without(), without()], false, None),

@@ -1,10 +1,11 @@
-//! The events topic: each event of the journal as a CloudEvent in binary form, for consumers that know nothing of
+//! Events topic: each event of the journal as a CloudEvent in binary form, for consumers that do not know
 //! commits.
 //!
-//! Written by the server that decides, which continues behind the last event found there (see [`super::exported`]). At
-//! least once, in order: a consumer drops what has a `ce_id` that is not above its last of the same `ce_lineage`. A
-//! server that was paused may write events a second time, behind newer ones: so the topic must not be compacted, though
-//! the key of an event is its subject. The partition is the fleet's, so that the order is the journal's.
+//! The leader writes it, and continues after the last event found there (see [`super::exported`]). Delivery
+//! is at least once, in order. A consumer drops an event whose `ce_id` is not above its last of the same
+//! `ce_lineage`. A paused server may repeat events after newer ones. So the topic must not be compacted,
+//! although the key of an event is its subject. The partition is the fleet's, so that the order is the
+//! journal's.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -32,28 +33,28 @@ use serde_json::value::RawValue;
 
 use super::exported::{CORRECTED, Correction, ExporterMember, TwoHistories};
 
-/// How long to wait when there is nothing to write, or no room.
+/// Time to wait when there is nothing to write, or no room.
 const PAUSE: Duration = Duration::from_millis(10);
-/// Before it begins again after a failure, and the longest such pause.
+/// First and longest pause before a restart after a failure.
 const AGAIN: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(8);
-/// How often the exported position is committed, and it is looked whether events are acknowledged.
+/// Interval at which the exported position is committed, and acknowledgements are checked.
 const TICK: Duration = Duration::from_secs(1);
-/// Events of which none was acknowledged for so long stand still.
+/// Time without an acknowledgement until the events count as stalled.
 const STILL: Duration = Duration::from_secs(10);
-/// A producer of which nothing was acknowledged for so long is replaced by another. Brokers forget a producer that is silent
+/// Time without an acknowledgement until a producer is replaced. Brokers discard a producer that is silent
 /// for a day (`producer.id.expiration.ms`).
 const KNOWN: Duration = Duration::from_hours(1);
-/// Events that wait for so long are written by another producer, with connections of its own. What the replaced producer sent
-/// may still arrive: these events are repeats, which consumers drop.
+/// Time for which events wait until another producer, with connections of its own, writes them. Messages of
+/// the replaced producer may still arrive: these events are repeats, which consumers drop.
 const UNACKNOWLEDGED: Duration = Duration::from_mins(1);
 
-/// Which topic.
+/// Parameters of the export to an events topic.
 #[derive(Clone, Debug)]
 pub(super) struct Export {
-    /// The fleet whose events these are.
+    /// Fleet whose events are exported.
     pub(super) fleet: Arc<str>,
-    /// Whether a correction is written where the topic holds another history than the journal.
+    /// Whether a correction is written if the topic has another history than the journal.
     pub(super) corrects: bool,
     pub(super) client: Client,
     pub(super) topic: String,
@@ -61,7 +62,7 @@ pub(super) struct Export {
     pub(super) troubles: Arc<FleetTroubles>,
 }
 
-/// What became of events that were sent.
+/// Delivery results of sent events.
 #[derive(Default)]
 struct Outcomes {
     /// Whether an event could not be written.
@@ -69,11 +70,11 @@ struct Outcomes {
     acknowledged: Mutex<Option<AcknowledgedEvent>>,
 }
 
-/// The last event that was acknowledged.
+/// Last event that was acknowledged.
 #[derive(Clone, Copy)]
 struct AcknowledgedEvent {
     position: Position,
-    /// The offset behind the event.
+    /// Offset after the event.
     offset: i64,
     at: Instant,
 }
@@ -83,7 +84,7 @@ struct OutcomeContext(Arc<Outcomes>);
 impl ClientContext for OutcomeContext {}
 
 impl ProducerContext for OutcomeContext {
-    /// The position of the event.
+    /// Position of the event.
     type DeliveryOpaque = Box<Position>;
 
     fn delivery(&self, result: &DeliveryResult<'_>, position: Box<Position>) {
@@ -103,20 +104,20 @@ impl ProducerContext for OutcomeContext {
 }
 
 impl Export {
-    /// Writes events for as long as the decider is there. Blocks.
+    /// Writes events until the decider stops. Blocks.
     pub(super) fn run(&self, source: &dyn Source, decider: &Decider, writer: Writer) {
-        // Before its own first record, this server may not have read all that the one before has exported.
+        // Before its own first record, this server may lack events that its predecessor exported.
         while source.head().is_none_or(|head| head.writer != writer) && !decider.has_stopped() {
             std::thread::sleep(PAUSE);
         }
         let mut pause = AGAIN;
         while !decider.has_stopped() {
             let began = Instant::now();
-            // One that ended with its decider has nothing to report.
+            // An export that ended with its decider has nothing to report.
             if let Err(error) = self.write(source, decider)
                 && !decider.has_stopped()
             {
-                // Brokers may be away for hours, and two histories stand until an operator chooses.
+                // Brokers may be unavailable for hours, and two histories remain until an operator chooses.
                 self.troubles.report(FleetPart::Events, format!("{error:#}"));
                 pause = if began.elapsed() > LONGEST { AGAIN } else { pause };
                 let until = Instant::now() + pause;
@@ -135,8 +136,8 @@ impl Export {
             continues => continues?,
         };
         let done = writer.follow(last);
-        // What was decided here last is for consumers too. What is not acknowledged by then is written by the next
-        // decider: it must not come later, behind newer events.
+        // Consumers need the last decisions of this server too. The next decider writes events that are not
+        // acknowledged by then: they must not arrive later, after newer events.
         let flushed = writer.producer.flush(AGAIN);
         writer.producer.purge(PurgeConfig::default().queue().inflight());
         done?;
@@ -144,10 +145,10 @@ impl Export {
     }
 
     fn producer(&self, outcomes: &Arc<Outcomes>) -> Result<ThreadedProducer<OutcomeContext>> {
-        // No event may expire: what follows it would stand behind a hole.
+        // No event may expire: later events would follow a gap.
         let mut config = self.client.producer(Duration::ZERO);
         config.set("enable.gapless.guarantee", "true").set("linger.ms", "5");
-        // Every client reads gzip by itself; several want a library more for lz4. The lowest level costs the least.
+        // Every client reads gzip natively; lz4 often needs a library. The lowest level is the cheapest.
         config.set("compression.type", "gzip").set("compression.level", "1");
         config.create_with_context(OutcomeContext(Arc::clone(outcomes))).context("make a producer")
     }
@@ -155,9 +156,9 @@ impl Export {
 
 /// Writes events with one producer.
 ///
-/// Brokers take any first message of a producer that they do not know, also the second of two that are on their way, of which
-/// they refused the first; the client library then takes both for written. So the first event is sent alone: the others are
-/// sent when it is acknowledged. From then on brokers refuse what does not follow the message before.
+/// Brokers accept any first message of an unknown producer, also the second of two in flight after refusing
+/// the first. The client library then takes both as written. So the first event is sent alone, and others
+/// after its acknowledgement. From then on brokers refuse messages that do not follow the previous one.
 struct EventWriter<'a> {
     export: &'a Export,
     source: &'a dyn Source,
@@ -166,12 +167,12 @@ struct EventWriter<'a> {
     outcomes: Arc<Outcomes>,
     member: BaseConsumer<ExporterMember>,
     began: Instant,
-    /// When it was looked last whether events are acknowledged.
+    /// Time of the last check for acknowledgements.
     ticked: Instant,
-    /// Events up to here are acknowledged, as far as that was looked at, and the offset that was committed last.
+    /// Position up to which events are known to be acknowledged, followed by the last committed offset.
     exported: Position,
     committed: i64,
-    /// When events were last known to be acknowledged, or none to wait for that.
+    /// Time at which events were last known to be acknowledged, or none were pending.
     advanced: Instant,
     /// Maximum time for which events wait: [`UNACKNOWLEDGED`].
     max_wait: Duration,
@@ -199,7 +200,7 @@ impl<'a> EventWriter<'a> {
         })
     }
 
-    /// Writes the events behind `last` until the decider has stopped, or brokers may not know the producer any more.
+    /// Writes the events after `last` until the decider stops, or brokers may have discarded the producer.
     fn follow(&mut self, mut last: Position) -> Result<()> {
         (self.exported, self.advanced) = (last, Instant::now());
         let source = self.source;
@@ -225,7 +226,7 @@ impl<'a> EventWriter<'a> {
         Ok(())
     }
 
-    /// Says in the topic which positions are lost. Behind which position the exporter continues.
+    /// Writes a correction with the lost positions. Returns the position after which the exporter continues.
     fn correct(&mut self) -> Result<Position> {
         let Export { fleet, topic, .. } = self.export;
         let Some(correction) = self.export.correction(self.source)? else {
@@ -240,7 +241,7 @@ impl<'a> EventWriter<'a> {
         Ok(correction.continues_after)
     }
 
-    /// Sends an event; the first one is acknowledged then.
+    /// Sends an event; waits for the acknowledgement of the first one.
     fn put(&mut self, position: Position, event: &CloudMessage) -> Result<()> {
         let Export { topic, partition, .. } = self.export;
         let mut record = BaseRecord::<str, [u8], _>::with_opaque_to(topic, Box::new(position))
@@ -266,7 +267,7 @@ impl<'a> EventWriter<'a> {
         Ok(())
     }
 
-    /// Waits for moments until an event is acknowledged.
+    /// Waits for [`PAUSE`]; an error if the decider has stopped, or nothing was acknowledged for [`KNOWN`].
     fn wait(&mut self) -> Result<()> {
         ensure!(!self.decider.has_stopped(), "the decider has stopped");
         let silence = self.silence();
@@ -276,19 +277,19 @@ impl<'a> EventWriter<'a> {
         Ok(())
     }
 
-    /// How long no event was acknowledged, since the producer was made.
+    /// Returns the time without an acknowledgement, at most since the producer was created.
     fn silence(&self) -> Duration {
         self.outcomes.acknowledged().map_or(self.began, |last| last.at).elapsed()
     }
 
-    /// Looks whether events are acknowledged, and commits how far, once a second.
+    /// Checks for acknowledgements and commits the position, at most once per second.
     fn tick(&mut self) -> Result<()> {
         ensure!(!self.outcomes.failed.load(Ordering::Acquire), "an event was not acknowledged");
         if self.ticked.elapsed() < TICK {
             return Ok(());
         }
         self.ticked = Instant::now();
-        // The callback of the last commit is served here.
+        // This runs the callback of the last commit.
         let _ = self.member.poll(Duration::ZERO);
         if let Some(AcknowledgedEvent { position, offset, .. }) =
             self.outcomes.acknowledged().filter(|last| last.offset != self.committed)
@@ -320,7 +321,7 @@ impl Outcomes {
     }
 }
 
-/// A CloudEvent in binary form, as a message.
+/// CloudEvent in binary form, as a message.
 struct CloudMessage {
     headers: OwnedHeaders,
     key: Option<String>,
@@ -328,7 +329,7 @@ struct CloudMessage {
 }
 
 impl CloudMessage {
-    /// An event of a record with that hash.
+    /// Returns an event of a record with that hash.
     fn of(header: &Header, hash: &str, position: Position, line: &[u8]) -> Result<CloudMessage> {
         let mut shown = Vec::new();
         cloud::render(header, position, line, &mut shown).context("show an event")?;
@@ -350,7 +351,7 @@ impl CloudMessage {
         Ok(CloudMessage { headers, key, data })
     }
 
-    /// A correction of the topic.
+    /// Returns a correction of the topic.
     fn correction(fleet: &str, time: Time, correction: &Correction) -> Result<CloudMessage> {
         let Correction { continues_after, lost_through, .. } = correction;
         let mut headers = OwnedHeaders::new();

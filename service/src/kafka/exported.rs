@@ -1,16 +1,16 @@
-//! How far the events topic holds the journal, and whether the two hold one history.
+//! Progress of the events topic, and the check that topic and journal have the same history.
 //!
-//! | the topic's last event, or the position that the exporter committed if there is none | the exporter continues |
+//! | last event of the topic, or else the position that the exporter committed | the exporter continues |
 //! |---|---|
-//! | stands in the journal, in a record of the same hash | behind that event |
-//! | has no record hash (an earlier build wrote it), and its lineage is the journal's | behind that event |
-//! | of an ancestor of the journal's lineage, behind the ancestor's end: a loss was accepted | behind the end of the ancestor |
-//! | is a correction | behind the position that the correction names |
+//! | is in the journal, in a record of the same hash | after that event |
+//! | has no record hash (an earlier build wrote it), and its lineage is the journal's | after that event |
+//! | of an ancestor of the journal's lineage, after the ancestor's end: a loss was accepted | after the end of the ancestor |
+//! | is a correction | after the position that the correction names |
 //! | anything else | not at all: [`TwoHistories`] |
-//! | there is neither | with the first event |
+//! | neither exists | with the first event |
 //!
-//! The committed position is the offset behind the last acknowledged event, in the group `TOPIC.exporter.PARTITION`, with
-//! an [`ExportedPosition`] as its metadata.
+//! The committed position is the offset after the last acknowledged event, in the group
+//! `TOPIC.exporter.PARTITION`, with an [`ExportedPosition`] as its metadata.
 
 use std::cell::Cell;
 use std::time::Duration;
@@ -32,41 +32,41 @@ use serde::{Deserialize, Serialize};
 use super::export::Export;
 use super::headers;
 
-/// How long a question to the brokers may take.
+/// Timeout of a request to the brokers.
 const ASKING: Duration = Duration::from_secs(10);
-/// How long the brokers may send nothing of what the topic is known to hold.
+/// Maximum time without messages from a topic that is known to have more.
 const SILENCE: Duration = Duration::from_secs(30);
-/// The topic is searched backwards by so many offsets: behind its last event there may be messages that are none.
+/// Number of offsets per step of the backward search: non-event messages may follow the last event.
 const BACK: i64 = 1000;
 
-/// The type of a correction, behind the prefix of all types.
+/// Type of a correction, without the prefix of all types.
 pub(super) const CORRECTED: &str = "events.corrected.v1";
 
-/// An event of the events topic, as it is found there.
+/// Event of the events topic, as found there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) struct ExportedPosition {
-    /// The position of the event.
+    /// Position of the event.
     pub(super) position: Position,
-    /// The lineage under which the event was recorded; none where an early build wrote the event.
+    /// Lineage in which the event was recorded; `None` if an early build wrote the event.
     pub(super) lineage: Option<Lineage>,
-    /// The hash of the record that holds the event; none where an earlier build wrote the event.
+    /// Hash of the record that contains the event; `None` if an earlier build wrote the event.
     pub(super) recordhash: Option<Hash>,
 }
 
-/// What a correction says: events of `lineage` behind `continues_after`, up to `lost_through`, are not part of the journal.
+/// Statement that events of `lineage` after `continues_after`, up to `lost_through`, are not in the journal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) struct Correction {
-    /// The lineage of the events that are lost.
+    /// Lineage of the lost events.
     pub(super) lineage: Option<Lineage>,
-    /// The last position that the topic and the journal share; the event behind it follows the correction.
+    /// Last position that the topic and the journal share; the next event follows the correction.
     pub(super) continues_after: Position,
-    /// The record that holds that position in the journal; none at position 0.
+    /// Hash of the record that contains `continues_after` in the journal; `None` at position 0.
     pub(super) recordhash: Option<Hash>,
-    /// The last position that is lost.
+    /// Last lost position.
     pub(super) lost_through: Position,
 }
 
-/// The topic holds events that the journal does not hold.
+/// Error if the topic has events that are not in the journal.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "continue topic {topic} partition {partition}: its last event, position {position}, is in {exported}, and the journal has \
@@ -84,7 +84,7 @@ pub(super) struct TwoHistories {
 }
 
 impl Export {
-    /// Behind which position the exporter continues.
+    /// Returns the position after which the exporter continues.
     pub(super) fn continues_behind(&self, source: &dyn Source) -> Result<Position> {
         let last = match self.last(|_| Ok(true))? {
             Some(last) => last,
@@ -117,13 +117,13 @@ impl Export {
         })
     }
 
-    /// What a correction has to say, where the topic and the journal hold two histories; `None` where they hold one.
+    /// Returns the required correction if topic and journal have different histories, otherwise `None`.
     pub(super) fn correction(&self, source: &dyn Source) -> Result<Option<Correction>> {
         let Some(last) = self.last(|_| Ok(true))?.or(self.committed()?) else { return Ok(None) };
         if shared(source, &last)?.is_some() {
             return Ok(None);
         }
-        // Duplicates of a server that was paused may stand behind newer events.
+        // Duplicates of a server that was paused may follow newer events.
         let highest = Cell::new(last.position);
         let common = self.last(|event| {
             highest.set(highest.get().max(event.position));
@@ -138,7 +138,7 @@ impl Export {
         Ok(Some(Correction { lineage, continues_after, recordhash, lost_through }))
     }
 
-    /// The last event in the topic that is `wanted`; none if there is none.
+    /// Returns the last event in the topic that is `wanted`, if any.
     fn last(&self, wanted: impl Fn(&ExportedPosition) -> Result<bool>) -> Result<Option<ExportedPosition>> {
         let asking = self.client.watcher().context("reach the brokers for the events topic")?;
         let (begins, mut end) = offsets(&asking, &self.topic, self.partition)
@@ -155,7 +155,7 @@ impl Export {
         Ok(None)
     }
 
-    /// The events from offset `from` up to `end`, in their order.
+    /// Returns the events from offset `from` up to `end`, in their order.
     fn between(&self, from: i64, end: i64) -> Result<Vec<ExportedPosition>> {
         let mut reader = PartitionReader::open(&self.client, &self.topic, self.partition, from)
             .context("read the events topic")?;
@@ -163,7 +163,7 @@ impl Export {
         let mut heard = std::time::Instant::now();
         while reader.reached().is_none_or(|reached| reached < end) {
             match reader.poll(Duration::from_millis(100)) {
-                // What the brokers have damaged is lost for consumers; what follows it is not.
+                // A message that the brokers have damaged is lost for consumers; later messages are not.
                 Err(unreadable) if !unreadable.is_removed() => {
                     tracing::error!(%unreadable, "a message of the events topic cannot be read");
                     let next = unreadable.offset() + 1;
@@ -189,13 +189,13 @@ impl Export {
         Ok(events)
     }
 
-    /// A member of the exporter's group that reads nothing: it commits, and asks what was committed.
+    /// Returns a member of the exporter's group that reads no messages: it commits and reads positions.
     pub(super) fn member(&self) -> Result<BaseConsumer<ExporterMember>> {
         let config = self.client.of_group(&format!("{}.exporter.{}", self.topic, self.partition));
         config.create_with_context(ExporterMember).context("make a client of the exporter's group")
     }
 
-    /// The position that the exporter committed last, if it is known.
+    /// Returns the position that the exporter committed last, if any.
     fn committed(&self) -> Result<Option<ExportedPosition>> {
         let mut asked = TopicPartitionList::new();
         asked.add_partition(&self.topic, self.partition);
@@ -210,7 +210,7 @@ impl Export {
         position.map(Some).with_context(|| format!("read what the exporter committed: {metadata:?}"))
     }
 
-    /// Commits that the event at `position`, which stands before `offset`, was exported.
+    /// Commits that the event at `position`, whose offset precedes `offset`, was exported.
     pub(super) fn commit(
         &self,
         member: &BaseConsumer<ExporterMember>,
@@ -228,7 +228,7 @@ impl Export {
     }
 }
 
-/// Says what became of commits.
+/// Logs the results of commits.
 pub(super) struct ExporterMember;
 
 impl ClientContext for ExporterMember {}
@@ -241,7 +241,7 @@ impl ConsumerContext for ExporterMember {
     }
 }
 
-/// The hash and lineage of the record that holds a position.
+/// Returns the hash and lineage of the record that contains a position.
 fn held(source: &dyn Source, position: Position) -> Result<Option<(Hash, Lineage)>> {
     if position == Position::ZERO || source.head().is_none_or(|head| head.position < position) {
         return Ok(None);
@@ -251,8 +251,8 @@ fn held(source: &dyn Source, position: Position) -> Result<Option<(Hash, Lineage
     Ok(record.map(|record| (record.hash(), record.header().lineage)))
 }
 
-/// The last position up to which the journal holds what was exported, if the journal holds the event or says where its
-/// lineage ended.
+/// Returns the last position that journal and export share, if the journal contains the event or records the
+/// end of its lineage.
 fn shared(source: &dyn Source, exported: &ExportedPosition) -> Result<Option<Position>> {
     let ExportedPosition { position, lineage, recordhash } = *exported;
     if position == Position::ZERO {
@@ -271,18 +271,18 @@ fn shared(source: &dyn Source, exported: &ExportedPosition) -> Result<Option<Pos
     };
     let lineages = lineages(source).context("read the journal")?;
     let end = lineages.and_then(|lineages| lineages.end(lineage));
-    // What is behind the end of an ancestor was given up; what is before it must be the same.
+    // Events after the end of an ancestor were given up; earlier events must be the same.
     Ok(end.filter(|end| position > *end))
 }
 
-/// The event of the fleet, or what a correction names, if the message is either.
+/// Returns the fleet's event, or the event that a correction names, if the message is one of them.
 fn event(message: &BorrowedMessage<'_>, fleet: &str) -> Option<ExportedPosition> {
     let (headers, _) = headers::of(message);
     let value = |name: &str| {
         let (_, value) = headers.iter().find(|(key, _)| *key == name)?;
         std::str::from_utf8(value).ok()
     };
-    // What others put there says nothing about how far the fleet's events go.
+    // Messages of others do not show the progress of the fleet's events.
     if value("ce_source")?.strip_prefix("/fleets/") != Some(fleet) {
         return None;
     }

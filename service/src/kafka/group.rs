@@ -1,5 +1,5 @@
-//! The members of the group of deciders, as the brokers know them: for finding out that a stranger has the partition, or
-//! that nobody has.
+//! Members of the group of deciders, as reported by the brokers: detects a foreign member with the partition,
+//! or no member.
 
 use std::time::Duration;
 
@@ -9,33 +9,33 @@ use rdkafka::TopicPartitionList;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use rdkafka::groups::GroupInfo;
 
-/// How long a question to the brokers may take.
+/// Timeout of a request to the brokers.
 const ASKING: Duration = Duration::from_secs(3);
-/// How long a question to the coordinator may take: a broker that hangs may be asked first which one that is, and is given up
-/// after 3 s (`socket.timeout.ms`).
+/// Timeout of a request to the coordinator: a hanging broker may be asked first for the coordinator, and
+/// times out after 3 s (`socket.timeout.ms`).
 const ASKING_COORDINATOR: Duration = Duration::from_secs(6);
 
-/// The name under which the servers of a fleet join, before the address of each.
+/// Prefix of the client names of a fleet's servers, before the address of each.
 pub(super) const SERVER: &str = "chancery@";
 
-/// A member of the group of deciders.
+/// Member of the group of deciders.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct GroupMember {
-    /// The name that its client gave: `chancery@ADDRESS` for a server.
+    /// Name of the member's client: `chancery@ADDRESS` for a server.
     pub(super) client: String,
-    /// The host from which the member is connected.
+    /// Host from which the member is connected.
     pub(super) host: String,
     /// Whether the fleet's partition is assigned to the member.
     pub(super) has_partition: bool,
 }
 
-/// A client that asks about a group and is no member of the group.
+/// Returns a client that reads the state of a group without being its member.
 pub(super) fn observer(client: &Client, group: &str) -> Result<BaseConsumer> {
     client.of_group(group).create().context("make a client that asks for the group of deciders")
 }
 
-/// Asks the coordinator of the observer's group for an answer. Every broker is asked for the members of a group; for the
-/// group's offsets its coordinator alone is asked.
+/// Checks that the coordinator of the observer's group answers. Requests for members use every broker; a
+/// request for the group's offsets uses only its coordinator.
 pub(super) fn ask_coordinator(observer: &BaseConsumer, topic: &str, partition: i32) -> Result<()> {
     let mut asked = TopicPartitionList::new();
     asked.add_partition(topic, partition);
@@ -45,7 +45,7 @@ pub(super) fn ask_coordinator(observer: &BaseConsumer, topic: &str, partition: i
     Ok(())
 }
 
-/// The members of a group that were assigned partitions of a topic, or none yet.
+/// Returns the members of a group with partitions of a topic, or without any yet.
 pub(super) fn members(
     asking: &BaseConsumer,
     group: &str,
@@ -64,7 +64,7 @@ pub(super) fn members(
     Ok(members.collect())
 }
 
-/// Whether an assignment contains the partition; none where the bytes are no assignment.
+/// Whether an assignment contains the partition; `None` if the bytes are no assignment.
 ///
 /// Source: Kafka's consumer protocol, `ConsumerProtocolAssignment` version 0: version (int16), and for each topic its name
 /// (int16 length, bytes) with its partitions (int32 count, int32 each). Later versions append members.

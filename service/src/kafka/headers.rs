@@ -1,8 +1,8 @@
-//! Headers of a message, also where the name of one is not UTF-8.
+//! Headers of a message, also if the name of one is not UTF-8.
 //!
-//! The client library takes names for UTF-8 and panics where one is not. That panic is caught here, so that one message
-//! cannot end the thread that reads it. What follows such a header is not read: the message is refused whatever it is, and
-//! each panic costs time and a line of the log.
+//! The client library assumes UTF-8 names and panics otherwise. The panic is caught here, so that one message
+//! cannot end the thread that reads it. Headers after such a header are not read: the message is refused in
+//! any case. Each panic costs time and a line of the log.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -11,8 +11,8 @@ use rdkafka::message::{BorrowedMessage, Header, Headers as _, Message as _};
 /// Names and values of headers in their order.
 type HeaderList<'a> = Vec<(&'a str, &'a [u8])>;
 
-/// The headers of a message in their order (one without a value has an empty one) up to the first whose name is not UTF-8,
-/// and the index of that one.
+/// Returns the headers of a message in their order, up to the first whose name is not UTF-8, and the index of
+/// that header. A header without a value has an empty one.
 pub(super) fn of<'a>(message: &'a BorrowedMessage<'_>) -> (HeaderList<'a>, Option<usize>) {
     let Some(headers) = message.headers() else { return (Vec::new(), None) };
     read_headers(headers.count(), |index| headers.try_get(index))
@@ -24,7 +24,7 @@ fn read_headers<'a>(
 ) -> (HeaderList<'a>, Option<usize>) {
     let mut read = Vec::with_capacity(count);
     for index in 0..count {
-        // It borrows from the message alone, which a panic leaves as it was.
+        // The closure borrows only the message, which a panic leaves unchanged.
         match catch_unwind(AssertUnwindSafe(|| read_one(index))) {
             Ok(Some(header)) => read.push((header.key, header.value.unwrap_or_default())),
             Ok(None) => break,
@@ -43,7 +43,7 @@ mod tests {
     #[test]
     fn nothing_is_read_behind_the_first_header_whose_name_is_not_utf_8() {
         const COUNT: usize = 100_000;
-        // The index of the first unreadable header, behind which all are unreadable.
+        // The index of the first unreadable header, after which all are unreadable.
         for first in [0, 1, 7, COUNT] {
             let reads = Cell::new(0);
             let (read, unreadable) = read_headers(COUNT, |index| {

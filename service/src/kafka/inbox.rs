@@ -1,4 +1,4 @@
-//! The inbox topic: brings its letters to the decider, from where the journal says on, for as long as there is one here.
+//! Inbox topic: its inbox messages are passed to the local decider, from the offset that the journal records.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,35 +16,35 @@ use tokio::runtime::Handle;
 
 use super::headers;
 
-/// How long a question to the brokers may take.
+/// Timeout of a request to the brokers.
 const ASKING: Duration = Duration::from_secs(10);
-/// How long to wait for a letter before looking whether there still is a decider.
+/// Time to wait for an inbox message before checking whether the decider has stopped.
 const WAIT: Duration = Duration::from_millis(100);
-/// How often it is checked whether the topic is read.
+/// Interval at which it is checked whether the topic is read.
 const WATCH: Duration = Duration::from_secs(1);
-/// How often it is tried again to read a message that could not be read.
+/// Interval between attempts to read an unreadable message.
 const AGAIN: Duration = Duration::from_secs(5);
 
-/// Which topic, and for whom it speaks.
+/// Reader of an inbox topic, with its binding.
 #[derive(Clone, Debug)]
 pub(super) struct Letters {
     pub(super) client: Client,
     pub(super) topic: String,
     pub(super) partition: i32,
     pub(super) binding: Binding,
-    /// Offset up to which the operator who started this server gives up what is not answered.
+    /// Offset up to which the operator who started this server gives up unanswered messages.
     pub(super) skip: Option<u64>,
     pub(super) troubles: Arc<FleetTroubles>,
 }
 
 impl Letters {
-    /// What the topic holds, beside what the journal has answered of it.
+    /// Compares the contents of the topic with the journal's answers.
     pub(super) fn take_up(&self, watermark: Option<&Watermark>) -> Result<Inbox> {
         let asking = self.client.watcher().context("reach the brokers for the inbox")?;
         let (start, end) = offsets(&asking, &self.topic, self.partition)
             .with_context(|| format!("ask for the first and last offset of {}", self.topic))?;
         let cluster = asking.client().fetch_cluster_id(ASKING).context("ask for the cluster's id")?;
-        // The name is the best identity that the client library tells of a topic.
+        // The name is the best identity of a topic that the client library offers.
         let topic: Topic = format!("{cluster}/{}/{}", self.topic, self.partition).parse()?;
         let log = u64::try_from(start)?..u64::try_from(end)?;
         let binding = self.binding.clone();
@@ -52,7 +52,7 @@ impl Letters {
             Some(skip) => Inbox::take_up_behind(skip, topic, binding, watermark, &log)?,
             None => Inbox::take_up(topic, binding, watermark, &log)?,
         };
-        // What ends a server that reads it is at this offset or soon behind.
+        // A message that ends its reading server is at this offset or soon after.
         tracing::info!(
             next = inbox.next(),
             end = inbox.tail(),
@@ -62,9 +62,9 @@ impl Letters {
         Ok(inbox)
     }
 
-    /// Brings letters to the decider until it has stopped. Blocks.
+    /// Passes inbox messages to the decider until it has stopped. Blocks.
     ///
-    /// A message that cannot be read holds up those behind it, until it can be read or it is skipped.
+    /// An unreadable message blocks later messages until it can be read or is skipped.
     pub(super) fn bring(&self, inbox: &Inbox, decider: &Decider, runtime: &Handle) -> Result<()> {
         let mut way = Way { next: inbox.next(), inbox, has_passed: false, decider, runtime };
         while !decider.has_stopped() {
@@ -82,7 +82,7 @@ impl Letters {
         Ok(())
     }
 
-    /// Reads until the decider has stopped, or there is a message that cannot be read.
+    /// Reads until the decider has stopped, or a message is unreadable.
     fn read(&self, mut reader: PartitionReader, way: &mut Way<'_>) -> Result<(), UnreadablePartition> {
         let (mut watch, mut watched) = (ReaderWatch::new(), Instant::now());
         while !way.decider.has_stopped() {
@@ -97,13 +97,13 @@ impl Letters {
                 watched = Instant::now();
                 match watch.trouble(&reader) {
                     Some(trouble) => self.troubles.report(FleetPart::Inbox, trouble),
-                    // One that could not be read a moment ago must have been read since.
+                    // A message that was unreadable before must have been read since.
                     None if reader.reached().is_some() => self.troubles.clear(FleetPart::Inbox),
                     None => {}
                 }
             }
-            // The last offsets may hold no letters. That they were reached is for the leader of the partition to say:
-            // that nothing comes says nothing, as a fetch may be slow.
+            // The last offsets may have no inbox messages. Only the leader of the partition can confirm that
+            // they were reached: missing messages prove nothing, as a fetch may be slow.
             if let Some(reached) = reader.reached().and_then(|reached| u64::try_from(reached).ok()) {
                 way.next = way.next.max(reached);
             }
@@ -112,7 +112,7 @@ impl Letters {
         Ok(())
     }
 
-    /// Waits until it is time to read the message again, or the message is skipped.
+    /// Waits until the next attempt to read the message, or until it is skipped.
     fn stand(&self, unreadable: &UnreadablePartition, way: &mut Way<'_>) -> Result<()> {
         let offset = u64::try_from(unreadable.offset())?;
         way.next = offset;
@@ -122,7 +122,7 @@ impl Letters {
                 "the message at offset {offset} cannot be read: {unreadable}; `chancery inbox skip {offset}` gives it up, and records that"
             ),
         );
-        // One that has stopped needs no input.
+        // A stopped decider needs no input.
         let _ = way.runtime.block_on(way.decider.tell(Input::InboxStands(offset)));
         let began = Instant::now();
         while began.elapsed() < AGAIN && !way.decider.has_stopped() {
@@ -137,19 +137,19 @@ impl Letters {
     }
 }
 
-/// How far the inbox has been brought to a decider.
+/// Progress of passing the inbox to a decider.
 struct Way<'a> {
-    /// Everything below has been read.
+    /// Next offset; all lower offsets have been read.
     next: u64,
     inbox: &'a Inbox,
-    /// Whether the decider was told that the end was reached.
+    /// Whether the decider was notified that the end was reached.
     has_passed: bool,
     decider: &'a Decider,
     runtime: &'a Handle,
 }
 
 impl Way<'_> {
-    /// Gives a letter to the decider, and says when the end is reached. A decider that has stopped needs neither.
+    /// Passes an inbox message to the decider, and notifies it at the end. A stopped decider ignores both.
     fn tell(&mut self, letter: Option<Letter>) {
         if let Some(letter) = letter {
             let _ = self.runtime.block_on(self.decider.post(letter));
@@ -161,8 +161,8 @@ impl Way<'_> {
     }
 }
 
-/// A letter that is too large to be taken is not copied: its batch may have become a thousand times larger than the brokers
-/// allow, as they see the batch compressed.
+/// Converts a message. One that is too large is not copied: brokers check the compressed size of its batch,
+/// which may become a thousand times larger.
 fn letter(message: &BorrowedMessage<'_>) -> Letter {
     let offset = u64::try_from(message.offset()).unwrap_or_default();
     let (headers, unreadable_header) = headers::of(message);
@@ -206,7 +206,7 @@ mod tests {
         config.set("message.max.bytes", "100000000").set("compression.type", "gzip");
         let producer: BaseProducer = config.create().expect("a producer");
         let zeros = vec![0; 64 << 20];
-        // What is large, and whether the letter is kept whole.
+        // Large parts, and whether the inbox message is kept whole.
         let table: [(&[u8], &[u8], bool); 3] =
             [(b"value", b"small", true), (&zeros, b"small", false), (b"value", &zeros, false)];
         for (value, header, _) in table {

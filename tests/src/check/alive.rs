@@ -1,4 +1,4 @@
-//! Invariants 3, 4 and 6, for what truly runs, whatever the journal says.
+//! Invariants 3, 4 and 6 for real processes, whatever the journal states.
 
 use std::collections::BTreeMap;
 
@@ -9,12 +9,12 @@ use chancery_events::spec::{NodeState, OperationKind};
 use super::state::{Incarnation, Life, Stage, World};
 use super::violation::{Check, Violation, demand};
 
-/// What truly runs of one incarnation, whatever the journal says.
+/// Running processes of one incarnation, whatever the journal states.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Alive {
-    /// Which.
+    /// Id of the incarnation.
     pub incarnation: IncarnationId,
-    /// How many processes, at least one.
+    /// Number of processes, at least one.
     pub processes: usize,
 }
 
@@ -52,8 +52,8 @@ impl World {
         Ok(())
     }
 
-    /// Whether two runs of a replica may be there at once: one came up beside the other, and takes its place; or one
-    /// of them is on its way out since that came to nothing.
+    /// Whether two incarnations of a replica may run concurrently. Either one was started alongside the other
+    /// to replace it, or one of them is stopping since the replacement failed.
     fn may_both_run(&self, one: &Incarnation, two: &Incarnation) -> bool {
         let came_beside = |run: &Incarnation| {
             let by = self.operations.get(&run.operation);

@@ -1,4 +1,4 @@
-//! Who approves operations; invariant 6: somebody entitled, or a rule that applies.
+//! Approvers of operations; invariant 6: an entitled actor, or a rule that applies.
 
 use chancery_events::fact::{Approver, Asker, OperationApproved};
 use chancery_events::intent::Intent;
@@ -15,7 +15,7 @@ const DAY: i64 = 24 * 60;
 const WEEK: i64 = 7 * DAY;
 
 impl World {
-    /// Whether whoever approved may.
+    /// Checks that the approver is entitled.
     pub(super) fn entitled(&mut self, fact: &OperationApproved, operation: &Operation, at: At) -> Check {
         match &fact.by {
             Approver::Rule(rule) => self.rule_applies(fact, operation, rule, at),
@@ -35,7 +35,7 @@ impl World {
                 })
         });
         demand!(6, asked, "operation {id} is called approved by {actor}, who did not approve this");
-        // A move is about both domains, and what was asked for in one may have moved to another since.
+        // A move concerns both domains, and a replica may have changed its domain since the request.
         let active = self.replicas.get(&operation.replica).and_then(|replica| replica.active);
         let node = active.and_then(|run| self.nodes.get(&self.incarnations.get(&run)?.node));
         let leaves = Operation { domain: node.map(|node| node.spec.domain.clone()), ..operation.clone() };
@@ -52,7 +52,7 @@ impl World {
         Ok(())
     }
 
-    /// The person behind an operation, if there is one.
+    /// Returns the operation's human requester, if any.
     fn asked_by(&self, operation: &Operation) -> Option<Actor> {
         match &operation.by {
             Some(Asker::Actor(actor)) => Some(actor.clone()),
@@ -70,7 +70,7 @@ impl World {
         if let Some(policy) = rule.strip_prefix("policy/") {
             return self.policy_applies(fact, operation, policy, at);
         }
-        // A rule that asks for an operation has approved it.
+        // A rule that requests an operation has approved it.
         let asked_itself = operation.by == Some(Asker::Rule(rule.to_owned()));
         if rule == format!("plan/{name}/restart") {
             demand!(
@@ -127,7 +127,7 @@ impl World {
     }
 }
 
-/// Whether the policy is about the operation.
+/// Whether the policy concerns the operation.
 fn is_about(policy: &PolicySpec, operation: &Operation) -> bool {
     let kind = policy.kinds.is_empty() || policy.kinds.contains(&operation.kind.into());
     let plan = policy.plans.is_empty() || policy.plans.contains(&operation.plan);
@@ -135,7 +135,7 @@ fn is_about(policy: &PolicySpec, operation: &Operation) -> bool {
     kind && plan && (policy.domains.is_empty() || domain())
 }
 
-/// Whether a window is open, in UTC: from each of its days on, for as long as it says, over midnight and the week.
+/// Whether a window is open, in UTC: it opens on each of its days and may cross midnight and the week's end.
 pub(super) fn is_open(window: &Window, now: Time) -> bool {
     // Time zero was a Thursday: three days after a Monday.
     let minute = (now.micros().div_euclid(MINUTE) + 3 * DAY).rem_euclid(WEEK);

@@ -1,4 +1,4 @@
-//! Who asks for operations; invariant 6: a deployment that goes on, a person, or a rule that says so.
+//! Requesters of operations; invariant 6: a deployment in progress, a person, or a rule that applies.
 
 use chancery_events::fact::{Asker, OperationOpened};
 use chancery_events::intent::Intent;
@@ -10,7 +10,7 @@ use super::state::{At, DeploymentStage, Input, Operation, Replica, Stage, World}
 use super::violation::{Check, Violation, demand};
 
 impl World {
-    /// Whether somebody may ask for the operation, and does.
+    /// Checks that the operation was requested, by an allowed requester.
     pub(super) fn asked_for(&mut self, fact: &OperationOpened, replica: &Replica, at: At) -> Check {
         let (name, kind) = (&fact.replica, fact.kind);
         demand!(
@@ -84,8 +84,8 @@ impl World {
         Ok(())
     }
 
-    /// What a deployment built beside the old set goes when it ends before its new set counts, and what it was creating
-    /// goes when it is cancelled or superseded.
+    /// Checks a rollback's delete. A deployment that ends before its new set counts deletes that set; a
+    /// cancelled or superseded one, what it was creating.
     fn rollback_asks(
         &mut self,
         fact: &OperationOpened,
@@ -102,7 +102,7 @@ impl World {
             let runs = open.stage == Stage::Running && open.kind == OperationKind::Create;
             runs && self.aborts_since(open).is_some()
         });
-        // Its create never began: its turn had not come, or its place was taken away again.
+        // Its create never started: it was queued, or its reservation was released.
         let was_queued = self.operations.values().any(|of| {
             let never = of.begun.is_none();
             of.replica == fact.replica && of.kind == OperationKind::Create && never
@@ -163,7 +163,7 @@ impl World {
         Ok(())
     }
 
-    /// The update domain that an operation moves its replica away from, for a disruption that is not over.
+    /// Returns the update domain that an approved disruption's operation moves its replica from.
     fn evicts_from(&self, operation: &Operation) -> Option<&chancery_events::name::DomainName> {
         let Some(Asker::Disruption { node, name }) = &operation.by else { return None };
         let node = self.nodes.get(node)?;
@@ -171,7 +171,7 @@ impl World {
         approved.then_some(&node.spec.domain)
     }
 
-    /// Whether a replica can be made to be of the version where it stands.
+    /// Whether the replica can change to the version in place.
     pub(super) fn changes_in_place(
         &mut self,
         replica: &Replica,
@@ -199,14 +199,14 @@ impl World {
 }
 
 impl Operation {
-    /// Whether it is the delete by which a deployment that comes to nothing takes back what it built.
+    /// Whether the operation is the delete by which a failed deployment removes what it created.
     pub(super) fn takes_back(&self, deployment: &DeploymentName) -> bool {
         let rule = format!("deployment/{}/{deployment}/rollback", self.plan);
         self.kind == OperationKind::Delete && self.by == Some(Asker::Rule(rule))
     }
 }
 
-/// Whether the intent asks for the operation.
+/// Whether the intent requests the operation.
 fn asks(intent: &Intent, fact: &OperationOpened, replica: &Replica) -> bool {
     let name = &fact.replica;
     let (of, kind, node) = match intent {
@@ -215,7 +215,7 @@ fn asks(intent: &Intent, fact: &OperationOpened, replica: &Replica) -> bool {
             return fresh && fact.kind == OperationKind::Create && ask.node == fact.node;
         }
         Intent::ReplicaRelocate(ask) => (&ask.name, OperationKind::Relocate, ask.node.as_ref()),
-        // What does not run is started.
+        // A replica that does not run is started.
         Intent::ReplicaRestart(ask) if fact.kind == OperationKind::Start => {
             (&ask.name, OperationKind::Start, None)
         }

@@ -1,5 +1,5 @@
-//! Invariant 1, as far as headers show it: dense positions, an unbroken chain, terms that rise, time that never
-//! goes back.
+//! Invariant 1, as far as headers show it: dense positions, an unbroken chain, terms that rise, time that
+//! never falls.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use chancery_events::time::Time;
 
 use super::violation::{Check, demand};
 
-/// Where the journal stands.
+/// End of the journal so far.
 #[derive(Clone, Debug)]
 struct Last {
     fleet: Arc<str>,
@@ -20,16 +20,16 @@ struct Last {
     time: Time,
 }
 
-/// Follows the headers.
+/// Checks the headers in order.
 #[derive(Clone, Default, Debug)]
 pub(super) struct Chain {
     last: Option<Last>,
-    /// Each lineage, and up to which position ids are of it; the newest last, without an end.
+    /// Lineages, each with the last position of its ids; the newest last, without an end.
     lineages: Vec<(Lineage, Position)>,
 }
 
 impl Chain {
-    /// The lineage now.
+    /// Returns the current lineage.
     pub(super) fn lineage(&self) -> Option<Lineage> {
         self.lineages.last().map(|(lineage, _)| *lineage)
     }

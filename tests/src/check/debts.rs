@@ -1,4 +1,4 @@
-//! What a fact promises of the rest of its record, which is all or nothing: paid by the end of it.
+//! Obligations of a fact to the rest of its record, which is all or nothing: met by the end of the record.
 
 use std::time::Duration;
 
@@ -9,36 +9,36 @@ use chancery_events::spec::OperationKind;
 use super::state::{DeploymentStage, Life, Now, Stage, World};
 use super::violation::{Check, demand};
 
-/// Something that must be so by the end of the record.
+/// Obligation that must be met by the end of the record.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) enum Debt {
-    /// The operation that supersedes another one exists, on the same replica.
+    /// Existence of the operation that supersedes another one, on the same replica.
     Opened(OperationId, ReplicaName),
-    /// The operation that supersedes one that had begun takes the run down, and has begun.
+    /// Start of the operation that supersedes a started one: it stops the incarnation.
     TakesOver(OperationId),
-    /// The deployment that supersedes another one exists.
+    /// Existence of the deployment that supersedes another one.
     Created(PlanName, DeploymentName),
-    /// The place that an operation held is free.
+    /// Release of an operation's reservation.
     Freed(IncarnationId),
-    /// The run is asked to end, or is over.
+    /// Request to end the incarnation, unless it ended.
     Stopping(IncarnationId),
-    /// The run is asked for, now that the one that it follows is over, or its place is free.
+    /// Start of the incarnation, now that the one that it follows ended, or release of its reservation.
     Begun(IncarnationId),
-    /// The operation is over.
+    /// End of the operation.
     Closed(OperationId),
-    /// The deployment begins nothing more.
+    /// Halt of the deployment: it starts nothing more.
     Fails(PlanName, DeploymentName),
-    /// A deployment is created that rolls the plan back.
+    /// Creation of a deployment that rolls the plan back.
     RolledBack(PlanName, DeploymentName),
-    /// The node that was emptied to be forgotten is.
+    /// Deletion of the node that was emptied for it.
     Forgotten(NodeName),
 }
 
-/// Time between two records from which on the clock may have leapt.
+/// Minimum time between two records that may be a clock jump.
 const LEAP: Duration = Duration::from_mins(1);
 
 impl World {
-    /// At the end of a record.
+    /// Checks all obligations at the end of a record.
     pub(super) fn settle(&mut self) -> Check {
         for debt in std::mem::take(&mut self.debts) {
             self.paid(debt)?;
@@ -72,7 +72,7 @@ impl World {
             }
             Debt::Created(plan, name) => {
                 let plan_of = self.plans.get(&plan);
-                // It may be superseded itself by a later intent of the same record, or go with its plan.
+                // The new one may be superseded later in the same record, or deleted with its plan.
                 let there = plan_of.is_none_or(|of| of.deployments.contains_key(&name));
                 demand!(6, there, "deployment {name} of {plan} supersedes another one, and does not exist");
             }
@@ -87,7 +87,7 @@ impl World {
             }
             Debt::Begun(id) => {
                 let run = self.incarnation(id)?;
-                // One that uses volumes is begun when it can have them.
+                // An incarnation with volumes is started when its volumes are available.
                 let waits = run.life == Life::Reserved && run.mounts.is_empty();
                 demand!(
                     6,

@@ -1,4 +1,4 @@
-//! Deployments; invariant 5 for their states, 11 for old and new sets, 6 for whose turn it is.
+//! Deployments; invariant 5 for their states, 11 for old and new sets, 6 for their order.
 
 use std::collections::BTreeSet;
 
@@ -18,18 +18,18 @@ use super::debts::Debt;
 use super::state::{At, Deployment, DeploymentStage, Input, Operation, Plan, Stage, World};
 use super::violation::{Check, Violation, demand};
 
-/// Deployments that are over are remembered until there are so many newer ones; then a name is free again.
+/// Number of newer ended deployments until an ended deployment is deleted; then its name is free again.
 const KEPT: u64 = 20;
 
-/// Time after a progress deadline, a takeover or a leap of the clock, in which a deployment is called stalled.
+/// Time in which a deployment is marked stalled, after a progress deadline, a takeover or a clock jump.
 const STALLS_WITHIN: Duration = Duration::from_secs(20);
 
-/// How an operation of a deployment begins.
+/// Trigger by which a deployment's operation starts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum How {
-    /// With its approval.
+    /// Start with the approval.
     Approved,
-    /// When its turn comes.
+    /// Start when dequeued.
     Turn,
 }
 
@@ -232,8 +232,8 @@ impl World {
         Ok(())
     }
 
-    /// Whether an operation of the deployment came to nothing, or a replica of its version ended by itself, right
-    /// before.
+    /// Whether, directly before, an operation of the deployment failed or a replica of its version ended
+    /// without a request.
     fn has_failed(
         &mut self,
         owner: &PlanName,
@@ -252,7 +252,7 @@ impl World {
     pub(super) fn deployment_ended(&mut self, fact: &DeploymentEnded) -> Check {
         let (owner, name) = (&fact.plan, &fact.name);
         let created = self.plan(owner)?.deployment(name)?.created.clone();
-        // One of which the delete is approved is as good as gone.
+        // A replica with an approved delete counts as deleted.
         let stays = |of: &&ReplicaName| self.replicas.get(*of).is_some_and(|of| of.will != WillWord::Deleted);
         let left = created.iter().find(stays).cloned();
         let plan = self.plan(owner)?;
@@ -308,7 +308,7 @@ impl World {
         Ok(())
     }
 
-    /// Whether the rule is that of a deployment that failed right before, and wants to be rolled back.
+    /// Whether the rule is that of a deployment that failed directly before, and requests a rollback.
     fn rolls_back_by(&self, owner: &PlanName, rule: &str) -> bool {
         let plan = self.plans.get(owner);
         self.now.ended_failed.iter().any(|(of, name)| {
@@ -318,14 +318,14 @@ impl World {
         })
     }
 
-    /// Whether a deployment that has failed has to be rolled back: it wants it, nothing else waits, and there is something
-    /// to go back to.
+    /// Whether a failed deployment must be rolled back: its spec requests it, no deployment is queued, and
+    /// there is a version to return to.
     fn should_roll_back(&mut self, owner: &PlanName, name: &DeploymentName) -> Result<bool, Violation> {
         let plan = self.plan(owner)?;
         let failed = plan.deployment(name)?.clone();
         let wants = failed.spec.auto_rollback && failed.rollback.is_none();
         let free = plan.next.is_none() && !plan.is_removing && plan.activity == Activity::Active;
-        // Of those that claim by name there may be one alone.
+        // At most one version may claim volumes by name.
         let fits =
             |of: &Deployment| plan.specs.get(&of.generation).is_some_and(|spec| !spec.claims_by_name());
         let serves = plan.had_replicas.as_ref().and_then(|name| plan.deployments.get(name));
@@ -335,7 +335,7 @@ impl World {
         Ok(wants && free && is_new && all && good.any(|of| of.version != failed.version))
     }
 
-    /// Whether a rollback is what its target was: of its version, that completed.
+    /// Checks that a rollback has the version of its target, which completed.
     fn is_rollback(&mut self, fact: &DeploymentCreated, to: &DeploymentName, is_named: bool) -> Check {
         let (owner, name) = (&fact.plan, &fact.name);
         let plan = self.plan(owner)?;
@@ -363,14 +363,14 @@ impl World {
         Ok(())
     }
 
-    /// People have decided about an operation: its deployment makes progress, or the one that is carried out.
+    /// Notes a decision by people: the operation's deployment makes progress, or else the current one.
     pub(super) fn people_decided(&mut self, operation: &Operation, at: At) {
         let current = || self.plans.get(&operation.plan).and_then(|plan| plan.current.clone());
         let deployment = operation.deployment.clone().or_else(current);
         self.progresses(&Operation { deployment, ..operation.clone() }, at);
     }
 
-    /// The deployment of the operation makes progress, if it goes on.
+    /// Notes progress of the operation's deployment, unless it is ending.
     pub(super) fn progresses(&mut self, operation: &Operation, at: At) {
         let plan = self.plans.get_mut(&operation.plan);
         let of = plan.zip(operation.deployment.as_ref()).and_then(|(plan, of)| plan.deployments.get_mut(of));
@@ -381,8 +381,8 @@ impl World {
         }
     }
 
-    /// An operation that has begun has an outcome: if that took longer than its deployment's progress deadline, the
-    /// deployment was called stalled, unless the decider was away.
+    /// Checks the outcome of a started operation. If that took longer than the progress deadline, the
+    /// deployment was marked stalled, unless the decider was away.
     pub(super) fn was_called_stalled(&self, id: OperationId, operation: &Operation, at: At) -> Check {
         let of = self.plans.get(&operation.plan).zip(operation.deployment.as_ref());
         let Some(of) = of.and_then(|(plan, of)| plan.deployments.get(of)) else { return Ok(()) };
@@ -394,7 +394,7 @@ impl World {
         let paused = of.rested.map_or(of.progressed, |rested| rested + pause);
         let began = operation.begun.unwrap_or(at.time).max(of.progressed).max(paused);
         let due = began + Duration::from_millis(of.spec.progress_deadline) + STALLS_WITHIN;
-        // The clock may have leapt, or the decider been away: it was there at the record before.
+        // The clock may have jumped, or the decider been away: it was active at the previous record.
         let before = self.time_before.unwrap_or(at.time);
         let decides = self.steady_since.is_none_or(|since| since + STALLS_WITHIN < before);
         let late = of.stage == DeploymentStage::InProgress && due < before && decides;
@@ -419,7 +419,7 @@ impl World {
             !fact.waits_for.is_empty(),
             "deployment {name} of {owner} is stalled, and waits for nothing"
         );
-        // What others asked for of a replica that it waits for.
+        // Operations with other requesters on a replica that the deployment waits for.
         let others = self.operations.values().filter(|of| of.plan == *owner && of.deployment.is_none());
         let others: Vec<_> = others.filter(|of| of.stage == Stage::Pending).cloned().collect();
         let plan = self.plan(owner)?;
@@ -456,7 +456,7 @@ impl World {
         Ok(())
     }
 
-    /// An operation of a deployment begins: whether it may, and its turn has come.
+    /// Checks that an operation of a deployment may start, in its order.
     pub(super) fn begins_for(&mut self, id: OperationId, operation: &Operation, how: How, at: At) -> Check {
         let Some(name) = &operation.deployment else { return Ok(()) };
         if operation.takes_back(name) {
@@ -516,7 +516,7 @@ impl World {
 }
 
 impl Plan {
-    /// The number of what the deployment wants to run.
+    /// Returns the index of the version that the deployment requests.
     fn version(&mut self, fact: &DeploymentCreated) -> Result<usize, Violation> {
         let spec = self.spec(fact.generation)?;
         let coordinates = fact.spec.coordinates.clone();
@@ -528,7 +528,7 @@ impl Plan {
         }))
     }
 
-    /// Whether a deployment that is complete is so.
+    /// Checks that a completed deployment has all its replicas, and the plan no others.
     fn is_so(&self, name: &DeploymentName, deployment: &Deployment) -> Check {
         let (right, other) = self.sets(deployment.version);
         let count = u64::from(deployment.spec.count);
@@ -548,7 +548,7 @@ impl Plan {
         Ok(())
     }
 
-    /// Whether the deployment lacks a replica, so that it may create one.
+    /// Checks that the deployment lacks a replica, so that it may create one.
     pub(super) fn lacks_one(&mut self, replica: &ReplicaName, name: &DeploymentName) -> Check {
         self.goes_on(name, &format!("replica {replica} is created"))?;
         let deployment = self.deployment(name)?.clone();
@@ -573,7 +573,7 @@ impl Plan {
         Ok(())
     }
 
-    /// Whether the deployment may do something to a replica of another version.
+    /// Checks that the deployment may change a replica of another version.
     pub(super) fn may_touch_old(&mut self, name: &DeploymentName, what: &str) -> Check {
         let beside = self.deployment(name)?.stands_beside();
         demand!(11, !beside, "{what}, and the new set of deployment {name} does not count yet");
@@ -582,7 +582,7 @@ impl Plan {
 }
 
 impl Deployment {
-    /// Whether its new set stands beside the one that counts.
+    /// Whether the deployment's new set is alongside the one that counts.
     pub(super) fn stands_beside(&self) -> bool {
         !self.has_cut_over && !matches!(self.spec.strategy, Strategy::Rolling { .. })
     }

@@ -1,4 +1,4 @@
-//! Disruptions of nodes, and policies: nothing of either but what somebody asked for.
+//! Disruptions of nodes, and policies: nothing happens to either without a request.
 
 use chancery_events::fact::{
     DisruptionApproved, DisruptionCompleted, DisruptionDeleted, DisruptionScheduled, PolicyApplied,
@@ -14,7 +14,7 @@ use super::state::{At, Disruption, Input, Node, World};
 use super::violation::{Check, Violation, demand};
 
 impl Disruption {
-    /// Whether it empties its node now.
+    /// Whether the disruption drains its node now.
     pub(super) fn empties(&self, now: Time) -> bool {
         let begun = self.spec.start.is_none_or(|start| start <= now);
         self.state == DisruptionState::Approved && self.spec.evict != Evict::No && begun
@@ -22,13 +22,13 @@ impl Disruption {
 }
 
 impl Node {
-    /// Whether a disruption of it is approved.
+    /// Whether a disruption of the node is approved.
     pub(super) fn is_disturbed(&self) -> bool {
         self.disruptions.values().any(|disruption| disruption.state == DisruptionState::Approved)
     }
 }
 
-/// Whether somebody asked for the node to go, with what is on it.
+/// Whether the input requests deletion of the node, with everything on it.
 fn wants_node_gone(input: Option<&Input>, node: &NodeName) -> bool {
     matches!(
         input.and_then(Input::intent),

@@ -1,5 +1,5 @@
-//! Ends of incarnations: invariants 4, 5 and 6. By proof alone; what was held is free, once; and what the plan's rule
-//! makes of it.
+//! Ends of incarnations; invariants 4, 5 and 6: only by proof, with the reservation released once, and
+//! followed by what the plan's rule defines.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use super::operations::{is_up, replaces};
 use super::state::{At, Ended, Incarnation, Life, Replica, Stage, World};
 use super::violation::{Check, Violation, demand};
 
-/// The longest wait for a start by the plan's rule is so many of its cooldowns.
+/// Longest wait for a restart by the plan's rule, in multiples of its cooldown.
 const LONGEST: u32 = 32;
 
 impl World {
@@ -57,7 +57,7 @@ impl World {
             replica.passive = None;
         } else {
             replica.active = replica.passive.take();
-            // A place that was only held was no run of it.
+            // An incarnation that was only reserved does not count.
             if run.life != Life::Reserved || has_failed {
                 replica.again = fact.again;
                 replica.recovers &= fact.again.is_some();
@@ -85,7 +85,7 @@ impl World {
         Ok(())
     }
 
-    /// What the operations on a replica owe to the end of one of its runs.
+    /// Notes obligations of a replica's operations at an incarnation's end.
     fn settles(&mut self, id: IncarnationId, run: &Incarnation, replica: &Replica, counted: bool) {
         let mut debts = Vec::new();
         let left = replica.active.and_then(|left| Some((left, self.incarnations.get(&left)?)));
@@ -93,7 +93,7 @@ impl World {
             let Some(operation) = self.operations.get(open) else { continue };
             let begun = operation.stage == Stage::Running;
             match operation.kind {
-                // It was about what is not there any more.
+                // The operation was about the ended incarnation.
                 _ if begun && operation.incarnation == Some(id) => debts.push(Debt::Closed(*open)),
                 kind if replaces(kind) && !begun && counted && was_up(run) => {
                     debts.push(Debt::Closed(*open));
@@ -114,7 +114,7 @@ impl World {
         self.debts.extend(debts);
     }
 
-    /// The end of a place that nobody was asked to use.
+    /// Checks the end of a reservation without start request.
     fn unwound(&mut self, fact: &IncarnationEnded, held_by: OperationId, expunged: bool) -> Check {
         let id = fact.incarnation;
         let unwound = matches!(fact.end, IncarnationEnd::Unwound { .. });
@@ -153,7 +153,7 @@ impl World {
         Ok(())
     }
 
-    /// What one that was commanded becomes by the proof that the fact follows from.
+    /// Returns the state that the proof of the end gives to an incarnation that was commanded.
     fn proved(
         &self,
         fact: &IncarnationEnded,
@@ -191,7 +191,7 @@ impl World {
         Ok(Life::Over)
     }
 
-    /// Whether the replica is to be started again as its plan's rule says, and when.
+    /// Checks whether and when the replica restarts by its plan's rule.
     fn promised(&mut self, fact: &IncarnationEnded, run: &Incarnation, at: At) -> Check {
         let (id, name) = (fact.incarnation, &fact.replica);
         let (starts, row, from) = self.rule_of_restart(fact, run, at.time)?;
@@ -220,8 +220,8 @@ impl World {
         Ok(())
     }
 
-    /// Whether the plan starts the replica again after such an end, the how manieth in a row that would be, and from
-    /// when.
+    /// Returns whether the plan restarts the replica after such an end, the number of the restart in its row,
+    /// and the earliest time.
     fn rule_of_restart(
         &mut self,
         fact: &IncarnationEnded,
@@ -229,13 +229,13 @@ impl World {
         now: Time,
     ) -> Result<(bool, u32, Time), Violation> {
         let replica = self.replica(&fact.replica)?.clone();
-        // A place that nobody was asked to use, and that goes with this run, is no run.
+        // A reservation without start request that is released with this incarnation does not count.
         let other = replica.passive.and_then(|id| self.incarnations.get(&id)).filter(|other| {
             let begun = self.operations.get(&other.operation).is_some_and(|by| by.stage == Stage::Running);
             other.life.is_asked_for() || begun
         });
         let alone = replica.active == Some(fact.incarnation) && other.is_none();
-        // What waits is about a run that was up, and goes with it; or it brings the replica up without any rule.
+        // Open operations end with an incarnation that was up; else they start the replica without a rule.
         let comes = replica
             .open
             .iter()
@@ -245,7 +245,7 @@ impl World {
         let comes_up = matches!(by.kind, OperationKind::Create | OperationKind::Start);
         let of_a_rule = matches!(by.by, Some(Asker::Rule(_)));
         let was_run = run.life != Life::Reserved || by.failed;
-        // A start for a deployment that is given up leaves what the rule had promised before.
+        // A start for an aborted deployment leaves what the rule had promised before.
         let was_taken_back = by.aborted && by.kind == OperationKind::Start && by.by.is_none();
         let given_up = run.since.is_none() && comes_up && !of_a_rule;
         let plan = self.plan(&replica.plan)?;
@@ -276,7 +276,7 @@ impl World {
     }
 }
 
-/// Whether it was ready, and nobody asked for its end: by itself, or because it failed its probe or stayed unready.
+/// Whether the incarnation was ready, with no requested end but for a failed probe or unreadiness.
 fn was_up(run: &Incarnation) -> bool {
     run.life.is_up() || (run.since.is_some() && run.life.is_failing())
 }

@@ -1,4 +1,4 @@
-//! Invariant 10, as far as a journal alone shows it: how far the inbox is answered, and what was refused of it.
+//! Invariant 10, as far as a journal alone shows it: the watermark of the inbox, and its refused messages.
 
 use std::sync::Arc;
 
@@ -7,14 +7,14 @@ use chancery_events::record::{Header, Watermark};
 
 use super::violation::{Check, demand};
 
-/// How far the inbox is answered.
+/// Progress of answers to the inbox.
 #[derive(Clone, Default, Debug)]
 pub(super) struct Inbox {
-    /// Behind the record.
+    /// Watermark after the record.
     now: Option<Watermark>,
-    /// The first offset that may be refused in what is left of the record.
+    /// First offset that the rest of the record may refuse.
     from: u64,
-    /// Whether the record says how far.
+    /// Whether the record has a watermark.
     told: bool,
 }
 
@@ -51,7 +51,7 @@ impl Inbox {
 
     pub(super) fn advanced(&self, fact: &InboxAdvanced) -> Check {
         let next = self.up_to(&fact.topic)?;
-        // What was answered before the commit was closed may come to it.
+        // Messages that were answered before the commit was closed may be included.
         let within = fact.next > self.from && fact.next <= next;
         demand!(10, within, "the inbox is called answered up to {}, from {} to {next}", fact.next, self.from);
         Ok(())

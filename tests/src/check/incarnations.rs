@@ -1,5 +1,5 @@
-//! Incarnations and their commands; invariants 3, 5 and 6: each asked for in its turn, and each command with one
-//! outcome.
+//! Incarnations and their commands; invariants 3, 5 and 6: each is requested in order, and each command has
+//! one outcome.
 
 use chancery_events::fact::{
     CommandFailed, Effect, IncarnationBegun, IncarnationCommanded, IncarnationEnd, IncarnationEnsured,
@@ -18,13 +18,13 @@ use super::state::{At, Incarnation, Life, Operation, Replica, Stage, World};
 use super::violation::{Check, Violation, demand};
 
 impl Incarnation {
-    /// The next command. The one before, if it has no outcome, is superseded.
+    /// Issues the next command. A previous command without an outcome is superseded.
     pub(super) fn command(&mut self, effect: Effect) {
         self.revision += 1;
         self.command = Some((effect, 1));
     }
 
-    /// It is asked to end, as it was wanted to; one that is ending already is only remembered differently.
+    /// Requests the end as wanted. An incarnation that is already stopping gets no further command.
     fn stop(&mut self) {
         if !matches!(self.life, Life::Stopping(_)) {
             self.command(Effect::Stop);
@@ -40,7 +40,7 @@ impl World {
             .ok_or_else(|| Violation::new(5, format!("incarnation {id} was never issued")))
     }
 
-    /// One that is not over.
+    /// Returns an incarnation that has not ended.
     pub(super) fn incarnation_mut(&mut self, id: IncarnationId) -> Result<&mut Incarnation, Violation> {
         let unknown = || Violation::new(5, format!("incarnation {id} was never issued"));
         let found = self.incarnations.get_mut(&id).ok_or_else(unknown)?;
@@ -48,7 +48,7 @@ impl World {
         Ok(found)
     }
 
-    /// An operation that was approved begins, and asks the first thing of a run.
+    /// Starts an approved operation, which first requests something of an incarnation.
     pub(super) fn begin(&mut self, id: OperationId, asked: Option<IncarnationId>, how: How, at: At) -> Check {
         let operation = self.operation(id)?.clone();
         let replica = self.replica(&operation.replica)?.clone();
@@ -82,7 +82,7 @@ impl World {
         Ok(())
     }
 
-    /// The first of what a stop or delete takes down is named by it; the other by a command of its own.
+    /// Checks that a stop or delete names its first incarnation; the second gets its own command.
     fn asks_down(&mut self, id: OperationId, replica: &Replica, asked: Option<IncarnationId>) -> Check {
         let asked_for =
             |run: &IncarnationId| self.incarnations.get(run).is_some_and(|run| run.life.is_asked_for());
@@ -100,7 +100,7 @@ impl World {
         Ok(())
     }
 
-    /// What is to come up is asked to, unless it must wait for another run, which is asked to end then.
+    /// Requests the start, or first the end of the incarnation that it must wait for.
     fn asks_up(&mut self, id: OperationId, operation: &Operation, asked: Option<IncarnationId>) -> Check {
         let Some(own) = operation.incarnation else {
             return Err(Violation::new(6, format!("operation {id} begins, and holds no place")));
@@ -119,7 +119,7 @@ impl World {
             return Ok(());
         }
         if run.life == Life::Reserved && !run.mounts.is_empty() {
-            // It is begun when it can have its volumes.
+            // The incarnation is started when its volumes are available.
             return Ok(());
         }
         let version = operation.version.clone();
@@ -170,7 +170,7 @@ impl World {
         Ok(())
     }
 
-    /// What waits to replace or change a run that is asked to end because it failed has nothing to do that with.
+    /// Closes operations that wait to replace or change an incarnation that must end because it failed.
     fn fails(&mut self, name: &ReplicaName) -> Check {
         let replica = self.replica(name)?.clone();
         let waits = |open: &&OperationId| {
@@ -183,8 +183,8 @@ impl World {
         Ok(())
     }
 
-    /// Whether a run may be asked to end without an operation that names it: a stop or delete takes down both of a
-    /// replica's, another one has taken its place, it does not come up, it does not answer, or it stayed unready.
+    /// Whether an incarnation may be asked to end without an operation that names it. Reasons: a stop or
+    /// delete of both, a replacement, a failed start, a failed probe, or unreadiness.
     fn may_be_stopped(
         &mut self,
         id: IncarnationId,
@@ -375,7 +375,7 @@ impl World {
         let by = open.find(|(_, open)| {
             open.stage == Stage::Running && is_up(open.kind) && open.incarnation == Some(id)
         });
-        // One that takes another's place has succeeded when that one is over.
+        // An incarnation that replaces another has succeeded when the other ended.
         let by = by.map(|(by, _)| by);
         if let Some(by) = by {
             let operation = self.operation(by)?.clone();
@@ -399,8 +399,8 @@ impl World {
         }
     }
 
-    /// Since when it is not ready, and when it is ended for that: by what its plan says when a probe of it fails, in the session
-    /// in which that is reported.
+    /// Notes since when the incarnation is unready, and its deadline: by the plan when a probe fails, in the
+    /// session of that report.
     fn unready(&mut self, id: IncarnationId, processes: &[Process], deadline: Option<Time>, at: At) -> Check {
         let run = self.incarnation(id)?.clone();
         let session = self.clusters.get(&run.cluster).and_then(|cluster| cluster.session);
@@ -424,7 +424,7 @@ impl World {
         Ok(())
     }
 
-    /// One that was ready and does not answer its liveness probe goes.
+    /// Requires the stop of an incarnation that was ready and fails its liveness probe.
     fn owes_stop(&mut self, id: IncarnationId, processes: &[Process]) -> Check {
         if self.incarnation(id)?.life.is_up() && is_hung(processes) {
             self.debts.push(Debt::Stopping(id));
@@ -455,7 +455,7 @@ impl World {
         self.owes_stop(id, processes)
     }
 
-    /// Whether the fact says that a deadline is over, and that the session in which it was set is too.
+    /// Whether the fact states that a deadline has passed and the session that set the deadline has ended.
     fn is_unwatched(
         &mut self,
         id: IncarnationId,

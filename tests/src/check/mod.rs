@@ -1,24 +1,24 @@
-//! The checker: reads a journal record by record and says which invariant it breaks, if any.
+//! Checker of invariants: reads a journal record by record and reports the first invariant that it breaks.
 //!
-//! It knows the words of events and the bytes of records, and nothing of the state machine: what it demands is
-//! written from the rules, so that it can judge the machine. The work for each record grows with that record alone.
+//! The checker knows event types and the bytes of records, and nothing of the state machine. Its demands are
+//! written from the rules, to judge the machine. The work for a record grows with that record alone.
 //!
-//! | invariant | what is demanded of each record |
+//! | invariant | demand on each record |
 //! |---|---|
-//! | 1 | positions are dense, the chain and the lineage hold, terms rise by one, time never falls; each intent has one verdict beside it, each key one decision; causes stand before their effects |
-//! | 3 | a volume has one user at a time; no second incarnation of a replica before the first is over, but for an update, relocate or restart; what is to follow another one is not begun before that is over; what lost its place is stopped |
-//! | 4 | what is held on a node fits at every position, is what the spec says (of one that follows another there, only what it needs more), and is freed once, as it was taken; no place on a node that is disturbed, or that the plan's affinities forbid |
-//! | 5 | nothing that is over changes; tables of states are kept; a report that is stale, of a session that is over or of another cluster changes nothing; a writer that was overtaken writes nothing |
-//! | 6 | each operation is asked for by a person, by a deployment that goes on, or by a rule that applies; each command follows from one that was approved by somebody entitled (or a rule that applies, a policy within its windows and its number) on the hash that was proposed, begins in its turn (wave, domain, pause, health of what was brought up), and has one outcome; each end is proved; a disruption moves no more than budgets and one domain allow; a rule starts again what ended as it says, and not before it says; what ends or moves many replicas at once, and what makes approval weaker, was approved as a whole, for what it does, by people who satisfy the policies in force |
-//! | 7 | nothing that brings it up is opened or approved on a replica that a user stopped, until a user wants something newer |
-//! | 8 | only objects that this journal issued and that are over are removed; a volume is destroyed when somebody asked for it, nothing uses it, and its end is proved; what is lost is used by nobody |
-//! | 10 | the watermark of the inbox is of one topic and never falls; what is refused of it stands between the last one and this, in order |
-//! | 12 | a replica is placed where it leaves those of its plan as even as can be, over domains, then nodes; a rebalance moves what makes them more even, within the budget; a plan at rest that a move would make more even says so |
-//! | 11 | a set that stands beside the old one takes its place when all of it is ready, or on somebody's word; before that the old one is left alone, and afterwards nothing of the new one is left if that came to nothing. What runs is stopped for another run beside it only when that is ready |
-//! | 13 | a read is at least as new as every verdict that its server gave before, and shows what the facts up to the position that it names say; one is refused as too new only while the rows are behind a position of the journal |
+//! | 1 | positions are dense, the chain and the lineage are unbroken, terms rise by one, time never falls; each intent has one verdict next to it, each key one decision; causes precede their effects |
+//! | 3 | a volume has one user at a time; a replica has no second incarnation before the first ended, except for an update, relocate or restart; an incarnation that follows another is not started before that one ended; an incarnation that was replaced is stopped |
+//! | 4 | reservations on a node fit at every position, are as in the spec (one that follows another there reserves only the difference), and are released once, as they were made; no reservation on a node that is disturbed, or that the plan's affinities forbid |
+//! | 5 | nothing that ended changes; state tables are obeyed; a report that is stale, of an ended session or of another cluster changes nothing; a fenced writer writes nothing |
+//! | 6 | each operation is requested by a person, by a deployment in progress, or by a rule that applies; each command follows from an operation approved by an entitled actor (or a rule that applies, a policy within its windows and its number) on the proposed hash, starts in its order (wave, domain, pause, health of what was started), and has one outcome; each end is proved; a disruption moves no more than budgets and one domain allow; a rule restarts what ended as it defines, and not earlier; what ends or moves many replicas together, and what weakens approval, was approved as a whole, for what it does, by people who satisfy the policies in force |
+//! | 7 | no operation that starts a replica is opened or approved after a user stopped the replica, until a user requests something newer |
+//! | 8 | only objects that this journal issued and that ended are removed; a volume is destroyed only on request, unused, and with a proved end; a lost volume has no user |
+//! | 10 | the watermark of the inbox is of one topic and never falls; its refused messages are located between the previous watermark and this one, in order |
+//! | 12 | a replica is placed where the replicas of its plan stay as even as possible, over domains, then nodes; a rebalance moves what makes them more even, within the budget; a plan at rest that a move would make more even is marked so |
+//! | 11 | a set alongside the old one replaces it when all of it is ready, or on request of a person; before that the old set is left alone, and if the new set failed nothing of it is left. An incarnation is stopped for another one alongside it only when that one is ready |
+//! | 13 | a read is at least as new as every verdict that its server returned before, and shows what the facts up to its named position state; a read is refused as too new only while the rows are behind a position of the journal |
 //!
-//! In reading order: what is remembered (`state`), what a fact owes to the rest of its record (`debts`), then a room for
-//! each group of facts, what truly runs (`alive`), and what readers are answered (`reads`).
+//! Reading order: `state`, obligations of facts to the rest of a record (`debts`), modules for fact groups,
+//! real processes (`alive`), and answers to readers (`reads`).
 
 mod alive;
 mod approvals;
@@ -64,7 +64,7 @@ pub use alive::Alive;
 pub use reads::{List, Reads, Shown};
 pub use violation::Violation;
 
-/// Reads a journal and watches the invariants.
+/// Reads a journal and checks the invariants.
 #[derive(Clone, Default, Debug)]
 pub struct Checker {
     chain: Chain,
@@ -75,12 +75,12 @@ pub struct Checker {
 }
 
 impl Checker {
-    /// Has seen nothing.
+    /// Creates a checker.
     pub fn new() -> Checker {
         Checker::default()
     }
 
-    /// Takes the next valid record of the journal. After a violation the checker is of no use any more.
+    /// Takes the next valid record of the journal. After a violation the checker is no longer usable.
     pub fn take(&mut self, record: &Record) -> Result<(), Violation> {
         self.chain.take(record).map_err(|violation| violation.at(record.first()))?;
         self.inbox.take(record.header()).map_err(|violation| violation.at(record.first()))?;
@@ -128,7 +128,7 @@ impl Checker {
         Ok(())
     }
 
-    /// A fact beside the verdict: whether it may follow from the input that is its cause.
+    /// Checks whether a fact other than the verdict may follow from the input that is its cause.
     fn follows(&mut self, cause: Position) -> Check {
         let Some(input) = self.world.input.as_mut().filter(|input| input.position == cause) else {
             return Ok(());
@@ -141,7 +141,7 @@ impl Checker {
         Ok(())
     }
 
-    /// Before the next input: what had to become of the last one.
+    /// Checks, before the next input, that the last input had its required effect.
     fn finish_input(&self) -> Check {
         let Some(input) = &self.world.input else { return Ok(()) };
         match (&input.event, input.said, input.has_effect) {
@@ -256,7 +256,7 @@ impl Checker {
         }
     }
 
-    /// The verdict of the intent right before it.
+    /// Checks the verdict of the intent directly before it.
     fn verdict(&mut self, fact: &Fact, at: At) -> Check {
         let beside = self.world.input_of(at).filter(|input| at.position == input.position.plus(1));
         let Some((input, request)) = beside.as_deref().and_then(|input| Some((input, input.request()?)))
@@ -290,30 +290,30 @@ impl Checker {
         Ok(())
     }
 
-    /// Invariant 1, for what producers were told: every verdict told stands in the journal at its position, one
-    /// for each key; what surely was not recorded is not there.
+    /// Checks invariant 1 for producers. Received verdicts are in the journal at their positions, one for
+    /// each key; surely unrecorded intents are not.
     pub fn history(&self, history: &History) -> Result<(), Violation> {
         self.verdicts.history(history)
     }
 
-    /// A server gives a verdict, by whichever way: later reads there are at least as new.
+    /// Notes that a server returned a verdict, by any path: later reads there are at least as new.
     pub fn gave(&mut self, server: usize, verdict: Position) {
         self.reads.gave(server, verdict);
     }
 
-    /// What answers to reads are held against.
+    /// Returns the reads that answers are compared with.
     pub fn reads(&self) -> &Reads {
         &self.reads
     }
 
-    /// Invariant 12, once everything has settled: the first plan whose spread could be more even while nothing says so.
+    /// Returns the first plan that violates invariant 12 after settling: improvable, and not marked uneven.
     pub fn unsaid(&self) -> Option<String> {
         self.world.unsaid()
     }
 
-    /// Invariants 3, 4 and 6, for what truly runs: one incarnation of a replica executes, or two while one takes the
-    /// place of the other; each was commanded by an operation that was approved; each holds a place, and runs no more
-    /// than its spec says. What runs on a node that was expunged is not the fleet's any more.
+    /// Checks invariants 3, 4 and 6 for real processes. One incarnation of a replica executes, or two during
+    /// a replacement. Each was commanded by an approved operation, is reserved, and has at most its spec's
+    /// processes. Processes on an expunged node are not the fleet's any more.
     pub fn alive(&self, alive: &[Alive]) -> Result<(), Violation> {
         self.world.alive(alive)
     }
@@ -326,7 +326,7 @@ fn lineage_started(fact: &LineageStarted, at: At) -> Check {
     Ok(())
 }
 
-/// The replica that a fact may have changed for those who count.
+/// Replica whose count the fact may change.
 fn about(fact: &Fact) -> Option<&ReplicaName> {
     match fact {
         Fact::ReplicaCreated(x) => Some(&x.name),
@@ -342,7 +342,7 @@ fn about(fact: &Fact) -> Option<&ReplicaName> {
         Fact::IncarnationRunning(x) => Some(&x.replica),
         Fact::IncarnationStatus(x) => Some(&x.replica),
         Fact::IncarnationEnded(x) => Some(&x.replica),
-        // No other is about one, or it is counted elsewhere.
+        // Other facts concern no replica, or are counted elsewhere.
         _ => None,
     }
 }

@@ -1,5 +1,5 @@
-//! Operations; invariant 6: nothing is done but what was asked for, and what somebody entitled approved, as it was
-//! shown.
+//! Operations; invariant 6: nothing is done but what was requested and what an entitled actor approved, as it
+//! was shown.
 
 use std::time::Duration;
 
@@ -20,10 +20,10 @@ use super::deployments::How;
 use super::state::{At, DeploymentStage, Input, Life, Operation, Replica, Stage, Stop, World};
 use super::violation::{Check, Violation, demand};
 
-/// Time after the end of a deployment was decided in which what it has begun is aborted, however busy the decider is.
+/// Time from the end of a deployment to the abort of its started operations, however busy the decider is.
 const ABORTS_WITHIN: Duration = Duration::from_secs(5);
 
-/// Whether the kind wants its replica up.
+/// Whether the kind wants its replica to run.
 pub(super) const fn is_up(kind: OperationKind) -> bool {
     match kind {
         OperationKind::Create
@@ -35,7 +35,7 @@ pub(super) const fn is_up(kind: OperationKind) -> bool {
     }
 }
 
-/// Whether the kind puts another run into the place of the one that there is.
+/// Whether the kind replaces the existing incarnation.
 pub(super) const fn replaces(kind: OperationKind) -> bool {
     matches!(kind, OperationKind::Update | OperationKind::Relocate | OperationKind::Restart)
 }
@@ -70,7 +70,7 @@ impl World {
             fact.proposal.is_some() == (changes || !is_up(kind)),
             "a {kind} of {name} proposes before it has found its place, or not at all"
         );
-        // What needs no place is about the run that there is.
+        // An operation without placement is about the existing incarnation.
         let about = replica.active.filter(|_| fact.proposal.is_some());
         let node = about.and_then(|id| self.nodes.get(&self.incarnations.get(&id)?.node));
         let domain = node.map(|node| node.spec.domain.clone());
@@ -106,7 +106,7 @@ impl World {
         match (kind, &mut replica.stop) {
             (OperationKind::Stop, Some(stop)) => stop.operation = Some(id),
             _ if is_up(kind) => {
-                // A start by the plan's rule is one more in its row; any other begins anew.
+                // A restart by the plan's rule increments its row; any other start resets it.
                 let by_rule = matches!(fact.by, Some(Asker::Rule(_)));
                 let again = replica.again.filter(|_| by_rule);
                 replica.row = again.map(|again| chancery_events::fact::Again { at: at.time, row: again.row });
@@ -116,7 +116,7 @@ impl World {
         Ok(())
     }
 
-    /// Whether an operation of the kind may be opened beside what is there.
+    /// Checks that an operation of the kind may be opened alongside the open ones.
     fn may_be_opened(&self, name: &ReplicaName, replica: &Replica, kind: OperationKind) -> Check {
         let stage = |id| self.operations.get(id).map(|of: &Operation| of.stage);
         let waits = replica.open.iter().any(|id| stage(id) != Some(Stage::Running));
@@ -229,7 +229,7 @@ impl World {
             }
             OperationEnd::Failed { .. } => {
                 demand!(6, self.is_given_up(&operation), "operation {id} fails, and what it started goes on");
-                // An edit of the rule ends what the rule has promised, and not what an abort has.
+                // An edit of the rule cancels what the rule promised, but not what an abort owes.
                 let by_edit = stage == Stage::Preparing && matches!(operation.by, Some(Asker::Rule(_)));
                 let is_owed = self.replica(&operation.replica)?.recovers;
                 demand!(
@@ -279,7 +279,7 @@ impl World {
         self.close(id, &fact.end, at)
     }
 
-    /// Whether what the operation started is asked to end, or to be again what it was.
+    /// Whether the operation's incarnation is asked to end, or to return to its old version.
     fn is_given_up(&self, operation: &Operation) -> bool {
         let left = operation.incarnation.and_then(|held| self.incarnations.get(&held));
         left.is_none_or(|run| match &run.life {
@@ -290,8 +290,8 @@ impl World {
         })
     }
 
-    /// An operation that has begun is cancelled: its deployment is cancelled or superseded, and the run that was there
-    /// keeps the role; or it is a start by rule of a replica that is to have another version.
+    /// Checks that a started operation may be cancelled. Either its deployment was cancelled or superseded,
+    /// and the old incarnation keeps the role. Or a restart by rule is replaced by another version.
     fn may_be_aborted(&self, id: OperationId, operation: &Operation) -> Check {
         let kind = operation.kind;
         let aborts = self.aborts_since(operation).is_some();
@@ -303,8 +303,8 @@ impl World {
         Ok(())
     }
 
-    /// Whether the operation is a start by rule, and the deployment in progress gives its replica another version: it has
-    /// no other operation that is not over.
+    /// Whether the operation is a restart by rule, and the deployment in progress gives its replica another
+    /// version: that deployment has no other open operation.
     fn starts_another_version(&self, operation: &Operation) -> bool {
         let by_rule = operation.kind == OperationKind::Start && matches!(operation.by, Some(Asker::Rule(_)));
         let plan = self.plans.get(&operation.plan);
@@ -326,7 +326,7 @@ impl World {
             })
     }
 
-    /// Since when the operation's deployment aborts what has begun, if it does.
+    /// Returns since when the operation's deployment aborts started operations, if it does.
     pub(super) fn aborts_since(&self, operation: &Operation) -> Option<Time> {
         let name = operation.deployment.as_ref()?;
         let of = self.plans.get(&operation.plan)?.deployments.get(name)?;
@@ -339,7 +339,7 @@ impl World {
         }
     }
 
-    /// An operation that has begun has an outcome of its own: its deployment was not long since cancelled or superseded.
+    /// Checks, at the outcome of a started operation, that its deployment was not ended long before.
     pub(super) fn was_aborted_in_time(&self, id: OperationId, operation: &Operation, at: At) -> Check {
         let brings_up =
             matches!(operation.kind, OperationKind::Create | OperationKind::Start | OperationKind::Update);
@@ -353,21 +353,21 @@ impl World {
         Ok(())
     }
 
-    /// Whether what an operation was to do is done, where a fact of its own says so.
+    /// Whether an operation has reached its goal, where a fact of its own proves that.
     fn is_done(&mut self, operation: &Operation) -> Result<bool, Violation> {
         let replica = self.replica(&operation.replica)?;
         let (active, passive) = (replica.active, replica.passive);
         if !is_up(operation.kind) {
             return Ok(active.is_none() && passive.is_none());
         }
-        // The new run counts, and the old one, which had lost its place, is over.
+        // The new incarnation counts, and the old one, which was replaced, has ended.
         let own =
             active.filter(|id| operation.incarnation == Some(*id)).and_then(|id| self.incarnations.get(&id));
         let beside = own.is_some_and(|own| own.life == Life::Running && own.follows.is_none());
         Ok(replaces(operation.kind) && passive.is_none() && beside)
     }
 
-    /// Whether something says that an operation that has not begun is not wanted any more.
+    /// Whether an operation that has not started is not wanted any more.
     fn is_unwanted(&mut self, operation: &Operation, at: At) -> Result<bool, Violation> {
         let ending = operation.deployment.as_ref().is_some_and(|deployment| {
             let of = self.plans.get(&operation.plan).and_then(|of| of.deployments.get(deployment));
@@ -393,7 +393,7 @@ impl World {
             || self.now.ended.iter().any(|ended| ended.replica == operation.replica && ended.by_itself)
             || self.now.failing.contains(&operation.replica);
         let about_nothing = replaces(operation.kind) && is_gone;
-        // A start that found no place gives way to another version, which may find one.
+        // A start that found no placement is superseded by another version, which may find one.
         let unplaced = operation.kind == OperationKind::Start && operation.incarnation.is_none();
         let plan = self.plan(&operation.plan)?;
         let is_old = match plan.current.clone() {
@@ -406,7 +406,7 @@ impl World {
         Ok(ending || asked || never || about_nothing || (unplaced && is_old))
     }
 
-    /// Lets an operation be over.
+    /// Ends an operation.
     pub(super) fn close(&mut self, id: OperationId, end: &OperationEnd, at: At) -> Check {
         let operation = self.operation(id)?;
         let had_begun = operation.stage == Stage::Running;
@@ -453,12 +453,12 @@ impl World {
         let restarts = self.plan(&operation.plan)?.latest()?.restart != Restart::Never;
         let replica = self.replica(&name)?;
         if undone && is_down {
-            // After a failure the rule has the say: it has spoken, or does when the run is over.
+            // After a failure the rule decides: it has decided, or does when the incarnation ends.
             let by_rule = if is_left { restarts } else { replica.again.is_some() };
             replica.recovers = replica.will == WillWord::Running && (aborted || by_rule);
         }
         if matches!(operation.by, Some(Asker::Rule(_))) && !had_begun && !kept {
-            // The rule has done what it promised.
+            // The rule has kept its promise.
             (replica.again, replica.recovers) = (None, false);
         }
         if operation.kind == OperationKind::Start && operation.by.is_none() && had_begun && !kept {
@@ -471,14 +471,14 @@ impl World {
         if succeeded && kind == OperationKind::Delete {
             replica.is_going = true;
         }
-        // A stop that came to nothing is no stop.
+        // A failed stop is no stop.
         if !succeeded && replica.stop.is_some_and(|stop| stop.operation == Some(id)) {
             replica.stop = None;
         }
         Ok(())
     }
 
-    /// An operation that a policy approved is over, or its approval is void.
+    /// Notes that an operation approved by a policy ended, or that its approval is void.
     pub(super) fn landed(&mut self, id: OperationId) {
         self.in_flight.values_mut().for_each(|of| {
             of.remove(&id);
@@ -487,7 +487,7 @@ impl World {
 }
 
 impl Replica {
-    /// An operation on it was approved. What takes it down only counts once it has begun.
+    /// Notes the approval of an operation on the replica. A stop or delete only counts once started.
     fn wants(&mut self, kind: OperationKind) {
         self.will = match kind {
             OperationKind::Create | OperationKind::Start => WillWord::Running,

@@ -1,4 +1,4 @@
-//! Catalogue, nodes and sessions; invariant 4 for what a node has, 5 for nodes and sessions, 8 for what is judged.
+//! Catalogue, nodes, sessions; invariant 4 for resources, 5 for nodes and sessions, 8 for resolved orphans.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -22,7 +22,7 @@ impl World {
         self.nodes.get(name).ok_or_else(|| Violation::new(5, format!("there is no node {name}")))
     }
 
-    /// The input that the fact follows from, if it follows from one.
+    /// Returns the input that the fact follows from, if any.
     pub(super) fn input_of(&self, at: At) -> Option<Arc<Input>> {
         let carried = self.carried.as_ref().map(|carried| Arc::clone(&carried.input));
         carried.or_else(|| self.input.clone()).filter(|input| input.position == at.cause)
@@ -64,7 +64,7 @@ impl World {
                 | (Evicted, Sanitizing)
                 | (Sanitizing, Unallocated)
         );
-        // One goes back to the volumes that are on it.
+        // A node may return to the volumes that are on it.
         let returns = (from, to) == (Evicted, Allocating) && self.has_volumes_of(name, fact.cluster.as_ref());
         let allowed = allowed || returns;
         demand!(5, allowed, "node {name} goes from {from} to {to}");
@@ -103,7 +103,7 @@ impl World {
         Ok(())
     }
 
-    /// Takes a place on a node.
+    /// Makes a reservation on a node.
     pub(super) fn hold(&mut self, id: IncarnationId, incarnation: &Incarnation) -> Check {
         let name = &incarnation.node;
         let node =
@@ -121,7 +121,7 @@ impl World {
         self.node(name)?.has_room(name)
     }
 
-    /// Takes what a run needs more, now that the one that it followed there is over.
+    /// Reserves the rest of an incarnation's resources after the end of the one that it followed there.
     pub(super) fn hold_all(&mut self, id: IncarnationId) -> Check {
         let incarnation = self.incarnation_mut(id)?;
         let more = incarnation.amounts.less(incarnation.holds);
@@ -133,7 +133,7 @@ impl World {
         node.has_room(&name)
     }
 
-    /// Gives back exactly what an incarnation held.
+    /// Releases exactly the reservation of an incarnation.
     pub(super) fn release(&mut self, id: IncarnationId, incarnation: &Incarnation) -> Check {
         let name = &incarnation.node;
         let gone = || Violation::new(4, format!("node {name} went while a place on it was held"));
@@ -207,7 +207,7 @@ impl World {
         Ok(())
     }
 
-    /// The report that a fact about an incarnation follows from: of whoever holds its cluster, and of nobody else.
+    /// Returns the report behind a fact about an incarnation, from its cluster's session alone.
     pub(super) fn report(&self, id: IncarnationId, at: At) -> Result<Option<IncarnationReport>, Violation> {
         let Some(input) = self.input_of(at) else { return Ok(None) };
         let Some((by, Observation::IncarnationReported(saw))) = input.saw() else { return Ok(None) };
@@ -262,14 +262,14 @@ impl World {
 }
 
 impl Node {
-    /// Holds so much more.
+    /// Reserves additional resources.
     fn take(&mut self, name: &NodeName, more: Amounts) -> Check {
         let many = || Violation::new(4, format!("node {name} holds more than can be counted"));
         self.held = self.held.checked_add(more).ok_or_else(many)?;
         Ok(())
     }
 
-    /// Whether what is held is at most what it has for placements.
+    /// Checks that reservations are at most the resources for placements.
     pub(super) fn has_room(&self, name: &NodeName) -> Check {
         let room = self.spec.total.checked_sub(self.spec.reserved).unwrap_or_default();
         demand!(4, self.held.fits(room), "node {name} has {room}, and {} are held", self.held);

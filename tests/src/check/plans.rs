@@ -1,4 +1,4 @@
-//! Plans and replicas: how they come and go, and invariant 7 for a user's stop.
+//! Plans and replicas: how they are created and deleted, and invariant 7 for a user's stop.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -164,13 +164,13 @@ impl World {
         Ok(())
     }
 
-    /// Whether a delete of the replica was approved, or is asked for.
+    /// Whether a delete of the replica was approved, or is requested.
     pub(super) fn is_going(&self, replica: &Replica) -> bool {
         let deletes = |id| self.operations.get(id).is_some_and(|of| of.kind == OperationKind::Delete);
         replica.will == WillWord::Deleted || replica.open.iter().any(deletes)
     }
 
-    /// Counts a replica anew in its plan, after a fact about it.
+    /// Counts a replica again in its plan, after a fact about it.
     pub(super) fn recount(&mut self, name: &ReplicaName, presence: Presence) {
         let Some(replica) = self.replicas.get(name) else { return };
         let stays = presence == Presence::Kept && !self.is_going(replica);
@@ -195,7 +195,7 @@ impl World {
         }
     }
 
-    /// As what a replica counts that is not on its way out.
+    /// Returns the contribution of a replica that is not being deleted.
     fn count(&self, replica: &Replica) -> Count {
         let active = replica.active.and_then(|id| self.incarnations.get(&id));
         let ready = active.is_some_and(|active| active.life == Life::Running && active.is_ready);
@@ -210,7 +210,7 @@ impl World {
         }
     }
 
-    /// An intent was accepted: what a user wants of a replica holds until a user wants something newer.
+    /// Notes an accepted intent: a user's request for a replica is in force until a newer one of a user.
     pub(super) fn wanted(&mut self, input: &Input) {
         let (name, stops) = match input.intent() {
             Some(Intent::ReplicaStop(ask)) => (&ask.name, true),
@@ -224,7 +224,7 @@ impl World {
     }
 }
 
-/// Whether a replica is there.
+/// Whether a replica exists.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Presence {
     Kept,
@@ -262,18 +262,18 @@ impl Plan {
         self.specs.get(&generation).ok_or_else(unknown)
     }
 
-    /// What the deployment's replicas are.
+    /// Returns the spec of the deployment's replicas.
     pub(super) fn spec_of(&mut self, deployment: &DeploymentName) -> Result<Arc<PlanSpec>, Violation> {
         let generation = self.deployment(deployment)?.generation;
         self.spec(generation).map(Arc::clone)
     }
 
-    /// The latest.
+    /// Returns the latest spec.
     pub(super) fn latest(&self) -> Result<&Arc<PlanSpec>, Violation> {
         self.spec(self.generation)
     }
 
-    /// Its replicas that are not on their way out: those of the version, and all others.
+    /// Counts replicas that are not being deleted: those of the version, and all others.
     pub(super) fn sets(&self, version: usize) -> (Count, Count) {
         let (mut right, mut other) = (Count::default(), Count::default());
         for (name, count) in &self.counts {
@@ -284,7 +284,7 @@ impl Plan {
         (right, other)
     }
 
-    /// Whether the deployment is being carried out, and neither paused nor ending.
+    /// Checks that the deployment is in progress, and neither paused nor ending.
     pub(super) fn goes_on(&mut self, name: &DeploymentName, what: &str) -> Check {
         let turn = self.current.as_ref() == Some(name);
         demand!(6, turn, "{what}, and deployment {name} is not in progress");

@@ -1,12 +1,12 @@
-//! Invariant 13: what readers are answered.
+//! Invariant 13: answers to readers.
 //!
-//! | a read | what is demanded |
+//! | read | demand |
 //! |---|---|
-//! | is answered | the position that the answer names is at least that of every verdict that the server gave before the request came, unless the read waived that, and at least the position that the read named; what is shown is what the facts up to that position say |
+//! | is answered | the answer names a position that is at least that of every verdict that the server returned before the request came, unless the read waived that, and at least the position that the read named; the rows are those that the facts up to that position define |
 //! | is refused with `position_not_applied` | it waited for a position of the journal, and the rows were behind it |
 //!
-//! Facts say of an entity its version (one more for each fact whose first subject it is) and the position of the last fact
-//! about it. Other parts of rows are compared elsewhere.
+//! Facts define an entity's version (one more for each fact whose first subject it is) and the position of
+//! the last fact about it. Other parts of rows are compared elsewhere.
 
 use std::collections::BTreeMap;
 
@@ -18,45 +18,45 @@ use chancery_events::subject::Subject;
 use super::state::At;
 use super::violation::{Check, Violation, demand};
 
-/// What a row says of its history.
+/// History fields of a row.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Shown {
-    /// The version.
+    /// Version of the entity.
     pub version: u64,
-    /// The position of the fact that last changed it.
+    /// Position of the fact that last changed the entity.
     pub changed: Position,
 }
 
-/// The parts of a list, by what they are about.
+/// Rows of a list, by their subject.
 pub type List = BTreeMap<Subject, Shown>;
 
-/// A fact about an entity.
+/// Fact about an entity.
 #[derive(Clone, Copy, Debug)]
 struct Change {
     at: Position,
-    /// The version since then; zero if the entity is gone.
+    /// Version after the fact; zero if the entity is deleted.
     version: u64,
 }
 
-/// The verdicts that servers gave, and the changes of each entity.
+/// Verdicts that servers returned, and the changes of each entity.
 #[derive(Clone, Default, Debug)]
 pub struct Reads {
-    /// The highest position among the verdicts of each server, by its number. Whoever starts one again keeps its number.
+    /// Highest verdict position of each server, by its number. A restarted server keeps its number.
     given: BTreeMap<usize, Position>,
     changes: BTreeMap<Subject, Vec<Change>>,
     head: Position,
 }
 
-/// What a fact does to its first subject.
+/// Effect of a fact on its first subject.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Effect {
-    /// The entity begins, whatever had its name before.
+    /// Creates the entity, whatever had its name before.
     Begins,
-    /// The entity begins, if it is not there.
+    /// Creates the entity unless it exists.
     Applies,
-    /// The entity ends.
+    /// Deletes the entity.
     Ends,
-    /// The entity changes, if it is there.
+    /// Changes the entity if it exists.
     Changes,
 }
 
@@ -75,12 +75,12 @@ fn effect(fact: &Fact) -> Effect {
         | Fact::PlanDeleted(_)
         | Fact::ReplicaDeleted(_)
         | Fact::VolumeDestroyed(_) => Effect::Ends,
-        // All others are about what is there.
+        // All others are about what exists.
         _ => Effect::Changes,
     }
 }
 
-/// Whether only a fact of its own ends the entity. Others are forgotten some time after they are over, or with their owner.
+/// Whether only a fact of its own deletes the entity. Others are deleted after their end or with their owner.
 fn lasts(subject: &Subject) -> bool {
     match subject {
         Subject::Cluster(_)
@@ -99,7 +99,7 @@ fn lasts(subject: &Subject) -> bool {
     }
 }
 
-/// Whether facts alone say when a row has last changed. Rows of the others consist of other entities too.
+/// Whether facts alone define when a row last changed. Other rows contain other entities too.
 fn is_of_itself(subject: &Subject) -> bool {
     !matches!(subject, Subject::Node(_) | Subject::Plan(_) | Subject::Deployment(..) | Subject::Replica(_))
 }
@@ -133,13 +133,13 @@ impl Reads {
         self.head = record.last();
     }
 
-    /// A server gives a verdict, which every later read there is to follow.
+    /// Notes that a server returned a verdict, which every later read there must follow.
     pub(super) fn gave(&mut self, server: usize, verdict: Position) {
         let last = self.given.entry(server).or_default();
         *last = verdict.max(*last);
     }
 
-    /// The position that the answer to a read must have reached which comes to a server now and waives nothing.
+    /// Returns the minimum position for the answer to a read that comes now and waives nothing.
     pub fn least(&self, server: usize) -> Position {
         self.given.get(&server).copied().unwrap_or_default()
     }
@@ -154,13 +154,13 @@ impl Reads {
         Ok(())
     }
 
-    /// What facts up to a position say of an entity.
+    /// Returns the last change of an existing entity, up to a position.
     fn told(changes: &[Change], position: Position) -> Option<Change> {
         let before = changes.partition_point(|change| change.at <= position);
         changes[..before].last().copied().filter(|change| change.version > 0)
     }
 
-    /// Invariant 13, for the answer to a read of one row that must have reached `least`; `None` if there is no such row.
+    /// Checks invariant 13 for a read of one row that must have reached `least`; `None` if missing.
     pub fn row(&self, least: Position, position: Position, subject: &Subject, row: Option<Shown>) -> Check {
         self.reached(least, position)
             .and_then(|()| self.same(position, subject, row))
@@ -191,8 +191,8 @@ impl Reads {
         }
     }
 
-    /// Invariant 13, for the answer to a read of all of a kind that must have reached `least`. `kind` is the word of a kind
-    /// whose entities end by facts of their own.
+    /// Checks invariant 13 for a read of a whole kind that must have reached `least`. `kind` is the name of a
+    /// kind whose entities are deleted by their own facts.
     pub fn list(&self, least: Position, position: Position, kind: &str, list: &List) -> Check {
         let of_kind = self.changes.keys().filter(|subject| subject.kind() == kind);
         let unknown = list.keys().filter(|subject| !self.changes.contains_key(*subject));
@@ -202,7 +202,7 @@ impl Reads {
             .map_err(|violation| violation.at(position))
     }
 
-    /// Invariant 13, for a read that is refused: it waited for the position `wanted`, and the rows stand at `rows`.
+    /// Checks invariant 13 for a refused read that waited for `wanted`, with the rows at `rows`.
     pub fn not_applied(&self, wanted: Position, rows: Position) -> Check {
         demand!(13, rows < wanted, "a read is refused at position {rows}, and wants no more than {wanted}");
         demand!(13, wanted <= self.head, "a read waits for position {wanted}, behind the end, {}", self.head);

@@ -1,5 +1,5 @@
-//! Approval requests; invariant 6: what would end or move many replicas at once, or make approval weaker, is approved as
-//! a whole by people who satisfy the policies that are in force.
+//! Approval requests; invariant 6. A change that ends or moves many replicas together, or weakens approval,
+//! is approved as a whole, by people who satisfy the policies in force.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ use super::violation::{Check, Violation, demand};
 /// Microseconds in a minute.
 const MINUTE: i64 = 60_000_000;
 
-/// People that must have approved.
+/// Number of people who must have approved.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum People {
     Nobody,
@@ -37,7 +37,7 @@ enum People {
     Two,
 }
 
-/// What one person can do alone: rules by plan, and policies.
+/// Rules by plan, and policies, for what one person can do alone.
 struct Rules<'a> {
     policies: Vec<&'a PolicySpec>,
     automatic: &'a dyn Fn(&PlanName, OperationKind) -> bool,
@@ -77,7 +77,7 @@ impl Rules<'_> {
     }
 }
 
-/// The intent that the request was opened for.
+/// Returns the intent that the request was opened for.
 fn intent(change: &RequestedChange) -> Intent {
     match change.clone() {
         RequestedChange::PlanDelete { name } => PlanDelete { name, cascade: Cascade::Yes }.into(),
@@ -99,7 +99,7 @@ impl World {
         two.any(|policy| is_about(policy, kind, plan, domain))
     }
 
-    /// Replicas of the plan that a delete of all would end, of those that were ever approved.
+    /// Returns the plan's replicas that a delete would end: those that were ever approved.
     fn of_plan(&self, plan: &PlanName) -> BTreeSet<(PlanName, ReplicaName)> {
         let all = self.replicas.iter().filter(|(_, replica)| replica.plan == *plan);
         let there = all
@@ -107,7 +107,7 @@ impl World {
         there.map(|(name, _)| (plan.clone(), name.clone())).collect()
     }
 
-    /// Replicas that hold a place on the node.
+    /// Returns the replicas with a reservation on the node.
     fn on_node(&self, node: &NodeName) -> BTreeSet<(PlanName, ReplicaName)> {
         let Some(node) = self.nodes.get(node) else { return BTreeSet::new() };
         let runs = node.places.iter().filter_map(|id| self.incarnations.get(id));
@@ -129,7 +129,7 @@ impl World {
         }
     }
 
-    /// Whether what the change says that it replaces is what is there.
+    /// Whether the state that the change replaces is the current one.
     fn replaces(&self, change: &RequestedChange) -> bool {
         match change {
             RequestedChange::PlanApply { name, from, .. } => {
@@ -151,7 +151,7 @@ impl World {
         }
     }
 
-    /// Volumes that the change destroys.
+    /// Returns the volumes that the change destroys.
     fn lost_volumes(&self, change: &RequestedChange) -> BTreeSet<VolumeName> {
         let RequestedChange::NodeExpunge { name: node, .. } = change else { return BTreeSet::new() };
         let on_it = self.volumes.iter().filter(|(_, volume)| volume.node == *node);
@@ -263,7 +263,7 @@ impl World {
         Ok(())
     }
 
-    /// Whether those have approved who must have.
+    /// Checks that the required people have approved.
     fn approved_by(&self, people: People, at: At, what: &str) -> Check {
         let carried = self.carried.as_ref().filter(|carried| carried.input.position == at.cause);
         let asker: Option<&Actor> =
@@ -297,7 +297,7 @@ impl World {
         self.approved_by(people, at, &format!("plan {plan} is deleted with its replicas"))
     }
 
-    /// `is_deleted`: whether the node goes then, which is no approval in itself.
+    /// Checks that a disruption may empty the node. The node's deletion then (`is_deleted`) is no approval.
     pub(super) fn may_empty(
         &mut self,
         node: &NodeName,
@@ -396,7 +396,7 @@ impl World {
         self.approved_by(people, at, &format!("policy {name} lets one person do {what} alone"))
     }
 
-    /// An operation that one person can have carried out alone after a change, and could not before.
+    /// Returns an operation that one person can have carried out alone after a change, and could not before.
     fn weaker(before: &Rules<'_>, after: &Rules<'_>, plans: &[PlanName]) -> Option<String> {
         let all = || before.policies.iter().chain(&after.policies);
         let mut domains: BTreeSet<_> = all().flat_map(|spec| spec.domains.iter().map(Some)).collect();

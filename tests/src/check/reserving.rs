@@ -1,5 +1,5 @@
-//! Places: invariant 3, no more runs of a replica than what is being done about it needs; invariant 4, each where it
-//! may be.
+//! Reservations: invariant 3, no more incarnations of a replica than its operations need; invariant 4, each
+//! on an allowed node.
 
 use std::collections::BTreeSet;
 
@@ -65,7 +65,7 @@ impl World {
         Ok(())
     }
 
-    /// What waits behind another operation of the replica is about the domain that the replica is in.
+    /// Sets the domain of operations that are queued behind another one of the replica: the replica's own.
     pub(super) fn moves_waiting(&mut self, name: &ReplicaName) {
         let Some(replica) = self.replicas.get(name) else { return };
         let run = replica.active.and_then(|id| self.incarnations.get(&id));
@@ -77,7 +77,7 @@ impl World {
         }
     }
 
-    /// Whether it may be there beside the run that there is, and follows that if it has to.
+    /// Checks that the incarnation may run alongside the existing one, and follows it if it has to.
     fn may_be_second(
         &self,
         fact: &IncarnationReserved,
@@ -97,7 +97,7 @@ impl World {
                 return Err(Violation::new(6, format!("a {kind} takes a place")));
             }
         };
-        // What is in a volume cannot be in two places.
+        // The data of a volume cannot be in two places.
         let active = replica.active.and_then(|id| self.incarnations.get(&id));
         let shares = active
             .is_some_and(|active| version.claims(name).any(|(claim, _)| active.mounts.contains(&claim)));
@@ -112,7 +112,7 @@ impl World {
         Ok(())
     }
 
-    /// Whether the node is one that may be, whatever is free there.
+    /// Checks that the node is allowed, whatever its free capacity.
     fn suits(
         &self,
         fact: &IncarnationReserved,
@@ -145,7 +145,7 @@ impl World {
         self.keeps_company(fact, name, &there, policy)
     }
 
-    /// Whether what its plan asks about groups of replicas is kept there, where it must be.
+    /// Checks that the plan's required affinities to groups of replicas are obeyed there.
     fn keeps_company(
         &self,
         fact: &IncarnationReserved,
@@ -181,21 +181,21 @@ impl World {
         Ok(())
     }
 
-    /// The groups that a run is of: those that the policy of its plan names now.
+    /// Returns the groups of an incarnation: those that its plan's current policy names.
     fn groups_of(&self, run: &Incarnation) -> impl Iterator<Item = &GroupName> {
         let plan = self.replicas.get(&run.replica).and_then(|replica| self.plans.get(&replica.plan));
         let policy = plan.and_then(|plan| plan.specs.get(&plan.generation));
         policy.into_iter().flat_map(|policy| policy.affinity.iter().map(|affinity| &affinity.group))
     }
 
-    /// Whether a place is only held, and was found by an earlier policy of its plan.
+    /// Whether an incarnation is only reserved, and was placed by an earlier policy of its plan.
     pub(super) fn is_held_by_earlier_policy(&mut self, id: IncarnationId) -> Result<bool, Violation> {
         let held = self.incarnation_mut(id)?.clone();
         let plan = self.replica(&held.replica)?.plan.clone();
         Ok(held.life == Life::Reserved && held.placed_by < self.plan(&plan)?.generation)
     }
 
-    /// An operation begins with a place that an earlier policy of its plan found: the newest must not forbid it.
+    /// Checks that the newest policy allows a reservation of an earlier one when its operation starts.
     pub(super) fn keeps_policy(&mut self, id: IncarnationId) -> Check {
         if !self.is_held_by_earlier_policy(id)? {
             return Ok(());
@@ -220,7 +220,7 @@ impl World {
         Ok(())
     }
 
-    /// The run, with what it holds: what its spec says, but for what the one that it follows holds for both.
+    /// Returns the incarnation with its reservation: its spec, less what the followed one reserves.
     fn held_by(&self, fact: &IncarnationReserved, spec: &PlanSpec) -> Result<Incarnation, Violation> {
         let name = &fact.replica;
         demand!(

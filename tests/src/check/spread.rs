@@ -1,9 +1,9 @@
-//! Spread; invariant 12: a replica is placed where it leaves its plan's replicas as even as can be, a rebalance moves only
-//! what makes them more even, and what is said of the spread of a plan at rest is so.
+//! Spread; invariant 12. A replica is placed where its plan's replicas stay as even as possible. A rebalance
+//! only makes them more even. The recorded spread of a plan at rest is true.
 //!
-//! Replicas count where they are when everything under way has succeeded. Each look goes over all nodes, so that it
-//! depends on nothing that the machine keeps; plans with volumes, affinities or matchers are left to the machine's own
-//! tests.
+//! Replicas count where they are when all open operations succeed. Each check visits all nodes, so that it
+//! depends on nothing that the machine keeps. Plans with volumes, affinities or matchers are left to the
+//! machine's own tests.
 
 use std::collections::BTreeMap;
 
@@ -19,13 +19,13 @@ use chancery_events::spec::{
 use super::state::{At, Incarnation, Input, Life, Operation, Plan, Replica, World};
 use super::violation::{Check, demand};
 
-/// What is known of moves of a plan that would make its spread more even.
+/// Moves of a plan that would make its spread more even.
 enum Improvement<'a> {
-    /// Nothing, for its rules of placement are not known here.
+    /// Not known, as the plan's placement rules are not modelled here.
     Unknown,
-    /// There is none.
+    /// No such move.
     Nothing,
-    /// This replica, to this node.
+    /// Move of this replica, to this node.
     Move(&'a ReplicaName, &'a NodeName),
 }
 
@@ -46,27 +46,27 @@ impl Counts<'_> {
     }
 }
 
-/// Whether the places that suit it are known here.
+/// Whether the allowed nodes are known here.
 fn is_plain(policy: &PlanSpec, version: &PlanSpec) -> bool {
     !version.has_volumes() && policy.affinity.is_empty() && policy.matchers.is_empty()
 }
 
 impl Plan {
-    /// Whether the places that suit any replica of it are known here.
+    /// Whether the allowed nodes of all replicas are known here.
     fn is_plain(&self) -> bool {
         self.latest().is_ok_and(|policy| self.specs.values().all(|version| is_plain(policy, version)))
     }
 }
 
 impl World {
-    /// The run where the replica is when everything under way has succeeded.
+    /// Returns the replica's incarnation after success of all open operations.
     fn remaining(&self, replica: &Replica) -> Option<&Incarnation> {
         let runs = replica.passive.iter().chain(&replica.active).filter_map(|id| self.incarnations.get(id));
         let stays = |run: &&Incarnation| !run.life.is_over() && !matches!(run.life, Life::Stopping(_));
         runs.filter(|_| !self.is_going(replica)).find(stays)
     }
 
-    /// Of the replicas of a plan but one, those that count beside one of the version.
+    /// Counts the plan's replicas, without one, that count alongside a replica of the version.
     fn counts(&self, plan: &PlanName, version: usize, but: &ReplicaName) -> Counts<'_> {
         let mut counts = Counts::default();
         let Some(of) = self.plans.get(plan) else { return counts };
@@ -90,7 +90,7 @@ impl World {
         counts
     }
 
-    /// The nodes that will do for another run of the replica.
+    /// Returns the nodes that fit another incarnation of the replica.
     fn fitting<'a>(
         &'a self,
         name: &ReplicaName,
@@ -122,7 +122,7 @@ impl World {
         self.nodes.get(node).map(|node| &node.spec.domain)
     }
 
-    /// Whether no place would leave the plan's replicas more even.
+    /// Checks that no other node would leave the plan's replicas more even.
     pub(super) fn is_placed_evenly(
         &self,
         fact: &IncarnationReserved,
@@ -165,7 +165,7 @@ impl World {
         Ok(())
     }
 
-    /// A node to which a move of the replica would make the spread more even.
+    /// Returns a node to which a move of the replica would make the spread more even.
     fn better(&self, name: &ReplicaName, replica: &Replica) -> Option<&NodeName> {
         let run = self.remaining(replica)?;
         let plan = self.plans.get(&replica.plan)?;
@@ -185,7 +185,7 @@ impl World {
         })
     }
 
-    /// A move of the plan that would make the spread more even.
+    /// Returns a move of the plan that would make the spread more even.
     fn improvement(&self, plan: &PlanName) -> Improvement<'_> {
         let Some(of) = self.plans.get(plan) else { return Improvement::Unknown };
         if !of.is_plain() {
@@ -261,14 +261,14 @@ impl World {
         Ok(())
     }
 
-    /// Moves of the plan's rebalance that are not over.
+    /// Counts moves of the plan's rebalance that have not ended.
     fn moves(&self, plan: &PlanName) -> usize {
         let open = self.replicas.values().filter(|replica| replica.plan == *plan).flat_map(|of| &of.open);
         let operations = open.filter_map(|id| self.operations.get(id));
         operations.filter(|operation| operation.purpose == Some(Purpose::Rebalance)).count()
     }
 
-    /// A rebalance moves a replica: somebody has asked for one, and the move makes the spread more even.
+    /// Checks that a rebalance was requested, and that its move makes the spread more even.
     pub(super) fn rebalance_asks(&self, fact: &OperationOpened, replica: &Replica) -> Check {
         let (name, kind) = (&fact.replica, fact.kind);
         let what = format!("a {kind} of {name} is opened for a rebalance");
@@ -291,7 +291,7 @@ impl World {
         Ok(())
     }
 
-    /// A plan at rest whose spread a move would make more even while nothing says so, if there is one.
+    /// Returns a plan at rest that a move would make more even and that is not marked uneven, if any.
     pub(super) fn unsaid(&self) -> Option<String> {
         self.plans.iter().find_map(|(name, plan)| {
             let Improvement::Move(replica, node) = self.improvement(name) else { return None };

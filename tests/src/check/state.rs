@@ -1,4 +1,4 @@
-//! What the checker remembers of each entity: what the rules need, and no more.
+//! State that the checker keeps of each entity: what the rules need, and no more.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -26,7 +26,7 @@ use chancery_events::time::Time;
 use super::debts::Debt;
 use super::volumes::Volume;
 
-/// Where a fact stands.
+/// Location of a fact in the journal.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct At {
     pub(super) position: Position,
@@ -35,22 +35,22 @@ pub(super) struct At {
     pub(super) lineage: Lineage,
 }
 
-/// The last intent or observation, and what has become of it.
+/// Last intent or observation, and its results.
 #[derive(Clone, Debug)]
 pub(super) struct Input {
     pub(super) position: Position,
     pub(super) event: Event,
     pub(super) said: Said,
-    /// Whether a fact beside the verdict came of it.
+    /// Whether the input has an effect beyond its verdict.
     pub(super) has_effect: bool,
 }
 
-/// What was said to an intent.
+/// Verdict on an intent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Said {
-    /// Nothing yet.
+    /// No verdict yet.
     Nothing,
-    /// It holds, and changes something or nothing.
+    /// Accepted, and must have an effect.
     Accepted,
     Unchanged,
     Refused,
@@ -80,7 +80,7 @@ impl Input {
 pub(super) struct Cluster {
     pub(super) runtime: Runtime,
     pub(super) activity: Activity,
-    /// Its open session.
+    /// Open session of the cluster.
     pub(super) session: Option<SessionId>,
 }
 
@@ -92,7 +92,7 @@ pub(super) struct Node {
     pub(super) disruptions: BTreeMap<DisruptionName, Disruption>,
     pub(super) held: Amounts,
     pub(super) volumes: BTreeMap<StorageClass, u64>,
-    /// Those that hold a place on it.
+    /// Incarnations with a reservation on the node.
     pub(super) places: BTreeSet<IncarnationId>,
 }
 
@@ -100,7 +100,7 @@ pub(super) struct Node {
 pub(super) struct Disruption {
     pub(super) spec: DisruptionSpec,
     pub(super) state: DisruptionState,
-    /// Who approved it.
+    /// Approver of the disruption.
     pub(super) by: Option<Actor>,
 }
 
@@ -114,43 +114,43 @@ pub(super) struct Session {
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
     pub(super) activity: Activity,
-    /// Whether it is to go, with all that it has.
+    /// Whether the plan is being deleted, with all its entities.
     pub(super) is_removing: bool,
     pub(super) generation: u32,
     pub(super) specs: BTreeMap<u32, Arc<PlanSpec>>,
-    /// What its deployments want to run: each once, however many want the same.
+    /// Distinct versions of the plan's deployments.
     pub(super) versions: Vec<(Namespace, ServiceName, Vec<Payload>, Coordinates)>,
     pub(super) deployments: BTreeMap<DeploymentName, Deployment>,
-    /// Being carried out.
+    /// Deployment in progress.
     pub(super) current: Option<DeploymentName>,
-    /// Waits for its turn.
+    /// Queued deployment.
     pub(super) next: Option<DeploymentName>,
-    /// The last that was started.
+    /// Last started deployment.
     pub(super) started: Option<DeploymentName>,
-    /// The last that was carried out.
+    /// Last deployment that was carried out.
     pub(super) carried_out: Option<DeploymentName>,
-    /// The last that was carried out, of those that wanted anything to run.
+    /// Last deployment with replicas that was carried out.
     pub(super) had_replicas: Option<DeploymentName>,
-    /// How many deployments are over.
+    /// Number of ended deployments.
     pub(super) ended: u64,
     pub(super) replicas: u64,
-    /// What is said of its spread.
+    /// Recorded balance of the plan's spread.
     pub(super) balance: Balance,
-    /// Who asked for the rebalance in progress.
+    /// Requester of the rebalance in progress.
     pub(super) rebalance: Option<Actor>,
-    /// Of its replicas, those that are not on their way out, by the deployment that they run by.
+    /// Counts of replicas that are not being deleted, by their deployment.
     pub(super) counts: BTreeMap<DeploymentName, Count>,
 }
 
-/// How many replicas of a deployment there are, of those that are not on their way out.
+/// Numbers of a deployment's replicas that are not being deleted.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(super) struct Count {
     pub(super) present: u64,
-    /// That run and are well.
+    /// Running and healthy.
     pub(super) ready: u64,
-    /// That run and are not well, and nothing is being done about it.
+    /// Running and unhealthy, without an open operation.
     pub(super) ailing: u64,
-    /// That should run and do not, and nothing is being done about it.
+    /// Not running though they should, without an open operation.
     pub(super) idle: u64,
 }
 
@@ -158,30 +158,30 @@ pub(super) struct Count {
 pub(super) struct Deployment {
     pub(super) generation: u32,
     pub(super) spec: DeploymentSpec,
-    /// What it wants to run, as a number in its plan.
+    /// Requested version, as an index into the plan's versions.
     pub(super) version: usize,
     pub(super) stage: DeploymentStage,
-    /// Whether its new set is the one that counts.
+    /// Whether the new set counts.
     pub(super) has_cut_over: bool,
-    /// When its new set must be ready.
+    /// Deadline for readiness of the new set.
     pub(super) deadline: Option<Time>,
-    /// Who asked for it.
+    /// Requester of the deployment.
     pub(super) by: Option<Actor>,
-    /// Operations on its behalf that are not over.
+    /// Number of open operations.
     pub(super) open: u64,
-    /// Those of them that have begun.
+    /// Started open operations.
     pub(super) begun: BTreeSet<OperationId>,
-    /// When one of them last succeeded.
+    /// Time of the operations' last success.
     pub(super) rested: Option<Time>,
-    /// Whether it brought about what it wanted.
+    /// Whether the deployment completed.
     pub(super) has_completed: bool,
-    /// What it rolls back to, if it is a rollback.
+    /// Target, if the deployment is a rollback.
     pub(super) rollback: Option<Rollback>,
-    /// When it last made progress.
+    /// Time of the last progress.
     pub(super) progressed: Time,
-    /// Whether it was called stalled, and has made no progress since.
+    /// Whether the deployment was marked stalled, and has made no progress since.
     pub(super) is_stalled: bool,
-    /// Replicas that it created and that are still there.
+    /// Existing replicas that the deployment created.
     pub(super) created: BTreeSet<ReplicaName>,
 }
 
@@ -190,9 +190,9 @@ pub(super) enum DeploymentStage {
     Pending,
     InProgress,
     Paused,
-    /// Since when it is, and how it will end.
+    /// Since the time, with the end that it will have.
     Ending(Time, DeploymentEnd),
-    /// With how many of the plan's that were over before it.
+    /// With the number of the plan's deployments that ended before.
     Over(u64),
 }
 
@@ -200,35 +200,35 @@ pub(super) enum DeploymentStage {
 pub(super) struct Replica {
     pub(super) plan: PlanName,
     pub(super) deployment: DeploymentName,
-    /// The deployment that created it, if one did.
+    /// Creating deployment, if any.
     pub(super) by: Option<DeploymentName>,
     pub(super) will: WillWord,
-    /// Its operations that are not over, the oldest first.
+    /// Open operations, the oldest first.
     pub(super) open: Vec<OperationId>,
-    /// Its run that is not over, and that counts.
+    /// Live incarnation that counts.
     pub(super) active: Option<IncarnationId>,
-    /// Its other run: that is to take the place of that one, or has lost it.
+    /// Second incarnation: successor or predecessor of the active one.
     pub(super) passive: Option<IncarnationId>,
-    /// A delete of it has succeeded.
+    /// Whether a delete of the replica succeeded.
     pub(super) is_going: bool,
     pub(super) stop: Option<Stop>,
-    /// A disruption's move stopped it and failed, and it does not run again yet.
+    /// Whether a failed disruption move stopped the replica, and it does not run again yet.
     pub(super) downed: bool,
-    /// Its run was stopped for an operation that was aborted, and nothing has begun on it since.
+    /// Whether the replica was stopped for an aborted operation, and nothing was started on it since.
     pub(super) recovers: bool,
-    /// When its plan's rule starts it again.
+    /// Time of the next restart by the plan's rule.
     pub(super) again: Option<Again>,
-    /// The last start by that rule, in a row of them: when it was asked for, and the how manieth it is.
+    /// Last of consecutive restarts by that rule: the time of its request, and its number.
     pub(super) row: Option<Again>,
-    /// As what it is counted in its plan.
+    /// Replica's contribution to its plan's counts.
     pub(super) counted: Option<(DeploymentName, Count)>,
 }
 
-/// A user's stop that stands.
+/// User's stop that is in force.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Stop {
     pub(super) at: Position,
-    /// The operation that carries it out, if one had to.
+    /// Operation that carries the stop out, if one had to.
     pub(super) operation: Option<OperationId>,
 }
 
@@ -239,29 +239,29 @@ pub(super) struct Operation {
     pub(super) plan: PlanName,
     pub(super) kind: OperationKind,
     pub(super) deployment: Option<DeploymentName>,
-    /// Who asked, where no deployment did, or by which rule it did.
+    /// Requester that is no deployment, or the rule of a deployment.
     pub(super) by: Option<Asker>,
-    /// The deployment whose version the replica has when it has succeeded.
+    /// Deployment whose version the replica has after success.
     pub(super) version: DeploymentName,
-    /// The only node that will do.
+    /// Only node that the operation accepts.
     pub(super) wants: Option<NodeName>,
     pub(super) purpose: Option<Purpose>,
     pub(super) stage: Stage,
-    /// When it began.
+    /// Time of the start.
     pub(super) begun: Option<Time>,
-    /// It had begun, and has failed or was aborted.
+    /// Whether a started operation failed or was aborted.
     pub(super) failed: bool,
-    /// It had begun, and was aborted.
+    /// Whether a started operation was aborted.
     pub(super) aborted: bool,
-    /// What it brings up is ready, and the run that was there is asked to end.
+    /// Whether the new incarnation is ready, and the end of the old one is requested.
     pub(super) is_past_return: bool,
     pub(super) proposal: Option<Proposal>,
-    /// The run that it brings up, or changes.
+    /// Incarnation that the operation starts or changes.
     pub(super) incarnation: Option<IncarnationId>,
-    /// The update domain that it is about.
+    /// Update domain that the operation concerns.
     pub(super) domain: Option<DomainName>,
     pub(super) approver: Option<Approver>,
-    /// Left alone: it does not expire any more.
+    /// Whether the operation is quarantined, and so never expires.
     pub(super) is_parked: bool,
 }
 
@@ -269,7 +269,7 @@ pub(super) struct Operation {
 pub(super) enum Stage {
     Preparing,
     Pending,
-    /// Its turn comes later.
+    /// Queued after its approval.
     Approved,
     Running,
     Over,
@@ -281,48 +281,48 @@ pub(super) struct Incarnation {
     pub(super) operation: OperationId,
     pub(super) node: NodeName,
     pub(super) cluster: ClusterName,
-    /// By which it runs.
+    /// Incarnation's deployment.
     pub(super) deployment: DeploymentName,
-    /// The run that must be over before it is begun.
+    /// Incarnation that must end before the start.
     pub(super) follows: Option<IncarnationId>,
-    /// What it needs.
+    /// Needed resources.
     pub(super) amounts: Amounts,
-    /// What of that it holds: less, while the run that it follows on its node is not over.
+    /// Reserved resources: fewer than needed until the followed incarnation on the node ended.
     pub(super) holds: Amounts,
-    /// What it holds of storage, for volumes that are not on its node yet.
+    /// Storage reserved for volumes not on the node yet.
     pub(super) volumes: BTreeMap<StorageClass, u64>,
-    /// The volumes that it is to use.
+    /// Volumes that the incarnation will use.
     pub(super) mounts: Vec<VolumeName>,
-    /// The plan's generation by whose policy its place was found.
+    /// Generation of the plan whose policy placed the incarnation.
     pub(super) placed_by: u32,
-    /// Processes of its spec.
+    /// Number of processes in the spec.
     pub(super) processes: usize,
     pub(super) life: Life,
-    /// Whether all its processes were online when they were last seen.
+    /// Whether all processes were online when last observed.
     pub(super) is_ready: bool,
-    /// When it was first ready.
+    /// Time of first readiness.
     pub(super) since: Option<Time>,
-    /// Since when it is not ready, of one that was, and when it is ended for that, if the session goes on in which that was
-    /// said.
+    /// Start of unreadiness, if ever ready; with the deadline that ends the incarnation if the session of the
+    /// failed probe continues.
     pub(super) unready: Option<(Time, Option<(Time, SessionId)>)>,
     pub(super) revision: u32,
-    /// The command without an outcome, with its attempt.
+    /// Command without an outcome, with its attempt.
     pub(super) command: Option<(Effect, u32)>,
 }
 
 #[derive(Clone, PartialEq, Debug)]
 pub(super) enum Life {
-    /// Holds a place; nobody was asked to start it.
+    /// Only reserved; no start was requested.
     Reserved,
     Creating,
     Starting,
     Running,
-    /// Asked to be what this deployment says.
+    /// Asked to become this deployment's version.
     Updating(DeploymentName),
-    /// With what it becomes when its end is proved.
+    /// With the end that counts when the end is proved.
     Stopping(IncarnationEnd),
     Over,
-    /// Over on the operator's word that its node is gone: what still runs is not the fleet's.
+    /// Ended by the operator's expunge of the node: what still runs is not the fleet's.
     Expunged,
 }
 
@@ -331,7 +331,7 @@ impl Life {
         matches!(self, Life::Over | Life::Expunged)
     }
 
-    /// Whether somebody was asked for it, and it is not over.
+    /// Whether a start was requested, and the incarnation has not ended.
     pub(super) const fn is_asked_for(&self) -> bool {
         match self {
             Life::Creating | Life::Starting | Life::Running | Life::Updating(_) | Life::Stopping(_) => true,
@@ -339,17 +339,17 @@ impl Life {
         }
     }
 
-    /// Whether it was ready, and was not asked to end.
+    /// Whether the incarnation became ready, and no end was requested.
     pub(super) const fn is_up(&self) -> bool {
         matches!(self, Life::Running | Life::Updating(_))
     }
 
-    /// Whether it was up, and is asked to end only because it failed.
+    /// Whether an incarnation that was ready is ending only because it failed.
     pub(super) const fn is_failing(&self) -> bool {
         matches!(self, Life::Stopping(IncarnationEnd::Failed { .. }))
     }
 
-    /// How it is, for people.
+    /// Name of the state, for messages.
     pub(super) const fn word(&self) -> &'static str {
         match self {
             Life::Reserved => "reserved",
@@ -363,43 +363,43 @@ impl Life {
     }
 }
 
-/// What has happened in the record so far that others of its facts may follow from.
+/// Effects of the record so far that its other facts may follow from.
 #[derive(Clone, Default, Debug)]
 pub(super) struct Now {
-    /// Runs that are over by it.
+    /// Incarnations that ended.
     pub(super) ended: Vec<Ended>,
-    /// Runs that were ready and do not answer, as it says.
+    /// Incarnations that were ready and are reported as hung.
     pub(super) hung: BTreeSet<IncarnationId>,
-    /// Replicas whose run was up and is asked to end because it failed.
+    /// Replicas whose incarnation was ready and must end because it failed.
     pub(super) failing: BTreeSet<ReplicaName>,
-    /// Deployments of which an operation came to nothing by it.
+    /// Deployments with a failed operation.
     pub(super) failed: BTreeSet<(PlanName, DeploymentName)>,
-    /// Deployments that were called stalled by it.
+    /// Deployments that were marked stalled.
     pub(super) stalled: BTreeSet<(PlanName, DeploymentName)>,
-    /// Deployments that failed by it, and are over.
+    /// Deployments that ended as failed.
     pub(super) ended_failed: BTreeSet<(PlanName, DeploymentName)>,
-    /// Starts that people asked for, and that gave way to another version: who, and where they wanted them.
+    /// Starts by people that were replaced by another version: their requester and node.
     pub(super) gave_way: Vec<(ReplicaName, Option<Asker>, Option<NodeName>)>,
-    /// Nodes that were emptied to be forgotten, and are.
+    /// Nodes that were emptied for their deletion.
     pub(super) emptied: BTreeSet<NodeName>,
-    /// Nodes whose expunge waits for nobody, by break-glass.
+    /// Nodes whose expunge needs no approval, by break-glass.
     pub(super) bypassed: BTreeSet<NodeName>,
     /// Requests that were opened.
     pub(super) requested: BTreeSet<RequestId>,
 }
 
-/// A run that is over.
+/// Incarnation that ended.
 #[derive(Clone, Debug)]
 pub(super) struct Ended {
     pub(super) incarnation: IncarnationId,
     pub(super) replica: ReplicaName,
     pub(super) plan: PlanName,
     pub(super) deployment: DeploymentName,
-    /// It was up, and nobody had asked it to end.
+    /// Whether a ready incarnation ended without request.
     pub(super) by_itself: bool,
 }
 
-/// Every entity.
+/// All entities of the fleet.
 #[derive(Clone, Default, Debug)]
 pub(super) struct World {
     pub(super) clusters: BTreeMap<ClusterName, Cluster>,
@@ -412,41 +412,41 @@ pub(super) struct World {
     pub(super) operations: BTreeMap<OperationId, Operation>,
     pub(super) incarnations: BTreeMap<IncarnationId, Incarnation>,
     pub(super) volumes: BTreeMap<VolumeName, Volume>,
-    /// Operations that disruptions asked for and that are not over.
+    /// Open operations of disruptions.
     pub(super) evictions: BTreeSet<OperationId>,
-    /// Operations that a policy approved and that are not over.
+    /// Open operations that a policy approved.
     pub(super) in_flight: BTreeMap<PolicyName, BTreeSet<OperationId>>,
-    /// Time of the last fact, and of the last one of the record before.
+    /// Times of the last fact, and of the previous record's last fact.
     pub(super) time: Option<Time>,
     pub(super) time_before: Option<Time>,
-    /// When the last decider took over, or the clock leapt since.
+    /// Time when the last decider took over, or of a later clock jump.
     pub(super) steady_since: Option<Time>,
     pub(super) debts: Vec<Debt>,
     pub(super) now: Now,
     pub(super) input: Option<Arc<Input>>,
     pub(super) requests: BTreeMap<RequestId, Requested>,
-    /// The change of a request that was approved, as if its intent came then, and who approved it.
+    /// Change of an approved request, as if its intent came then, and its approver.
     pub(super) carried: Option<Carried>,
 }
 
-/// An approval request.
+/// Approval request.
 #[derive(Clone, Debug)]
 pub(super) struct Requested {
     pub(super) change: RequestedChange,
     pub(super) by: Actor,
     pub(super) hash: Digest,
     pub(super) expires: Time,
-    /// Replicas that would be ended or moved when it was opened.
+    /// Replicas that the change would end or move, as of the request.
     pub(super) members: BTreeSet<(PlanName, ReplicaName)>,
-    /// Volumes that would be destroyed when it was opened.
+    /// Volumes that the change would destroy, as of the request.
     pub(super) volumes: BTreeSet<VolumeName>,
     pub(super) is_over: bool,
 }
 
-/// A change that is carried out because its request was approved.
+/// Change that is carried out because its request was approved.
 #[derive(Clone, Debug)]
 pub(super) struct Carried {
-    /// The approval's own position, and the intent that the request was opened for.
+    /// Position of the approval, with the intent that the request was opened for.
     pub(super) input: Arc<Input>,
     pub(super) approver: Actor,
 }

@@ -1,5 +1,5 @@
-//! Invariant 1, as far as intents and their verdicts show it: each intent has one verdict, each key is decided once,
-//! and what producers were told is what stands in the journal.
+//! Invariant 1, as far as intents and verdicts show it. Each intent has one verdict, each key one decision;
+//! producers received the verdicts of the journal.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -14,7 +14,7 @@ use chancery_events::time::Time;
 use super::violation::{Check, Violation, demand};
 use crate::history::{Ending, History, Verdict};
 
-/// Keys are remembered at least so long, and so many of them.
+/// Minimum time that keys are kept, up to the maximum number of keys.
 const KEPT: Duration = Duration::from_hours(7 * 24);
 const KEYS: usize = 250_000;
 
@@ -26,7 +26,7 @@ struct Told {
     verdict: Verdict,
 }
 
-/// A key that has been decided.
+/// Decision on a key.
 #[derive(Clone, Copy, Debug)]
 struct Decided {
     position: Position,
@@ -34,12 +34,12 @@ struct Decided {
     dated: Time,
 }
 
-/// Every verdict of the journal.
+/// Verdicts of the journal.
 #[derive(Clone, Default, Debug)]
 pub(super) struct Verdicts {
     told: BTreeMap<Position, Told>,
     keys: BTreeMap<Digest, Decided>,
-    /// The keys of intents that stand in the journal at all.
+    /// Keys of all intents that the journal contains.
     recorded: BTreeSet<Digest>,
 }
 
@@ -66,7 +66,7 @@ impl Verdicts {
     ) -> Check {
         check(request, fact.key, fact.digest)?;
         match fact.code {
-            // These say something about the key or its date, not about the intent: the first verdict stays.
+            // These verdicts are about the key or its date, not about the intent: the first verdict stays.
             Code::KeyReused => {
                 let known = self.keys.get(&fact.key);
                 let other = known.is_some_and(|known| known.digest != fact.digest);
@@ -82,7 +82,7 @@ impl Verdicts {
     fn decide(&mut self, request: &Request, dated: Time, at: Position, now: Time) -> Check {
         let (key, digest) = (request.key(), request.digest());
         if let Some(first) = self.keys.get(&key) {
-            // Beyond these bounds a key may have been forgotten, and then only the date of an intent protects it.
+            // Beyond these bounds a key may be deleted; then only the intent's date protects it.
             let forgotten = first.dated + KEPT <= now || self.keys.len() > KEYS;
             let same = request.time.is_some_and(|time| time <= first.dated);
             demand!(
@@ -104,9 +104,9 @@ impl Verdicts {
         self.told.insert(at, Told { key, digest, type_name, verdict });
     }
 
-    /// Whether what producers were told is so.
+    /// Checks that received verdicts are in the journal.
     pub(super) fn history(&self, history: &History) -> Check {
-        // A key that was sent several times may be recorded by any of them that did not surely fail.
+        // A key that was sent several times may be recorded by any attempt that did not surely fail.
         let open: BTreeSet<Digest> =
             history.invocations().iter().filter(|op| op.ending != Ending::Fail).map(|op| op.key).collect();
         for (number, op) in history.invocations().iter().enumerate() {
@@ -136,7 +136,7 @@ impl Verdicts {
                     let recorded = !open.contains(&op.key) && self.recorded.contains(&op.key);
                     demand!(1, !recorded, "{what}, was told that nothing was recorded, and it was");
                 }
-                // It may stand in the journal or not; that it stands there once at most is seen as it is read.
+                // The journal may contain it or not; that it occurs at most once is checked as it is read.
                 Ending::Unknown => {}
             }
         }

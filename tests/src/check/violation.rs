@@ -1,27 +1,27 @@
-//! What a checker says of a journal that breaks a rule.
+//! Violations that a checker reports of a journal.
 
 use std::fmt;
 
 use chancery_events::id::Position;
 
-/// An invariant does not hold.
+/// Broken invariant.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Violation {
-    /// Which, by its number.
+    /// Number of the invariant.
     pub invariant: u8,
-    /// What is wrong, for people.
+    /// Description of the violation, for people.
     pub what: String,
-    /// Where in the journal, if it shows there.
+    /// Position in the journal, if known.
     pub position: Option<Position>,
 }
 
 impl Violation {
-    /// One that shows nowhere in particular, or not yet.
+    /// Returns a violation without a position.
     pub(super) fn new(invariant: u8, what: impl Into<String>) -> Violation {
         Violation { invariant, what: what.into(), position: None }
     }
 
-    /// Says where, unless that is known better already.
+    /// Sets the position, unless one is set already.
     pub(super) fn at(mut self, position: Position) -> Violation {
         self.position.get_or_insert(position);
         self
@@ -40,7 +40,7 @@ impl fmt::Display for Violation {
 
 impl std::error::Error for Violation {}
 
-/// Whether a rule holds.
+/// Result of checking a rule.
 pub(super) type Check = Result<(), Violation>;
 
 /// Demands a condition, as part of the invariant with the number.

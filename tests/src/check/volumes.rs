@@ -1,5 +1,5 @@
-//! Volumes: invariant 3, one user at a time; invariant 4, each counted once in storage that fits; invariant 8, none goes
-//! before it is asked for, unused, and proved.
+//! Volumes: invariant 3, one user at a time; invariant 4, each counted once in storage that fits. Invariant
+//! 8: none is destroyed before its request, in use, or without proof.
 
 use std::collections::BTreeMap;
 
@@ -27,16 +27,16 @@ pub(super) struct Volume {
     pub(super) owner: Option<ReplicaName>,
     on_delete: OnDelete,
     is: Is,
-    /// Somebody asked that it goes.
+    /// Whether a deletion was requested.
     goes: bool,
     pub(super) user: Option<IncarnationId>,
-    /// A run that uses it was started.
+    /// Whether an incarnation that uses the volume was started.
     used: bool,
     revision: u32,
     command: Option<(Effect, u32)>,
 }
 
-/// What became of a volume.
+/// State of a volume.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Is {
     Ensuring,
@@ -46,7 +46,7 @@ enum Is {
 }
 
 impl Node {
-    /// A volume, or what will be one, holds so much of its storage.
+    /// Reserves storage for a volume, existing or planned.
     fn store(&mut self, class: &StorageClass, bytes: u64) {
         let held = self.volumes.entry(class.clone()).or_default();
         *held = held.saturating_add(bytes);
@@ -71,7 +71,7 @@ impl World {
         self.nodes.get_mut(name).ok_or_else(gone)
     }
 
-    /// What a run that takes a place holds of storage: what its spec says, but for what is there already.
+    /// Checks the storage that a new incarnation reserves: as in its spec, less its existing volumes.
     pub(super) fn stores(&self, fact: &IncarnationReserved, spec: &PlanSpec) -> Check {
         let mut mounts: Vec<_> = spec.claims(&fact.replica).map(|(name, _)| name).collect();
         mounts.sort();
@@ -127,7 +127,7 @@ impl World {
         );
         let own = fact.owner.as_ref().is_none_or(|owner| *owner == run.replica);
         demand!(4, own, "volume {name} is made for {}, and is of {:?}", run.replica, fact.owner);
-        // From now on it holds itself what was held for it.
+        // The volume now holds the storage that was reserved for it.
         let held = run.volumes.get(&fact.class).copied().unwrap_or(0).min(fact.capacity);
         if let Some(of) = self.incarnation_mut(fact.incarnation)?.volumes.get_mut(&fact.class) {
             *of -= held;
@@ -155,7 +155,7 @@ impl World {
         Ok(())
     }
 
-    /// The report that a fact about a volume follows from, of whoever holds its cluster.
+    /// Returns the report behind a fact about a volume, from its cluster's session alone.
     fn report_of(&mut self, name: &VolumeName, at: At) -> Result<Option<Report<VolumeId>>, Violation> {
         let volume = self.volume(name)?.clone();
         let Some(input) = self.input_of(at) else { return Ok(None) };
@@ -263,7 +263,7 @@ impl World {
         Ok(())
     }
 
-    /// A run is begun: it alone uses them from now on, on its node.
+    /// Makes a started incarnation the only user of its volumes, on its node.
     pub(super) fn take_volumes(
         &mut self,
         id: IncarnationId,
@@ -295,7 +295,7 @@ impl World {
         self.node(&run.node)?.has_room(&run.node)
     }
 
-    /// A run was started: there may be something in what it uses.
+    /// Notes that a started incarnation may have written to its volumes.
     pub(super) fn fill_volumes(&mut self, id: IncarnationId) {
         for volume in self.volumes.values_mut().filter(|volume| volume.user == Some(id)) {
             volume.used = true;
@@ -307,7 +307,7 @@ impl World {
         self.volumes.values().any(|volume| volume.node == *node && Some(&volume.cluster) == cluster)
     }
 
-    /// A run is over: what it used is free, and nothing else.
+    /// Frees what an ended incarnation used, and nothing else.
     pub(super) fn free_volumes(
         &mut self,
         id: IncarnationId,
@@ -330,7 +330,7 @@ impl World {
         Ok(())
     }
 
-    /// A replica is no more: its own volumes go or stay, as the version says that used them last. Empty ones go.
+    /// Deletes or keeps a deleted replica's volumes, as the last version defines; deletes empty ones.
     pub(super) fn leave_volumes(&mut self, replica: &ReplicaName, volumes: &[VolumeName]) -> Check {
         let own = |volume: &Volume| volume.owner.as_ref() == Some(replica);
         let owned: Vec<_> =
@@ -344,7 +344,7 @@ impl World {
         Ok(())
     }
 
-    /// Volumes that are counted on the node.
+    /// Counts the volumes on the node.
     pub(super) fn volumes_on(&self, node: &NodeName) -> usize {
         self.volumes.values().filter(|volume| volume.node == *node).count()
     }

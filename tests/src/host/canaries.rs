@@ -1,4 +1,4 @@
-//! Canaries: files that nothing of a run has a reason to touch.
+//! Canaries: files that no campaign has a reason to touch.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt as _;
@@ -6,21 +6,21 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
 
-/// The directories that faults mount and link to, and one that lies there.
+/// Directories that faults mount and link to, and an unused one.
 const NAMES: [&str; 4] = ["plain", "bound", "nested", "linked"];
 
-/// What must not change of a file or directory.
+/// Properties of a file or directory that must not change.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Look {
     inode: (u64, u64),
     mode: u32,
     owner: (u32, u32),
     changed: (i64, i64),
-    /// None of a directory.
+    /// Content of a file; `None` for a directory.
     content: Option<Vec<u8>>,
 }
 
-/// Files as they were planted.
+/// Canaries with their original properties.
 #[derive(Debug)]
 pub(super) struct Canaries {
     root: PathBuf,
@@ -40,7 +40,7 @@ impl Canaries {
         Ok(Canaries { root: root.to_owned(), planted: look(root)? })
     }
 
-    /// Every one that is not as it was.
+    /// Descriptions of changed canaries.
     pub(super) fn touched(&self) -> Result<Vec<String>> {
         let now = look(&self.root)?;
         let mut found = Vec::new();

@@ -1,4 +1,4 @@
-//! Every cgroup v2 that this process can see.
+//! Cgroups v2 that this process can see.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -7,17 +7,17 @@ use anyhow::{Context as _, Result};
 
 use super::mounts;
 
-/// Where a hierarchy is mounted.
+/// Mount points of cgroup v2 hierarchies.
 pub(super) fn roots() -> Vec<PathBuf> {
     mounts::of_type("cgroup2").unwrap_or_default()
 }
 
-/// Every cgroup, parents before their children.
+/// All cgroups, parents before their children.
 pub(super) fn all() -> Result<BTreeSet<PathBuf>> {
     let mut found = BTreeSet::new();
     let mut open = mounts::of_type("cgroup2")?;
     while let Some(dir) = open.pop() {
-        // One that goes meanwhile is not left.
+        // A cgroup that is removed meanwhile is not left.
         let Ok(entries) = std::fs::read_dir(&dir) else { continue };
         for entry in entries {
             let entry = entry.with_context(|| format!("cannot list {}", dir.display()))?;
@@ -30,7 +30,7 @@ pub(super) fn all() -> Result<BTreeSet<PathBuf>> {
     Ok(found)
 }
 
-/// Whether a part of its path holds the id of one of the incarnations.
+/// Whether the name contains the id of one of the incarnations.
 pub(super) fn names_one_of(cgroup: &Path, incarnations: &BTreeSet<&str>) -> bool {
     let Some(name) = cgroup.file_name().and_then(|name| name.to_str()) else { return false };
     // An id is 36 bytes of hexadecimal digits and hyphens.
@@ -38,7 +38,7 @@ pub(super) fn names_one_of(cgroup: &Path, incarnations: &BTreeSet<&str>) -> bool
     ids.into_iter().any(|id| incarnations.contains(id))
 }
 
-/// Ends what is in it, and removes it.
+/// Kills all processes in the cgroup, and removes the cgroup.
 pub(super) fn end(cgroup: &Path) {
     let _ = std::fs::write(cgroup.join("cgroup.kill"), "1");
     for _ in 0..50 {
@@ -49,7 +49,7 @@ pub(super) fn end(cgroup: &Path) {
     }
 }
 
-/// Whether a cgroup can be made in one of the hierarchies.
+/// Whether a cgroup can be created in one of the hierarchies.
 pub fn is_writable() -> bool {
     roots().iter().any(|root| {
         let probe =

@@ -1,14 +1,14 @@
-//! A checker that never asks Chancery: after each round of a fault campaign it looks at `/proc`, at every cgroup v2, at
-//! files, and at the log that payloads write (`tests/payloads/witness`).
+//! Checker that never asks Chancery. After each round of a fault campaign it checks `/proc`, every cgroup v2,
+//! files, and the log that payloads write (`tests/payloads/witness`).
 //!
-//! | it counts | as seen in |
+//! | finding | evidence |
 //! |---|---|
-//! | started twice | two starts of one process of an incarnation, or the lock of its instance held |
-//! | volumes with two users | the lock of the volume, held when an incarnation starts to use the volume |
-//! | files outside touched | canaries: content, inode, mode, time of the last change, and what is in their directories |
+//! | started twice | two starts of one process of an incarnation, or the lock of its instance already held |
+//! | volumes with two users | the volume's lock, held when an incarnation starts to use the volume |
+//! | files outside touched | canaries: content, inode, mode, owner, time of the last change, and entries of their directories |
 //!
-//! It also finds what must not be left: processes of an incarnation whose main process is dead, payload processes that are
-//! in no log, and, once everything has ended, any process, mount and cgroup.
+//! The checker also finds leftovers: processes of an incarnation whose main process is dead, and unlogged
+//! payload processes. Once everything has ended, any process, mount and cgroup is a leftover.
 
 mod canaries;
 mod cgroups;
@@ -33,40 +33,40 @@ pub use mounts::{Mount, mounts_under};
 use payload_log::{PayloadLog, Word};
 pub use processes::HostProcess;
 
-/// How long what must end may take to do so.
+/// Time that leftovers have to end.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Name of the cgroup that all executors of a host share.
 const SHARED_CGROUP: &str = "chancery";
 
-/// The host as the checker sees it.
+/// State of the host as the checker sees it.
 pub struct Host {
-    /// Holds the log of payloads and the canaries; outside of every data directory.
+    /// Directory of the payload log and the canaries, outside every data directory.
     dir: PathBuf,
-    /// Holds everything that belongs to the run: data directories, their copies, and `dir`.
+    /// Directory of everything in the campaign: data directories, their copies, and `dir`.
     home: PathBuf,
     canaries: Canaries,
-    /// Every cgroup in which a process of the run was seen, and which the run did not find there.
+    /// Cgroups in which the campaign's processes were seen, except cgroups that existed before.
     cgroups: BTreeSet<PathBuf>,
     cgroups_before: BTreeSet<PathBuf>,
     patience: Duration,
 }
 
-/// What was found so far.
+/// Findings so far.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
 pub struct Findings {
     /// Processes of incarnations that were started more than once.
     pub started_twice: Vec<String>,
     /// Incarnations that got a volume while another one used it.
     pub volumes_with_two_users: Vec<String>,
-    /// Canaries that are not as they were.
+    /// Canaries that have changed.
     pub files_touched: Vec<String>,
-    /// What is left though it should have ended.
+    /// Leftovers that should have ended.
     pub left: Vec<String>,
 }
 
 impl Findings {
-    /// Whether nothing was found.
+    /// Whether there are no findings.
     pub fn is_empty(&self) -> bool {
         *self == Findings::default()
     }
@@ -85,7 +85,7 @@ impl Findings {
 }
 
 impl Host {
-    /// Makes the log and the canaries in a directory of their own under the home of a run.
+    /// Creates the log and the canaries in a separate directory under the campaign's home.
     pub fn new(home: &Path) -> Result<Host> {
         let home = home.canonicalize().with_context(|| format!("cannot find {}", home.display()))?;
         let dir = home.join("outside");
@@ -96,8 +96,9 @@ impl Host {
         Ok(Host { dir, home, canaries, cgroups: BTreeSet::new(), cgroups_before, patience: PATIENCE })
     }
 
-    /// A payload that the checker can follow; with a volume of 1 MiB if `volume` says so. Where no cgroup can be made, a
-    /// process that leaves its environment and its parent cannot be found, and payloads have one process each.
+    /// Payload that the checker can follow; with a volume of 1 MiB if `volume` is set. Without writable
+    /// cgroups, a process that drops its environment and its parent cannot be found, so payloads have one
+    /// process each.
     pub fn payload(&self, volume: bool) -> Value {
         let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("payloads/witness");
         let shapes = if has_cgroups() { "any" } else { "plain" };
@@ -114,7 +115,7 @@ impl Host {
         })
     }
 
-    /// The directory with a canary of that name, which a fault may mount somewhere: `bound`, `nested` or `linked`.
+    /// Directory of a canary that a fault may mount: `bound`, `nested` or `linked`.
     pub fn canary(&self, name: &str) -> PathBuf {
         self.dir.join("canaries").join(name)
     }
@@ -124,21 +125,21 @@ impl Host {
         std::fs::write(self.dir.join("mount-next"), "").context("cannot ask a payload for a mount")
     }
 
-    /// Withdraws that, if no payload has done it.
+    /// Withdraws the request of [`Host::ask_for_mount`] that no payload has fulfilled.
     pub fn withdraw_mount(&self) {
         for name in ["mount-next", "mount-made"] {
             let _ = std::fs::remove_file(self.dir.join(name));
         }
     }
 
-    /// Payload processes of the log that live.
+    /// Live payload processes that the log contains.
     pub fn alive(&self) -> Result<Vec<HostProcess>> {
         let log = self.log()?;
         let all = HostProcess::all()?;
         Ok(all.into_iter().filter(|process| log.role(process).is_some()).collect())
     }
 
-    /// Main processes of payloads that live, with their incarnations.
+    /// Live main processes of payloads, with their incarnations.
     pub fn alive_mains(&self) -> Result<Vec<(String, HostProcess)>> {
         let log = self.log()?;
         let all = HostProcess::all()?.into_iter();
@@ -171,7 +172,7 @@ impl Host {
         Ok(self.alive()?.iter().any(|process| log.role(process).is_some_and(|(of, _)| of == incarnation)))
     }
 
-    /// How many mounts payloads have made.
+    /// Number of mounts that payloads have made.
     pub fn mounted(&self) -> Result<usize> {
         Ok(self.log()?.lines().filter(|line| line.word == Word::Mounted).count())
     }
@@ -180,7 +181,7 @@ impl Host {
         PayloadLog::read(&self.dir.join("log"))
     }
 
-    /// What is wrong now. Processes and cgroups may be on their way out: see [`Host::settle`].
+    /// Current findings. Processes and cgroups may be about to end: see [`Host::settle`].
     pub fn look(&mut self) -> Result<Findings> {
         let log = self.log()?;
         let all = HostProcess::all()?;
@@ -195,13 +196,13 @@ impl Host {
         })
     }
 
-    /// What is still wrong when everything has had time to settle.
+    /// Findings that remain after everything has had time to settle.
     pub fn settle(&mut self) -> Result<Findings> {
         self.wait(Host::look)
     }
 
-    /// The same, once everything was asked to end: then no process, mount or cgroup of the run may be left. Servers and
-    /// executors of the run must have been stopped.
+    /// Findings after everything was asked to end: no process, mount or cgroup of the campaign may be left.
+    /// The campaign's servers and executors must have been stopped.
     pub fn settle_ended(&mut self) -> Result<Findings> {
         self.wait(|host| {
             let mut found = host.look()?;
@@ -210,7 +211,7 @@ impl Host {
         })
     }
 
-    /// Fails with everything that was found.
+    /// Fails with all findings, if there are any.
     pub fn must_be_clean(found: &Findings) -> Result<()> {
         if found.is_empty() {
             return Ok(());
@@ -218,8 +219,8 @@ impl Host {
         bail!("on the host:\n  {}", found.lines())
     }
 
-    /// What is left is looked at again: it may take a while to end, and counts only if two looks in a row have it.
-    /// Everything else stays as it is.
+    /// Repeats the check while there are leftovers: these may take a while to end, and count only if two
+    /// checks in a row find them. All other findings are final.
     fn wait(&mut self, look: impl Fn(&mut Host) -> Result<Findings>) -> Result<Findings> {
         let began = Instant::now();
         let mut before = None;
@@ -237,16 +238,17 @@ impl Host {
         }
     }
 
-    /// Remembers in which cgroups the run is.
+    /// Notes the cgroups of the campaign's processes.
     fn note_cgroups(&mut self, log: &PayloadLog, all: &[HostProcess]) {
         for process in all.iter().filter(|process| log.role(process).is_some()) {
             let seen = process.cgroups().into_iter().filter(|cgroup| !self.cgroups_before.contains(cgroup));
-            // One that executors share may stay for the next.
+            // The cgroup that executors share may stay for the next executor.
             self.cgroups.extend(seen.filter(|cgroup| !cgroup.ends_with(SHARED_CGROUP)));
         }
     }
 
-    /// Processes with the environment of a payload of this run that are not in the log, nor started by one that is.
+    /// Processes with the environment of one of the campaign's payloads that are neither in the log nor
+    /// children of a logged process.
     fn unknown(&self, log: &PayloadLog, all: &[HostProcess]) -> Vec<String> {
         let known: BTreeSet<u32> =
             all.iter().filter(|process| log.role(process).is_some()).map(|process| process.pid).collect();
@@ -256,7 +258,8 @@ impl Host {
         ours.map(|process| format!("{process}, which no payload has logged")).collect()
     }
 
-    /// What nothing may leave: processes with anything of the run, mounts in it, its cgroups.
+    /// Leftovers that are never permitted: processes with any trace of the campaign, and its mounts and
+    /// cgroups.
     fn left_at_the_end(&self) -> Result<Vec<String>> {
         let log = self.log()?;
         let this = std::process::id();
@@ -276,7 +279,7 @@ impl Host {
         Ok(left)
     }
 
-    /// Ends what is left of a run that failed: whoever comes next must not find it.
+    /// Clears what a failed campaign left, so that later tests do not find it.
     fn clear(&self) -> Result<()> {
         for _ in 0..100 {
             let log = self.log()?;

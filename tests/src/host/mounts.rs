@@ -1,22 +1,22 @@
-//! Mounts, as `/proc/self/mountinfo` lists them, and ones that go when they are dropped.
+//! Mounts as `/proc/self/mountinfo` lists them, and mounts that are removed when dropped.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
 
-/// A mount that is removed when this is dropped.
+/// Mount that is removed when this value is dropped.
 #[derive(Debug)]
 pub struct Mount(PathBuf);
 
 impl Mount {
-    /// Mounts a directory in another place as well.
+    /// Mounts a directory at a second path.
     pub fn bind(what: &Path, at: &Path) -> Result<Mount> {
         run(Command::new("mount").arg("--bind").arg(what).arg(at))?;
         Ok(Mount(at.to_owned()))
     }
 
-    /// Mounts a file system in memory of so many mebibytes.
+    /// Mounts an in-memory file system of this size in mebibytes.
     pub fn memory(at: &Path, mebibytes: u64) -> Result<Mount> {
         run(Command::new("mount")
             .args(["-t", "tmpfs", "-o", &format!("size={mebibytes}m"), "tmpfs"])
@@ -24,8 +24,8 @@ impl Mount {
         Ok(Mount(at.to_owned()))
     }
 
-    /// Mounts a directory over itself, so that nothing is written by its name; what is open stays so. By way of a directory
-    /// that nothing else uses: a mount through which a file is being written cannot become read-only.
+    /// Mounts a directory read-only over itself; files that are open stay writable. The staging directory
+    /// must be unused: a mount with a file open for writing cannot become read-only.
     pub fn read_only(at: &Path, staging: &Path) -> Result<Mount> {
         std::fs::create_dir_all(staging).with_context(|| format!("cannot create {}", staging.display()))?;
         let staged = Mount::bind(at, staging)?;
@@ -35,12 +35,12 @@ impl Mount {
         Ok(mount)
     }
 
-    /// One that somebody else has made.
+    /// Takes over a mount that another process has made.
     pub fn taken_over(at: PathBuf) -> Mount {
         Mount(at)
     }
 
-    /// Leaves it, for the checker to find.
+    /// Leaves the mount for the checker to find.
     pub fn keep(self) {
         std::mem::forget(self);
     }
@@ -54,7 +54,7 @@ impl Drop for Mount {
     }
 }
 
-/// Lazily: what has a file open there keeps it.
+/// Unmounts lazily: a process with a file open there keeps the file.
 pub(super) fn unmount(at: &Path) -> Result<()> {
     run(Command::new("umount").arg("--lazy").arg(at))
 }
@@ -67,18 +67,18 @@ pub fn mounts_under(dir: &Path) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// Where file systems of a type are mounted.
+/// Mount points of file systems of this type.
 pub(super) fn of_type(name: &str) -> Result<Vec<PathBuf>> {
     Ok(table()?.into_iter().filter(|(_, kind)| kind == name).map(|(at, _)| at).collect())
 }
 
-/// Place and type of each mount.
+/// Mount point and type of each mount.
 fn table() -> Result<Vec<(PathBuf, String)>> {
     let text = std::fs::read_to_string("/proc/self/mountinfo").context("cannot read mountinfo")?;
     let entry = |line: &str| {
         let (left, right) = line.split_once(" - ")?;
         let at = left.split(' ').nth(4)?;
-        // Bytes that would break a line or a word are octal.
+        // Bytes that would break a line or a word are written in octal.
         let at =
             at.replace("\\040", " ").replace("\\011", "\t").replace("\\012", "\n").replace("\\134", "\\");
         Some((PathBuf::from(at), right.split(' ').next()?.to_owned()))

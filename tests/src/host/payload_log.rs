@@ -1,4 +1,4 @@
-//! The log of payloads: what each process of a run says of itself.
+//! Log of payloads, in which each process of a campaign reports about itself.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, bail};
 
 use super::HostProcess;
 
-/// What a process notes.
+/// Kind of a log line.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Word {
     Start,
@@ -17,18 +17,18 @@ pub(super) enum Word {
     Mounted,
 }
 
-/// One line.
+/// Line of the log.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Line {
     pub(super) word: Word,
     pub(super) incarnation: String,
     pub(super) role: String,
-    /// As its own PID namespace has it.
+    /// Process id in the process's own PID namespace.
     pub(super) pid: u32,
     pub(super) start_time: u64,
 }
 
-/// All of it.
+/// Parsed log.
 #[derive(Debug)]
 pub(super) struct PayloadLog {
     lines: Vec<Line>,
@@ -58,18 +58,18 @@ impl PayloadLog {
         Some((incarnation, role))
     }
 
-    /// Every incarnation of which a process has started.
+    /// Incarnations that have started a process.
     pub(super) fn incarnations(&self) -> BTreeSet<&str> {
         self.started.values().map(|(incarnation, _)| incarnation.as_str()).collect()
     }
 
-    /// Lines with the word, as text.
+    /// Lines of this kind as text.
     pub(super) fn word(&self, word: Word) -> Vec<String> {
         let lines = self.lines.iter().filter(|line| line.word == word);
         lines.map(|line| format!("incarnation {}, {} {}", line.incarnation, line.role, line.pid)).collect()
     }
 
-    /// Main processes of an incarnation that were started though there had been one, alive or ended.
+    /// Main processes that were started although their incarnation already had one, alive or ended.
     pub(super) fn started_twice(&self) -> Vec<String> {
         let mut found = self.word(Word::Twice);
         let mut first = BTreeMap::new();

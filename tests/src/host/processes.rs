@@ -8,29 +8,29 @@ use anyhow::{Context as _, Result};
 
 use super::cgroups;
 
-/// A process that lives.
+/// Live process.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct HostProcess {
-    /// Its process id here.
+    /// Process id in this PID namespace.
     pub pid: u32,
-    /// Its process id in its own PID namespace.
+    /// Process id in the process's own PID namespace.
     pub inner_pid: u32,
-    /// Its parent.
+    /// Process id of the parent.
     pub parent: u32,
-    /// When it started, in ticks of the clock since the boot.
+    /// Start time in clock ticks since the boot.
     pub start_time: u64,
     name: String,
 }
 
 impl HostProcess {
-    /// Every one that can be seen.
+    /// All visible processes.
     pub fn all() -> Result<Vec<HostProcess>> {
         let entries = std::fs::read_dir("/proc").context("cannot list /proc")?;
         let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
         Ok(pids.filter_map(HostProcess::of).collect())
     }
 
-    /// `None` if there is none, or if it is dead and only not reaped.
+    /// Process with this id; `None` if there is none or a zombie.
     pub fn of(pid: u32) -> Option<HostProcess> {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
         let (head, rest) = stat.rsplit_once(')')?;
@@ -47,12 +47,12 @@ impl HostProcess {
         })
     }
 
-    /// Whether it still lives.
+    /// Whether the process is still alive.
     pub fn lives(&self) -> bool {
         HostProcess::of(self.pid).is_some_and(|now| now.start_time == self.start_time)
     }
 
-    /// The cgroups v2 that it is in, as directories, the innermost first.
+    /// Cgroups v2 of the process as directories, innermost first.
     pub(super) fn cgroups(&self) -> Vec<PathBuf> {
         let text = std::fs::read_to_string(format!("/proc/{}/cgroup", self.pid)).unwrap_or_default();
         let Some(path) = text.lines().find_map(|line| line.strip_prefix("0::/")) else { return Vec::new() };
@@ -61,23 +61,23 @@ impl HostProcess {
         cgroups::roots().iter().flat_map(|root| within.iter().map(|path| root.join(path))).collect()
     }
 
-    /// Its working directory, where that can be read.
+    /// Working directory, if it can be read.
     pub fn directory(&self) -> Option<PathBuf> {
         std::fs::read_link(format!("/proc/{}/cwd", self.pid)).ok()
     }
 
-    /// Whether its environment names a volume.
+    /// Whether the environment names a volume.
     pub(super) fn uses_volume(&self) -> bool {
         self.environ().split(|byte| *byte == 0).any(|pair| pair.starts_with(b"CHANCERY_VOLUME_"))
     }
 
-    /// Whether its environment names a replica of the plan.
+    /// Whether the environment names a replica of the plan.
     pub(crate) fn is_of_plan(&self, plan: &str) -> bool {
         let start = format!("CHANCERY_REPLICA={plan}-");
         self.environ().split(|byte| *byte == 0).any(|pair| pair.starts_with(start.as_bytes()))
     }
 
-    /// Whether its environment is that of a payload whose working directory is under `root`.
+    /// Whether the environment is a payload's with a working directory under `root`.
     pub(super) fn is_payload_under(&self, root: &Path) -> bool {
         let environ = self.environ();
         let value = |name: &[u8]| environ.split(|byte| *byte == 0).find_map(|pair| pair.strip_prefix(name));
@@ -86,13 +86,14 @@ impl HostProcess {
             && home.is_some_and(|home| home.canonicalize().unwrap_or(home).starts_with(root))
     }
 
-    /// Whether its environment names anything under `root`.
+    /// Whether the environment contains the path `root`.
     pub(super) fn names(&self, root: &Path) -> bool {
         let bytes = root.as_os_str().as_bytes();
         self.environ().windows(bytes.len()).any(|part| part == bytes)
     }
 
-    /// Whether it names anything under `root`, has its working directory there, or has a file open there.
+    /// Whether arguments or environment contain `root`, or the working directory, root or an open file is
+    /// under it.
     pub(super) fn has_anything_under(&self, root: &Path) -> bool {
         let bytes = root.as_os_str().as_bytes();
         let names = |text: &[u8]| text.windows(bytes.len()).any(|part| part == bytes);

@@ -7,7 +7,7 @@ use tempfile::TempDir;
 use super::*;
 use crate::until;
 
-/// A host on which nothing runs yet, which does not wait for what is left.
+/// Host without processes, whose checker does not wait for leftovers.
 fn host() -> (Host, TempDir) {
     let home = tempfile::Builder::new().prefix("chancery-host-").tempdir().expect("a temporary directory");
     let mut host = Host::new(home.path()).expect("a host");
@@ -15,7 +15,7 @@ fn host() -> (Host, TempDir) {
     (host, home)
 }
 
-/// A payload as a supervisor would start it, in a working directory of its own.
+/// Starts a payload as a supervisor would, in its own working directory.
 fn payload(host: &Host, incarnation: &str, shapes: &str, volume: Option<&Path>) -> Child {
     let work = host.home.join("nodes").join(incarnation).join("work");
     std::fs::create_dir_all(&work).expect("a working directory");
@@ -68,7 +68,7 @@ fn a_second_instance_is_found_while_the_first_lives_and_after_it() {
     let (mut host, _home) = host();
     let first = payload(&host, "a", "plain", None);
     let second = payload(&host, "a", "plain", None);
-    // By the lock, and by the second start.
+    // One finding by the lock, and one by the second start.
     assert_eq!(host.settle().expect("a look").started_twice.len(), 2);
     end(first);
     end(second);
@@ -130,7 +130,7 @@ fn what_lives_after_its_main_process_is_found_and_what_no_payload_has_logged() {
     end(main);
     let found = host.settle().expect("a look");
     assert!(found.left.len() == 1 && found.left[0].contains("whose main process is dead"), "{found:?}");
-    // A copy that has not logged anything.
+    // Copy that has not logged anything.
     let stranger = Command::new("sleep")
         .arg("100000")
         .env("HOME", host.home.join("nodes"))
@@ -151,7 +151,7 @@ fn processes_mounts_and_cgroups_that_are_left_at_the_end_are_found() {
     let idle = Command::new("sleep").arg("100000").current_dir(&host.home).spawn().expect("it starts");
     until("it is found", || (host.settle_ended().ok()?.left.len() == 1).then_some(()));
     end(idle);
-    // The id of an incarnation that has run, as part of a cgroup's name.
+    // Id of an ended incarnation, as part of a cgroup's name.
     let incarnation = uuid::Uuid::new_v4().to_string();
     end(payload(&host, &incarnation, "plain", None));
     assert_eq!(host.settle_ended().expect("a look"), Findings::default());

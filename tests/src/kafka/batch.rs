@@ -1,7 +1,9 @@
-//! Batches of records as a broker keeps them, altered without the broker's knowledge.
+//! Record batches on a broker's disk, altered without the broker's knowledge.
 //!
-//! Source: Kafka's record batch, version 2: base offset (int64), length of what follows (int32), leader epoch (int32), magic
-//! (int8), CRC-32C of what follows (uint32), attributes (int16) with the codec in the lowest three bits.
+//! Source: Kafka's record batch, version 2. Base offset (int64), length of the rest (int32), leader epoch
+//! (int32), magic (int8). CRC-32C of the rest (uint32), attributes (int16) with the codec in the lowest three
+//! bits.
+//! bits.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
@@ -9,20 +11,20 @@ use std::path::PathBuf;
 
 use super::Cluster;
 
-/// The batch that holds a text, on one broker's disk. The text must be stored as it is, once.
+/// Batch that contains a text, on one broker's disk. The text must be stored uncompressed and once.
 #[derive(Debug)]
 pub struct StoredBatch {
     segment: PathBuf,
-    /// Where the batch begins in the segment.
+    /// Offset of the batch in the segment file.
     at: u64,
-    /// The whole batch, as it was found.
+    /// Original bytes of the whole batch.
     bytes: Vec<u8>,
-    /// Where the text is in the batch.
+    /// Offset of the text in the batch.
     text: usize,
 }
 
 impl StoredBatch {
-    /// The batch of partition 0 of the topic, if that broker has it already.
+    /// Returns the batch with the text in partition 0 of the topic, if the broker has the batch already.
     pub fn find(cluster: &Cluster, broker: u32, topic: &str, text: &str) -> Option<StoredBatch> {
         let folder = cluster.dir().join(format!("node-{broker}/data/{topic}-0"));
         let files = std::fs::read_dir(folder).ok()?.flatten().map(|entry| entry.path());
@@ -49,19 +51,19 @@ impl StoredBatch {
         found.next()
     }
 
-    /// The offset of its first message.
+    /// Offset of the batch's first message.
     pub fn offset(&self) -> i64 {
         self.bytes.first_chunk().map_or(-1, |bytes| i64::from_be_bytes(*bytes))
     }
 
-    /// Alters a byte of the text: the checksum is not that of the bytes any more.
+    /// Alters a byte of the text, so that the checksum is wrong.
     pub fn damage(&self) {
         let mut bytes = self.bytes.clone();
         bytes[self.text] = b'#';
         self.write(&bytes);
     }
 
-    /// Names a codec that no client knows, with a checksum that is right.
+    /// Sets a codec that no client knows, with a correct checksum.
     pub fn set_unknown_codec(&self) {
         let mut bytes = self.bytes.clone();
         bytes[22] |= 7;
@@ -70,7 +72,7 @@ impl StoredBatch {
         self.write(&bytes);
     }
 
-    /// Puts it back as it was found.
+    /// Restores the original bytes.
     pub fn restore(&self) {
         self.write(&self.bytes);
     }

@@ -1,8 +1,8 @@
-//! A TCP proxy before one broker, which understands as much of Kafka's protocol as its faults need: the frames, and to
-//! which kind of request a response belongs.
+//! TCP proxy in front of one broker. It understands as much of Kafka's protocol as its faults need: the
+//! frames, and the kind of request that a response belongs to.
 //!
-//! Clients are led to the proxy by `advertised.listeners`; brokers reach each other directly. Responses keep their order
-//! on a connection, as the protocol wants.
+//! Clients are directed to the proxy by `advertised.listeners`; brokers reach each other directly. Responses
+//! keep their order on a connection, as the protocol requires.
 //!
 //! Source: Kafka protocol guide, request header v1 (`size`, `api_key`, `api_version`, `correlation_id`) and
 //! response header (`size`, `correlation_id`).
@@ -17,31 +17,30 @@ use std::time::{Duration, Instant};
 
 use crate::sim::Random;
 
-/// The kind of a request that asks for records of partitions.
+/// API key of a fetch request.
 const FETCH: i16 = 1;
-/// A slow network passes on no more at once.
+/// Maximum number of bytes that a slow network passes on in one write.
 const PIECE: usize = 16 << 10;
-/// Larger frames than brokers take are no Kafka.
+/// Maximum size of a frame in bytes; brokers accept no larger ones.
 const LARGEST: usize = 128 << 20;
 
-/// What the proxy does to responses.
+/// Faults that the proxy applies to responses.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct ProxyFaults {
-    /// Responses to fetches that hold anything are passed on so much later.
+    /// Delay of fetch responses that contain records.
     pub slow_fetches: Duration,
-    /// Every response is passed on later by a part of this that differs from connection to connection and from response to
-    /// response. The clients of each partition have connections of their own, so that the responses of one partition
-    /// overtake those of another.
+    /// Maximum random delay of a response; each response and each connection has its own. Clients use one
+    /// connection per partition, so responses of one partition overtake others.
     pub disorder: Duration,
-    /// No response is passed on.
+    /// Whether all responses are withheld.
     pub stalls: bool,
-    /// Connections are cut, and no new one is taken.
+    /// Whether connections are cut and new ones refused.
     pub cuts: bool,
-    /// Maximum number of bytes of responses in a second, of all connections together; zero for no limit.
+    /// Maximum number of response bytes per second over all connections; zero means no limit.
     pub bytes_per_second: u64,
 }
 
-/// A proxy before one broker, until it is dropped.
+/// Proxy in front of one broker; stops when it is dropped.
 #[derive(Debug)]
 pub struct Proxy {
     shared: Arc<Shared>,
@@ -51,7 +50,7 @@ pub struct Proxy {
 #[derive(Debug)]
 struct Shared {
     faults: Mutex<ProxyFaults>,
-    /// When a slow network has passed on what it has taken so far.
+    /// Instant at which a slow network will have passed on everything accepted so far.
     is_free: Mutex<Instant>,
     changed: Condvar,
     connections: Mutex<Vec<TcpStream>>,
@@ -59,7 +58,7 @@ struct Shared {
 }
 
 impl Proxy {
-    /// A proxy on a free port, whose broker is named by [`Proxy::lead_to`].
+    /// Creates a proxy on a free port; [`ProxyListener::lead_to`] sets its broker.
     pub fn listen() -> (Proxy, ProxyListener) {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
         let port = listener.local_addr().expect("it is bound").port();
@@ -73,12 +72,12 @@ impl Proxy {
         (Proxy { shared: Arc::clone(&shared), port }, ProxyListener { listener, shared })
     }
 
-    /// Where clients reach the broker.
+    /// Port where clients reach the broker.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// What happens to responses from now on, also to those that wait.
+    /// Sets the faults for all further responses, including delayed ones.
     pub fn set(&self, faults: ProxyFaults) {
         *self.shared.faults() = faults;
         *lock(&self.shared.is_free) = Instant::now();
@@ -94,12 +93,12 @@ impl Drop for Proxy {
         self.shared.ends.store(true, Ordering::Release);
         self.set(ProxyFaults::default());
         self.shared.cut();
-        // The thread that takes connections looks whether it is to end.
+        // A connection wakes the accepting thread, which then ends.
         let _ = TcpStream::connect((Ipv4Addr::LOCALHOST, self.port));
     }
 }
 
-/// The port of a proxy that leads nowhere yet.
+/// Port of a proxy without a broker.
 #[derive(Debug)]
 pub struct ProxyListener {
     listener: TcpListener,
@@ -107,7 +106,7 @@ pub struct ProxyListener {
 }
 
 impl ProxyListener {
-    /// Takes connections to the broker at that address from now on.
+    /// Accepts connections to the broker at this address from now on.
     pub fn lead_to(self, broker: SocketAddr) {
         thread::spawn(move || {
             for client in self.listener.incoming() {
@@ -118,7 +117,7 @@ impl ProxyListener {
                 if self.shared.faults().cuts {
                     continue;
                 }
-                // A broker that is away refuses: the client sees its connection end.
+                // If the broker is unreachable, the client's connection ends.
                 if let Ok(broker) = TcpStream::connect(broker) {
                     self.shared.join(&client, &broker);
                 }
@@ -139,7 +138,7 @@ impl Shared {
         }
     }
 
-    /// Passes on what both sides say, until one of them ends.
+    /// Passes on the data of both sides until one of them ends.
     fn join(self: &Arc<Self>, client: &TcpStream, broker: &TcpStream) {
         let clone = |stream: &TcpStream| stream.try_clone().expect("a descriptor");
         self.connections
@@ -158,7 +157,7 @@ impl Shared {
             pass(&from, &to, look, |_| {});
         });
         let (from, to, shared) = (clone(broker), clone(client), Arc::clone(self));
-        // The client's port is as good a seed as any: no run is the same as another in time.
+        // The client's port is a sufficient seed: timing differs between test executions anyway.
         let mut random = Random::new(client.peer_addr().map_or(0, |peer| peer.port().into()));
         thread::spawn(move || {
             let look = |frame: &[u8]| {
@@ -171,7 +170,8 @@ impl Shared {
         });
     }
 
-    /// Waits for as long as a response is to be held up; for that part of the disorder, from 0 to 1.
+    /// Waits until a response may be passed on. `part` is the response's fraction of the disorder, from 0 to
+    /// 1.
     fn hold_up(&self, is_fetch: bool, part: f64) {
         let came = Instant::now();
         let mut faults = self.faults();
@@ -189,7 +189,7 @@ impl Shared {
         }
     }
 
-    /// Waits until a slow network has room for so many bytes.
+    /// Waits until a slow network has capacity for `bytes`.
     fn slow_down(&self, bytes: usize) {
         let mut faults = self.faults();
         loop {
@@ -214,7 +214,7 @@ impl Shared {
     }
 }
 
-/// Whether a response to a fetch is larger than those that only say that there is nothing new.
+/// Whether a fetch response is larger than an empty one.
 fn holds_records(frame: &[u8]) -> bool {
     frame.len() > 120
 }
@@ -223,8 +223,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Passes on frame by frame, each after a look at its bytes behind the size; ends both connections when one does. `pace` is
-/// called before each piece, with the number of its bytes.
+/// Passes on frames one by one; ends both connections when one ends. `look` is called with the bytes after
+/// each size, and `pace` before each write with its number of bytes.
 fn pass(mut from: &TcpStream, mut to: &TcpStream, mut look: impl FnMut(&[u8]), mut pace: impl FnMut(usize)) {
     let mut size = [0; 4];
     'frames: while from.read_exact(&mut size).is_ok() {
@@ -252,7 +252,7 @@ fn pass(mut from: &TcpStream, mut to: &TcpStream, mut look: impl FnMut(&[u8]), m
 mod tests {
     use super::*;
 
-    /// A "broker" that answers each frame with one of so many bytes.
+    /// Fake broker that answers each frame with a frame of `bytes` bytes.
     fn broker(bytes: u32) -> SocketAddr {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
         let address = listener.local_addr().expect("it is bound");
@@ -277,14 +277,14 @@ mod tests {
         const BYTES: u32 = 100_000;
         let (proxy, listener) = Proxy::listen();
         listener.lead_to(broker(BYTES));
-        // A piece takes hours.
+        // One write takes hours.
         proxy.set(ProxyFaults { bytes_per_second: 1, ..ProxyFaults::default() });
         let mut client = TcpStream::connect((Ipv4Addr::LOCALHOST, proxy.port())).expect("the proxy listens");
         client.write_all(&[0, 0, 0, 8, 0, 1, 0, 4, 0, 0, 0, 1]).expect("it reads");
         client.set_read_timeout(Some(Duration::from_millis(200))).expect("a socket");
         client.read_exact(&mut [0]).expect_err("nothing comes");
         client.set_read_timeout(None).expect("a socket");
-        // What waits goes on under another limit, and without one.
+        // Waiting data continues under another limit, and without one.
         for bytes_per_second in [1_000_000, 0] {
             proxy.set(ProxyFaults { bytes_per_second, ..ProxyFaults::default() });
             let mut answer = vec![0; 4 + BYTES as usize];

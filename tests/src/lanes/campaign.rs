@@ -1,5 +1,5 @@
-//! What faults are put into: a server or an executor that runs payloads, some of them with volumes, while producers use
-//! the server; and how a run goes from its first round to the judgement.
+//! Campaign with a server or an executor that runs payloads, some with volumes, while producers use the
+//! server. Covers the first round to the judgement.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -18,36 +18,36 @@ use crate::server::supervisors;
 use crate::sim::Random;
 use crate::{Client, Launch, NotUp, Place, Site, until};
 
-/// Replicas with a volume each.
+/// Number of replicas with a volume each.
 const VOLUME_USERS: usize = 2;
-/// How long volumes may take to get new users.
+/// Maximum time until every volume has a new user.
 const RENEWAL: Duration = Duration::from_secs(50);
-/// Between two requests for a restart that was refused.
+/// Delay between two requests for a restart that was refused.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
-/// Mebibytes of the file system in memory on which the data directory is, where one is to be full.
+/// Size in mebibytes of an in-memory file system that will be filled.
 const ROOM: u64 = 512;
 
-/// What the faults are put into.
+/// Target of the faults.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Target {
-    /// The server, which has an executor in it.
+    /// Server with an embedded executor.
     Server,
-    /// The executor outside the server.
+    /// Executor outside the server.
     Executor,
 }
 
-/// A run. Fields are dropped in this order: no mount may be left when directories are removed.
+/// Running campaign. Fields drop in this order: no mount must be left when directories are removed.
 pub(super) struct Campaign {
-    /// File system of the data directory.
+    /// In-memory file system of the data directory, if faults need one.
     disk: Option<Mount>,
     pub(super) host: Host,
     pub(super) site: Site,
     pub(super) target: Target,
     load: Option<Load>,
     pub(super) random: Random,
-    /// The data directory by its real path.
+    /// Real path of the data directory.
     pub(super) data: PathBuf,
-    /// Incarnations whose directories must be removed, because nothing is mounted in them any more.
+    /// Incarnations without mounts, whose directories must be removed.
     pub(super) purged: Vec<String>,
     deployments: u64,
 }
@@ -62,7 +62,7 @@ impl Campaign {
             if faults.contains(&Fault::FullLog) {
                 disk = Some(Mount::memory(&data, ROOM)?);
             }
-            // So that a journal has many.
+            // Small segments, so that the journal has many.
             site.server.set("CHANCERY_SEGMENT_BYTES", "64KiB");
             site.server.start_again();
         }
@@ -89,7 +89,7 @@ impl Campaign {
         Ok(Campaign { disk, host, site, target, load, random, data, purged: Vec::new(), deployments: 0 })
     }
 
-    /// Puts in a fault in each round, and judges what is left.
+    /// Injects a fault in each round, and judges the outcome.
     pub(super) fn run(mut self, rounds: u64, faults: &[Fault], tally: &mut Tally) -> Result<()> {
         let mut deck = Deck::new(faults);
         for round in 0..rounds {
@@ -129,7 +129,7 @@ impl Campaign {
         judge_host(&found, tally)
     }
 
-    /// How the server ended, if nobody asked for that, with its last log lines.
+    /// Returns exit status and last log lines of a server that ended without a request.
     fn ended_by_itself(&mut self) -> Option<String> {
         let status = self.site.server.ended()?;
         let log = self.site.server.log();
@@ -141,18 +141,18 @@ impl Campaign {
         self.site.server.client()
     }
 
-    /// Asks for so many replicas of `web`.
+    /// Requests `count` replicas of `web`.
     pub(super) fn deploy(&mut self, count: u32) {
         self.deployments += 1;
         deploy(&self.client(), &format!("round-{}", self.deployments), count);
     }
 
-    /// Waits for less than so many milliseconds.
+    /// Sleeps for less than `most` milliseconds.
     pub(super) fn pause(&mut self, most: u64) {
         std::thread::sleep(Duration::from_millis(self.random.below(most)));
     }
 
-    /// Kills the target; one that has ended is fine.
+    /// Kills the target, if it is running.
     pub(super) fn kill(&mut self) {
         match (self.target, &mut self.site.executor) {
             (Target::Executor, Some(executor)) => executor.kill(),
@@ -161,14 +161,14 @@ impl Campaign {
         }
     }
 
-    /// Starts the target as usual, which must do.
+    /// Starts the target with default settings, and panics if it ends.
     pub(super) fn start(&mut self) {
         if let Err(NotUp { status, said }) = self.try_start(Launch::default()) {
             panic!("the target ended: {status}\n{said}");
         }
     }
 
-    /// Starts the target in that way. Only of a server it is known whether it is ready.
+    /// Starts the target as `launch` describes. Readiness is known for a server only.
     pub(super) fn try_start(&mut self, launch: Launch) -> Result<(), NotUp> {
         if let (Target::Executor, Some(executor)) = (self.target, &mut self.site.executor) {
             executor.set_launch(launch);
@@ -184,7 +184,7 @@ impl Campaign {
         Ok(())
     }
 
-    /// Starts the target, which must refuse. What it said.
+    /// Starts the target, which must refuse. Returns its log.
     pub(super) fn must_refuse(&mut self, launch: Launch, why: &str) -> Result<String> {
         if let (Target::Executor, Some(executor)) = (self.target, &mut self.site.executor) {
             let before = executor.log().len();
@@ -204,7 +204,7 @@ impl Campaign {
         }
     }
 
-    /// Names the data directory in another way, from the next start on.
+    /// Changes the data directory's path for later starts.
     pub(super) fn set_data(&mut self, data: &Path) {
         match (self.target, &mut self.site.executor) {
             (Target::Executor, Some(executor)) => executor.set_data(data.to_owned()),
@@ -217,7 +217,7 @@ impl Campaign {
         supervisors(&self.data)
     }
 
-    /// Gives each volume a new user, which the end of the one before must precede.
+    /// Waits until each volume has a new user; its previous user must end first.
     pub(super) fn renew_volume_users(&self) -> Result<()> {
         let before = self.host.volume_users()?;
         let client = self.client();
@@ -228,7 +228,7 @@ impl Campaign {
                 let rows = client.items("replicas?plan=store").into_iter();
                 let is_old = |row: &Value| row["incarnation"].as_str().is_none_or(|id| before.contains(id));
                 for replica in rows.filter(is_old) {
-                    // Refused while something else is done to it.
+                    // A restart is refused during another operation of the replica.
                     let key = uuid::Uuid::new_v4().to_string();
                     client.decided(&key, "replica.restart", &json!({"name": replica["name"]}));
                 }
@@ -237,7 +237,7 @@ impl Campaign {
             if now.len() == VOLUME_USERS && now.is_disjoint(&before) {
                 return Some(Ok(()));
             }
-            // Sooner than the patience of `until`, so that it can be said what is in the way.
+            // Shorter than the timeout of `until`, so that an error gives the reason.
             (began.elapsed() > RENEWAL).then(|| {
                 let rows = client.items("replicas?plan=store");
                 Err(anyhow!("volumes of {before:?} have no new users, but {now:?}: {rows:#?}"))
@@ -246,7 +246,7 @@ impl Campaign {
     }
 }
 
-/// A run that failed must start nothing more while what it has left is cleared away.
+/// A failed campaign must start nothing more during cleanup.
 impl Drop for Campaign {
     fn drop(&mut self) {
         if let Some(how) = self.ended_by_itself() {
@@ -264,7 +264,7 @@ impl Drop for Campaign {
     }
 }
 
-/// Whether a directory of that name, with a working directory in it, is anywhere below. Output is kept for longer.
+/// Whether a directory of this name with a working directory exists below `dir`. Output is kept longer.
 fn has_directory(dir: &Path, name: &str) -> bool {
     let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
     let mut dirs = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
@@ -274,7 +274,7 @@ fn has_directory(dir: &Path, name: &str) -> bool {
     })
 }
 
-/// Adds what was found on the host to the tally, and fails with it.
+/// Adds findings on the host to the tally, and fails if there are any.
 fn judge_host(found: &Findings, tally: &mut Tally) -> Result<()> {
     tally.started_twice += found.started_twice.len() as u64;
     tally.volumes_with_two_users += found.volumes_with_two_users.len() as u64;
@@ -282,7 +282,7 @@ fn judge_host(found: &Findings, tally: &mut Tally) -> Result<()> {
     Host::must_be_clean(found)
 }
 
-/// A plan `store` whose replicas have a volume each, and nodes for them.
+/// Creates a plan `store` whose replicas have a volume each, and its nodes.
 fn volume_users(client: &Client, host: &Host) {
     for number in 1..=2 {
         let total = json!({"cpu": 8000, "memory": 16u64 << 30, "disk": 0});
@@ -304,7 +304,7 @@ fn volume_users(client: &Client, host: &Host) {
     client.wait_for("store", "running", VOLUME_USERS);
 }
 
-/// The site of a campaign whose faults are put into the server.
+/// Site of a campaign that targets the server.
 pub(super) fn servers(place: Place) -> Site {
     match place {
         Place::Embedded => Site { executor: None, server: crate::Server::new() },

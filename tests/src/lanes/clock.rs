@@ -1,7 +1,7 @@
-//! The wall clock of the server leaps, forth and back, by seconds or by days, while it runs and while it is down: what was
-//! told stays true, what runs goes on, and the journal's time does not go back.
+//! Jumps of the server's wall clock, forward and back, by seconds or days, while the server runs and while it
+//! is down. Acknowledged verdicts stay valid, payloads keep running, and the journal's time does not go back.
 //!
-//! The server is the real one, with a [`ServerClock`].
+//! The server is the real program, with a [`ServerClock`].
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -17,7 +17,7 @@ use crate::clock::ServerClock;
 use crate::ledger::Tally;
 use crate::sim::Random;
 
-/// Leaps, in seconds, at most; about two days.
+/// Maximum size of a jump in seconds; about two days.
 const LEAP: u64 = 170_000;
 
 pub(super) fn run(rounds: u64, seed: u64, tally: &mut Tally) -> Result<()> {
@@ -37,7 +37,8 @@ pub(super) fn run(rounds: u64, seed: u64, tally: &mut Tally) -> Result<()> {
         if is_down {
             server.kill();
         }
-        // While it is down, by turns far forth and back: a server that starts takes the time as it is, if it is later.
+        // While the server is down, jumps are large and alternate: a starting server accepts a time that is
+        // later.
         let far = is_down || random.chance(500);
         let size = if far { random.between(60, LEAP) } else { random.between(1, 60) };
         let forth = if is_down { round % 6 == 2 } else { random.chance(500) };
@@ -49,7 +50,7 @@ pub(super) fn run(rounds: u64, seed: u64, tally: &mut Tally) -> Result<()> {
             server.start_again();
             load.moved(&server.url());
         }
-        // Something is decided at the new time.
+        // Forces a decision at the new time.
         deploy(&server.client(), &format!("round-{round}"), 3);
         ensure!(server.ended().is_none(), "the server ended because its clock leapt:\n{}", server.log());
     }
@@ -61,7 +62,7 @@ pub(super) fn run(rounds: u64, seed: u64, tally: &mut Tally) -> Result<()> {
     judge(server.data(), &history, &evidence, tally)
 }
 
-/// Whether anything was decided at a time that is not ours: else nothing was tried.
+/// Whether any decision has a time that is not the host's: otherwise the campaign tested nothing.
 fn has_leapt(server: &Server) -> Result<bool> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs() as i64;
     for event in server.cli(&["events", "-o", "jsonl", "--types", "deployment.created.v1"]).lines() {

@@ -1,5 +1,5 @@
-//! A torn tail, and flipped bits, in the journal's own files while no server runs: each is found and named before
-//! anything is served, and nothing that was acknowledged is lost when the damage is undone.
+//! Torn tail, and flipped bits, in the journal's own files while no server runs. Damage is found and named
+//! before anything is served, and no acknowledged record is lost when the damage is undone.
 
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
@@ -45,7 +45,7 @@ pub(super) fn run(rounds: u64, seed: u64, tally: &mut Tally) -> Result<()> {
     judge(server.data(), &history, &evidence, tally)
 }
 
-/// The last segment that holds anything.
+/// Last segment with a frame.
 struct Tail {
     path: PathBuf,
     frames: Vec<Frame>,
@@ -69,8 +69,8 @@ impl Tail {
     }
 }
 
-/// A write that was torn: the beginning of a frame behind the last whole one, as a power cut leaves what nobody was
-/// told of. It is cut off, loudly.
+/// Tears a write: appends the start of a frame after the last complete one, as a power cut leaves an
+/// unacknowledged write. The server cuts it off and logs that.
 fn tear(server: &mut Server, tail: &Tail, random: &mut Random, tally: &mut Tally) -> Result<()> {
     tally.fault("torn tail");
     let bytes = std::fs::read(&tail.path)?;
@@ -88,9 +88,9 @@ fn tear(server: &mut Server, tail: &Tail, random: &mut Random, tally: &mut Tally
     Ok(())
 }
 
-/// A bit that is another one in something that was called synced. Nothing starts before it is right again.
+/// Flips a bit in synced data. No server starts until the bit is restored.
 fn flip(server: &mut Server, tail: &Tail, random: &mut Random, tally: &mut Tally) -> Result<()> {
-    // What the newest frame calls synced ends before that frame at the latest.
+    // Data that the newest frame records as synced ends before that frame.
     let last = tail.frames.last().context("a frame")?;
     let reaches = tail.frames.iter().rposition(|frame| frame.synced < last.synced);
     let sure = &tail.frames[..reaches.map_or(0, |index| index.saturating_sub(1))];
@@ -119,7 +119,7 @@ fn flip(server: &mut Server, tail: &Tail, random: &mut Random, tally: &mut Tally
     Ok(())
 }
 
-/// Whether what was said names the file.
+/// Checks that the output names the file.
 fn named(said: &str, path: &Path) -> Result<()> {
     let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     ensure!(said.contains(&name), "{name} is not named in:\n{said}");

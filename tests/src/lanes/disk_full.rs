@@ -1,7 +1,7 @@
-//! A disk without space: the server ends and says why, loses nothing that it acknowledged, and goes on when it is
-//! started with space again.
+//! Disk without space: the server ends with the reason, loses nothing that it acknowledged, and continues
+//! when it is started with space again.
 //!
-//! The disk is a small file system in memory where one may be mounted. Elsewhere the lane does not run, and says so.
+//! The disk is a small in-memory file system. Where none can be mounted, the campaign fails with the reason.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -17,7 +17,7 @@ use crate::ledger::Tally;
 use crate::sim::Random;
 use crate::{Client, Server, until};
 
-/// Mebibytes when there is space.
+/// Size of the disk in mebibytes.
 const ROOM: u64 = 512;
 
 pub(super) fn run(rounds: u64, seed: u64, tally: &mut Tally) -> Result<()> {
@@ -33,7 +33,7 @@ pub(super) fn run(rounds: u64, seed: u64, tally: &mut Tally) -> Result<()> {
         deploy(&server.client(), &format!("round-{round}"), random.below(4) as u32);
         let before = server.log().len();
         disk.fill(random.between(0, 3000))?;
-        // Something large now and then, so that it does not take long.
+        // Large intents fill the disk quickly.
         let client = Client::patient(&server.url(), Duration::from_secs(2));
         let status = until("the server ends because the disk is full", || {
             grow(&client, &mut random);
@@ -44,7 +44,7 @@ pub(super) fn run(rounds: u64, seed: u64, tally: &mut Tally) -> Result<()> {
         ensure!(!status.success(), "the disk is full, and the server says that all is well");
         let said = server.log().split_off(before);
         ensure!(said.contains("No space left on device"), "the server does not say why it ended:\n{said}");
-        // Started on a disk that is still full it may come up or refuse, but it must not hang or harm.
+        // On a disk that is still full, the server may start or refuse, but it must not hang or do damage.
         match server.try_start_again() {
             Ok(()) => server.kill(),
             Err(not_up) => ensure!(
@@ -67,18 +67,18 @@ pub(super) fn run(rounds: u64, seed: u64, tally: &mut Tally) -> Result<()> {
     judge(server.data(), &history, &evidence, tally)
 }
 
-/// Asks for something of a few hundred kilobytes.
+/// Sends an intent of about 128 KiB.
 fn grow(client: &Client, random: &mut Random) {
     let text = format!("{:016x}", random.bits()).repeat(8 << 10);
     let run = json!({"argv": ["true", text]});
     let payload = json!({"name": "app", "resources": {"cpu": 1, "memory": 1}, "run": run});
     let spec = json!({"namespace": "tests", "service": "ballast", "payloads": [payload]});
     let key = format!("ballast-{:016x}", random.bits());
-    // Whatever the answer: the server may be ending.
+    // Any answer is valid: the server may be ending.
     let _ = client.intent(&key, "plan.apply", &json!({"name": "ballast", "spec": spec}));
 }
 
-/// A file system of its own, for as long as this lives.
+/// File system that is unmounted when this value is dropped.
 struct Disk(PathBuf);
 
 impl Disk {
@@ -87,7 +87,7 @@ impl Disk {
         Ok(Disk(at))
     }
 
-    /// Leaves so many kibibytes, or a little more: the server writes meanwhile, and may be quicker.
+    /// Leaves `left` kibibytes or slightly more: the server writes meanwhile, and may take space first.
     fn fill(&self, left: u64) -> Result<()> {
         let file = std::fs::File::create(self.0.join("ballast")).context("fill the disk")?;
         let mut left = left << 10;
@@ -111,7 +111,7 @@ impl Disk {
 
 impl Drop for Disk {
     fn drop(&mut self) {
-        // Lazily: what still runs in it goes with the server, which is dropped later.
+        // A lazy unmount: processes of the server, which is dropped later, still use the file system.
         if let Err(error) = run_command(Command::new("umount").arg("--lazy").arg(&self.0)) {
             eprintln!("{error:#}");
         }

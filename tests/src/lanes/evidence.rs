@@ -1,5 +1,5 @@
-//! What is left of a run, and the judgement on it: the journal's folder, the history of producers, rows that were
-//! served, and processes that ran.
+//! Evidence that a campaign leaves, and the judgement on it: the journal's directory, the history of
+//! producers, served rows, and processes.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -22,7 +22,7 @@ use crate::ledger::Tally;
 use crate::model::{Model, Rows, comparable, differences, key_of};
 use crate::{Server, payloads};
 
-/// What a server said and what ran at one position of its journal.
+/// Rows and processes at one position of a server's journal.
 #[derive(Debug)]
 pub struct Evidence {
     position: Position,
@@ -30,7 +30,7 @@ pub struct Evidence {
     alive: Vec<Alive>,
 }
 
-/// Shows that everything can still be ended and begun, with the evidence of it, and leaves nothing running.
+/// Verifies that everything still ends and starts, with evidence, and leaves nothing running.
 pub(super) fn wind_up(server: &Server, evidence: &mut Vec<Evidence>) -> Result<()> {
     empty(server, "end");
     fill(server, "end", 5);
@@ -40,7 +40,7 @@ pub(super) fn wind_up(server: &Server, evidence: &mut Vec<Evidence>) -> Result<(
 }
 
 impl Evidence {
-    /// Looks at a server that nobody uses: rows and processes between two looks at the same position.
+    /// Collects rows and processes of an idle server, between reads at the same position.
     pub fn gather(server: &Server) -> Result<Evidence> {
         for _ in 0..600 {
             let before = read(server)?;
@@ -57,7 +57,7 @@ impl Evidence {
     }
 }
 
-/// Every row, if all are of one position.
+/// Returns all rows, if all reads have the same position.
 fn read(server: &Server) -> Result<Option<(Position, Rows)>> {
     let client = server.client();
     let (mut rows, mut at) = (Rows::new(), None);
@@ -86,7 +86,7 @@ fn read(server: &Server) -> Result<Option<(Position, Rows)>> {
     Ok(at.map(|at| (at, rows)))
 }
 
-/// What runs of each incarnation.
+/// Live processes of each incarnation.
 fn alive(data: &Path) -> Result<Vec<Alive>> {
     let mut found = BTreeMap::new();
     for payload in payloads(data) {
@@ -96,7 +96,7 @@ fn alive(data: &Path) -> Result<Vec<Alive>> {
     Ok(found.into_iter().map(|(incarnation, processes)| Alive { incarnation, processes }).collect())
 }
 
-/// The records of a journal that no server has open.
+/// Reads the records of a journal that no server has open.
 pub fn records(data: &Path) -> Result<Vec<Arc<Record>>> {
     let options = Options::new(data.join("fleets/default/journal"), "default");
     let nobody = Box::new(|_: Delivery| {});
@@ -107,7 +107,7 @@ pub fn records(data: &Path) -> Result<Vec<Arc<Record>>> {
     Ok(records)
 }
 
-/// Judges what is left of a run: adds what was found to the tally, and fails with the first violation.
+/// Judges the evidence: adds findings to the tally, and fails with the first violation.
 pub fn judge(data: &Path, history: &History, evidence: &[Evidence], tally: &mut Tally) -> Result<()> {
     let records = records(data)?;
     tally.events += records.last().map_or(0, |record| record.last().get());
@@ -148,7 +148,8 @@ fn violation(records: &[Arc<Record>], history: &History, evidence: &[Evidence]) 
 
 type Key = chancery_events::digest::Digest;
 
-/// Each verdict: the key, and whether it decides the key rather than saying something about it.
+/// Key of each verdict, and whether the verdict decides the key, or only concerns it (reused, expired, in the
+/// future).
 fn verdicts(records: &[Arc<Record>]) -> Result<BTreeMap<Position, (Key, bool)>> {
     let mut found = BTreeMap::new();
     for (position, line) in records.iter().flat_map(|record| record.events()) {

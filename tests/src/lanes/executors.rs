@@ -1,5 +1,5 @@
-//! Faults of an executor outside the server under load, `kill -9` at a random moment among them ([`Fault`]), while the
-//! server goes on.
+//! Faults of an executor outside the server under load, including `kill -9` at a random moment ([`Fault`]),
+//! while the server keeps running.
 
 use anyhow::Result;
 
@@ -9,7 +9,7 @@ use crate::ledger::Tally;
 use crate::{Executor, Place, Site};
 
 pub(super) fn run(place: Place, rounds: u64, seed: u64, faults: &[Fault], tally: &mut Tally) -> Result<()> {
-    // Nobody is lost for want of a word, however slow the machine is: sessions are resumed.
+    // A long lease: sessions are resumed and do not expire, however slow the machine is.
     let server = place.serve(&[("CHANCERY_EXECUTORS", "none"), ("CHANCERY_LEASE", "60s")]);
     let executor = Some(Executor::start_within(&server, "e1", "--process"));
     let site = Site { executor, server };

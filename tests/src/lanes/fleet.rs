@@ -1,10 +1,10 @@
-//! The fleet that lanes work on, and how one is brought to rest.
+//! Fleet that campaigns work on, and helpers to fill and empty it.
 
 use serde_json::{Value, json};
 
 use crate::{Client, Server, payloads, until};
 
-/// A cluster with four nodes, and a plan `web` of the payload whose operations approve themselves.
+/// Creates a cluster with four nodes, and a plan `web` of the payload with automatically approved operations.
 pub fn set_up(client: &Client, payload: &Value) {
     client.must("cluster.apply", &json!({"name": "local", "spec": {"runtime": "process"}}));
     for i in 1..=4 {
@@ -22,23 +22,23 @@ pub fn set_up(client: &Client, payload: &Value) {
     client.must("plan.apply", &json!({"name": "web", "spec": spec}));
 }
 
-/// A plan `hand` of the payload whose operations people approve.
+/// Creates a plan `hand` of the payload with manually approved operations.
 pub fn by_hand(client: &Client, payload: &Value) {
     let spec = json!({"namespace": "tests", "service": "hand", "payloads": [payload], "sharing": "allowed"});
     client.must("plan.apply", &json!({"name": "hand", "spec": spec}));
 }
 
-/// A payload that does nothing for a long time.
+/// Payload that sleeps for a long time.
 pub fn sleeper() -> Value {
     json!({"name": "app", "resources": {"cpu": 100, "memory": 1 << 20}, "run": {"argv": ["sleep", "100000"]}})
 }
 
-/// Asks for so many replicas of `web`.
+/// Requests `count` replicas of `web`.
 pub fn deploy(client: &Client, name: &str, count: u32) -> u64 {
     client.must("deployment.create", &json!({"plan": "web", "name": name, "spec": {"count": count}}))
 }
 
-/// Has nothing run, and shows that everything can still be ended.
+/// Stops every payload, which shows that everything can still be ended.
 pub fn empty(server: &Server, name: &str) {
     let client = server.client();
     deploy(&client, &format!("{name}-none"), 0);
@@ -53,7 +53,7 @@ pub fn empty(server: &Server, name: &str) {
     until("nothing runs", || payloads(server.data()).is_empty().then_some(()));
 }
 
-/// Has so many replicas of `web` run, and nothing else.
+/// Runs exactly `count` replicas of `web`, and nothing else.
 pub fn fill(server: &Server, name: &str, count: u32) {
     let client = server.client();
     deploy(&client, &format!("{name}-last"), count);

@@ -1,4 +1,4 @@
-//! Where frames stand in a journal's segment, read from the description of the format alone.
+//! Location of frames in a journal's segment, read from the description of the format alone.
 
 use std::path::{Path, PathBuf};
 
@@ -7,16 +7,16 @@ use anyhow::{Context as _, Result};
 const MAGIC: [u8; 4] = [0xff, 0x43, 0x68, 0xfe];
 const HEAD: usize = 24;
 
-/// A frame's place in its file.
+/// Location of a frame in its file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Frame {
     pub(super) offset: usize,
     pub(super) end: usize,
-    /// The position up to which the journal was synced when it was written.
+    /// Position up to which the journal was synced when the frame was written.
     pub(super) synced: u64,
 }
 
-/// The segments of a journal, in order.
+/// Segments of a journal, in order.
 pub(super) fn segments(journal: &Path) -> Result<Vec<PathBuf>> {
     let entries = std::fs::read_dir(journal).with_context(|| format!("list {}", journal.display()))?;
     let mut found = entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;
@@ -25,7 +25,7 @@ pub(super) fn segments(journal: &Path) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// The frames of a segment, in order.
+/// Frames of a segment, in order.
 pub(super) fn frames(segment: &[u8]) -> Vec<Frame> {
     let (mut found, mut offset) = (Vec::new(), 0);
     while let Some(head) = segment.get(offset..offset + HEAD).filter(|head| head[..4] == MAGIC) {

@@ -1,5 +1,6 @@
-//! Faults of the server under load, `kill -9` at a random moment among them ([`Fault`]). On Kafka the next one decides when
-//! the group has given up the one before it; the executor is outside, and goes on.
+//! Faults of the server under load, including `kill -9` at a random moment ([`Fault`]). On Kafka, the next
+//! server becomes leader when the group has removed the previous one; the executor is outside and keeps
+//! running.
 
 use anyhow::Result;
 

@@ -1,4 +1,4 @@
-//! Producers that ask for things all the time, note what they were told, and ask again when they were not.
+//! Producers that send intents continuously, record answers, and retry without an answer.
 
 use std::fs::File;
 use std::path::Path;
@@ -18,12 +18,12 @@ use crate::history::{Ending, History, OpId, Recorder, Verdict};
 use crate::sim::Random;
 use crate::{Answer, Client};
 
-/// An intent that was not answered is sent so many times before it is left unknown.
+/// Maximum number of attempts without an answer; then the outcome is unknown.
 const TRIES: usize = 4;
-/// One in so many verdicts is followed by a read of the same server.
+/// Number of verdicts per read of the same server.
 const READS: u64 = 4;
 
-/// Producers at work.
+/// Running producers.
 pub struct Load {
     shared: Arc<Shared>,
     producers: Vec<JoinHandle<Result<()>>>,
@@ -32,13 +32,13 @@ pub struct Load {
 struct Shared {
     stop: AtomicBool,
     url: Mutex<String>,
-    /// How long a producer waits for an answer.
+    /// Time that a producer waits for an answer.
     patience: Duration,
     recorder: Recorder<File>,
 }
 
 impl Load {
-    /// Lets `count` producers begin. Their history is also kept in the file, as it happens.
+    /// Starts `count` producers. Their history is also written to `file`.
     pub fn begin(url: &str, count: u64, seed: u64, patience: Duration, file: &Path) -> Result<Load> {
         let file = File::create(file).with_context(|| format!("make {}", file.display()))?;
         let shared = Arc::new(Shared {
@@ -56,17 +56,17 @@ impl Load {
         Ok(Load { shared, producers })
     }
 
-    /// The server is elsewhere now.
+    /// Directs producers to another server URL.
     pub fn moved(&self, url: &str) {
         url.clone_into(&mut self.shared.url.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// How many were told a verdict so far.
+    /// Number of verdicts that producers have received.
     pub fn acknowledged(&self) -> u64 {
         self.shared.recorder.acknowledged()
     }
 
-    /// Lets all come to an end.
+    /// Stops all producers and returns their history.
     pub fn end(self) -> Result<History> {
         self.shared.stop.store(true, Ordering::Relaxed);
         for producer in self.producers {
@@ -101,7 +101,7 @@ impl Shared {
                     }
                     break;
                 }
-                // Whoever takes over takes seconds to.
+                // A takeover by another server takes seconds.
                 let is_nobody_there = answer.json()["code"] == "no_decider";
                 std::thread::sleep(Duration::from_millis(if is_nobody_there { 100 } else { 5 }));
             }
@@ -115,7 +115,7 @@ impl Shared {
         Ok((op, client.intent(key, type_name, data)))
     }
 
-    /// What to ask for: mostly something small, now and then something that makes work.
+    /// Draws the next intent: mostly small, sometimes one that causes operations.
     fn draw(&self, number: u64, i: u64, random: &mut Random) -> (&'static str, Value) {
         let small = || {
             let name = format!("cap-{number}-{}", i % 50);
@@ -174,8 +174,8 @@ fn identity(key: &str, type_name: &str, data: &Value) -> Result<(Digest, Digest)
     Ok((request.key(), request.digest()))
 }
 
-/// Checks that a read of the server that gave a verdict is not older, if there is an answer: also where the server was
-/// started again in between, or another one decides.
+/// Checks that a read of the server that gave a verdict is not older, also after a restart or a takeover. A
+/// read without an answer passes.
 fn follows(verdict: Position, read: &Answer) -> Result<()> {
     match (read.status, read.position) {
         (200, Some(position)) if position >= verdict.get() => Ok(()),
@@ -186,7 +186,7 @@ fn follows(verdict: Position, read: &Answer) -> Result<()> {
     }
 }
 
-/// What an answer says of what became of the intent.
+/// Outcome of the intent according to an answer.
 fn ending(answer: &Answer) -> Ending {
     let body = answer.json();
     let position = body["position"].as_u64().map(Position::new);
@@ -195,9 +195,9 @@ fn ending(answer: &Answer) -> Ending {
     match (answer.status, position, refusal) {
         (200..300, Some(position), _) => Ending::Ok { position, verdict: Verdict::Accepted },
         (400..600, Some(position), Some(code)) => Ending::Ok { position, verdict: Verdict::Refused(*code) },
-        // Both say that nothing was recorded.
+        // Nothing was recorded.
         (503, None, _) if matches!(code, Some("busy" | "timeout" | "no_decider")) => Ending::Fail,
-        // Nobody heard it.
+        // No server received the request.
         (0, ..) if answer.text.contains("Connection refused") => Ending::Fail,
         _ => Ending::Unknown,
     }

@@ -1,21 +1,21 @@
-//! Lanes: one kind of real fault each, put into the real program while producers use it, again and again; then what
-//! is left is judged by the checker and the second model.
+//! Fault campaigns. Each injects one kind of real fault into the real program repeatedly, while producers use
+//! the program. Then the checker and the second model judge the outcome.
 //!
-//! | lane | fault | a round |
+//! | campaign | fault | one round |
 //! |---|---|---|
-//! | `kills` | `kill -9` of the server, and the other faults of [`Fault`] | a deployment, a random moment, the fault, the next start, a look at the host |
-//! | `executors` | the same for an executor outside the server, which goes on | the same |
-//! | `pauses` | SIGSTOP and SIGCONT of the server, executors in it included | past lease and every timeout of requests |
-//! | `relocates` | every third start of what takes the place of a replica fails | a relocate, while somebody looks |
-//! | `clock` | the server's wall clock leaps by seconds or days, forth or back | every third time while the server is down |
-//! | `disk-full` | no space on the disk of the server's folder | it ends and says why; space comes back; it goes on |
-//! | `rollouts` | versions that crash, hang or are slow, and kills of the server | a deployment, and what people do about it; processes are sampled all the time |
-//! | `takeovers` | on a real Kafka of three brokers: see there | the next of the faults there |
-//! | `damage` | a torn tail, flipped bits in the journal's files, between two runs | it is found and named, before anything is served |
+//! | `kills` | `kill -9` of the server, and the other faults of [`Fault`] | a deployment, a random delay, the fault, a restart, a check of the host |
+//! | `executors` | the same for an executor outside the server, which keeps running | the same |
+//! | `pauses` | SIGSTOP and SIGCONT of the server and its embedded executors | a pause longer than the lease and every request timeout |
+//! | `relocates` | every third start of a replacement replica fails | a relocate, observed by a watcher |
+//! | `clock` | the server's wall clock jumps by seconds or days, forward or back | every third jump happens while the server is down |
+//! | `disk-full` | no space on the disk of the server's data directory | the server ends with the reason; space is freed; the server continues |
+//! | `rollouts` | versions that crash, hang or are slow, and kills of the server | a deployment and operator actions on it; processes are sampled continuously |
+//! | `takeovers` | faults of a real Kafka with three brokers: see the module | the next fault of the module's list |
+//! | `damage` | a torn tail, or flipped bits in the journal's files, while the server is down | the damage is found and named before anything is served |
 //!
-//! The first four are played wherever the journal is: in the server's folder, or on a real Kafka ([`Place`]).
+//! The first four run with the journal in the server's directory, or on a real Kafka ([`Place`]).
 //!
-//! In reading order: the fleet, producers, the evidence, the campaign with its faults, then the lanes.
+//! Reading order: the fleet, producers, the evidence, the campaign with its faults, then the others.
 
 mod campaign;
 mod clock;
@@ -45,31 +45,31 @@ pub use faults::Fault;
 use crate::Place;
 use crate::ledger::Tally;
 
-/// A kind of fault.
+/// Kind of fault campaign.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Lane {
     /// `kill -9` of the server.
     Kills,
     /// `kill -9` of an executor outside the server.
     Executors,
-    /// The server stands still, and goes on.
+    /// Pause and resumption of the server.
     Pauses,
-    /// Starts fail while replicas are relocated.
+    /// Failed starts while replicas are relocated.
     Relocates,
-    /// Deployments of good and bad versions are interfered with.
+    /// Interference with deployments of good and bad versions.
     Rollouts,
-    /// The wall clock of the server leaps.
+    /// Jumps of the server's wall clock.
     Clock,
-    /// No space on the disk.
+    /// Disk without space.
     DiskFull,
-    /// Files of the journal are torn or altered.
+    /// Torn or altered files of the journal.
     Damage,
-    /// Servers and brokers of a fleet on Kafka die and stand still.
+    /// Kills and pauses of servers and brokers of a fleet on Kafka.
     Takeovers,
 }
 
 impl Lane {
-    /// Every one.
+    /// All campaigns.
     pub const ALL: &[Lane] = &[
         Lane::Kills,
         Lane::Executors,
@@ -82,7 +82,7 @@ impl Lane {
         Lane::Takeovers,
     ];
 
-    /// The word for it.
+    /// Campaign name.
     pub const fn word(self) -> &'static str {
         match self {
             Lane::Kills => "kills",
@@ -97,7 +97,7 @@ impl Lane {
         }
     }
 
-    /// Rounds of one run, at most: then it begins anew, with an empty folder and another seed.
+    /// Maximum number of rounds per seed; the next seed starts with an empty directory.
     const fn rounds(self) -> u64 {
         match self {
             Lane::Kills | Lane::Executors => 50,
@@ -108,27 +108,27 @@ impl Lane {
         }
     }
 
-    /// Where the journal may be.
+    /// Supported journal locations.
     pub const fn places(self) -> &'static [Place] {
         match self {
             Lane::Kills | Lane::Executors | Lane::Pauses | Lane::Relocates => Place::ALL,
-            // With the journal on Kafka, the clock leaps in the lane of takeovers.
+            // On Kafka, `takeovers` includes clock jumps.
             Lane::Clock => &[Place::Embedded],
-            // They are about the files that are the journal; what is on Kafka is a copy.
+            // Faults of the journal's own files; on Kafka, the local files are a copy.
             Lane::DiskFull | Lane::Damage => &[Place::Embedded],
-            // What is sampled are processes: the journal's place makes no difference.
+            // Only processes are sampled: the journal's location makes no difference.
             Lane::Rollouts => &[Place::Embedded],
             Lane::Takeovers => &[Place::ThreeBrokers],
         }
     }
 
-    /// Runs so many rounds, from the seed on, with the journal in one of the lane's places. What was seen, and the first
-    /// violation if there is one.
+    /// Runs `rounds` rounds with seeds from `seed` on, and the journal at `place`. Returns the tally and the
+    /// first violation, if any.
     pub fn run(self, place: Place, rounds: u64, seed: u64) -> (Tally, Result<()>) {
         self.run_with(place, rounds, seed, &Fault::of(self, place))
     }
 
-    /// The same, with those faults alone, if the lane has any ([`Fault::of`]).
+    /// Runs rounds like [`Lane::run`], with the given faults only, if the campaign has any ([`Fault::of`]).
     pub fn run_with(self, place: Place, rounds: u64, seed: u64, faults: &[Fault]) -> (Tally, Result<()>) {
         let mut tally = Tally::default();
         let mut left = rounds;
@@ -150,7 +150,7 @@ impl Lane {
                 Lane::Damage => damage::run(now, seed, &mut tally),
                 Lane::Takeovers => takeovers::run(now, seed, &mut tally),
             };
-            // What does not come to pass in a minute panics: that is a finding like any other.
+            // A condition not fulfilled within a minute panics: a finding like any other.
             let ran = catch_unwind(AssertUnwindSafe(&mut run))
                 .unwrap_or_else(|panic| Err(anyhow!("{}", told(&*panic))));
             if let Err(error) = ran {

@@ -1,4 +1,5 @@
-//! SIGSTOP and SIGCONT of the server, past its lease and every timeout: what runs goes on, what was told stays true.
+//! SIGSTOP and SIGCONT of the server, past its lease and every timeout: payloads keep running, and verdicts
+//! stay valid.
 
 use std::time::Duration;
 
@@ -15,7 +16,8 @@ use crate::{Place, payloads};
 pub(super) fn run(place: Place, rounds: u64, seed: u64, tally: &mut Tally) -> Result<()> {
     let mut random = Random::new(seed);
     let mut site = place.start(&[("CHANCERY_LEASE", "1s"), ("CHANCERY_LIMITS_REQUEST_TIME", "1s")]);
-    // On Kafka sometimes past the session too: then it finds that the group has given it up, and asks for its turn again.
+    // On Kafka, some pauses exceed the group session: then the group has removed the server, which joins
+    // again.
     let longest = if place == Place::Embedded { 3500 } else { 9000 };
     let server = &mut site.server;
     set_up(&server.client(), &sleeper());
@@ -36,7 +38,7 @@ pub(super) fn run(place: Place, rounds: u64, seed: u64, tally: &mut Tally) -> Re
     }
     let history = load.end()?;
     evidence.push(Evidence::gather(server)?);
-    // What nobody asked to end is the same processes as before.
+    // Incarnations that were not asked to end still have the same processes.
     let client = server.client();
     let after = payloads(server.data());
     for payload in &before {

@@ -1,5 +1,5 @@
-//! Relocates whose new run fails to start, at random, under load: somebody looks all the time, and always sees the replica
-//! running; what came to nothing holds nothing.
+//! Relocates under load whose new incarnation fails at random. A watcher always sees the replica running; a
+//! failed relocate leaves no reservation.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -14,7 +14,7 @@ use super::load::Load;
 use crate::ledger::Tally;
 use crate::{Client, Place, Server, payloads, until};
 
-/// A server that every third time ends before it listens.
+/// Payload whose server ends before it listens, in one of three starts.
 fn flaky() -> Value {
     let program = crate::server::program().display().to_string();
     let script = "(( RANDOM % 3 )) || exit 1; exec \"$$0\" demo-payload --port \"$$1\"";
@@ -55,7 +55,7 @@ pub(super) fn run(place: Place, rounds: u64, seed: u64, tally: &mut Tally) -> Re
     judge(site.server.data(), &history, &evidence, tally)
 }
 
-/// One replica of the plan `moving`, however often its start has to be asked for.
+/// Starts one replica of the plan `moving`, in as many attempts as needed.
 fn bring_up(client: &Client) -> String {
     let kinds = ["create", "update", "relocate", "restart", "start", "stop", "delete"];
     let automatic: serde_json::Map<_, _> =
@@ -80,7 +80,7 @@ fn bring_up(client: &Client) -> String {
     })
 }
 
-/// Relocates it. How that ended.
+/// Relocates the replica. Returns the operation's state.
 fn relocate(client: &Client, replica: &str) -> String {
     client.must("replica.relocate", &json!({"name": replica}));
     until("the relocate is over", || {
@@ -92,7 +92,7 @@ fn relocate(client: &Client, replica: &str) -> String {
     })
 }
 
-/// The replica holds one place and runs once.
+/// Checks that the replica has one reservation and runs once.
 fn nothing_is_left(server: &Server, replica: &str) -> Result<()> {
     let client = server.client();
     let incarnations = client.items(&format!("incarnations?replica={replica}&limit=1000"));
@@ -105,7 +105,7 @@ fn nothing_is_left(server: &Server, replica: &str) -> Result<()> {
     Ok(())
 }
 
-/// Somebody who looks all the time.
+/// Watcher that reads the replica continuously.
 struct Watch {
     stop: Arc<AtomicBool>,
     seen: Arc<AtomicU64>,

@@ -1,25 +1,26 @@
-//! Random sequences of deployments and of what people and a fault do about them, with real processes: versions that work, are
-//! slow, crash or never become ready, by every strategy; cancel, supersede, roll back, promote, withdraw, drain, rebalance,
-//! `kill -9` of the server. A round is a sequence of 3 to 6 steps ([`script`]), and three things hold:
+//! Random sequences of deployments, operator actions and one fault, with real processes. Versions work, are
+//! slow, crash or never become ready, with every strategy. Actions are cancel, supersede, roll back, promote,
+//! withdraw, drain, rebalance, and `kill -9` of the server. A round has 3 to 6 steps ([`script`]), and three
+//! things hold:
 //!
 //! | when | what |
 //! |---|---|
-//! | at each sample ([`observer`]) | as many replicas serve a good version as the strategies promise: the processes say so themselves |
-//! | when nothing is left to do ([`deployments`]) | each deployment has ended as its version and what people asked allow |
-//! | then ([`rest`]) | exactly the wanted replicas run, each once; no move of one would make the spread more even, or the plan's row says that it is uneven |
+//! | at each sample ([`observer`]) | as many replicas serve a good version as the strategies promise, according to the processes themselves |
+//! | when nothing is left to do ([`deployments`]) | each deployment has ended as its version and the operator's requests allow |
+//! | then ([`rest`]) | exactly the wanted replicas run, each once; no move of a replica would make the spread more even, or the plan's row reports an uneven spread |
 //!
-//! The last good version is that of the deployment that completed last. Replicas of a later version count too if that serves, as
-//! they take the place of the others. What is promised:
+//! The last good version is the version of the deployment that completed last. Replicas of a later serving
+//! version also count, as they replace the others. The strategies promise:
 //!
-//! | updates | strategy | down at once |
+//! | updates | strategy | maximum down concurrently |
 //! |---|---|---|
 //! | `beside` | any | none |
 //! | `stop_first` | `rolling` | `wave`, one unless set |
-//! | `stop_first` | `canary` | none, and one once it is promoted |
+//! | `stop_first` | `canary` | none, and one after promotion |
 //! | `stop_first` | `graceful` | none, and one if a node is drained |
 //!
-//! Of several deployments that are not completed, the one counts that may have the most down: one begins to stop runs when those
-//! that the one before has stopped serve again.
+//! Of several incomplete deployments, the one with the highest maximum counts: a deployment stops
+//! incarnations only when all that its predecessor stopped serve again.
 
 mod asks;
 mod deployments;
@@ -43,9 +44,9 @@ use crate::history::History;
 use crate::ledger::Tally;
 use crate::{Server, payloads, until};
 
-/// Replicas of the plan.
+/// Number of replicas of the plan.
 const REPLICAS: usize = 4;
-/// Deadlines of deployments wait for so long after a start of the server.
+/// Session lease; a start of the server extends deadlines of deployments by the lease.
 const LEASE: &str = "3s";
 
 pub(super) fn run(rounds: u64, seed: u64, tally: &mut Tally) -> Result<()> {
@@ -75,18 +76,18 @@ pub(super) fn run(rounds: u64, seed: u64, tally: &mut Tally) -> Result<()> {
     judge(server.data(), &History::default(), &evidence, tally)
 }
 
-/// The plan, and what people have asked of it.
+/// The plan, and its requested deployments.
 struct Rollouts {
     server: Server,
     observer: Observer,
     deployments: Deployments,
-    /// The number of names that were given.
+    /// Number of names issued.
     names: u64,
     drained: Option<String>,
 }
 
 impl Rollouts {
-    /// Deploys the first version, which all replicas have then.
+    /// Deploys the first version to all replicas.
     fn begin(server: Server) -> Result<Rollouts> {
         let client = server.client();
         let (name, strategy) = ("good-1", Strategy::default());
@@ -99,7 +100,7 @@ impl Rollouts {
         Ok(Rollouts { server, observer, deployments, names: 1, drained: None })
     }
 
-    /// Plays a round. In the end each replica is of the version that completed last.
+    /// Plays a round. Finally each replica has the version that completed last.
     fn play(&mut self, script: &Script, tally: &mut Tally) -> Result<()> {
         self.set_policy(script.policy);
         for (step, pause) in &script.steps {
@@ -133,20 +134,20 @@ impl Rollouts {
         Ok(())
     }
 
-    /// What the plan says from now on of updates, restarts and its budget. Its versions stay the same.
+    /// Sets the plan's policy for updates, restarts and drains, but no version.
     fn set_policy(&mut self, policy: Policy) {
         let client = self.server.client();
         let mut spec = client.read("plans/web")["spec"].clone();
         spec["update"] = json!(if policy.stop_first { "stop_first" } else { "beside" });
         spec["restart"] = json!(if policy.always { "always" } else { "best_effort" });
         spec["budget"] = json!(policy.budget);
-        // What has failed several times is started again while the round goes on all the same.
+        // Short, so that replicas that failed several times restart within the round.
         spec["cooldown"] = json!(20);
         client.must("plan.apply", &json!({"name": "web", "spec": spec}));
         self.deployments.stop_first = policy.stop_first;
     }
 
-    /// Reads how far the plan is, and says what is promised from now on. The plan's row.
+    /// Reads the plan's progress and updates the promise. Returns the plan's row.
     fn look(&mut self) -> Result<Value> {
         let client = self.server.client();
         self.deployments.read(&client)?;
@@ -159,8 +160,8 @@ impl Rollouts {
         Ok(plan)
     }
 
-    /// Waits until nothing is being done for the plan, and a node that is drained is empty. People end what does not end by
-    /// itself.
+    /// Waits until the plan is at rest and a drained node is empty. The script ends deployments that do not
+    /// end automatically.
     fn settle(&mut self, script: &Script) -> Result<()> {
         let (mut began, mut way) = (Instant::now(), script.way);
         comes("nothing is being done for the plan", || {
@@ -173,13 +174,13 @@ impl Rollouts {
                 && self.deployments.find(current).is_some_and(|current| current.waits_for_people())
             {
                 self.end(current, way, script.promotes)?;
-                // The other ways may be refused.
+                // Other ways may be refused.
                 (began, way) = (Instant::now(), Way::Cancel);
             }
             Ok(None)
         })
         .with_context(|| format!("the plan: {}", self.server.client().read("plans/web")["message"]))?;
-        // What has completed since the last look counts alone.
+        // A deployment completed since the last read is now the only one that counts.
         self.look()?;
         Ok(())
     }
@@ -189,7 +190,7 @@ impl Rollouts {
         self.drained.as_ref().is_none_or(is_empty)
     }
 
-    /// What is so when nothing is being done for the plan. Whether its spread is uneven.
+    /// Checks what must hold at rest. Returns whether the spread is uneven.
     fn check(&self) -> Result<bool> {
         self.deployments.check()?;
         let client = self.server.client();
@@ -197,7 +198,7 @@ impl Rollouts {
         check_spread(&client, &serving, self.drained.as_deref())
     }
 
-    /// The server and the number of samples. The plan's row says of the spread what is so.
+    /// Checks the reported spread. Returns the server and the number of samples.
     fn finish(self) -> Result<(Server, u64)> {
         let serving = look(self.server.data());
         let is_uneven = better(&by_node(&serving), self.drained.as_deref()).is_some();
@@ -205,7 +206,7 @@ impl Rollouts {
         Ok((self.server, self.observer.end()?))
     }
 
-    /// What went wrong, with what was played. All events are kept in a file, which is named.
+    /// Adds script and deployments to an error. All events are written to a file that the error names.
     fn explained(&self, error: anyhow::Error, script: &Script) -> anyhow::Error {
         let error = self.observer.check().err().unwrap_or(error);
         let events = self.server.client().get("/v1/fleets/default/events?follow=false").text;

@@ -1,4 +1,4 @@
-//! What the model keeps of each entity.
+//! State that the model keeps of each entity.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +20,7 @@ use chancery_events::time::Time;
 
 use super::volumes::Volume;
 
-/// Where a fact stands.
+/// Location of a fact in the journal.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct At {
     pub(super) position: Position,
@@ -28,7 +28,7 @@ pub(super) struct At {
     pub(super) lineage: Lineage,
 }
 
-/// When an entity came and changed.
+/// Version of an entity, with its creation and last change.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Stamps {
     pub(super) version: u64,
@@ -37,7 +37,7 @@ pub(super) struct Stamps {
     pub(super) position: Position,
 }
 
-/// Any entity with its stamps.
+/// Entity with its stamps.
 #[derive(Clone, Debug)]
 pub(super) struct Kept<T> {
     pub(super) stamps: Stamps,
@@ -65,7 +65,7 @@ pub(super) struct Node {
     pub(super) bypass: Option<chancery_events::fact::ApprovalBypassed>,
 }
 
-/// An approval request: how it was opened, and what came of it.
+/// Approval request: its opening, its approver, and its end.
 #[derive(Clone, Debug)]
 pub(super) struct Asked {
     pub(super) fact: chancery_events::fact::RequestOpened,
@@ -86,35 +86,35 @@ pub(super) struct Plan {
     pub(super) generation: u32,
     pub(super) activity: Activity,
     pub(super) spec: PlanSpec,
-    /// All that it ever was, by generation.
+    /// Specs of all generations.
     pub(super) specs: BTreeMap<u32, PlanSpec>,
     pub(super) waiting: Vec<Unfit>,
     pub(super) balance: Balance,
-    /// Who asked for the rebalance in progress.
+    /// Requester of the rebalance in progress.
     pub(super) rebalance: Option<Actor>,
-    /// Operations that are over, ever: kind and outcome.
+    /// All ended operations ever: kind and outcome.
     pub(super) outcomes: Vec<(OperationKind, &'static str)>,
 }
 
 #[derive(Clone, Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 pub(super) struct Deployment {
-    /// Where it came into being: those of one commit came at one time.
+    /// Position of the creation: deployments of one commit share their time.
     pub(super) born: chancery_events::id::Position,
     pub(super) generation: u32,
     pub(super) spec: DeploymentSpec,
     pub(super) by: Option<Actor>,
     pub(super) has_started: bool,
     pub(super) is_paused: bool,
-    /// Whether its new set is the one that counts.
+    /// Whether the new set counts.
     pub(super) has_cut_over: bool,
     pub(super) rollback: Option<Rollback>,
-    /// When it last made progress.
+    /// Time of the last progress.
     pub(super) progressed: Option<Time>,
-    /// When it was called stalled, if nothing has come since.
+    /// Time of the stalled mark, without progress since.
     pub(super) stalled: Option<Time>,
     pub(super) end: Option<DeploymentEnd>,
-    /// Whether it begins nothing more.
+    /// Whether the deployment starts nothing more.
     pub(super) is_ending: bool,
 }
 
@@ -122,33 +122,33 @@ pub(super) struct Deployment {
 pub(super) struct Replica {
     pub(super) plan: PlanName,
     pub(super) deployment: DeploymentName,
-    /// What the operation that was approved last wants of it, of those that want it up, down or gone.
+    /// Kind of the last approved operation that starts, stops or deletes the replica.
     pub(super) approved: Option<OperationKind>,
-    /// The run that counts.
+    /// Incarnation that counts.
     pub(super) active: Option<IncarnationId>,
-    /// The run that is to take its place, or has lost it.
+    /// Second incarnation: successor or predecessor of the active one.
     pub(super) passive: Option<IncarnationId>,
-    /// How the last run that counted ended.
+    /// End of the last incarnation that counted.
     pub(super) last: Option<IncarnationEnd>,
-    /// When its plan's rule starts it again.
+    /// Time of the next restart by the plan's rule.
     pub(super) again: Option<Time>,
 }
 
 #[derive(Clone, Debug)]
 pub(super) struct Incarnation {
     pub(super) fact: chancery_events::fact::IncarnationReserved,
-    /// By which deployment it runs.
+    /// Incarnation's deployment.
     pub(super) deployment: DeploymentName,
     pub(super) plan: PlanName,
     pub(super) cluster: Option<ClusterName>,
     pub(super) life: Life,
-    /// Bytes of storage that it holds for volumes that are not on its node yet.
+    /// Bytes of storage reserved for volumes not on the node yet.
     pub(super) stores: BTreeMap<StorageClass, u64>,
     pub(super) processes: Vec<Process>,
-    /// Since when it is not ready, of one that was.
+    /// Start of unreadiness, if ever ready.
     pub(super) unready: Option<Time>,
     pub(super) revision: u32,
-    /// The command without an outcome: effect and attempt.
+    /// Command without an outcome: effect and attempt.
     pub(super) command: Option<(Effect, u32)>,
 }
 
@@ -158,7 +158,7 @@ pub(super) enum Life {
     Creating,
     Starting,
     Running,
-    /// Asked to be what another deployment says.
+    /// Asked to become this other deployment's version.
     Updating(DeploymentName),
     Stopping,
     Over(IncarnationEnd),
@@ -171,7 +171,7 @@ pub(super) struct Operation {
     pub(super) kind: OperationKind,
     pub(super) deployment: Option<DeploymentName>,
     pub(super) by: Option<Asker>,
-    /// The deployment by whose version the replica runs when it has succeeded.
+    /// Deployment whose version the replica has after success.
     pub(super) version: DeploymentName,
     pub(super) proposal: Option<Proposal>,
     pub(super) place: Option<IncarnationId>,
@@ -187,7 +187,7 @@ pub(super) struct Session {
     pub(super) end: Option<SessionEnd>,
 }
 
-/// Every entity that readers can see.
+/// All entities that readers can see.
 #[derive(Clone, Default, Debug)]
 pub(super) struct Entities {
     pub(super) clusters: BTreeMap<ClusterName, Kept<Cluster>>,
@@ -205,7 +205,7 @@ pub(super) struct Entities {
 }
 
 impl Operation {
-    /// The word for its state.
+    /// Name of the operation's state.
     pub(super) const fn word(&self) -> &'static str {
         match &self.end {
             Some(OperationEnd::Succeeded) => "succeeded",
@@ -222,7 +222,7 @@ impl Operation {
     }
 }
 
-/// Whether an operation of the kind wants its replica up.
+/// Whether the kind wants its replica to run.
 pub(super) const fn brings_up(kind: OperationKind) -> bool {
     match kind {
         OperationKind::Create
@@ -241,13 +241,13 @@ impl Incarnation {
 }
 
 impl Entities {
-    /// The replica's run that counts.
+    /// Returns the replica's incarnation that counts.
     pub(super) fn active(&self, replica: &Replica) -> Option<(IncarnationId, &Kept<Incarnation>)> {
         replica.active.and_then(|id| Some((id, self.incarnations.get(&id)?)))
     }
 
-    /// What a run holds of its node: of what it needs, as long as a run that it follows there is not over, only what
-    /// that one does not need as well.
+    /// Returns the resources that an incarnation reserves on its node: only the difference until a followed
+    /// incarnation there ended.
     pub(super) fn holds(&self, incarnation: &Incarnation) -> Amounts {
         let needs = incarnation.fact.amounts;
         let followed = incarnation.fact.follows.and_then(|id| self.incarnations.get(&id));
@@ -257,7 +257,7 @@ impl Entities {
         }
     }
 
-    /// The replica's operations that are not over, the oldest first.
+    /// Returns the replica's open operations, the oldest first.
     pub(super) fn open(&self, replica: &ReplicaName) -> Vec<(OperationId, &Operation)> {
         let all = self.operations.iter().map(|(id, kept)| (*id, &kept.is));
         all.filter(|(_, operation)| operation.replica == *replica && operation.end.is_none()).collect()

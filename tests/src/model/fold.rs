@@ -1,4 +1,4 @@
-//! How facts change the entities that they name.
+//! Changes of entities by the facts that name them.
 
 use std::collections::BTreeMap;
 
@@ -19,12 +19,12 @@ use super::entities::{
 };
 use super::volumes;
 
-/// Of what is over, an owner keeps so many.
+/// Number of ended entities that an owner keeps.
 const KEPT: usize = 20;
 /// Number of approval requests that are kept after their end.
 const KEPT_REQUESTS: usize = 100;
 
-/// And of deployments that completed, so many besides.
+/// Number of completed deployments that are kept in addition.
 const COMPLETED: usize = 10;
 
 impl At {
@@ -34,7 +34,7 @@ impl At {
     }
 }
 
-/// Sets what is said of an entity; a new one if there is none.
+/// Updates an entity, or creates it if it does not exist.
 macro_rules! apply {
     ($map:expr, $key:expr, $at:expr, |$is:ident| $change:expr, $new:expr) => {
         match $map.get_mut($key) {
@@ -44,7 +44,7 @@ macro_rules! apply {
             }
             None => {
                 let mut kept = $at.stamp($new);
-                // The stamp for naming it comes with that for every fact.
+                // The stamp for naming the entity is the same as for every fact.
                 kept.stamps.version = 0;
                 $map.insert($key.clone(), kept);
             }
@@ -253,7 +253,7 @@ impl Entities {
                     session.is.end = Some(x.end);
                 }
             }
-            // Not one of this group.
+            // Fact of another group.
             _ => {}
         }
     }
@@ -345,7 +345,7 @@ impl Entities {
                 self.incarnations.retain(|_, kept| kept.is.fact.replica != x.name);
                 self.operations.retain(|_, kept| kept.is.replica != x.name);
             }
-            // Of a deployment, or not one of this group.
+            // Fact of a deployment, or of another group.
             _ => self.deployed(fact, at),
         }
     }
@@ -389,7 +389,7 @@ impl Entities {
                 is.has_cut_over = true;
                 is.progresses(at);
             }),
-            // One that is ending is still in progress, whether it was paused or not.
+            // A deployment that is ending is still in progress, whether it was paused or not.
             Fact::DeploymentEnding(x) => self.deployment(&x.plan, &x.name, |is| {
                 (is.is_paused, is.stalled, is.is_ending) = (false, None, true);
             }),
@@ -398,14 +398,14 @@ impl Entities {
                     (is.end, is.stalled) = (Some(x.end.clone()), None);
                 });
             }
-            // Not one of this group.
+            // Fact of another group.
             _ => {}
         }
     }
 
     fn opened(&mut self, fact: &OperationOpened, at: At) {
         let Some(replica) = self.replicas.get_mut(&fact.replica) else { return };
-        // An update that needs no place is about the run that there is.
+        // An update without placement is about the existing incarnation.
         let in_place = fact.kind == OperationKind::Update && fact.proposal.is_some();
         let place = replica.is.active.filter(|_| in_place);
         let operation = Operation {
@@ -425,7 +425,7 @@ impl Entities {
         self.operations.insert(OperationId::issue(at.lineage, at.position), at.stamp(operation));
     }
 
-    /// The deployment of the operation makes progress, if it goes on.
+    /// Notes progress of the operation's deployment, unless it is ending.
     fn progresses(&mut self, id: OperationId, at: At) {
         let Some(operation) = self.operations.get(&id) else { return };
         if let Some(name) = operation.is.deployment.clone() {
@@ -434,7 +434,7 @@ impl Entities {
         }
     }
 
-    /// People have decided about an operation: if no deployment asked for that, the one that is carried out waited.
+    /// Notes a decision by people: without a deployment of the operation, the current one waited for it.
     fn decided(&mut self, id: OperationId, at: At) {
         let Some(operation) = self.operations.get(&id).map(|kept| &kept.is) else { return };
         if operation.deployment.is_some() {
@@ -449,7 +449,7 @@ impl Entities {
     }
 
     fn approved(&mut self, fact: &OperationApproved, at: At) {
-        // What needs nobody but the plan itself is no step.
+        // An approval by the plan itself is no progress.
         if matches!(&fact.by, Approver::Actor(_))
             || matches!(&fact.by, Approver::Rule(rule) if rule.starts_with("policy/"))
         {
@@ -472,14 +472,14 @@ impl Entities {
         self.begin(fact.operation, fact.incarnation);
     }
 
-    /// An operation begins, and asks something of an incarnation if there is one to ask.
+    /// Starts an operation, which requests something of an incarnation if there is one.
     fn begin(&mut self, id: OperationId, asked: Option<IncarnationId>) {
         let Some(operation) = self.operations.get_mut(&id).map(|kept| &mut kept.is) else { return };
         operation.has_begun = true;
         operation.place = operation.place.or(asked);
         if let Some(replica) = self.replicas.get_mut(&operation.replica) {
             replica.is.again = None;
-            // What takes the replica down counts once it has begun.
+            // A stop or delete counts once it is started.
             if !brings_up(operation.kind) {
                 replica.is.approved = Some(operation.kind);
             }
@@ -514,7 +514,7 @@ impl Entities {
         let by_rule = matches!(operation.is.by, Some(Asker::Rule(_))) && !operation.is.has_begun;
         let kept = matches!(end, OperationEnd::Superseded { .. } | OperationEnd::Cancelled { .. });
         if let Some(replica) = self.replicas.get_mut(&operation.is.replica).filter(|_| by_rule && !kept) {
-            // The rule has done what it does.
+            // The rule has kept its promise.
             replica.is.again = None;
         }
         operation.is.end = Some(end.clone());
@@ -586,7 +586,7 @@ impl Entities {
                         Life::Updating(to) if *to == kept.is.deployment => {
                             (kept.is.life, kept.is.unready) = (Life::Running, Some(at.time));
                         }
-                        // It goes on.
+                        // The command continues.
                         _ => {}
                     }
                     kept.is.command = None;
@@ -604,12 +604,12 @@ impl Entities {
                 }
             }
             Fact::IncarnationEnded(x) => self.ended(x),
-            // Not one of this group.
+            // Fact of another group.
             _ => {}
         }
     }
 
-    /// It is ready: it is the one that counts, and its replica is of its version.
+    /// Makes a ready incarnation the one that counts; its replica now has its version.
     fn runs(&mut self, fact: &IncarnationRunning, at: At) {
         let Some(kept) = self.incarnations.get_mut(&fact.incarnation) else { return };
         if let Life::Updating(to) = &kept.is.life {
@@ -650,7 +650,7 @@ impl Entities {
                 replica.passive = None;
             } else {
                 replica.active = replica.passive.take();
-                // A place that was only held was no run.
+                // An incarnation that was only reserved does not count.
                 if !was_held {
                     replica.last = Some(fact.end.clone());
                     replica.again = fact.again.map(|again| again.at);
@@ -660,12 +660,12 @@ impl Entities {
         if let Some(operation) = fact.displaces.and_then(|id| self.operations.get_mut(&id)) {
             let operation = &mut operation.is;
             (operation.proposal, operation.place, operation.node) = (None, None, None);
-            // What was approved was another place.
+            // The approval was for another placement.
             operation.approved = None;
         }
     }
 
-    /// Lets go of the oldest that are over, where the fact may have made them too many.
+    /// Deletes the oldest ended entities, where the fact may have exceeded their number.
     fn forget(&mut self, fact: &Fact) {
         match fact {
             Fact::OperationEnded(x) => self.forget_of_replica(&x.replica),
@@ -682,7 +682,7 @@ impl Entities {
                     self.requests.remove(&id);
                 }
             }
-            // Nothing is over by any other.
+            // No other fact ends anything.
             _ => {}
         }
     }
@@ -713,7 +713,7 @@ impl Entities {
             .map(|(key, kept)| (kept.is.born, key.clone()))
             .collect();
         over.sort();
-        // The plan can be rolled back to the last that completed.
+        // The plan can be rolled back to deployments that completed last.
         let good =
             |kept: &Kept<Deployment>| kept.is.end == Some(DeploymentEnd::Completed) && kept.is.spec.count > 0;
         let mut completed: Vec<_> = self
@@ -740,7 +740,7 @@ impl Entities {
     }
 }
 
-/// All but the last twenty.
+/// Returns all but the last twenty.
 fn beyond<T>(mut oldest_first: Vec<T>) -> Vec<T> {
     oldest_first.truncate(oldest_first.len().saturating_sub(KEPT));
     oldest_first

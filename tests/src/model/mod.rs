@@ -1,12 +1,12 @@
-//! The naive second model: what readers should see, from facts alone, in the plainest way.
+//! Naive second model: the rows that readers should see, from facts alone, in the plainest way.
 //!
-//! Maps, no index, everything computed anew at each reading. Written from the rules and the words, beside the state
-//! machine and the projector's rows, to be compared with both.
+//! Maps without indexes; each reading computes everything again. Written from the rules and the vocabulary,
+//! independently of the state machine and the projector's rows, to be compared with both.
 //!
-//! In reading order: what is kept of each entity, how facts change it, and the rows that follow: of what is there and
-//! wanted (`rows`), of what runs (`running`), and of volumes (`volumes`).
+//! Reading order: the state of entities, their changes by facts, and their rows: existing and desired
+//! entities (`rows`), running ones (`running`), and volumes (`volumes`).
 
-/// Builds a row of an entity that was kept with its stamps.
+/// Builds a row of an entity from its stamps and fields.
 macro_rules! row {
     ($name:ident, $kept:expr, { $($field:ident: $value:expr),* $(,)? }) => {{
         let $crate::model::entities::Stamps { version, created, changed, position } = $kept.stamps;
@@ -31,17 +31,17 @@ use serde_json::Value;
 
 use entities::{At, Entities};
 
-/// The rows of everything, by kind and key.
+/// Rows of all entities, by kind and key.
 pub type Rows = BTreeMap<(RowKind, String), Value>;
 
-/// Folds facts and gives rows.
+/// Folds facts and returns rows.
 #[derive(Clone, Default, Debug)]
 pub struct Model {
     entities: Entities,
 }
 
 impl Model {
-    /// Nothing has happened yet.
+    /// Returns an empty model.
     pub fn new() -> Model {
         Model::default()
     }
@@ -57,7 +57,7 @@ impl Model {
         Ok(())
     }
 
-    /// The rows, as they are compared: see [`comparable`].
+    /// Returns the rows as [`comparable`] returns them.
     pub fn rows(&self) -> Rows {
         rows::of(&self.entities)
             .into_iter()
@@ -69,7 +69,7 @@ impl Model {
     }
 }
 
-/// The key of a row that was served, as the fields of the row say it; `None` if they do not.
+/// Returns the key of a served row, from its fields; `None` if a field is missing.
 pub fn key_of(kind: RowKind, row: &Value) -> Option<String> {
     let part = |field: &&str| match &row[*field] {
         Value::String(text) => Some(text.clone()),
@@ -79,8 +79,8 @@ pub fn key_of(kind: RowKind, row: &Value) -> Option<String> {
     Some(kind.kind().entry().key.iter().map(part).collect::<Option<Vec<_>>>()?.join("/"))
 }
 
-/// A row without what the rules leave open: messages, which are prose; counts of zero; of what consists of other
-/// entities, whether a change of these is a change of it, and so when it last changed.
+/// Returns a row without what the rules leave open: messages, which are prose, and counts of zero. For rows
+/// that contain other entities, also whether their change counts, and so its time.
 pub fn comparable(kind: RowKind, mut row: Value) -> Value {
     fn drop_zeros(counts: &mut Value) {
         if let Value::Object(counts) = counts {
@@ -103,8 +103,7 @@ pub fn comparable(kind: RowKind, mut row: Value) -> Value {
     row
 }
 
-/// What differs between the model's rows and those that readers were served, made [`comparable`], in words: at most
-/// ten differences.
+/// Describes up to ten differences between the model's and the served rows, made [`comparable`].
 pub fn differences(model: &Rows, served: &Rows) -> Vec<String> {
     let keys: std::collections::BTreeSet<_> = model.keys().chain(served.keys()).collect();
     let mut found = Vec::new();

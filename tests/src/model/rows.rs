@@ -1,4 +1,4 @@
-//! The rows that follow from the entities, each computed from all of them: those of what is there and what is wanted.
+//! Rows that follow from the entities, each computed from all of them: existing and desired entities.
 
 use std::collections::BTreeMap;
 
@@ -21,7 +21,7 @@ use super::entities::{Asked, Deployment, Entities, Kept, Life, Node, Plan, Sessi
 use super::running::{command, incarnation, operation, phase, replica};
 use super::volumes;
 
-/// Every row, by kind and key.
+/// Returns every row, by kind and key.
 pub(super) fn of(all: &Entities) -> BTreeMap<(RowKind, String), Value> {
     let mut rows = BTreeMap::new();
     let mut put = |kind, key: String, row: Value| {
@@ -206,7 +206,7 @@ fn plan(all: &Entities, name: &PlanName, kept: &Kept<Plan>) -> PlanRow {
     })
 }
 
-/// Replicas by the update domain where they are when everything under way has succeeded.
+/// Counts replicas by the update domain where they are when all open operations succeed.
 fn remaining(all: &Entities, plan: &PlanName) -> BTreeMap<DomainName, u32> {
     let mut domains = BTreeMap::new();
     for (name, kept) in all.replicas.iter().filter(|(_, kept)| kept.is.plan == *plan) {

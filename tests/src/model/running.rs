@@ -1,4 +1,4 @@
-//! The rows that follow from the entities: those of replicas, their runs, and what is done about them.
+//! Rows that follow from the entities: replicas, their incarnations, and their operations.
 
 use chancery_events::fact::IncarnationEnd;
 use chancery_events::id::{IncarnationId, OperationId};
@@ -18,19 +18,19 @@ const fn will(kept: &Kept<Replica>) -> WillWord {
         None => WillWord::Proposed,
         Some(OperationKind::Stop) => WillWord::Stopped,
         Some(OperationKind::Delete) => WillWord::Deleted,
-        // No other kind is kept there.
+        // The field has no other kind.
         Some(_) => WillWord::Running,
     }
 }
 
-/// What people see of a replica.
+/// Returns the phase of a replica, as people see it.
 pub(super) fn phase(all: &Entities, name: &ReplicaName, kept: &Kept<Replica>) -> PhaseWord {
     let open = all.open(name);
     let active = all.active(&kept.is).map(|(_, active)| &active.is.life);
     let does = |kind| open.iter().any(|(_, operation)| operation.has_begun && operation.kind == kind);
     match (will(kept), active) {
         (WillWord::Deleted, _) => PhaseWord::Deleting,
-        // Whatever its runs do meanwhile.
+        // Whatever its incarnations do meanwhile.
         (_, Some(_)) if does(OperationKind::Update) => PhaseWord::Updating,
         (_, Some(_)) if does(OperationKind::Restart) => PhaseWord::Restarting,
         (_, Some(Life::Reserved)) => PhaseWord::Pending,
@@ -77,7 +77,7 @@ pub(super) fn replica(all: &Entities, name: &ReplicaName, kept: &Kept<Replica>) 
     })
 }
 
-/// What an executor has to do with is out of sight while its cluster has none.
+/// Returns the reachability: unknown at an executor while its cluster has no session.
 fn reachability(all: &Entities, incarnation: &Incarnation) -> Reachability {
     let concerns = !matches!(incarnation.life, Life::Reserved | Life::Over(_));
     let mut sessions = all.sessions.values();
@@ -86,13 +86,13 @@ fn reachability(all: &Entities, incarnation: &Incarnation) -> Reachability {
     if concerns && !heard { Reachability::Unknown } else { Reachability::Known }
 }
 
-/// Whether it has processes, as far as anybody saw, and all are online; of one that is over none is.
+/// Whether processes were observed, and all are online; never after the end.
 fn all_online(incarnation: &Incarnation) -> bool {
     let seen = !incarnation.processes.is_empty() && !incarnation.is_over();
     seen && incarnation.processes.iter().all(|process| process.status == ProcessStatus::Online)
 }
 
-/// Since when one that runs is not ready.
+/// Returns the start of a running incarnation's unreadiness.
 fn unready_at(incarnation: &Incarnation) -> Option<Time> {
     incarnation.unready.filter(|_| incarnation.life == Life::Running)
 }

@@ -1,4 +1,4 @@
-//! The model beside the projector, on the same journals.
+//! Tests of the model against the projector, on the same journals.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::{Model, Rows, comparable, differences};
 use crate::story::{Stage, Story, story};
 
-/// A journal that is not going to grow.
+/// Journal that does not grow.
 struct Whole(Vec<Arc<Record>>);
 
 impl Source for Whole {
@@ -24,7 +24,7 @@ impl Source for Whole {
     }
 }
 
-/// The rows that the projector makes.
+/// Returns the rows that the projector builds.
 fn projected(records: &[Record]) -> Rows {
     let dir = tempfile::tempdir().expect("a temporary folder");
     let source = Arc::new(Whole(records.iter().cloned().map(Arc::new).collect()));
@@ -42,7 +42,7 @@ fn projected(records: &[Record]) -> Rows {
     rows
 }
 
-/// The key of a row, read off the row.
+/// Returns the key of a row, from its fields.
 fn key(kind: RowKind, row: &Value) -> String {
     super::key_of(kind, row).expect("a row names itself")
 }

@@ -1,4 +1,4 @@
-//! Volumes: what facts say of them, and their rows.
+//! Volumes: changes by facts, and their rows.
 
 use std::collections::BTreeMap;
 
@@ -27,7 +27,7 @@ pub(super) struct Volume {
 }
 
 impl Entities {
-    /// Takes a fact about volumes, or one that has to do with them.
+    /// Takes a fact about volumes, or one that affects them.
     pub(super) fn stored(&mut self, fact: &Fact, at: At) {
         match fact {
             Fact::VolumeCreated(x) => {
@@ -104,7 +104,7 @@ impl Entities {
                     });
                 }
             }
-            // What becomes of a command of one is told in its message alone; no other has to do with any.
+            // The outcome of a volume's command is only in its message; no other fact affects volumes.
             _ => {}
         }
     }
@@ -115,7 +115,7 @@ impl Entities {
         }
     }
 
-    /// Bytes of the node's storage, by class, that volumes have, or runs hold for those that they will.
+    /// Sums the bytes of the node's storage, by class, of its volumes and of reservations for future ones.
     pub(super) fn storage(&self, node: &NodeName) -> BTreeMap<StorageClass, u64> {
         let mut sums = BTreeMap::<StorageClass, u64>::new();
         let volumes = self.volumes.values().filter(|kept| kept.is.node == *node);
@@ -152,7 +152,7 @@ pub(super) fn row(all: &Entities, name: &VolumeName, kept: &Kept<Volume>) -> Vol
     })
 }
 
-/// What is asked first of an incarnation that uses volumes is nothing: it waits for them.
+/// Whether the incarnation waits for its volumes; then nothing is requested of it at first.
 pub(super) fn waits(run: &Incarnation) -> bool {
     run.life == Life::Reserved && !run.fact.mounts.is_empty()
 }

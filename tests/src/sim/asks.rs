@@ -1,4 +1,4 @@
-//! What people ask in a world: its setting, then anything that can be asked of it, as often as not what makes sense.
+//! Requests of people in a world: its setup, then any possible request, of which about half make sense.
 
 use std::collections::BTreeMap;
 
@@ -11,37 +11,37 @@ use super::script::Input;
 use super::server::EPOCH;
 
 const RULES: [&str; 2] = ["automatic", "manual"];
-/// Minutes from midnight at which every world begins, as [`EPOCH`] has it; it was a Tuesday.
+/// Minutes from midnight at which every world starts, as defined by [`EPOCH`]; it was a Tuesday.
 const BEGINS: u64 = 22 * 60 + 13;
 
-/// What a world's people are about.
+/// Parts of a world that its people act on.
 struct World<'a> {
     clusters: &'a [Runtime],
     plans: u64,
-    /// Of so many plans in a thousand the payload has a volume.
+    /// Number of plans in a thousand whose payload has a volume.
     claims: u64,
     habit: Option<Habit>,
 }
 
-/// What people do little else than, with room for it, where what it depends on is likely to go wrong.
+/// Main activity of people in a world, with capacity for it, and with likely faults of its dependencies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Habit {
-    /// To bring out one version after another.
+    /// Rolling out one version after another.
     Rollouts,
-    /// To try small versions that fail as often as not, and to take them back.
+    /// Trying small versions, about half of which fail, and rolling them back.
     Trials,
-    /// To bring out whole sets, or some of one to be looked at.
+    /// Rolling out whole sets, or a part of one for inspection.
     Sets,
-    /// To empty nodes.
+    /// Draining nodes.
     Drains,
-    /// To have policies, and to look for ways round them.
+    /// Having policies, and searching for ways around them.
     Rules,
-    /// To write letters, while nobody is there to read them.
+    /// Sending inbox messages while no leader reads them.
     Letters,
 }
 
 impl Habit {
-    /// What a world has, if any.
+    /// Draws the habit of a world, if it has one.
     pub(super) fn draw(random: &mut Random) -> Option<Habit> {
         match random.below(20) {
             0..=3 => Some(Habit::Rollouts),
@@ -54,7 +54,7 @@ impl Habit {
         }
     }
 
-    /// What is likely to go wrong, beside all else.
+    /// Returns faults that are likely, in addition to all others.
     pub(super) const fn faults(self) -> &'static [Fault] {
         match self {
             Habit::Rollouts => &[Fault::Unwell, Fault::Strike, Fault::BadBehaviour],
@@ -67,10 +67,10 @@ impl Habit {
     }
 }
 
-/// The setting, plans, and what is asked then.
+/// Returns the setup, the plans, and the requests that follow.
 pub(super) fn all(random: &mut Random, clusters: &[Runtime], plans: u64, habit: Option<Habit>) -> Vec<Input> {
     let claims = match habit {
-        // They may not have any.
+        // Sets must not have any.
         Some(Habit::Sets) => 0,
         _ if random.chance(250) => 800,
         _ => 50,
@@ -87,7 +87,7 @@ pub(super) fn all(random: &mut Random, clusters: &[Runtime], plans: u64, habit: 
     };
     let asked = random.between(least, most);
     if matches!(habit, Some(Habit::Drains | Habit::Sets | Habit::Rules)) {
-        // Something to be moved away, or to be replaced.
+        // Replicas to be moved away, or to be replaced.
         for plan in 0..plans {
             inputs.push(update(random, plan, 0));
         }
@@ -112,7 +112,7 @@ pub(super) fn all(random: &mut Random, clusters: &[Runtime], plans: u64, habit: 
     inputs
 }
 
-/// Makes most edits of plans edits of policy alone: what runs stays what it was.
+/// Makes most edits of plans edits of policy alone: incarnations stay unchanged.
 fn keep_versions(random: &mut Random, inputs: &mut [Input]) {
     let mut last = BTreeMap::<String, Value>::new();
     for input in inputs {
@@ -159,7 +159,7 @@ fn rollback(random: &mut Random, plan: u64, number: u64) -> Input {
     Input::Rollback { plan: format!("p{plan}"), name: format!("r{number}"), which }
 }
 
-/// How long it may take without progress, and what is done then, in some.
+/// Gives some specs a progress deadline and an automatic rollback.
 fn patience(random: &mut Random, spec: &mut Value) {
     if random.chance(500) {
         spec["progress_deadline"] = json!(random.between(1, 40) * 1000);
@@ -199,7 +199,7 @@ fn set(random: &mut Random, plans: u64, number: u64) -> Input {
 fn drain(random: &mut Random, number: u64) -> Input {
     match random.below(5) {
         0 => Input::Approve { which: None },
-        // What is emptied, or is there again, leaves others fuller than it.
+        // A node that was drained, or is back, leaves others fuller than it.
         1 => input("plan.rebalance", json!({"name": format!("p{}", random.below(2))})),
         2 => Input::OfDisruption { verb: "approve", which: random.below(8) },
         _ => {
@@ -209,7 +209,7 @@ fn drain(random: &mut Random, number: u64) -> Input {
     }
 }
 
-/// Ways to end or move replicas without the operations that policies are about, and people who approve or reject them.
+/// Ways to end or move replicas around policies, and people who approve or reject such requests.
 fn way_round(random: &mut Random, plans: u64, number: u64) -> Input {
     let (plan, node) = (format!("p{}", random.below(plans)), format!("n{}", random.below(3)));
     match random.below(20) {
@@ -241,7 +241,7 @@ fn way_round(random: &mut Random, plans: u64, number: u64) -> Input {
     }
 }
 
-/// Kinds that take two people.
+/// Draws kinds of operations that require two people.
 fn four_eyes(random: &mut Random) -> Vec<&'static str> {
     let kinds = ["delete", "relocate", "expunge", "stop"];
     kinds.into_iter().filter(|_| random.chance(600)).collect()
@@ -277,7 +277,7 @@ fn setting(random: &mut Random, world: &World) -> Vec<Input> {
     if random.chance(300) {
         inputs.push(input("capability.apply", json!({"name": "GPU-1", "spec": {"type": "GPU", "score": 5}})));
     }
-    // Who has a habit has room for it.
+    // A habit needs capacity.
     let (least, clusters) = match world.habit {
         Some(_) => (3, &clusters[..1]),
         None => (1, clusters),
@@ -327,7 +327,7 @@ fn plan_apply(random: &mut Random, plan: u64, world: &World) -> Input {
     if random.chance(200) {
         payloads.push(payload("side", 100, 1));
     }
-    // Some run out while a server is down, and somebody approves as it comes back.
+    // Some expire while a server is down, and a person approves as it returns.
     let long = random.between(20, 2000);
     let patience = if long.is_multiple_of(2) { long } else { long / 40 + 1 };
     let timeouts = json!({
@@ -360,7 +360,7 @@ fn plan_apply(random: &mut Random, plan: u64, world: &World) -> Input {
     input("plan.apply", json!({"name": format!("p{plan}"), "spec": spec}))
 }
 
-/// Of a replica's own volume, or of one that plans hand to each other.
+/// Draws a claim of a replica's own volume, or of one that plans hand over to each other.
 fn claims(random: &mut Random) -> Value {
     let claim = if random.chance(400) {
         json!({"volume": pick(random, &["v", "w"]), "class": "s", "capacity": random.between(1, 2), "mount": "/data"})
@@ -386,7 +386,7 @@ fn deployment_create(random: &mut Random, plan: &str, number: u64) -> Input {
         _ if count > 0 => json!({"canary": {"count": random.between(1, count)}}),
         _ => json!({"rolling": {}}),
     };
-    // Sometimes what ran before.
+    // Sometimes an earlier version.
     let version = if random.chance(300) { 0 } else { number / 4 };
     let coordinates = json!({"app": {"version": format!("v{version}")}});
     let mut spec = json!({"count": count, "coordinates": coordinates, "strategy": strategy});

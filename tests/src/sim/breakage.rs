@@ -1,4 +1,4 @@
-//! What goes wrong in a simulated world, and how.
+//! Faults of a simulated world, and their effects.
 
 use std::time::Duration;
 
@@ -17,11 +17,11 @@ use super::producer::State;
 use super::universe::{Universe, tell};
 use crate::check::Violation;
 
-/// States that are kept, at most.
+/// Maximum number of states that are kept.
 const SNAPSHOTS: usize = 8;
 
 impl Universe {
-    /// Something of what may go wrong in this world does.
+    /// Injects one of the faults that this world allows.
     pub fn break_something(&mut self) -> Result<(), Violation> {
         let may: Vec<Fault> = self.script.faults.iter().copied().collect();
         let Some(fault) = self.random.pick(&may).copied() else { return Ok(()) };
@@ -49,7 +49,7 @@ impl Universe {
             Fault::Wipe => self.wipe(machine),
             Fault::RepeatedRequest => self.repeat_request(),
             Fault::LongSilence => self.silence(),
-            // They strike where they belong, when it is their moment.
+            // Other faults are injected where they apply.
             Fault::SecondDecider
             | Fault::OldSnapshot
             | Fault::FullJournal
@@ -75,11 +75,11 @@ impl Universe {
     }
 
     pub(super) fn crash_server(&mut self, seat: usize) -> bool {
-        // Now and then until deadlines have passed, and letters have come.
+        // Sometimes until deadlines have passed, and inbox messages have arrived.
         let long = if self.random.chance(250) { 300_000 } else { 5000 };
         let down = Duration::from_millis(self.random.below(long));
         let Some(server) = &self.seats[seat].server else {
-            // A server that stands by loses nothing that anybody but its readers sees.
+            // A standby loses nothing that anyone but its readers sees.
             self.seats[seat].rows = None;
             return false;
         };
@@ -87,7 +87,7 @@ impl Universe {
         let waiting = journal.waiting() as u64;
         let kept = self.random.below(waiting + 1);
         match self.random.below(3) {
-            // The disk had some of it.
+            // The disk has part of the commits.
             0 => {
                 journal.step(usize::try_from(kept).unwrap_or(0));
                 journal.lose_waiting();
@@ -95,7 +95,7 @@ impl Universe {
             1 => {
                 journal.lose_waiting();
             }
-            // It is still on its way, and lands some day.
+            // The commits are still in flight, and land later.
             _ => {}
         }
         tell!(self, "server {seat} is killed, with {waiting} commits on their way");
@@ -104,7 +104,7 @@ impl Universe {
         true
     }
 
-    /// A server is no more: nobody is told, links break.
+    /// Stops a server: no client is notified, and channels break.
     pub fn stop_server(&mut self, seat: usize) {
         self.seats[seat].rows = None;
         let Some(server) = self.seats[seat].server.take() else { return };
@@ -158,7 +158,7 @@ impl Universe {
         let mut bytes = match (self.random.below(3), self.random.pick(&entries)) {
             // A record that was cut in its header, as a torn write leaves it.
             (0, Some(record)) => record[..record.len().min(40)].to_vec(),
-            // Another fleet's.
+            // A record of another fleet.
             (1, Some(record)) => {
                 let text = String::from_utf8_lossy(record);
                 text.replacen("\"fleet\":\"sim\"", "\"fleet\":\"other\"", 1).into_bytes()
@@ -167,7 +167,7 @@ impl Universe {
         };
         let more = self.random.below(30);
         bytes.extend((0..more).map(|_| self.random.bits() as u8));
-        // A cut record with nothing behind it that continues the chain is none.
+        // A cut record without a successor that continues the chain is invalid.
         self.log.inject(bytes);
         true
     }
@@ -183,7 +183,7 @@ impl Universe {
         self.counts.add(Fault::LinkBreak.word());
         tell!(self, "FAULT link break of executor {machine}");
         if !held || self.random.chance(300) {
-            // The server is the first to see it.
+            // The server is the first to notice.
             self.close(seat, number);
             return Ok(());
         }
@@ -209,13 +209,13 @@ impl Universe {
         self.executor(machine, Input::Disconnected)
     }
 
-    /// An executor is no more. Work under way is done or not; nobody is told of it.
+    /// Stops an executor. Work in progress is done or not; no report follows.
     pub fn stop_executor(&mut self, machine: usize) -> bool {
         self.let_go(machine);
         let Some(process) = self.machines[machine].process.take() else { return false };
         for work in process.works {
             if self.random.chance(500) {
-                // Whether it may be done is judged where work is done in earnest.
+                // The result is ignored: only work of a running executor is judged.
                 let _ = self.carry_out(machine, &work);
             }
         }
@@ -244,7 +244,7 @@ impl Universe {
         true
     }
 
-    /// Something that runs does not answer its liveness probe from now on.
+    /// Makes a running incarnation fail its liveness probe from now on.
     fn hang(&mut self, machine: usize) -> bool {
         let ours = |(id, _): (IncarnationId, usize)| (!self.judge.strangers.contains_key(&id)).then_some(id);
         let alive: Vec<_> = self.worlds[machine].alive().filter_map(ours).collect();
@@ -256,10 +256,10 @@ impl Universe {
         true
     }
 
-    /// Something that runs says that it is not well, or all that does; now and then, all that did so are well again.
+    /// Reports one running incarnation as not ready, or all; sometimes all of them are ready again.
     fn ail(&mut self, machine: usize) -> bool {
         let process = self.machines[machine].process.as_ref();
-        // What is to be told besides would not be.
+        // A report that is still unread would be replaced.
         if process.is_none_or(|process| process.board.has_unread()) {
             return false;
         }
@@ -310,7 +310,7 @@ impl Universe {
         let grace = Duration::ZERO;
         let (object, spec) = (id.into(), spec.into());
         let command = Command { object, revision, attempt, effect, standing, grace, spec };
-        // Strangers do not come with our faults.
+        // Injected faults do not affect foreign objects.
         let told = self.worlds[machine].carry_out(&command);
         self.judge.strangers.insert(id, machine);
         self.show(machine, told);
@@ -318,7 +318,7 @@ impl Universe {
     }
 
     fn wipe(&mut self, machine: usize) -> bool {
-        // A machine that goes takes its executor with it, and all that runs.
+        // A lost machine takes its executor with it, and all processes.
         self.stop_executor(machine);
         let disk_too = self.random.chance(500);
         for world in [&mut self.worlds[machine], &mut self.elsewhere[machine].world] {
@@ -349,7 +349,7 @@ impl Universe {
         true
     }
 
-    /// Keeps the state that a server's projector has, as snapshots do: through its bytes.
+    /// Keeps the state of a server's projector as snapshots do: encoded and decoded.
     pub fn keep_state(&mut self, seat: usize) {
         let Some(state) = self.seats[seat].state() else { return };
         let mut bytes = Vec::new();

@@ -1,4 +1,4 @@
-//! What executors do in a step, and what comes of it.
+//! Actions of executors in a step, and their effects.
 
 use chancery_events::id::Instance;
 use chancery_events::observation::{Hope, Report, Saw};
@@ -26,7 +26,7 @@ impl Universe {
         self.machines[machine].start(&format!("c{machine}"), instance);
     }
 
-    /// The next executor on the machine is started over its other folder. What runs by this one runs on.
+    /// Swaps the directory that the machine's next executor uses. Processes of this one keep running.
     pub fn change_folder(&mut self, machine: usize) {
         std::mem::swap(&mut self.machines[machine].folder, &mut self.elsewhere[machine].folder);
         std::mem::swap(&mut self.worlds[machine], &mut self.elsewhere[machine].world);
@@ -49,12 +49,12 @@ impl Universe {
         if twice {
             self.executor(machine, Input::Heard(message.clone()))?;
         }
-        // A hang-up in between loses what follows, as it does in a loop that has closed its link.
+        // A disconnection in between loses what follows, as in a loop that has closed its channel.
         let still = self.links.get(&number).is_some_and(|link| link.held);
         if still { self.executor(machine, Input::Heard(message)) } else { Ok(()) }
     }
 
-    /// An executor lets go of its link.
+    /// Makes an executor drop its channel.
     pub fn let_go(&mut self, machine: usize) {
         let Some(process) = &mut self.machines[machine].process else { return };
         process.listing = Listing::No;
@@ -117,7 +117,7 @@ impl Universe {
         Ok(())
     }
 
-    /// What an orchestrator does with a piece of work, whoever still waits for it.
+    /// Carries out work as an orchestrator does, whether the executor still waits for it or not.
     pub fn carry_out(&mut self, machine: usize, work: &Work) -> Result<(), Violation> {
         if let Work::CarryOut(command) = work
             && self.machines[machine].process.is_some()
@@ -155,7 +155,7 @@ impl Universe {
         Ok(())
     }
 
-    /// Gives an executor an input, and does what comes of it.
+    /// Handles an input of an executor, and its outputs.
     pub fn executor(&mut self, machine: usize, input: Input) -> Result<(), Violation> {
         let clock = self.machines[machine].clock(self.now);
         let Some(process) = &mut self.machines[machine].process else { return Ok(()) };

@@ -1,5 +1,5 @@
-//! An executor of a simulated world: the session that users run, with the links, works and changes that its loop
-//! would hold. It does one thing at a time, when the world says so.
+//! Executor of a simulated world: the session of the real program, with the channels, work and changes that
+//! its loop would own. The world decides when the executor does its next action.
 
 use std::time::Duration;
 
@@ -11,106 +11,106 @@ use chancery_executor::board::Board;
 use chancery_executor::plan::Told;
 use chancery_executor::session::{Core, Identity, Seen, Work};
 
-/// Work that an executor may overlap.
+/// Maximum number of concurrent work items.
 const AT_ONCE: usize = 3;
 
-/// The folder of an executor: what outlives each of its lives.
+/// Directory of an executor, which survives each executor epoch.
 pub struct Folder {
-    /// Which scope it is.
+    /// Id of the executor store.
     pub scope: ScopeId,
-    /// How many lives were begun over it.
+    /// Executor epochs of the directory.
     pub lives: u64,
-    /// The highest head in it.
+    /// Highest head in the directory.
     pub seen: Option<Seen>,
 }
 
-/// A machine with a folder.
+/// Machine with a directory.
 pub struct Machine {
-    /// The executor's name, when it runs.
+    /// Executor's name, while one runs.
     pub name: String,
-    /// The folder that its executor is started over.
+    /// Directory that the executor is started with.
     pub folder: Folder,
-    /// The executor, if it runs.
+    /// Executor, if it runs.
     pub process: Option<Process>,
-    /// Until when nobody starts it again.
+    /// Earliest time of the next start.
     pub down: Duration,
-    /// How fast its clock goes: so many millionths too fast or slow.
+    /// Drift of the clock, in millionths: positive if too fast.
     pub drift: i64,
-    /// What its executor says that it drives.
+    /// Runtime that the executor reports.
     pub runtime: Runtime,
 }
 
-/// What an executor waits for with its link.
+/// State of an executor's channel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Linked {
-    /// None is wanted.
+    /// Not wanted.
     No,
-    /// One is being made.
+    /// Being opened.
     Coming,
-    /// One is held.
+    /// Open, with its number.
     By(u64),
 }
 
-/// How far a list has come.
+/// Progress of a list.
 #[derive(Debug)]
 pub enum Listing {
-    /// None is asked for.
+    /// Not requested.
     No,
-    /// It is asked for.
+    /// Request sent.
     Asked,
-    /// It is on its way.
+    /// In flight.
     Taken(Vec<Report>),
 }
 
-/// An executor that runs.
+/// Running executor.
 pub struct Process {
-    /// Its session.
+    /// Executor's session.
     pub core: Core,
-    /// Its link.
+    /// Executor's channel.
     pub link: Linked,
-    /// Its list.
+    /// Executor's list.
     pub listing: Listing,
-    /// Work that was begun and not done.
+    /// Work that was started and not done.
     pub works: Vec<Work>,
-    /// Work that was done, and not told to the session yet.
+    /// Work that was done, and not yet reported to the session.
     pub done: Vec<chancery_events::id::ObjectId>,
-    /// What the orchestrator has to tell.
+    /// Reports of the orchestrator.
     pub board: Board,
-    /// Until when it stands still.
+    /// End of the suspension.
     pub paused: Option<Duration>,
-    /// The session under which it works, and the term that last spoke to it.
+    /// Session of the executor's work, and the term of the last message.
     pub under: Option<(SessionId, Term)>,
 }
 
 impl Folder {
-    /// An empty one.
+    /// Returns an empty directory.
     pub fn new(scope: ScopeId) -> Folder {
         Folder { scope, lives: 0, seen: None }
     }
 }
 
 impl Machine {
-    /// A machine whose executor has not started yet.
+    /// Creates a machine without executor.
     pub fn new(name: String, drift: i64, runtime: Runtime, folder: Folder) -> Machine {
         Machine { name, folder, process: None, down: Duration::ZERO, drift, runtime }
     }
 
-    /// What its clock says.
+    /// Returns the machine's clock.
     pub fn clock(&self, now: Duration) -> Duration {
         let micros = i128::try_from(now.as_micros()).unwrap_or(i128::MAX / 2_000_000);
         let micros = micros + micros * i128::from(self.drift) / 1_000_000;
         Duration::from_micros(u64::try_from(micros).unwrap_or(0))
     }
 
-    /// When its clock says `clock`, in the world's time.
+    /// Returns the world's time of the machine's `clock`.
     pub fn world_time(&self, clock: Duration) -> Duration {
         let micros = i128::try_from(clock.as_micros()).unwrap_or(i128::MAX / 2_000_000);
         let micros = micros * 1_000_000 / (1_000_000 + i128::from(self.drift));
-        // Both ways are rounded: a timer never fires early.
+        // Both conversions are rounded: a timer never fires early.
         Duration::from_micros(u64::try_from(micros).unwrap_or(0) + 2)
     }
 
-    /// Starts its executor; `instance` is random.
+    /// Starts the executor; `instance` is random.
     pub fn start(&mut self, cluster: &str, instance: Instance) {
         self.folder.lives += 1;
         let identity = Identity {
@@ -134,7 +134,7 @@ impl Machine {
 }
 
 impl Process {
-    /// Shows what the orchestrator told.
+    /// Shows a report of the orchestrator.
     pub fn show(&self, told: Told) {
         match told {
             Told::Change(report) => self.board.show(report),

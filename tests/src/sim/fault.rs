@@ -1,20 +1,20 @@
-//! Everything that may go wrong in a simulated world, and how often it did.
+//! Faults of simulated worlds, and their counts.
 
 use std::collections::BTreeMap;
 
 macro_rules! faults {
     ($($(#[$doc:meta])* $name:ident = $word:literal),* $(,)?) => {
-        /// Something that may go wrong. A seed draws which of them do.
+        /// Possible fault. The seed of a world draws the allowed ones.
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
         pub enum Fault {
             $($(#[$doc])* $name),*
         }
 
         impl Fault {
-            /// Every one.
+            /// All faults.
             pub const ALL: &[Fault] = &[$(Fault::$name),*];
 
-            /// Its name in stories and ledgers.
+            /// Name of the fault in traces and ledgers.
             pub const fn word(self) -> &'static str {
                 match self { $(Fault::$name => $word),* }
             }
@@ -23,111 +23,111 @@ macro_rules! faults {
 }
 
 faults! {
-    /// A server dies between any two steps; what it had not made durable is lost, in whole or from some commit on.
+    /// A server dies between any two steps; non-durable commits are lost, all or from one commit on.
     ServerCrash = "server crash",
-    /// A server stands still and wakes later, believing what it believed.
+    /// A server is suspended and resumes later, with its old beliefs.
     ServerPause = "server pause",
-    /// A second server decides while the first believes that it does.
+    /// A second server becomes leader while the first believes that it still is.
     SecondDecider = "second decider",
     /// A server starts from a snapshot of any age.
     OldSnapshot = "old snapshot",
-    /// A server's wall clock leaps, forth or back.
+    /// A server's wall clock jumps, forward or back.
     ClockLeap = "clock leap",
-    /// An append whose outcome its writer is not told.
+    /// An append whose outcome its writer does not learn.
     AmbiguousAppend = "ambiguous append",
-    /// What a dead or overtaken writer had sent lands when nobody expects it.
+    /// An append of a dead or fenced writer lands unexpectedly late.
     LateAppend = "late append",
-    /// A record comes a second time.
+    /// A record is stored a second time.
     DuplicateRecord = "duplicate record",
-    /// Something in the log that is no record, or not one of this fleet's.
+    /// Bytes in the log that are no record, or not of this fleet.
     Noise = "noise",
-    /// The journal takes no more for a while.
+    /// The journal takes nothing more for a while.
     FullJournal = "full journal",
-    /// A connection between an executor and a server breaks, with some of what was on its way.
+    /// A channel between an executor and a server breaks, with some messages in flight.
     LinkBreak = "link break",
-    /// A connection is gone for the executor, and the server is not told.
+    /// A channel is closed for the executor, and the server is not notified.
     HalfOpen = "half-open link",
-    /// A message comes twice.
+    /// A message arrives twice.
     DuplicateMessage = "duplicate message",
     /// An executor dies between any two steps.
     ExecutorCrash = "executor crash",
-    /// An executor stands still and wakes later, perhaps after its lease.
+    /// An executor is suspended and resumes later, perhaps after its lease.
     ExecutorPause = "executor pause",
-    /// An executor says goodbye and comes again.
+    /// An executor leaves and returns.
     ExecutorLeave = "executor leave",
-    /// Another executor takes over the scope of one that is gone.
+    /// Another executor takes over the executor store of one that ended.
     ExecutorReplaced = "executor replaced",
-    /// An executor is started over another folder than before, while what it ran goes on.
+    /// An executor is started with another directory, while its processes keep running.
     OtherFolder = "other folder",
-    /// A piece of work is done twice.
+    /// A work item is done twice.
     WorkTwice = "work done twice",
-    /// A piece of work is not done: the orchestrator does not answer.
+    /// A work item is not done: the orchestrator does not answer.
     WorkFails = "work failed",
-    /// Starting fails, times out although it succeeds, is slow, succeeds in part, or what runs ends by itself.
+    /// A start fails, times out despite success, is slow or partial, or a process ends on its own.
     BadBehaviour = "bad behaviour",
-    /// What runs dies.
+    /// A running incarnation dies.
     Strike = "strike",
-    /// A process of what runs is not well for a while, and goes on.
+    /// A process is not ready for a while, and continues.
     Unwell = "unwell",
-    /// There is an object on a machine that is another fleet's.
+    /// A machine has an object of another fleet.
     ForeignObject = "foreign object",
     /// A machine loses everything.
     Wipe = "wipe",
     /// A list is old when it arrives.
     StaleList = "stale list",
-    /// A change is not told until the next look around.
+    /// A change is not reported until the next list.
     MissedChange = "missed change",
-    /// A request is lost on its way.
+    /// A request is lost in flight.
     LostRequest = "lost request",
-    /// An answer is lost on its way.
+    /// An answer is lost in flight.
     LostAnswer = "lost answer",
     /// A request is sent again although it was answered, or before it could be.
     RepeatedRequest = "repeated request",
-    /// A request that cannot hold: of things that are not, of versions long past, with a key used before.
+    /// A request must be refused: for missing entities, outdated versions, or a key used before.
     BadRequest = "bad request",
-    /// Nothing happens for so long that deadlines pass.
+    /// Nothing happens until deadlines pass.
     LongSilence = "long silence",
-    /// A letter that cannot be read, asks for what it may not, or comes a second time.
+    /// An inbox message cannot be read, requests what it must not, or comes a second time.
     BadLetter = "bad letter",
-    /// Letters are read again that were read before.
+    /// Inbox messages are read again.
     LetterAgain = "letter read again",
 }
 
 impl Fault {
-    /// Whether it needs an inbox.
+    /// Whether the fault needs an inbox.
     pub const fn is_of_inbox(self) -> bool {
         matches!(self, Fault::BadLetter | Fault::LetterAgain)
     }
 }
 
-/// How often things happened.
+/// Counts of occurrences, by name.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
 pub struct Counts(BTreeMap<&'static str, u64>);
 
 impl Counts {
-    /// One more.
+    /// Adds one occurrence.
     pub fn add(&mut self, what: &'static str) {
         self.add_many(what, 1);
     }
 
-    /// So many more.
+    /// Adds occurrences.
     pub fn add_many(&mut self, what: &'static str, count: u64) {
         *self.0.entry(what).or_default() += count;
     }
 
-    /// All of another's.
+    /// Adds all counts of `other`.
     pub fn merge(&mut self, other: &Counts) {
         for (what, count) in &other.0 {
             self.add_many(what, *count);
         }
     }
 
-    /// How often.
+    /// Returns a count; 0 if missing.
     pub fn get(&self, what: &str) -> u64 {
         self.0.get(what).copied().unwrap_or(0)
     }
 
-    /// What was counted, by name.
+    /// Returns all counts, by name.
     pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
         self.0.iter().map(|(what, count)| (*what, *count))
     }

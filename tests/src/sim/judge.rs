@@ -1,4 +1,4 @@
-//! Judges a simulated world: reads the log as any auditor would, and compares what everybody says with it.
+//! Oracle of a simulated world: reads the log like an auditor, and compares all states and answers with it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -26,39 +26,39 @@ use crate::check::{Alive, Checker, Reads, Violation};
 use crate::history::History;
 use crate::model::{self, Model};
 
-/// See the module.
+/// Oracle of a world: see the module.
 pub struct Judge {
     records: Records,
     checker: Checker,
     model: Model,
-    /// The state by the machine that users run, folded by nobody else.
+    /// State by the real state machine, folded separately.
     fold: Fold,
-    /// Where each record ends.
+    /// Last position of each record, with its hash.
     ends: FxHashMap<Position, Hash>,
     head: Position,
-    /// Objects of others, by machine.
+    /// Foreign objects, with their machines.
     pub strangers: BTreeMap<IncarnationId, usize>,
-    /// Sessions that were lost, and the term that says so.
+    /// Sessions that were lost, with the term that reported the loss.
     lost: BTreeMap<SessionId, Term>,
-    /// What became of letters.
+    /// Answers to inbox messages.
     pub answers: Answers,
 }
 
-/// Whether a text of a fact that says why is empty, or ends where something should follow. Compact JSON has no spaces but
-/// in its texts.
+/// Whether a reason in a fact is empty, or ends where text should follow. Compact JSON has spaces only in its
+/// texts.
 fn is_unfinished(data: &str) -> bool {
     let ends = [": \"", ":\",", ":\"}", "(\"", "()\"", ", \""];
     let empty = ["reason", "cause", "error", "detail", "message"].map(|field| format!("\"{field}\":\"\""));
     ends.iter().any(|end| data.contains(end)) || empty.iter().any(|field| data.contains(field))
 }
 
-/// A violation of an invariant, by its number in the rules.
+/// Returns a violation of an invariant, by its number in the rules.
 pub(super) fn violation(invariant: u8, what: impl Into<String>, position: Option<Position>) -> Violation {
     Violation { invariant, what: what.into(), position }
 }
 
 impl Judge {
-    /// Has read nothing yet.
+    /// Creates an oracle.
     pub fn new(log: &MemoryLog) -> Judge {
         Judge {
             records: log.source().records(Position::FIRST).expect("a log in memory can be read"),
@@ -73,17 +73,17 @@ impl Judge {
         }
     }
 
-    /// The last position that is durable and valid.
+    /// Returns the last position that is durable and valid.
     pub fn position(&self) -> Position {
         self.head
     }
 
-    /// The state there.
+    /// Returns the state at that position.
     pub fn state(&self) -> Option<&Folding> {
         self.fold.state()
     }
 
-    /// Reads what has become durable.
+    /// Reads records that have become durable.
     pub fn look(&mut self, topic: &Topic, counts: &mut Counts) -> Result<(), Violation> {
         while let Some(record) = self.records.next() {
             let record =
@@ -138,7 +138,7 @@ impl Judge {
         Ok(())
     }
 
-    /// What runs is what may run.
+    /// Checks that only allowed incarnations run.
     pub fn alive(&self, worlds: &[&World]) -> Result<(), Violation> {
         for stranger in self.strangers.keys() {
             let is_it = |report: &Report| report.object == ObjectId::from(*stranger);
@@ -155,7 +155,7 @@ impl Judge {
         self.checker.alive(&alive)
     }
 
-    /// What a decider says to an executor was decided on nothing that is not durable.
+    /// Checks that a decider's message was based on durable records alone.
     pub fn said(&self, message: &FromDecider) -> Result<(), Violation> {
         let Some(Envelope { head, .. }) = words::envelope(message) else { return Ok(()) };
         let known = head.position == Position::ZERO || self.ends.get(&head.position) == Some(&head.hash);
@@ -172,7 +172,7 @@ impl Judge {
         }
     }
 
-    /// Work is begun under a session, as told by a term: not when that term has said that it is lost.
+    /// Checks that work does not start under a session that the executor's term has reported as lost.
     pub fn begun(&self, session: SessionId, term: Term) -> Result<(), Violation> {
         if self.lost.get(&session) == Some(&term) {
             let what = format!("an executor begins work under session {session}, which its decider has lost");
@@ -181,7 +181,7 @@ impl Judge {
         Ok(())
     }
 
-    /// A position that somebody is told is durable.
+    /// Checks that a position in an answer is durable.
     pub fn told(&self, position: Position) -> Result<(), Violation> {
         if position <= self.head {
             return Ok(());
@@ -193,27 +193,27 @@ impl Judge {
         ))
     }
 
-    /// A server gives a verdict.
+    /// Notes that a server returned a verdict.
     pub fn gave(&mut self, server: usize, verdict: Position) {
         self.checker.gave(server, verdict);
     }
 
-    /// What answers to reads are held against.
+    /// Returns the reads that answers are compared with.
     pub fn reads(&self) -> &Reads {
         self.checker.reads()
     }
 
-    /// A plan whose spread could be more even while nothing says so.
+    /// Returns a plan that could be more even and is not marked uneven.
     pub fn unsaid(&self) -> Option<String> {
         self.checker.unsaid()
     }
 
-    /// What producers were told stands in the log.
+    /// Checks that received verdicts are in the log.
     pub fn history(&self, history: &History) -> Result<(), Violation> {
         self.checker.history(history)
     }
 
-    /// The second model sees what the projector's rows say.
+    /// Checks that the second model has the projector's rows.
     pub fn rows(&self) -> Result<(), Violation> {
         let Some(state) = self.fold.state() else { return Ok(()) };
         let shown = row_of::shown(&state.fleet);
@@ -231,7 +231,7 @@ impl Judge {
         }
     }
 
-    /// A real store of rows, filled from the log and opened again in between, says the same.
+    /// Checks that a real store of rows, filled from the log and reopened, has the same rows.
     pub fn through_the_store(&self, log: &MemoryLog) -> Result<(), Violation> {
         let bad = |error: &dyn std::error::Error| violation(2, format!("the store of rows: {error}"), None);
         let dir = tempfile::tempdir().map_err(|error| bad(&error))?;
@@ -264,7 +264,7 @@ impl Judge {
         }
     }
 
-    /// Somebody's state is that of the log at its place.
+    /// Checks that a state is that of the log at its position.
     pub fn same_state(&self, state: &Folding) -> Result<(), Violation> {
         let at = Some(state.at.position);
         if self.ends.get(&state.at.position) != Some(&state.at.hash) {
@@ -280,7 +280,7 @@ impl Judge {
     }
 }
 
-/// Whether two states are the same, whatever a snapshot of them would say.
+/// Whether two states are equal, whatever their snapshots contain.
 fn same(a: &Fleet, b: &Fleet) -> bool {
     a.head() == b.head()
         && a.lineages() == b.lineages()

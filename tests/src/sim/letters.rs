@@ -1,5 +1,5 @@
-//! The inbox of a simulated world: what producers put into its topic, how servers read it, and who judges whether each
-//! letter was answered once.
+//! Inbox of a simulated world: messages that producers put into its topic, reads by servers, and the check
+//! that each message is answered once.
 
 use std::collections::BTreeMap;
 
@@ -21,27 +21,27 @@ use super::script::APPROVALS;
 use super::universe::{Universe, tell};
 use crate::check::Violation;
 
-/// Names the topic of every simulated world.
+/// Name of the topic of every simulated world.
 const TOPIC: &str = "sim.inbox/1/0";
-/// Whose letters they are.
+/// Actor of the inbox messages.
 const ACTOR: &str = "pipeline";
-/// What they may ask for.
+/// Intents that inbox messages may request.
 const SCOPE: &str = "plan.*,deployment.*,replica.*,node.*,capability.*,disruption.*,policy.*";
 
-/// What should become of a letter.
+/// Expected effect of an inbox message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Means {
-    /// It asks for something: of which key and body.
+    /// Intent with this key and digest.
     Asks(Digest, Digest),
-    /// It cannot be read: of which value.
+    /// Unreadable, with the hash of its value.
     Nonsense(Option<Hash>),
 }
 
-/// A topic, and what its letters mean.
+/// Topic, with the meanings of its messages.
 #[derive(Default, Debug)]
 pub struct Topic {
     letters: Vec<(Letter, Means)>,
-    /// The offset of the next letter.
+    /// Offset of the next message.
     pub end: u64,
 }
 
@@ -52,24 +52,24 @@ impl Topic {
         self.letters.push((letter, means));
     }
 
-    /// The number of the first letter at an offset or behind it.
+    /// Returns the number of the first message at or after an offset.
     fn at(&self, offset: u64) -> usize {
         self.letters.partition_point(|(letter, _)| letter.offset < offset)
     }
 
-    /// An inbox for a decider that begins with this watermark.
+    /// Returns an inbox for a decider that starts with this watermark.
     pub fn take_up(&self, watermark: Option<&Watermark>) -> Result<Inbox, InboxGone> {
         let binding = Binding { actor: actor(), scope: SCOPE.parse().expect("a scope") };
         Inbox::take_up(TOPIC.parse().expect("a topic"), binding, watermark, &(0..self.end))
     }
 }
 
-/// Whose intents those of letters are.
+/// Returns the actor of the messages' intents.
 pub fn actor() -> Actor {
     ACTOR.parse().expect("an actor")
 }
 
-/// The letter that asks for it, in one form or the other.
+/// Returns the inbox message of a request, in structured or binary form.
 fn written(request: &Request, structured: bool) -> Letter {
     let mut attributes = vec![
         ("specversion", "1.0".to_owned()),
@@ -95,7 +95,7 @@ fn written(request: &Request, structured: bool) -> Letter {
 }
 
 impl Universe {
-    /// Puts a request into the topic; nobody waits for its answer.
+    /// Puts a request into the topic; no producer waits for its answer.
     pub fn put_into_topic(&mut self, request: Request) {
         let request = Request { actor: actor(), ..request };
         let means = Means::Asks(request.key(), request.digest());
@@ -116,7 +116,7 @@ impl Universe {
     fn put_a_bad_one(&mut self, like: &Request) {
         let good = written(like, false);
         let (letter, means) = match self.random.below(4) {
-            // The same again, as a producer does that was not told that the topic has it.
+            // A repeat, as of a producer without acknowledgement by the topic.
             0 => (good, Means::Asks(like.key(), like.digest())),
             // Cut.
             1 => {
@@ -125,9 +125,9 @@ impl Universe {
                 let digest = letter.digest();
                 (letter, Means::Nonsense(digest))
             }
-            // With nothing in it.
+            // Empty.
             2 => (Letter { value: None, ..good }, Means::Nonsense(None)),
-            // What a topic may not ask for.
+            // An intent that a topic must not request.
             _ => {
                 let intent = chancery_events::intent::Intent::read(APPROVALS[0], r#"{"operations":[]}"#);
                 let id = format!("no{}", self.topic.end).parse().expect("an id");
@@ -140,7 +140,7 @@ impl Universe {
         self.put(letter, means);
     }
 
-    /// A server takes the next letter, or finds that there is none up to the end.
+    /// Makes a server take the next message, or notice that none is left up to the end.
     pub fn read_letter(&mut self, seat: usize) {
         let now = self.now;
         let again = self.strikes(Fault::LetterAgain, 50);
@@ -154,29 +154,29 @@ impl Universe {
     }
 }
 
-/// Judges what became of letters.
+/// Checks the answers to inbox messages.
 #[derive(Default, Debug)]
 pub struct Answers {
-    /// The watermark of the last record.
+    /// Watermark of the last record.
     next: u64,
-    /// Keys that are remembered, and for which body.
+    /// Decided keys, with the digest of their intent.
     known: BTreeMap<Digest, Digest>,
-    /// What was in the topic when a decider began.
+    /// End of the topic when each decider started.
     tails: BTreeMap<Writer, u64>,
 }
 
 impl Answers {
-    /// The offset of the first letter that is not answered.
+    /// Returns the offset of the first message that is not answered.
     pub fn next(&self) -> u64 {
         self.next
     }
 
-    /// A decider begins; so much was in the topic.
+    /// Notes that a decider started with this end of the topic.
     pub fn begins(&mut self, writer: Writer, tail: u64) {
         self.tails.insert(writer, tail);
     }
 
-    /// The next record: the letters between its watermark and the last one are answered in it, each once and in order.
+    /// Takes the next record, which answers the messages since the last watermark, once and in order.
     pub fn take(&mut self, record: &Record, topic: &Topic) -> Result<(), Violation> {
         let Some(Watermark { next, .. }) = &record.header().watermark else { return Ok(()) };
         let mut letters = topic.letters[topic.at(self.next)..topic.at(*next)].iter();
@@ -226,7 +226,7 @@ impl Answers {
         Ok(())
     }
 
-    /// Whether a letter asks for what was decided: nothing comes of it.
+    /// Whether a message requests what was decided already, and so has no effect.
     fn repeats(&self, means: Means) -> bool {
         matches!(means, Means::Asks(key, digest) if self.known.get(&key) == Some(&digest))
     }
@@ -245,7 +245,7 @@ impl Answers {
     }
 }
 
-/// Whether it comes of a deadline, or of a session's end that nobody saw.
+/// Whether the fact results from a deadline, or from a lost session.
 fn waits_for_letters(fact: &Fact) -> bool {
     match fact {
         Fact::OperationEnded(fact) => fact.end == OperationEnd::Expired,

@@ -1,9 +1,10 @@
 //! Deterministic simulation: whole worlds in one thread, each played from one seed.
 //!
-//! In reading order: what a seed draws ([`script`], with what people ask in `asks`), what may go wrong ([`fault`]), the world and its parts
-//! ([`universe`], [`server`], what one shows in [`rows`], [`executor`], [`producer`], its inbox in `letters`), what can happen in a
-//! step ([`step`], then [`serving`], [`executing`], [`breakage`]), who reads ([`readers`]), who judges ([`judge`]), and the end of faults ([`settle`]). Deciders, projector, executors, orchestrator and the rule
-//! of the journal are those that users run. [`play`] plays a seed; [`shrink`] makes a failure smaller.
+//! Reading order: draws ([`script`], with people in `asks`), faults ([`fault`]), the world and its parts
+//! ([`universe`], [`server`], its [`rows`], [`executor`], [`producer`], the inbox in `letters`). Then actions
+//! ([`step`], [`serving`], [`executing`], [`breakage`]), readers ([`readers`]), the oracle ([`judge`]), and
+//! the end of faults ([`settle`]). Deciders, projector, executors, orchestrator and journal rule are the real
+//! ones. [`play`] plays a seed; [`shrink`] reduces a failure.
 
 mod asks;
 mod breakage;
@@ -36,29 +37,29 @@ pub use script::Script;
 use crate::check::Violation;
 use universe::Universe;
 
-/// What became of a world.
+/// Result of a world.
 #[derive(Debug)]
 pub struct Played {
-    /// What happened how often.
+    /// Counts of events, by name.
     pub counts: Counts,
-    /// The world's time in the end, in seconds.
+    /// World's time at the end, in seconds.
     pub seconds: f64,
-    /// Events in its log.
+    /// Events in the log.
     pub events: u64,
-    /// The hash of its last record, which tells worlds apart.
+    /// Hash of the last record, which identifies the world.
     pub hash: String,
-    /// What does not hold, if anything does not.
+    /// Violation, if one was found.
     pub violation: Option<Violation>,
-    /// What happened, if it was told.
+    /// Trace of the world; empty if it was not recorded.
     pub story: Vec<String>,
 }
 
-/// Whether a story is told.
+/// Whether a trace is recorded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Story {
-    /// It costs more than the world.
+    /// Recorded, which costs more than the world.
     Told,
-    /// Only what came of it.
+    /// Not recorded; there is only the result.
     Untold,
 }
 
@@ -87,29 +88,29 @@ pub fn play(script: Script, story: Story) -> Played {
     }
 }
 
-/// A seed whose world does not hold.
+/// Seed of a world with a violation.
 #[derive(Debug)]
 pub struct Failed {
-    /// The seed.
+    /// Seed of the world.
     pub seed: u64,
-    /// What does not hold.
+    /// Violation in the world.
     pub violation: Violation,
 }
 
-/// What became of many worlds.
+/// Result of many worlds.
 #[derive(Debug, Default)]
 pub struct Many {
-    /// What happened how often.
+    /// Counts of events, by name.
     pub counts: Counts,
     /// Simulated time, in hours.
     pub hours: f64,
-    /// Events in their logs.
+    /// Events in all logs.
     pub events: u64,
-    /// Those that do not hold, in the order of their seeds.
+    /// Worlds with a violation, in the order of their seeds.
     pub failed: Vec<Failed>,
 }
 
-/// The first world of so many seeds that does not hold.
+/// Returns the first failed world of the seeds from 1 to `seeds`.
 pub fn first_failed(seeds: u64) -> Option<Failed> {
     const AT_ONCE: u64 = 16;
     (1..=seeds)
@@ -117,7 +118,7 @@ pub fn first_failed(seeds: u64) -> Option<Failed> {
         .find_map(|from| play_many(from, AT_ONCE.min(seeds + 1 - from)).failed.into_iter().next())
 }
 
-/// Plays so many seeds from one on, on every processor.
+/// Plays this number of seeds from `from` on, on every processor.
 pub fn play_many(from: u64, seeds: u64) -> Many {
     let next = AtomicU64::new(from);
     let all: Mutex<Many> = Mutex::default();

@@ -1,5 +1,5 @@
-//! Producers of a simulated world: they ask what the script says, from what they read, and ask again until they are
-//! answered.
+//! Producers of a simulated world: they send the script's requests, based on what they read, and repeat them
+//! until answered.
 
 use chancery_decider::Verdict;
 use chancery_events::fact::Asker;
@@ -25,36 +25,36 @@ use super::universe::{Universe, tell};
 use crate::check::Violation;
 use crate::history::{self, OpId};
 
-/// Those who ask and approve.
+/// Actors who request and approve.
 const ACTORS: [&str; 2] = ["ann", "bob"];
 
-/// What a producer knows of its request.
+/// State of a request, as far as its producer knows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum State {
-    /// It was sent to the server at this seat.
+    /// Sent to the server at this seat.
     Sent(usize),
-    /// It is not known what became of it.
+    /// Outcome unknown.
     Unknown,
-    /// It was answered.
+    /// Answered by a server.
     Answered,
 }
 
-/// A request, asked again until it is answered.
+/// Request that is repeated until it is answered.
 pub struct Call {
-    /// What is asked.
+    /// Intent with its attributes.
     pub request: Request,
-    /// What is known of it.
+    /// State of the request.
     pub state: State,
-    /// The server that passes it on to the one that decides, and its answer back.
+    /// Server that forwards the request to the leader, and returns its answer.
     pub via: Option<Via>,
-    /// The invocation under way.
+    /// Invocation in progress.
     op: Option<OpId>,
-    /// The first answer: every other must be the same.
+    /// First answer: every other must be equal.
     answer: Option<Verdict>,
 }
 
 impl Universe {
-    /// Asks the next of the script.
+    /// Sends the next request of the script.
     pub fn post(&mut self) {
         let Some(input) = self.script.inputs.get(self.asked).cloned() else { return };
         self.asked += 1;
@@ -81,22 +81,22 @@ impl Universe {
         self.call(&id, &type_name, &data, time, expect);
     }
 
-    /// Approves all that waits and that one of the two may approve, as the log has it; rejects one that cannot be
-    /// approved.
+    /// Approves all pending operations that one of the two actors may approve, by the log; rejects one that
+    /// cannot be approved.
     pub fn ask_to_approve(&mut self) -> bool {
         let Some(state) = self.judge.state() else { return false };
         let number = self.calls.len();
         let all = state.fleet.operations().sorted();
         let waiting = |operation: &&Operation| matches!(operation.state, OperationState::PendingApproval(_));
         let Some(first) = all.iter().copied().find(waiting) else { return self.ask_to_reject() };
-        // Another than asked for the first, whatever any policy says.
+        // Not the requester of the first operation, whatever the policies.
         let wanted_by = asked_by(&state.fleet, first);
         let by = ACTORS[usize::from(wanted_by.is_some_and(|actor| actor.as_str() == ACTORS[0]))];
         let others = |operation: &&Operation| {
             asked_by(&state.fleet, operation).is_none_or(|asked| asked.as_str() != by)
         };
         let pending: Vec<_> = all.into_iter().filter(others).filter_map(shown).take(100).collect();
-        // One that cannot be carried out spoils the approval of all: it is tried alone, and then rejected.
+        // An impossible operation fails the approval of all: each is tried alone, and then rejected.
         let data = match number % 3 {
             0 => json!({"operations": asked(&pending)}),
             1 => json!({"operations": asked(&pending[..1])}),
@@ -107,7 +107,7 @@ impl Universe {
         true
     }
 
-    /// Rejects an approval request that waits.
+    /// Rejects a pending approval request.
     fn ask_to_reject(&mut self) -> bool {
         let Some(state) = self.judge.state() else { return false };
         let number = self.calls.len();
@@ -118,16 +118,16 @@ impl Universe {
         true
     }
 
-    /// Asks for something that lets a world come to rest.
+    /// Sends a request that lets a world settle.
     pub fn ask_in_the_end(&mut self, type_name: &str, data: &Value) {
         let id = format!("end{}", self.calls.len());
         self.call(&id, type_name, data, None, None);
     }
 
-    /// Says that a node is gone, as the operator of a machine that is lost does.
+    /// Expunges a node, as the operator of a lost machine does.
     pub fn ask_to_expunge(&mut self, node: &str) {
         let id = format!("gone{}", self.calls.len());
-        // It is lost already, whatever a policy wants of people.
+        // The machine is lost already, whatever approval a policy requires.
         let data = json!({"name": node, "state": "expunged", "break_glass": "the machine is lost"});
         self.call(&id, "node.set_state", &data, None, None);
     }
@@ -167,7 +167,7 @@ impl Universe {
         self.send(self.calls.len() - 1);
     }
 
-    /// Sends a request to some server.
+    /// Sends a request to a random running server.
     pub fn send(&mut self, call: usize) {
         let up: Vec<usize> =
             (0..self.seats.len()).filter(|seat| self.seats[*seat].server.is_some()).collect();
@@ -196,7 +196,7 @@ impl Universe {
         }
     }
 
-    /// A server answers.
+    /// Takes the answer of a server.
     pub fn answered(&mut self, call: usize, verdict: &Verdict) -> Result<(), Violation> {
         self.judge.told(verdict.position)?;
         let lost = self.strikes(Fault::LostAnswer, 100);
@@ -212,7 +212,7 @@ impl Universe {
             if lost { ", and is lost" } else { "" }
         );
         let Call { state, op, answer, request, .. } = &mut self.calls[call];
-        // These are about the key and its time, and not the verdict on the intent.
+        // These codes are about the key and its time, not the verdict on the intent.
         let passing =
             matches!(told, history::Verdict::Refused(Code::Expired | Code::FromTheFuture | Code::KeyReused));
         match answer {
@@ -236,7 +236,7 @@ impl Universe {
         Ok(())
     }
 
-    /// What some reader sees; it may be old.
+    /// Returns the state that some reader sees; it may be old.
     fn read(&mut self) -> Option<&Folding> {
         let states: Vec<usize> =
             (0..self.seats.len()).filter(|seat| self.seats[*seat].state().is_some()).collect();
@@ -244,13 +244,13 @@ impl Universe {
         self.seats[seat].state()
     }
 
-    /// Operations that wait for approval, as some reader sees them, with the hashes shown.
+    /// Returns pending operations, as some reader sees them, with the shown hashes.
     pub fn pending(&mut self) -> Vec<(String, String)> {
         let Some(state) = self.read() else { return Vec::new() };
         state.fleet.operations().sorted().into_iter().filter_map(shown).collect()
     }
 
-    /// A replica of which the verb makes sense, or of any if there is none.
+    /// Returns a replica that fits the verb, or any if none fits.
     fn replica(&mut self, verb: &str, which: u64) -> Option<String> {
         let state = self.read()?;
         let all = state.fleet.replicas().sorted();
@@ -263,7 +263,7 @@ impl Universe {
         Some(found.name.to_string())
     }
 
-    /// A deployment that is carried out, and of which the verb makes sense.
+    /// Returns a deployment in progress that fits the verb.
     fn deployment(&mut self, verb: &str, which: u64) -> Option<(String, String)> {
         let state = self.read()?;
         let fits = |deployment: &&Deployment| {
@@ -282,7 +282,7 @@ impl Universe {
         one(&fit, which).map(|found| (found.plan.to_string(), found.name.to_string()))
     }
 
-    /// A deployment of the plan that is over: one that completed, if there is any.
+    /// Returns an ended deployment of the plan: a completed one, if any.
     fn ended(&mut self, plan: &str, which: u64) -> Option<String> {
         let state = self.read()?;
         let all = state.fleet.deployments().sorted();
@@ -292,7 +292,7 @@ impl Universe {
         Some(found.name.to_string())
     }
 
-    /// A disruption of which the verb makes sense.
+    /// Returns a disruption that fits the verb.
     fn disruption(&mut self, verb: &str, which: u64) -> Option<(String, String)> {
         let state = self.read()?;
         let fits = |state: DisruptionState| match verb {
@@ -390,12 +390,12 @@ impl Universe {
     }
 }
 
-/// One of them, counted round.
+/// Returns the element at the number, modulo the length.
 fn one<T: Clone>(of: &[T], which: u64) -> Option<T> {
     of.get(usize::try_from(which).unwrap_or(0).checked_rem(of.len())?).cloned()
 }
 
-/// What is shown of an operation that waits for approval: itself and the hash of what it will do.
+/// Returns a pending operation's id, and the shown hash of its effects.
 fn shown(operation: &Operation) -> Option<(String, String)> {
     match &operation.state {
         OperationState::PendingApproval(proposal) => {
@@ -405,13 +405,13 @@ fn shown(operation: &Operation) -> Option<(String, String)> {
     }
 }
 
-/// An approval request that waits, and the hash that is shown.
+/// Returns a pending approval request's id, and the shown hash.
 fn waits(request: &ApprovalRequest) -> Option<(String, String)> {
     let waits = matches!(request.state, RequestState::Pending { .. });
     waits.then(|| (request.id.to_string(), request.hash.to_string()))
 }
 
-/// The person behind an operation, if there is one.
+/// Returns the operation's human requester, if any.
 fn asked_by(fleet: &Fleet, operation: &Operation) -> Option<Actor> {
     match operation.by.as_deref() {
         Some(Asker::Actor(actor)) => Some(actor.clone()),

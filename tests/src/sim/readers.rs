@@ -1,7 +1,8 @@
-//! Readers of a simulated world: they read what a verdict changed, right after it, and anything at any other moment, from
-//! servers that decide, that have just begun, and that stand by.
+//! Readers of a simulated world: of what a verdict changed, directly after it, and of anything at other
+//! times. Servers that readers use are leaders, new leaders, and standbys.
 //!
-//! Readers change nothing, and what they draw is drawn apart: a world has the same log with them as without them.
+//! Readers change nothing, and have their own random source: a world has the same log with and without
+//! readers.
 
 use std::time::Duration;
 
@@ -18,30 +19,30 @@ use super::script::Script;
 use super::universe::{Universe, tell};
 use crate::check::Violation;
 
-/// One world of so many compares whole rows with the log, which is folded again for that.
+/// One in this number of worlds compares whole rows with the log, which is folded again for that.
 const WHOLE: u64 = 16;
-/// Entities of the last verdicts, among which readers choose.
+/// Number of entities of the last verdicts that readers choose from.
 const RECENT: usize = 16;
 
-/// A row that was shown: at which position, of what, and all of it.
+/// Row that was shown: the position, its subject, and the whole row.
 type Seen = (Position, Subject, Option<Value>);
 
-/// Those who read, and what they draw.
+/// Readers of a world, with their random source.
 pub struct Readers {
     random: Random,
-    /// Whether requests go through servers that stand by.
+    /// Whether requests go through standbys.
     forwards: bool,
     /// Entities of the last verdicts.
     recent: Vec<Subject>,
-    /// Reads that are about to be sent: after the judge has looked at the log.
+    /// Reads that will be sent after the oracle has read the log.
     sent: Vec<(usize, Wanted, Option<Position>)>,
     /// Rows that were shown whole; kept in some worlds.
     whole: Option<Vec<Seen>>,
-    /// Processes of servers so far.
+    /// Number of server processes so far.
     processes: u64,
 }
 
-/// Another server, through which a request goes to the one that decides.
+/// Server that forwards a request to the leader.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Via {
     seat: usize,
@@ -49,7 +50,7 @@ pub struct Via {
 }
 
 impl Readers {
-    /// Those of a world.
+    /// Returns the readers of a world.
     pub fn new(script: &Script) -> Readers {
         let mut random = Random::new(script.seed ^ 0x7ead);
         Readers {
@@ -62,7 +63,7 @@ impl Readers {
         }
     }
 
-    /// The time from when a server has records until they are in its rows.
+    /// Draws the delay of a server's rows behind its records.
     pub fn delay(&mut self) -> Duration {
         match self.random.below(100) {
             0..=39 => Duration::ZERO,
@@ -72,12 +73,12 @@ impl Readers {
         }
     }
 
-    /// Records that the rows of a server do not have when it starts.
+    /// Draws the number of records that the rows of a starting server lack.
     pub fn behind(&mut self) -> usize {
         if self.random.chance(500) { 0 } else { usize::try_from(self.random.below(6)).unwrap_or(0) }
     }
 
-    /// A process of a server starts.
+    /// Returns the number of a new server process.
     pub fn process(&mut self) -> u64 {
         self.processes += 1;
         self.processes
@@ -87,7 +88,7 @@ impl Readers {
         self.random.chance(of_a_thousand)
     }
 
-    /// An entity of a recent verdict, or a list.
+    /// Draws an entity of a recent verdict, or a list.
     fn anything(&mut self) -> Wanted {
         let recent = if self.is_so_often(700) { self.random.pick(&self.recent).cloned() } else { None };
         recent.map_or_else(|| Wanted::List(self.list()), Wanted::Row)
@@ -108,7 +109,7 @@ impl Readers {
 }
 
 impl Universe {
-    /// Draws whether a request goes through a server that stands by, and which; one that has no process gets one.
+    /// Draws whether a request goes through a standby, and chooses it; a standby without process is started.
     pub(super) fn draw_via(&mut self) -> Option<Via> {
         if !self.readers.forwards || !self.readers.is_so_often(400) {
             return None;
@@ -127,7 +128,7 @@ impl Universe {
         Some(Via { seat, process })
     }
 
-    /// A server starts and stands by. `None` if it cannot fold the log: the judge finds that too.
+    /// Starts a server as a standby. `None` if it cannot fold the log: the oracle finds that too.
     fn start_standby(&mut self, seat: usize) -> Option<()> {
         let mut fold = Fold::from(self.snapshots.last().cloned());
         for record in self.log.source().records(fold.position().plus(1)).ok()? {
@@ -142,8 +143,8 @@ impl Universe {
         Some(())
     }
 
-    /// A server gives a verdict, which it and the one that passes it on note before the answer is written. Then people
-    /// read.
+    /// Notes a verdict of a server, at the server and at the forwarding one, before the answer is written.
+    /// Then people read.
     pub(super) fn gave(&mut self, seat: usize, call: usize, verdict: &Verdict) {
         let position = verdict.position;
         if let Some(rows) = &self.seats[seat].rows {
@@ -178,14 +179,14 @@ impl Universe {
             self.readers.sent.push((answering, Wanted::List(list), None));
         }
         if let Some(subject) = subject.filter(|_| self.readers.is_so_often(100)) {
-            // Of another server the position is named.
+            // Reads of another server name the position.
             let other = self.readers.random.below(self.seats.len() as u64);
             let other = usize::try_from(other).unwrap_or(0);
             self.readers.sent.push((other, Wanted::Row(subject), Some(position)));
         }
     }
 
-    /// A server has begun to decide: somebody may read there at once.
+    /// Notes that a server became leader: a reader may read there immediately.
     pub(super) fn may_read(&mut self, seat: usize) {
         if self.readers.is_so_often(400) {
             let of = self.readers.anything();
@@ -193,7 +194,7 @@ impl Universe {
         }
     }
 
-    /// In the end rows catch up, and nobody waits any more.
+    /// Lets rows catch up at the end, so that no reader waits any more.
     pub(super) fn hear_all(&mut self) -> Result<(), Violation> {
         let is_waited_for = |rows: &Option<Rows>| rows.as_ref().is_some_and(Rows::is_waited_for);
         for seat in 0..self.seats.len() {
@@ -212,7 +213,7 @@ impl Universe {
         Ok(())
     }
 
-    /// Readers send what they want to read now, and hear what they waited for.
+    /// Sends the pending reads, and takes the answers to waiting ones.
     pub(super) fn read_rows(&mut self) -> Result<(), Violation> {
         if self.readers.is_so_often(12) {
             let seat = usize::try_from(self.readers.random.below(self.seats.len() as u64)).unwrap_or(0);
@@ -233,7 +234,7 @@ impl Universe {
     fn ask_rows(&mut self, seat: usize, of: Wanted, named: Option<Position>) -> Result<(), Violation> {
         let eventual = self.readers.is_so_often(100);
         let consistency = if eventual { Consistency::Eventual } else { Consistency::Verdicts };
-        // What happened before the request came is over.
+        // Everything due before the request has happened.
         self.go_on(seat)?;
         let parts = if self.readers.whole.is_some() { Parts::All } else { Parts::Stamps };
         let given = if eventual { Position::ZERO } else { self.judge.reads().least(seat) };
@@ -247,7 +248,7 @@ impl Universe {
         self.go_on(seat)
     }
 
-    /// The rows of a server go on until now, unless it stands still, and readers hear what they waited for.
+    /// Advances a server's rows until now, unless the server is suspended, and takes answers to reads.
     pub(super) fn go_on(&mut self, seat: usize) -> Result<(), Violation> {
         let now = self.now;
         let of = &mut self.seats[seat];
@@ -300,7 +301,7 @@ impl Universe {
         Ok(())
     }
 
-    /// Rows that were shown whole are those of the log, folded again, at the positions that the answers named.
+    /// Checks that whole rows were those of the log, folded again, at the positions that the answers named.
     pub(super) fn read_again(&mut self) -> Result<(), Violation> {
         let mut seen = self.readers.whole.take().unwrap_or_default();
         seen.sort_by_key(|(position, ..)| *position);

@@ -1,9 +1,8 @@
-//! What a server of a simulated world shows: rows, which follow the journal behind a delay, and reads, which wait for the
-//! position that [`LastVerdict`] says, as those over HTTP do.
+//! Rows and reads of a server in a simulated world. Rows follow the journal after a delay; reads wait for the
+//! position of [`LastVerdict`], as reads over HTTP do.
 //!
-//! Rows belong to the process of a server. It has them also while it stands by, when another server decides. A row is applied
-//! when its delay has passed, and its reads are answered then, each at its time. A read that is not answered within
-//! [`PATIENCE`] is refused.
+//! Rows belong to the process of a server, also while it stands by. A row is applied after its delay, and its
+//! reads are answered then, each at its time. A read that is not answered within [`PATIENCE`] is refused.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -24,30 +23,30 @@ use serde_json::Value;
 
 use crate::check::{List, Shown};
 
-/// Time for which a read waits, as for the limit `min_position` of the API.
+/// Time for which a read waits, like the limit for `min_position` in the API.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Kinds of which lists are read.
+/// Kinds with lists that are read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Listed {
-    /// Clusters.
+    /// List of clusters.
     Clusters,
-    /// Nodes.
+    /// List of nodes.
     Nodes,
-    /// Plans.
+    /// List of plans.
     Plans,
-    /// Policies.
+    /// List of policies.
     Policies,
-    /// Replicas.
+    /// List of replicas.
     Replicas,
 }
 
 impl Listed {
-    /// Every one.
+    /// All kinds.
     pub const ALL: [Listed; 5] =
         [Listed::Clusters, Listed::Nodes, Listed::Plans, Listed::Policies, Listed::Replicas];
 
-    /// The word of the kind.
+    /// Name of the kind.
     pub const fn word(self) -> &'static str {
         match self {
             Listed::Clusters => "cluster",
@@ -73,108 +72,108 @@ fn named<T>(all: Vec<&T>, name: impl Fn(&T) -> Subject) -> Vec<Subject> {
     all.into_iter().map(name).collect()
 }
 
-/// What a read is of.
+/// Target of a read.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Wanted {
-    /// The row of an entity.
+    /// Row of an entity.
     Row(Subject),
     /// All rows of a kind.
     List(Listed),
 }
 
-/// Whether rows are shown whole, or only what they say of their history.
+/// Whether rows are shown whole, or only their history fields.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Parts {
-    /// With every member.
+    /// All fields.
     All,
     /// Version and position, which costs less.
     Stamps,
 }
 
-/// A row that was found.
+/// Row that was found.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Found {
-    /// What it says of its history.
+    /// History fields of the row.
     pub shown: Shown,
-    /// All of it, if it was asked for whole.
+    /// Whole row, if requested.
     pub whole: Option<Value>,
 }
 
-/// What a read was answered.
+/// Answer to a read.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Answer {
-    /// A row, or that there is none.
+    /// Row, or `None` if there is none.
     Row(Option<Found>),
-    /// A list.
+    /// Rows of a list.
     List(List),
     /// The rows are behind the position.
     NotApplied,
 }
 
-/// A read that came to a server.
+/// Read that came to a server.
 #[derive(Clone, Debug)]
 pub struct Read {
-    /// Of what.
+    /// Target of the read.
     pub of: Wanted,
-    /// How much of a row.
+    /// Requested parts of a row.
     pub parts: Parts,
-    /// Besides `named`.
+    /// Consistency in addition to `named`.
     pub consistency: Consistency,
-    /// The position that the reader named.
+    /// Position that the reader named.
     pub named: Option<Position>,
-    /// The position that the answer must have reached, as the judge has it.
+    /// Position that the answer must have reached, by the oracle.
     pub least: Position,
 }
 
-/// A read that waits, or is over.
+/// Read that waits or has ended.
 #[derive(Clone, Debug)]
 pub struct Asked {
-    /// What.
+    /// Requested read.
     pub read: Read,
-    /// The position for which the server lets it wait.
+    /// Position that the server waits for.
     pub wanted: Position,
-    /// When it came.
+    /// Arrival time.
     pub since: Duration,
 }
 
-/// A read that is over.
+/// Read that has ended.
 #[derive(Debug)]
 pub struct Done {
-    /// What was asked.
+    /// Read with its wait.
     pub asked: Asked,
-    /// The position of the rows then.
+    /// Position of the rows at the end of the read.
     pub position: Position,
-    /// What the server said.
+    /// Answer of the server.
     pub answer: Answer,
 }
 
-/// See the module.
+/// Rows of a server's process: see the module.
 pub struct Rows {
-    /// Tells processes apart.
+    /// Number of the process.
     pub process: u64,
-    /// The last verdict that the process gave.
+    /// Last verdict that the process returned.
     pub last: LastVerdict,
     fold: Fold,
-    /// Records that the process has and the rows do not, each with the time at which they will.
+    /// Records that the process has and the rows lack, each with the time of its application.
     waiting: VecDeque<(Duration, Arc<Record>)>,
-    /// Where a server that stands by finds records. One that decides gets them with its deliveries.
+    /// Source of records for a standby. A leader gets records with its deliveries.
     follows: Option<Records>,
     asked: VecDeque<Asked>,
 }
 
-/// A log that was folded for a server that starts.
+/// Folded log for a starting server.
 pub struct Started {
-    /// The state at the end.
+    /// State at the end of the log.
     pub head: Option<Folding>,
-    /// The rows, which may be behind it,
+    /// Rows, which may be behind the end.
     pub rows: Fold,
-    /// by these records.
+    /// Records that the rows lack.
     pub behind: Vec<Arc<Record>>,
 }
 
 impl Started {
-    /// Folds the log, from a snapshot if there is one. Rows are behind by as many records, unless they were past those
-    /// already: `least` is the position that they had.
+    /// Folds the log, from a snapshot if there is one. Rows are behind by this number of records, but not
+    /// before `least`, the position that the process had already.
     pub fn fold(
         log: &MemoryLog,
         snapshot: Option<Folding>,
@@ -198,50 +197,50 @@ impl Started {
 }
 
 impl Rows {
-    /// Those of a process that starts: its verdicts begin at the head of the journal.
+    /// Returns the rows of a starting process: its verdicts start at the head of the journal.
     pub fn new(process: u64, fold: Fold, head: Position) -> Rows {
         let (last, waiting, asked) = (LastVerdict::at(head), VecDeque::new(), VecDeque::new());
         Rows { process, last, fold, waiting, follows: None, asked }
     }
 
-    /// The process stops following and decides, with rows that were folded anew.
+    /// Makes the process a leader, which stops following, with newly folded rows.
     pub fn decide(&mut self, fold: Fold) {
         self.fold = fold;
         self.waiting.clear();
         self.follows = None;
     }
 
-    /// The process does not decide any more, and follows the log.
+    /// Makes the process a standby, which follows the log.
     pub fn stand_by(&mut self, log: &MemoryLog) {
         let end = self.waiting.back().map_or(self.fold.position(), |(_, record)| record.last());
         self.follows = log.source().records(end.plus(1)).ok();
     }
 
-    /// The process has records, which are in the rows after a delay, and not before those that came earlier.
+    /// Adds records of the process. The records reach the rows after a delay, and never before earlier ones.
     pub fn publish(&mut self, records: impl IntoIterator<Item = Arc<Record>>, due: Duration) {
         let due = self.waiting.back().map_or(due, |(last, _)| due.max(*last));
         self.waiting.extend(records.into_iter().map(|record| (due, record)));
     }
 
-    /// Of a process that stands by: the records that the log has by now, due as given.
+    /// Adds the records that the log has by now, due as given, if the process is a standby.
     pub fn follow(&mut self, due: Duration) {
         let Some(log) = &mut self.follows else { return };
-        // The judge finds what cannot be read.
+        // The oracle finds unreadable records.
         let records: Vec<_> = log.by_ref().map_while(Result::ok).collect();
         self.publish(records, due);
     }
 
-    /// The position of the rows.
+    /// Returns the position of the rows.
     pub fn position(&self) -> Position {
         self.fold.position()
     }
 
-    /// The state that the rows show.
+    /// Returns the state that the rows show.
     pub fn state(&self) -> Option<&Folding> {
         self.fold.state()
     }
 
-    /// Applies all that the process has, before it is due: as if its projector had been quicker.
+    /// Applies all records of the process before they are due, as a faster projector would.
     pub fn catch_up(&mut self) {
         while let Some((_, record)) = self.waiting.pop_front() {
             self.apply(&record);
@@ -259,13 +258,13 @@ impl Rows {
         !self.asked.is_empty()
     }
 
-    /// A read comes.
+    /// Adds a read.
     pub fn ask(&mut self, read: Read, now: Duration) {
         let wanted = self.last.wanted(read.consistency, read.named);
         self.asked.push_back(Asked { read, wanted, since: now });
     }
 
-    /// Goes on until now: applies what is due, and answers or refuses reads, each at its time.
+    /// Advances until now: applies what is due, and answers or refuses reads, each at its time.
     pub fn go_on(&mut self, now: Duration) -> Vec<Done> {
         let mut done = Vec::new();
         loop {
@@ -273,7 +272,7 @@ impl Rows {
             let due = self.waiting.front().map(|(due, _)| *due).filter(|due| *due <= now);
             let end = self.asked.front().map(|asked| asked.since + PATIENCE).filter(|end| *end <= now);
             match (due, end) {
-                // Rows that come at the very moment are in time.
+                // Rows that come exactly at the end are in time.
                 (Some(due), end) if end.is_none_or(|end| due <= end) => {
                     if let Some((_, record)) = self.waiting.pop_front() {
                         self.apply(&record);
@@ -289,7 +288,7 @@ impl Rows {
         }
     }
 
-    /// Answers the reads that waited for no more than the rows have.
+    /// Answers the reads whose position the rows have reached.
     fn answer(&mut self, done: &mut Vec<Done>) {
         if self.asked.is_empty() {
             return;
@@ -308,7 +307,7 @@ impl Rows {
     }
 }
 
-/// What a state answers to a read.
+/// Returns the answer of a state to a read.
 fn shown(fleet: Option<&Fleet>, read: &Read) -> Answer {
     match &read.of {
         Wanted::Row(subject) => Answer::Row(fleet.and_then(|fleet| row(fleet, subject, read.parts))),
@@ -322,7 +321,7 @@ fn shown(fleet: Option<&Fleet>, read: &Read) -> Answer {
     }
 }
 
-/// The row of an entity by a state, as the projector makes it.
+/// Returns the row of an entity, as the projector builds it from the state.
 pub fn row(fleet: &Fleet, subject: &Subject, parts: Parts) -> Option<Found> {
     match subject {
         Subject::Fleet => None,
@@ -344,7 +343,7 @@ pub fn row(fleet: &Fleet, subject: &Subject, parts: Parts) -> Option<Found> {
 }
 
 fn found<R: Row>(fleet: &Fleet, key: &R::Key, parts: Parts) -> Option<Found> {
-    // What is counted is no part of a row's history.
+    // Counts are no part of a row's history.
     let counts = if parts == Parts::All { Counts::of(fleet) } else { Counts::default() };
     let row = R::of(fleet, &counts, key)?;
     let json = || serde_json::to_value(&row).expect("rows have string keys and no failing parts");

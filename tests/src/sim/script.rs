@@ -1,7 +1,7 @@
-//! What a seed draws before its world begins: how large it is, what may go wrong in it, and what people will ask.
+//! Draws of a seed before its world starts: the world's size, possible faults, and requests of people.
 //!
-//! Apart from the order of things, which the same seed draws as the world runs, so that a failure can be made
-//! smaller by leaving faults and inputs out.
+//! The order of actions is drawn separately as the world runs, from the same seed. So a failure can be
+//! reduced by leaving faults and inputs out.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -13,118 +13,118 @@ use super::asks::{self, Habit};
 use super::fault::Fault;
 use super::random::Random;
 
-/// What someone will ask. What it names beyond these words is chosen when it is asked, from what is read then.
+/// Future request. Details are chosen when it is sent, from what is read then.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Input {
-    /// Exactly this.
+    /// Exactly this intent.
     Ask {
-        /// The type of the intent, without its version.
+        /// Type of the intent, without its version.
         type_name: &'static str,
-        /// Its body.
+        /// Body of the intent.
         data: Value,
     },
-    /// Something of a replica that exists then: `start`, `stop`, `delete`, `relocate`, `restart`.
+    /// Request for an existing replica: `start`, `stop`, `delete`, `relocate`, `restart`.
     OfReplica {
-        /// What.
+        /// Verb of the request.
         verb: &'static str,
-        /// Which, counted round.
+        /// Replica's index, modulo the count.
         which: u64,
-        /// The only node that will do, for a move.
+        /// Only node that a move accepts.
         node: Option<String>,
     },
-    /// Something of a deployment that is carried out then: `cancel`, `pause`, `resume`, `promote`, `withdraw`.
+    /// Request for a deployment in progress: `cancel`, `pause`, `resume`, `promote`, `withdraw`.
     OfDeployment {
-        /// What.
+        /// Verb of the request.
         verb: &'static str,
-        /// Which, counted round.
+        /// Deployment's index, modulo the count.
         which: u64,
     },
-    /// Rolls a plan back.
+    /// Rollback of a plan.
     Rollback {
-        /// Which plan.
+        /// Name of the plan.
         plan: String,
-        /// The name of the deployment that does.
+        /// Name of the new deployment.
         name: String,
-        /// To one of those that are over then, counted round; the last that completed, if absent.
+        /// Index among ended deployments, modulo the count; the last completed one, if absent.
         which: Option<u64>,
     },
-    /// Deletes a volume that is there then.
+    /// Deletion of an existing volume.
     OfVolume {
-        /// Which, counted round.
+        /// Volume's index, modulo the count.
         which: u64,
     },
-    /// Something of a disruption that is known then: `approve`, `complete`, `delete`.
+    /// Request for a known disruption: `approve`, `complete`, `delete`.
     OfDisruption {
-        /// What.
+        /// Verb of the request.
         verb: &'static str,
-        /// Which, counted round.
+        /// Disruption's index, modulo the count.
         which: u64,
     },
-    /// Approves what waits then, all or one.
+    /// Approval of one or all pending operations.
     Approve {
-        /// Which, counted round; all if absent.
+        /// Operation's index, modulo the count; all if absent.
         which: Option<u64>,
     },
-    /// Rejects one of those that wait then.
+    /// Rejection of a pending operation.
     Reject {
-        /// Which, counted round.
+        /// Operation's index, modulo the count.
         which: u64,
     },
-    /// Approves or rejects an approval request that waits then.
+    /// Approval or rejection of a pending approval request.
     OfRequest {
-        /// `approve` or `reject`.
+        /// Verb: `approve` or `reject`.
         verb: &'static str,
-        /// Number of the request among those that wait, counted round.
+        /// Request's index, modulo the count.
         which: u64,
     },
-    /// Makes a plan that exists then approve operations by itself.
+    /// Change of an existing plan to automatic approval.
     Automatic {
-        /// Number of the plan, counted round.
+        /// Plan's index, modulo the count.
         which: u64,
     },
-    /// Something that must be refused.
+    /// Request that must be refused.
     Bad {
-        /// In which way.
+        /// Number of the reason.
         which: u64,
     },
 }
 
-/// A world as drawn.
+/// Drawn world.
 #[derive(Clone, Debug)]
 pub struct Script {
-    /// Of everything.
+    /// Seed of all draws.
     pub seed: u64,
-    /// What may go wrong.
+    /// Possible faults.
     pub faults: BTreeSet<Fault>,
-    /// What is asked, in this order.
+    /// Requests, in this order.
     pub inputs: Vec<Input>,
-    /// Steps while things may go wrong.
+    /// Steps while faults may happen.
     pub steps: u64,
-    /// Clusters, each with one orchestrator, of this kind, and one executor.
+    /// Clusters, each with one orchestrator of this runtime and one executor.
     pub clusters: Vec<Runtime>,
-    /// Servers that may decide.
+    /// Servers that may become leader.
     pub servers: u64,
-    /// A session's lease.
+    /// Lease of a session.
     pub lease: Duration,
-    /// So many of a thousand incarnations misbehave.
+    /// Misbehaving incarnations in a thousand.
     pub misbehave: u64,
-    /// So many of a thousand pieces of work fail.
+    /// Failing work items in a thousand.
     pub work_fails: u64,
-    /// Whether there is a topic into which producers put some of what they ask for.
+    /// Whether there is a topic into which producers put some requests.
     pub inbox: bool,
-    /// So many of a thousand requests are put there, if they may be.
+    /// Requests in a thousand that are put into the topic, if allowed.
     pub letters: u64,
 }
 
-/// What nobody may ask for by a letter.
+/// Intents that an inbox message must not request.
 pub(super) const APPROVALS: [&str; 4] =
     ["operation.approve.v1", "operation.reject.v1", "request.approve.v1", "request.reject.v1"];
 
 impl Script {
-    /// What the seed draws.
+    /// Draws the world of a seed.
     pub fn draw(seed: u64) -> Script {
         let mut random = Random::new(seed);
-        // A swarm: most faults off in most worlds, so that each meets each other in some world, undisturbed.
+        // Swarm: most faults are off in most worlds, so that any two meet in some world without others.
         let share = *random.pick(&[0, 150, 300, 500]).unwrap_or(&0);
         let usual = Fault::ALL.iter().copied().filter(|fault| !fault.is_of_inbox());
         let mut faults: BTreeSet<_> = usual.filter(|_| random.chance(share)).collect();
@@ -162,7 +162,7 @@ impl Script {
     }
 }
 
-/// What a cluster's orchestrator is made of, as far as anybody is told: what it runs is simulated all the same.
+/// Draws the runtime that a cluster reports: its orchestrator is simulated in any case.
 fn runtime(random: &mut Random) -> Runtime {
     if random.chance(500) { Runtime::Simulated } else { Runtime::Process }
 }

@@ -1,5 +1,5 @@
-//! A server of a simulated world that decides: the decider that users run, with its journal and what waits for it. It does
-//! one thing at a time, when the world says so. What readers see of it is in [`super::rows`].
+//! Leader of a simulated world: the real decider, with its journal and queues. The world decides when the
+//! server does its next action. Its readers' view is in [`super::rows`].
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -21,62 +21,62 @@ use chancery_projector::{FoldError, Folding};
 
 use super::letters::Topic;
 
-/// The fleet of every simulated world.
+/// Fleet of every simulated world.
 pub const FLEET: &str = "sim";
 
-/// Something that waits for a server's attention.
+/// Queued request.
 #[derive(Debug)]
 pub struct Ask {
-    /// Whose call it is.
+    /// Number of the call.
     pub call: usize,
-    /// What is asked.
+    /// Request of the call.
     pub request: Request,
 }
 
-/// A server cannot start.
+/// Server that cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum BadStart {
-    /// It cannot fold the log.
+    /// The log cannot be folded.
     #[error("fold the log: {0}")]
     Fold(#[from] FoldError),
-    /// The inbox does not go on where the log says.
+    /// The inbox does not continue where the log ends.
     #[error(transparent)]
     Inbox(#[from] InboxGone),
 }
 
-/// A server that runs.
+/// Running server.
 pub struct Server {
     driver: Driver,
     journal: Arc<MemoryJournal>,
     deliveries: Arc<Mutex<VecDeque<Delivery>>>,
-    /// Records that were delivered, on their way to the projector.
+    /// Delivered records for the projector.
     pub published: Vec<Arc<Record>>,
-    /// Requests that were sent to it.
+    /// Queued requests.
     pub asks: VecDeque<Ask>,
-    /// Whose request each ticket is.
+    /// Call of each ticket.
     pub calls: BTreeMap<Ticket, usize>,
     tickets: u64,
-    /// The offset behind what it has read of the topic.
+    /// Offset after the last message that the server has read.
     pub reads: u64,
     began: Duration,
-    /// How far its wall clock is from the world's time.
+    /// Wall clock minus world time, in microseconds.
     pub wall: i64,
-    /// Until when it stands still.
+    /// End of the suspension.
     pub paused: Option<Duration>,
-    /// Whether it can do more at once.
+    /// Whether the server can do more immediately.
     pub left: Left,
 }
 
-/// Time zero of simulated worlds, on the wall.
+/// Time zero of simulated worlds, on the wall clock.
 pub const EPOCH: i64 = 1_700_000_000_000_000;
 
-/// What the wall clock says at a world's time, with an error.
+/// Returns the wall clock at a world's time, with an error in microseconds.
 pub fn wall_at(now: Duration, error: i64) -> Time {
     Time::from_micros(EPOCH + i64::try_from(now.as_micros()).unwrap_or(i64::MAX / 4) + error)
 }
 
 impl Server {
-    /// Starts one with the state at the end of the log.
+    /// Starts a server with the state at the end of the log.
     pub fn start(
         log: &MemoryLog,
         state: Option<Folding>,
@@ -99,7 +99,7 @@ impl Server {
             build: "sim".into(),
             address: None,
             lease,
-            // A command or two: inventories have many parts.
+            // One or two commands: inventories have many parts.
             part: 600,
             replicas: 1000,
             inbox,
@@ -125,22 +125,22 @@ impl Server {
         })
     }
 
-    /// Its decider.
+    /// Returns the decider.
     pub fn driver(&mut self) -> &mut Driver {
         &mut self.driver
     }
 
-    /// Its way to the log.
+    /// Returns the writer to the log.
     pub fn journal(&self) -> &Arc<MemoryJournal> {
         &self.journal
     }
 
-    /// What its clocks say.
+    /// Returns the server's clocks.
     pub fn reading(&self, now: Duration) -> Reading {
         Reading { wall: wall_at(now, self.wall), steady: now.saturating_sub(self.began) }
     }
 
-    /// Deliveries that wait.
+    /// Counts waiting deliveries.
     pub fn delivered(&self) -> usize {
         self.deliveries.lock().unwrap_or_else(PoisonError::into_inner).len()
     }
@@ -156,7 +156,7 @@ impl Server {
         taken.map(|()| effects)
     }
 
-    /// Decides the next request, if it takes any.
+    /// Decides the next queued request, if any.
     pub fn ask(&mut self, now: Duration) {
         let reading = self.reading(now);
         if let Some(Ask { call, request }) = self.asks.pop_front() {
@@ -167,7 +167,7 @@ impl Server {
         }
     }
 
-    /// Takes a letter, or hears that there is none up to the end.
+    /// Takes an inbox message, or notes that none is left up to the end.
     pub fn letter(&mut self, letter: Option<&Letter>, end: u64, now: Duration) {
         let reading = self.reading(now);
         if let Some(letter) = letter {
@@ -180,20 +180,20 @@ impl Server {
         self.left = Left::More;
     }
 
-    /// A turn.
+    /// Takes one turn of the decider.
     pub fn turn(&mut self, now: Duration) -> Result<Vec<Effect>, Ended> {
         let reading = self.reading(now);
         self.left = self.driver.turn(reading)?;
         Ok(self.driver.effects())
     }
 
-    /// Whether it has something to do by itself now.
+    /// Whether the server has something to do now without input.
     pub fn is_due(&mut self, now: Duration) -> bool {
         let reading = self.reading(now);
         self.left == Left::More || self.driver.next_due(reading).is_some_and(|pause| pause.is_zero())
     }
 
-    /// When it will look again whether it has something to do by itself, in the world's time.
+    /// Returns the world's time of the server's next timer.
     pub fn due(&mut self, now: Duration) -> Option<Duration> {
         if let Some(paused) = self.paused {
             return Some(paused);

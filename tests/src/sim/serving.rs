@@ -1,4 +1,4 @@
-//! What servers do in a step, and what comes of it.
+//! Actions of servers in a step, and their effects.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use super::universe::{Seat, Universe, Up, tell};
 use super::words;
 use crate::check::Violation;
 
-/// Appends that a full journal still takes.
+/// Number of appends that a full journal still takes.
 const FULL: usize = 1;
 
 impl Universe {
@@ -30,7 +30,7 @@ impl Universe {
         }
         let bits = self.random.bits();
         let topic = self.script.inbox.then_some(&self.topic);
-        // The process of a server that stood by is the same, and its rows do not go back.
+        // The process of a former standby is the same, and its rows do not go back.
         let least = self.seats[seat].rows.as_ref().map(Rows::position).unwrap_or_default();
         let started = Started::fold(&self.log, snapshot, self.readers.behind(), least);
         let begun = started.map_err(BadStart::from).and_then(|Started { head, rows, behind }| {
@@ -60,7 +60,7 @@ impl Universe {
         Ok(())
     }
 
-    /// Lets a server do something, and does what comes of it.
+    /// Makes a server act, and applies the effects.
     pub(super) fn with(
         &mut self,
         seat: usize,
@@ -80,7 +80,7 @@ impl Universe {
             Err(ended) => {
                 tell!(self, "server {seat} ends: {ended}");
                 self.counts.add("server ended by itself");
-                // The process goes on when another one decides.
+                // The process continues when another server becomes leader.
                 let stays =
                     matches!(ended, Ended::Overtaken(_)).then(|| self.seats[seat].rows.take()).flatten();
                 self.stop_server(seat);
@@ -112,7 +112,7 @@ impl Universe {
                     match self.links.get_mut(&link).filter(|link| link.served) {
                         Some(link) if link.held => link.down.push_back(message),
                         Some(link) if link.silent => {}
-                        // Its other end is gone, and the server finds that out by sending.
+                        // The executor has closed its end, and the server notices by sending.
                         Some(_) => self.close(seat, link),
                         None => {}
                     }
@@ -123,7 +123,7 @@ impl Universe {
         Ok(())
     }
 
-    /// A server lets go of its end of a link.
+    /// Makes a server close its end of a channel.
     pub fn close(&mut self, seat: usize, number: u64) {
         if let Some(link) = self.links.get_mut(&number) {
             link.served = false;
@@ -136,7 +136,7 @@ impl Universe {
         self.sweep_links();
     }
 
-    /// Forgets links that nobody holds.
+    /// Deletes channels that both ends have closed.
     pub fn sweep_links(&mut self) {
         self.links.retain(|_, link| link.held || link.served);
     }

@@ -1,4 +1,4 @@
-//! After the last fault: everything must settle, in a bounded number of steps, and all must agree.
+//! After the last fault, everything must settle in a bounded number of steps, and all must agree.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -22,21 +22,21 @@ use super::producer::State;
 use super::universe::{Universe, tell};
 use crate::check::Violation;
 
-/// One world of so many goes through a real store of rows, which costs more than the world.
+/// One in this number of worlds goes through a real store of rows, which costs more than the world.
 const STORED: u64 = 64;
-/// Steps in which everything must have settled.
+/// Number of steps in which everything must settle.
 const STEPS: usize = 30_000;
-/// What may go by meanwhile: longer than any deadline in a script.
+/// Maximum time to settle: longer than any deadline in a script.
 const TIME: Duration = Duration::from_hours(12);
-/// How often somebody looks whether anything waits for approval, and orchestrators look around.
+/// Interval of checks for pending approvals, and of lists by orchestrators.
 const ROUND: Duration = Duration::from_secs(20);
-/// Rounds in which canaries may show what they are, and nodes may be emptied.
+/// Number of rounds for canaries to prove themselves, and for nodes to be drained.
 const PATIENCE: u32 = 6;
 
 impl Universe {
-    /// No more faults: everybody wakes, what was lost is started again, and what waits for people is approved.
+    /// Settles the world without faults: all resumes or is started again, and people approve what is pending.
     pub fn settle(&mut self) -> Result<(), Violation> {
-        // What comes back has nothing but the journal, and no later takeover mends what this one forgets.
+        // A returning server has only the journal, and no later takeover fixes its omissions.
         if self.script.faults.contains(&Fault::ServerCrash) && self.random.chance(500) {
             for seat in 0..self.seats.len() {
                 if self.crash_server(seat) {
@@ -100,7 +100,7 @@ impl Universe {
         Err(violation(9, format!("it does not settle: {stuck}"), None))
     }
 
-    /// Orchestrators that may miss changes look around now and then, and tell all they see.
+    /// Lists all objects at orchestrators that may miss changes, and reports them.
     fn look_around(&mut self) {
         for (machine, world) in self.machines.iter().zip(&self.worlds) {
             if let Some(process) = &machine.process {
@@ -111,8 +111,8 @@ impl Universe {
         }
     }
 
-    /// Does what an executor that is refused over its folder asks for: starts it over the one in which something may
-    /// be left, or, if that is lost, says that what was there is gone. Whether there was any such.
+    /// Resolves an executor's refusal over its directory: restarts it with the one that may have objects, or,
+    /// if lost, expunges the node. Returns whether there was any.
     fn bring_back(&mut self) -> bool {
         for machine in 0..self.machines.len() {
             let Some((scope, node)) = self.left(machine) else { continue };
@@ -134,8 +134,8 @@ impl Universe {
         false
     }
 
-    /// Decides what waits for somebody's word: deployments that are paused, canaries, and nodes that cannot be
-    /// emptied. Whether there was any such.
+    /// Decides what waits for a person: paused deployments, canaries, undrainable nodes. Returns whether
+    /// there was any.
     fn finish(&mut self, rounds: u32) -> bool {
         let Some((verb, data)) = self.judge.state().and_then(|state| undecided(&state.fleet, rounds)) else {
             return false;
@@ -145,7 +145,7 @@ impl Universe {
         true
     }
 
-    /// The scope in which something of a machine's cluster may be left, and the node of the first.
+    /// Returns the executor store that may have objects of a machine's cluster, and the node of the first.
     fn left(&self, machine: usize) -> Option<(ScopeId, String)> {
         let fleet = &self.judge.state()?.fleet;
         let scope = fleet.clusters().get(format!("c{machine}").as_str())?.scope.as_ref()?;
@@ -163,7 +163,7 @@ impl Universe {
         Some((scope.id, node.to_string()))
     }
 
-    /// Approves all that waits, and rejects what cannot be approved. Whether there was any.
+    /// Approves what is pending, or rejects it if impossible. Returns whether there was any.
     fn approve_all(&mut self) -> bool {
         let Some(state) = self.judge.state() else { return false };
         let pending = |operation: &&chancery_machine::state::Operation| {
@@ -174,7 +174,7 @@ impl Universe {
         waits && self.ask_to_approve()
     }
 
-    /// Why it has not settled, if it has not.
+    /// Returns why the world has not settled, if it has not.
     fn stuck(&mut self) -> Option<String> {
         if let Some(call) = self.calls.iter().find(|call| call.state != State::Answered) {
             return Some(format!("intent {} has no answer", call.request.id));
@@ -198,7 +198,7 @@ impl Universe {
             |index: usize| fleet.clusters().sorted().iter().any(|c| c.name.as_str() == format!("c{index}"));
         let mut alive = BTreeSet::new();
         for (index, world) in self.worlds.iter().enumerate() {
-            // Nobody can be told of what runs on machines of a cluster that was forgotten.
+            // Processes on machines of a deleted cluster are reported to no server.
             if !cluster(index) {
                 continue;
             }
@@ -210,7 +210,7 @@ impl Universe {
                     let lost = fleet.incarnations().get(&id).is_some_and(|run| has_lost(fleet, run));
                     running.contains(&id) || lost
                 }
-                // What is left of one that went with its node is for people to see.
+                // Volumes left after their node's deletion are for people to see.
                 ObjectId::Volume(_) => true,
             };
             if let Some(report) = world.list().iter().find(|report| !wanted(report.object)) {
@@ -226,7 +226,7 @@ impl Universe {
         alive.iter().find(|id| !running.contains(*id)).map(|id| format!("{id} runs, and nobody says so"))
     }
 
-    /// All who have an opinion have the same.
+    /// Checks that all states and rows agree.
     fn agree(&mut self) -> Result<(), Violation> {
         self.hear_all()?;
         self.judge.rows()?;
@@ -255,7 +255,7 @@ impl Universe {
         Ok(())
     }
 
-    /// The state by a snapshot of any age and what follows it.
+    /// Returns the state by a snapshot of any age and the records after it.
     fn replay(&mut self) -> Result<Folding, Violation> {
         let snapshot = self.random.pick(&self.snapshots).cloned();
         let mut fold = chancery_projector::Fold::from(snapshot);
@@ -269,7 +269,7 @@ impl Universe {
     }
 }
 
-/// A replica for which a deployment waits: its run was asked to be again what it was, and does not become ready.
+/// Returns a replica that a deployment waits for: its incarnation was reverted, and does not become ready.
 fn never_again_ready(fleet: &Fleet) -> Option<&Replica> {
     let deploys = |run: &Incarnation| fleet.plans().get(&run.plan).is_some_and(|plan| plan.current.is_some());
     let unready = |run: &&Incarnation| run.state == IncarnationState::Running && run.unready.is_some();
@@ -278,7 +278,7 @@ fn never_again_ready(fleet: &Fleet) -> Option<&Replica> {
     hang.find_map(|run| fleet.replicas().get(&run.replica).filter(|replica| replica.operation.is_none()))
 }
 
-/// Something that goes on only when somebody says how.
+/// Returns an intent for something that waits for a person.
 fn undecided(fleet: &Fleet, rounds: u32) -> Option<(&'static str, Value)> {
     for deployment in fleet.deployments().sorted() {
         let data = json!({"plan": deployment.plan, "name": deployment.name});
@@ -292,7 +292,7 @@ fn undecided(fleet: &Fleet, rounds: u32) -> Option<(&'static str, Value)> {
             _ => {}
         }
     }
-    // Half of the plans that say that they are uneven are evened out.
+    // Half of the plans that are marked uneven are rebalanced.
     let uneven = |plan: &&Plan| plan.balance == Balance::Uneven && plan.rebalance.is_none();
     let mut uneven = fleet.plans().sorted().into_iter().filter(uneven);
     if let Some(plan) = uneven.find(|plan| plan.meta.version.is_multiple_of(2) && rounds < 4 * PATIENCE) {
@@ -310,13 +310,13 @@ fn undecided(fleet: &Fleet, rounds: u32) -> Option<(&'static str, Value)> {
     None
 }
 
-/// What waits for a place, and may as long as there is none.
+/// Whether the operation waits, as it may, for a placement.
 fn waits_for_place(fleet: &Fleet, operation: &Operation) -> bool {
     let reasons = fleet.plans().get(&operation.plan).is_some_and(|plan| !plan.unfit.is_empty());
     reasons && operation.state == OperationState::Preparing
 }
 
-/// Whether the run waits for a volume that another one uses, or that nobody can have.
+/// Whether the incarnation waits for a volume in use by another one, or an unobtainable one.
 fn waits_for_volume(fleet: &Fleet, run: Option<&Incarnation>) -> bool {
     run.is_some_and(|run| {
         let used = |name: &VolumeName| fleet.volumes().get(name).is_some_and(|volume| volume.user.is_some());
@@ -329,7 +329,7 @@ fn has_lost(fleet: &Fleet, run: &Incarnation) -> bool {
     run.ties.mounts.iter().any(|name| fleet.volumes().get(name).is_some_and(lost))
 }
 
-/// What of what is wanted is stuck, if anything is.
+/// Returns a stuck part of a plan, if any.
 fn stuck_in_plans(fleet: &Fleet) -> Option<String> {
     let waiting: BTreeSet<_> = fleet
         .operations()
@@ -366,7 +366,7 @@ fn stuck_in_plans(fleet: &Fleet) -> Option<String> {
     None
 }
 
-/// What is stuck in a state, if anything is.
+/// Returns an entity that is stuck in a state, if any.
 fn stuck_in(fleet: &Fleet) -> Option<String> {
     for operation in fleet.operations().sorted() {
         let run = operation.incarnation.and_then(|id| fleet.incarnations().get(&id));
@@ -387,7 +387,7 @@ fn stuck_in(fleet: &Fleet) -> Option<String> {
         let settled = match &incarnation.state {
             IncarnationState::Running | IncarnationState::Ended(_) => incarnation.command.is_none(),
             IncarnationState::Reserved => waits_for_volume(fleet, Some(incarnation)),
-            // Without its volume it cannot be again what it was: that is tried until somebody stops it.
+            // Without its volume the incarnation cannot be reverted: that is retried until a person stops it.
             IncarnationState::Updating(to) if *to == incarnation.deployment => has_lost(fleet, incarnation),
             _ => false,
         };

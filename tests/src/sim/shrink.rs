@@ -1,16 +1,16 @@
-//! Makes a failing world smaller: leaves out faults, inputs and steps as long as the same invariant fails.
+//! Reduction of a failing world: leaves out faults, inputs and steps while the same invariant fails.
 
 use super::{Played, Script, Story, play};
 
-/// Worlds that are tried, at most.
+/// Maximum number of worlds that are tried.
 const TRIES: usize = 400;
 
-/// The smallest script found that fails as `script` does, and what became of it, told as a story.
+/// Returns the smallest script found that fails as `script` does, and its result with a trace.
 pub fn shrink(script: &Script) -> (Script, Played) {
     shrink_by(script, |played| played.violation.as_ref().map(|violation| violation.invariant))
 }
 
-/// [`shrink`], with the number of the invariant that fails in a world, if one does.
+/// Reduces as [`shrink`]; `failure` returns the number of the broken invariant of a world, if any.
 fn shrink_by(script: &Script, failure: impl Fn(&Played) -> Option<u8>) -> (Script, Played) {
     let fails = |script: &Script| failure(&play(script.clone(), Story::Untold));
     let mut best = script.clone();

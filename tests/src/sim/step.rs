@@ -1,4 +1,4 @@
-//! One step of a simulated world: something that can happen now, drawn from all that can.
+//! One step of a simulated world: a random one of all actions that are possible now.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use super::universe::{Universe, tell};
 use super::words;
 use crate::check::Violation;
 
-/// Something that can happen.
+/// Possible action.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Action {
     /// A server is started.
@@ -25,44 +25,44 @@ pub enum Action {
     Read(usize),
     /// A server does what is due.
     Turn(usize),
-    /// A server hears what comes over a link.
+    /// A server receives a message over a channel.
     Hear(u64),
-    /// What a writer has sent becomes durable.
+    /// A writer's append becomes durable.
     Sync(usize),
-    /// What a dead writer had sent lands.
+    /// An append of a dead writer lands.
     Late(usize),
-    /// An append that was given up lands.
+    /// An abandoned append lands.
     Stray,
     /// An executor is started.
     StartExecutor(usize),
-    /// An executor hears what comes over its link.
+    /// An executor receives a message over its channel.
     Told(u64),
     /// An executor's timer fires.
     Tick(usize),
-    /// An executor gets its link, or none.
+    /// An executor gets its channel, or none.
     Connect(usize),
-    /// An executor's list goes on.
+    /// An executor's list proceeds.
     List(usize),
-    /// An executor does a piece of work.
+    /// An executor does a work item.
     Work(usize),
     /// An executor notes that work is done.
     Done(usize),
     /// An executor takes changes.
     Changes(usize),
-    /// The next request of the script.
+    /// The next request of the script is sent.
     Post,
-    /// A request is asked again.
+    /// A request is sent again.
     Repeat(usize),
     /// A state is kept.
     Snapshot(usize),
-    /// Time goes on.
+    /// Time passes.
     Pass,
-    /// Something goes wrong.
+    /// A fault happens.
     Break,
 }
 
 impl Universe {
-    /// Everything that can happen now without time going on, and without anything going wrong.
+    /// Returns all actions that are possible now without the passing of time and without a fault.
     pub fn possible(&mut self) -> Vec<Action> {
         let now = self.now;
         let mut all = Vec::with_capacity(32);
@@ -145,7 +145,7 @@ impl Universe {
         all
     }
 
-    /// Something happens.
+    /// Does an action.
     pub fn act(&mut self, action: Action) -> Result<(), Violation> {
         match action {
             Action::StartServer(seat) => self.start_server(seat),
@@ -231,7 +231,7 @@ impl Universe {
         }
     }
 
-    /// Time goes on: mostly a little, sometimes until something happens by itself.
+    /// Lets time pass: mostly a little, sometimes until the next timer.
     fn wait(&mut self) {
         let by = match self.random.below(100) {
             0..=59 => Duration::from_micros(self.random.between(1, 20_000)),
@@ -243,7 +243,7 @@ impl Universe {
         self.wake();
     }
 
-    /// Wakes who has stood still long enough.
+    /// Resumes servers and executors whose suspension has ended.
     pub fn wake(&mut self) {
         let now = self.now;
         for seat in &mut self.seats {

@@ -1,7 +1,6 @@
-//! A simulated world: servers, executors, machines, producers and what is between them, one step at a time.
+//! Simulated world: servers, executors, machines, producers and their transport, one step at a time.
 //!
-//! Nothing here decides anything that users rely on: it calls what they run, in an order that the seed draws, and
-//! breaks what the seed says may break.
+//! Nothing here decides for the real code: the world calls it, with the order and faults that the seed draws.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -27,20 +26,20 @@ use super::step::Action;
 use crate::check::Violation;
 use crate::history::History;
 
-/// A place where a server may run.
+/// Location at which a server may run.
 pub struct Seat {
-    /// The server, if one runs and decides.
+    /// Server, if one runs and is the leader.
     pub server: Option<Server>,
-    /// What its process shows, also while another server decides. Who decides has them.
+    /// Rows of the process, leader or standby. A leader always has rows.
     pub rows: Option<Rows>,
-    /// Until when nobody starts one again.
+    /// Earliest time of the next start.
     pub down: Duration,
-    /// How far the wall clock there is from the world's time.
+    /// Wall clock minus world time, in microseconds.
     pub wall: i64,
 }
 
 impl Seat {
-    /// The state of the projector of a server that decides, which catches up first.
+    /// Returns the projector's state of a leader, which catches up first.
     pub fn state(&mut self) -> Option<&Folding> {
         self.server.as_ref()?;
         let rows = self.rows.as_mut()?;
@@ -49,91 +48,91 @@ impl Seat {
     }
 }
 
-/// A connection between an executor and a server.
+/// Channel between an executor and a server.
 pub struct Link {
-    /// Whose.
+    /// Executor's machine.
     pub machine: usize,
-    /// To which seat.
+    /// Server's seat.
     pub seat: usize,
-    /// What is on its way to the server.
+    /// Messages in flight to the server.
     pub up: VecDeque<Up>,
-    /// What is on its way to the executor.
+    /// Messages in flight to the executor.
     pub down: VecDeque<FromDecider>,
-    /// Whether the executor holds its end.
+    /// Whether the executor's end is open.
     pub held: bool,
-    /// Whether the server holds its end.
+    /// Whether the server's end is open.
     pub served: bool,
-    /// Whether it goes nowhere, and the server is not told.
+    /// Whether the channel is broken, unnoticed by the server.
     pub silent: bool,
 }
 
-/// A folder over which no executor runs now, and what runs by it all the same.
+/// Directory without executor, with its processes.
 pub struct Elsewhere {
-    /// The folder.
+    /// Executor directory.
     pub folder: Folder,
-    /// What truly runs.
+    /// Real processes.
     pub world: World,
 }
 
-/// What a server hears of a connection.
+/// Input of a server from a channel.
 pub enum Up {
-    /// It is there.
+    /// The channel is open.
     Connected,
-    /// The executor said something.
+    /// The executor sent a message.
     Said(ToDecider),
-    /// It is gone.
+    /// The channel is closed.
     Gone,
 }
 
-/// See the module.
+/// World of a script: see the module.
 pub struct Universe {
-    /// As drawn.
+    /// Drawn script.
     pub script: Script,
-    /// Draws the order of things.
+    /// Random source for the order of actions.
     pub random: Random,
-    /// The world's time, from zero.
+    /// World's time, from zero.
     pub now: Duration,
-    /// What outlives every server.
+    /// Log, which outlives every server.
     pub log: MemoryLog,
-    /// Where servers run.
+    /// Seats of servers.
     pub seats: Vec<Seat>,
-    /// Writers whose servers are dead, and whose appends are still on their way.
+    /// Writers whose servers are dead, and whose appends are still in flight.
     pub ghosts: Vec<Arc<MemoryJournal>>,
     /// States that were kept, oldest first.
     pub snapshots: Vec<Folding>,
-    /// Machines of executors: one a cluster.
+    /// Machines of executors: one for each cluster.
     pub machines: Vec<Machine>,
-    /// What truly runs there by the folder that its executor is started over.
+    /// Real processes on each machine, by the directory that its executor is started with.
     pub worlds: Vec<World>,
-    /// Another folder on each machine, and what truly runs by that.
+    /// Other directory on each machine, with its real processes.
     pub elsewhere: Vec<Elsewhere>,
-    /// Connections by their numbers.
+    /// Channels by their numbers.
     pub links: BTreeMap<u64, Link>,
-    /// Connections ever.
+    /// Channels ever opened.
     pub linked: u64,
-    /// What producers have asked.
+    /// Requests of producers.
     pub calls: Vec<Call>,
-    /// What was put into the inbox.
+    /// Inbox of the world.
     pub topic: Topic,
-    /// The next input of the script.
+    /// Index of the script's next input.
     pub asked: usize,
-    /// What producers were told.
+    /// Verdicts that producers received.
     pub history: History,
-    /// Who reads.
+    /// Readers of the world.
     pub readers: Readers,
-    /// Whose judgement it is whether all is well.
+    /// Oracle that decides whether the world is valid.
     pub judge: Judge,
-    /// What happened how often.
+    /// Counts of events, by name.
     pub counts: Counts,
-    /// Whether things may go wrong.
+    /// Whether faults may happen.
     pub faulty: bool,
-    /// What happened, for people; kept if somebody wants to read it.
+    /// Trace for people, if one is recorded.
     pub story: Option<Vec<String>>,
-    /// Steps taken.
+    /// Number of steps.
     pub taken: u64,
 }
 
-/// Adds a line to the story, if one is told.
+/// Adds a line to the trace, if one is recorded.
 macro_rules! tell {
     ($world:expr, $($words:tt)*) => {
         if $world.story.is_some() {
@@ -145,7 +144,7 @@ macro_rules! tell {
 pub(super) use tell;
 
 impl Universe {
-    /// The world of a script, before its first step.
+    /// Returns the world of a script, before its first step.
     pub fn new(script: Script, with_story: bool) -> Universe {
         let mut random = Random::new(script.seed ^ 0x5eed);
         let log = MemoryLog::new(FLEET);
@@ -196,7 +195,7 @@ impl Universe {
         }
     }
 
-    /// Adds a line to the story.
+    /// Adds a line to the trace.
     pub fn add_to_story(&mut self, line: &str) {
         let head = self.judge.position();
         if let Some(story) = &mut self.story {
@@ -204,7 +203,7 @@ impl Universe {
         }
     }
 
-    /// Adds what stands in the log to the story, if one is told.
+    /// Adds the contents of the log to the trace, if one is recorded.
     pub fn tell_the_log(&mut self) {
         let Some(story) = &mut self.story else { return };
         let Ok(records) = self.log.source().records(Position::FIRST) else { return };
@@ -215,7 +214,7 @@ impl Universe {
         }
     }
 
-    /// Whether this goes wrong now: only if the seed says that it may, and so many times of a thousand.
+    /// Whether the fault happens now: only if the seed allows it, with this probability in thousandths.
     pub fn strikes(&mut self, fault: Fault, of_a_thousand: u64) -> bool {
         let strikes = self.faulty && self.script.faults.contains(&fault) && self.random.chance(of_a_thousand);
         if strikes {
@@ -224,19 +223,19 @@ impl Universe {
         strikes
     }
 
-    /// Time goes on.
+    /// Lets time pass.
     pub fn pass(&mut self, by: Duration) {
         self.now += by;
         for index in 0..self.worlds.len() {
             for told in self.worlds[index].advance(self.now) {
                 self.show(index, told);
             }
-            // Nobody looks there.
+            // No executor reads these changes.
             self.elsewhere[index].world.advance(self.now);
         }
     }
 
-    /// What an orchestrator tells its executor, unless that misses it.
+    /// Shows a change to the executor, unless the fault makes the executor miss it.
     pub fn show(&mut self, machine: usize, told: chancery_executor::plan::Told) {
         if self.machines[machine].process.is_some() && self.strikes(Fault::MissedChange, 200) {
             tell!(self, "machine {machine}: a change is missed");
@@ -247,12 +246,12 @@ impl Universe {
         }
     }
 
-    /// All that truly runs, wherever.
+    /// Returns all real processes.
     pub fn everything(&self) -> impl Iterator<Item = &World> {
         self.worlds.iter().chain(self.elsewhere.iter().map(|elsewhere| &elsewhere.world))
     }
 
-    /// The next moment at which something happens by itself.
+    /// Returns the next time at which something happens without input.
     pub fn due(&mut self) -> Option<Duration> {
         let now = self.now;
         let mut due: Vec<Duration> = Vec::new();
@@ -277,7 +276,7 @@ impl Universe {
         due.into_iter().filter(|due| *due > now).min()
     }
 
-    /// Every judgement that costs little, after each step.
+    /// Runs all cheap checks, after each step.
     pub fn judge(&mut self) -> Result<(), Violation> {
         self.judge.look(&self.topic, &mut self.counts)?;
         let worlds: Vec<&World> = self.everything().collect();
@@ -301,7 +300,7 @@ impl Universe {
 }
 
 impl Universe {
-    /// Plays to the end.
+    /// Plays the world to its end.
     pub fn play(&mut self) -> Result<(), Violation> {
         let script = &self.script;
         tell!(
@@ -320,7 +319,7 @@ impl Universe {
         self.settle()
     }
 
-    /// What happens next.
+    /// Draws the next action.
     fn draw(&mut self) -> Action {
         let possible = self.possible();
         let running: Vec<usize> =

@@ -1,11 +1,11 @@
-//! Words for stories: what a message or a piece of work says, in one line that a person reads.
+//! Text of messages and work items for traces, in one line each.
 
 use chancery_events::id::ObjectId;
 use chancery_events::observation::{Report, Saw};
 use chancery_events::protocol::{Command, Envelope, FromDecider, ToDecider};
 use chancery_executor::session::Work;
 
-/// An object by the position of its birth.
+/// Renders an object by the position of its creation.
 fn short(id: ObjectId) -> String {
     let word = match id {
         ObjectId::Incarnation(_) => "inc",
@@ -14,7 +14,7 @@ fn short(id: ObjectId) -> String {
     format!("{word}-{}", id.position())
 }
 
-/// What was seen of it.
+/// Renders a report.
 pub(super) fn report(report: &Report) -> String {
     let saw = match &report.saw {
         Saw::Ensured { .. } => "ensured",
@@ -27,7 +27,7 @@ pub(super) fn report(report: &Report) -> String {
     format!("{} {saw} at revision {}", short(report.object), report.revision)
 }
 
-/// All of them.
+/// Renders all reports.
 pub(super) fn reports(reports: &[Report]) -> String {
     reports.iter().map(report).collect::<Vec<_>>().join(", ")
 }
@@ -37,7 +37,7 @@ fn command(command: &Command) -> String {
     format!("{effect} {} (revision {revision}, attempt {attempt}, {standing:?})", short(*object))
 }
 
-/// What an executor says.
+/// Renders an executor's message.
 pub(super) fn to_decider(message: &ToDecider) -> String {
     match message {
         ToDecider::Hello { executor, cluster, scope, seen, .. } => {
@@ -52,7 +52,7 @@ pub(super) fn to_decider(message: &ToDecider) -> String {
     }
 }
 
-/// What a decider says.
+/// Renders a decider's message.
 pub(super) fn from_decider(message: &FromDecider) -> String {
     let all = |commands: &[Command]| commands.iter().map(command).collect::<Vec<_>>().join(", ");
     let by = |envelope: &Envelope| format!("term {}, head {}", envelope.head.term, envelope.head.position);
@@ -75,7 +75,7 @@ pub(super) fn from_decider(message: &FromDecider) -> String {
     }
 }
 
-/// What is done.
+/// Renders a work item.
 pub(super) fn work(work: &Work) -> String {
     match work {
         Work::CarryOut(one) => command(one),
@@ -86,7 +86,7 @@ pub(super) fn work(work: &Work) -> String {
     }
 }
 
-/// Who speaks, if the message says so.
+/// Returns the envelope of a message, if any.
 pub(super) fn envelope(message: &FromDecider) -> Option<&Envelope> {
     match message {
         FromDecider::Welcome { envelope, .. }

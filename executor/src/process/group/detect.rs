@@ -1,4 +1,4 @@
-//! Directory for control groups on this host: found by really making one.
+//! Directory for control groups on this host, found by making a group.
 
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
@@ -11,55 +11,55 @@ use serde::{Deserialize, Serialize};
 use super::super::drift::Place;
 use super::{CgroupParent, count_of, make_directory, remove};
 
-/// Directory under which groups are made, unless the setting names another one.
+/// Directory in which groups are made, unless the setting names another one.
 const NAME: &str = "chancery";
-/// First part of the names of groups that are made to try it.
+/// Prefix of the names of trial groups.
 const TRIAL: &str = "trial-";
-/// Age from which such a group is a leftover.
+/// Age from which a trial group is a leftover.
 const STALE: Duration = Duration::from_mins(1);
 
-/// Where control groups are made.
+/// Location of control groups.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub enum CgroupSetting {
-    /// In the executor's own group, or for root at the root of the mount, if that works.
+    /// Executor's own group, or for root the root of the mount, if usable (default).
     #[default]
     Detect,
-    /// Nowhere.
+    /// No control groups.
     Off,
-    /// In this directory, with limits of memory.
+    /// This directory, with memory limits.
     At(PathBuf),
 }
 
-/// How ends of processes are proved on a host when their supervisor has died.
+/// Method that proves ends of processes on a host when their supervisor has died.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum EndProof {
-    /// By control groups made in this directory.
+    /// Control groups in this directory.
     Cgroup(PathBuf),
-    /// By a search through `/proc`, for this reason.
+    /// Search through `/proc`, for this reason.
     Search(String),
 }
 
-/// What a host offers.
+/// Control group support of a host.
 #[derive(Debug)]
 pub struct CgroupSupport {
-    /// How ends are proved.
+    /// Method that proves ends.
     pub proof: EndProof,
     path: Option<PathBuf>,
     mount: Option<PathBuf>,
     memory: bool,
 }
 
-/// Mount of cgroup v2: which of its groups is the root of the mount, and where it is mounted.
+/// Mount of cgroup v2: the group at the root of the mount, and the mount point.
 type Mount = (PathBuf, PathBuf);
 
-/// Text of a file of procfs. Names of mount points are bytes, which need not be UTF-8.
+/// Reads a file of procfs. Names of mount points are bytes, which need not be UTF-8.
 fn read_lossy(path: &str) -> io::Result<String> {
     let named = |error: io::Error| io::Error::new(error.kind(), format!("cannot read {path}: {error}"));
     Ok(String::from_utf8_lossy(&std::fs::read(path).map_err(named)?).into_owned())
 }
 
 impl CgroupSupport {
-    /// Tries what the setting asks for. An error says that a directory named by the setting cannot be used.
+    /// Tries what the setting requests. Fails if a directory named by the setting cannot be used.
     pub fn detect(setting: &CgroupSetting) -> io::Result<CgroupSupport> {
         let none = |reason| CgroupSupport {
             proof: EndProof::Search(reason),
@@ -115,7 +115,7 @@ impl CgroupSupport {
         }
     }
 
-    /// Directory for the groups of the executor whose directory is `root`.
+    /// Returns the directory for the groups of the executor in the directory `root`.
     pub(in super::super) fn parent(self, root: &Path) -> io::Result<Option<CgroupParent>> {
         let CgroupSupport { path, mount, memory, .. } = self;
         let Some(path) = path else { return Ok(None) };
@@ -124,7 +124,7 @@ impl CgroupSupport {
     }
 }
 
-/// Refuses a directory that does not pass the memory controller on; an error names what is missing.
+/// Fails if a directory does not delegate the memory controller; the error names what is missing.
 fn check_memory(parent: &Path) -> io::Result<()> {
     let passed_on = parent.join("cgroup.subtree_control");
     let shown = passed_on.display();
@@ -149,18 +149,18 @@ fn mounts(mountinfo: &str) -> Vec<Mount> {
     mountinfo.lines().filter_map(mount).collect()
 }
 
-/// Spaces and the like stand as octal numbers in `mountinfo`.
+/// Decodes a field of `mountinfo`: spaces and the like are octal numbers there.
 fn unescaped(field: &str) -> PathBuf {
     let escapes = [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")];
     escapes.iter().fold(field.to_owned(), |text, (escape, plain)| text.replace(escape, plain)).into()
 }
 
-/// Groups to try, each with its mount point: the own one first.
+/// Groups to try, each with its mount point: the own group first.
 fn candidates(mounts: &[Mount], own: &str, is_root: bool) -> Vec<Mount> {
     let own = own.lines().find_map(|line| line.strip_prefix("0::"));
     let own_in = |(root, at): &Mount| {
         let below = Path::new(own?).strip_prefix(root).ok()?;
-        // Joined by components: an empty rest adds none.
+        // Joined by components: an empty remainder adds none.
         Some((at.clone(), at.components().chain(below.components()).collect()))
     };
     let all_of = mounts.iter().filter(|_| is_root).map(|(_, at)| (at.clone(), at.clone()));
@@ -169,7 +169,7 @@ fn candidates(mounts: &[Mount], own: &str, is_root: bool) -> Vec<Mount> {
     all
 }
 
-/// Makes the directory for groups in a group, and a group in that.
+/// Makes the directory for groups in a group, and a trial group in that.
 fn trial_below(group: &Path) -> io::Result<PathBuf> {
     let parent = group.join(NAME);
     let named =
@@ -181,7 +181,7 @@ fn trial_below(group: &Path) -> io::Result<PathBuf> {
     Ok(parent)
 }
 
-/// Makes and removes a group, and checks that it has what a proof takes.
+/// Makes and removes a group, and checks that it has what a proof needs.
 fn trial(parent: &Path) -> io::Result<()> {
     clear_trials(parent);
     let mut number = [0; 8];
@@ -200,7 +200,7 @@ fn trial(parent: &Path) -> io::Result<()> {
         })
 }
 
-/// Removes what executors left that were killed in the middle of a trial.
+/// Removes trial groups of executors that were killed during a trial.
 fn clear_trials(parent: &Path) {
     for entry in std::fs::read_dir(parent).into_iter().flatten().flatten() {
         let age = || entry.metadata().ok()?.modified().ok()?.elapsed().ok();

@@ -1,4 +1,4 @@
-//! How everything that a keeper keeps comes to its end.
+//! End of everything that a supervisor runs.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -17,47 +17,47 @@ use super::super::trampoline::NotExecuted;
 use super::super::{reboot, wire};
 use super::{Keeper, StartOf};
 
-/// How long a control group is tried to be read.
+/// Time for which an unreadable control group is retried.
 const UNREAD: Duration = Duration::from_secs(5);
 
-/// It is under way.
+/// Shutdown in progress.
 pub(super) struct Ending {
-    /// When everything is killed, or what is left of that is killed again.
+    /// Time of the next kill.
     pub(super) kill_at: Instant,
     pause: Pause,
 }
 
 impl Ending {
-    /// Everything was killed now.
+    /// Notes that everything was killed now.
     pub(super) fn swept(&mut self) {
         self.kill_at = Instant::now() + self.pause.length();
         self.pause.lengthen();
     }
 }
 
-/// Whether anything is left.
+/// Whether any descendant is left.
 #[derive(PartialEq, Debug)]
 pub(super) enum Left {
     Some,
-    /// In the control group alone, or not known to be gone from the group: no end of it is heard.
+    /// Control group that is, or may be, populated: no signal reports the end.
     InGroup,
     None,
 }
 
-/// Its control group cannot be read, though no child is left.
+/// Control group that cannot be read though no child is left.
 pub(super) struct UnreadGroup {
     why: String,
     since: Instant,
 }
 
 impl UnreadGroup {
-    /// It has lasted: the end is left to an executor to prove.
+    /// Whether the time limit has passed: an executor must prove the end.
     pub(super) fn has_lasted(&self) -> bool {
         self.since.elapsed() > UNREAD
     }
 }
 
-/// What is left where `wait` says that there is no child, and the group is populated so, if there is one.
+/// Returns what is left when `wait` reports no child, given the state of the control group.
 fn left_behind(populated: Option<&Populated>) -> Left {
     match populated {
         Some(Populated::Yes | Populated::Unknown(_)) => Left::InGroup,
@@ -66,7 +66,7 @@ fn left_behind(populated: Option<&Populated>) -> Left {
 }
 
 impl Keeper {
-    /// Takes in every end, also those of descendants that were left to us.
+    /// Reaps all ended processes, adopted descendants included.
     pub(super) fn reap(&mut self) -> Left {
         let mut news = false;
         let left = loop {
@@ -78,7 +78,7 @@ impl Keeper {
                 Err(_) => break Left::None,
             }
         };
-        // What enters another PID namespace leaves its orphans to the init there, and not to us.
+        // Descendants in another PID namespace leave orphaned processes to its init.
         let populated = || self.record.group.as_ref().map(IncarnationCgroup::populated);
         let populated = if left == Left::None { populated() } else { None };
         let left = if left == Left::None { left_behind(populated.as_ref()) } else { left };
@@ -93,7 +93,7 @@ impl Keeper {
             Some(Populated::Yes | Populated::No) | None => self.unread = None,
         }
         if news {
-            // A program that was not executed is no end by itself.
+            // A program that was not executed has not ended unrequested.
             self.read_executing();
             if left != Left::None {
                 self.end(self.wanted.order.grace);
@@ -123,7 +123,7 @@ impl Keeper {
         true
     }
 
-    /// Begins to end everything, or brings the time of killing nearer.
+    /// Starts to end everything, or moves the kill closer.
     pub(super) fn end(&mut self, grace: Duration) {
         let kill_at = Instant::now() + grace.min(wire::LONGEST_GRACE);
         if let Some(ending) = &mut self.ending {
@@ -134,8 +134,8 @@ impl Keeper {
         }
     }
 
-    /// Signals everything that lives: the groups of processes not yet reaped, whose numbers are therefore still
-    /// theirs, and every other descendant and member of the control group that can be found.
+    /// Signals all living processes: groups of unreaped processes, whose numbers cannot be reused yet, and
+    /// every other descendant and control group member found.
     pub(super) fn sweep(&self, signal: Signal) {
         if let Some(group) = self.record.group.as_ref().filter(|_| signal == Signal::KILL)
             && let Err(error) = group.kill()
@@ -154,7 +154,7 @@ impl Keeper {
         let members = self.record.group.as_ref().map(IncarnationCgroup::pids).unwrap_or_default();
         let in_group = all.iter().filter(|stat| members.contains(&stat.pid)).copied();
         let others = descendants(me, &all).into_iter().chain(in_group).map(|stat| (stat.pid, stat));
-        // Each is asked once.
+        // Each process is signaled once.
         let others: BTreeMap<u32, Stat> = others.filter(|(_, stat)| !groups.contains(&stat.group)).collect();
         for stat in others.into_values() {
             if let Ok(Some(handle)) = Handle::open(stat.pid, stat.start_time) {
@@ -163,21 +163,21 @@ impl Keeper {
         }
     }
 
-    /// Everything is gone: records that, says it, and is done.
+    /// Records and reports that nothing is left.
     pub(super) fn finish(&mut self) {
-        // Before the end is told: who hears of it finds all that was written.
+        // Before the end is reported: its receivers find the whole output.
         for capture in self.captures.drain(..) {
             if let Err(error) = capture.finish() {
                 log(format_args!("{error}"));
             }
         }
-        // Also those of processes that came to nothing before they were recorded.
+        // Including groups of processes that failed before they were recorded.
         for error in remove_groups(Some(&self.wanted), Some(&self.record)) {
             log(format_args!("{error}"));
         }
         if self.is_going_down() {
-            // If the machine goes down, nobody is told of this end, and it is to be started again. If not, an executor
-            // finds that nothing lives any more, and records it.
+            // If the machine goes down, this end is not reported, and the incarnation is started again.
+            // Otherwise an executor finds that nothing is left, and records the end.
             self.save();
             return;
         }
@@ -201,7 +201,7 @@ impl Keeper {
     }
 }
 
-/// The status, as want of memory if the kernel has counted that.
+/// Returns the status, or `OomKilled` if the kernel has counted that.
 fn why(status: ProcessStatus, cause: Cause, group: Option<&Path>) -> ProcessStatus {
     let killed = ProcessStatus::Signaled { signal: Signal::KILL.as_raw() };
     match group.filter(|_| status == killed && cause == Cause::Itself).map(group::was_ended) {

@@ -1,4 +1,4 @@
-//! What a keeper sees to in its incarnation's folder, because somebody else may have been at it (`drift`).
+//! Supervision of the incarnation's directory, which other processes may change (`drift`).
 
 use std::io;
 use std::os::unix::net::UnixListener;
@@ -11,24 +11,24 @@ use super::Keeper;
 use crate::durable::{Lock, Reader};
 use crate::executor_store::ObjectStore as _;
 
-/// So often a keeper looks that nobody is connected to. An executor that is connected looks itself, and says so.
+/// Interval of checks without a client. A connected executor checks the directory and requests a check.
 const ALONE: Duration = Duration::from_secs(5);
 
-/// Whether the keeper has the folder to itself.
+/// Whether the supervisor owns the directory.
 #[derive(PartialEq)]
 pub(super) enum Mine {
     Yes,
-    /// Somebody else holds its lock by now, and looks after what runs.
+    /// Another process holds the lock, and has taken over.
     No,
 }
 
 impl Keeper {
-    /// When to look next, if nobody asks.
+    /// Time of the next check, if no client requests one.
     pub(super) fn looks_at(&self) -> Option<Instant> {
         self.clients.is_empty().then_some(self.looked + ALONE)
     }
 
-    /// Sees whether the folder is what it was, and puts right what is not.
+    /// Checks the directory, and repairs what has changed.
     pub(super) fn look_around(&mut self) -> Mine {
         self.looked = Instant::now();
         if self.lost.is_some() {
@@ -49,7 +49,7 @@ impl Keeper {
             log(format_args!("look at the lock: {error}"));
             Mine::Yes
         });
-        // Whoever else has the lock writes these.
+        // The lock holder writes these.
         if mine == Mine::Yes {
             self.check_spec();
             self.check_record();
@@ -57,7 +57,7 @@ impl Keeper {
         mine
     }
 
-    /// Ends everything: what runs without its folder cannot be proved to run by anybody but us.
+    /// Ends everything: without a directory, only the supervisor can prove what runs.
     pub(super) fn lose(&mut self, loss: Loss) {
         if !self.is_to_end {
             self.lost.get_or_insert(loss);
@@ -65,7 +65,7 @@ impl Keeper {
         self.end(Duration::ZERO);
     }
 
-    /// A lock on a file that has no name any more keeps nobody out.
+    /// A lock on a deleted file excludes no process.
     fn check_lock(&mut self) -> io::Result<Mine> {
         let path = self.folder.file("keeper.lock");
         if Place::of(&path)? == Some(Place::of_file(&self.lock)?) {
@@ -82,7 +82,7 @@ impl Keeper {
     }
 
     fn check_socket(&mut self) -> io::Result<()> {
-        // Relative, as it was made; the folder is the one that we are in.
+        // Relative, as it was created; the working directory is that directory.
         if std::fs::exists("keeper.sock")? {
             return Ok(());
         }
@@ -91,7 +91,7 @@ impl Keeper {
         Ok(())
     }
 
-    /// The executor's own record, while there is none to see to it.
+    /// Repairs the specification, which an executor writes, while none is connected.
     fn check_spec(&self) {
         if self.clients.is_empty() && !matches!(self.folder.read::<Wanted>(Reader::Another), Ok(Some(_))) {
             log(format_args!("what is wanted cannot be read, and is written again as it was at the start"));
@@ -101,7 +101,7 @@ impl Keeper {
         }
     }
 
-    /// Sees to it that what stands on the disk is what is known here, though the disk or somebody altered it.
+    /// Ensures that the record on disk equals the record in memory.
     fn check_record(&self) {
         let stands = match self.folder.read::<Record>(Reader::Writer) {
             Ok(stands) => stands,
@@ -110,7 +110,7 @@ impl Keeper {
                 None
             }
         };
-        // Before it is first written there are no processes yet.
+        // Before the first write there are no processes.
         if stands.as_ref() != Some(&self.record) && !self.record.processes.is_empty() {
             log(format_args!("the record is not as it was written, and is written again"));
             if let Err(error) = self.folder.write(&self.record) {
@@ -119,8 +119,8 @@ impl Keeper {
         }
     }
 
-    /// Puts the end on the disk. It must not be lost for a disk that is full for a while; without the folder it is left
-    /// where the folder is now, and to whoever hears of it.
+    /// Writes the end to disk, and retries on failure: a full disk must not lose it. If the directory is
+    /// lost, the record is written where the directory is now, and sent to the clients.
     pub(super) fn record_end(&mut self) {
         while let Err(error) = self.folder.write(&self.record) {
             log(format_args!("write the record: {error}"));
@@ -133,7 +133,7 @@ impl Keeper {
     }
 }
 
-/// Listens in the working folder: the path of a socket may have about 100 bytes and no more.
+/// Listens in the working directory: the path of a socket is limited to about 100 bytes.
 pub(super) fn listen() -> io::Result<UnixListener> {
     let _ = std::fs::remove_file("keeper.sock");
     let listener = UnixListener::bind("keeper.sock")?;

@@ -67,7 +67,7 @@ fn what_was_cut_off_and_is_always_to_run_is_started_again_where_it_ran() {
     let ended = || Phase::Ended { exit: Exit::Clean };
     let failed = || Phase::Failed { message: "no".into(), hope: Hope::Retry };
     let cases = [
-        // Order, rule        recorded in, as           ends                                 then       because
+        // Goal, rule, boot of the record, phase, ends, action, reason.
         (Up, Always, "then", Phase::Started, RUNS, Again, "it ran, and the reboot alone ended it"),
         (Up, Always, "then", Phase::Recorded, RUNS, Again, "it may have run"),
         (Up, Always, "then", Phase::Again, RUNS, Again, "another reboot came before it was started"),

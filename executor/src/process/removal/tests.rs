@@ -12,11 +12,11 @@ use super::*;
 
 static GO: AtomicBool = AtomicBool::new(false);
 
-/// Binds one directory to another until it is dropped.
+/// Bind mount of one directory at another, until this is dropped.
 struct Bind(PathBuf);
 
 impl Bind {
-    /// None where nothing can be mounted, with a line that says so.
+    /// Returns `None` where nothing can be mounted, and prints that.
     fn mount(from: &Path, at: &Path) -> Option<Bind> {
         fs::create_dir_all(at).unwrap();
         let mounted = Command::new("mount").arg("--bind").args([from, at]).stderr(Stdio::null()).status();
@@ -67,7 +67,7 @@ fn mount_points_are_read_as_they_are_written() {
 fn a_directory_is_not_removed_while_anything_is_mounted_inside_and_is_removed_afterwards() {
     let (root, outside) = (tempfile::tempdir().unwrap(), outside());
     let doomed = root.path().join("doomed");
-    // One mount inside another, reached by way of a link in the path.
+    // One mount inside another, reached through a link in the path.
     let linked = root.path().join("link");
     std::os::unix::fs::symlink(root.path(), &linked).unwrap();
     let Some(first) = Bind::mount(outside.path(), &doomed.join("work/a point")) else { return };
@@ -116,7 +116,7 @@ fn mounts_that_come_and_go_during_removals_lose_nothing() {
         scope.spawn(|| {
             let mut mounted = 0;
             while mounted < 30 && is_whole(&outside) {
-                // The directory may be removed again before anything is mounted at it.
+                // The directory may be removed again before the mount.
                 let mut mount = Command::new("mount");
                 mount.arg("--bind").args([outside.path(), &point]).stderr(Stdio::null());
                 if fs::create_dir_all(&point).is_ok() && mount.status().unwrap().success() {
@@ -128,7 +128,7 @@ fn mounts_that_come_and_go_during_removals_lose_nothing() {
         });
         while !is_over.load(Ordering::Relaxed) {
             let _ = remove(&doomed, &GO);
-            // Now and then there is time to mount something.
+            // Sometimes this leaves time for a mount.
             std::thread::sleep(Duration::from_millis(1));
         }
     });
@@ -168,7 +168,7 @@ fn what_its_owner_may_not_write_is_removed_without_being_root() {
         relocate(&doomed, &target).unwrap();
         remove(&target, &GO).unwrap();
     };
-    // Rights are those of a thread.
+    // User and group belong to a thread.
     std::thread::scope(|scope| {
         let done = scope.spawn(|| {
             if rustix::process::getuid().is_root() {
@@ -181,7 +181,7 @@ fn what_its_owner_may_not_write_is_removed_without_being_root() {
         done.join().unwrap();
     });
     assert!(!doomed.exists() && !target.exists());
-    // Another's, as root.
+    // Directory of another user, as root.
     if rustix::process::getuid().is_root() {
         make();
         chown(&doomed, Some(65534), Some(65534)).unwrap();

@@ -1,4 +1,4 @@
-//! How a tender looks after its folder, and ends what has lost it (`drift`).
+//! Checks of the directory, and ends of incarnations that lost their directory (`drift`).
 
 use std::io;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::executor_store::ObjectStore as _;
 use crate::plan::{Aim, Before, Order};
 
 impl Tender {
-    /// Watches the folder for as long as something runs.
+    /// Watches the directory while anything runs.
     pub(super) fn keep_watch(&mut self) {
         let runs = matches!(self.hold, Hold::Kept(_) | Hold::Foster(_));
         let is_over = self.record.as_ref().is_some_and(Record::is_over);
@@ -28,7 +28,7 @@ impl Tender {
         }
     }
 
-    /// What has become of the folder, if it is not the one in which the record that is known here was written.
+    /// Returns the loss of the directory, if it is not the one in which the known record was written.
     pub(super) fn loss_of_folder(&self) -> io::Result<Option<Loss>> {
         let Some(record) = &self.record else { return Ok(None) };
         let found = Place::of(self.folder.path())?;
@@ -41,7 +41,7 @@ impl Tender {
         })
     }
 
-    /// Something was done to the folder, or to what stands in it.
+    /// Handles a change of the directory or its files.
     pub(super) fn look_after_folder(&mut self, seen: Seen) {
         match seen {
             Seen::Same => {}
@@ -63,7 +63,7 @@ impl Tender {
         }
     }
 
-    /// Lets stand in the folder what is known here.
+    /// Restores the known content of the directory.
     fn put_right(&mut self) -> io::Result<()> {
         self.read_wanted()?;
         match &mut self.hold {
@@ -82,7 +82,7 @@ impl Tender {
         Ok(())
     }
 
-    /// Reads what is wanted. If it is not there any more, what was known of it is written again.
+    /// Reads the specification. If it is missing or unreadable, the known one is written again.
     pub(super) fn read_wanted(&mut self) -> io::Result<()> {
         match (self.folder.read::<Wanted>(Reader::Writer), &self.wanted) {
             (Ok(None) | Err(_), Some(known)) => {
@@ -96,7 +96,7 @@ impl Tender {
         }
     }
 
-    /// Reads what was started. What was known of it counts for as long as nothing else can be read.
+    /// Reads the record. The known record counts as long as no other can be read.
     pub(super) fn read_record(&mut self, lock: &Lock) -> io::Result<()> {
         let by = match lock {
             Lock::Ours(_) => Reader::Writer,
@@ -105,7 +105,7 @@ impl Tender {
         match (self.folder.read::<Record>(by), lock) {
             (Ok(None), _) => {}
             (Ok(read), _) => self.record = read,
-            // The keeper says it as soon as it is reached, and writes it again if it cannot be read.
+            // A supervisor sends its record once it is reached, and repairs an unreadable one.
             (Err(error), Lock::Theirs) => {
                 tracing::warn!(%error, incarnation = %self.incarnation, "read what a keeper has recorded");
             }
@@ -117,7 +117,7 @@ impl Tender {
         Ok(())
     }
 
-    /// The folder is lost, and no keeper can be heard: ends what is known to run, and what names the folder.
+    /// Ends all known processes and those that name the lost directory. No supervisor can be reached.
     pub(super) fn look_without_folder(&mut self) -> io::Result<Hold> {
         self.kill_supervisor();
         let boot = &self.shared.boot;
@@ -138,7 +138,7 @@ impl Tender {
         Ok(Hold::Foster(Box::new(foster)))
     }
 
-    /// Once nothing of it is left, makes the folder anew, with the end in it.
+    /// Makes the directory again with the end in it, once nothing is left.
     pub(super) fn conclude_lost(&mut self, rest: Option<&Rest>) -> io::Result<()> {
         let (Some(loss), Some(record)) = (self.lost, &mut self.record) else { return Ok(()) };
         match &self.hold {
@@ -160,7 +160,7 @@ impl Tender {
     }
 
     fn record_anew(&mut self) -> io::Result<()> {
-        // Of what was found by its processes alone, nothing is known.
+        // Nothing is known of an incarnation that was found by its processes alone.
         let nothing =
             Order { revision: 0, attempt: 0, aim: Aim::Up, standing: Standing::Met, grace: Duration::ZERO };
         let wanted = self.wanted.take().unwrap_or_else(|| self.as_configured(nothing, None));
@@ -175,7 +175,7 @@ impl Tender {
         if let Some(record) = &self.record {
             self.folder.write(record)?;
         }
-        // Last: it makes the folder ours.
+        // Last: this file makes the directory ours.
         self.folder.write(&wanted)?;
         if self.before == Before::Ready {
             self.folder.note_ready();
@@ -185,7 +185,7 @@ impl Tender {
     }
 }
 
-/// How something has ended whose folder was lost. What was being ended has ended as it would have; what was never
+/// Returns the end of an incarnation whose directory was lost. A requested end stays one; what was never
 /// recorded has not run.
 fn how_it_ended(record: &mut Record, loss: Loss, aim: Option<Aim>) -> Phase {
     if record.processes.is_empty() && aim.is_some() {

@@ -1,4 +1,4 @@
-//! How a tender forgets.
+//! Purging of an incarnation.
 
 use std::io;
 
@@ -11,8 +11,8 @@ use super::{Debt, Next, Tender};
 use crate::durable;
 
 impl Tender {
-    /// Drops everything that is kept of an incarnation that is over. A folder that cannot be removed is a debt: it is not
-    /// reported again, which would bring the same order at once, but tried again.
+    /// Deletes everything that is stored of an ended incarnation. A directory that cannot be removed is a
+    /// debt, which is retried. It is not reported: that would bring the same command again immediately.
     pub(super) fn forget(&mut self) -> Next {
         let over = match &self.hold {
             Hold::Nothing | Hold::Ours(_) => true,
@@ -38,7 +38,7 @@ impl Tender {
     }
 
     fn drop_folder(&self) -> io::Result<()> {
-        // A keeper that was killed, or a machine that went down, left those that it had made.
+        // A killed supervisor, or a machine that went down, leaves its groups.
         for error in remove_groups(self.wanted.as_ref(), self.record.as_ref()) {
             tracing::warn!(%error, incarnation = %self.incarnation, "a group of a forgotten incarnation stays");
         }

@@ -1,4 +1,4 @@
-//! How a tender records orders and starts keepers: because it is ordered, or again after a reboot.
+//! Recording of targets, and starts of supervisors: by command, or again after a reboot.
 
 use std::io;
 use std::time::Duration;
@@ -17,21 +17,21 @@ use crate::executor_store::ObjectStore as _;
 use crate::orchestrator::WorkProgress;
 use crate::plan::{self, Aim, Before, Order, Step};
 
-/// How long the check of volumes may take: it looks at every process and every incarnation of the machine.
+/// Time limit of the check of volumes, which reads every process and incarnation of the machine.
 const CHECK: Duration = Duration::from_secs(15);
-/// Before it is begun again, where a process could not be read.
+/// Delay before the check is repeated, if a process could not be read.
 const AGAIN: Duration = Duration::from_secs(2);
 
-/// Whether something may be started now.
+/// Permission to start now.
 enum LeaveToStart {
-    /// It may, with what bounds starts that happen at once, and what keeps volumes from being destroyed.
+    /// Permit for a concurrent start, and the lock that keeps volumes from being destroyed.
     Given(OwnedSemaphorePermit, Option<OwnedMutexGuard<()>>),
-    /// The disk of volumes, or a process that may use one, does not answer.
+    /// No answer from the disk of volumes, or from a process that may use one.
     Late,
 }
 
 impl Tender {
-    /// Records the order, then does what it asks for. Burying is left to `conclude`.
+    /// Records the target, then carries out the step. Tombstones are left to `conclude`.
     pub(super) async fn take(
         &mut self,
         step: &Step,
@@ -56,22 +56,22 @@ impl Tender {
         match (step, &mut self.hold) {
             (Step::End(grace), Hold::Kept(link)) => link.stop(*grace),
             (Step::End(grace), Hold::Foster(foster)) => foster.end(*grace),
-            // What is to be started again is not, then: `conclude_again`.
+            // A pending restart is cancelled by `conclude_again`.
             (Step::End(_), Hold::Nothing | Hold::Unknown | Hold::Ours(_) | Hold::Again(..)) => {}
-            // A change is not asked of processes.
+            // Processes are never changed.
             (Step::Start | Step::Adopt | Step::Bury | Step::Answer | Step::Refuse(..) | Step::Change, _) => {}
         }
         Ok(WorkProgress::Begun)
     }
 
-    /// Records the order.
+    /// Records the target.
     fn write(&mut self, step: &Step, order: Order, spec: Option<&ObjectSpec>) -> io::Result<()> {
         if let Hold::Nothing = self.hold {
             self.folder.make()?;
             self.look();
         }
         if *step == Step::Start {
-            // What failed before would be taken for the outcome of this order.
+            // An earlier failure would be taken for the outcome of this target.
             self.folder.remove::<Record>()?;
             self.record = None;
         }
@@ -86,14 +86,14 @@ impl Tender {
         let written = self.folder.accept(before.as_ref(), &wanted);
         self.wanted = Some(wanted);
         if written.is_err() {
-            // What is on disk counts.
+            // The state on disk counts.
             self.hold = Hold::Unknown;
         }
         written
     }
 
-    /// Waits until it may be started. Where it mounts volumes, they are checked: while the guard lives, none of them is
-    /// destroyed. Their disk may not answer: then it is late, so that the orders behind it are taken.
+    /// Waits for permission to start. Mounted volumes are checked, and none of them is destroyed while the
+    /// guard lives. If their disk does not answer, returns `Late`, so that later targets are handled.
     async fn leave_to_start(&self, spec: Option<&ObjectSpec>) -> io::Result<LeaveToStart> {
         let spec = spec.and_then(ObjectSpec::run);
         let permit = self.shared.starts_of(spec).acquire_owned();
@@ -103,7 +103,7 @@ impl Tender {
         let turn = async { (permit.await, self.shared.using.clone().lock_owned().await) };
         let Ok((permit, using)) = timeout(ANSWER, turn).await else { return Ok(LeaveToStart::Late) };
         let (shared, spec, incarnation) = (self.shared.clone(), spec.clone(), self.incarnation);
-        // One that hangs keeps the guard, whoever has given it up.
+        // A check that hangs keeps the guard after its timeout.
         let check = move || volumes::check(&shared, &spec, incarnation).map(|()| using);
         let checking = self.shared.volume_threads.spawn_blocking(check);
         let Ok(checked) = timeout(CHECK, checking).await else { return Ok(LeaveToStart::Late) };
@@ -119,7 +119,7 @@ impl Tender {
         Ok(LeaveToStart::Given(permit.map_err(io::Error::other)?, Some(using)))
     }
 
-    /// What is wanted, with what this executor is configured with.
+    /// Returns a specification with the configuration of this executor.
     pub(super) fn as_configured(&self, order: Order, spec: Option<RunSpec>) -> Wanted {
         Wanted {
             incarnation: self.incarnation,
@@ -134,7 +134,7 @@ impl Tender {
         }
     }
 
-    /// Starts a keeper, and lets go of the lock: the keeper waits for it.
+    /// Starts a supervisor and releases the lock, for which the supervisor waits.
     fn spawn(&mut self, permit: OwnedSemaphorePermit) -> io::Result<()> {
         let child = hold::spawn_keeper(&self.folder, &self.shared.program)?;
         self.starting = true;
@@ -142,24 +142,24 @@ impl Tender {
         Ok(())
     }
 
-    /// Starts what ran before a reboot. If that cannot be, it has ended with the reboot.
+    /// Restarts what ran before a reboot. On failure, the incarnation has ended with the reboot.
     pub(super) fn start_again(&mut self, permit: OwnedSemaphorePermit) {
         let Err(error) = self.try_start_again(permit) else { return };
         if let Err(error) = self.stay_ended(Some(reboot::not_again(error))) {
             tracing::error!(%error, incarnation = %self.incarnation, "record that it is not started again");
-            // Looked at again soon, and tried anew.
+            // Checked again soon, and retried.
             self.hold = Hold::Unknown;
         }
     }
 
     fn try_start_again(&mut self, permit: OwnedSemaphorePermit) -> io::Result<()> {
         let (Some(wanted), Some(record)) = (&self.wanted, &self.record) else { return Ok(()) };
-        // The program may be another one by now, and lie elsewhere.
+        // The program may have changed or moved.
         let wanted = self.as_configured(wanted.order, wanted.spec.clone());
         if self.wanted.as_ref() != Some(&wanted) {
             self.folder.write(&wanted)?;
         }
-        // From the record of the earlier boot nothing is started: from this one, once.
+        // The record of the earlier boot starts nothing; this one starts processes once.
         let mut processes = record.processes.clone();
         for process in &mut processes {
             process.end = None;
@@ -168,7 +168,7 @@ impl Tender {
         let record =
             Record { directory, phase: Phase::Again, processes, ..Record::begin(&self.shared.boot)? };
         self.folder.write(&record)?;
-        // These processes have not been ready yet.
+        // The new processes were not ready yet.
         self.folder.forget_ready()?;
         self.before = Before::NeverReady;
         tracing::info!(incarnation = %self.incarnation, "the machine was booted anew; it is started again");
@@ -176,7 +176,7 @@ impl Tender {
         self.spawn(permit)
     }
 
-    /// Records that what is to be started again is not, if it is to end by now or its keeper came to nothing.
+    /// Records the end instead of a restart, if the end is requested by now or the supervisor failed.
     pub(super) fn conclude_again(&mut self) -> io::Result<()> {
         let (Hold::Again(..), Some(wanted)) = (&self.hold, &self.wanted) else { return Ok(()) };
         if wanted.order.aim != Aim::Up {
@@ -188,7 +188,7 @@ impl Tender {
         Ok(())
     }
 
-    /// What the reboot has ended has ended.
+    /// Records the end that the reboot caused.
     fn stay_ended(&mut self, reason: Option<String>) -> io::Result<()> {
         let Some(record) = &mut self.record else { return Ok(()) };
         record.end_unseen();

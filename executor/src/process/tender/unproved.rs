@@ -1,4 +1,4 @@
-//! Ends that no supervisor reports: by proof, or not at all (`proof`); and supervisors that do not answer.
+//! Ends that no supervisor reports: proved, or unknown (`proof`); and supervisors that do not answer.
 
 use std::io;
 
@@ -11,12 +11,12 @@ use super::Tender;
 use crate::plan::Aim;
 
 impl Tender {
-    /// Records the end of orphans, of which nothing is left.
+    /// Records the end of unsupervised processes of which nothing is left.
     pub(super) fn end_orphans(&mut self) -> io::Result<()> {
         let (Hold::Foster(foster), Some(record)) = (&mut self.hold, &mut self.record) else { return Ok(()) };
         foster.finish_output();
         if self.lost.is_none() {
-            // Those of another namespace have ended unseen too.
+            // Processes of another PID namespace have ended unobserved too.
             record.end_unseen();
             let exit = record.exit();
             foster::finish(&self.folder, self.wanted.as_ref(), record, exit)?;
@@ -25,8 +25,8 @@ impl Tender {
         Ok(())
     }
 
-    /// Logs that an end cannot be proved, and answers an order that waits for it. Nothing is recorded: volumes stay in use,
-    /// and the search goes on.
+    /// Logs that an end cannot be proved, and answers a target that waits for the end. Records nothing:
+    /// volumes stay in use, and the search continues.
     pub(super) fn doubt_end(&mut self, why: &str) {
         if self.doubt.as_deref() != Some(why) {
             tracing::error!(
@@ -44,8 +44,8 @@ impl Tender {
         }
     }
 
-    /// Kills a supervisor that does not answer, though it was asked to end everything: its processes are adopted then, and
-    /// ended with their grace.
+    /// Kills a supervisor that does not answer a request to end everything. Its processes are then adopted,
+    /// and ended with their grace.
     pub(super) fn end_silent_supervisor(&mut self) {
         let killed = self.kill_supervisor();
         if killed == 0 {
@@ -55,7 +55,7 @@ impl Tender {
         }
     }
 
-    /// Kills the supervisor, if it is visible here. Returns how many processes that were.
+    /// Kills the supervisor, if it is visible here. Returns the number of processes found.
     pub(super) fn kill_supervisor(&mut self) -> usize {
         let record = self.record.as_ref();
         let origin = record.and_then(|record| StartedIn::of(record, &self.shared.boot).ok());
@@ -63,7 +63,7 @@ impl Tender {
         for supervisor in &found {
             supervisor.signal(rustix::process::Signal::KILL);
         }
-        // Last: one that is dead would not be found.
+        // Last: a dead supervisor would not be found.
         if let Hold::Kept(link) = &mut self.hold {
             link.kill();
         }

@@ -1,4 +1,4 @@
-//! How a volume is destroyed: only if nobody uses it, in order, and beside whatever else is asked.
+//! Destruction of a volume: only if unused, in order, and concurrently with other requests.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -16,7 +16,7 @@ use crate::durable;
 use crate::executor_store::Found;
 use crate::plan::{Aim, Order};
 
-/// What is being removed; it is told to stop when nobody waits for it any more.
+/// Removal in progress, which stops when this is dropped.
 pub(super) struct Removal {
     stop: Arc<AtomicBool>,
     pub(super) job: JoinHandle<io::Result<()>>,
@@ -50,7 +50,7 @@ impl Warden {
                 return Ok(());
             }
         }
-        // The disk may have been taken away meanwhile.
+        // The disk may have been removed meanwhile.
         self.look();
         if self.is != was || !matches!(self.found, Some(Found::Nothing | Found::Ours(_))) {
             let message = format!("volume {} is not what it was when that was ordered", self.volume);
@@ -63,7 +63,7 @@ impl Warden {
         Ok(())
     }
 
-    /// Whatever is left of it; it is gone when that is done.
+    /// Starts to remove everything that is left; the volume is deleted once that is done.
     pub(super) fn begin_removal(&mut self) {
         if self.removal.is_some() {
             return;
@@ -90,8 +90,8 @@ impl Warden {
     }
 }
 
-/// Removes everything but the record. What is there is out of the way, durably, before any of it is removed. Stops when
-/// it is told to; begun anew, it goes on.
+/// Removes everything but the record. The content is moved away, durably, before any of it is removed. Stops
+/// when `stop` is set; another call continues.
 fn empty(home: &Home, stop: &AtomicBool) -> io::Result<()> {
     let doomed = home.file("doomed");
     removal::remove(&doomed, stop)?;

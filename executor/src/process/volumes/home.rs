@@ -1,4 +1,4 @@
-//! The folder of one volume, and the durable record in it.
+//! Directory of one volume, and its durable record.
 
 use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
@@ -17,30 +17,31 @@ use crate::executor_store::{
 };
 use crate::plan::{Aim, Before, Order, Present, State};
 
-/// What is wanted of a volume, and how far it has come: `volume.json`.
+/// Target and phase of a volume: `volume.json`.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub(super) struct Kept {
     pub(super) volume: VolumeId,
-    /// The highest.
+    /// Highest target.
     pub(super) order: Order,
-    /// Absent if it was removed unseen.
+    /// Spec; absent if the volume was removed before its spec was known.
     pub(super) spec: Option<VolumeSpec>,
     pub(super) phase: Phase,
 }
 
-/// How far it has come. While the order is to remove it and it is not gone yet, it is being destroyed.
+/// Phase of a volume. While the target is its removal, and until it is deleted, the volume is being
+/// destroyed.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Phase {
-    /// It may have been made, but nobody was told.
+    /// Target was recorded; the volume may have been made, but that was not reported.
     Accepted,
-    /// It was made, once and for all.
+    /// Volume was made, which happens only once.
     Made,
-    /// It was made, and found not to be there any more.
+    /// Volume was made, and its content does not exist any more.
     Lost { reason: String },
-    /// It could not be made.
+    /// Volume could not be made.
     Failed { message: String, hope: Hope },
-    /// Nothing of it is there: the tombstone.
+    /// Nothing of the volume is left: the tombstone.
     Gone,
 }
 
@@ -59,7 +60,7 @@ impl CommandRecord for Kept {
 }
 
 impl Kept {
-    /// Whether runs may use it, if what is in it is there.
+    /// Whether incarnations may use the volume, if its content exists.
     pub(super) fn is_up(&self) -> bool {
         self.order.aim == Aim::Up && self.phase == Phase::Made
     }
@@ -68,11 +69,11 @@ impl Kept {
         self.order.aim == Aim::Removed && self.phase != Phase::Gone
     }
 
-    /// What is there, as the record tells it.
+    /// Returns the state that follows from the record.
     pub(super) fn present(&self) -> Present {
         let state = match &self.phase {
             Phase::Gone => State::Gone,
-            // Some of it may be there.
+            // Parts of the volume may exist.
             _ if self.is_being_destroyed() => State::Starting { processes: Vec::new() },
             Phase::Accepted => State::Accepted,
             Phase::Made => State::Up { processes: Vec::new(), before: Before::Ready },
@@ -85,7 +86,7 @@ impl Kept {
     }
 }
 
-/// The folder.
+/// Directory of a volume.
 #[derive(Clone, Debug)]
 pub(super) struct Home {
     volume: VolumeId,
@@ -111,12 +112,12 @@ impl Home {
         self.path.join(name)
     }
 
-    /// Where what is in it is.
+    /// Returns the directory of the content.
     pub(super) fn data(&self) -> PathBuf {
         self.file("data")
     }
 
-    /// Looks at what stands there, and changes nothing.
+    /// Returns what exists at the path, and changes nothing.
     pub(super) fn look(&self) -> io::Result<Found<Kept>> {
         let shown = self.path.display();
         match durable::if_found(std::fs::symlink_metadata(&self.path))? {
@@ -136,12 +137,12 @@ impl Home {
         })
     }
 
-    /// Writes a copy of the record again that is not as it should be. Only of what is ours.
+    /// Repairs damaged copies of the record. Only for a directory that is ours.
     pub(super) fn mend(&self) -> io::Result<()> {
         self.read::<Kept>(Reader::Writer).map(drop)
     }
 
-    /// Which folder stands there, if one does. Anything else that does is an error.
+    /// Returns the identity of the directory, if it exists. Fails if the path is anything else.
     pub(super) fn identity(&self) -> io::Result<Option<Place>> {
         match durable::if_found(std::fs::symlink_metadata(&self.path))? {
             Some(metadata) if !metadata.is_dir() => {
@@ -151,7 +152,8 @@ impl Home {
         }
     }
 
-    /// Puts the record on disk, in the folder that was found to be ours, or in one that is made, and says in which.
+    /// Writes the record to disk, in the directory that was found to be ours, or in a new one. Returns its
+    /// identity.
     pub(super) fn keep(&self, last: Option<&Order>, kept: &Kept, ours: Option<Place>) -> io::Result<Place> {
         match (self.identity()?, ours) {
             (None, _) => self.make()?,
@@ -164,32 +166,33 @@ impl Home {
         self.identity()?.ok_or_else(|| io::Error::other("it went as it was written"))
     }
 
-    /// Drops the folder with its record and hints; there is nothing else in it.
+    /// Removes the directory with its record and hints; nothing else is in it.
     pub(super) fn drop_record(&self) -> io::Result<()> {
-        // The record last: without it, the rest would be nobody's.
+        // The record last: without it, the rest would be foreign.
         for name in ["used", "used.new"] {
             durable::if_found(std::fs::remove_file(self.file(name)))?;
         }
         self.purge::<Kept>()
     }
 
-    /// Makes the folder that holds what is in it, empty and for us alone; what a crash left of that is taken as it is.
+    /// Makes the directory of the content, empty and private; the rest of an interrupted call is used as it
+    /// is.
     pub(super) fn make_data(&self) -> io::Result<()> {
         if self.has_data()? {
             return Ok(());
         }
         let new = self.file("data.new");
-        // Of an attempt before; nothing was ever put in it.
+        // From an earlier attempt; nothing was ever put in it.
         durable::if_found(std::fs::remove_dir(&new))?;
         std::fs::DirBuilder::new().mode(0o700).create(&new)?;
-        // Whatever the mask is.
+        // Independent of the umask.
         std::fs::set_permissions(&new, std::fs::Permissions::from_mode(0o700))?;
         std::fs::File::open(&new)?.sync_all()?;
         std::fs::rename(&new, self.data())?;
         durable::sync_folder(&self.data())
     }
 
-    /// Whether what is in it is there.
+    /// Whether the content exists.
     pub(super) fn has_data(&self) -> io::Result<bool> {
         match std::fs::symlink_metadata(self.data()) {
             Ok(metadata) => Ok(metadata.is_dir()),

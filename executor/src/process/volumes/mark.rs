@@ -1,7 +1,7 @@
-//! Whether the folder of volumes is the one in which they were made.
+//! Check that the directory of volumes is the one in which they were made.
 //!
-//! It may be a disk of its own, which is mounted late, or not any more. With the first volume, a mark is put into it, and
-//! into the executor's folder: without the mark nothing is said of any volume, neither that it is gone nor that it is
+//! It may be a separate disk, which is mounted late, or no longer. With the first volume, a mark is written
+//! to it and to the executor's directory. Without the mark, no volume is reported, neither as deleted nor as
 //! lost, and none is made.
 
 use std::io;
@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::durable::{self, Reader};
 use crate::scope::random;
 
-/// The name of the mark, in both folders.
+/// Name of the mark, in both directories.
 const NAME: &str = "volumes.json";
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -21,12 +21,12 @@ struct Mark {
     mark: u64,
 }
 
-/// Whether the path is a mark in the folder of volumes.
+/// Whether the path is a mark in the directory of volumes.
 pub(super) fn is_mark(path: &Path) -> bool {
     path.parent().is_some_and(|volumes| durable::copies(&volumes.join(NAME)).iter().any(|copy| copy == path))
 }
 
-/// Why nothing can be said of volumes now, if that is so.
+/// Returns why the state of volumes cannot be determined, if that is the case.
 pub(super) fn missing(root: &Path) -> io::Result<Option<String>> {
     let ours = durable::read::<Mark>(&root.join(NAME), Reader::Another)?;
     let Some(ours) = ours else { return Ok(None) };
@@ -41,9 +41,9 @@ pub(super) fn missing(root: &Path) -> io::Result<Option<String>> {
     )))
 }
 
-/// Marks the folder, before the first volume is made in it. One that is marked already keeps its mark.
+/// Marks the directory before the first volume is made. An existing mark is kept.
 pub(super) fn make(root: &Path) -> io::Result<()> {
-    /// Volumes are made by several threads, and the first ones may come at once.
+    /// Lock for the first volumes, which several threads may make concurrently.
     static MAKING: Mutex<()> = Mutex::new(());
     let _making = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
     let (ours, theirs): (PathBuf, PathBuf) = (root.join(NAME), super::root(root).join(NAME));

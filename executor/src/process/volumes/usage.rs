@@ -1,5 +1,4 @@
-//! How much room there is for volumes, and how much they use. Nothing here holds a volume to its capacity: decision 0018
-//! says why.
+//! Free space for volumes, and their usage. No capacity is enforced here: decision 0018 explains why.
 
 use std::collections::BTreeSet;
 use std::fs::OpenOptions;
@@ -14,28 +13,28 @@ use serde::{Deserialize, Serialize};
 use super::home::Home;
 use crate::durable::open_plain;
 
-/// Between two measurings of one volume, at least.
+/// Minimum time between two measurements of one volume.
 pub(super) const EVERY: Duration = Duration::from_secs(30);
-/// So much of the time is spent on measuring one volume, at most.
+/// Minimum ratio of the time between two measurements to the duration of one.
 const SHARE: u32 = 100;
-/// Files and folders that are looked at in one measuring, at most.
+/// Maximum number of files and directories that are read in one measurement.
 const MOST: u64 = 1_000_000;
 /// Maximum size of the file `used` that is read, in bytes.
 const USED_BYTES: u64 = 1024;
 
-/// What a volume uses: the file `used` in its folder, a hint.
+/// Usage of a volume: the file `used` in its directory, a hint.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Used {
-    /// Bytes of allocated blocks; what has several names is counted once.
+    /// Bytes of allocated blocks; a file with several names is counted once.
     pub bytes: u64,
-    /// Files and folders.
+    /// Number of files and directories.
     pub files: u64,
-    /// Whether all was counted: there is a bound to what is looked at.
+    /// Whether everything was counted: the number of files is bounded.
     pub whole: bool,
 }
 
 impl Used {
-    /// What was last measured of a volume under the executor's root, if anything was.
+    /// Returns the last measurement of a volume under the executor's root, if there is one.
     pub fn of(root: &Path, volume: VolumeId) -> Option<Used> {
         let home = Home::of(&super::root(root), volume);
         let mut text = Vec::new();
@@ -53,13 +52,13 @@ impl Used {
     }
 }
 
-/// Bytes that are free for us on the file system on which the folder is.
+/// Returns the bytes that are free for this user on the file system of the directory.
 pub(super) fn free(folder: &Path) -> io::Result<u64> {
     let system = rustix::fs::statvfs(folder)?;
     Ok(system.f_bavail.saturating_mul(system.f_frsize))
 }
 
-/// Measures what is in a volume, and says how long to wait before it is done again.
+/// Measures the content of a volume; returns the usage, and the delay before the next measurement.
 pub(super) fn measure(data: &Path) -> io::Result<(Used, Duration)> {
     let begun = Instant::now();
     let used = count(data, MOST)?;
@@ -72,7 +71,7 @@ fn count(data: &Path, most: u64) -> io::Result<Used> {
     let mut linked = BTreeSet::new();
     let mut folders: Vec<PathBuf> = vec![data.to_owned()];
     while let Some(folder) = folders.pop() {
-        // What goes away meanwhile is not counted; what may not be looked at neither.
+        // Files that disappear meanwhile are not counted, nor are inaccessible ones.
         let Ok(entries) = std::fs::read_dir(&folder) else { continue };
         for entry in entries {
             let Ok(metadata) = entry.as_ref().map_err(|_| ()).and_then(|e| e.metadata().map_err(|_| ()))

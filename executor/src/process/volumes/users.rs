@@ -1,7 +1,7 @@
-//! Who uses a volume, and whether one may be used.
+//! Users of a volume, and the check that a volume may be used.
 //!
-//! A run is recorded, and a volume's destruction too, while the same lock is held (`Shared::using`): so either the one
-//! finds the other, or the other way round.
+//! The same lock (`Shared::using`) is held while a user or a volume's destruction is recorded: one of the two
+//! finds the other.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
@@ -22,7 +22,7 @@ use super::home::Home;
 use crate::durable::Reader;
 use crate::executor_store::{DirectoryStore, ExecutorStore as _, Found, ObjectStore as _, Tombstone};
 
-/// Where what is in a volume is, if it may be used; else, why not.
+/// Returns the path of a volume's content if the volume may be used, else the reason.
 pub(in super::super) fn place(volumes: &Path, volume: VolumeId) -> Result<PathBuf, String> {
     let home = Home::of(volumes, volume);
     let is_here = match home.look() {
@@ -38,13 +38,13 @@ pub(in super::super) fn place(volumes: &Path, volume: VolumeId) -> Result<PathBu
     }
 }
 
-/// Whether it uses any volume.
+/// Whether the spec mounts any volume.
 pub(in super::super) fn mounts_any(spec: &RunSpec) -> bool {
     spec.payloads.iter().any(|payload| !payload.mounts.is_empty())
 }
 
-/// Checks that an incarnation may use each volume that it mounts: the volume is here, and nothing else uses it. An orphan
-/// that the decider knows nothing of may. Fails with `TimedOut` where a process does not let itself be read.
+/// Checks that an incarnation may use each volume that it mounts: the volume exists, and has no other user.
+/// An orphan unknown to the decider may be one. Fails with `TimedOut` if a process cannot be read.
 pub(in super::super) fn check(shared: &Shared, spec: &RunSpec, of: IncarnationId) -> io::Result<()> {
     let volumes = shared.volumes();
     let mounts = spec.payloads.iter().flat_map(|payload| &payload.mounts);
@@ -62,21 +62,22 @@ pub(in super::super) fn check(shared: &Shared, spec: &RunSpec, of: IncarnationId
     }
 }
 
-/// What uses one of the volumes, or may yet, except the incarnation `besides`: an incarnation that has not ended, or a
-/// process that is left of one. All are looked for at once, as a host may have many processes.
+/// Returns a user or possible user of one of the volumes, except `besides`: an incarnation that has not
+/// ended, or a remaining process of one. One search is for all volumes, as a host may have many processes.
 pub(super) fn user(
     shared: &Shared,
     homes: &BTreeMap<VolumeId, Home>,
     besides: Option<IncarnationId>,
 ) -> io::Result<Option<(VolumeId, String)>> {
     let nodes = shared.root.join("nodes");
-    // Meanwhile incarnations may be recorded that mount nothing.
+    // Incarnations that are recorded meanwhile mount no volumes.
     let listed = lost::listed(shared.cgroup.as_ref())?;
     let (mut kept, mut bystanders) = (BTreeSet::new(), Vec::new());
     let listed_nodes = entries(&nodes)?.into_iter().map(|node| DirectoryStore::at(node).list());
     for (id, path) in listed_nodes.collect::<io::Result<Vec<_>>>()?.into_iter().flatten() {
         let Some(ObjectId::Incarnation(id)) = id else { continue };
-        // What others use is not known: its control group says whether anything of it lives.
+        // The volumes of other incarnations are unknown: the control group shows whether anything of them
+        // lives.
         let Ok(Found::Ours(wanted)) = path.look::<Wanted>(id.into()) else { continue };
         let folder = Folder::at(path);
         kept.insert(id);
@@ -88,13 +89,13 @@ pub(super) fn user(
             return Ok(Some((*volume, id.to_string())));
         }
     }
-    // What such an incarnation uses is not known any more.
+    // The volumes of such an incarnation are unknown by now.
     if let (Some(id), Some(volume)) =
         (lost::user(shared.cgroup.as_ref(), listed, &kept)?, homes.keys().next())
     {
         return Ok(Some((*volume, format!("{id}, whose records are lost"))));
     }
-    // Of an incarnation whose folder was lost, or whose records cannot be read.
+    // Processes of an incarnation whose directory was lost, or whose records are unreadable.
     let mut data = Vec::new();
     for (volume, home) in homes {
         data.push((*volume, home.data(), Place::of(&home.data())?));
@@ -103,7 +104,7 @@ pub(super) fn user(
     let (mut environments, mut unread) = (EnvironmentReader::new(), Vec::new());
     for stat in all.values().filter(|stat| !stat.is_dead()) {
         let environment = match environments.read(stat) {
-            // Whatever holds that process up, it was started by nobody here.
+            // Whatever delays that process, no trampoline started it.
             Err(_) if !identity::may_have_no_new_privs(stat.pid) => continue,
             Err(error) => {
                 unread.push((stat, error));
@@ -119,17 +120,17 @@ pub(super) fn user(
     if unread.is_empty() {
         return Ok(None);
     }
-    // What belongs to an incarnation that mounts none of them uses none of them.
+    // A process of an incarnation that mounts none of the volumes uses none of them.
     let known = proof::recorded(bystanders.into_iter(), &shared.boot.id, identity::pid_namespace()?);
     let belongs = |stat: &Stat| {
         let chain = std::iter::successors(Some(stat), |stat| all.get(&stat.parent));
-        // No chain is longer than all processes.
+        // No chain is longer than the number of processes.
         chain.take(all.len()).any(|stat| known.contains(&(stat.pid, stat.start_time)))
     };
     unread.into_iter().find(|(stat, _)| !belongs(stat)).map_or(Ok(None), |(_, error)| Err(error))
 }
 
-/// Volumes that an incarnation mounts.
+/// Returns the volumes that an incarnation mounts.
 fn mounts(wanted: &Wanted) -> impl Iterator<Item = VolumeId> {
     let payloads = wanted.spec.iter().flat_map(|spec| &spec.payloads);
     payloads.flat_map(|payload| &payload.mounts).map(|mount| mount.volume)
@@ -139,15 +140,15 @@ fn uses(folder: &Folder, wanted: &Wanted, volume: VolumeId) -> bool {
     if !mounts(wanted).any(|mounted| mounted == volume) {
         return false;
     }
-    // What cannot be read may say that it runs.
+    // An unreadable record may be that of a running incarnation.
     let is_over = matches!(folder.read::<Record>(Reader::Another), Ok(Some(record)) if record.is_over());
     let tombstone = folder.read::<Tombstone>(Reader::Another);
     let is_buried = matches!(tombstone, Ok(Some(tombstone)) if tombstone.covers(&wanted.order));
     !is_over && !is_buried
 }
 
-/// Whether a process with this environment was given the volume, by whatever path. One with other names at its end is not
-/// looked up: it may be on a file system that does not answer.
+/// Whether a process with this environment was given the volume, by whatever path. A path that ends in other
+/// names is not resolved: its file system might not answer.
 fn is_given(environment: &[u8], data: &Path, place: Option<Place>) -> bool {
     let name = |path: &Path| Some((path.parent()?.file_name()?.to_owned(), path.file_name()?.to_owned()));
     let is_same = |path: &Path| place.is_some() && Place::of(path).ok().flatten() == place;

@@ -45,7 +45,7 @@ fn ensure(world: &mut World, revision: u32, spec: &RunSpec) -> Told {
     order(world, revision, 1, Effect::Ensure, spec)
 }
 
-/// Revision, what was seen in a word, and how many processes it names.
+/// Revision, name of the observed state, and number of processes.
 type Word = (u32, &'static str, usize);
 
 fn word(told: &Told) -> Word {
@@ -78,7 +78,7 @@ fn a_change_takes_its_time_and_what_ran_before_is_there_until_it_is_made() {
     let begun = ensure(&mut world, 2, &to);
     assert!(matches!(begun, Told::ListOnly(_)), "there is no outcome yet");
     assert_eq!((word(&begun), world.running(id())), ((1, "not ready", 1), 1));
-    // An executor that starts again in the middle finds the same world, and its decider says the same again.
+    // A restarted executor finds the same world halfway, and its decider repeats the commands.
     for revision in [2, 1] {
         let again = ensure(&mut world, revision, &to);
         assert_eq!((word(&again), words(&world.advance(ms(20)))), ((1, "not ready", 1), vec![]));
@@ -192,7 +192,6 @@ fn disk() -> VolumeId {
     VolumeId::issue(Lineage::from_random(42), Position::FIRST)
 }
 
-/// An order on the volume.
 fn on_disk(world: &mut World, revision: u32, attempt: u32, effect: Effect) -> Word {
     let (name, node, class) = ("data".parse().unwrap(), "n1".parse().unwrap(), "disk".parse().unwrap());
     let spec = ObjectSpec::Volume(VolumeSpec { name, node, class, capacity: 1 });
@@ -275,7 +274,7 @@ fn the_next_executor_finds_what_is_recorded_and_not_there() {
     ensure(&mut world, 1, &spec(1, ""));
     assert_eq!(word(&order(&mut world, 2, 1, Effect::Kill, &spec(1, ""))), (2, "ended", 1));
     on_disk(&mut world, 3, 1, Effect::Kill);
-    // What was in its memory.
+    // The world loses its memory; its store stays.
     world.items.clear();
     world.read_store();
     let told: Vec<_> = world.list().into_iter().map(|report| word(&Told::Change(report))).collect();

@@ -1,5 +1,5 @@
-//! Power cuts: at every operation, with any part of what was not synced lost, torn or reordered, what was
-//! acknowledged is there when the folder is opened again.
+//! Power cuts at every operation, with any part of the unsynced writes lost, torn or reordered. Acknowledged
+//! records are there when the directory is opened again.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use super::super::SegmentJournal;
 use super::*;
 use crate::journal::Journal;
 
-/// How much a disk writes at once: smaller than any real one, so that small records are torn as well.
+/// Unit of disk writes in bytes: smaller than any real one, so that small records are torn as well.
 const SECTOR: usize = 64;
 
 #[derive(Clone, Debug)]
@@ -34,7 +34,7 @@ enum Op {
         path: PathBuf,
     },
     SyncDir,
-    /// The sink was told of everything up to here.
+    /// The sink was notified of everything up to here.
     Acknowledged {
         position: Position,
     },
@@ -49,10 +49,10 @@ impl Log {
     }
 }
 
-/// Does what it is told, and writes it down.
+/// Disk that executes operations and records them.
 struct Recording {
     log: Log,
-    /// Files that are there have these numbers.
+    /// Numbers of existing files.
     known: Mutex<BTreeMap<PathBuf, usize>>,
 }
 
@@ -103,18 +103,18 @@ impl DiskFile for RecordingFile {
     }
 }
 
-/// What becomes of what was not synced when the power goes.
+/// Part of the unsynced writes that a power cut loses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Loss {
-    /// Nothing is lost: the process was killed.
+    /// Nothing: the process was killed.
     None,
-    /// All of it.
+    /// All of them.
     All,
-    /// Any sectors, chosen by this seed.
+    /// Random sectors, chosen by this seed.
     Sectors(u64),
-    /// Everything but the first sector of each write.
+    /// All but the first sector of each write.
     Front,
-    /// The end of each write, from about the middle.
+    /// End of each write, from about the middle.
     Back,
 }
 
@@ -153,7 +153,7 @@ fn apply(content: &mut Vec<u8>, offset: usize, bytes: &[u8], loss: Loss, coin: &
     }
 }
 
-/// The folder as it is found after the power went behind the first `ops`.
+/// Returns the directory as it is after a power cut that follows the first `ops`.
 fn after_crash(before: &BTreeMap<PathBuf, Vec<u8>>, ops: &[Op], loss: Loss) -> BTreeMap<PathBuf, Vec<u8>> {
     let mut coin = Coin(match loss {
         Loss::Sectors(seed) => seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1,
@@ -163,7 +163,7 @@ fn after_crash(before: &BTreeMap<PathBuf, Vec<u8>>, ops: &[Op], loss: Loss) -> B
     let mut contents: BTreeMap<usize, Vec<u8>> = (0..).zip(before.values().cloned()).collect();
     let durable_names = ops.iter().rposition(|op| matches!(op, Op::SyncDir)).unwrap_or(0);
     for (at, op) in ops.iter().enumerate() {
-        // Names that the folder's sync has not reached may be lost or not; the later ones never come first.
+        // Names that the directory's sync has not reached may be lost or not; later ones never come first.
         let is_name_lost = at > durable_names && matches!(loss, Loss::All | Loss::Back);
         match op {
             Op::Create { file, path } => {
@@ -291,7 +291,8 @@ fn a_power_cut_while_a_torn_tail_is_mended_is_no_worse() {
         let ready = open(&options, &Recording { log: log.clone(), known: Mutex::new(known) }).expect("open");
         let mending = log.0.lock().expect("a log").clone();
         if ready.opened.rewritten.is_some() {
-            // What a failed sync has left in memory looks whole, and is written and synced anew all the same.
+            // Data left in memory by a failed sync looks intact, and is written and synced again all the
+            // same.
             assert!(matches!(mending[..], [.., Op::Write { .. }, Op::Sync { .. }]), "{mending:?}");
             rewritten += 1;
         }

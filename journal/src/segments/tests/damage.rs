@@ -1,4 +1,4 @@
-//! Damage to the bytes: each one is found, and nothing is ever silently another.
+//! Damage to the bytes: all of it is found, and no record silently changes.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use crate::journal::Journal;
 
 const SIZE: u64 = 2600;
 
-/// A journal of six records, each a group of its own, in one segment.
+/// Journal of six records, each a group of its own, in one segment.
 struct Sample {
     dir: tempfile::TempDir,
     records: Vec<Record>,
@@ -40,7 +40,8 @@ impl Sample {
         frames
     }
 
-    /// Puts `bytes` in the file's place and sees what becomes of it: the verdict before, and what is kept.
+    /// Replaces the file by `bytes` and opens the journal. Returns the earlier verdict, and the number of
+    /// kept records.
     fn try_with(&self, bytes: &[u8]) -> (Outcome, usize) {
         put(&self.file(), bytes);
         let outcome = verify(self.dir.path()).expect("readable").outcome;
@@ -99,7 +100,7 @@ fn every_flipped_bit_is_found() {
     for end in [End::Closed, End::Killed] {
         let sample = sample(&end);
         let frames: Vec<_> = sample.frames().iter().map(|frame| frame.len()).collect();
-        // Without a marker, nothing names the sixth record; the marker itself is named by nothing.
+        // Without a marker, no frame names the sixth record; no frame names the marker.
         let named: usize = frames[..if matches!(end, End::Closed) { 6 } else { 5 }].iter().sum();
         for at in 0..sample.bytes.len() {
             for bit in 0..8 {
@@ -162,7 +163,7 @@ fn every_length_to_which_the_file_is_cut_leaves_a_prefix() {
 fn a_journal_goes_on_behind_a_cut_and_stale_bytes_do_not_come_back() {
     let sample = sample(&End::Killed);
     let frames = sample.frames();
-    // The fifth record is torn, the sixth whole behind it: both of the last group, had it been one.
+    // The fifth record is torn, the sixth after it intact: both of the last group, if it was one.
     let mut bytes = sample.bytes.clone();
     let fifth: usize = frames[..4].iter().map(|frame| frame.len()).sum();
     let unnamed = {
@@ -177,7 +178,7 @@ fn a_journal_goes_on_behind_a_cut_and_stale_bytes_do_not_come_back() {
     let (outcome, kept) = sample.try_with(&bytes);
     assert!(matches!(outcome, Outcome::Torn(_)), "{outcome:?}");
     assert_eq!(kept, 4);
-    // A shorter record than the one that was torn: what stood behind must not follow it.
+    // A shorter record than the torn one: the old bytes after it must not follow it.
     let mut author = Author::new(1, Some(crate::Cursor::after(&sample.records[3])));
     let (to, delivered) = sink();
     let (journal, _) = SegmentJournal::open(&sample.options(), to).expect("open");
@@ -195,7 +196,7 @@ fn another_fleet_and_a_newer_format_are_refused_untouched() {
     let sample = sample(&End::Closed);
     let other = Options { fleet: "other".into(), ..sample.options() };
     assert!(matches!(recover(&other), Err(OpenError::OtherFleet { .. })));
-    // A record that continues the chain, in a format that this build does not read, in the unnamed tail.
+    // A record that continues the chain in the unnamed tail, in a format that this build does not read.
     let text = String::from_utf8(some_records(7)[6].bytes().to_vec()).expect("text");
     let newer = text.replacen("{\"chancery\":1", "{\"chancery\":2", 1);
     let used: usize = sample.frames().iter().map(|frame| frame.len()).sum();
@@ -269,7 +270,7 @@ fn refused_without(options: &Options, file: &Path) {
     fs::write(file, whole).expect("written");
 }
 
-/// What somebody does to the frames of a file.
+/// Change to the frames of a file.
 #[derive(Clone, Debug)]
 enum Tampering {
     Swap(usize, usize),
@@ -328,7 +329,7 @@ fn every_swapped_repeated_or_missing_frame_is_found_or_cut() {
                 assert_ne!(outcome, Outcome::Sound, "frame {a} repeated before {b}");
             }
             let (outcome, kept) = sample.try_with(&tampered(&sample, &[Tampering::Remove(a)]));
-            // What is cut off cleanly at the end leaves no trace in the bytes.
+            // A clean cut at the end leaves no trace in the bytes.
             assert_eq!(outcome == Outcome::Sound, a + 1 == count, "frame {a} removed");
             assert!(outcome != Outcome::Sound || kept == a.min(6));
         }
@@ -344,7 +345,7 @@ proptest! {
         is_closed: bool,
     ) {
         let sample = sample(if is_closed { &End::Closed } else { &End::Killed });
-        // `try_with` asserts that what is kept is a prefix of what was written.
+        // `try_with` asserts that the kept records are a prefix of those written.
         sample.try_with(&tampered(&sample, &tamperings));
     }
 }

@@ -1,4 +1,4 @@
-//! A disk that refuses: everything stops, and what was acknowledged is there afterwards.
+//! Failing disks: everything stops, and all acknowledged records are there afterwards.
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex};
@@ -13,11 +13,11 @@ use crate::journal::{AppendError, CloseError, Journal};
 enum Fault {
     Sync,
     Write,
-    /// Half of it is written.
+    /// Half of the bytes are written.
     Full,
 }
 
-/// Fails one kind of operation after so many of it have passed.
+/// Disk that fails one kind of operation after `left` of them.
 struct Failing {
     fault: Fault,
     left: AtomicI64,
@@ -127,7 +127,7 @@ fn play(options: &Options, failing: &Arc<Failing>, append: Append) -> (Vec<Recor
     (acknowledged, was_told)
 }
 
-/// Has no descriptor for so many openings of a file or a folder, once it is told to.
+/// Disk that has no descriptor for the next `short` openings of a file or a directory.
 #[derive(Default)]
 struct Scarce {
     short: AtomicI64,
@@ -178,7 +178,7 @@ fn a_moment_without_descriptors_holds_the_journal_up_and_does_not_end_it() {
         let (journal, _) = SegmentJournal::open_on(disk, &options, to).expect("open");
         let records = some_records(40);
         for (n, record) in records.iter().enumerate() {
-            // Some of the forty begin a segment, and half of them find it made already.
+            // Some of the forty records start a segment, and half of these find it preallocated.
             scarce.short.store(short, Ordering::SeqCst);
             let how = [SegmentJournal::append, SegmentJournal::append_here][n % 2];
             how(&journal, record.clone()).expect("taken");
@@ -207,7 +207,7 @@ fn a_full_queue_says_so_and_takes_more_later() {
     let shut = gate.lock().expect("a gate");
     let mut records = some_records(20).into_iter();
     let mut refused = None;
-    // One in the hands of the writer, or several, then three that wait.
+    // One or several are with the writer, then three that wait.
     for record in records.by_ref() {
         match journal.append(record) {
             Ok(()) => std::thread::sleep(Duration::from_millis(1)),
@@ -247,7 +247,7 @@ fn an_appender_that_writes_waits_for_the_disk_and_wakes_nobody() {
     journal.close().expect("closed");
 }
 
-/// Syncs when it is let.
+/// Disk that syncs when permitted.
 #[derive(Default)]
 struct Slow {
     gate: Mutex<Gate>,
@@ -264,7 +264,7 @@ impl Slow {
     fn shut(&self) {
         self.gate.lock().expect("a gate").is_shut = true;
     }
-    /// Waits until somebody waits at the gate.
+    /// Waits until a sync waits at the gate.
     fn until_held_up(&self) {
         let gate = self.gate.lock().expect("a gate");
         let held = self
@@ -349,7 +349,7 @@ fn a_slow_disk_holds_up_deliveries_but_neither_appenders_nor_readers() {
 #[test]
 fn whoever_writes_records_stay_in_order_and_all_arrive() {
     let dir = tempfile::tempdir().expect("a folder");
-    // Markers, segments that end, and both ways to append, all at once.
+    // Markers, segments that end, and both ways to append, all concurrently.
     let options = Options { pause: Duration::from_micros(50), ..options(dir.path(), 4 << 10, 16 << 10) };
     let records = some_records(600);
     let (to, delivered) = sink();

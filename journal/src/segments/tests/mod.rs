@@ -1,4 +1,4 @@
-//! What the segments promise, tried on folders that were damaged, cut off and refused by their disk.
+//! Tests of the segments' guarantees, on directories that are damaged or truncated, and on failing disks.
 
 mod crash;
 mod damage;
@@ -22,7 +22,7 @@ use super::{Disk, DiskFile, FileSystem, Options};
 use crate::conformance::{Author, FLEET};
 use crate::journal::{Delivery, Sink, Source};
 
-/// No marker but at the end, so that the bytes are the same every time.
+/// Only a final marker, so that the bytes are the same every time.
 const NEVER: Duration = Duration::from_hours(1);
 
 fn options(dir: &Path, first_segment: u64, largest_segment: u64) -> Options {
@@ -34,7 +34,7 @@ fn sink() -> (Sink, Receiver<Delivery>) {
     (Box::new(move |delivery| drop(to.send(delivery))), delivered)
 }
 
-/// The file system, without waiting for it to sync.
+/// File system without waiting for syncs.
 struct NoSync;
 
 struct NoSyncFile(Box<dyn DiskFile>);
@@ -73,7 +73,7 @@ fn recover(options: &Options) -> Result<(Opened, Vec<Record>), OpenError> {
     Ok((opened, records.map(|record| Record::clone(&record.expect("a record"))).collect()))
 }
 
-/// Genesis and `count - 1` more, of one to three events.
+/// Creates a genesis and `count - 1` further records, of one to three events.
 fn some_records(count: usize) -> Vec<Record> {
     let mut author = Author::new(1, None);
     let mut records = vec![author.genesis()];
@@ -103,8 +103,8 @@ fn copy_dir(from: &Path, to: &Path) {
     }
 }
 
-/// Puts a file in the place of another. Emptying the one that is there would be simpler, but makes some file systems
-/// write it out at once.
+/// Replaces a file. Truncating the existing one would be simpler, but makes some file systems write it out
+/// immediately.
 fn put(path: &Path, bytes: &[u8]) {
     fs::remove_file(path).expect("removed");
     fs::write(path, bytes).expect("written");

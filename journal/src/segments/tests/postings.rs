@@ -1,4 +1,4 @@
-//! Postings against a scan of everything: they give the same, whatever becomes of their files.
+//! Postings compared with a full scan: the results are the same, whatever happens to their files.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -20,7 +20,7 @@ fn subject(name: u8) -> Subject {
     format!("replica/thing-{name}").parse().expect("a subject")
 }
 
-/// An event about the entity of this number, or one of a type that is unknown here.
+/// Creates an event about the entity of this number, or one of an unknown type.
 fn line(name: u8) -> String {
     match name {
         0 => r#"{"k":"fact","t":"thing.to_come.v9","c":1,"d":{"name":"who-knows"}}"#.into(),
@@ -59,7 +59,7 @@ fn about(source: &dyn Source, subject: &Subject, from: Position) -> Vec<Position
     found.map(|record| record.expect("a record").first()).collect()
 }
 
-/// Everything that is ever named in the records, and one that is not.
+/// Returns everything named in the records, and one subject that is not.
 fn subjects(records: &[Record]) -> BTreeSet<Subject> {
     let mut all: BTreeSet<Subject> = (0..12).map(subject).collect();
     for record in records {
@@ -101,7 +101,7 @@ fn until(what: &str, is_so: impl Fn() -> bool) {
     }
 }
 
-/// Of the first segment.
+/// Returns the state of the first segment's postings.
 fn shelf(journal: &SegmentJournal) -> &'static str {
     let segment = journal.catalog.holding(Position::FIRST).expect("a segment");
     match &*lock(&segment.shelf) {
@@ -115,14 +115,14 @@ fn some() -> Vec<Record> {
     some_from(0)
 }
 
-/// Records of the same positions, about other things.
+/// Creates records of the same positions, about other subjects.
 fn some_from(start: usize) -> Vec<Record> {
     let name = |at: usize, event: usize| ((at * 7 + event * 5 + start) % 11) as u8;
     let names: Vec<Vec<u8>> = (0..60).map(|at| (0..=at % 4).map(|event| name(at, event)).collect()).collect();
     records(&names)
 }
 
-/// A journal of several closed segments, all filed, with one that is being written.
+/// Creates a journal of several closed segments, all filed, with an open one.
 fn filed(records: &[Record]) -> (tempfile::TempDir, Options, Vec<PathBuf>) {
     let dir = tempfile::tempdir().expect("a folder");
     let options = options(dir.path(), 2000, 4000);
@@ -176,7 +176,7 @@ proptest! {
 fn an_answer_reads_only_what_the_file_points_to() {
     let records = some();
     let (dir, options, _) = filed(&records);
-    // Damage in the first record that is not about the subject is found by whoever reads in order, not by subject.
+    // Damage in the first record about other subjects is found by sequential reads, not by subject.
     let of = subject(3);
     let strange = records.iter().skip(1).position(|record| !is_about(record, &of, Position::ZERO));
     let strange = &records[1 + strange.expect("one that is about others")];
@@ -219,7 +219,7 @@ fn a_file_of_another_segment_or_with_lies_in_it_changes_no_answer() {
     let records = some();
     let (dir, options, files) = filed(&records);
     let segment = dir.path().join(file_name(Position::FIRST));
-    // The front is that of the right file, so that only the places are wrong.
+    // The head is that of the right file, so that only the places are wrong.
     let honest = fs::read(&files[0]).expect("read");
     let mut lies = Postings::default();
     let end = u64::from_le_bytes(honest[24..32].try_into().expect("eight"));

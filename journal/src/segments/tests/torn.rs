@@ -1,4 +1,4 @@
-//! The last group, torn at every byte; a closed segment, with every bit flipped.
+//! Last group, torn at every byte; a closed segment, with every bit flipped.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt as _;
@@ -8,14 +8,14 @@ use super::super::{Check, Finding, Outcome, SegmentJournal, frame, verify};
 use super::*;
 use crate::journal::{Journal, ReadError};
 
-/// What is in the place of what was torn off.
+/// Replacement of the torn part.
 #[derive(Clone, Copy, Debug)]
 enum Torn {
-    /// Nothing: it was never written.
+    /// Zeros: it was never written.
     Zeros,
-    /// Nothing, but what comes 64 bytes later was.
+    /// Zeros for 64 bytes; the bytes after them were written.
     Hole,
-    /// Something else.
+    /// Other bytes.
     Noise,
 }
 
@@ -117,7 +117,7 @@ fn every_flipped_bit_of_a_closed_segment_is_found_on_opening_reading_and_checkin
                 Err(OpenError::Damaged { file: found, .. }) => assert_eq!(found, *file),
                 other => panic!("bit {bit} of {at}: {:?}", other.map(|(opened, _)| opened)),
             }
-            // Whoever opens without looking finds it when reading that far, having read what is before it.
+            // Without a check on opening, the damage is found when it is read, after the records before it.
             let Ready { catalog, .. } = open(&lazy, &NoSync).expect("open");
             let read: Vec<_> = SegmentSource(catalog).records(Position::ZERO).expect("readable").collect();
             let (error, before) = read.split_last().expect("something");

@@ -1,4 +1,4 @@
-//! What stands in the events topic of brokers that refuse events, or that are away.
+//! The events topic of brokers that refuse events, or that are unavailable.
 
 use chancery_decider::Input;
 use chancery_journal::conformance::{Author, FLEET};
@@ -19,7 +19,7 @@ const PATIENCE: Duration = Duration::from_mins(1);
 
 type Brokers = MockCluster<'static, DefaultProducerContext>;
 
-/// A broker with an events topic, and who exports to it.
+/// Returns a broker with an events topic, an export to it, and its decider.
 fn rig() -> (Brokers, Export, Decider, mpsc::Receiver<Input>) {
     let cluster = MockCluster::new(1).expect("a cluster");
     cluster.create_topic(TOPIC, 1, 1).expect("a topic");
@@ -35,7 +35,7 @@ fn rig() -> (Brokers, Export, Decider, mpsc::Receiver<Input>) {
     (cluster, export, Decider::over(queue), inputs)
 }
 
-/// So many events, each with its position.
+/// Returns `count` events, each with its position.
 fn events(count: usize, size: usize) -> Vec<(Position, CloudMessage)> {
     let mut author = Author::new(1, None);
     author.genesis();
@@ -46,7 +46,7 @@ fn events(count: usize, size: usize) -> Vec<(Position, CloudMessage)> {
     record.events().map(message).collect()
 }
 
-/// The ids of the events in the topic, in their order.
+/// Returns the ids of the events in the topic, in their order.
 fn ids(cluster: &Brokers) -> Vec<String> {
     let client = Client::new(&cluster.bootstrap_servers(), BTreeMap::new()).expect("a client");
     let consumer = client.watcher().expect("a consumer");
@@ -67,7 +67,7 @@ fn ids(cluster: &Brokers) -> Vec<String> {
 
 #[test]
 fn no_event_stands_in_the_topic_while_one_before_it_was_refused() {
-    // How the brokers refuse the first event, and whether the producer repeats it.
+    // The brokers' error for the first event, and the ids in the topic, with the repeats of the producer.
     let table = [
         (Refusal::RD_KAFKA_RESP_ERR_NOT_ENOUGH_REPLICAS, &["2", "3"][..]),
         (Refusal::RD_KAFKA_RESP_ERR_MSG_SIZE_TOO_LARGE, &[]),
@@ -78,12 +78,12 @@ fn no_event_stands_in_the_topic_while_one_before_it_was_refused() {
         let source = log.source();
         let mut writer = EventWriter::new(&export, &*source, &decider).expect("a writer");
         writer.producer.client().fetch_metadata(Some(TOPIC), PATIENCE).expect("it answers");
-        // The producer gets its id meanwhile: then each event is sent as soon as it is there.
+        // The producer gets its id meanwhile, so that each later event is sent immediately.
         std::thread::sleep(Duration::from_secs(3));
         cluster.request_errors(ApiKey::Produce, &[refusal]);
         cluster.broker_round_trip_time(1, Duration::from_millis(300)).expect("it is slow");
         for (position, event) in events(2, 10) {
-            // Sent alone, while the answer to the one before may be on its way.
+            // Sent alone, while the answer to the previous event may be in flight.
             if writer.put(position, &event).is_err() {
                 break;
             }
@@ -111,7 +111,7 @@ fn an_exporter_whose_queue_is_full_ends_with_its_decider() {
                 }
             }
         });
-        // It fills 64 MB, and waits then.
+        // It fills 64 MB, and then waits.
         std::thread::sleep(Duration::from_secs(3));
         assert!(!filling.is_finished());
         drop(inputs);

@@ -1,4 +1,4 @@
-//! Each way of breaking a journal, and the invariant that it breaks.
+//! Breaches of each invariant, which the checker must find.
 
 use chancery_events::id::{IncarnationId, Lineage, OperationId, Position, RequestId};
 use serde_json::json;
@@ -11,7 +11,7 @@ use crate::story::{HASH, Stage, Story, TOPIC, lineage, process, proposal, replic
 
 type Breach = (Stage, u8, &'static str, fn(&mut Story));
 
-/// Plays each on the story at its stage, which is right.
+/// Plays each breach on the valid story at its stage.
 fn find(breaches: &[Breach]) {
     for (stage, invariant, what, breach) in breaches {
         let mut s = story(*stage);
@@ -451,14 +451,14 @@ fn an_inbox_that_is_answered_wrongly() {
     ]);
 }
 
-/// A four-eyes policy that covers everything.
+/// Applies a four-eyes policy that covers everything.
 fn two(s: &mut Story) {
     let data = json!({"name": "two", "spec": {"rule": {"four_eyes": {}}}});
     let cause = s.ask("policy.apply.v1", &data);
     s.fact(cause, "policy.applied.v1", &data);
 }
 
-/// `ann` asks for the plan to be deleted with its replica; the request's own id, and its hash.
+/// Requests, as `ann`, to delete the plan with its replica; returns the id of the opened request.
 fn cascade(s: &mut Story, count: u32) -> serde_json::Value {
     let cause = s.ask("plan.delete.v1", &json!({"name": "web", "cascade": "yes"}));
     let effects = json!([{"kind": "delete", "plan": "web", "count": count, "replicas": [s.replica]}]);
@@ -470,7 +470,7 @@ fn cascade(s: &mut Story, count: u32) -> serde_json::Value {
     json!(RequestId::issue(lineage(), Position::new(position)))
 }
 
-/// `ann` approves it, and the plan is removed.
+/// Approves the request as `ann`, and deletes the plan.
 fn remove(s: &mut Story, request: &serde_json::Value, hash: &str) {
     let cause = s.ask("request.approve.v1", &json!({"request": request, "hash": hash}));
     s.fact(cause, "request.approved.v1", &json!({"request": request, "by": "ann", "hash": hash}));

@@ -1,4 +1,4 @@
-//! A journal that is right passes, and each way of breaking it is found as a breach of the invariant that it is.
+//! Tests of the checker: a valid journal passes, and each breach is found under its invariant.
 
 mod breaches;
 mod reads;
@@ -71,7 +71,7 @@ fn what_runs_is_held_against_the_journal() {
     let s = story(Stage::Running);
     let unknown = Alive { incarnation: IncarnationId::issue(lineage(), Position::new(1)), processes: 1 };
     assert_eq!(invariant(check(&s).expect("right").alive(&[unknown])), Err(6), "it was never issued");
-    // What the journal cannot show if it is right: an incarnation counted twice stands for two of one replica.
+    // Not visible in a valid journal: an incarnation counted twice represents two of one replica.
     let twice = Alive { incarnation: s.incarnation.expect("an incarnation"), processes: 1 };
     assert_eq!(invariant(check(&s).expect("right").alive(&[twice, twice])), Err(3), "both of one replica");
 }

@@ -1,4 +1,4 @@
-//! Answers to readers that are right pass, and each that is not is found.
+//! Tests of invariant 13: right answers to readers pass, and each wrong one is found.
 
 use std::collections::BTreeMap;
 
@@ -10,8 +10,8 @@ use super::super::{List, Shown};
 use super::check;
 use crate::story::{Stage, story};
 
-/// The end of a story, in which a plan was applied twice and a policy was deleted, and the position of the first
-/// `plan.applied`.
+/// Returns a story's checker, and the positions of its `plan.applied` and its end. In between, a policy was
+/// applied and the activity changed.
 fn told() -> (super::Checker, u64, u64) {
     let mut s = story(Stage::Fleet);
     let first = s.last();
@@ -88,7 +88,7 @@ fn an_answer_is_as_new_as_the_verdicts_of_its_server_and_refused_only_while_rows
     let (mut checker, first, last) = told();
     let [first, last] = [first, last].map(Position::new);
     checker.gave(1, last);
-    // A repeat.
+    // A repeated verdict.
     checker.gave(1, first);
     assert_eq!([0, 1].map(|server| checker.reads().least(server)), [Position::ZERO, last]);
     let of: Subject = "node/other".parse().expect("a subject");

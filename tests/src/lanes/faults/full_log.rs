@@ -1,4 +1,5 @@
-//! A full or read-only file system with the log on it: what ends meanwhile has ended, once, and no supervisor dies.
+//! Full or read-only file system with the log on it: payloads that end meanwhile end once, and no supervisor
+//! dies.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -12,7 +13,7 @@ use crate::lanes::campaign::Campaign;
 use crate::{Launch, NotUp, until};
 
 pub(super) fn put(campaign: &mut Campaign) -> Result<()> {
-    // A life whose own log is there too.
+    // An epoch whose own log is on the same file system.
     campaign.kill();
     let stderr = Some(campaign.data.join("stderr"));
     let on_disk = Launch { stderr, ..Launch::default() };
@@ -29,7 +30,7 @@ pub(super) fn put(campaign: &mut Campaign) -> Result<()> {
     let staging = campaign.site.server.home().join("staging");
     let read_only =
         campaign.random.chance(500).then(|| Mount::read_only(&campaign.data, &staging)).transpose()?;
-    // Some payloads end: by a signal, or by their own decision when asked.
+    // Some payloads end by SIGKILL, or on their own by SIGTERM.
     let mut ended = Vec::new();
     for (incarnation, process) in campaign.host.alive_mains()? {
         if campaign.random.chance(400) || ended.is_empty() {
@@ -40,7 +41,7 @@ pub(super) fn put(campaign: &mut Campaign) -> Result<()> {
     }
     campaign.pause(300);
     campaign.kill();
-    // Without space, and with a log that takes nothing, it may start or refuse; it must not panic.
+    // Without space and a writable log, the target may start or refuse; it must not panic.
     if read_only.is_none() && campaign.random.chance(500) {
         let stderr = Some("/dev/full".into());
         if let Err(NotUp { status, .. }) = campaign.try_start(Launch { stderr, ..Launch::default() }) {
@@ -67,10 +68,10 @@ fn supervised(campaign: &Campaign) -> BTreeSet<String> {
     dirs.filter_map(|(_, dir)| Some(dir.file_name()?.to_string_lossy().into_owned())).collect()
 }
 
-/// A supervisor ends when all that it started has ended, and not before. (Of two that were started for an incarnation, one
-/// finds that it is not needed.)
+/// Checks that no supervisor ended before all processes that it started. (Of two supervisors for one
+/// incarnation, one ends as not needed.)
 fn no_supervisor_died(campaign: &Campaign, before: &BTreeSet<String>) -> Result<()> {
-    // In this order: one may end meanwhile because its processes have.
+    // In this order: a supervisor may end meanwhile because its processes have.
     let lived: Vec<_> = before.iter().filter(|one| campaign.host.lives(one).unwrap_or(false)).collect();
     let now = supervised(campaign);
     for incarnation in lived {
@@ -83,7 +84,7 @@ fn no_supervisor_died(campaign: &Campaign, before: &BTreeSet<String>) -> Result<
     Ok(())
 }
 
-/// What a supervisor logged.
+/// Log of an incarnation's supervisor.
 fn last_words(data: &Path, incarnation: &str) -> String {
     let found =
         std::process::Command::new("find").arg(data).args(["-name", incarnation, "-type", "d"]).output();
@@ -92,7 +93,7 @@ fn last_words(data: &Path, incarnation: &str) -> String {
     logs.map(|log| log.unwrap_or_else(|error| error.to_string())).collect::<Vec<_>>().join("\n")
 }
 
-/// What is shown to run does run, and the other way round.
+/// Waits until the incarnations that are reported as running are those that run.
 fn shown_is_running(campaign: &Campaign) {
     let client = campaign.client();
     until("what is shown to run is what runs", || {
@@ -106,7 +107,7 @@ fn shown_is_running(campaign: &Campaign) {
     });
 }
 
-/// Takes all space. The file that has it.
+/// Fills the disk. Returns the path of the filling file.
 fn fill(disk: &Path) -> Result<std::path::PathBuf> {
     let path = disk.join("ballast");
     let file = std::fs::File::create(&path).context("cannot fill the disk")?;
@@ -118,7 +119,7 @@ fn fill(disk: &Path) -> Result<std::path::PathBuf> {
             return Ok(path);
         }
         match rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), from, bytes) {
-            // Somebody was quicker.
+            // Another writer was faster.
             Err(rustix::io::Errno::NOSPC) => {}
             done => {
                 done.context("cannot fill the disk")?;

@@ -1,4 +1,5 @@
-//! A journal that is shorter than what was made from it: it is refused, and goes on when it is whole again.
+//! Journal that is shorter than the read models made from it: a start is refused until the journal is
+//! complete again.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -10,11 +11,11 @@ use crate::lanes::campaign::Campaign;
 use crate::lanes::frames::{frames, segments};
 use crate::{Launch, until};
 
-/// Bytes at the end that are flipped.
+/// Number of bytes flipped at the end.
 const FLIPPED: usize = 200;
 
 pub(super) fn shorten(campaign: &mut Campaign) -> Result<()> {
-    // Asked to stop: then read models are as far as the journal, so that a witness is there.
+    // After a stop on request, read models are as far as the journal, and witness its end.
     let server = &mut campaign.site.server;
     server.signal(Signal::TERM);
     let status = until("the server stops", || server.ended());
@@ -51,7 +52,7 @@ pub(super) fn shorten(campaign: &mut Campaign) -> Result<()> {
     Ok(())
 }
 
-/// The last segment with a frame, its bytes, and how many of them are used.
+/// Last segment with a frame, its bytes, and the number of bytes used.
 fn last_used(journal: &Path) -> Result<(PathBuf, Vec<u8>, usize)> {
     for path in segments(journal)?.into_iter().rev() {
         let bytes = std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
@@ -62,7 +63,7 @@ fn last_used(journal: &Path) -> Result<(PathBuf, Vec<u8>, usize)> {
     anyhow::bail!("the journal has no frame")
 }
 
-/// Segments and what is in them.
+/// Segments and their contents.
 fn contents(journal: &Path) -> Result<BTreeMap<PathBuf, Vec<u8>>> {
     segments(journal)?.into_iter().map(|path| Ok((path.clone(), std::fs::read(path)?))).collect()
 }

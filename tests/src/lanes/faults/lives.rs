@@ -1,4 +1,4 @@
-//! A life that differs from the one before: another name of the data directory, another PID namespace, another clock, a
+//! Epochs that differ from the one before: another path of the data directory, PID namespace or clock, or a
 //! copy.
 
 use std::path::PathBuf;
@@ -12,10 +12,10 @@ use crate::clock;
 use crate::lanes::campaign::{Campaign, Target};
 use crate::{Launch, until};
 
-/// How long a start over a copy may take to be refused.
+/// Maximum time until a start over a copy is refused.
 const REFUSAL: Duration = Duration::from_secs(20);
 
-/// By a link, if the last life was by the real path, and the other way round.
+/// Restarts by a link if the last epoch used the real path, and vice versa.
 pub(super) fn by_link(campaign: &mut Campaign) -> Result<()> {
     let link = campaign.site.server.home().join("link");
     let now = match campaign.target {
@@ -33,13 +33,13 @@ pub(super) fn by_link(campaign: &mut Campaign) -> Result<()> {
     campaign.renew_volume_users()
 }
 
-/// Then one here again, in which volumes get new users.
+/// Starts in another PID namespace, then here again; volumes get new users then.
 pub(super) fn in_pid_namespace(campaign: &mut Campaign) -> Result<()> {
     campaign.kill();
     if campaign.random.chance(750) {
         kill_all(campaign);
     }
-    // It may refuse; but if it starts, nothing of the other namespace is dead.
+    // The target may refuse; if it starts, it reports nothing of the other namespace as dead.
     if campaign.try_start(Launch::in_pid_namespace()).is_ok() {
         campaign.deploy(5);
         campaign.pause(1000);
@@ -49,7 +49,8 @@ pub(super) fn in_pid_namespace(campaign: &mut Campaign) -> Result<()> {
     campaign.renew_volume_users()
 }
 
-/// Days ahead, which is taken; or years, which is refused: by a server, for executors decide nothing by that clock.
+/// Starts with a clock days ahead, which is accepted, or years ahead, which a server refuses. Executors
+/// decide nothing by that clock.
 pub(super) fn ahead(campaign: &mut Campaign) -> Result<()> {
     let years = campaign.random.chance(500);
     let offset = if years {
@@ -82,9 +83,9 @@ pub(super) fn ahead(campaign: &mut Campaign) -> Result<()> {
     Ok(())
 }
 
-/// While the original is not there, and beside it.
+/// Starts over a copy, with the original stopped or running.
 pub(super) fn on_a_copy(campaign: &mut Campaign) -> Result<()> {
-    // What is asked to end may end at any time, also while the copy is looked at.
+    // Stopping incarnations may end at any time.
     let client = campaign.client();
     until("nothing is on its way out", || {
         let all = client.items("incarnations?limit=1000");
@@ -94,7 +95,7 @@ pub(super) fn on_a_copy(campaign: &mut Campaign) -> Result<()> {
     let copy = campaign.site.server.home().join("copy");
     until("the directory is copied", || {
         let _ = std::fs::remove_dir_all(&copy);
-        // What ends meanwhile removes files.
+        // Processes that end remove files.
         let copied = Command::new("cp").arg("-a").arg(&campaign.data).arg(&copy).output().expect("cp runs");
         copied.status.success().then_some(())
     });
@@ -114,7 +115,7 @@ pub(super) fn on_a_copy(campaign: &mut Campaign) -> Result<()> {
     std::fs::remove_dir_all(&copy).context("cannot remove the copy")
 }
 
-/// A second server or executor over the copy, which must refuse.
+/// Starts a second server or executor over the copy, which must refuse.
 fn refused_on(campaign: &Campaign, copy: &PathBuf) -> Result<()> {
     let log = campaign.site.server.home().join("copy.log");
     let file = std::fs::File::create(&log).context("cannot create a log")?;
@@ -132,7 +133,7 @@ fn refused_on(campaign: &Campaign, copy: &PathBuf) -> Result<()> {
         if let Some(status) = child.try_wait().context("cannot wait for the program")? {
             break Some(status);
         }
-        // A server writes its address when it is about to serve; an executor says nothing.
+        // A server writes its address before it serves; an executor writes nothing.
         if copy.join("address").exists() || began.elapsed() > REFUSAL {
             child.kill().context("cannot kill the program")?;
             child.wait().context("cannot wait for the program")?;

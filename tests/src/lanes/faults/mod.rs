@@ -1,16 +1,17 @@
-//! Faults of the campaigns `kills` and `executors`, each with what it may cause. Everything else is a violation.
+//! Faults of the campaigns `kills` and `executors`, each with its permitted effects. Everything else is a
+//! violation.
 //!
-//! | fault | what is done | what it may cause |
+//! | fault | what is done | permitted effect |
 //! |---|---|---|
 //! | `kill` | `kill -9` of the server or executor at a random moment, as in each of the others | – |
-//! | `mount` | a bind mount, a mount in a mount, or one that a payload makes, in a working directory that is removed | the directory stays while the mount does |
-//! | `clean-environment` | supervisors are killed, whose payloads are shells and daemons with empty environments | exits that nobody saw |
+//! | `mount` | a bind mount, a nested mount, or a mount made by a payload, in a working directory that is removed | the directory stays while the mount does |
+//! | `clean-environment` | supervisors are killed whose payloads are shells and daemons with empty environments | unobserved exits |
 //! | `full-log` | the file system of the data directory, logs included, is full or read-only while payloads end | the server ends, or does not start |
-//! | `symlink` | the data directory is named by a link in one life and by its real path in the next, and supervisors are killed | exits that nobody saw |
-//! | `pid-namespace` | a life in another PID namespace | a start that is refused; incarnations of unknown state |
-//! | `stopped-supervisor` | supervisors get SIGSTOP while what they run is to end | – |
-//! | `wrong-clock` | a life days or years ahead | years ahead: a start that is refused |
-//! | `short-journal` | the last segment is missing, empty, zeroed or flipped in its last bytes | a start that is refused until the segment is back |
+//! | `symlink` | the data directory is a link in one epoch and the real path in the next, and supervisors are killed | unobserved exits |
+//! | `pid-namespace` | an epoch in another PID namespace | a refused start; incarnations of unknown state |
+//! | `stopped-supervisor` | supervisors get SIGSTOP while their processes must end | – |
+//! | `wrong-clock` | an epoch days or years ahead | years ahead: a refused start |
+//! | `short-journal` | the last segment is missing, empty, zeroed or flipped in its last bytes | starts are refused until the segment is back |
 //! | `copied-directory` | a start over a copy of the data directory | that start is refused |
 
 mod full_log;
@@ -31,33 +32,33 @@ use super::campaign::{Campaign, Target};
 use crate::Place;
 use crate::sim::Random;
 
-/// See the module.
+/// Fault; the module's table lists its permitted effects.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fault {
-    /// `kill -9`, and nothing else.
+    /// Only `kill -9`.
     Kill,
-    /// A mount in a working directory.
+    /// Mount in a working directory.
     Mount,
-    /// Supervisors die whose payloads cannot be found by their environment.
+    /// Death of supervisors whose payloads cannot be found by their environment.
     CleanEnvironment,
-    /// A full or read-only file system with the log on it.
+    /// Full or read-only file system that also has the log.
     FullLog,
-    /// A data directory reached by a link.
+    /// Data directory that is named by a link.
     Symlink,
-    /// A second PID namespace over the same directory.
+    /// Second PID namespace over the same directory.
     PidNamespace,
-    /// Supervisors stand still.
+    /// Paused supervisors.
     StoppedSupervisor,
-    /// A start with a clock that is ahead.
+    /// Start with a clock that is ahead.
     WrongClock,
-    /// A journal without its last segment.
+    /// Journal without its last segment.
     ShortJournal,
-    /// A copy of the data directory.
+    /// Copy of the data directory.
     CopiedDirectory,
 }
 
 impl Fault {
-    /// Every one.
+    /// All faults.
     pub const ALL: &[Fault] = &[
         Fault::Kill,
         Fault::Mount,
@@ -71,7 +72,7 @@ impl Fault {
         Fault::CopiedDirectory,
     ];
 
-    /// The word for it.
+    /// Name of the fault.
     pub const fn word(self) -> &'static str {
         match self {
             Fault::Kill => "kill",
@@ -87,7 +88,7 @@ impl Fault {
         }
     }
 
-    /// As the ledger names it.
+    /// Name of the fault in the ledger.
     pub(super) const fn name(self, target: Target) -> &'static str {
         match (self, target) {
             (Fault::Kill, Target::Executor) => "kill of an executor",
@@ -95,7 +96,7 @@ impl Fault {
         }
     }
 
-    /// Those that a lane has where the journal is there, and that this host allows.
+    /// Faults of a campaign that the journal's location and this host allow.
     pub fn of(lane: Lane, place: Place) -> Vec<Fault> {
         if place != Place::Embedded {
             return vec![Fault::Kill];
@@ -110,7 +111,7 @@ impl Fault {
         Fault::ALL.iter().filter(is_possible).copied().collect()
     }
 
-    /// Puts it in. Afterwards the target runs as usual.
+    /// Injects the fault. Afterwards the target runs as usual.
     pub(super) fn put(self, campaign: &mut Campaign) -> Result<()> {
         match self {
             Fault::Kill => {
@@ -146,7 +147,7 @@ impl FromStr for Fault {
     }
 }
 
-/// Draws every fault once before any comes again.
+/// Deck that draws each fault once before any repeats.
 pub(super) struct Deck<'a> {
     faults: &'a [Fault],
     left: Vec<Fault>,

@@ -1,4 +1,4 @@
-//! Mounts in a working directory that is removed: what is mounted there must survive.
+//! Mounts in a working directory that is removed: the mounted files must survive.
 
 use std::path::{Path, PathBuf};
 
@@ -24,7 +24,7 @@ pub(super) fn put(campaign: &mut Campaign) -> Result<()> {
             let before = campaign.host.mounted()?;
             campaign.deploy(7);
             until("a payload mounts something", || {
-                // The one that took the token may have been stopped before it had mounted anything.
+                // The payload that took the token may have been stopped before it mounted anything.
                 campaign.host.ask_for_mount().ok()?;
                 (campaign.host.mounted().ok()? > before).then_some(())
             });
@@ -32,7 +32,7 @@ pub(super) fn put(campaign: &mut Campaign) -> Result<()> {
         }
     }
     let mounts = mounts_in(campaign)?;
-    // Now everything ends, and its directories are removed: while it runs, and as it starts.
+    // All payloads end now, and their directories are removed both before the kill and after the next start.
     campaign.deploy(0);
     campaign.pause(128);
     campaign.kill();
@@ -40,7 +40,7 @@ pub(super) fn put(campaign: &mut Campaign) -> Result<()> {
     until("what had a mount ends", || (!campaign.host.lives(&incarnation).ok()?).then_some(()));
     let client = campaign.client();
     until("no replica of web is left", || client.items("replicas?plan=web&limit=1").is_empty().then_some(()));
-    // A directory may be moved out of the way, with its mounts, and payloads that took the token late add theirs.
+    // A directory may be moved aside with its mounts, and payloads that took the token late add mounts.
     let now = mounts_in(campaign)?;
     ensure!(now.len() >= mounts.len(), "mounts in working directories were {mounts:?}, are {now:?}");
     campaign.purged.push(incarnation);
@@ -57,7 +57,7 @@ fn bind(canary: &Path, at: &Path) -> Result<()> {
     Ok(())
 }
 
-/// An incarnation of `web` that runs, and the working directory of its main process.
+/// Running incarnation of `web`, and the working directory of its main process.
 fn some_work(campaign: &mut Campaign) -> (String, PathBuf) {
     campaign.deploy(3);
     let client = campaign.client();
@@ -67,10 +67,10 @@ fn some_work(campaign: &mut Campaign) -> (String, PathBuf) {
     });
     until("a payload runs", || {
         let mains = campaign.host.alive_mains().ok()?.into_iter();
-        // Replicas of other plans stay when none of `web` is wanted.
+        // Replicas of other plans are not removed when `web` is scaled to 0.
         let mut mains = mains.filter(|(_, process)| process.is_of_plan("web"));
         mains.find_map(|(incarnation, process)| {
-            // One may be on its way out.
+            // An incarnation may be about to end.
             let work =
                 process.directory().filter(|work| work.is_dir() && work.starts_with(&campaign.data))?;
             Some((incarnation, work))
@@ -78,7 +78,7 @@ fn some_work(campaign: &mut Campaign) -> (String, PathBuf) {
     })
 }
 
-/// Mounts below the data directory, which may be one itself.
+/// Mounts below the data directory, which may be a mount itself.
 fn mounts_in(campaign: &Campaign) -> Result<Vec<PathBuf>> {
     Ok(mounts_under(&campaign.data)?.into_iter().filter(|mount| *mount != campaign.data).collect())
 }

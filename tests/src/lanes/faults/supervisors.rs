@@ -1,4 +1,4 @@
-//! Supervisors that die, or stand still.
+//! Supervisors that die or are paused.
 
 use anyhow::Result;
 use rustix::process::{Pid, Signal, kill_process};
@@ -7,7 +7,7 @@ use crate::host::HostProcess;
 use crate::lanes::campaign::Campaign;
 use crate::until;
 
-/// Kills all of them, or one; then volumes get new users.
+/// Kills all supervisors or one; then volumes get new users.
 pub(super) fn kill(campaign: &mut Campaign) -> Result<()> {
     let before = campaign.random.chance(500);
     if before {
@@ -39,9 +39,9 @@ fn kill_one(campaign: &mut Campaign) {
     }
 }
 
-/// Some of them stand still while what they run is to end.
+/// Pauses some supervisors while their processes must end.
 pub(super) fn stop(campaign: &mut Campaign) -> Result<()> {
-    // Nobody asks the others to end.
+    // No other incarnation is asked to end.
     let ending = &campaign.host.running_of("web")? | &campaign.host.volume_users()?;
     let mut stopped = Vec::new();
     for (pid, dir) in campaign.supervisors() {
@@ -76,7 +76,7 @@ pub(super) fn stop(campaign: &mut Campaign) -> Result<()> {
     Ok(())
 }
 
-/// One that is dead by now is fine.
+/// Sends a signal, if the process is alive.
 pub(in crate::lanes) fn signal(pid: u32, signal: Signal) {
     if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
         let _ = kill_process(pid, signal);

@@ -1,4 +1,4 @@
-//! What people and a fault do to the plan.
+//! Operator actions and the fault, applied to the plan.
 
 use anyhow::{Result, ensure};
 use chancery_events::spec::Strategy;
@@ -9,11 +9,11 @@ use super::script::{Rollout, Step, Way};
 use super::{REPLICAS, Rollouts};
 use crate::Answer;
 
-/// What a decision about a canary comes to where none waits for it.
+/// Outcome of a decision where no canary waits for one.
 const NO_CANARY: &str = "no canary to decide about";
 
 impl Rollouts {
-    /// Takes a step. What it was, for the tally.
+    /// Executes a step. Returns its name for the tally.
     pub(super) fn carry_out(&mut self, step: Step) -> Result<String> {
         let word = match step {
             Step::Deploy(rollout) => {
@@ -46,7 +46,7 @@ impl Rollouts {
                 "undrain"
             }
             Step::Rebalance => {
-                // It is refused while a deployment places replicas itself.
+                // A rebalance is refused while a deployment places replicas.
                 self.ask("plan.rebalance", &json!({"name": "web"}))?;
                 "rebalance"
             }
@@ -60,7 +60,7 @@ impl Rollouts {
         Ok(word.to_owned())
     }
 
-    /// Asks for something that may be refused.
+    /// Sends an intent that may be refused.
     fn ask(&self, type_name: &str, data: &Value) -> Result<Answer> {
         let answer = self.server.client().decided(&uuid::Uuid::new_v4().to_string(), type_name, data);
         ensure!((200..500).contains(&answer.status), "{type_name} {data}: {} {}", answer.status, answer.text);
@@ -77,7 +77,7 @@ impl Rollouts {
         format!("{word}-{}", self.names)
     }
 
-    /// Deploys a new version, which has the name of its deployment.
+    /// Deploys a new version named like its deployment.
     pub(super) fn deploy(&mut self, rollout: &Rollout) {
         let name = self.name(rollout.version.word());
         let (strategy, auto_rollback) = (rollout.strategy, rollout.auto_rollback);
@@ -96,13 +96,13 @@ impl Rollouts {
         self.server.client().must("deployment.create", &body);
     }
 
-    /// Deploys a version that works. The word for that.
+    /// Deploys a version that works. Returns the action's name.
     pub(super) fn repair(&mut self) -> &'static str {
         self.deploy(&Rollout::REPAIR);
         "repaired"
     }
 
-    /// One that is over cannot be cancelled.
+    /// Cancels a deployment, unless it has ended.
     pub(super) fn cancel(&mut self, name: &str) -> Result<()> {
         if self.is_accepted("deployment.cancel", name)?
             && let Some(deployment) = self.deployments.find(name)
@@ -112,7 +112,8 @@ impl Rollouts {
         Ok(())
     }
 
-    /// Rolls the plan back, whatever is carried out. Whether that was accepted: there may be no version to return to.
+    /// Rolls the plan back, also during a deployment. Returns whether the request was accepted: there may be
+    /// no earlier version.
     pub(super) fn roll_back(&mut self) -> Result<bool> {
         let name = self.name("rollback");
         self.observer.promise(self.deployments.promise_of_any());
@@ -125,7 +126,7 @@ impl Rollouts {
         Ok(is_accepted)
     }
 
-    /// Promotes or withdraws a canary; one of a version that does not serve is withdrawn. The word for what was done.
+    /// Promotes or withdraws a canary; a canary that does not serve is withdrawn. Returns the action's name.
     fn decide(&mut self, name: &str, promotes: bool) -> Result<&'static str> {
         let found = self.deployments.find(name).map(|found| (found.strategy, found.serves()));
         let Some((Strategy::Canary { .. }, serves)) = found else { return Ok(NO_CANARY) };
@@ -137,7 +138,7 @@ impl Rollouts {
         if word == "promote"
             && let Some(deployment) = self.deployments.find(name)
         {
-            // It is read again afterwards.
+            // The next read corrects this value if necessary.
             deployment.has_cut_over = true;
             self.observer.promise(self.deployments.promise());
         }
@@ -152,7 +153,7 @@ impl Rollouts {
         Ok(word)
     }
 
-    /// Ends a deployment that waits for people.
+    /// Ends a deployment that waits for an operator.
     pub(super) fn end(&mut self, name: &str, way: Way, promotes: bool) -> Result<()> {
         if self.deployments.find(name).is_some_and(|deployment| deployment.serves()) {
             self.decide(name, promotes)?;
@@ -177,7 +178,7 @@ impl Rollouts {
         self.drained = Some(node);
     }
 
-    /// Puts the node back that is drained.
+    /// Undrains the drained node, if any.
     pub(super) fn undrain(&mut self) {
         if let Some(node) = self.drained.take() {
             self.server.cli(&["undrain", &node]);

@@ -1,4 +1,4 @@
-//! What was deployed in a round: what it promises while it goes on, and how it may end.
+//! Deployments of a round: promises during a deployment, and permitted end states.
 
 use std::collections::BTreeSet;
 
@@ -11,24 +11,24 @@ use super::observer::Promise;
 use super::script::{Version, WAVE};
 use crate::Client;
 
-/// A deployment that people or a rule asked for.
+/// Deployment requested by an operator or a rule.
 #[derive(Clone, Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a question of its own")]
 pub(super) struct Deployment {
     pub(super) name: String,
-    /// The coordinate that it deploys.
+    /// Version coordinate that the deployment sets.
     pub(super) version: String,
     pub(super) strategy: Strategy,
-    /// Whether it is rolled back by rule if it fails.
+    /// Whether the deployment is rolled back automatically if it fails.
     pub(super) auto_rollback: bool,
-    /// Whether people have cancelled or withdrawn it, and were told that it ends so.
+    /// Whether the deployment was cancelled or withdrawn successfully.
     pub(super) is_cancelled: bool,
-    /// Whether its own set of replicas counts, where that stands beside those that were there: until then that set goes if the
-    /// deployment ends.
+    /// Whether the deployment's separate set of replicas is active. Before the cut-over, the set is deleted
+    /// if the deployment ends.
     pub(super) has_cut_over: bool,
-    /// Whether every replica has run since it was over: it has none down any more.
+    /// Whether every replica has run since the deployment ended: none is down because of it.
     is_settled: bool,
-    /// Its state, as far as it was read.
+    /// Last state that was read.
     pub(super) state: String,
 }
 
@@ -47,7 +47,7 @@ impl Deployment {
         }
     }
 
-    /// By its row.
+    /// Reads a deployment from its row.
     pub(super) fn read(row: &Value) -> Result<Deployment> {
         let name = row["name"].as_str().context("a deployment has a name")?;
         let version = row["coordinates"]["app"]["version"].as_str().context("a deployment has a version")?;
@@ -59,7 +59,7 @@ impl Deployment {
         Version::of(&self.version)
     }
 
-    /// Whether its version becomes ready.
+    /// Whether the deployment's version becomes ready.
     pub(super) fn serves(&self) -> bool {
         self.kind().is_some_and(Version::serves)
     }
@@ -72,31 +72,32 @@ impl Deployment {
         matches!(self.state.as_str(), "completed" | "failed" | "cancelled" | "superseded")
     }
 
-    /// Whether it does not end by itself: its version does not become ready, or it is a canary. What crashes fails.
+    /// Whether the deployment needs an operator to end: its version hangs, or it is a working canary.
+    /// Crashing versions fail.
     pub(super) fn waits_for_people(&self) -> bool {
         let is_canary = matches!(self.strategy, Strategy::Canary { .. }) && !self.has_cut_over;
         let hangs = matches!(self.kind(), Some(Version::Hung | Version::Unready));
         !self.is_over() && !self.is_cancelled && (hangs || is_canary && self.serves())
     }
 
-    /// Replicas that it may have down at once where an update stops the old run first. Otherwise it has none down.
+    /// Maximum number of replicas down concurrently if updates stop the predecessor first; otherwise none.
     fn takes_down(&self, drains: bool) -> usize {
         match self.strategy {
             Strategy::Rolling { wave, .. } => wave.unwrap_or(1) as usize,
-            // Once it is promoted, the other replicas are updated one at a time.
+            // After promotion, the other replicas are updated one at a time.
             Strategy::Canary { .. } => usize::from(self.has_cut_over),
-            // The old set is deleted and not updated. But of the surplus those on a drained node go first, also of the new set:
-            // then some of the old one are left, and are updated one at a time.
+            // The old set is deleted and not updated. But surplus replicas on a drained node are deleted
+            // first, also of the new set. Then some of the old set remain, and are updated one at a time.
             Strategy::Graceful { .. } => usize::from(drains),
         }
     }
 
-    /// Whether replicas of its version may be left where it has not completed.
+    /// Whether an incomplete deployment may leave replicas of its version.
     fn leaves_any(&self) -> bool {
         self.serves() && (self.has_cut_over || matches!(self.strategy, Strategy::Rolling { .. }))
     }
 
-    /// Replicas that it has beside those that were there, at most.
+    /// Maximum number of additional replicas.
     fn stands_beside(&self) -> usize {
         match self.strategy {
             Strategy::Rolling { .. } => 0,
@@ -105,13 +106,13 @@ impl Deployment {
         }
     }
 
-    /// Whether the deployment may have ended so.
+    /// Checks that the deployment's state is a permitted end state.
     fn check(&self, is_last: bool) -> Result<()> {
         let may = match self.state.as_str() {
             "completed" => self.serves() && !self.is_cancelled,
             "failed" => !self.serves() && !self.is_cancelled,
             "cancelled" => self.is_cancelled,
-            // Only a later one takes its place.
+            // Only a later deployment supersedes another.
             "superseded" => !is_last && !self.is_cancelled,
             _ => false,
         };
@@ -120,37 +121,37 @@ impl Deployment {
     }
 }
 
-/// What must be there in the end.
+/// Replicas required at the end of a round.
 #[derive(Debug)]
 pub(super) struct Wanted {
-    /// The versions that replicas may have: more than one where a deployment of a version that serves was ended halfway.
+    /// Permitted versions: more than one if a deployment of a serving version was ended halfway.
     pub(super) versions: BTreeSet<String>,
-    /// The most replicas there may be: more than the plan's where two sets were there then.
+    /// Maximum number of replicas: more than the plan's count if two sets existed then.
     pub(super) most: usize,
 }
 
 impl Wanted {
-    /// Whether every replica is of one version, and they are as many as the plan has.
+    /// Whether all replicas have one version, and the plan's count.
     pub(super) fn is_exact(&self) -> bool {
         self.versions.len() == 1 && self.most == REPLICAS
     }
 }
 
-/// The deployments of a round, in the order in which they are carried out.
+/// Deployments of a round, in their order of execution.
 pub(super) struct Deployments {
-    /// The one that had completed last when the round began: each replica was of its version.
+    /// Deployment that completed last before the round: each replica had its version.
     first: Deployment,
     later: Vec<Deployment>,
-    /// The versions of all that ever completed.
+    /// Versions of all deployments ever completed.
     completed: BTreeSet<String>,
-    /// Whether an update stops the old run before the new one is started.
+    /// Whether an update stops the old incarnation before it starts the new one.
     pub(super) stop_first: bool,
     /// Whether a node was drained in the round.
     pub(super) drains: bool,
 }
 
 impl Deployments {
-    /// After the plan's first deployment, which has completed.
+    /// State after the plan's first deployment, which completed.
     pub(super) fn new(first: Deployment) -> Deployments {
         let completed = BTreeSet::from([first.version.clone()]);
         Deployments { first, later: Vec::new(), completed, stop_first: false, drains: false }
@@ -160,7 +161,7 @@ impl Deployments {
         self.later.push(deployment);
     }
 
-    /// The one that was asked for last in this round.
+    /// Last deployment requested in this round.
     pub(super) fn last(&mut self) -> Option<&mut Deployment> {
         self.later.last_mut()
     }
@@ -169,7 +170,7 @@ impl Deployments {
         self.later.iter_mut().find(|deployment| deployment.name == name)
     }
 
-    /// Reads how far all are. A rollback by rule becomes known by that.
+    /// Reads the progress of all deployments, and finds automatic rollbacks.
     pub(super) fn read(&mut self, client: &Client) -> Result<()> {
         for row in client.items("plans/web/deployments?limit=1000") {
             let (name, state) = (row["name"].as_str().unwrap_or_default(), row["state"].as_str());
@@ -188,14 +189,14 @@ impl Deployments {
         Ok(())
     }
 
-    /// Nothing is being done for the plan, and every replica runs.
+    /// Notes that the plan is at rest and every replica runs.
     pub(super) fn settle(&mut self) {
         for deployment in &mut self.later {
             deployment.is_settled = deployment.is_over();
         }
     }
 
-    /// The last that has completed, with those that were asked for after it.
+    /// Last completed deployment, and all requested after it.
     fn since_completed(&self) -> (&Deployment, &[Deployment]) {
         match self.later.iter().rposition(Deployment::has_completed) {
             Some(at) => (&self.later[at], &self.later[at + 1..]),
@@ -203,21 +204,21 @@ impl Deployments {
         }
     }
 
-    /// What holds from now on. The last good version is that of the deployment that completed last; replicas of a later one
-    /// count too if that serves, since they take the place of the others.
+    /// Promise from now on. The last good version is the version of the deployment that completed last.
+    /// Replicas of a later serving version also count, since they replace the others.
     pub(super) fn promise(&self) -> Promise {
         let (completed, later) = self.since_completed();
         let serving = later.iter().filter(|deployment| deployment.serves());
         let good = serving.map(|deployment| &deployment.version).chain([&completed.version]).cloned();
         let open = || later.iter().filter(|deployment| !deployment.is_settled);
-        // A rollback by rule is carried out as what it rolls back to was.
+        // An automatic rollback uses the restored deployment's strategy.
         let follows = open().any(|deployment| deployment.auto_rollback).then_some(completed);
         let down = open().chain(follows).map(|deployment| deployment.takes_down(self.drains));
         let down = down.max().filter(|_| self.stop_first).unwrap_or(0);
         Promise { good: good.collect(), least: REPLICAS - down }
     }
 
-    /// What holds while somebody asks for a rollback, and does not know yet to which version.
+    /// Promise while a rollback to a still unknown version is requested.
     pub(super) fn promise_of_any(&self) -> Promise {
         let Promise { mut good, least } = self.promise();
         good.extend(self.completed.iter().cloned());
@@ -225,7 +226,7 @@ impl Deployments {
         Promise { good, least: least.min(REPLICAS - down) }
     }
 
-    /// What must be there when all are over.
+    /// Replicas required when all deployments have ended.
     pub(super) fn wanted(&self) -> Wanted {
         let (completed, later) = self.since_completed();
         let halfway = || later.iter().filter(|deployment| deployment.leaves_any());
@@ -234,7 +235,7 @@ impl Deployments {
         Wanted { versions: versions.collect(), most: REPLICAS + beside }
     }
 
-    /// Whether each has ended as it may.
+    /// Checks that each deployment has ended in a permitted state.
     pub(super) fn check(&self) -> Result<()> {
         for (at, deployment) in self.later.iter().enumerate() {
             if !deployment.is_over() {
@@ -245,7 +246,7 @@ impl Deployments {
         Ok(())
     }
 
-    /// Begins another round: every replica is of the version that completed last.
+    /// Starts another round: every replica has the version that completed last.
     pub(super) fn turn(&mut self) {
         let done = self.later.iter().filter(|deployment| deployment.has_completed());
         self.completed.extend(done.map(|deployment| deployment.version.clone()));
@@ -255,7 +256,7 @@ impl Deployments {
     }
 }
 
-/// The name, the version and the state of each, for people.
+/// Formats name, version and state of each deployment.
 impl std::fmt::Display for Deployments {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} of {} completed", self.first.name, self.first.version)?;

@@ -1,5 +1,5 @@
-//! Somebody who asks the processes of this machine all the time who they are, and compares what they say with what is
-//! promised. Chancery is not asked.
+//! Observer that continuously asks the processes of this machine for their identity, and compares the answers
+//! with the promise. Chancery is not asked.
 
 use std::collections::BTreeSet;
 use std::io::{Read as _, Write as _};
@@ -14,24 +14,24 @@ use anyhow::{Result, anyhow};
 
 use crate::payloads;
 
-/// A process that does not answer in that time does not serve.
+/// Maximum time for an answer; slower processes do not serve.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Time between two samples.
 const PERIOD: Duration = Duration::from_millis(10);
 
-/// A process that serves, by what it says of itself.
+/// Process that serves, by its own answer.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct Serving {
-    /// Its replica.
+    /// Name of the replica.
     pub(super) replica: String,
-    /// Its version.
+    /// Version of the process.
     pub(super) version: String,
-    /// Its node.
+    /// Node of the process.
     pub(super) node: String,
 }
 
 impl Serving {
-    /// Reads `REPLICA version VERSION here, on NODE, process PID` behind the head of an answer with status 200.
+    /// Reads `REPLICA version VERSION here, on NODE, process PID` after the head of a 200 answer.
     fn read(answer: &str) -> Option<Serving> {
         let (head, body) = answer.split_once("\r\n\r\n")?;
         if head.split(' ').nth(1) != Some("200") {
@@ -44,7 +44,7 @@ impl Serving {
     }
 }
 
-/// Asks every payload process under the directory. Those that serve.
+/// Asks all payload processes under the directory. Returns those that serve.
 pub(super) fn look(data: &Path) -> Vec<Serving> {
     payloads(data).into_iter().filter_map(|payload| ask(payload.pid)).collect()
 }
@@ -62,24 +62,24 @@ fn ask(pid: u32) -> Option<Serving> {
     Serving::read(&answer)
 }
 
-/// What holds at every moment.
+/// Condition for every moment.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub(super) struct Promise {
-    /// The versions whose replicas count.
+    /// Versions whose replicas count.
     pub(super) good: BTreeSet<String>,
-    /// At least so many replicas serve one of them.
+    /// Minimum number of replicas that serve such a version.
     pub(super) least: usize,
 }
 
 impl Promise {
-    /// The replicas that count.
+    /// Replicas that count.
     fn counted(&self, serving: &[Serving]) -> BTreeSet<String> {
         let good = serving.iter().filter(|serving| self.good.contains(&serving.version));
         good.map(|serving| serving.replica.clone()).collect()
     }
 }
 
-/// See the module.
+/// Observer thread; see the module.
 pub(super) struct Observer {
     shared: Arc<Shared>,
     thread: JoinHandle<()>,
@@ -89,14 +89,14 @@ struct Shared {
     data: PathBuf,
     stop: AtomicBool,
     samples: AtomicU64,
-    /// With the number of changes of it.
+    /// Current promise and its number of changes.
     promise: Mutex<(u64, Promise)>,
-    /// The first sample that was less than promised.
+    /// First sample that broke the promise.
     broken: OnceLock<String>,
 }
 
 impl Observer {
-    /// Begins to look at the processes under the directory.
+    /// Starts to observe the processes under the directory.
     pub(super) fn begin(data: &Path, promise: Promise) -> Observer {
         let shared = Arc::new(Shared {
             data: data.to_owned(),
@@ -115,8 +115,7 @@ impl Observer {
         Observer { shared, thread }
     }
 
-    /// From now on something else is promised. What weakens a promise is said before it can happen, and what strengthens
-    /// it after it has happened.
+    /// Changes the promise. A weaker promise is set before its cause can happen, a stronger one afterwards.
     pub(super) fn promise(&self, promise: Promise) {
         let mut now = self.shared.promise.lock().unwrap_or_else(PoisonError::into_inner);
         if now.1 != promise {
@@ -124,12 +123,12 @@ impl Observer {
         }
     }
 
-    /// Fails if a sample was less than promised.
+    /// Fails if a sample broke the promise.
     pub(super) fn check(&self) -> Result<()> {
         self.shared.broken.get().map_or(Ok(()), |broken| Err(anyhow!("{broken}")))
     }
 
-    /// The number of samples, if all were as promised.
+    /// Stops the observer. Returns the number of samples, or the broken promise as an error.
     pub(super) fn end(self) -> Result<u64> {
         self.shared.stop.store(true, Ordering::Relaxed);
         self.thread.join().map_err(|_| anyhow!("the observer panicked"))?;
@@ -143,9 +142,10 @@ impl Shared {
         self.promise.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Processes come and go while they are asked one after the other, so that one look may find too few where there are
-    /// enough at every moment. Then a second look follows. A process that serves in the moment between the two is found by
-    /// one of them, unless it began to serve behind the first and ended before the second, within milliseconds.
+    /// Takes a sample. Processes start and end while they are asked one by one, so a pass may find too few
+    /// although enough serve at every moment. Then a second pass follows. A process that serves between both
+    /// is found by one of them. The exception is a start behind the first pass and an end before the second,
+    /// within milliseconds.
     fn sample(&self) {
         let (change, promise) = self.promised();
         let first = look(&self.data);

@@ -1,4 +1,4 @@
-//! When nothing is being done for the plan: what runs is what is wanted, and replicas are spread as the rule says.
+//! Checks of a plan at rest: the wanted replicas run, and are spread as the rule requires.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -12,12 +12,12 @@ use super::deployments::Wanted;
 use super::observer::{Serving, look};
 use crate::{Client, payloads};
 
-/// Nodes of the fleet, in two update domains by turns.
+/// Nodes of the fleet, alternately in two update domains.
 const NODES: [&str; 4] = ["node-1", "node-2", "node-3", "node-4"];
-/// Replicas for which a node has room.
+/// Number of replicas that fit on a node.
 const ROOM: usize = 3;
 
-/// Gives each node room for so many replicas, and no more.
+/// Sets each node's resources so that exactly [`ROOM`] replicas fit.
 pub(super) fn give_room(client: &Client) {
     for node in NODES {
         let total = json!({"cpu": 100 * ROOM, "memory": 16u64 << 30, "disk": 0});
@@ -26,12 +26,12 @@ pub(super) fn give_room(client: &Client) {
     }
 }
 
-/// The update domain that the set-up of lanes gives the node.
+/// Update domain of the node in the campaigns' fleet.
 fn domain(node: &str) -> &'static str {
     if node.ends_with(['1', '3']) { "domain-1" } else { "domain-0" }
 }
 
-/// Waits for something, a minute at most.
+/// Waits until `ready` returns a value, for at most a minute.
 pub(super) fn comes<T>(what: &str, mut ready: impl FnMut() -> Result<Option<T>>) -> Result<T> {
     let began = Instant::now();
     loop {
@@ -43,7 +43,7 @@ pub(super) fn comes<T>(what: &str, mut ready: impl FnMut() -> Result<Option<T>>)
     }
 }
 
-/// Whether no deployment, operation or rebalance of the plan is under way, and every replica runs.
+/// Whether the plan has no deployment, operation or rebalance in progress, and every replica runs.
 pub(super) fn is_at_rest(plan: &Value) -> bool {
     let states = ["preparing", "pending_approval", "approved", "running"];
     let is_idle = |of: &Value| states.iter().all(|state| of[*state].as_u64().unwrap_or(0) == 0);
@@ -54,8 +54,8 @@ pub(super) fn is_at_rest(plan: &Value) -> bool {
         && plan["replicas"]["running"] == plan["replicas"]["total"]
 }
 
-/// Every replica of the plan's rows serves once, with the version and on the node that its row says, and nothing else of
-/// the plan runs. What was given up may take a moment to end.
+/// Checks that every replica of the plan's rows serves once, with the version and node of its row, and no
+/// other replica runs. Superseded processes may take a moment to end.
 pub(super) fn check_set(client: &Client, data: &Path, wanted: &Wanted) -> Result<Vec<Serving>> {
     let mut seen = (Vec::new(), Vec::new(), 0);
     let came = comes("what runs is what the rows say", || {
@@ -76,7 +76,7 @@ pub(super) fn check_set(client: &Client, data: &Path, wanted: &Wanted) -> Result
     Ok(serving)
 }
 
-/// Replicas that are ready by their rows, in order.
+/// Replicas that are ready according to their rows, in order.
 fn shown(client: &Client) -> Result<Vec<Serving>> {
     let mut versions = BTreeMap::new();
     for row in client.items("plans/web/deployments?limit=1000") {
@@ -97,7 +97,7 @@ fn shown(client: &Client) -> Result<Vec<Serving>> {
     Ok(replicas)
 }
 
-/// How many replicas are on each node.
+/// Number of replicas on each node.
 pub(super) fn by_node(serving: &[Serving]) -> BTreeMap<&str, usize> {
     let mut on: BTreeMap<&str, usize> = NODES.iter().map(|node| (*node, 0)).collect();
     for serving in serving {
@@ -106,8 +106,9 @@ pub(super) fn by_node(serving: &[Serving]) -> BTreeMap<&str, usize> {
     on
 }
 
-/// The move of one replica that makes the spread more even, from where to where, if there is one: to an update domain with
-/// at least two fewer, or to a node of the same domain with at least two fewer. The node has room, and is not drained.
+/// Returns a move of one replica that makes the spread more even, if any. The target is an update domain, or
+/// a node of the same domain, with at least two fewer replicas. The target node has capacity and is not
+/// drained.
 pub(super) fn better(on: &BTreeMap<&str, usize>, drained: Option<&str>) -> Option<String> {
     let in_domain = |of: &str| -> usize {
         on.iter().filter(|(node, _)| domain(node) == domain(of)).map(|(_, count)| count).sum()
@@ -123,7 +124,8 @@ pub(super) fn better(on: &BTreeMap<&str, usize>, drained: Option<&str>) -> Optio
     from.find_map(|from| to(from).map(|to| format!("from {from} to {to}")))
 }
 
-/// No move would make the spread more even, or the plan's row says that it is uneven. Whether it is uneven.
+/// Checks that no move makes the spread more even, or the plan's row reports that. Returns whether the spread
+/// is uneven.
 pub(super) fn check_spread(client: &Client, serving: &[Serving], drained: Option<&str>) -> Result<bool> {
     let on = by_node(serving);
     let mut domains = BTreeMap::new();
@@ -137,7 +139,7 @@ pub(super) fn check_spread(client: &Client, serving: &[Serving], drained: Option
     Ok(true)
 }
 
-/// Waits until the plan's row says so of its spread. The decider looks every ten seconds at most.
+/// Waits until the plan's row reports this balance. The decider checks at least every ten seconds.
 pub(super) fn says(client: &Client, balance: &str) -> Result<()> {
     comes(&format!("the plan's row says that its spread is {balance}"), || {
         Ok((client.read("plans/web")["spread"]["balance"] == balance).then_some(()))

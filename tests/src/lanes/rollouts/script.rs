@@ -1,5 +1,5 @@
-//! What a round plays. All of it is drawn from the seed and the number of the round before the round begins, so that no
-//! draw depends on how fast the machine is.
+//! Script of a round. Everything is drawn from the seed and the round's number before the round starts: no
+//! draw depends on the machine's speed.
 
 use std::time::Duration;
 
@@ -10,21 +10,21 @@ use super::REPLICAS;
 use crate::server::program;
 use crate::sim::Random;
 
-/// Maximum of updates that one deployment may run at once.
+/// Maximum number of concurrent updates of a deployment.
 pub(super) const WAVE: u32 = 3;
 
-/// What a version of the payload does.
+/// Behaviour of a payload version.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Version {
-    /// Serves at once.
+    /// Version that serves immediately.
     Good,
-    /// Serves after most of a second.
+    /// Version that serves after 0.7 seconds.
     Slow,
-    /// Exits with status 1 before it serves.
+    /// Version that exits with status 1 before it serves.
     Crashing,
-    /// Runs and never listens.
+    /// Version that runs and never listens.
     Hung,
-    /// Answers that it is not ready, and never is.
+    /// Version that always answers that it is not ready.
     Unready,
 }
 
@@ -32,7 +32,7 @@ impl Version {
     const ALL: [Version; 5] =
         [Version::Good, Version::Slow, Version::Crashing, Version::Hung, Version::Unready];
 
-    /// The first word of the coordinate.
+    /// First word of the version coordinate.
     pub(super) const fn word(self) -> &'static str {
         match self {
             Version::Good => "good",
@@ -43,12 +43,12 @@ impl Version {
         }
     }
 
-    /// Whether its replicas become ready.
+    /// Whether replicas of the version become ready.
     pub(super) const fn serves(self) -> bool {
         matches!(self, Version::Good | Version::Slow)
     }
 
-    /// What the version with that coordinate does.
+    /// Behaviour of the version with this coordinate.
     pub(super) fn of(coordinate: &str) -> Option<Version> {
         let word = coordinate.split('-').next()?;
         Version::ALL.into_iter().find(|version| version.word() == word)
@@ -65,7 +65,7 @@ impl Version {
     }
 }
 
-/// A payload that does what the first word of its version says, and tells whoever asks its version, replica and node.
+/// Payload that acts on the first word of its version, and reports version, replica and node over HTTP.
 pub(super) fn payload() -> Value {
     let script = "case \"$$VERSION\" in \
         slow-*) sleep 0.7 ;; \
@@ -85,29 +85,29 @@ pub(super) fn payload() -> Value {
     })
 }
 
-/// What the plan says in a round.
+/// Settings of the plan in a round.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Policy {
-    /// Whether an update stops the old run before the new one is started.
+    /// Whether an update stops the old incarnation before it starts the new one.
     pub(super) stop_first: bool,
-    /// Whether all that ends by itself is started again, and not only what fails.
+    /// Whether incarnations restart after every exit, not only after failures.
     pub(super) always: bool,
-    /// Replicas that a drain or a rebalance may move at once.
+    /// Maximum number of replicas moved concurrently by a drain or rebalance.
     pub(super) budget: u64,
 }
 
-/// A deployment of a new version.
+/// Deployment of a new version.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rollout {
     pub(super) version: Version,
     pub(super) strategy: Strategy,
-    /// Whether it takes the place of the deployment that is carried out.
+    /// Whether the deployment supersedes the current one.
     pub(super) supersedes: bool,
     pub(super) auto_rollback: bool,
 }
 
 impl Rollout {
-    /// A version that works, in the place of whatever is carried out.
+    /// Working version that supersedes any current deployment.
     pub(super) const REPAIR: Rollout = Rollout {
         version: Version::Good,
         strategy: Strategy::Rolling { wave: Some(WAVE), per_domain: false, pause: 0 },
@@ -139,14 +139,14 @@ impl Rollout {
 fn strategy(random: &mut Random, version: Version) -> Strategy {
     match random.below(10) {
         0..6 => {
-            // One slow version after another would make a long round.
+            // Updating slow versions one at a time would make a long round.
             let fewest = if version == Version::Slow { 2 } else { 0 };
             let wave = Some(random.between(fewest, u64::from(WAVE)) as u32).filter(|wave| *wave > 0);
             let pause = if random.chance(200) { 100 } else { 0 };
             Strategy::Rolling { wave, per_domain: random.chance(250), pause }
         }
         6..8 => {
-            // A version that serves is in time on any machine; one that does not may wait for the end of its time.
+            // A serving version is in time on any machine; for others the timeout may be short.
             let timeout = if version.serves() || random.chance(500) { 120_000 } else { 1500 };
             let commits = version.serves() && random.chance(300);
             let on_timeout = if commits { OnTimeout::Commit } else { OnTimeout::Rollback };
@@ -156,26 +156,26 @@ fn strategy(random: &mut Random, version: Version) -> Strategy {
     }
 }
 
-/// One thing that people or a fault do.
+/// One operator action or fault.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Step {
-    /// A version is deployed.
+    /// Deploys a version.
     Deploy(Rollout),
-    /// The deployment that was created last is cancelled.
+    /// Cancels the deployment that was created last.
     Cancel,
-    /// The plan is rolled back.
+    /// Rolls the plan back.
     RollBack,
-    /// The canary that is carried out, if there is one, is promoted, or withdrawn.
+    /// Promotes or withdraws the current canary, if there is one.
     Decide { promotes: bool },
-    /// A node is drained; if one was drained before, that one is put back instead.
+    /// Drains a node, or undrains the one already drained.
     Drain(u64),
-    /// The plan is rebalanced.
+    /// Rebalances the plan.
     Rebalance,
-    /// The server is killed, and started again after that time.
+    /// Kills the server, and restarts it after the delay.
     Kill(Duration),
 }
 
-/// How people end a deployment that does not end by itself.
+/// Action that ends a deployment which does not end automatically.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Way {
     Cancel,
@@ -183,23 +183,23 @@ pub(super) enum Way {
     Supersede,
 }
 
-/// A round.
+/// Script of a round.
 #[derive(Clone, Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a draw of its own")]
 pub(super) struct Script {
     pub(super) policy: Policy,
-    /// What is done, each with the time until the next.
+    /// Steps, each with the delay until the next.
     pub(super) steps: Vec<(Step, Duration)>,
-    /// How a deployment is ended that does not end by itself, and how long it is waited for before.
+    /// Action that ends such a deployment, and the time to wait before it.
     pub(super) way: Way,
     pub(super) patience: Duration,
-    /// Whether a canary that works is promoted in the end, or withdrawn.
+    /// Whether a working canary is finally promoted, or withdrawn.
     pub(super) promotes: bool,
-    /// Whether the node that is drained is put back before the last check, or after it.
+    /// Whether the node is undrained before the last check, or after it.
     pub(super) undrains_early: bool,
-    /// Whether the plan is rebalanced after the last check, if it is uneven.
+    /// Whether an uneven plan is rebalanced after the last check.
     pub(super) rebalances: bool,
-    /// Whether what was ended halfway is rolled back, or replaced by another version.
+    /// Whether a deployment ended halfway is rolled back, or replaced.
     pub(super) rolls_back: bool,
 }
 
@@ -251,7 +251,7 @@ fn draw(random: &mut Random) -> Step {
     }
 }
 
-/// The time until the next step.
+/// Delay until the next step.
 fn pause(random: &mut Random) -> Duration {
     Duration::from_millis(random.below(700))
 }

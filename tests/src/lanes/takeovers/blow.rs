@@ -1,4 +1,4 @@
-//! The faults of the lane.
+//! Faults of the campaign `takeovers`.
 
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -16,88 +16,91 @@ use crate::lanes::load::Load;
 use crate::sim::Random;
 use crate::{Server, Standbys, decides, program, until};
 
-/// What the group waits before a server that is silent is out of it.
+/// Time after which the consumer group removes a silent server.
 const SESSION: Duration = Duration::from_secs(6);
-/// What a slow network passes on in a second, in bytes.
+/// Throughput of a slow network in bytes per second.
 const SLOW: u64 = 1_000_000;
-/// Inbox messages that come while nobody decides, and how large each is: together more than comes over a slow network in
-/// the time that a request may take, however much a reader asks for.
+/// Number of inbox messages that arrive without a leader, and the size of each in bytes. Together they exceed
+/// what a slow network transfers within a request timeout, however much a reader requests.
 const BACKLOG: u64 = 100;
 const BACKLOG_BYTES: usize = 100_000;
-/// Servers have so long to find out that their journal has lost its end, while one broker of three is there.
+/// Maximum time for servers to detect the lost end of their journal, while one broker of three is up.
 const KNOWN: Duration = Duration::from_secs(40);
 
-/// A fault.
+/// Fault of the campaign.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Blow {
-    /// `kill -9` of the server that decides. Another one decides.
+    /// Kills the leader (`kill -9`). Another server takes over.
     KillDecider,
-    /// The server that decides dies, and messages of topics come to others seconds late. No inbox message is left out.
+    /// Kills the leader, while fetches arrive seconds late. No inbox message is skipped.
     SlowFetches,
-    /// The server that decides stands still past its session, and wakes. Another one decides; nothing of the sleeper counts.
+    /// Pauses the leader past its session. Another server takes over; later writes of the paused server do
+    /// not count.
     PauseDecider,
-    /// A foreign producer leaves a transaction open on the topics of journal and inbox. It goes on when the brokers end that.
+    /// Leaves a foreign transaction open on the journal and inbox topics. Work continues when the brokers end
+    /// it.
     OpenTransaction,
-    /// `kill -9` of the broker that leads the journal. Another broker leads.
+    /// Kills the journal's leading broker (`kill -9`). Another broker leads.
     KillLeader,
-    /// No broker can be reached.
+    /// Makes every broker unreachable.
     CutConnections,
-    /// The server that decides is asked to stop, and retention has deleted all of the events topic. Another one decides at
-    /// once, and writes the events that follow.
+    /// Empties the events topic as retention would, and stops the leader. Another server takes over
+    /// immediately, and writes the following events.
     EmptyEvents,
-    /// A broker stands still, and wakes.
+    /// Pauses a broker.
     PauseBroker,
-    /// A broker dies, and comes back with an empty disk.
+    /// Kills a broker, and restarts it with an empty disk.
     WipeBroker,
-    /// `kill -9` of Kafka's controller.
+    /// Kills Kafka's controller (`kill -9`).
     KillController,
-    /// All brokers take requests, and answer none.
+    /// Stalls all responses: brokers still accept requests.
     StallResponses,
-    /// Two brokers of three die: fewer in sync than the topic wants. Nothing is acknowledged until one is back.
+    /// Kills two brokers of three: fewer in sync than the topic requires. Nothing is acknowledged until one
+    /// is back.
     KillTwoBrokers,
-    /// The server that decides is asked to stop, and responses of partitions overtake each other.
+    /// Stops the leader while responses of partitions overtake each other.
     ReorderResponses,
-    /// Topics get another partition.
+    /// Adds a partition to each topic.
     AddPartitions,
-    /// Topics are compacted, for a while.
+    /// Enables compaction of topics for a while.
     Compact,
-    /// Every broker dies. It goes on when they are back.
+    /// Kills every broker. Work continues when the brokers are back.
     KillBrokers,
-    /// The events topic alone cannot be written, for a while. The fleet is decided for meanwhile.
+    /// Makes only the events topic unwritable for a while. The leader continues.
     CloseEvents,
-    /// The clock of the server that decides leaps, and the server dies. Another one, with another clock, decides.
+    /// Moves the leader's clock, and kills the leader. A server with another clock takes over.
     LeapClock,
-    /// An import of another journal into the topics is killed, while the fleet is decided for.
+    /// Kills an import of another journal into the topics. The leader continues.
     KillImport,
-    /// A broker leads that lacks records which were acknowledged. Every server ends; the topic is filled again from a mirror.
+    /// Elects a broker without some acknowledged records. Every server ends; a mirror is imported again.
     ElectUnclean,
-    /// An inbox message is of a codec that no client knows. It holds the inbox up until it is skipped.
+    /// Sends an inbox message with a codec that no client knows. It blocks the inbox until it is skipped.
     BreakLetter,
-    /// The server that decides dies, and the way from each broker takes a megabyte in a second. Another one decides, and reads
-    /// what has come into the inbox meanwhile.
+    /// Kills the leader, and limits each broker to a megabyte per second. Another server takes over, and
+    /// reads the inbox messages that arrived meanwhile.
     SlowNetwork,
-    /// The broker of inbox and events topic stands still, and has the only copies. `/readyz` says so; the fleet is decided for
-    /// meanwhile.
+    /// Pauses the broker with the only replicas of the inbox and events topics. `/readyz` reports that; the
+    /// leader continues.
     PausePosts,
 }
 
-/// What is struck.
+/// Targets of a fault.
 pub(super) struct Struck<'a> {
-    /// Which server decides.
+    /// Index of the leader in `standbys`.
     pub(super) decider: usize,
     pub(super) standbys: &'a mut Standbys,
     pub(super) cluster: &'a Cluster,
     pub(super) load: &'a Load,
     pub(super) letters: &'a Letters,
-    /// Of each server.
+    /// Clock of each server.
     pub(super) clocks: &'a [ServerClock],
     pub(super) random: &'a mut Random,
-    /// The last position whose event was deleted from the events topic.
+    /// Last position whose event was deleted from the events topic.
     pub(super) deleted: &'a mut Option<u64>,
 }
 
 impl Blow {
-    /// In the order in which they come.
+    /// All faults in order of injection.
     pub(super) const ALL: [Blow; 23] = [
         Blow::KillDecider,
         Blow::SlowFetches,
@@ -152,7 +155,8 @@ impl Blow {
         }
     }
 
-    /// Does it, and has everything up again. How long it took until another server decided, if one had to.
+    /// Injects the fault and restores everything. Returns the time until another server took over, if
+    /// required.
     pub(super) fn strike(self, struck: &mut Struck<'_>) -> Result<Option<Duration>> {
         let cluster = struck.cluster;
         let took = match self {
@@ -184,7 +188,7 @@ impl Blow {
                 struck.stop_decider()?
             }
             Blow::LeapClock => {
-                // Never far from the others: what has a date is decided by whoever decides.
+                // Small jumps only: decisions with a date use the leader's clock.
                 let seconds = struck.random.between(1, 60) as i64;
                 let forth = struck.random.chance(500);
                 struck.clocks[struck.decider].set(if forth { seconds } else { -seconds });
@@ -238,7 +242,7 @@ impl Blow {
         Ok(Some(took))
     }
 
-    /// Those of brokers, and of the way to them.
+    /// Injects a fault of brokers or their connections.
     fn strike_brokers(self, struck: &mut Struck<'_>) {
         let cluster = struck.cluster;
         let pass = |faults: ProxyFaults, struck: &mut Struck<'_>| {
@@ -292,12 +296,12 @@ impl Struck<'_> {
         std::thread::sleep(Duration::from_millis(self.random.between(low, high)));
     }
 
-    /// The clients ask another server.
+    /// Directs the clients to another server.
     fn move_clients(&self) {
         self.load.moved(&self.standbys.servers[(self.decider + 1) % 3].url());
     }
 
-    /// Waits until another server decides.
+    /// Waits until another server is leader.
     fn another_decides(&self) {
         until("another server decides", || self.standbys.decides().filter(|now| *now != self.decider));
     }
@@ -312,12 +316,12 @@ impl Struck<'_> {
         took
     }
 
-    /// Has the decider killed, and more put into the inbox than a reader gets at once. The next one answers it.
+    /// Kills the leader, and adds more inbox messages than one fetch returns. The next leader processes them.
     fn read_backlog(&mut self) -> Result<Duration> {
         let (began, brokers) = (Instant::now(), self.cluster.bootstrap());
         self.standbys.servers[self.decider].kill();
         self.move_clients();
-        // No message is like another: what is alike would be small on its way.
+        // Random content is incompressible.
         let mut random = Random::new(self.random.bits());
         let noise: String = (0..BACKLOG_BYTES).map(|_| char::from(b'a' + random.below(26) as u8)).collect();
         let backlog: Vec<_> = (0..BACKLOG).map(|number| format!("{number} {noise}")).collect();
@@ -352,7 +356,7 @@ impl Struck<'_> {
         self.standbys.servers[decider].signal(Signal::STOP);
         self.move_clients();
         std::thread::sleep(SESSION);
-        // The sleeper does not answer: only the others are asked.
+        // Only the others are asked: the paused server does not answer.
         let servers = &self.standbys.servers;
         until("another server decides", || {
             (0..3).filter(|at| *at != decider).find(|at| decides(&servers[*at], "default") == Some(true))
@@ -368,7 +372,7 @@ impl Struck<'_> {
         Ok(took)
     }
 
-    /// An intent is acknowledged while something else is not as it should be.
+    /// Checks that an intent is acknowledged during a fault.
     pub(super) fn decides_on(&mut self) {
         let key = format!("meanwhile-{}", self.random.bits());
         let data = json!({"name": "meanwhile", "spec": {"type": "T", "score": self.random.below(1000)}});
@@ -378,7 +382,7 @@ impl Struck<'_> {
         });
     }
 
-    /// Begins to import the journal of another fleet, again and again, and kills that.
+    /// Starts an import of another fleet's journal and kills it, three times.
     fn kill_import(&mut self) -> Result<()> {
         let mut other = Server::start();
         other.client().must("capability.apply", &json!({"name": "other", "spec": {"type": "T", "score": 1}}));
@@ -392,23 +396,23 @@ impl Struck<'_> {
                 .stderr(Stdio::null())
                 .spawn()?;
             self.sleep(0, 600);
-            // It may have ended by itself.
+            // The import may have ended on its own.
             let _ = import.kill();
             import.wait()?;
         }
         Ok(())
     }
 
-    /// Lets a broker lead that lacks records which were acknowledged, and repairs that as an operator would.
+    /// Elects a broker that lacks acknowledged records, and repairs the journal as an operator would.
     fn elect_unclean(&mut self) -> Result<()> {
         let cluster = self.cluster;
-        // A topic is filled only where nobody has written.
+        // An import requires a topic without other writers.
         self.letters.spare_journal(true);
         cluster.set_topic(JOURNAL, "unclean.leader.election.enable", Some("true"));
         let leader = leader(cluster, JOURNAL);
         let (lacking, other) = (1 + leader % 3, 1 + (leader + 1) % 3);
         cluster.kill(lacking);
-        // It is out of those in sync after two seconds; then what it does not have is acknowledged.
+        // After two seconds, the broker is out of sync, and records that it lacks are acknowledged.
         std::thread::sleep(Duration::from_secs(3));
         self.decides_on();
         self.sleep(200, 1000);
@@ -419,7 +423,8 @@ impl Struck<'_> {
         while began.elapsed() < KNOWN && !self.have_ended()? {
             std::thread::sleep(Duration::from_millis(100));
         }
-        // The broker that leads may not say how far the topic goes while the others are away. That is for `/readyz` to say.
+        // Without the others, the leading broker may not report the topic's end. Then `/readyz` must report
+        // that.
         for server in self.standbys.servers.iter().filter(|server| server.is_up()) {
             let ready = server.client().get("/readyz");
             ensure!(
@@ -444,7 +449,7 @@ impl Struck<'_> {
         Ok(())
     }
 
-    /// Whether every server has ended, as its journal has lost its end.
+    /// Whether every server has ended because its journal has lost its end.
     fn have_ended(&mut self) -> Result<bool> {
         for server in &mut self.standbys.servers {
             if let Some(status) = server.ended() {
@@ -454,7 +459,7 @@ impl Struck<'_> {
         Ok(self.standbys.servers.iter().all(|server| !server.is_up()))
     }
 
-    /// Makes the topic of the journal anew from the mirror that goes furthest, and starts every server.
+    /// Creates the journal topic again from the most recent mirror, and starts every server.
     fn fill_again(&mut self) -> Result<()> {
         let (cluster, journal) = (self.cluster, self.standbys.journal().to_owned());
         let mut furthest = (0, None);
@@ -488,7 +493,7 @@ impl Struck<'_> {
     }
 }
 
-/// Waits until every broker has everything again.
+/// Waits until every broker has all partitions again.
 pub(super) fn in_sync(cluster: &Cluster) {
     until("every partition is on all brokers", || {
         cluster
@@ -498,7 +503,7 @@ pub(super) fn in_sync(cluster: &Cluster) {
     });
 }
 
-/// Which broker leads partition 0 of the topic.
+/// Id of the broker that leads partition 0 of the topic.
 pub(super) fn leader(cluster: &Cluster, topic: &str) -> u32 {
     let told = cluster.tool("kafka-topics", &["--describe", "--topic", topic]);
     let leader = told.split("Leader: ").nth(1).and_then(|rest| rest.split_whitespace().next());

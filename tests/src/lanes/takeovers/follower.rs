@@ -1,4 +1,4 @@
-//! A reader of the event stream that goes from server to server, and resumes behind the last event that it has.
+//! Reader of the event stream that switches between servers, and resumes after its last event.
 
 use std::io::{BufRead as _, BufReader};
 use std::sync::Arc;
@@ -10,10 +10,10 @@ use anyhow::{Context as _, Result, anyhow, bail, ensure};
 
 use crate::until;
 
-/// After so long it goes to the next server, whatever comes.
+/// Maximum time per server.
 const STAY: Duration = Duration::from_secs(3);
 
-/// The reader, on a thread of its own.
+/// Reader of the stream on its own thread.
 pub(super) struct Follower {
     shared: Arc<Seen>,
     thread: JoinHandle<Result<u64>>,
@@ -26,14 +26,14 @@ struct Seen {
 }
 
 impl Follower {
-    /// Reads from the first event on, from each of the servers by turns.
+    /// Starts to read from the first event on, from each server in turn.
     pub(super) fn begin(urls: Vec<String>) -> Follower {
         let shared = Arc::new(Seen::default());
         let seen = Arc::clone(&shared);
         Follower { shared, thread: std::thread::spawn(move || seen.follow(&urls)) }
     }
 
-    /// Waits until it has come to that position. How often it has resumed.
+    /// Waits until the reader has reached `head`. Returns the number of opened streams.
     pub(super) fn end(self, head: u64) -> Result<u64> {
         until("the reader of the stream has everything", || {
             let is_there = self.shared.position.load(Ordering::Acquire) >= head;
@@ -59,7 +59,7 @@ impl Seen {
             if let Some(last) = &last {
                 request = request.header("last-event-id", last);
             }
-            // One that is away, stands still, or has not read so far itself, is asked again later.
+            // A server that is down, paused or behind is retried later.
             let Ok(answer) = request.call() else { continue };
             match answer.status().as_u16() {
                 200 => resumed += 1,
@@ -70,14 +70,14 @@ impl Seen {
             }
             let (mut id, mut is_control) = (String::new(), false);
             for line in BufReader::new(answer.into_body().into_reader()).lines() {
-                // It is cut off, by the server's end or by our own time.
+                // The server's end or the request's timeout cut the stream off.
                 let Ok(line) = line else { break };
                 if let Some(is) = line.strip_prefix("id:") {
                     is.trim().clone_into(&mut id);
                 }
-                // It names the last event that was given.
+                // Control events with the id of the last event sent.
                 is_control |= matches!(line.as_str(), "event: closed" | "event: bookmark");
-                // An event counts with the empty line behind it.
+                // An empty line completes an event.
                 if !line.is_empty() || id.is_empty() {
                     continue;
                 }

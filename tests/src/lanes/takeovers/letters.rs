@@ -1,6 +1,6 @@
-//! Producers that put inbox messages into the topic: good ones, compressed in several ways and some of them twice; and a
-//! foreign client that puts everything else there: values and headers that are no CloudEvent, transactions that are
-//! aborted, and noise on the topic of the journal.
+//! Producers that send good inbox messages, with several codecs and some of them twice. A foreign client
+//! sends everything else: values and headers that are not CloudEvents, aborted transactions, and invalid
+//! records on the journal topic.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
@@ -26,37 +26,37 @@ use rdkafka::types::RDKafkaErrorCode;
 use rdkafka::{ClientContext, util::Timeout};
 use serde_json::json;
 
-/// The topics of the lane.
+/// Topics of the campaign.
 pub(super) const INBOX: &str = "fleet.inbox";
 pub(super) const JOURNAL: &str = "fleet.journal";
 pub(super) const EVENTS: &str = "fleet.events";
 
-/// How the values of producers are compressed, by turns.
+/// Compression codecs of the producers, in turn.
 const CODECS: [&str; 5] = ["none", "gzip", "lz4", "snappy", "zstd"];
-/// How long a client waits for brokers that are away.
+/// Time that a client waits for unavailable brokers.
 const PATIENCE: Duration = Duration::from_mins(1);
 
-/// Producers at work.
+/// Running producers.
 pub(super) struct Letters {
     shared: Arc<Mailed>,
     threads: Vec<JoinHandle<()>>,
 }
 
-/// What became of messages, by the ids of their events.
+/// Outcome of messages by the ids of their events.
 #[derive(Default)]
 struct Mailed {
     stop: AtomicBool,
-    /// Whether the foreign client writes into the topic of the journal as well.
+    /// Whether the foreign client leaves the journal topic alone.
     spares_journal: AtomicBool,
     acknowledged: Mutex<BTreeSet<String>>,
     aborted: Mutex<BTreeSet<String>>,
 }
 
-/// What is known of messages when their producers have ended.
+/// Outcome of messages after their producers have ended.
 pub(super) struct Sent {
-    /// Events that Kafka acknowledged, as far as they are good.
+    /// Good events that Kafka acknowledged.
     acknowledged: BTreeSet<String>,
-    /// Events in transactions that were aborted.
+    /// Events in aborted transactions.
     aborted: BTreeSet<String>,
 }
 
@@ -75,7 +75,7 @@ impl ProducerContext for Outcomes {
 }
 
 impl Letters {
-    /// Lets `count` good producers begin, and a foreign one.
+    /// Starts `count` good producers and a foreign one.
     pub(super) fn begin(brokers: &str, count: usize) -> Letters {
         let shared = Arc::new(Mailed::default());
         let mut threads: Vec<_> = (0..count)
@@ -89,12 +89,12 @@ impl Letters {
         Letters { shared, threads }
     }
 
-    /// Keeps the foreign client from the topic of the journal, or no more.
+    /// Sets whether the foreign client leaves the journal topic alone.
     pub(super) fn spare_journal(&self, spares: bool) {
         self.shared.spares_journal.store(spares, Ordering::Relaxed);
     }
 
-    /// Lets all come to an end.
+    /// Stops all producers. Returns the outcome of their messages.
     pub(super) fn end(self) -> Sent {
         self.shared.stop.store(true, Ordering::Relaxed);
         for thread in self.threads {
@@ -108,7 +108,7 @@ impl Letters {
 }
 
 impl Sent {
-    /// Each event that was acknowledged stands in the journal once, and none of an aborted transaction does.
+    /// Checks that each acknowledged event is in the journal once, and no event of an aborted transaction is.
     pub(super) fn judge(&self, records: &[Arc<Record>]) -> Result<()> {
         let mut found: BTreeMap<String, u64> = BTreeMap::new();
         for (_, line) in records.iter().flat_map(|record| record.events()) {
@@ -136,7 +136,7 @@ impl Sent {
     }
 }
 
-/// A producer of good messages: one event of seven is sent twice.
+/// Sends good messages; one event of seven is sent twice.
 fn mail(brokers: &str, number: usize, shared: &Arc<Mailed>) {
     let client = Client::new(brokers, BTreeMap::new()).expect("a client");
     let mut config = client.producer(PATIENCE);
@@ -151,7 +151,7 @@ fn mail(brokers: &str, number: usize, shared: &Arc<Mailed>) {
         let text = asks(&id, i % 20, i);
         for _ in 0..if i % 7 == 0 { 2 } else { 1 } {
             let record = BaseRecord::<(), str, Box<String>>::with_opaque_to(INBOX, Box::new(id.clone()));
-            // What finds no room in the client's queue is sent by nobody.
+            // A message that does not fit in the client's queue is not sent.
             let _ = producer.send(record.partition(0).payload(&text).headers(headers(&id)));
         }
         std::thread::sleep(Duration::from_millis(40));
@@ -159,7 +159,7 @@ fn mail(brokers: &str, number: usize, shared: &Arc<Mailed>) {
     producer.flush(PATIENCE).expect("every message has an outcome");
 }
 
-/// Why the last message that could not be delivered was not.
+/// Reason why the last undelivered message was not delivered.
 #[derive(Default)]
 struct Undelivered(Mutex<Option<KafkaError>>);
 
@@ -175,10 +175,10 @@ impl ProducerContext for Undelivered {
     }
 }
 
-/// A message for partition 0 of a topic.
+/// Message for partition 0 of a topic.
 type Letter<'a> = BaseRecord<'a, (), str>;
 
-/// Sends the messages, and waits until each has an outcome; the error of one that was not delivered.
+/// Sends the messages, and waits until each has an outcome. Fails with the error of an undelivered message.
 fn put<'a>(
     config: &ClientConfig,
     messages: impl IntoIterator<Item = Letter<'a>>,
@@ -192,11 +192,11 @@ fn put<'a>(
     Ok(undelivered)
 }
 
-/// Puts messages of those texts into the inbox, each in a batch of its own and without compression, and waits until all are
-/// acknowledged. They are no CloudEvents.
+/// Sends messages that are not CloudEvents to the inbox, each in its own batch and uncompressed. Waits until
+/// all are acknowledged.
 pub(super) fn put_foreign(brokers: &str, texts: &[String]) -> Result<()> {
     let mut config = Client::new(brokers, BTreeMap::new())?.producer(PATIENCE);
-    // Several together may be more than the topic takes.
+    // A batch of several messages may exceed the topic's limit.
     config.set("compression.type", "none").set("batch.num.messages", "1");
     let messages = texts.iter().map(|text| Letter::to(INBOX).partition(0).payload(text));
     let undelivered = put(&config, messages)?;
@@ -204,7 +204,7 @@ pub(super) fn put_foreign(brokers: &str, texts: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Puts a good message into the inbox, and waits until it is acknowledged.
+/// Sends a good message to the inbox, and waits until it is acknowledged.
 pub(super) fn put_good(brokers: &str, id: &str, name: u64) -> Result<()> {
     let config = Client::new(brokers, BTreeMap::new())?.producer(PATIENCE);
     let text = asks(id, name, 1);
@@ -214,7 +214,7 @@ pub(super) fn put_good(brokers: &str, id: &str, name: u64) -> Result<()> {
     Ok(())
 }
 
-/// Whether the brokers refuse a write to partition 0 of the topic as too few of them are in sync.
+/// Whether brokers refuse a write to partition 0 of the topic because too few of them are in sync.
 pub(super) fn is_refused(brokers: &str, topic: &str) -> Result<bool> {
     let mut config = ClientConfig::new();
     config.set("bootstrap.servers", brokers).set("acks", "all").set("message.send.max.retries", "0");
@@ -225,11 +225,11 @@ pub(super) fn is_refused(brokers: &str, topic: &str) -> Result<bool> {
     Ok(code.is_some_and(|code| refusals.contains(&code)))
 }
 
-/// The end of partition 0 of the events topic, and the position of the last event before it.
+/// End offset of partition 0 of the events topic, and the position of the last event before it.
 pub(super) fn last_exported(brokers: &str) -> Result<(i64, u64)> {
     let client = Client::new(brokers, BTreeMap::new())?;
     let (begins, end) = offsets(&client.watcher()?, EVENTS, 0)?;
-    // Foreign messages are among them, but not so many in a row.
+    // The topic also has foreign messages, but fewer in a row.
     let mut reader = PartitionReader::open(&client, EVENTS, 0, begins.max(end - 1000))?;
     let (mut last, began) = (None, Instant::now());
     while reader.reached().is_none_or(|reached| reached < end) {
@@ -264,8 +264,8 @@ fn headers(id: &str) -> OwnedHeaders {
         .fold(OwnedHeaders::new(), |headers, (key, value)| headers.insert(Header { key, value: Some(value) }))
 }
 
-/// A client that knows nothing of what belongs into the topics. It does the next thing four times a second; what finds no
-/// broker is not done.
+/// Runs a client that does not know what belongs in the topics. It acts four times a second; an action that
+/// finds no broker is skipped.
 fn disturb(brokers: &str, shared: &Mailed) {
     let mut config = ClientConfig::new();
     config.set("bootstrap.servers", brokers).set("message.max.bytes", "1048576");
@@ -314,33 +314,33 @@ fn disturb(brokers: &str, shared: &Mailed) {
             12 if shared.spares_journal.load(Ordering::Relaxed) => {}
             12 => put(JOURNAL, Some(b"{\"chancery\":1} no record"), OwnedHeaders::new()),
             13 => put(EVENTS, Some(b"{}"), OwnedHeaders::new()),
-            // No broker, no transaction.
+            // Without a broker there is no transaction.
             _ => drop(abort(&config, &id, &good, shared)),
         }
         producer.poll(Duration::ZERO);
         std::thread::sleep(Duration::from_millis(250));
     }
     for producer in &producers {
-        // What is not acknowledged by then is given up.
+        // Messages that are not acknowledged by then are dropped.
         let _ = producer.flush(Duration::from_secs(10));
     }
 }
 
-/// Sends a message with a header whose name is not UTF-8, which Rust's client cannot.
+/// Sends a message with a header name that is not UTF-8, which Rust's client cannot send.
 fn foreign_header_name(brokers: &str, value: &str) {
     let kcat = Command::new("kcat")
         .args(["-b", brokers, "-t", INBOX, "-P", "-p", "0", "-X", "message.timeout.ms=5000", "-H"])
         .arg(OsStr::from_bytes(b"na\xffme=value"))
         .stdin(Stdio::piped())
-        .stderr(Stdio::null()) // it complains of every broker that is away
+        .stderr(Stdio::null()) // kcat reports every unavailable broker
         .spawn();
     let mut kcat = kcat.expect("kcat runs (on Debian: apt-get install kcat)");
-    // One that has ended by itself reads nothing.
+    // A `kcat` that has already ended reads nothing.
     let _ = kcat.stdin.take().expect("it is piped").write_all(value.as_bytes());
     kcat.wait().expect("it is ours");
 }
 
-/// Sends a good message in a transaction, and aborts that.
+/// Sends a good message in a transaction, and aborts the transaction.
 fn abort(config: &ClientConfig, id: &str, value: &str, shared: &Mailed) -> Result<()> {
     let producer = transaction(config, "aborting", Duration::from_secs(10))?;
     lock(&shared.aborted).insert(id.to_owned());
@@ -350,7 +350,7 @@ fn abort(config: &ClientConfig, id: &str, value: &str, shared: &Mailed) -> Resul
     producer.abort_transaction(Duration::from_secs(5)).context("abort")
 }
 
-/// A producer with a transaction that has begun.
+/// Producer with a started transaction.
 fn transaction(config: &ClientConfig, name: &str, time: Duration) -> Result<BaseProducer> {
     let producer: BaseProducer = config
         .clone()
@@ -363,8 +363,8 @@ fn transaction(config: &ClientConfig, name: &str, time: Duration) -> Result<Base
     Ok(producer)
 }
 
-/// Opens a transaction with a message on the topics of the journal and of the inbox, and leaves it open: the brokers end it
-/// after that time.
+/// Opens a transaction with a message on the journal and inbox topics, and leaves it open: the brokers end
+/// the transaction after `time`.
 pub(super) fn leave_transaction_open(brokers: &str, time: Duration) -> Result<()> {
     let mut config = ClientConfig::new();
     config.set("bootstrap.servers", brokers);
@@ -374,7 +374,7 @@ pub(super) fn leave_transaction_open(brokers: &str, time: Duration) -> Result<()
         producer.send(record).map_err(|(error, _)| error).context("send")?;
     }
     producer.flush(Timeout::After(Duration::from_secs(10))).context("flush")?;
-    // A producer that is dropped does not end its transaction.
+    // A dropped producer does not end its transaction.
     Ok(())
 }
 

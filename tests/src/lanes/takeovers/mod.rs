@@ -1,6 +1,7 @@
-//! Three servers on a Kafka of three brokers behind proxies, with clocks of their own; four clients, producers that only
-//! speak Kafka, good ones and a foreign one, a reader of the stream that goes from server to server, and an executor
-//! outside; one fault after the other ([`Blow`]). A checker that is not ours has the last word (`tests/clients/python/check.py`).
+//! Three servers with their own clocks, on a Kafka of three brokers behind proxies. Users are four clients,
+//! good and foreign producers that only use Kafka, a stream reader that switches servers, and an executor
+//! outside. Faults are injected one by one ([`Blow`]). An independent checker gives the final verdict
+//! (`tests/clients/python/check.py`).
 
 mod blow;
 mod follower;
@@ -28,7 +29,7 @@ use blow::{Blow, Struck};
 use follower::Follower;
 use letters::{Letters, last_exported};
 
-/// The exporter has so long after the last record.
+/// Maximum time of the exporter after the last record.
 const EXPORT: Duration = Duration::from_mins(2);
 
 pub(super) fn run(rounds: u64, seed: u64, tally: &mut Tally) -> Result<()> {
@@ -49,12 +50,12 @@ pub(super) fn run(rounds: u64, seed: u64, tally: &mut Tally) -> Result<()> {
     let load = Load::begin(&standbys.servers[0].url(), 4, seed, Duration::from_secs(30), &file)?;
     let letters = Letters::begin(cluster.bootstrap(), 4);
     let follower = Follower::begin(standbys.servers.iter().map(Server::url).collect());
-    // The last position whose event was deleted from the events topic.
+    // Last position whose event was deleted from the events topic.
     let mut deleted = None;
     for round in 0..rounds {
         let blow = Blow::ALL[((seed.wrapping_mul(rounds) + round) % Blow::ALL.len() as u64) as usize];
         let decider = standbys.decider();
-        // Whom clients ask is not whom the fault hits, two times out of three.
+        // In two of three rounds, clients use a server that the fault does not hit.
         let asked = if random.chance(333) { decider } else { (decider + 1) % 3 };
         load.moved(&standbys.servers[asked].url());
         until("the fleet takes a deployment", || {
@@ -71,7 +72,7 @@ pub(super) fn run(rounds: u64, seed: u64, tally: &mut Tally) -> Result<()> {
         let takeover = blow.strike(&mut struck).with_context(|| format!("round {round}: {}", blow.word()))?;
         tally.fault(blow.word());
         tally.rounds += 1;
-        // Something is acknowledged again.
+        // The round ends when intents are acknowledged again.
         let survivor = &standbys.servers[(decider + 1) % 3];
         let key = format!("after-{round}");
         let data = json!({"name": key, "spec": {"type": "T", "score": round}});
@@ -110,7 +111,7 @@ pub(super) fn run(rounds: u64, seed: u64, tally: &mut Tally) -> Result<()> {
     let head = at_rest(survivor);
     println!("the reader of the stream resumed {} times", follower.end(head)?);
     for server in &standbys.servers {
-        // What kept a part of it from working is over, whoever decided then.
+        // Causes of unreadiness have ended, whichever server was leader then.
         until("every server is ready", || (server.client().get("/readyz").status == 200).then_some(()));
     }
     exported(&cluster, head)?;
@@ -124,7 +125,8 @@ pub(super) fn run(rounds: u64, seed: u64, tally: &mut Tally) -> Result<()> {
     judge(standbys.servers[0].data(), &history, &evidence, tally)
 }
 
-/// Waits until nothing has been recorded for a while: every inbox message was acknowledged long ago. The head.
+/// Waits until nothing is recorded for three seconds: inbox messages were acknowledged long ago. Returns the
+/// head.
 fn at_rest(server: &Server) -> u64 {
     let position = || server.client().get("/v1/fleets/default/nodes?limit=1").json()["position"].as_u64();
     let (mut last, mut since) = (position(), Instant::now());
@@ -137,7 +139,7 @@ fn at_rest(server: &Server) -> u64 {
     })
 }
 
-/// Waits until the events topic has the event of that position: on a busy machine the exporter is behind the journal.
+/// Waits until the events topic has the event at `head`: the exporter of a busy machine is late.
 fn exported(cluster: &Cluster, head: u64) -> Result<()> {
     let began = Instant::now();
     loop {
@@ -153,8 +155,8 @@ fn exported(cluster: &Cluster, head: u64) -> Result<()> {
     }
 }
 
-/// Has the topics, the servers and their mirrors looked at by the checker that is not ours. `deleted` is the last position whose
-/// event was deleted from the events topic.
+/// Runs the independent checker over topics, servers and mirrors. `deleted` is the last position whose event
+/// was deleted from the events topic.
 fn outside(cluster: &Cluster, standbys: &Standbys, deleted: Option<u64>) -> Result<()> {
     let mut checker = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("clients/run"));
     checker.args(["python", "check", &cluster.direct(), "fleet", "--at-rest"]);
@@ -173,7 +175,7 @@ fn outside(cluster: &Cluster, standbys: &Standbys, deleted: Option<u64>) -> Resu
     Ok(())
 }
 
-/// All servers hold the same records.
+/// Checks that all servers have the same records.
 fn same_journals(standbys: &Standbys) -> Result<()> {
     let mut first: Option<Vec<Arc<Record>>> = None;
     for server in &standbys.servers {
@@ -181,7 +183,7 @@ fn same_journals(standbys: &Standbys) -> Result<()> {
         match &mut first {
             None => first = Some(records),
             Some(first) => {
-                // One that stopped earlier lacks what came later.
+                // A server that stopped earlier lacks later records.
                 let common = first.len().min(records.len());
                 records.truncate(common);
                 ensure!(first[..common] == records[..], "two servers hold other records");

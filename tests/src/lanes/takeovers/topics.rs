@@ -1,4 +1,4 @@
-//! The faults that strike a topic, beside the brokers and the servers.
+//! Faults that affect a topic, in addition to faults of brokers and servers.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use super::letters::{EVENTS, INBOX, JOURNAL, is_refused, last_exported, put_fore
 use crate::kafka::batch::StoredBatch;
 use crate::until;
 
-/// A consumer's request for messages is answered within this time, also when there are none.
+/// Maximum time until a consumer's fetch is answered, even without messages.
 const FETCH: Duration = Duration::from_millis(500);
 
 impl Struck<'_> {
@@ -35,10 +35,10 @@ impl Struck<'_> {
         set("delete");
     }
 
-    /// Wants a broker more in sync of the events topic than there are. The fleet is decided for meanwhile.
+    /// Requires one in-sync broker more for the events topic than there are. The leader keeps deciding.
     pub(super) fn close_events(&mut self) -> Result<()> {
         let cluster = self.cluster;
-        // More than the topic has replicas would mean all of those that it has.
+        // A value above the replication factor would mean all replicas.
         cluster.set_topic(EVENTS, "min.insync.replicas", Some("3"));
         let follower = 1 + leader(cluster, EVENTS) % 3;
         cluster.kill(follower);
@@ -54,7 +54,7 @@ impl Struck<'_> {
         Ok(())
     }
 
-    /// Deletes everything that the events topic holds by now.
+    /// Deletes everything that the events topic has now.
     pub(super) fn empty_events(&mut self) -> Result<()> {
         let (end, last) = last_exported(self.cluster.bootstrap())?;
         let file = self.standbys.servers[0].home().join("delete.json");
@@ -66,15 +66,15 @@ impl Struck<'_> {
         Ok(())
     }
 
-    /// Puts a message into the inbox that no client can read, and skips it. No server may have read it before, so that all of
-    /// them stand still meanwhile; in the end every disk has it again as it was sent.
+    /// Sends an inbox message that no client can read, and skips it. No server must have read the message
+    /// before, so all servers are paused meanwhile. At the end every disk has the message as it was sent.
     pub(super) fn break_letter(&mut self) -> Result<()> {
         let (cluster, text) = (self.cluster, format!("broken {:016x}", self.random.bits()));
         let servers = &self.standbys.servers;
         for server in servers {
             server.signal(Signal::STOP);
         }
-        // What they have asked for has been answered by then.
+        // Pending fetches have been answered by then.
         std::thread::sleep(FETCH);
         let put = put_foreign(cluster.bootstrap(), std::slice::from_ref(&text));
         let batches = put.map(|()| {
@@ -110,7 +110,8 @@ impl Struck<'_> {
         Ok(())
     }
 
-    /// Lets one broker have inbox and events topic, and no part in the journal, and lets it stand still.
+    /// Moves the inbox and events topics to one broker that does not lead the journal, and pauses that
+    /// broker.
     pub(super) fn pause_posts(&mut self) -> Result<()> {
         let cluster = self.cluster;
         let other = |by: u32| 1 + (leader(cluster, JOURNAL) - 1 + by) % 3;
@@ -118,7 +119,7 @@ impl Struck<'_> {
         self.assign(&[INBOX, EVENTS], &[paused])?;
         cluster.pause(paused);
         let servers = &self.standbys.servers;
-        // Which server decides may change meanwhile.
+        // Leadership may change meanwhile.
         let (mut unnamed, began) = (vec!["inbox: ", "events: "], Instant::now());
         while !unnamed.is_empty() {
             let ready: Vec<_> = servers.iter().map(|server| server.client().get("/readyz")).collect();
@@ -139,7 +140,8 @@ impl Struck<'_> {
         Ok(())
     }
 
-    /// Gives partition 0 of the topics to those brokers, the first of which leads, and waits until they have it.
+    /// Assigns partition 0 of the topics to the brokers, the first of which leads, and waits until the move
+    /// is complete.
     fn assign(&self, topics: &[&str], brokers: &[u32]) -> Result<()> {
         let file = self.standbys.servers[0].home().join("assign.json");
         let partition = |topic: &&str| json!({"topic": topic, "partition": 0, "replicas": brokers});

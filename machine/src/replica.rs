@@ -252,8 +252,9 @@ pub(crate) fn create(fleet: &Fleet, ask: &ReplicaCreate, ctx: &Context) -> Resul
 }
 
 /// Starts a replica by its plan's rule, unless an edit has set the rule to `never` since. A replica that was
-/// stopped for an aborted operation starts whatever the rule. While a deployment of its version is in
-/// progress, that deployment starts the replica, with its queue and failure handling.
+/// stopped for an aborted operation, or for a failed one after which the rule restarts it, starts in any case.
+/// While a deployment of its version is in progress, that deployment starts the replica, with its queue and
+/// failure handling.
 pub(crate) fn start_again(fleet: &Fleet, name: &ReplicaName, ctx: &Context) -> Vec<Fact> {
     let mut draft = Draft::new(ctx);
     let Some(replica) = fleet.replicas().get(name) else { return Vec::new() };

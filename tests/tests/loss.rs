@@ -126,22 +126,35 @@ fn fill(client: &Client, count: u64) {
     }
 }
 
-/// Returns a stopped server whose journal has several segments, and whose executor started work in the last
-/// of them.
+/// Returns a stopped server whose journal has several segments, whose closed segments have postings, and whose
+/// executor started work in the last segment.
 fn several_segments() -> Server {
     let mut server = Server::start_with(&[("CHANCERY_SEGMENT_BYTES", "32KiB")]);
     set_up(&server.client(), &sleeper());
     fill(&server.client(), 60);
     let store = server.data().join("executors/default/local");
-    let mut count = 0;
-    until("the executor has begun work in the last segment", || {
-        count += 1;
-        deploy(&server.client(), &format!("d{count}"), count);
-        server.client().wait_for("web", "running", count as usize);
+    let works_in_last = |home: Home<'_>| {
         let seen = chancery_executor::remembered(&store).expect("read").expect("a head");
-        (seen.head.position.get() >= Home(server.data()).last().1).then_some(())
-    });
-    assert_eq!(server.stop(), Some(0), "{}", server.log());
+        seen.head.position.get() >= home.last().1
+    };
+    // A thread of the lowest priority writes postings, and a stop does not wait for the thread.
+    let has_postings = |home: Home<'_>| home.files("post").len() + 1 == home.files("seg").len();
+    let mut count = 0;
+    loop {
+        until("the executor has begun work in the last segment", || {
+            count += 1;
+            deploy(&server.client(), &format!("d{count}"), count);
+            server.client().wait_for("web", "running", count as usize);
+            works_in_last(Home(server.data())).then_some(())
+        });
+        until("each closed segment has postings", || has_postings(Home(server.data())).then_some(()));
+        assert_eq!(server.stop(), Some(0), "{}", server.log());
+        // The record of the stop may have started another segment.
+        if works_in_last(Home(server.data())) && has_postings(Home(server.data())) {
+            break;
+        }
+        server.start_again();
+    }
     assert!(Home(server.data()).files("seg").len() > 1, "one segment only");
     server
 }

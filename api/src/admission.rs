@@ -33,7 +33,7 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri, heade
 use tower_http::cors::{AllowHeaders, AllowMethods, AllowOrigin, CorsLayer, ExposeHeaders};
 
 use super::problem::{
-    HOST_NOT_ALLOWED, INVALID_HOST, In, ORIGIN_NOT_ALLOWED, Problem, UNSUPPORTED_MEDIA_TYPE,
+    HOST_NOT_ALLOWED, INVALID_HOST, ORIGIN_NOT_ALLOWED, ProblemDetails, RequestPart, UNSUPPORTED_MEDIA_TYPE,
 };
 
 /// Header in which a browser reports the relation between the page and the server.
@@ -88,7 +88,7 @@ impl AllowedHosts {
 }
 
 /// Whether the head of a request is admitted by the table above; otherwise the problem.
-pub(super) fn admit<B>(hosts: &AllowedHosts, request: &Request<B>) -> Result<(), Problem> {
+pub(super) fn admit<B>(hosts: &AllowedHosts, request: &Request<B>) -> Result<(), ProblemDetails> {
     let (method, headers) = (request.method(), request.headers());
     let authority = authority(request.uri(), headers)?;
     let host = host_of(authority).ok_or_else(|| invalid_host(&format!("{authority:?} is not a host")))?;
@@ -96,8 +96,8 @@ pub(super) fn admit<B>(hosts: &AllowedHosts, request: &Request<B>) -> Result<(),
         let detail = format!(
             "cannot take the request: this server has no name {host:?}\nhint: add the name to the setting allowed_hosts"
         );
-        let problem = Problem::new(HOST_NOT_ALLOWED, detail);
-        return Err(problem.at(In::Header, "/host", "it is not a name of this server"));
+        let problem = ProblemDetails::new(HOST_NOT_ALLOWED, detail);
+        return Err(problem.at(RequestPart::Header, "/host", "it is not a name of this server"));
     }
     let is_listed = |origin: &str| hosts.origins.contains(origin);
     let is_listed_page =
@@ -115,7 +115,7 @@ pub(super) fn admit<B>(hosts: &AllowedHosts, request: &Request<B>) -> Result<(),
 }
 
 /// Returns the only `Host`, which must equal the host of the target if the target has one.
-fn authority<'a>(target: &Uri, headers: &'a HeaderMap) -> Result<&'a str, Problem> {
+fn authority<'a>(target: &Uri, headers: &'a HeaderMap) -> Result<&'a str, ProblemDetails> {
     let mut all = headers.get_all(header::HOST).iter();
     let (Some(value), None) = (all.next(), all.next()) else {
         return Err(invalid_host("write the header Host once"));
@@ -174,26 +174,34 @@ fn has_media_type(headers: &HeaderMap) -> bool {
     headers.contains_key(header::CONTENT_TYPE) && !has_other(headers, &header::CONTENT_TYPE, is_known)
 }
 
-fn invalid_host(why: &str) -> Problem {
-    Problem::new(INVALID_HOST, format!("cannot take the request: {why}")).at(In::Header, "/host", why)
+fn invalid_host(why: &str) -> ProblemDetails {
+    ProblemDetails::new(INVALID_HOST, format!("cannot take the request: {why}")).at(
+        RequestPart::Header,
+        "/host",
+        why,
+    )
 }
 
-fn foreign(name: &str) -> Problem {
+fn foreign(name: &str) -> ProblemDetails {
     let detail = format!("cannot take the request: its header {name} is that of a page of another site");
-    Problem::new(ORIGIN_NOT_ALLOWED, detail).at(
-        In::Header,
+    ProblemDetails::new(ORIGIN_NOT_ALLOWED, detail).at(
+        RequestPart::Header,
         format!("/{name}"),
         "it is not that of this server",
     )
 }
 
-fn simple(method: &Method) -> Problem {
+fn simple(method: &Method) -> ProblemDetails {
     let types = MEDIA_TYPES.join(", ");
     let detail = format!(
         "cannot take {method}: its Content-Type is none of {types}\nhint: send \"Content-Type: application/json\" with \
          every request that changes something, also without a body"
     );
-    Problem::new(UNSUPPORTED_MEDIA_TYPE, detail).at(In::Header, "/content-type", "it is not taken here")
+    ProblemDetails::new(UNSUPPORTED_MEDIA_TYPE, detail).at(
+        RequestPart::Header,
+        "/content-type",
+        "it is not taken here",
+    )
 }
 
 #[cfg(test)]

@@ -29,10 +29,10 @@ use hyper::body::{Frame, Incoming, SizeHint};
 use tokio::time::Instant;
 use tower::ServiceExt as _;
 
-use super::rate::Peer;
+use super::rate::PeerAddress;
 use super::serve::busy;
 use super::slots::{ConnectionSlot, ConnectionSlots};
-use super::{Common, Limits};
+use super::{ApiShared, HttpLimits};
 
 /// Size of the pieces in which an answer is passed to an HTTP/2 connection, in bytes.
 const PIECE: usize = 16 << 10;
@@ -40,7 +40,7 @@ const PIECE: usize = 16 << 10;
 /// State of the requests of one connection.
 pub(super) struct ConnectionRequests {
     peer: IpAddr,
-    common: Arc<Common>,
+    common: Arc<ApiShared>,
     slots: Arc<ConnectionSlots>,
     state: Mutex<RequestsState>,
 }
@@ -66,7 +66,7 @@ pub(super) enum CloseReason {
 
 impl ConnectionRequests {
     /// Returns the state of a connection from `peer` that was just accepted.
-    pub(super) fn new(peer: IpAddr, common: Arc<Common>, slots: Arc<ConnectionSlots>) -> Arc<Self> {
+    pub(super) fn new(peer: IpAddr, common: Arc<ApiShared>, slots: Arc<ConnectionSlots>) -> Arc<Self> {
         let state = RequestsState { idle: Some(Instant::now()), ..RequestsState::default() };
         Arc::new(ConnectionRequests { peer, common, slots, state: Mutex::new(state) })
     }
@@ -77,7 +77,7 @@ impl ConnectionRequests {
         service: Router,
         mut request: Request<Incoming>,
     ) -> Result<Response<Body>, Infallible> {
-        request.extensions_mut().insert(Peer(self.peer));
+        request.extensions_mut().insert(PeerAddress(self.peer));
         if request.version() != Version::HTTP_2 {
             self.lock().version = Some(request.version());
             return service.oneshot(request).await;
@@ -112,7 +112,7 @@ impl ConnectionRequests {
 
     /// Waits until the connection must be closed. For HTTP/1.1, only the first request has a deadline here.
     pub(super) async fn closing(&self) -> CloseReason {
-        let Limits { header_read, stall, .. } = self.common.limits;
+        let HttpLimits { header_read, stall, .. } = self.common.limits;
         loop {
             let now = Instant::now();
             let (at, reason) = match self.next_check(header_read, stall) {

@@ -10,7 +10,7 @@ use axum::extract::State;
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderValue, Request, Response, Uri, header};
 use axum::response::IntoResponse as _;
-use chancery_decider::desk::Where;
+use chancery_decider::desk::LeaderLocation;
 use chancery_events::name::FleetName;
 use http_body_util::BodyExt as _;
 use tower::ServiceExt as _;
@@ -22,14 +22,15 @@ use super::admission::admit;
 use super::budget::{ByteBudget, ReservedBytes, SMALL};
 use super::positions;
 use super::problem::{
-    BUSY, CLOCK_AHEAD, GONE, HEADERS_TOO_LARGE, INTERNAL, MALFORMED, NO_DECIDER, NOT_FOUND, Problem,
+    BUSY, CLOCK_AHEAD, GONE, HEADERS_TOO_LARGE, INTERNAL, MALFORMED, NO_DECIDER, NOT_FOUND, ProblemDetails,
     REQUEST_TIMEOUT, STANDS_STILL, TIMEOUT, TOO_LARGE, URI_TOO_LONG, with_body,
 };
-use super::query::Params;
-use super::rate::Principal;
-use super::routes::{self, Does, Found, Match, Route};
+use super::query::QueryParams;
+use super::rate::RequestPrincipal;
+use super::routes::{self, HttpRoute, RouteMatch, RouteResult, RouteTarget};
 use super::{
-    Api, App, Common, Limits, forward, intents, links, logs, metrics, openapi, read, schemas, stream, write,
+    ApiShared, ApiState, FleetApi, HttpLimits, forward, intents, links, logs, metrics, openapi, read,
+    schemas, stream, write,
 };
 
 /// Request, as the outermost handler and the handler of its route see it.
@@ -39,19 +40,19 @@ pub(super) struct RequestContext {
     /// Target of the request as it was sent.
     target: Uri,
     /// Route of the request, set when one matches.
-    route: OnceLock<&'static Route>,
+    route: OnceLock<&'static HttpRoute>,
 }
 
 /// Request with the route that it matched.
-pub(super) struct Call {
+pub(super) struct RoutedRequest {
     pub(super) context: Arc<RequestContext>,
-    pub(super) found: Match,
+    pub(super) found: RouteMatch,
     pub(super) parts: Parts,
-    pub(super) principal: Principal,
+    pub(super) principal: RequestPrincipal,
 }
 
 /// Returns the API as a router, without its listener.
-pub fn router(api: Api) -> Router {
+pub fn router(api: ApiState) -> Router {
     let api = Arc::new(api);
     let layers = option_layer(api.common.hosts.cors());
     let layers = (layers, CatchPanicLayer::custom(panicked));
@@ -61,10 +62,10 @@ pub fn router(api: Api) -> Router {
 
 /// Answers any request: admits it, and completes the answer of its route.
 async fn answer(
-    State((api, routes)): State<(Arc<Api>, Router)>,
+    State((api, routes)): State<(Arc<ApiState>, Router)>,
     mut request: Request<Body>,
 ) -> Response<Body> {
-    let Common { limits, hosts, metrics, .. } = &*api.common;
+    let ApiShared { limits, hosts, metrics, .. } = &*api.common;
     let began = Instant::now();
     let (id, target) = (Uuid::new_v4().to_string(), request.uri().clone());
     let context = Arc::new(RequestContext { id, target, route: OnceLock::new() });
@@ -95,7 +96,9 @@ async fn answer(
     let route = context.route.get();
     metrics.request(route.map_or("none", |route| &route.path), &method, status, taken);
     // Probes are frequent and carry no information.
-    if !route.is_some_and(|route| matches!(route.does, Does::Live | Does::Ready | Does::Metrics)) {
+    if !route.is_some_and(|route| {
+        matches!(route.does, RouteTarget::Live | RouteTarget::Ready | RouteTarget::Metrics)
+    }) {
         tracing::debug!(%method, path, status, request_id = id, ms = taken.as_secs_f64() * 1e3, "request");
     }
     response
@@ -118,39 +121,40 @@ fn take_weights(headers: &mut HeaderMap) {
 
 /// Answers a request whose route is known, within the limits of its principal, its body and its time.
 async fn answer_routed(
-    api: Arc<Api>,
-    found: Found,
+    api: Arc<ApiState>,
+    found: RouteResult,
     request: Request<Body>,
-) -> Result<Response<Body>, Problem> {
-    let Common { limits, rates, bodies, .. } = &*api.common;
+) -> Result<Response<Body>, ProblemDetails> {
+    let ApiShared { limits, rates, bodies, .. } = &*api.common;
     let (mut parts, body) = request.into_parts();
     let context = parts.extensions.remove::<Arc<RequestContext>>();
-    let context = context.ok_or_else(|| Problem::internal("answer the request", &"it has no context"))?;
+    let context =
+        context.ok_or_else(|| ProblemDetails::internal("answer the request", &"it has no context"))?;
     parts.uri = context.target.clone();
-    let principal = Principal::of(&parts);
+    let principal = RequestPrincipal::of(&parts);
     let asked = found.as_ref().ok().map(|found| found.route.does);
     let found = match rates.take(asked, &principal).and(found) {
         Ok(found) => found,
         Err(problem) => return Err(refuse(problem, body, limits).await),
     };
     context.route.get_or_init(|| found.route);
-    let (body, _reserved) = if found.route.does == Does::Say {
-        (Sent::Unread(body), None)
+    let (body, _reserved) = if found.route.does == RouteTarget::Say {
+        (RequestBody::Unread(body), None)
     } else {
         match reserved(bodies, body, limits.body, SMALL, limits).await {
-            Ok((body, reserved)) => (Sent::Read(Ok(body)), Some(reserved)),
-            Err(problem) => (Sent::Read(Err(problem)), None),
+            Ok((body, reserved)) => (RequestBody::Read(Ok(body)), Some(reserved)),
+            Err(problem) => (RequestBody::Read(Err(problem)), None),
         }
     };
     let (method, sent) = (parts.method.clone(), Arc::clone(&context));
-    let answer = dispatch(&api, Call { context, found, parts, principal }, body);
+    let answer = dispatch(&api, RoutedRequest { context, found, parts, principal }, body);
     tokio::time::timeout(limits.request, answer).await.map_err(|_| {
-        Problem::new(TIMEOUT, format!("{method} {}: there was no answer in time", sent.target.path()))
+        ProblemDetails::new(TIMEOUT, format!("{method} {}: there was no answer in time", sent.target.path()))
     })?
 }
 
 /// Returns the problem after reading the body: a sender cut off while writing does not read the answer.
-async fn refuse(problem: Problem, body: Body, limits: &Limits) -> Problem {
+async fn refuse(problem: ProblemDetails, body: Body, limits: &HttpLimits) -> ProblemDetails {
     discard(body, limits.body, limits.body_read).await;
     problem
 }
@@ -159,11 +163,11 @@ async fn refuse(problem: Problem, body: Body, limits: &Limits) -> Problem {
 const DISCARDED: usize = 8;
 
 /// Refuses a request that is too large before it is processed.
-fn checked(limits: &Limits, request: &Request<Body>) -> Result<(), Problem> {
+fn checked(limits: &HttpLimits, request: &Request<Body>) -> Result<(), ProblemDetails> {
     let uri = request.uri().path_and_query().map_or(0, |path| path.as_str().len());
     if uri > limits.uri {
         let detail = format!("read the path: it has {uri} bytes, at most {} are taken", limits.uri);
-        return Err(Problem::new(URI_TOO_LONG, detail));
+        return Err(ProblemDetails::new(URI_TOO_LONG, detail));
     }
     let headers = request.headers();
     let bytes: usize = headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 4).sum();
@@ -174,21 +178,21 @@ fn checked(limits: &Limits, request: &Request<Body>) -> Result<(), Problem> {
             limits.headers,
             limits.headers_bytes
         );
-        return Err(Problem::new(HEADERS_TOO_LARGE, detail));
+        return Err(ProblemDetails::new(HEADERS_TOO_LARGE, detail));
     }
     Ok(())
 }
 
 /// Body of a request, read or not.
-enum Sent {
+enum RequestBody {
     /// Body that was read, or the reason why it cannot be read.
-    Read(Result<Bytes, Problem>),
+    Read(Result<Bytes, ProblemDetails>),
     /// Body of an executor's messages, which may be large. None of it is read before the executor is known.
     Unread(Body),
 }
 
 /// Returns the fleet that a request addresses.
-fn fleet<'a>(api: &'a Api, call: &Call) -> Result<&'a Arc<App>, Problem> {
+fn fleet<'a>(api: &'a ApiState, call: &RoutedRequest) -> Result<&'a Arc<FleetApi>, ProblemDetails> {
     let name = call.found.param("fleet").unwrap_or_default();
     let found = name.parse::<FleetName>().ok().and_then(|name| api.fleets.get(&name));
     found.ok_or_else(|| {
@@ -198,89 +202,106 @@ fn fleet<'a>(api: &'a Api, call: &Call) -> Result<&'a Arc<App>, Problem> {
         }
         let shown: String = name.chars().take(100).collect();
         let here: Vec<_> = api.fleets.keys().map(|name| format!("{name:?}")).collect();
-        Problem::new(NOT_FOUND, format!("there is no fleet {shown:?} here; there is {}", here.join(", ")))
+        ProblemDetails::new(
+            NOT_FOUND,
+            format!("there is no fleet {shown:?} here; there is {}", here.join(", ")),
+        )
     })
 }
 
 /// Returns the time that another server has to answer; it leaves time to report an unknown outcome.
-fn patience(app: &App) -> Duration {
+fn patience(app: &FleetApi) -> Duration {
     app.common.limits.request.mul_f32(0.8)
 }
 
-async fn dispatch(api: &Api, call: Call, sent: Sent) -> Result<Response<Body>, Problem> {
+async fn dispatch(
+    api: &ApiState,
+    call: RoutedRequest,
+    sent: RequestBody,
+) -> Result<Response<Body>, ProblemDetails> {
     let does = call.found.route.does;
-    let params = Params::read(&call.parts.uri);
+    let params = QueryParams::read(&call.parts.uri);
     match does {
-        Does::Live => params?.end(&[]).map(|()| text("it lives\n")),
-        Does::Ready => {
+        RouteTarget::Live => params?.end(&[]).map(|()| text("it lives\n")),
+        RouteTarget::Ready => {
             params?.end(&[])?;
             api.ready().await
         }
-        Does::Metrics => params?.end(&[]).and_then(|()| metrics::show(api)),
-        Does::OpenApi => params?.end(&[]).map(|()| json(openapi::text())),
-        Does::Schema => {
+        RouteTarget::Metrics => params?.end(&[]).and_then(|()| metrics::show(api)),
+        RouteTarget::OpenApi => params?.end(&[]).map(|()| json(openapi::text())),
+        RouteTarget::Schema => {
             params?.end(&[]).and_then(|()| schemas::get(call.found.param("type").unwrap_or_default()))
         }
-        Does::List(_) | Does::Get(_) | Does::History(_) | Does::Events | Does::Logs => {
+        RouteTarget::List(_)
+        | RouteTarget::Get(_)
+        | RouteTarget::History(_)
+        | RouteTarget::Events
+        | RouteTarget::Logs => {
             let app = fleet(api, &call)?;
             read_of(app, &call, params?).await.map(|response| positions::named(app, response))
         }
-        Does::Intents | Does::Intent(..) | Does::Link | Does::Say => {
+        RouteTarget::Intents | RouteTarget::Intent(..) | RouteTarget::Link | RouteTarget::Say => {
             let app = fleet(api, &call);
             match sent {
-                Sent::Read(body) => {
+                RequestBody::Read(body) => {
                     let app = app?;
                     write_to(app, call, params?, body).await.map(|response| positions::named(app, response))
                 }
-                Sent::Unread(body) => say_to(app, &api.common.limits, call, params, body).await,
+                RequestBody::Unread(body) => say_to(app, &api.common.limits, call, params, body).await,
             }
         }
     }
 }
 
-async fn read_of(app: &Arc<App>, call: &Call, params: Params) -> Result<Response<Body>, Problem> {
+async fn read_of(
+    app: &Arc<FleetApi>,
+    call: &RoutedRequest,
+    params: QueryParams,
+) -> Result<Response<Body>, ProblemDetails> {
     match call.found.route.does {
-        Does::List(kind) => read::list(app, call, kind, params).await,
-        Does::Get(kind) => read::get(app, call, kind, params).await,
-        Does::History(kind) => read::history(app, call, kind, params).await,
-        Does::Events => stream::events(app, params, &call.parts.headers).await,
-        Does::Logs => logs::read(app, call, params).await,
-        other => Err(Problem::new(INTERNAL, format!("{other:?} is no read"))),
+        RouteTarget::List(kind) => read::list(app, call, kind, params).await,
+        RouteTarget::Get(kind) => read::get(app, call, kind, params).await,
+        RouteTarget::History(kind) => read::history(app, call, kind, params).await,
+        RouteTarget::Events => stream::events(app, params, &call.parts.headers).await,
+        RouteTarget::Logs => logs::read(app, call, params).await,
+        other => Err(ProblemDetails::new(INTERNAL, format!("{other:?} is no read"))),
     }
 }
 
 /// Answers a request that needs the decider: on this server, or through the server that is the leader.
 async fn write_to(
-    app: &Arc<App>,
-    call: Call,
-    params: Params,
-    body: Result<Bytes, Problem>,
-) -> Result<Response<Body>, Problem> {
+    app: &Arc<FleetApi>,
+    call: RoutedRequest,
+    params: QueryParams,
+    body: Result<Bytes, ProblemDetails>,
+) -> Result<Response<Body>, ProblemDetails> {
     let said = write::in_query(call.found.route.does, params)?;
     let decider = match app.desk.find() {
-        Where::Here(decider) => decider,
-        Where::There(there) => {
+        LeaderLocation::Here(decider) => decider,
+        LeaderLocation::There(there) => {
             return forward::send(app, &there, &call.parts, body?.into(), patience(app)).await;
         }
-        Where::Nobody => return Err(forward::nobody()),
+        LeaderLocation::Nobody => return Err(forward::nobody()),
     };
     forward::check(app, &call.parts.headers)?;
     match call.found.route.does {
-        Does::Intents => intents::take(app, &decider, call, body).await,
-        Does::Intent(entry, shape) => write::typed(app, &decider, call, body, (entry, shape), said).await,
-        Does::Link => links::open(app, &decider, &call, body).await,
-        other => Err(Problem::new(INTERNAL, format!("{other:?} takes no writes"))),
+        RouteTarget::Intents => intents::take(app, &decider, call, body).await,
+        RouteTarget::Intent(entry, shape) => {
+            write::typed(app, &decider, call, body, (entry, shape), said).await
+        }
+        RouteTarget::Link => links::open(app, &decider, &call, body).await,
+        other => Err(ProblemDetails::new(INTERNAL, format!("{other:?} takes no writes"))),
     }
 }
 
 /// Accepts an executor's messages on its channel, which this server may have opened on the leader.
 async fn say_to(
-    app: Result<&Arc<App>, Problem>,
-    limits: &Limits,
-    call: Call,
-    params: Result<Params, Problem>,
+    app: Result<&Arc<FleetApi>, ProblemDetails>,
+    limits: &HttpLimits,
+    call: RoutedRequest,
+    params: Result<QueryParams, ProblemDetails>,
     body: Body,
-) -> Result<Response<Body>, Problem> {
+) -> Result<Response<Body>, ProblemDetails> {
     let found = app.and_then(|app| {
         forward::check(app, &call.parts.headers)?;
         Ok((app, links::find(app, &call, params?)))
@@ -288,33 +309,33 @@ async fn say_to(
     let problem = match found {
         Ok((app, Ok(saying))) => return saying.take(app, body).await,
         Ok((app, Err(problem))) => match app.desk.find() {
-            Where::There(there) if problem.is(GONE) => {
+            LeaderLocation::There(there) if problem.is(GONE) => {
                 return forward::send(app, &there, &call.parts, body, patience(app)).await;
             }
-            Where::There(_) | Where::Here(_) | Where::Nobody => problem,
+            LeaderLocation::There(_) | LeaderLocation::Here(_) | LeaderLocation::Nobody => problem,
         },
         Err(problem) => problem,
     };
     Err(refuse(problem, body, limits).await)
 }
 
-impl Api {
+impl ApiState {
     /// Reports ready if no part of any fleet is stalled, the leader is known, and the rows reach the durable
     /// position within one second.
-    async fn ready(&self) -> Result<Response<Body>, Problem> {
+    async fn ready(&self) -> Result<Response<Body>, ProblemDetails> {
         for (name, app) in &self.fleets {
             let head = app.source.head();
             if let Some(trouble) = app.desk.clock_trouble(head.map(|head| head.time)).await {
-                return Err(Problem::new(CLOCK_AHEAD, format!("fleet {name}: {trouble}")));
+                return Err(ProblemDetails::new(CLOCK_AHEAD, format!("fleet {name}: {trouble}")));
             }
             let troubles = app.troubles();
             if !troubles.is_empty() {
                 let named = troubles.iter().map(|(part, trouble)| format!("fleet {name}, {part}: {trouble}"));
-                return Err(Problem::new(STANDS_STILL, named.collect::<Vec<_>>().join("; ")));
+                return Err(ProblemDetails::new(STANDS_STILL, named.collect::<Vec<_>>().join("; ")));
             }
-            if let Where::Nobody = app.desk.find() {
+            if let LeaderLocation::Nobody = app.desk.find() {
                 let what = format!("fleet {name}: as far as this server knows, no server decides");
-                return Err(Problem::new(NO_DECIDER, what));
+                return Err(ProblemDetails::new(NO_DECIDER, what));
             }
             let tail = head.map_or_else(Default::default, |head| head.position);
             read::reached(app, tail, Duration::from_secs(1)).await.map_err(|mut problem| {
@@ -332,7 +353,7 @@ impl Api {
 fn panicked(panic: Box<dyn Any + Send>) -> Response<Body> {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic");
-    Problem::internal("answer the request", &text).into_response()
+    ProblemDetails::internal("answer the request", &text).into_response()
 }
 
 /// Reads a whole body of at most `most` bytes after reserving memory for all of it except `own` bytes, which
@@ -342,8 +363,8 @@ pub(super) async fn reserved(
     body: Body,
     most: usize,
     own: usize,
-    limits: &Limits,
-) -> Result<(Bytes, ReservedBytes), Problem> {
+    limits: &HttpLimits,
+) -> Result<(Bytes, ReservedBytes), ProblemDetails> {
     let size = body.size_hint();
     if size.lower() > most as u64 {
         return Err(refuse(too_large(most), body, limits).await);
@@ -351,20 +372,22 @@ pub(super) async fn reserved(
     let likely = size.upper().and_then(|size| usize::try_from(size).ok()).unwrap_or(most).min(most);
     let reserved = budget.reserve(likely.saturating_sub(own));
     let Ok(reserved) = tokio::time::timeout(limits.body_read, reserved).await else {
-        let problem = Problem::new(BUSY, "read the body: there is no memory for it, as others have not come");
+        let problem =
+            ProblemDetails::new(BUSY, "read the body: there is no memory for it, as others have not come");
         return Err(refuse(problem, body, limits).await);
     };
     Ok((whole(body, most, limits.body_read).await?, reserved))
 }
 
 /// Reads a whole body. A body that is too large is still read, up to a bound, and discarded.
-pub(super) async fn whole(body: Body, most: usize, within: Duration) -> Result<Bytes, Problem> {
+pub(super) async fn whole(body: Body, most: usize, within: Duration) -> Result<Bytes, ProblemDetails> {
     let read = async {
         // Capacity is the announced size: growing by doubling would take twice as much.
         let size = usize::try_from(body.size_hint().lower()).unwrap_or(most).min(most);
         let (mut body, mut kept, mut taken) = (body, Vec::with_capacity(size), 0);
         while let Some(frame) = body.frame().await {
-            let frame = frame.map_err(|error| Problem::new(MALFORMED, format!("read the body: {error}")))?;
+            let frame =
+                frame.map_err(|error| ProblemDetails::new(MALFORMED, format!("read the body: {error}")))?;
             let Ok(data) = frame.into_data() else { continue };
             taken += data.len();
             if taken > most * DISCARDED {
@@ -379,7 +402,7 @@ pub(super) async fn whole(body: Body, most: usize, within: Duration) -> Result<B
         }
         Ok(kept.into())
     };
-    let late = |_| Problem::new(REQUEST_TIMEOUT, "read the body: it did not come in time");
+    let late = |_| ProblemDetails::new(REQUEST_TIMEOUT, "read the body: it did not come in time");
     tokio::time::timeout(within, read).await.map_err(late)?
 }
 
@@ -398,8 +421,8 @@ async fn discard(body: Body, most: usize, within: Duration) {
 }
 
 /// Returns the problem of a body with more than `most` bytes.
-pub(super) fn too_large(most: usize) -> Problem {
-    Problem::new(TOO_LARGE, format!("read the body: it has more than {most} bytes"))
+pub(super) fn too_large(most: usize) -> ProblemDetails {
+    ProblemDetails::new(TOO_LARGE, format!("read the body: it has more than {most} bytes"))
 }
 
 fn text(body: &'static str) -> Response<Body> {
@@ -431,7 +454,8 @@ mod tests {
             panic!("on purpose")
         });
         let answer = CatchPanicLayer::custom(panicked).layer(panics).oneshot(Request::default()).await;
-        let problem = answer.expect("an answer").extensions_mut().remove::<Problem>().expect("a problem");
+        let problem =
+            answer.expect("an answer").extensions_mut().remove::<ProblemDetails>().expect("a problem");
         assert_eq!((problem.kind.status, problem.detail.contains("purpose")), (500, false));
     }
 }

@@ -23,10 +23,10 @@ use hyper_util::rt::{TokioExecutor, TokioTimer};
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
-use super::App;
+use super::FleetApi;
 use super::admission::SEC_FETCH_SITE;
 use super::last_verdict::note_forwarded;
-use super::problem::{MISDIRECTED, NO_DECIDER, Problem, UNKNOWN_OUTCOME};
+use super::problem::{MISDIRECTED, NO_DECIDER, ProblemDetails, UNKNOWN_OUTCOME};
 
 /// Header of a request from another server, with the decider it is meant for: `LINEAGE/TERM`.
 const FORWARDED: HeaderName = HeaderName::from_static("chancery-forwarded");
@@ -75,7 +75,7 @@ pub(super) fn is_forwarded(headers: &HeaderMap) -> bool {
 
 /// Whether a request is for this server's decider. A client's request is; a forwarded request must name the
 /// lineage, and no later term than this server's.
-pub(super) fn check(app: &App, headers: &HeaderMap) -> Result<(), Problem> {
+pub(super) fn check(app: &FleetApi, headers: &HeaderMap) -> Result<(), ProblemDetails> {
     let Some(named) = headers.get(FORWARDED) else { return Ok(()) };
     let named = named.to_str().ok().and_then(|text| text.split_once('/'));
     let named = named.and_then(|(lineage, term)| Some((lineage.parse().ok()?, term.parse().ok()?)));
@@ -86,12 +86,15 @@ pub(super) fn check(app: &App, headers: &HeaderMap) -> Result<(), Problem> {
         return Ok(());
     }
     let detail = "take a forwarded request: it is for a decider of another journal or a later term; nothing was recorded";
-    Err(Problem::new(MISDIRECTED, detail))
+    Err(ProblemDetails::new(MISDIRECTED, detail))
 }
 
 /// Returns the problem for a fleet without a known leader.
-pub(super) fn nobody() -> Problem {
-    Problem::new(NO_DECIDER, "ask the decider: no server decides for this fleet now; nothing was recorded")
+pub(super) fn nobody() -> ProblemDetails {
+    ProblemDetails::new(
+        NO_DECIDER,
+        "ask the decider: no server decides for this fleet now; nothing was recorded",
+    )
 }
 
 /// Sends the request to the server at `there`.
@@ -99,18 +102,18 @@ pub(super) fn nobody() -> Problem {
 /// The answer must arrive within `patience`, which is below the request's limit, so that an unknown outcome
 /// can still be reported. Once this server stops, it waits no longer than for its own appends.
 pub(super) async fn send(
-    app: &App,
+    app: &FleetApi,
     there: &Arc<str>,
     parts: &Parts,
     body: Body,
     patience: Duration,
-) -> Result<Response<Body>, Problem> {
+) -> Result<Response<Body>, ProblemDetails> {
     if is_forwarded(&parts.headers) {
         return Err(nobody());
     }
     let unreachable = |why: String| {
         let detail = format!("ask the decider at {there}: {why}; nothing was recorded");
-        Problem::new(NO_DECIDER, detail)
+        ProblemDetails::new(NO_DECIDER, detail)
     };
     // The address is known from a record, so the journal has one.
     let head = app.source.head().ok_or_else(nobody)?;
@@ -123,7 +126,7 @@ pub(super) async fn send(
             "ask the decider at {there}: {why}; it may or may not be recorded: repeat the request with the same \
              idempotency key, and the answer will be that of this one"
         );
-        Problem::new(UNKNOWN_OUTCOME, detail)
+        ProblemDetails::new(UNKNOWN_OUTCOME, detail)
     };
     let failed =
         |error: Error| if error.is_connect() { unreachable(cause(&error)) } else { unknown(cause(&error)) };

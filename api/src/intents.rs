@@ -12,62 +12,62 @@ use std::task::Poll;
 
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderMap, HeaderValue, Response};
-use chancery_decider::{Decider, NoVerdict, Verdict};
-use chancery_events::cloud::{Attributes, BadAttribute, BadEnvelope};
-use chancery_events::intent::Request;
+use chancery_decider::{DeciderHandle, Verdict, VerdictError};
+use chancery_events::cloud::{CloudEventAttributes, InvalidAttribute, InvalidCloudEvent};
+use chancery_events::intent::IntentRequest;
 use percent_encoding::percent_decode_str;
 use serde_json::value::RawValue;
 
-use super::App;
-use super::edge::{Call, json};
-use super::headers::{Media, Meta, media};
+use super::FleetApi;
+use super::edge::{RoutedRequest, json};
+use super::headers::{BodyFormat, IntentHeaders, media};
 use super::json::check;
-use super::problem::{BAD_PARAMETER, INVALID, In, Problem, TOO_LARGE, pointer_to};
-use super::rate::Principal;
-use super::typed::{self, Part};
-use super::write::{Asked, ask, response};
+use super::problem::{BAD_PARAMETER, INVALID, ProblemDetails, RequestPart, TOO_LARGE, pointer_to};
+use super::rate::RequestPrincipal;
+use super::typed::{self, JsonPart};
+use super::write::{AnswerContext, ask, response};
 
-const TAKEN: &[Media] = &[Media::CloudEvent, Media::Json, Media::Batch];
+const TAKEN: &[BodyFormat] = &[BodyFormat::CloudEvent, BodyFormat::Json, BodyFormat::Batch];
 
 /// Accepts one intent or a batch.
 pub(super) async fn take(
-    app: &Arc<App>,
-    decider: &Decider,
-    call: Call,
-    body: Result<Bytes, Problem>,
-) -> Result<Response<Body>, Problem> {
-    let Call { context, parts, principal, .. } = call;
+    app: &Arc<FleetApi>,
+    decider: &DeciderHandle,
+    call: RoutedRequest,
+    body: Result<Bytes, ProblemDetails>,
+) -> Result<Response<Body>, ProblemDetails> {
+    let RoutedRequest { context, parts, principal, .. } = call;
     let headers = &parts.headers;
-    let meta = Meta::read(headers)?;
+    let meta = IntentHeaders::read(headers)?;
     let media = media(headers, TAKEN)?;
     let bytes = body?;
     let text = check(&bytes, app.common.limits.depth)?;
-    if media == Media::Batch {
+    if media == BodyFormat::Batch {
         return batch(app, decider, &meta, text, &context.id, &principal).await;
     }
     let is_binary = headers.keys().any(|name| name.as_str().starts_with("ce-"));
     let (request, was_if_match) = match (media, is_binary) {
-        (Media::CloudEvent, true) => {
+        (BodyFormat::CloudEvent, true) => {
             let detail = "read the headers: the body is a whole CloudEvent, so ce- headers have no place";
-            return Err(Problem::new(BAD_PARAMETER, detail));
+            return Err(ProblemDetails::new(BAD_PARAMETER, detail));
         }
         (_, true) => binary(headers, &meta, text)?,
-        (_, false) => structured(&meta, Part { whole: text, part: text })?,
+        (_, false) => structured(&meta, JsonPart { whole: text, part: text })?,
     };
-    let asked = Asked::of(&request, was_if_match);
+    let asked = AnswerContext::of(&request, was_if_match);
     let verdict = ask(app, decider, request, bytes.len()).await;
     let (status, accepted) = asked.answered(app, decider, verdict).await?;
     Ok(response(status, &accepted))
 }
 
 /// Returns the problem of an attribute, with its location.
-fn fault(part: In, bad: BadAttribute) -> Problem {
+fn fault(part: RequestPart, bad: InvalidAttribute) -> ProblemDetails {
     let name = match part {
-        In::Header => format!("ce-{}", bad.name),
+        RequestPart::Header => format!("ce-{}", bad.name),
         _ => bad.name,
     };
-    let kind = if part == In::Header { BAD_PARAMETER } else { INVALID };
-    Problem::new(kind, format!("read the attribute {name:?}: {}", bad.reason)).at(
+    let kind = if part == RequestPart::Header { BAD_PARAMETER } else { INVALID };
+    ProblemDetails::new(kind, format!("read the attribute {name:?}: {}", bad.reason)).at(
         part,
         pointer_to(&name),
         bad.reason,
@@ -76,19 +76,23 @@ fn fault(part: In, bad: BadAttribute) -> Problem {
 
 /// Combines the headers of all forms with the attributes. Also returns whether `If-Match` gave the version.
 fn request(
-    part: In,
-    attributes: Attributes,
-    meta: &Meta,
+    part: RequestPart,
+    attributes: CloudEventAttributes,
+    meta: &IntentHeaders,
     intent: chancery_events::intent::Intent,
-) -> Result<(Request, bool), Problem> {
+) -> Result<(IntentRequest, bool), ProblemDetails> {
     if let Some(key) = meta.id.as_ref().filter(|key| attributes.id() != Some(key)) {
         let what =
             format!("the event's id must be the same, not {:?}", attributes.id().map(ToString::to_string));
-        return Err(Problem::parameter(In::Header, "idempotency-key", what).id(key.as_str()));
+        return Err(ProblemDetails::parameter(RequestPart::Header, "idempotency-key", what).id(key.as_str()));
     }
     let given = attributes.expect();
     if given.is_some() && meta.expect.is_some() && given != meta.expect {
-        return Err(Problem::parameter(In::Header, "if-match", "the attribute expect says another version"));
+        return Err(ProblemDetails::parameter(
+            RequestPart::Header,
+            "if-match",
+            "the attribute expect says another version",
+        ));
     }
     let mut request = attributes.request(intent, &meta.actor).map_err(|bad| fault(part, bad))?;
     request.expect = given.or(meta.expect);
@@ -98,39 +102,44 @@ fn request(
 }
 
 /// Reads an intent whose attributes and data are members of one object.
-fn structured(meta: &Meta, text: Part<'_>) -> Result<(Request, bool), Problem> {
-    let (attributes, data) = Attributes::of_object(text.part).map_err(|bad| match bad {
-        BadEnvelope::Attribute(bad) => fault(In::Body, bad),
-        BadEnvelope::NotAnObject => Problem::new(INVALID, "read the body: it is not a CloudEvent").at(
-            In::Body,
-            "",
-            "write an object with the attributes and data",
-        ),
+fn structured(meta: &IntentHeaders, text: JsonPart<'_>) -> Result<(IntentRequest, bool), ProblemDetails> {
+    let (attributes, data) = CloudEventAttributes::of_object(text.part).map_err(|bad| match bad {
+        InvalidCloudEvent::Attribute(bad) => fault(RequestPart::Body, bad),
+        InvalidCloudEvent::NotAnObject => ProblemDetails::new(
+            INVALID,
+            "read the body: it is not a CloudEvent",
+        )
+        .at(RequestPart::Body, "", "write an object with the attributes and data"),
     })?;
-    let type_name = attributes.intent_type().map_err(|bad| fault(In::Body, bad))?;
-    let data = Attributes::data(data).map_err(|bad| fault(In::Body, bad))?;
-    let data = Part { whole: text.whole, part: data };
+    let type_name = attributes.intent_type().map_err(|bad| fault(RequestPart::Body, bad))?;
+    let data = CloudEventAttributes::data(data).map_err(|bad| fault(RequestPart::Body, bad))?;
+    let data = JsonPart { whole: text.whole, part: data };
     let intent = typed::intent(type_name, &data).map_err(|problem| problem.below("/data"))?;
-    request(In::Body, attributes, meta, intent)
+    request(RequestPart::Body, attributes, meta, intent)
 }
 
 /// Reads an intent whose attributes are headers and whose data is the body.
-fn binary(headers: &HeaderMap, meta: &Meta, text: &str) -> Result<(Request, bool), Problem> {
-    let mut attributes = Attributes::default();
+fn binary(
+    headers: &HeaderMap,
+    meta: &IntentHeaders,
+    text: &str,
+) -> Result<(IntentRequest, bool), ProblemDetails> {
+    let mut attributes = CloudEventAttributes::default();
     for (header, value) in headers {
         let Some(name) = header.as_str().strip_prefix("ce-") else { continue };
-        let wrong =
-            |what: &str| fault(In::Header, BadAttribute { name: name.to_owned(), reason: what.to_owned() });
+        let wrong = |what: &str| {
+            fault(RequestPart::Header, InvalidAttribute { name: name.to_owned(), reason: what.to_owned() })
+        };
         let value =
             value.to_str().map_err(|_| wrong("write visible ASCII, and percent-encode everything else"))?;
         // Some senders quote the value, which the binding allows; inside quotes, a backslash escapes.
         let bare = unquoted(value.trim());
         let decoded = percent_decode_str(&bare).decode_utf8().map_err(|_| wrong("percent-encode UTF-8"))?;
-        attributes.set(name, &decoded).map_err(|bad| fault(In::Header, bad))?;
+        attributes.set(name, &decoded).map_err(|bad| fault(RequestPart::Header, bad))?;
     }
-    let type_name = attributes.intent_type().map_err(|bad| fault(In::Header, bad))?;
-    let intent = typed::intent(type_name, &Part { whole: text, part: text })?;
-    request(In::Header, attributes, meta, intent)
+    let type_name = attributes.intent_type().map_err(|bad| fault(RequestPart::Header, bad))?;
+    let intent = typed::intent(type_name, &JsonPart { whole: text, part: text })?;
+    request(RequestPart::Header, attributes, meta, intent)
 }
 
 fn unquoted(text: &str) -> String {
@@ -147,16 +156,16 @@ fn unquoted(text: &str) -> String {
 
 /// Submits a batch in its order. Each intent has an answer of its own.
 async fn batch(
-    app: &Arc<App>,
-    decider: &Decider,
-    meta: &Meta,
+    app: &Arc<FleetApi>,
+    decider: &DeciderHandle,
+    meta: &IntentHeaders,
     text: &str,
     request_id: &str,
-    principal: &Principal,
-) -> Result<Response<Body>, Problem> {
+    principal: &RequestPrincipal,
+) -> Result<Response<Body>, ProblemDetails> {
     if meta.id.is_some() || meta.expect.is_some() {
         let detail = "read the headers: each event of a batch has its own id and expect";
-        return Err(Problem::new(BAD_PARAMETER, detail));
+        return Err(ProblemDetails::new(BAD_PARAMETER, detail));
     }
     let items: Vec<&RawValue> = read_items(text)?;
     if items.len() > app.common.limits.batch {
@@ -165,16 +174,16 @@ async fn batch(
             items.len(),
             app.common.limits.batch
         );
-        return Err(Problem::new(TOO_LARGE, detail));
+        return Err(ProblemDetails::new(TOO_LARGE, detail));
     }
     // The request itself has taken the token of one intent.
     app.common.rates.owe(principal, items.len().saturating_sub(1));
     let mut answers: Vec<Option<serde_json::Value>> = vec![None; items.len()];
     let mut asked = Vec::new();
     for (index, item) in items.iter().enumerate() {
-        match structured(meta, Part { whole: text, part: item.get() }) {
+        match structured(meta, JsonPart { whole: text, part: item.get() }) {
             Ok((request, _)) => {
-                asked.push(((index, Asked::of(&request, false)), (request, item.get().len())));
+                asked.push(((index, AnswerContext::of(&request, false)), (request, item.get().len())));
             }
             Err(problem) => {
                 answers[index] = Some(problem_value(&problem.below(&format!("/{index}")), request_id));
@@ -202,34 +211,34 @@ async fn batch(
     Ok(response)
 }
 
-fn read_items(text: &str) -> Result<Vec<&RawValue>, Problem> {
+fn read_items(text: &str) -> Result<Vec<&RawValue>, ProblemDetails> {
     // The text has been checked: if it starts this way, it is an array.
     serde_json::from_str(text).map_err(|_| {
-        let problem = Problem::new(INVALID, "read the batch: it is not an array of events");
-        problem.at(In::Body, "", "write an array")
+        let problem = ProblemDetails::new(INVALID, "read the batch: it is not an array of events");
+        problem.at(RequestPart::Body, "", "write an array")
     })
 }
 
-fn problem_value(problem: &Problem, request_id: &str) -> serde_json::Value {
+fn problem_value(problem: &ProblemDetails, request_id: &str) -> serde_json::Value {
     serde_json::to_value(problem.shown(request_id)).unwrap_or_default()
 }
 
 /// Submits in order and waits for all. Once the decider is busy, no later intent is submitted, because it
 /// must not be decided before an earlier one.
 async fn in_order(
-    asks: impl Iterator<Item = impl Future<Output = Result<Verdict, NoVerdict>>>,
-) -> Vec<Result<Verdict, NoVerdict>> {
+    asks: impl Iterator<Item = impl Future<Output = Result<Verdict, VerdictError>>>,
+) -> Vec<Result<Verdict, VerdictError>> {
     let mut asks: Vec<_> = asks.map(|ask| (Some(Box::pin(ask)), None)).collect();
     poll_fn(move |context| {
         let (mut is_busy, mut waits) = (false, false);
         for (ask, answer) in &mut asks {
             if is_busy && answer.is_none() {
-                (*ask, *answer) = (None, Some(Err(NoVerdict::Busy)));
+                (*ask, *answer) = (None, Some(Err(VerdictError::Busy)));
             }
             let Some(running) = ask else { continue };
             match running.as_mut().poll(context) {
                 Poll::Ready(verdict) => {
-                    is_busy |= matches!(verdict, Err(NoVerdict::Busy));
+                    is_busy |= matches!(verdict, Err(VerdictError::Busy));
                     (*ask, *answer) = (None, Some(verdict));
                 }
                 Poll::Pending => waits = true,
@@ -239,7 +248,7 @@ async fn in_order(
             return Poll::Pending;
         }
         Poll::Ready(
-            asks.iter_mut().map(|(_, answer)| answer.take().unwrap_or(Err(NoVerdict::Unknown))).collect(),
+            asks.iter_mut().map(|(_, answer)| answer.take().unwrap_or(Err(VerdictError::Unknown))).collect(),
         )
     })
     .await
@@ -254,20 +263,23 @@ mod tests {
     #[tokio::test]
     async fn nobody_behind_one_that_found_the_decider_busy_is_asked() {
         let asked = Cell::new(0);
-        let ask = |verdict: Option<NoVerdict>| {
+        let ask = |verdict: Option<VerdictError>| {
             let asked = &asked;
             async move {
                 asked.set(asked.get() + 1);
                 if verdict.is_none() {
                     tokio::task::yield_now().await;
                 }
-                Err(verdict.unwrap_or(NoVerdict::Unknown))
+                Err(verdict.unwrap_or(VerdictError::Unknown))
             }
         };
-        let all = [None, Some(NoVerdict::Busy), None, None];
+        let all = [None, Some(VerdictError::Busy), None, None];
         let verdicts = in_order(all.into_iter().map(ask)).await;
         let words: Vec<_> = verdicts.into_iter().map(Result::unwrap_err).collect();
-        assert_eq!(words, [NoVerdict::Unknown, NoVerdict::Busy, NoVerdict::Busy, NoVerdict::Busy]);
+        assert_eq!(
+            words,
+            [VerdictError::Unknown, VerdictError::Busy, VerdictError::Busy, VerdictError::Busy]
+        );
         assert_eq!(asked.get(), 2);
     }
 }

@@ -6,24 +6,26 @@
 
 use std::fmt::Write as _;
 
-use chancery_events::strict::{self, NotStrict, Step};
+use chancery_events::strict::{self, InvalidJson, JsonPathStep};
 use serde::de::DeserializeOwned;
 use serde_path_to_error::Segment;
 
-use super::problem::{INVALID, In, MALFORMED, Problem};
+use super::problem::{INVALID, MALFORMED, ProblemDetails, RequestPart};
 
 /// Checks that `bytes` are one JSON text in UTF-8, without duplicate names, at most `depth` levels deep.
-pub(super) fn check(bytes: &[u8], depth: usize) -> Result<&str, Problem> {
+pub(super) fn check(bytes: &[u8], depth: usize) -> Result<&str, ProblemDetails> {
     strict::check(bytes, depth).map_err(|fault| match fault {
-        NotStrict::Utf8 { from } => Problem::new(
+        InvalidJson::Utf8 { from } => ProblemDetails::new(
             MALFORMED,
             format!("read the body: it is not UTF-8 from byte {from} on"),
         )
-        .at(In::Body, "", "write it in UTF-8"),
-        NotStrict::Empty => {
-            Problem::new(MALFORMED, "read the body: it is empty").at(In::Body, "", "write a JSON object")
-        }
-        NotStrict::Json { pointer, source } => {
+        .at(RequestPart::Body, "", "write it in UTF-8"),
+        InvalidJson::Empty => ProblemDetails::new(MALFORMED, "read the body: it is empty").at(
+            RequestPart::Body,
+            "",
+            "write a JSON object",
+        ),
+        InvalidJson::Json { pointer, source } => {
             let place = (source.line(), source.column());
             said(MALFORMED, &source, pointer, place)
         }
@@ -32,19 +34,19 @@ pub(super) fn check(bytes: &[u8], depth: usize) -> Result<&str, Problem> {
 
 /// Members taken from the path, inserted before those of the body.
 #[derive(Default, Debug)]
-pub(super) struct Splice {
+pub(super) struct SplicedJson {
     text: String,
     at: usize,
     inserted: usize,
 }
 
-impl Splice {
+impl SplicedJson {
     /// Inserts `members` into the object that `text` must be. The text has been checked.
-    pub(super) fn new(text: &str, members: &[(&str, &str)]) -> Result<Splice, Problem> {
+    pub(super) fn new(text: &str, members: &[(&str, &str)]) -> Result<SplicedJson, ProblemDetails> {
         let at = text.len() - text.trim_start_matches([' ', '\t', '\r', '\n']).len();
         let Some(rest) = text[at..].strip_prefix('{') else {
-            return Err(Problem::new(INVALID, "read the body: it is not an object").at(
-                In::Body,
+            return Err(ProblemDetails::new(INVALID, "read the body: it is not an object").at(
+                RequestPart::Body,
                 "",
                 "write a JSON object",
             ));
@@ -58,7 +60,7 @@ impl Splice {
             front.pop();
         }
         let spliced = format!("{}{{{front}{rest}", &text[..at]);
-        Ok(Splice { text: spliced, at: at + 1, inserted: front.len() })
+        Ok(SplicedJson { text: spliced, at: at + 1, inserted: front.len() })
     }
 
     /// Converts a location in the combined text into the location in the sent text.
@@ -74,13 +76,13 @@ impl Splice {
     }
 
     /// Reads the combined text as a value of type `T`.
-    pub(super) fn read<T: DeserializeOwned>(&self) -> Result<T, Problem> {
+    pub(super) fn read<T: DeserializeOwned>(&self) -> Result<T, ProblemDetails> {
         read_at(&self.text, |place| self.sent(place))
     }
 }
 
 /// Reads a checked text as a value of type `T`.
-pub(super) fn read<T: DeserializeOwned>(text: &str) -> Result<T, Problem> {
+pub(super) fn read<T: DeserializeOwned>(text: &str) -> Result<T, ProblemDetails> {
     read_at(text, |place| place)
 }
 
@@ -88,11 +90,11 @@ pub(super) fn read<T: DeserializeOwned>(text: &str) -> Result<T, Problem> {
 pub(super) fn read_at<T: DeserializeOwned>(
     text: &str,
     sent: impl Fn((usize, usize)) -> (usize, usize),
-) -> Result<T, Problem> {
+) -> Result<T, ProblemDetails> {
     // Derived deserializers accept an array for an object, member by member; no client means that.
     if !text.trim_start_matches([' ', '\t', '\r', '\n']).starts_with('{') {
-        return Err(Problem::new(INVALID, "read the body: it is not an object").at(
-            In::Body,
+        return Err(ProblemDetails::new(INVALID, "read the body: it is not an object").at(
+            RequestPart::Body,
             "",
             "write a JSON object",
         ));
@@ -102,7 +104,7 @@ pub(super) fn read_at<T: DeserializeOwned>(
         let mut pointer = String::new();
         for segment in error.path() {
             match segment {
-                Segment::Seq { index } => Step::Index(*index).write(&mut pointer),
+                Segment::Seq { index } => JsonPathStep::Index(*index).write(&mut pointer),
                 Segment::Map { key } => strict::name_step(&mut pointer, key),
                 Segment::Enum { variant } => strict::name_step(&mut pointer, variant),
                 Segment::Unknown => {}
@@ -127,18 +129,18 @@ pub(super) fn read_at<T: DeserializeOwned>(
 }
 
 fn said(
-    kind: &'static super::problem::Kind,
+    kind: &'static super::problem::ProblemKind,
     error: &serde_json::Error,
     pointer: String,
     (line, column): (usize, usize),
-) -> Problem {
+) -> ProblemDetails {
     let message = error.to_string();
     let tail = format!(" at line {} column {}", error.line(), error.column());
     let what = message.strip_suffix(&tail).unwrap_or(&message);
     let what: String = what.chars().take(500).collect();
     let place = if pointer.is_empty() { String::new() } else { format!("{pointer} ") };
     let detail = format!("read the body at {place}(line {line}, column {column}): {what}");
-    Problem::new(kind, detail).at(In::Body, pointer, what)
+    ProblemDetails::new(kind, detail).at(RequestPart::Body, pointer, what)
 }
 
 #[cfg(test)]
@@ -147,7 +149,7 @@ mod tests {
 
     use super::*;
 
-    fn pointer(problem: &Problem) -> &str {
+    fn pointer(problem: &ProblemDetails) -> &str {
         &problem.errors()[0].pointer
     }
 
@@ -189,7 +191,7 @@ mod tests {
             ),
             ("{}", "/spec", "column 2"),
         ] {
-            let splice = Splice::new(text, &[("name", "node-1")]).expect("an object");
+            let splice = SplicedJson::new(text, &[("name", "node-1")]).expect("an object");
             let problem = splice.read::<NodeApply>().expect_err(text);
             assert_eq!((problem.kind, pointer(&problem)), (INVALID, at), "{text}");
             assert!(problem.detail.contains(place), "{} in {text}", problem.detail);
@@ -199,10 +201,10 @@ mod tests {
     #[test]
     fn what_the_path_says_is_put_in_and_not_said_again() {
         let text = r#" {"spec":{"domain":"d1","total":{}}}"#;
-        let splice = Splice::new(text, &[("name", "node-1")]).expect("an object");
+        let splice = SplicedJson::new(text, &[("name", "node-1")]).expect("an object");
         assert_eq!(splice.read::<NodeApply>().expect("a body").name.as_str(), "node-1");
-        let twice = Splice::new(r#"{"name":"node-2"}"#, &[("name", "node-1")]).expect("an object");
+        let twice = SplicedJson::new(r#"{"name":"node-2"}"#, &[("name", "node-1")]).expect("an object");
         assert_eq!(pointer(&twice.read::<NodeApply>().expect_err("two names")), "/name");
-        assert!(Splice::new("[]", &[]).is_err());
+        assert!(SplicedJson::new("[]", &[]).is_err());
     }
 }

@@ -41,12 +41,12 @@ mod write;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use chancery_decider::Hub;
-use chancery_decider::desk::Desk;
+use chancery_decider::EventHub;
+use chancery_decider::desk::LeaderRouter;
 use chancery_decider::troubles::FleetPart;
 use chancery_events::name::FleetName;
-use chancery_journal::Source;
-use chancery_projector::Reader;
+use chancery_journal::JournalReader;
+use chancery_projector::RowReader;
 use tokio::sync::Semaphore;
 
 pub use admission::{AllowedHosts, host_of};
@@ -55,31 +55,31 @@ pub use edge::router;
 use forward::DeciderClient;
 pub use forward::LAST_OUTCOMES;
 pub use last_verdict::LastVerdict;
-pub use limits::Limits;
-pub use links::Links;
-pub use logs::Logs;
-pub use metrics::{Figures, Metrics};
+pub use limits::HttpLimits;
+pub use links::ExecutorChannels;
+pub use logs::ClusterLogSource;
+pub use metrics::{FleetMetrics, ServerMetrics};
 pub use openapi::openapi;
-pub use rate::Rates;
+pub use rate::RateLimiter;
 pub use serve::serve;
 pub use slots::RESERVED;
 
 /// State of the HTTP API of one server.
 #[derive(Clone)]
-pub struct Api {
+pub struct ApiState {
     /// Fleets of the server, by name.
-    pub fleets: BTreeMap<FleetName, Arc<App>>,
+    pub fleets: BTreeMap<FleetName, Arc<FleetApi>>,
     /// State that the fleets share.
-    pub common: Arc<Common>,
+    pub common: Arc<ApiShared>,
 }
 
 /// State that the fleets of a server share.
 #[derive(Debug)]
-pub struct Common {
+pub struct ApiShared {
     /// Limits on what one caller may use.
-    pub limits: Limits,
+    pub limits: HttpLimits,
     /// Rate limits of each principal.
-    pub rates: Rates,
+    pub rates: RateLimiter,
     /// Hosts for which the server accepts requests.
     pub hosts: AllowedHosts,
     /// Budget of bytes for incomplete messages of executors, of all channels together.
@@ -93,14 +93,14 @@ pub struct Common {
     /// Client for requests to the leaders of other servers.
     deciders: DeciderClient,
     /// Metrics of the server.
-    pub metrics: Metrics,
+    pub metrics: ServerMetrics,
 }
 
-impl Common {
+impl ApiShared {
     /// Returns the state of a server that has served no request yet.
-    pub fn new(limits: Limits, hosts: AllowedHosts) -> Common {
-        Common {
-            rates: Rates::of(&limits),
+    pub fn new(limits: HttpLimits, hosts: AllowedHosts) -> ApiShared {
+        ApiShared {
+            rates: RateLimiter::of(&limits),
             uploads: ByteBudget::new(limits.uploads),
             bodies: ByteBudget::new(limits.bodies),
             answers: ByteBudget::new(limits.answers),
@@ -108,35 +108,35 @@ impl Common {
             deciders: forward::client(),
             limits,
             hosts,
-            metrics: Metrics::new(),
+            metrics: ServerMetrics::new(),
         }
     }
 }
 
 /// State of the API of one fleet.
 #[derive(Clone)]
-pub struct App {
+pub struct FleetApi {
     /// State shared with the other fleets of the server.
-    pub common: Arc<Common>,
+    pub common: Arc<ApiShared>,
     /// Routes intents to the leader.
-    pub desk: Desk,
+    pub desk: LeaderRouter,
     /// Reader of rows.
-    pub reader: Reader,
+    pub reader: RowReader,
     /// Position of the last verdict that this server has given; later reads are at least as new.
     pub last_verdict: Arc<LastVerdict>,
     /// Reader of the journal.
-    pub source: Arc<dyn Source>,
+    pub source: Arc<dyn JournalReader>,
     /// Passes new records to streams; the decider's `publish` adds the records.
-    pub hub: Arc<Hub>,
+    pub hub: Arc<EventHub>,
     /// Metrics of this fleet.
-    pub figures: Arc<Figures>,
+    pub figures: Arc<FleetMetrics>,
     /// Finds the output of processes.
-    pub logs: Arc<dyn Logs>,
+    pub logs: Arc<dyn ClusterLogSource>,
     /// Channels of executors outside this process.
-    pub links: Arc<Links>,
+    pub links: Arc<ExecutorChannels>,
 }
 
-impl App {
+impl FleetApi {
     /// Returns the stalled parts of the fleet on this server, each with its reason.
     fn troubles(&self) -> Vec<(FleetPart, String)> {
         let journal = self.source.trouble().map(|trouble| (FleetPart::Journal, trouble));

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 /// Limits of a server.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Limits {
+pub struct HttpLimits {
     /// Maximum size of a body, in bytes.
     pub body: usize,
     /// Maximum size of the messages of one executor request, and of one message, in bytes.
@@ -60,10 +60,10 @@ pub struct Limits {
     pub drain: Duration,
 }
 
-impl Default for Limits {
+impl Default for HttpLimits {
     /// Returns the limits without settings.
-    fn default() -> Limits {
-        Limits {
+    fn default() -> HttpLimits {
+        HttpLimits {
             body: 1 << 20,
             messages: 16 << 20,
             uploads: 64 << 20,

@@ -25,19 +25,23 @@ use std::time::Duration;
 
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, Response, StatusCode, header};
-use chancery_decider::{Connections, Decider, Letters, Mailbox, Stopped, Way, mailbox};
-use chancery_events::protocol::ToDecider;
+use chancery_decider::{
+    ChannelNumbers, DeciderHandle, DeciderStopped, ExecutorOutbox, InputSender, OutboxReceiver, mailbox,
+};
+use chancery_events::protocol::ExecutorMessage;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval, sleep_until};
 use uuid::Uuid;
 
-use super::edge::{self, Call};
+use super::edge::{self, RoutedRequest};
 use super::headers::one;
-use super::problem::{BUSY, GONE, INVALID, In, OUT_OF_ORDER, Problem, UNSUPPORTED_MEDIA_TYPE, pointer_to};
-use super::query::Params;
-use super::{App, Common};
+use super::problem::{
+    BUSY, GONE, INVALID, OUT_OF_ORDER, ProblemDetails, RequestPart, UNSUPPORTED_MEDIA_TYPE, pointer_to,
+};
+use super::query::QueryParams;
+use super::{ApiShared, FleetApi};
 
 /// Header that carries the id of a channel.
 const LINK: &str = "chancery-link";
@@ -51,16 +55,16 @@ pub(super) const OWN: usize = 64 << 10;
 const PIECES: usize = 4;
 
 /// Open channels of a server.
-pub struct Links {
-    connections: Connections,
+pub struct ExecutorChannels {
+    connections: ChannelNumbers,
     silence: Duration,
     most: usize,
-    open: Mutex<BTreeMap<Uuid, Arc<Open>>>,
+    open: Mutex<BTreeMap<Uuid, Arc<OpenChannel>>>,
 }
 
 /// Channel that is open.
-struct Open {
-    way: Way,
+struct OpenChannel {
+    way: InputSender,
     /// Number of messages passed to the decider; locked while a request passes messages.
     said: tokio::sync::Mutex<u64>,
     opened: Instant,
@@ -72,16 +76,16 @@ struct Open {
     welcomed: AtomicBool,
 }
 
-impl fmt::Debug for Links {
+impl fmt::Debug for ExecutorChannels {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Links, {} open", self.count())
     }
 }
 
-impl Links {
+impl ExecutorChannels {
     /// Returns a set of at most `most` channels, each closed after `silence` without data or a welcome.
-    pub fn new(connections: Connections, silence: Duration, most: usize) -> Links {
-        Links { connections, silence, most, open: Mutex::default() }
+    pub fn new(connections: ChannelNumbers, silence: Duration, most: usize) -> ExecutorChannels {
+        ExecutorChannels { connections, silence, most, open: Mutex::default() }
     }
 
     /// Returns the number of open channels.
@@ -89,19 +93,19 @@ impl Links {
         self.lock().len()
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<Uuid, Arc<Open>>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<Uuid, Arc<OpenChannel>>> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Creates a channel if the maximum is not reached.
-    fn draw(&self, decider: &Decider) -> Option<(Uuid, Arc<Open>)> {
+    fn draw(&self, decider: &DeciderHandle) -> Option<(Uuid, Arc<OpenChannel>)> {
         let mut all = self.lock();
         if all.len() >= self.most {
             return None;
         }
         // The id alone gives access to the channel: it must not be guessed.
         let id = Uuid::new_v4();
-        let open = Arc::new(Open {
+        let open = Arc::new(OpenChannel {
             way: decider.way(self.connections.next()),
             said: tokio::sync::Mutex::default(),
             opened: Instant::now(),
@@ -118,25 +122,28 @@ impl Links {
 ///
 /// The id is returned only after the decider has the connection: an earlier hello would be lost.
 pub(super) async fn open(
-    app: &Arc<App>,
-    decider: &Decider,
-    call: &Call,
-    body: Result<Bytes, Problem>,
-) -> Result<Response<Body>, Problem> {
+    app: &Arc<FleetApi>,
+    decider: &DeciderHandle,
+    call: &RoutedRequest,
+    body: Result<Bytes, ProblemDetails>,
+) -> Result<Response<Body>, ProblemDetails> {
     speaks_lines(call)?;
     if !body?.is_empty() {
-        return Err(Problem::new(INVALID, "open a link: send no body, what is to be said comes later"));
+        return Err(ProblemDetails::new(
+            INVALID,
+            "open a link: send no body, what is to be said comes later",
+        ));
     }
     let (id, open) = app.links.draw(decider).ok_or_else(|| {
-        Problem::new(BUSY, format!("open a link: {} executors are connected", app.links.most))
+        ProblemDetails::new(BUSY, format!("open a link: {} executors are connected", app.links.most))
     })?;
     let (mailbox, letters) = mailbox();
     let (pieces, mut body) = mpsc::channel::<Bytes>(PIECES);
-    let pump = Pump::new(app.clone(), id, open, letters, pieces);
+    let pump = ChannelPump::new(app.clone(), id, open, letters, pieces);
     let (given, has_it) = oneshot::channel();
     // The task also ends the channel if this request is cancelled while the decider is notified.
     tokio::spawn(pump.run(mailbox, given));
-    has_it.await.map_err(|_| Problem::new(BUSY, "open a link: the decider has stopped"))?;
+    has_it.await.map_err(|_| ProblemDetails::new(BUSY, "open a link: the decider has stopped"))?;
     let stream = async_stream::stream! {
         while let Some(piece) = body.recv().await {
             yield Ok::<_, std::convert::Infallible>(piece);
@@ -153,26 +160,32 @@ pub(super) async fn open(
 }
 
 /// Carries the decider's messages to one executor.
-struct Pump {
-    app: Arc<App>,
+struct ChannelPump {
+    app: Arc<FleetApi>,
     id: Uuid,
-    open: Arc<Open>,
-    letters: Letters,
+    open: Arc<OpenChannel>,
+    letters: OutboxReceiver,
     pieces: mpsc::Sender<Bytes>,
     closing: watch::Receiver<bool>,
     over: watch::Receiver<bool>,
     heartbeat: Interval,
 }
 
-impl Pump {
-    fn new(app: Arc<App>, id: Uuid, open: Arc<Open>, letters: Letters, pieces: mpsc::Sender<Bytes>) -> Pump {
+impl ChannelPump {
+    fn new(
+        app: Arc<FleetApi>,
+        id: Uuid,
+        open: Arc<OpenChannel>,
+        letters: OutboxReceiver,
+        pieces: mpsc::Sender<Bytes>,
+    ) -> ChannelPump {
         let mut heartbeat = interval(app.common.limits.heartbeat);
         heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let (closing, over) = (app.hub.closing(), open.over.subscribe());
-        Pump { app, id, open, letters, pieces, closing, over, heartbeat }
+        ChannelPump { app, id, open, letters, pieces, closing, over, heartbeat }
     }
 
-    async fn run(mut self, mailbox: Mailbox, given: oneshot::Sender<()>) {
+    async fn run(mut self, mailbox: ExecutorOutbox, given: oneshot::Sender<()>) {
         if self.open.way.connected(mailbox).await.is_ok() {
             // The client that requested the channel may have left; the other half is then closed.
             let _ = given.send(());
@@ -218,7 +231,7 @@ impl Pump {
     }
 }
 
-impl Open {
+impl OpenChannel {
     /// Returns the time of the last data, or before the welcome that of the opening, so that every channel
     /// ends.
     fn last_heard(&self) -> Instant {
@@ -228,11 +241,12 @@ impl Open {
     /// Records whether the decider's messages include a welcome.
     fn note_welcome(&self, messages: &[Vec<u8>]) {
         #[derive(Deserialize)]
-        struct Kind {
+        struct MessageWelcome {
             welcome: Option<IgnoredAny>,
         }
-        let is_welcome =
-            |text: &Vec<u8>| serde_json::from_slice::<Kind>(text).is_ok_and(|kind| kind.welcome.is_some());
+        let is_welcome = |text: &Vec<u8>| {
+            serde_json::from_slice::<MessageWelcome>(text).is_ok_and(|kind| kind.welcome.is_some())
+        };
         if !self.welcomed.load(Ordering::Relaxed) && messages.iter().any(is_welcome) {
             self.welcomed.store(true, Ordering::Relaxed);
         }
@@ -249,37 +263,42 @@ fn lines(batch: &[Vec<u8>]) -> Bytes {
 }
 
 /// Upload of messages by an executor, before any message is read.
-pub(super) struct Saying {
-    open: Arc<Open>,
+pub(super) struct ChannelUpload {
+    open: Arc<OpenChannel>,
     /// Number of messages sent before the upload.
     after: u64,
 }
 
 /// Finds the channel to which messages are sent.
-pub(super) fn find(app: &App, call: &Call, mut params: Params) -> Result<Saying, Problem> {
+pub(super) fn find(
+    app: &FleetApi,
+    call: &RoutedRequest,
+    mut params: QueryParams,
+) -> Result<ChannelUpload, ProblemDetails> {
     let after = params.number("after")?;
     params.end(&["after"])?;
     speaks_lines(call)?;
-    let wrong = || Problem::parameter(In::Path, "link", "write the id that the link was opened with");
+    let wrong =
+        || ProblemDetails::parameter(RequestPart::Path, "link", "write the id that the link was opened with");
     let id: Uuid = call.found.param("link").unwrap_or_default().parse().map_err(|_| wrong())?;
     let after = after.ok_or_else(|| {
-        Problem::parameter(In::Query, "after", "say how many messages were said before these")
+        ProblemDetails::parameter(RequestPart::Query, "after", "say how many messages were said before these")
     })?;
     let open = app.links.lock().get(&id).cloned();
     let open = open.ok_or_else(|| {
-        Problem::new(GONE, format!("say something on link {id}: it is closed; open another one"))
+        ProblemDetails::new(GONE, format!("say something on link {id}: it is closed; open another one"))
     })?;
-    Ok(Saying { open, after })
+    Ok(ChannelUpload { open, after })
 }
 
-impl Saying {
+impl ChannelUpload {
     /// Passes the messages to the decider, in order.
-    pub(super) async fn take(self, app: &App, body: Body) -> Result<Response<Body>, Problem> {
+    pub(super) async fn take(self, app: &FleetApi, body: Body) -> Result<Response<Body>, ProblemDetails> {
         let open = &*self.open;
         open.heard.send_replace(Instant::now());
         // A concurrent upload on the same channel waits here, unread.
         let mut said = open.said.lock().await;
-        let Common { limits, uploads, .. } = &*app.common;
+        let ApiShared { limits, uploads, .. } = &*app.common;
         let most = if open.welcomed.load(Ordering::Relaxed) { limits.messages } else { OWN };
         let (body, _reserved) = edge::reserved(uploads, body, most, OWN, limits).await?;
         let told = tell(open, &mut said, self.after, &body).await;
@@ -295,30 +314,30 @@ impl Saying {
 }
 
 /// Refuses other media types than that of executors.
-fn speaks_lines(call: &Call) -> Result<(), Problem> {
+fn speaks_lines(call: &RoutedRequest) -> Result<(), ProblemDetails> {
     let form = one(&call.parts.headers, &header::CONTENT_TYPE)?;
     if form.is_some_and(|form| form.split(';').next().is_some_and(|form| form.trim() == LINES)) {
         return Ok(());
     }
-    Err(Problem::new(UNSUPPORTED_MEDIA_TYPE, format!("speak as an executor: send {LINES}")))
+    Err(ProblemDetails::new(UNSUPPORTED_MEDIA_TYPE, format!("speak as an executor: send {LINES}")))
 }
 
-async fn tell(open: &Open, said: &mut u64, after: u64, body: &Bytes) -> Result<(), Problem> {
+async fn tell(open: &OpenChannel, said: &mut u64, after: u64, body: &Bytes) -> Result<(), ProblemDetails> {
     open.heard.send_replace(Instant::now());
     let messages = read(body)?;
     let Some(known) = said.checked_sub(after) else {
         let detail = format!("take messages after {after}: only {said} have come; open another link");
-        return Err(Problem::new(OUT_OF_ORDER, detail));
+        return Err(ProblemDetails::new(OUT_OF_ORDER, detail));
     };
     for message in messages.into_iter().skip(usize::try_from(known).unwrap_or(usize::MAX)) {
         if *open.over.borrow() {
-            return Err(Problem::new(
+            return Err(ProblemDetails::new(
                 GONE,
                 "say something on a link: it was closed meanwhile; open another one",
             ));
         }
         let told = open.way.said(message.to_vec()).await;
-        told.map_err(|Stopped| Problem::new(BUSY, "the decider has stopped"))?;
+        told.map_err(|DeciderStopped| ProblemDetails::new(BUSY, "the decider has stopped"))?;
         *said += 1;
     }
     // The decider may have been slow.
@@ -327,12 +346,12 @@ async fn tell(open: &Open, said: &mut u64, after: u64, body: &Bytes) -> Result<(
 }
 
 /// Returns the messages of a body. All must be valid, so that the decider spends no time on invalid data.
-fn read(body: &[u8]) -> Result<Vec<&[u8]>, Problem> {
+fn read(body: &[u8]) -> Result<Vec<&[u8]>, ProblemDetails> {
     let lines = body.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
     let checked = lines.enumerate().map(|(index, line)| {
-        serde_json::from_slice::<ToDecider>(line).map(|_| line).map_err(|error| {
-            Problem::new(INVALID, format!("read message {} of the body: {error}", index + 1)).at(
-                In::Body,
+        serde_json::from_slice::<ExecutorMessage>(line).map(|_| line).map_err(|error| {
+            ProblemDetails::new(INVALID, format!("read message {} of the body: {error}", index + 1)).at(
+                RequestPart::Body,
                 pointer_to(&index.to_string()),
                 error.to_string(),
             )

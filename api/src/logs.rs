@@ -12,19 +12,19 @@ use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, Response, header};
 use chancery_events::id::IncarnationId;
 use chancery_events::name::{ClusterName, PayloadName};
-use chancery_events::spec::Runtime;
+use chancery_events::spec::ClusterRuntime;
 use chancery_events::time::{Time, parse_span};
 use chancery_executor::logs::{
     LogOutput, LogReader, LogSource, LogStart, LogStream, NoLogSource, OutputName,
 };
 use chancery_projector::RowKey;
-use chancery_projector::rows::{ClusterRow, IncarnationRow, IncarnationWord, Reachability};
+use chancery_projector::rows::{ClusterRow, IncarnationRow, IncarnationStatus, Reachability};
 
-use super::App;
+use super::FleetApi;
 use super::budget::SMALL;
-use super::edge::Call;
-use super::problem::{BUSY, GONE, In, NOT_FOUND, Problem};
-use super::query::Params;
+use super::edge::RoutedRequest;
+use super::problem::{BUSY, GONE, NOT_FOUND, ProblemDetails, RequestPart};
+use super::query::QueryParams;
 use super::read::{in_turn, missing};
 
 /// Bytes read at one time.
@@ -37,32 +37,37 @@ const LINE: usize = 16 << 10;
 const POLL: Duration = Duration::from_millis(200);
 
 /// Source of the output of incarnations' processes.
-pub trait Logs: LogSource {
+pub trait ClusterLogSource: LogSource {
     /// Whether the output of the cluster's processes is stored here.
     fn keeps(&self, cluster: &ClusterName) -> bool;
 }
 
-impl Logs for NoLogSource {
+impl ClusterLogSource for NoLogSource {
     fn keeps(&self, _cluster: &ClusterName) -> bool {
         false
     }
 }
 
 /// Answers a request for logs.
-pub(super) async fn read(app: &Arc<App>, call: &Call, mut params: Params) -> Result<Response<Body>, Problem> {
+pub(super) async fn read(
+    app: &Arc<FleetApi>,
+    call: &RoutedRequest,
+    mut params: QueryParams,
+) -> Result<Response<Body>, ProblemDetails> {
     let id = call.found.param("id").unwrap_or_default();
-    let id: IncarnationId = id
-        .parse()
-        .map_err(|error: chancery_events::id::BadId| Problem::parameter(In::Path, "id", error.to_string()))?;
+    let id: IncarnationId = id.parse().map_err(|error: chancery_events::id::InvalidId| {
+        ProblemDetails::parameter(RequestPart::Path, "id", error.to_string())
+    })?;
     let payload = params.take("payload")?.map(|text| text.parse::<PayloadName>());
-    let payload =
-        payload.transpose().map_err(|error| Problem::parameter(In::Query, "payload", error.to_string()))?;
+    let payload = payload
+        .transpose()
+        .map_err(|error| ProblemDetails::parameter(RequestPart::Query, "payload", error.to_string()))?;
     let process = params.number("process")?;
     let stream = match params.take("stream")?.as_deref() {
         None => None,
         Some("out") => Some(LogStream::Out),
         Some("err") => Some(LogStream::Err),
-        Some(_) => return Err(Problem::parameter(In::Query, "stream", "write out or err")),
+        Some(_) => return Err(ProblemDetails::parameter(RequestPart::Query, "stream", "write out or err")),
     };
     let tail = params.number("tail")?;
     let since = params.take("since")?.map(|text| read_since(&text)).transpose()?;
@@ -70,15 +75,19 @@ pub(super) async fn read(app: &Arc<App>, call: &Call, mut params: Params) -> Res
     let marks = if params.flag("marked")?.unwrap_or(false) { LogMarks::Lines } else { LogMarks::Changes };
     params.end(&["payload", "process", "stream", "tail", "since", "follow", "marked"])?;
     let follower = if follow {
-        let busy =
-            || Problem::new(BUSY, format!("follow a log: {} streams are open", app.common.limits.followers));
+        let busy = || {
+            ProblemDetails::new(
+                BUSY,
+                format!("follow a log: {} streams are open", app.common.limits.followers),
+            )
+        };
         Some(app.hub.follow(app.common.limits.followers).ok_or_else(busy)?)
     } else {
         None
     };
     let logs = app.logs.clone();
     let outputs = in_turn(&app.hub.readers, "find logs", move || logs.outputs(id)).await?;
-    let mut outputs = outputs.map_err(|error| Problem::internal("find logs", &error))?;
+    let mut outputs = outputs.map_err(|error| ProblemDetails::internal("find logs", &error))?;
     let kept: Vec<_> = outputs.iter().map(|output| output.name().clone()).collect();
     outputs.retain(|output| {
         let name = output.name();
@@ -94,12 +103,13 @@ pub(super) async fn read(app: &Arc<App>, call: &Call, mut params: Params) -> Res
             "read {} outputs: at most {OUTPUTS} at one time; name a payload or a process",
             outputs.len()
         );
-        return Err(Problem::parameter(In::Query, "payload", detail));
+        return Err(ProblemDetails::parameter(RequestPart::Query, "payload", detail));
     }
     // Lines without an end yet are kept.
     let kept = if marks == LogMarks::Lines { outputs.len() * LINE } else { 0 };
-    let busy =
-        || Problem::new(BUSY, format!("read {} outputs: too many answers are being sent", outputs.len()));
+    let busy = || {
+        ProblemDetails::new(BUSY, format!("read {} outputs: too many answers are being sent", outputs.len()))
+    };
     let reserved =
         if kept > SMALL { Some(app.common.answers.try_reserve(kept).ok_or_else(busy)?) } else { None };
     let open = in_turn(&app.hub.readers, "open logs", move || {
@@ -107,18 +117,18 @@ pub(super) async fn read(app: &Arc<App>, call: &Call, mut params: Params) -> Res
         let labels = labels(&outputs, marks);
         let last = if follow { OpenLine::Waits } else { OpenLine::Ends };
         let open = outputs.iter().zip(labels);
-        let open = open.map(|(output, label)| Open::begin(output.as_ref(), label, start, marks)).collect();
-        Outputs { open, last, looked: Instant::now() }
+        let open = open.map(|(output, label)| OpenLog::begin(output.as_ref(), label, start, marks)).collect();
+        OpenOutputs { open, last, looked: Instant::now() }
     });
     let open = open.await?;
     if let Some(error) = open.nothing_can_be_read() {
-        return Err(Problem::internal("open logs", error));
+        return Err(ProblemDetails::internal("open logs", error));
     }
     Ok(response(app, open, marks, (follower, reserved)))
 }
 
 /// Returns the answer; `held` lives as long as the answer.
-fn response(app: &App, open: Outputs, marks: LogMarks, held: impl Send + 'static) -> Response<Body> {
+fn response(app: &FleetApi, open: OpenOutputs, marks: LogMarks, held: impl Send + 'static) -> Response<Body> {
     let mut closing = app.hub.closing();
     let body = async_stream::stream! {
         let _held = held;
@@ -163,22 +173,30 @@ fn response(app: &App, open: Outputs, marks: LogMarks, held: impl Send + 'static
 }
 
 /// Returns the problem of missing output. `kept` lists the incarnation's other outputs.
-async fn silence(app: &App, call: &Call, id: IncarnationId, kept: &[OutputName]) -> Problem {
+async fn silence(
+    app: &FleetApi,
+    call: &RoutedRequest,
+    id: IncarnationId,
+    kept: &[OutputName],
+) -> ProblemDetails {
     if !kept.is_empty() {
         let names: Vec<_> = kept.iter().map(ToString::to_string).collect();
-        return Problem::new(NOT_FOUND, format!("nothing like that is kept of it, but {}", names.join(", ")));
+        return ProblemDetails::new(
+            NOT_FOUND,
+            format!("nothing like that is kept of it, but {}", names.join(", ")),
+        );
     }
     let row = match app.reader.get::<IncarnationRow>(&id) {
         Ok(Some(row)) => row,
         Ok(None) => return missing(app, &RowKey::Incarnation(id), call.parts.uri.path()).await,
-        Err(error) => return Problem::internal("read rows", &error),
+        Err(error) => return ProblemDetails::internal("read rows", &error),
     };
     let cluster = match app.reader.get::<ClusterRow>(&row.cluster) {
         Ok(cluster) => cluster,
-        Err(error) => return Problem::internal("read rows", &error),
+        Err(error) => return ProblemDetails::internal("read rows", &error),
     };
     let (kind, why) = why_silent(&row, cluster.as_ref(), app.logs.keeps(&row.cluster));
-    Problem::new(kind, why)
+    ProblemDetails::new(kind, why)
 }
 
 /// | incarnation | nothing is stored because |
@@ -193,15 +211,15 @@ fn why_silent(
     row: &IncarnationRow,
     cluster: Option<&ClusterRow>,
     keeps: bool,
-) -> (&'static super::problem::Kind, String) {
+) -> (&'static super::problem::ProblemKind, String) {
     let IncarnationRow { cluster: name, node, state, .. } = row;
     let unheard = row.reachability == Reachability::Unknown;
     let runtime = cluster.map(|cluster| cluster.runtime);
     match state {
-        IncarnationWord::Reserved => {
+        IncarnationStatus::Reserved => {
             (NOT_FOUND, format!("it has not been started yet: it holds a place on node {node} and waits"))
         }
-        _ if runtime == Some(Runtime::Simulated) => {
+        _ if runtime == Some(ClusterRuntime::Simulated) => {
             (NOT_FOUND, format!("cluster {name} is simulated: nothing runs on node {node} that could write"))
         }
         _ if !keeps && unheard => (
@@ -223,7 +241,7 @@ fn why_silent(
                 ),
             )
         }
-        IncarnationWord::Destroyed | IncarnationWord::Failed | IncarnationWord::Unwound => (
+        IncarnationStatus::Destroyed | IncarnationStatus::Failed | IncarnationStatus::Unwound => (
             GONE,
             format!(
                 "it is {state}, and its output is gone: that of the newest that ended is kept, and no other"
@@ -258,10 +276,10 @@ enum OpenLine {
 }
 
 /// Parses a duration before now, or a time.
-fn read_since(text: &str) -> Result<SystemTime, Problem> {
+fn read_since(text: &str) -> Result<SystemTime, ProblemDetails> {
     let bad = || {
-        Problem::parameter(
-            In::Query,
+        ProblemDetails::parameter(
+            RequestPart::Query,
             "since",
             "write a duration as in 5m, or a time as in 2026-11-21T09:00:00Z",
         )
@@ -287,14 +305,14 @@ fn labels(outputs: &[Box<dyn LogOutput>], marks: LogMarks) -> Vec<String> {
 }
 
 /// Open outputs of an answer.
-struct Outputs {
-    open: Vec<Open>,
+struct OpenOutputs {
+    open: Vec<OpenLog>,
     last: OpenLine,
     /// Time at which outputs without new data were last checked.
     looked: Instant,
 }
 
-impl Outputs {
+impl OpenOutputs {
     /// Returns the oldest new data with the index of its output; `None` if there is none.
     fn next(&mut self) -> Option<(usize, Bytes)> {
         if self.last == OpenLine::Waits && self.looked.elapsed() >= POLL {
@@ -344,7 +362,7 @@ enum LogInput {
 }
 
 /// Output, and the progress of reading it.
-struct Open {
+struct OpenLog {
     label: String,
     source: LogInput,
     marks: LogMarks,
@@ -356,10 +374,10 @@ struct Open {
     rest: Vec<u8>,
 }
 
-impl Open {
-    fn begin(output: &dyn LogOutput, label: String, start: LogStart, marks: LogMarks) -> Open {
+impl OpenLog {
+    fn begin(output: &dyn LogOutput, label: String, start: LogStart, marks: LogMarks) -> OpenLog {
         let source = output.open(start).map_or_else(LogInput::Broken, LogInput::Reader);
-        Open { label, source, marks, time: None, is_at_end: false, rest: Vec::new() }
+        OpenLog { label, source, marks, time: None, is_at_end: false, rest: Vec::new() }
     }
 
     fn next_time(&mut self) -> Option<u64> {
@@ -424,7 +442,7 @@ fn marked(mark: &str, lines: &[u8]) -> Bytes {
 
 #[cfg(test)]
 mod tests {
-    use chancery_executor::process::LogFile;
+    use chancery_executor::process::OutputFile;
     use serde_json::json;
 
     use super::*;
@@ -452,14 +470,14 @@ mod tests {
     fn output(folder: &std::path::Path, index: u16, stream: LogStream) -> Box<dyn LogOutput> {
         let name = OutputName { payload: "web".parse().expect("a name"), index, stream };
         let base = folder.join(name.to_string());
-        Box::new(LogFile { name, base })
+        Box::new(OutputFile { name, base })
     }
 
-    fn outputs(files: &[Box<dyn LogOutput>], last: OpenLine) -> Outputs {
+    fn outputs(files: &[Box<dyn LogOutput>], last: OpenLine) -> OpenOutputs {
         let (start, marks) = (LogStart::default(), LogMarks::Lines);
         let open = files.iter().zip(labels(files, marks));
-        let open = open.map(|(file, label)| Open::begin(file.as_ref(), label, start, marks)).collect();
-        Outputs { open, last, looked: Instant::now() }
+        let open = open.map(|(file, label)| OpenLog::begin(file.as_ref(), label, start, marks)).collect();
+        OpenOutputs { open, last, looked: Instant::now() }
     }
 
     #[test]

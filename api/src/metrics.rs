@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use axum::body::Body;
 use axum::http::{HeaderValue, Method, Response, header};
-use chancery_decider::Decider;
+use chancery_decider::DeciderHandle;
 use chancery_decider::troubles::FleetPart;
 use chancery_events::name::FleetName;
-use chancery_projector::Query;
+use chancery_projector::ListQuery;
 use chancery_projector::page::LIMIT_MAX;
 use chancery_projector::rows::DeploymentRow;
 use prometheus_client::encoding::EncodeLabelSet;
@@ -20,8 +20,8 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
-use super::problem::Problem;
-use super::{Api, App};
+use super::problem::ProblemDetails;
+use super::{ApiState, FleetApi};
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, EncodeLabelSet)]
 struct RequestLabels {
@@ -53,19 +53,19 @@ struct CodeLabels {
 }
 
 /// Metrics of the server, and the registry.
-pub struct Metrics {
+pub struct ServerMetrics {
     registry: Mutex<Registry>,
     requests: Family<RequestLabels, Counter>,
     seconds: Family<RouteLabels, Histogram, fn() -> Histogram>,
     pub(super) connections: Gauge,
     debts: Gauge,
     turned_away: Counter,
-    fleets: Fleets,
+    fleets: FleetMetricFamilies,
 }
 
 /// Metric families with one series for each fleet.
 #[derive(Default)]
-struct Fleets {
+struct FleetMetricFamilies {
     verdicts: Family<CodeLabels, Counter>,
     bypassed: Family<FleetLabels, Counter>,
     skipped: Family<FleetLabels, Counter>,
@@ -82,7 +82,7 @@ struct Fleets {
 
 /// Metrics of one fleet.
 #[derive(Debug)]
-pub struct Figures {
+pub struct FleetMetrics {
     fleet: String,
     verdicts: Family<CodeLabels, Counter>,
     bypassed: Counter,
@@ -98,15 +98,15 @@ pub struct Figures {
     troubles: Family<PartLabels, Gauge>,
 }
 
-impl fmt::Debug for Metrics {
+impl fmt::Debug for ServerMetrics {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Metrics")
     }
 }
 
-impl Default for Metrics {
-    fn default() -> Metrics {
-        Metrics::new()
+impl Default for ServerMetrics {
+    fn default() -> ServerMetrics {
+        ServerMetrics::new()
     }
 }
 
@@ -116,17 +116,17 @@ fn buckets() -> Histogram {
     ])
 }
 
-impl Metrics {
+impl ServerMetrics {
     /// Returns metrics that are all zero.
-    pub fn new() -> Metrics {
-        let metrics = Metrics {
+    pub fn new() -> ServerMetrics {
+        let metrics = ServerMetrics {
             registry: Mutex::new(Registry::with_prefix("chancery")),
             requests: Family::default(),
             seconds: Family::new_with_constructor(buckets),
             connections: Gauge::default(),
             debts: Gauge::default(),
             turned_away: Counter::default(),
-            fleets: Fleets::default(),
+            fleets: FleetMetricFamilies::default(),
         };
         metrics.register(|to| {
             to.register("http_requests", "Requests by route, method and status", metrics.requests.clone());
@@ -162,11 +162,11 @@ impl Metrics {
     }
 
     /// Returns the metrics of a fleet, which are exposed from now on.
-    pub fn of(&self, fleet: &FleetName) -> Figures {
+    pub fn of(&self, fleet: &FleetName) -> FleetMetrics {
         let labels = FleetLabels { fleet: fleet.to_string() };
         let gauge = |family: &Family<FleetLabels, Gauge>| family.get_or_create_owned(&labels);
         let fleets = &self.fleets;
-        Figures {
+        FleetMetrics {
             fleet: fleet.to_string(),
             verdicts: fleets.verdicts.clone(),
             bypassed: fleets.bypassed.get_or_create_owned(&labels),
@@ -210,7 +210,7 @@ impl Metrics {
     }
 }
 
-impl Figures {
+impl FleetMetrics {
     /// Counts a record that the journal skipped.
     pub fn skipped(&self) {
         self.skipped.inc();
@@ -225,19 +225,19 @@ impl Figures {
         self.verdicts.get_or_create(&CodeLabels { fleet: self.fleet.clone(), code }).inc();
     }
 
-    fn look(&self, app: &App) {
+    fn look(&self, app: &FleetApi) {
         let tail = app.source.head().map_or(0, |head| head.position.get());
         let applied = app.reader.applied().position.get();
         let here = app.desk.here();
         self.journal.set(tail as i64);
         self.applied.set(applied as i64);
         self.lag.set(tail.saturating_sub(applied) as i64);
-        self.backlog.set(here.as_ref().map_or(0, Decider::backlog) as i64);
+        self.backlog.set(here.as_ref().map_or(0, DeciderHandle::backlog) as i64);
         self.decides.set(i64::from(here.is_some()));
         self.followers.set(app.hub.followers() as i64);
         self.links.set(app.links.count() as i64);
         if let Ok(stalled) =
-            app.reader.list::<DeploymentRow>(&Query::all().by("stalled", "yes").limit(LIMIT_MAX))
+            app.reader.list::<DeploymentRow>(&ListQuery::all().by("stalled", "yes").limit(LIMIT_MAX))
         {
             self.stalled.set(stalled.items.len() as i64);
         }
@@ -251,7 +251,7 @@ impl Figures {
 }
 
 /// Answers a scrape.
-pub(super) fn show(api: &Api) -> Result<Response<Body>, Problem> {
+pub(super) fn show(api: &ApiState) -> Result<Response<Body>, ProblemDetails> {
     for app in api.fleets.values() {
         app.figures.look(app);
     }
@@ -259,7 +259,7 @@ pub(super) fn show(api: &Api) -> Result<Response<Body>, Problem> {
     metrics.debts.set(chancery_executor::process::debts().len() as i64);
     let mut text = String::new();
     encode(&mut text, &metrics.registry.lock().unwrap_or_else(PoisonError::into_inner))
-        .map_err(|error| Problem::internal("show the figures", &error))?;
+        .map_err(|error| ProblemDetails::internal("show the figures", &error))?;
     let mut response = Response::new(Body::from(text));
     let media_type = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(media_type));

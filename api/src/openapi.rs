@@ -7,15 +7,15 @@ use axum::http::StatusCode;
 use chancery_events::cloud::TYPE_PREFIX;
 use chancery_events::intent::Intent;
 use chancery_projector::RowKind;
-use chancery_projector::history::Entry;
+use chancery_projector::history::HistoryEntry;
 use schemars::SchemaGenerator;
 use schemars::generate::SchemaSettings;
 use serde_json::{Map, Value, json};
 
 use super::problem;
-use super::routes::{Does, ROUTES, Route, Shape};
+use super::routes::{BodyShape, HttpRoute, ROUTES, RouteTarget};
 use super::schemas::pretty;
-use super::write::{Accepted, ApproveOne, RejectOne, needs_body, statuses};
+use super::write::{AcceptedResponse, ApproveOne, RejectOne, needs_body, statuses};
 
 static TEXT: LazyLock<String> = LazyLock::new(|| pretty(&openapi()));
 
@@ -44,7 +44,7 @@ pub fn openapi() -> Value {
         }
         paths.entry(&route.path).or_default().insert(route.method.as_str().to_lowercase(), operation);
     }
-    let problem = types.subschema_for::<problem::Shown>();
+    let problem = types.subschema_for::<problem::ProblemBody>();
     components.extend(types.take_definitions(true));
     components.extend(bodies.into_iter().map(|(type_name, body)| (body_name(type_name), body)));
     let codes: Vec<_> = problem::KINDS.iter().map(|kind| json!({"code": kind.code, "status": kind.status, "title": kind.title, "retryable": kind.retryable})).collect();
@@ -108,11 +108,15 @@ fn position() -> Value {
     json!({"type": "integer", "minimum": 0})
 }
 
-fn operation(route: &Route, types: &mut SchemaGenerator, bodies: &BTreeMap<&'static str, Value>) -> Value {
+fn operation(
+    route: &HttpRoute,
+    types: &mut SchemaGenerator,
+    bodies: &BTreeMap<&'static str, Value>,
+) -> Value {
     let plain = |media: &str, schema: Value| json!({"description": route.about, "content": {media: {"schema": schema}}});
     let text = || json!({"type": "string"});
     let ok = match route.does {
-        Does::List(kind) => {
+        RouteTarget::List(kind) => {
             let items = json!({"type": "array", "items": row(kind, types)});
             answer(
                 &object(
@@ -121,9 +125,9 @@ fn operation(route: &Route, types: &mut SchemaGenerator, bodies: &BTreeMap<&'sta
                 "A page.",
             )
         }
-        Does::Get(kind) => answer(&row(kind, types), "The row; its version is the ETag."),
-        Does::History(_) => {
-            let entry = types.subschema_for::<Entry>().to_value();
+        RouteTarget::Get(kind) => answer(&row(kind, types), "The row; its version is the ETag."),
+        RouteTarget::History(_) => {
+            let entry = types.subschema_for::<HistoryEntry>().to_value();
             let items = json!({"type": "array", "items": entry});
             answer(
                 &object(
@@ -132,26 +136,26 @@ fn operation(route: &Route, types: &mut SchemaGenerator, bodies: &BTreeMap<&'sta
                 "A page; go on with `next_from` as `from`.",
             )
         }
-        Does::Intent(..) | Does::Intents => {
-            answer(&types.subschema_for::<Accepted>().to_value(), "Accepted, and durable.")
+        RouteTarget::Intent(..) | RouteTarget::Intents => {
+            answer(&types.subschema_for::<AcceptedResponse>().to_value(), "Accepted, and durable.")
         }
-        Does::Events => {
+        RouteTarget::Events => {
             json!({"description": "CloudEvents. While there is nothing new, comments or empty lines say that the stream is still there.", "content": {"text/event-stream": {"schema": text()}, "application/x-ndjson": {"schema": text()}}})
         }
-        Does::Link => {
+        RouteTarget::Link => {
             json!({"description": "A line for each message of the decider; an empty line says that it is still there. Chancery-Link names the link.", "content": {"application/x-ndjson": {"schema": text()}}})
         }
-        Does::Say => json!({"description": "Taken."}),
-        Does::Logs | Does::Live | Does::Ready => plain("text/plain", text()),
-        Does::Metrics => plain("application/openmetrics-text", text()),
-        Does::OpenApi => plain("application/json", json!({"type": "object"})),
-        Does::Schema => plain("application/schema+json", json!({"type": "object"})),
+        RouteTarget::Say => json!({"description": "Taken."}),
+        RouteTarget::Logs | RouteTarget::Live | RouteTarget::Ready => plain("text/plain", text()),
+        RouteTarget::Metrics => plain("application/openmetrics-text", text()),
+        RouteTarget::OpenApi => plain("application/json", json!({"type": "object"})),
+        RouteTarget::Schema => plain("application/schema+json", json!({"type": "object"})),
     };
     let statuses = match route.does {
-        Does::Intent(entry, _) => statuses(entry),
-        Does::Intents => Intent::REGISTER.iter().flat_map(statuses).collect(),
-        Does::Link => [StatusCode::CREATED].into(),
-        Does::Say => [StatusCode::NO_CONTENT].into(),
+        RouteTarget::Intent(entry, _) => statuses(entry),
+        RouteTarget::Intents => Intent::REGISTER.iter().flat_map(statuses).collect(),
+        RouteTarget::Link => [StatusCode::CREATED].into(),
+        RouteTarget::Say => [StatusCode::NO_CONTENT].into(),
         _ => [StatusCode::OK].into(),
     };
     let mut responses = json!({"default": {"$ref": "#/components/responses/Problem"}});
@@ -170,22 +174,22 @@ fn operation(route: &Route, types: &mut SchemaGenerator, bodies: &BTreeMap<&'sta
     operation
 }
 
-fn operation_id(route: &Route) -> String {
+fn operation_id(route: &HttpRoute) -> String {
     match route.does {
-        Does::List(kind) => format!("list_{kind}"),
-        Does::Get(kind) => format!("get_{kind}"),
-        Does::History(kind) => format!("history_of_{kind}"),
-        Does::Intent(entry, _) => entry.type_name.trim_end_matches(".v1").replace('.', "_"),
-        Does::Intents => "intents".into(),
-        Does::Link => "link".into(),
-        Does::Say => "say".into(),
-        Does::Events => "events".into(),
-        Does::Logs => "logs".into(),
-        Does::Live => "live".into(),
-        Does::Ready => "ready".into(),
-        Does::Metrics => "metrics".into(),
-        Does::OpenApi => "openapi".into(),
-        Does::Schema => "schema".into(),
+        RouteTarget::List(kind) => format!("list_{kind}"),
+        RouteTarget::Get(kind) => format!("get_{kind}"),
+        RouteTarget::History(kind) => format!("history_of_{kind}"),
+        RouteTarget::Intent(entry, _) => entry.type_name.trim_end_matches(".v1").replace('.', "_"),
+        RouteTarget::Intents => "intents".into(),
+        RouteTarget::Link => "link".into(),
+        RouteTarget::Say => "say".into(),
+        RouteTarget::Events => "events".into(),
+        RouteTarget::Logs => "logs".into(),
+        RouteTarget::Live => "live".into(),
+        RouteTarget::Ready => "ready".into(),
+        RouteTarget::Metrics => "metrics".into(),
+        RouteTarget::OpenApi => "openapi".into(),
+        RouteTarget::Schema => "schema".into(),
     }
 }
 
@@ -196,7 +200,7 @@ const CONSISTENCY: &str = "With `eventual`, answer immediately with what there i
 /// Description of a history's `from`.
 const FROM: &str = "The first position wanted: a number, or `POSITION.LINEAGE`.";
 
-fn parameters(route: &Route) -> Vec<Value> {
+fn parameters(route: &HttpRoute) -> Vec<Value> {
     let names = route.path.split('/').filter_map(|part| part.strip_prefix('{')?.strip_suffix('}'));
     let string = json!({"type": "string"});
     let integer = json!({"type": "integer", "minimum": 0});
@@ -208,7 +212,7 @@ fn parameters(route: &Route) -> Vec<Value> {
         all.push(json!({"name": name, "in": place, "schema": schema, "description": about}));
     };
     match route.does {
-        Does::List(kind) => {
+        RouteTarget::List(kind) => {
             for name in kind.filters() {
                 add("query", name, &string, "Only those for which it holds.");
             }
@@ -217,17 +221,17 @@ fn parameters(route: &Route) -> Vec<Value> {
             add("query", "min_position", &string, UNTIL);
             add("query", "consistency", &eventual, CONSISTENCY);
         }
-        Does::Get(_) => {
+        RouteTarget::Get(_) => {
             add("query", "min_position", &string, UNTIL);
             add("query", "consistency", &eventual, CONSISTENCY);
         }
-        Does::History(_) => {
+        RouteTarget::History(_) => {
             add("query", "from", &string, FROM);
             add("query", "limit", &integer, "At most so many.");
             add("query", "min_position", &string, UNTIL);
             add("query", "consistency", &eventual, CONSISTENCY);
         }
-        Does::Events => {
+        RouteTarget::Events => {
             add(
                 "query",
                 "from",
@@ -261,7 +265,7 @@ fn parameters(route: &Route) -> Vec<Value> {
                 "Resume behind the event with this id; wins over `from`.",
             );
         }
-        Does::Logs => {
+        RouteTarget::Logs => {
             add("query", "payload", &string, "Only of this payload.");
             add("query", "process", &integer, "Only of this process of it.");
             add("query", "stream", &json!({"type": "string", "enum": ["out", "err"]}), "Only this output.");
@@ -272,8 +276,8 @@ fn parameters(route: &Route) -> Vec<Value> {
             add("query", "marked", &boolean, "Mark each line with its output, as in `out | `.");
             add("query", "follow", &boolean, "Go on with what is written.");
         }
-        Does::Intent(..) | Does::Intents => {
-            if let Does::Intent(entry, _) = route.does {
+        RouteTarget::Intent(..) | RouteTarget::Intents => {
+            if let RouteTarget::Intent(entry, _) = route.does {
                 let word = json!({"type": "string", "enum": ["yes", "no", "true", "false"]});
                 for name in entry.query {
                     add("query", name, &word, "What the body may say as well.");
@@ -291,24 +295,35 @@ fn parameters(route: &Route) -> Vec<Value> {
             );
             add("header", "traceparent", &string, "W3C trace context, kept.");
         }
-        Does::Say => add("query", "after", &integer, "How many messages were said on the link before these."),
-        Does::Link | Does::Live | Does::Ready | Does::Metrics | Does::OpenApi | Does::Schema => {}
+        RouteTarget::Say => {
+            add("query", "after", &integer, "How many messages were said on the link before these.")
+        }
+        RouteTarget::Link
+        | RouteTarget::Live
+        | RouteTarget::Ready
+        | RouteTarget::Metrics
+        | RouteTarget::OpenApi
+        | RouteTarget::Schema => {}
     }
     all
 }
 
 fn request_body(
-    route: &Route,
+    route: &HttpRoute,
     types: &mut SchemaGenerator,
     bodies: &BTreeMap<&'static str, Value>,
 ) -> Option<Value> {
-    let required = matches!(route.does, Does::Intent(entry, shape) if needs_body(entry, shape));
+    let required = matches!(route.does, RouteTarget::Intent(entry, shape) if needs_body(entry, shape));
     let json_body =
         |schema: Value| json!({"required": required, "content": {"application/json": {"schema": schema}}});
     match route.does {
-        Does::Intent(_, Shape::ApproveOne) => Some(json_body(types.subschema_for::<ApproveOne>().to_value())),
-        Does::Intent(_, Shape::RejectOne) => Some(json_body(types.subschema_for::<RejectOne>().to_value())),
-        Does::Intent(entry, Shape::Members) => {
+        RouteTarget::Intent(_, BodyShape::ApproveOne) => {
+            Some(json_body(types.subschema_for::<ApproveOne>().to_value()))
+        }
+        RouteTarget::Intent(_, BodyShape::RejectOne) => {
+            Some(json_body(types.subschema_for::<RejectOne>().to_value()))
+        }
+        RouteTarget::Intent(entry, BodyShape::Members) => {
             let mut schema = bodies.get(entry.type_name)?.clone();
             let in_path = |name: &str| route.path.contains(&format!("{{{name}}}"));
             if let Some(properties) = schema["properties"].as_object_mut() {
@@ -319,7 +334,7 @@ fn request_body(
             }
             Some(json_body(schema))
         }
-        Does::Intents => {
+        RouteTarget::Intents => {
             let types: Vec<_> = Intent::TYPES.iter().map(|name| format!("{TYPE_PREFIX}{name}")).collect();
             let data: Vec<_> = Intent::TYPES
                 .iter()
@@ -342,10 +357,10 @@ fn request_body(
                 "application/json": {"schema": {"type": "object"}},
             }}))
         }
-        Does::Link => Some(
+        RouteTarget::Link => Some(
             json!({"required": true, "description": "Empty.", "content": {"application/x-ndjson": {"schema": {"const": ""}}}}),
         ),
-        Does::Say => Some(
+        RouteTarget::Say => Some(
             json!({"required": true, "content": {"application/x-ndjson": {"schema": {"type": "string"}}}}),
         ),
         _ => None,

@@ -3,15 +3,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use chancery_decider::hub::{Batch, Hub, Next, show};
-use chancery_events::event::Line;
+use chancery_decider::hub::{EventHub, HubRead, RenderedRecord, show};
+use chancery_events::event::EventLine;
 use chancery_events::id::Position;
-use chancery_journal::{ReadError, Records, Source};
+use chancery_journal::{JournalReader, ReadError, RecordIter};
 use tokio::sync::watch;
 
-use super::App;
+use super::FleetApi;
 use super::read::in_turn;
-use super::wanted::Wanted;
+use super::wanted::EventFilter;
 
 /// Maximum number of records taken from the ring at one time.
 const TAKE: usize = 64;
@@ -21,39 +21,39 @@ const READ_BYTES: usize = 128 << 10;
 const ROUNDS: u32 = 10;
 
 /// Result of a read by a follower.
-pub(super) enum Found {
-    Batches(Vec<Arc<Batch>>),
+pub(super) enum FollowerRead {
+    Batches(Vec<Arc<RenderedRecord>>),
     Nothing,
     Failed,
 }
 
 /// Reason for the end of a wait.
-pub(super) enum Woken {
+pub(super) enum FollowerWake {
     New,
     Heartbeat,
     Closing,
 }
 
 /// Position of a follower, in the ring or in the journal.
-pub(super) struct Place {
-    hub: Arc<Hub>,
-    source: Arc<dyn Source>,
+pub(super) struct FollowerPosition {
+    hub: Arc<EventHub>,
+    source: Arc<dyn JournalReader>,
     tail: watch::Receiver<Position>,
     closing: watch::Receiver<bool>,
     heartbeat: tokio::time::Interval,
     /// Records of the journal, while the follower reads the journal.
-    records: Option<Records>,
+    records: Option<RecordIter>,
     in_ring: bool,
     was_at_tail: bool,
 }
 
-impl Place {
-    pub(super) fn new(app: &App, next: Position) -> Place {
+impl FollowerPosition {
+    pub(super) fn new(app: &FleetApi, next: Position) -> FollowerPosition {
         let mut heartbeat = tokio::time::interval(app.common.limits.heartbeat);
         heartbeat.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         heartbeat.reset();
-        let in_ring = matches!(app.hub.read(next, 1, 0), Next::Batches(_));
-        Place {
+        let in_ring = matches!(app.hub.read(next, 1, 0), HubRead::Batches(_));
+        FollowerPosition {
             hub: app.hub.clone(),
             source: app.source.clone(),
             tail: app.hub.tail(),
@@ -75,14 +75,14 @@ impl Place {
     }
 
     /// Returns the records from `next` on, from the ring or from the journal.
-    pub(super) async fn next(&mut self, next: Position, wanted: &Wanted) -> Found {
+    pub(super) async fn next(&mut self, next: Position, wanted: &EventFilter) -> FollowerRead {
         let mut rounds = 0;
         loop {
             if self.in_ring {
                 match self.hub.read(next, TAKE, READ_BYTES) {
-                    Next::Batches(batches) => return Found::Batches(batches),
-                    Next::Wait => return Found::Nothing,
-                    Next::Behind => self.in_ring = false,
+                    HubRead::Batches(batches) => return FollowerRead::Batches(batches),
+                    HubRead::Wait => return FollowerRead::Nothing,
+                    HubRead::Behind => self.in_ring = false,
                 }
             }
             self.was_at_tail = false;
@@ -93,18 +93,22 @@ impl Place {
                     // The ring may have advanced since; the journal has the records that the ring dropped.
                     rounds += 1;
                     if rounds > ROUNDS {
-                        return Found::Failed;
+                        return FollowerRead::Failed;
                     }
                 }
-                Ok(batches) => return Found::Batches(batches),
-                Err(()) => return Found::Failed,
+                Ok(batches) => return FollowerRead::Batches(batches),
+                Err(()) => return FollowerRead::Failed,
             }
         }
     }
 
     /// Returns the next records of the journal, rendered if they may match the filter; none at the journal's
     /// head. It reads files, so it does not run on the threads that serve connections.
-    async fn read_journal(&mut self, next: Position, wanted: &Wanted) -> Result<Vec<Arc<Batch>>, ()> {
+    async fn read_journal(
+        &mut self,
+        next: Position,
+        wanted: &EventFilter,
+    ) -> Result<Vec<Arc<RenderedRecord>>, ()> {
         let (records, source, wanted) = (self.records.take(), self.source.clone(), wanted.clone());
         let read = in_turn(&self.hub.readers, "read the journal for a stream", move || {
             let mut records = match records {
@@ -115,9 +119,9 @@ impl Place {
             while bytes < READ_BYTES {
                 let Some(record) = records.next().transpose()? else { break };
                 bytes += record.bytes().len();
-                let may = |line: &Line<'_>| wanted.may(line);
+                let may = |line: &EventLine<'_>| wanted.may(line);
                 let shown = show(&record, if wanted.is_all() { None } else { Some(&may) });
-                batches.push(Arc::new(Batch::with(record, shown)));
+                batches.push(Arc::new(RenderedRecord::with(record, shown)));
             }
             Ok::<_, ReadError>((records, batches))
         });
@@ -130,12 +134,12 @@ impl Place {
     }
 
     /// Waits until there is a record from `next` on.
-    pub(super) async fn wait(&mut self, next: Position) -> Woken {
+    pub(super) async fn wait(&mut self, next: Position) -> FollowerWake {
         tokio::select! {
             biased;
-            _ = self.closing.wait_for(|closing| *closing) => Woken::Closing,
-            _ = self.tail.wait_for(|tail| *tail >= next) => Woken::New,
-            _ = self.heartbeat.tick() => Woken::Heartbeat,
+            _ = self.closing.wait_for(|closing| *closing) => FollowerWake::Closing,
+            _ = self.tail.wait_for(|tail| *tail >= next) => FollowerWake::New,
+            _ = self.heartbeat.tick() => FollowerWake::Heartbeat,
         }
     }
 

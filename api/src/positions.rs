@@ -12,14 +12,17 @@
 use axum::body::Body;
 use axum::http::{HeaderValue, Response};
 use chancery_events::id::Position;
-use chancery_events::lineage::{InvalidPosition, Lineages, NamedPosition};
+use chancery_events::lineage::{InvalidPosition, LineageHistory, NamedPosition};
 
-use super::App;
-use super::problem::{In, OTHER_LINEAGE, Problem};
-use super::query::Params;
+use super::FleetApi;
+use super::problem::{OTHER_LINEAGE, ProblemDetails, RequestPart};
+use super::query::QueryParams;
 
 /// Returns the position after which a client continues that has seen the record at `seen`.
-pub(super) fn seen(lineages: Option<&Lineages>, seen: NamedPosition) -> Result<Position, Problem> {
+pub(super) fn seen(
+    lineages: Option<&LineageHistory>,
+    seen: NamedPosition,
+) -> Result<Position, ProblemDetails> {
     let NamedPosition { position, lineage } = seen;
     let (Some(lineage), Some(lineages)) = (lineage, lineages) else { return Ok(position) };
     // The client has seen nothing yet.
@@ -35,28 +38,31 @@ pub(super) fn seen(lineages: Option<&Lineages>, seen: NamedPosition) -> Result<P
         "cannot go on behind position {position}: {end}, and the journal continues as lineage {current} from position \
          {since}; read the state anew, then the events from there"
     );
-    Err(Problem::new(OTHER_LINEAGE, detail).lineage(current, since))
+    Err(ProblemDetails::new(OTHER_LINEAGE, detail).lineage(current, since))
 }
 
 /// Returns the first position that a client needs that has seen all earlier ones.
-pub(super) fn wanted(lineages: Option<&Lineages>, first: NamedPosition) -> Result<Position, Problem> {
+pub(super) fn wanted(
+    lineages: Option<&LineageHistory>,
+    first: NamedPosition,
+) -> Result<Position, ProblemDetails> {
     let before = Position::new(first.position.get().saturating_sub(1));
     seen(lineages, NamedPosition { position: before, ..first }).map(|before| before.plus(1))
 }
 
 /// Takes a position out of a query.
-pub(super) fn take(params: &mut Params, name: &str) -> Result<Option<NamedPosition>, Problem> {
-    let read = |text: String| text.parse().map_err(|error| invalid(In::Query, name, error));
+pub(super) fn take(params: &mut QueryParams, name: &str) -> Result<Option<NamedPosition>, ProblemDetails> {
+    let read = |text: String| text.parse().map_err(|error| invalid(RequestPart::Query, name, error));
     params.take(name)?.map(read).transpose()
 }
 
 /// Returns the problem of a parameter that is no valid position.
-pub(super) fn invalid(part: In, name: &str, error: InvalidPosition) -> Problem {
-    Problem::parameter(part, name, error.to_string())
+pub(super) fn invalid(part: RequestPart, name: &str, error: InvalidPosition) -> ProblemDetails {
+    ProblemDetails::parameter(part, name, error.to_string())
 }
 
 /// Adds the lineage of the answer's positions as a header.
-pub(super) fn named(app: &App, mut response: Response<Body>) -> Response<Body> {
+pub(super) fn named(app: &FleetApi, mut response: Response<Body>) -> Response<Body> {
     if let Some(lineages) = app.hub.lineages()
         && let Ok(value) = HeaderValue::from_str(&lineages.current.to_string())
     {
@@ -75,7 +81,7 @@ mod tests {
     #[test]
     fn what_was_seen_of_an_ancestor_counts_up_to_its_end_and_what_is_lost_is_410() {
         let [first, second, other] = [1, 2, 3].map(Lineage::from_random);
-        let mut lineages = Lineages::new(first);
+        let mut lineages = LineageHistory::new(first);
         let (at, missing_through) = (Position::new(120), Some(Position::new(150)));
         lineages
             .start(second, &LineageStarted { previous: first, at, missing_through, abandoned: Vec::new() });

@@ -10,13 +10,13 @@ use axum::body::Body;
 use axum::http::{HeaderValue, Response, StatusCode, header};
 use axum::response::IntoResponse;
 use chancery_events::id::{Lineage, Position};
-use chancery_events::refusal::{Code, Refusal};
+use chancery_events::refusal::{Refusal, RefusalCode};
 use serde::{Deserialize, Serialize};
 
 /// Where in a request something is wrong.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
-pub enum In {
+pub enum RequestPart {
     /// In the body; the pointer is a JSON Pointer.
     Body,
     /// In the path; the pointer is the parameter's name after a slash.
@@ -29,19 +29,19 @@ pub enum In {
 
 /// One thing that is wrong.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, schemars::JsonSchema)]
-pub struct Fault {
+pub struct FieldError {
     /// Where: a JSON Pointer in the body, or `/name` elsewhere.
     pub pointer: String,
     /// What is wrong there.
     pub detail: String,
     /// In which part of the request.
     #[serde(rename = "in")]
-    pub part: In,
+    pub part: RequestPart,
 }
 
 /// Kind of problem: code, status and title.
 #[derive(PartialEq, Eq, Debug)]
-pub struct Kind {
+pub struct ProblemKind {
     /// Stable code for programs.
     pub code: &'static str,
     /// HTTP status, from 400 to 599.
@@ -54,9 +54,9 @@ pub struct Kind {
 
 macro_rules! kinds {
     ($($(#[$doc:meta])* $name:ident = $status:literal $code:literal $retry:ident $title:literal;)*) => {
-        $($(#[$doc])* pub const $name: &Kind = &Kind { code: $code, status: $status, title: $title, retryable: kinds!(@ $retry) };)*
+        $($(#[$doc])* pub const $name: &ProblemKind = &ProblemKind { code: $code, status: $status, title: $title, retryable: kinds!(@ $retry) };)*
         /// Every kind of problem.
-        pub const KINDS: &[&Kind] = &[$($name),*];
+        pub const KINDS: &[&ProblemKind] = &[$($name),*];
     };
     (@ retry) => { true };
     (@ final) => { false };
@@ -151,31 +151,31 @@ kinds! {
 }
 
 /// Returns the kind of problem of a refusal code.
-pub fn kind_of(code: Code) -> &'static Kind {
+pub fn kind_of(code: RefusalCode) -> &'static ProblemKind {
     match code {
-        Code::NotFound => NOT_FOUND,
-        Code::AlreadyExists => ALREADY_EXISTS,
-        Code::VersionConflict => VERSION_CONFLICT,
-        Code::Invalid => INVALID,
-        Code::BadTransition => BAD_TRANSITION,
-        Code::InUse => IN_USE,
-        Code::Inactive => INACTIVE,
-        Code::HashMismatch => HASH_MISMATCH,
-        Code::NotPending => NOT_PENDING,
-        Code::KeyReused => KEY_REUSED,
-        Code::Expired => EXPIRED,
-        Code::FromTheFuture => FROM_THE_FUTURE,
-        Code::Unsupported => UNSUPPORTED,
-        Code::TooLarge => TOO_LARGE,
-        Code::Internal => INTERNAL,
-        Code::Denied => DENIED,
+        RefusalCode::NotFound => NOT_FOUND,
+        RefusalCode::AlreadyExists => ALREADY_EXISTS,
+        RefusalCode::VersionConflict => VERSION_CONFLICT,
+        RefusalCode::Invalid => INVALID,
+        RefusalCode::BadTransition => BAD_TRANSITION,
+        RefusalCode::InUse => IN_USE,
+        RefusalCode::Inactive => INACTIVE,
+        RefusalCode::HashMismatch => HASH_MISMATCH,
+        RefusalCode::NotPending => NOT_PENDING,
+        RefusalCode::KeyReused => KEY_REUSED,
+        RefusalCode::Expired => EXPIRED,
+        RefusalCode::FromTheFuture => FROM_THE_FUTURE,
+        RefusalCode::Unsupported => UNSUPPORTED,
+        RefusalCode::TooLarge => TOO_LARGE,
+        RefusalCode::Internal => INTERNAL,
+        RefusalCode::Denied => DENIED,
     }
 }
 
 /// A problem, as it is shown.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, schemars::JsonSchema)]
 #[schemars(rename = "Problem")]
-pub struct Shown {
+pub struct ProblemBody {
     /// Names the kind of problem: `/problems/{code}`.
     #[serde(rename = "type")]
     pub kind: String,
@@ -189,7 +189,7 @@ pub struct Shown {
     pub detail: String,
     /// Where.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub errors: Vec<Fault>,
+    pub errors: Vec<FieldError>,
     /// Whether the same request may hold later.
     pub retryable: bool,
     /// Names the request, in the server's log too.
@@ -216,18 +216,18 @@ pub struct Shown {
 
 /// Problem that is being built.
 #[derive(Clone, Debug)]
-pub struct Problem {
+pub struct ProblemDetails {
     /// Kind of the problem.
-    pub kind: &'static Kind,
+    pub kind: &'static ProblemKind,
     /// Cause of this occurrence.
     pub detail: String,
     /// Optional members, boxed so that results with problems stay small.
-    more: Box<More>,
+    more: Box<ProblemExtras>,
 }
 
 #[derive(Clone, Default, Debug)]
-struct More {
-    errors: Vec<Fault>,
+struct ProblemExtras {
+    errors: Vec<FieldError>,
     version: Option<u64>,
     position: Option<u64>,
     id: Option<String>,
@@ -237,28 +237,32 @@ struct More {
     retry_after: Option<Duration>,
 }
 
-impl Problem {
+impl ProblemDetails {
     /// Returns a problem with only its reason.
-    pub fn new(kind: &'static Kind, detail: impl Into<String>) -> Problem {
+    pub fn new(kind: &'static ProblemKind, detail: impl Into<String>) -> ProblemDetails {
         let retry_after = kind.retryable.then_some(Duration::from_secs(1));
-        Problem { kind, detail: detail.into(), more: Box::new(More { retry_after, ..More::default() }) }
+        ProblemDetails {
+            kind,
+            detail: detail.into(),
+            more: Box::new(ProblemExtras { retry_after, ..ProblemExtras::default() }),
+        }
     }
 
     /// Whether the problem has the code of `kind`.
-    pub fn is(&self, kind: &Kind) -> bool {
+    pub fn is(&self, kind: &ProblemKind) -> bool {
         self.kind.code == kind.code
     }
 
     /// Returns the problem of an invalid parameter.
-    pub fn parameter(part: In, name: &str, detail: impl Into<String>) -> Problem {
+    pub fn parameter(part: RequestPart, name: &str, detail: impl Into<String>) -> ProblemDetails {
         let detail = detail.into();
         let part_word = match part {
-            In::Body => "body's",
-            In::Path => "path's",
-            In::Query => "query's",
-            In::Header => "header",
+            RequestPart::Body => "body's",
+            RequestPart::Path => "path's",
+            RequestPart::Query => "query's",
+            RequestPart::Header => "header",
         };
-        Problem::new(BAD_PARAMETER, format!("read the {part_word} {name}: {detail}")).at(
+        ProblemDetails::new(BAD_PARAMETER, format!("read the {part_word} {name}: {detail}")).at(
             part,
             pointer_to(name),
             detail,
@@ -266,37 +270,42 @@ impl Problem {
     }
 
     /// Returns an internal error; its cause is logged and not sent to the caller.
-    pub fn internal(doing: &str, error: &dyn std::fmt::Display) -> Problem {
+    pub fn internal(doing: &str, error: &dyn std::fmt::Display) -> ProblemDetails {
         tracing::error!(doing, %error, "a request failed");
-        Problem::new(INTERNAL, format!("{doing}: it failed; the server's log says why"))
+        ProblemDetails::new(INTERNAL, format!("{doing}: it failed; the server's log says why"))
     }
 
     /// Returns the problem of a refusal, with the position of its fact.
-    pub fn refused(refusal: &Refusal, position: u64, was_if_match: bool) -> Problem {
+    pub fn refused(refusal: &Refusal, position: u64, was_if_match: bool) -> ProblemDetails {
         let kind = match refusal.code {
-            Code::VersionConflict if was_if_match => PRECONDITION_FAILED,
+            RefusalCode::VersionConflict if was_if_match => PRECONDITION_FAILED,
             code => kind_of(code),
         };
-        let mut problem = Problem::new(kind, refusal.detail.clone());
+        let mut problem = ProblemDetails::new(kind, refusal.detail.clone());
         problem.more.version = refusal.version;
         problem.more.position = Some(position);
         for (pointer, detail) in &refusal.errors {
-            problem = problem.at(In::Body, pointer.clone(), detail.clone());
+            problem = problem.at(RequestPart::Body, pointer.clone(), detail.clone());
         }
         problem
     }
 
     /// Adds an error at a location of the request.
     #[must_use]
-    pub fn at(mut self, part: In, pointer: impl Into<String>, detail: impl Into<String>) -> Problem {
-        self.more.errors.push(Fault { pointer: pointer.into(), detail: detail.into(), part });
+    pub fn at(
+        mut self,
+        part: RequestPart,
+        pointer: impl Into<String>,
+        detail: impl Into<String>,
+    ) -> ProblemDetails {
+        self.more.errors.push(FieldError { pointer: pointer.into(), detail: detail.into(), part });
         self
     }
 
     /// Prefixes the pointers into the body with `prefix`.
     #[must_use]
-    pub fn below(mut self, prefix: &str) -> Problem {
-        for fault in self.more.errors.iter_mut().filter(|fault| fault.part == In::Body) {
+    pub fn below(mut self, prefix: &str) -> ProblemDetails {
+        for fault in self.more.errors.iter_mut().filter(|fault| fault.part == RequestPart::Body) {
             fault.pointer.insert_str(0, prefix);
         }
         self
@@ -304,59 +313,59 @@ impl Problem {
 
     /// Sets the position.
     #[must_use]
-    pub fn position(mut self, position: u64) -> Problem {
+    pub fn position(mut self, position: u64) -> ProblemDetails {
         self.more.position = Some(position);
         self
     }
 
     /// Sets the id of the intent.
     #[must_use]
-    pub fn id(mut self, id: &str) -> Problem {
+    pub fn id(mut self, id: &str) -> ProblemDetails {
         self.more.id = Some(id.to_owned());
         self
     }
 
     /// Sets the path with further information.
     #[must_use]
-    pub fn see(mut self, path: String) -> Problem {
+    pub fn see(mut self, path: String) -> ProblemDetails {
         self.more.see = Some(path);
         self
     }
 
     /// Sets the lineage of the journal, and the first position that is valid only in that lineage.
     #[must_use]
-    pub fn lineage(mut self, current: Lineage, since: Position) -> Problem {
+    pub fn lineage(mut self, current: Lineage, since: Position) -> ProblemDetails {
         self.more.lineage = Some((current, since));
         self
     }
 
     /// Sets the time after which the client can retry.
     #[must_use]
-    pub fn after(mut self, wait: Duration) -> Problem {
+    pub fn after(mut self, wait: Duration) -> ProblemDetails {
         self.more.retry_after = Some(wait);
         self
     }
 
     /// Sets the allowed methods.
     #[must_use]
-    pub fn allow(mut self, methods: String) -> Problem {
+    pub fn allow(mut self, methods: String) -> ProblemDetails {
         self.more.allow = Some(methods);
         self
     }
 
     /// Returns the errors of the problem.
-    pub fn errors(&self) -> &[Fault] {
+    pub fn errors(&self) -> &[FieldError] {
         &self.more.errors
     }
 
     /// Returns the errors of the problem for modification.
-    pub fn errors_mut(&mut self) -> &mut Vec<Fault> {
+    pub fn errors_mut(&mut self) -> &mut Vec<FieldError> {
         &mut self.more.errors
     }
 
     /// Returns the problem in the form of an answer's body.
-    pub fn shown(&self, request_id: &str) -> Shown {
-        Shown {
+    pub fn shown(&self, request_id: &str) -> ProblemBody {
+        ProblemBody {
             kind: format!("/problems/{}", self.kind.code),
             title: self.kind.title.to_owned(),
             status: self.kind.status,
@@ -377,7 +386,7 @@ impl Problem {
 
 /// Returns the response with its problem as body, if it has a problem.
 pub(super) fn with_body(mut response: Response<Body>, request_id: &str) -> Response<Body> {
-    if let Some(problem) = response.extensions_mut().remove::<Problem>() {
+    if let Some(problem) = response.extensions_mut().remove::<ProblemDetails>() {
         *response.body_mut() = serde_json::to_vec(&problem.shown(request_id)).unwrap_or_default().into();
         // This is the length of the empty body before.
         response.headers_mut().remove(header::CONTENT_LENGTH);
@@ -386,7 +395,7 @@ pub(super) fn with_body(mut response: Response<Body>, request_id: &str) -> Respo
 }
 
 /// Head of the answer. The problem is in its extensions: only the outermost handler knows the body's id.
-impl IntoResponse for Problem {
+impl IntoResponse for ProblemDetails {
     fn into_response(self) -> Response<Body> {
         let mut response = Response::new(Body::empty());
         *response.status_mut() =
@@ -439,14 +448,15 @@ mod tests {
             ("internal", 500),
             ("denied", 403),
         ];
-        assert_eq!(table.len(), Code::ALL.len());
-        for (code, (word, status)) in Code::ALL.iter().zip(table) {
+        assert_eq!(table.len(), RefusalCode::ALL.len());
+        for (code, (word, status)) in RefusalCode::ALL.iter().zip(table) {
             assert_eq!((code.word(), kind_of(*code).status), (word, status));
             assert_eq!(kind_of(*code).code, word);
         }
-        let refusal = Refusal { version: Some(3), ..Refusal::new(Code::VersionConflict, "it is at 3") };
-        assert_eq!(Problem::refused(&refusal, 9, true).kind.status, 412);
-        assert_eq!(Problem::refused(&refusal, 9, false).kind.status, 409);
+        let refusal =
+            Refusal { version: Some(3), ..Refusal::new(RefusalCode::VersionConflict, "it is at 3") };
+        assert_eq!(ProblemDetails::refused(&refusal, 9, true).kind.status, 412);
+        assert_eq!(ProblemDetails::refused(&refusal, 9, false).kind.status, 409);
     }
 
     #[test]

@@ -2,46 +2,48 @@
 
 use axum::http::Uri;
 
-use super::problem::{BAD_PARAMETER, In, Problem, pointer_to};
+use super::problem::{BAD_PARAMETER, ProblemDetails, RequestPart, pointer_to};
 
 /// Remaining parameters of a query.
 #[derive(Debug)]
-pub(super) struct Params(Vec<(String, String)>);
+pub(super) struct QueryParams(Vec<(String, String)>);
 
-impl Params {
+impl QueryParams {
     /// Reads a query.
-    pub(super) fn read(uri: &Uri) -> Result<Params, Problem> {
+    pub(super) fn read(uri: &Uri) -> Result<QueryParams, ProblemDetails> {
         let pairs = axum::extract::Query::<Vec<(String, String)>>::try_from_uri(uri);
-        let pairs = pairs.map_err(|error| Problem::new(BAD_PARAMETER, format!("read the query: {error}")))?;
-        Ok(Params(pairs.0))
+        let pairs =
+            pairs.map_err(|error| ProblemDetails::new(BAD_PARAMETER, format!("read the query: {error}")))?;
+        Ok(QueryParams(pairs.0))
     }
 
     /// Takes a parameter out of the query.
-    pub(super) fn take(&mut self, name: &str) -> Result<Option<String>, Problem> {
+    pub(super) fn take(&mut self, name: &str) -> Result<Option<String>, ProblemDetails> {
         let mut found = None;
         while let Some(at) = self.0.iter().position(|(key, _)| key == name) {
             if found.replace(self.0.remove(at).1).is_some() {
-                return Err(Problem::parameter(In::Query, name, "write it once"));
+                return Err(ProblemDetails::parameter(RequestPart::Query, name, "write it once"));
             }
         }
         Ok(found)
     }
 
     /// Takes an unsigned integer out of the query.
-    pub(super) fn number(&mut self, name: &str) -> Result<Option<u64>, Problem> {
+    pub(super) fn number(&mut self, name: &str) -> Result<Option<u64>, ProblemDetails> {
         let read = |text: String| {
-            text.parse().map_err(|_| Problem::parameter(In::Query, name, "write a whole number"))
+            text.parse()
+                .map_err(|_| ProblemDetails::parameter(RequestPart::Query, name, "write a whole number"))
         };
         self.take(name)?.map(read).transpose()
     }
 
     /// Takes a boolean out of the query.
-    pub(super) fn flag(&mut self, name: &str) -> Result<Option<bool>, Problem> {
+    pub(super) fn flag(&mut self, name: &str) -> Result<Option<bool>, ProblemDetails> {
         match self.take(name)?.as_deref() {
             None => Ok(None),
             Some("true" | "") => Ok(Some(true)),
             Some("false") => Ok(Some(false)),
-            Some(_) => Err(Problem::parameter(In::Query, name, "write true or false")),
+            Some(_) => Err(ProblemDetails::parameter(RequestPart::Query, name, "write true or false")),
         }
     }
 
@@ -51,7 +53,7 @@ impl Params {
     }
 
     /// Refuses remaining parameters.
-    pub(super) fn end(&self, known: &[&str]) -> Result<(), Problem> {
+    pub(super) fn end(&self, known: &[&str]) -> Result<(), ProblemDetails> {
         match self.0.first() {
             None => Ok(()),
             Some((name, _)) => Err(unknown(name, known)),
@@ -60,15 +62,15 @@ impl Params {
 }
 
 /// Returns the problem of an unknown parameter.
-pub(super) fn unknown(name: &str, known: &[&str]) -> Problem {
+pub(super) fn unknown(name: &str, known: &[&str]) -> ProblemDetails {
     let name: String = name.chars().take(100).collect();
     let known = if known.is_empty() {
         "there are none here".into()
     } else {
         format!("known are {}", known.join(", "))
     };
-    Problem::new(BAD_PARAMETER, format!("read the query: there is no parameter {name:?}; {known}")).at(
-        In::Query,
+    ProblemDetails::new(BAD_PARAMETER, format!("read the query: there is no parameter {name:?}; {known}")).at(
+        RequestPart::Query,
         pointer_to(&name),
         "it is not known",
     )

@@ -26,9 +26,9 @@ use axum::http::HeaderMap;
 use axum::http::request::Parts;
 use chancery_events::name::Actor;
 
-use super::Limits;
-use super::problem::{Problem, TOO_MANY};
-use super::routes::Does;
+use super::HttpLimits;
+use super::problem::{ProblemDetails, TOO_MANY};
+use super::routes::RouteTarget;
 
 /// Maximum number of principals with a bucket of their own.
 const PRINCIPALS: usize = 10_000;
@@ -37,20 +37,20 @@ const SPAN: Duration = Duration::from_secs(1);
 
 /// Address at the other end of a connection.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Peer(pub(super) IpAddr);
+pub(super) struct PeerAddress(pub(super) IpAddr);
 
 /// Sender of requests, to which limits apply.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub(super) struct Principal {
+pub(super) struct RequestPrincipal {
     peer: IpAddr,
     actor: Option<Actor>,
 }
 
-impl Principal {
+impl RequestPrincipal {
     /// Returns the principal of a request. An actor with an invalid name is refused later, with its reason.
-    pub(super) fn of(parts: &Parts) -> Principal {
-        let peer = parts.extensions.get::<Peer>().map_or(Ipv4Addr::UNSPECIFIED.into(), |peer| peer.0);
-        Principal { peer, actor: actor(&parts.headers) }
+    pub(super) fn of(parts: &Parts) -> RequestPrincipal {
+        let peer = parts.extensions.get::<PeerAddress>().map_or(Ipv4Addr::UNSPECIFIED.into(), |peer| peer.0);
+        RequestPrincipal { peer, actor: actor(&parts.headers) }
     }
 }
 
@@ -60,41 +60,50 @@ fn actor(headers: &HeaderMap) -> Option<Actor> {
 
 /// Buckets of all budgets.
 #[derive(Debug)]
-pub struct Rates {
+pub struct RateLimiter {
     began: Instant,
-    writes: Buckets,
-    reads: Buckets,
-    streams: Buckets,
+    writes: TokenBuckets,
+    reads: TokenBuckets,
+    streams: TokenBuckets,
 }
 
-impl Rates {
+impl RateLimiter {
     /// Returns full buckets with the rates of the limits.
-    pub fn of(limits: &Limits) -> Rates {
-        Rates {
+    pub fn of(limits: &HttpLimits) -> RateLimiter {
+        RateLimiter {
             began: Instant::now(),
-            writes: Buckets::new("intents", limits.writes_per_second),
-            reads: Buckets::new("reads", limits.reads_per_second),
-            streams: Buckets::new("streams opened", limits.streams_per_second),
+            writes: TokenBuckets::new("intents", limits.writes_per_second),
+            reads: TokenBuckets::new("reads", limits.reads_per_second),
+            streams: TokenBuckets::new("streams opened", limits.streams_per_second),
         }
     }
 
-    fn budget(&self, does: Option<Does>) -> Option<&Buckets> {
+    fn budget(&self, does: Option<RouteTarget>) -> Option<&TokenBuckets> {
         match does {
-            Some(Does::Intents | Does::Intent(..)) => Some(&self.writes),
-            Some(Does::Events | Does::Logs | Does::Link) => Some(&self.streams),
-            Some(Does::Live | Does::Ready | Does::Metrics | Does::Say) => None,
-            Some(Does::List(_) | Does::Get(_) | Does::History(_) | Does::OpenApi | Does::Schema) | None => {
-                Some(&self.reads)
-            }
+            Some(RouteTarget::Intents | RouteTarget::Intent(..)) => Some(&self.writes),
+            Some(RouteTarget::Events | RouteTarget::Logs | RouteTarget::Link) => Some(&self.streams),
+            Some(RouteTarget::Live | RouteTarget::Ready | RouteTarget::Metrics | RouteTarget::Say) => None,
+            Some(
+                RouteTarget::List(_)
+                | RouteTarget::Get(_)
+                | RouteTarget::History(_)
+                | RouteTarget::OpenApi
+                | RouteTarget::Schema,
+            )
+            | None => Some(&self.reads),
         }
     }
 
     /// Takes a token for a request; otherwise returns the problem.
-    pub(super) fn take(&self, does: Option<Does>, principal: &Principal) -> Result<(), Problem> {
+    pub(super) fn take(
+        &self,
+        does: Option<RouteTarget>,
+        principal: &RequestPrincipal,
+    ) -> Result<(), ProblemDetails> {
         let Some(buckets) = self.budget(does) else { return Ok(()) };
         buckets.take(principal, self.began.elapsed()).map_err(|wait| {
-            let Buckets { what, per_second, .. } = buckets;
-            Problem::new(
+            let TokenBuckets { what, per_second, .. } = buckets;
+            ProblemDetails::new(
                 TOO_MANY,
                 format!("take the request: {per_second} {what} a second are taken from one principal"),
             )
@@ -103,39 +112,39 @@ impl Rates {
     }
 
     /// Takes the tokens of a batch's other intents, even if they are not available yet.
-    pub(super) fn owe(&self, principal: &Principal, intents: usize) {
+    pub(super) fn owe(&self, principal: &RequestPrincipal, intents: usize) {
         self.writes.owe(principal, u32::try_from(intents).unwrap_or(u32::MAX), self.began.elapsed());
     }
 }
 
 /// Buckets of one budget.
 #[derive(Debug)]
-struct Buckets {
+struct TokenBuckets {
     what: &'static str,
     per_second: u64,
     /// Time until a bucket gains one token.
     interval: Duration,
-    table: Mutex<Table>,
+    table: Mutex<BucketTable>,
 }
 
 /// Time at which each bucket will be full, since the start of the server.
 #[derive(Debug, Default)]
-struct Table {
-    full_at: HashMap<Principal, Duration>,
+struct BucketTable {
+    full_at: HashMap<RequestPrincipal, Duration>,
     /// Time of the bucket shared by principals without a bucket of their own.
     others: Duration,
     /// Time at which full buckets were last removed.
     swept: Duration,
 }
 
-impl Buckets {
-    fn new(what: &'static str, per_second: u64) -> Buckets {
+impl TokenBuckets {
+    fn new(what: &'static str, per_second: u64) -> TokenBuckets {
         let interval = Duration::from_nanos((1_000_000_000 / per_second.max(1)).max(1));
-        Buckets { what, per_second, interval, table: Mutex::default() }
+        TokenBuckets { what, per_second, interval, table: Mutex::default() }
     }
 
     /// Takes a token, or returns the time to wait for one.
-    fn take(&self, principal: &Principal, now: Duration) -> Result<(), Duration> {
+    fn take(&self, principal: &RequestPrincipal, now: Duration) -> Result<(), Duration> {
         let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
         let full_at = table.bucket(principal, now);
         let then = (*full_at).max(now) + self.interval;
@@ -148,15 +157,15 @@ impl Buckets {
         }
     }
 
-    fn owe(&self, principal: &Principal, tokens: u32, now: Duration) {
+    fn owe(&self, principal: &RequestPrincipal, tokens: u32, now: Duration) {
         let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
         let full_at = table.bucket(principal, now);
         *full_at = (*full_at).max(now) + self.interval.saturating_mul(tokens);
     }
 }
 
-impl Table {
-    fn bucket(&mut self, principal: &Principal, now: Duration) -> &mut Duration {
+impl BucketTable {
+    fn bucket(&mut self, principal: &RequestPrincipal, now: Duration) -> &mut Duration {
         if !self.full_at.contains_key(principal) && self.full_at.len() >= PRINCIPALS {
             // Once a span: a scan for each new principal would amplify a flood.
             if now >= self.swept + SPAN {
@@ -175,8 +184,8 @@ impl Table {
 mod tests {
     use super::*;
 
-    fn principal(n: u32) -> Principal {
-        Principal { peer: Ipv4Addr::from_bits(n).into(), actor: None }
+    fn principal(n: u32) -> RequestPrincipal {
+        RequestPrincipal { peer: Ipv4Addr::from_bits(n).into(), actor: None }
     }
 
     fn millis(millis: u64) -> Duration {
@@ -184,13 +193,13 @@ mod tests {
     }
 
     /// Returns the number of requests of a flood that are accepted at one moment.
-    fn taken(buckets: &Buckets, of: &Principal, now: Duration) -> usize {
+    fn taken(buckets: &TokenBuckets, of: &RequestPrincipal, now: Duration) -> usize {
         (0..1000).take_while(|_| buckets.take(of, now).is_ok()).count()
     }
 
     #[test]
     fn a_bucket_holds_a_second_and_fills_by_the_rate() {
-        let (buckets, ann) = (Buckets::new("x", 10), principal(1));
+        let (buckets, ann) = (TokenBuckets::new("x", 10), principal(1));
         assert_eq!(taken(&buckets, &ann, millis(0)), 10);
         assert_eq!(buckets.take(&ann, millis(0)), Err(millis(100)));
         assert_eq!(buckets.take(&ann, millis(70)), Err(millis(30)));
@@ -201,7 +210,7 @@ mod tests {
 
     #[test]
     fn one_a_second_is_one_a_second() {
-        let (buckets, ann) = (Buckets::new("x", 1), principal(1));
+        let (buckets, ann) = (TokenBuckets::new("x", 1), principal(1));
         assert_eq!(taken(&buckets, &ann, millis(0)), 1);
         assert_eq!(buckets.take(&ann, millis(999)), Err(millis(1)));
         assert_eq!(taken(&buckets, &ann, millis(1000)), 1);
@@ -209,7 +218,7 @@ mod tests {
 
     #[test]
     fn a_batch_is_taken_whole_and_paid_for_later() {
-        let (buckets, ann) = (Buckets::new("x", 10), principal(1));
+        let (buckets, ann) = (TokenBuckets::new("x", 10), principal(1));
         assert_eq!(buckets.take(&ann, millis(0)), Ok(()));
         buckets.owe(&ann, 99, millis(0));
         assert_eq!(buckets.take(&ann, millis(9000)), Err(millis(100)));
@@ -218,7 +227,7 @@ mod tests {
 
     #[test]
     fn so_many_are_told_apart_and_the_others_share() {
-        let buckets = Buckets::new("x", 10);
+        let buckets = TokenBuckets::new("x", 10);
         let count = || buckets.table.lock().expect("no panic").full_at.len();
         for n in 0..PRINCIPALS as u32 {
             assert!(buckets.take(&principal(n), millis(2000)).is_ok());

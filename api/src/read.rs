@@ -7,26 +7,28 @@ use std::time::Duration;
 
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, Response, header};
-use chancery_events::event::{Event, Line};
+use chancery_events::event::{Event, EventLine};
 use chancery_events::fact::Fact;
 use chancery_events::id::Position;
 use chancery_events::subject::Subject;
-use chancery_journal::Source;
-use chancery_projector::history::Entry;
+use chancery_journal::JournalReader;
+use chancery_projector::history::HistoryEntry;
 use chancery_projector::rows::OperationRow;
 use chancery_projector::{
-    BadFilter, Consistency, History, JsonRow, NotReached, OperationSearch, PageToken, Query, QueryError,
-    RowKey, RowKind,
+    HistoryReader, InvalidFilter, JsonRow, ListQuery, OperationSearch, PageToken, PositionWaitError,
+    QueryError, ReadConsistency, RowKey, RowKind,
 };
 use serde::Serialize;
 use tokio::sync::Semaphore;
 
 use super::budget::{ReservedBytes, SMALL};
-use super::edge::{Call, json};
+use super::edge::{RoutedRequest, json};
 use super::positions;
-use super::problem::{BAD_PARAMETER, BUSY, GONE, In, NOT_FOUND, POSITION_NOT_APPLIED, Problem, pointer_to};
-use super::query::{Params, unknown};
-use super::{App, Common};
+use super::problem::{
+    BAD_PARAMETER, BUSY, GONE, NOT_FOUND, POSITION_NOT_APPLIED, ProblemDetails, RequestPart, pointer_to,
+};
+use super::query::{QueryParams, unknown};
+use super::{ApiShared, FleetApi};
 
 /// Default number of events on one page of a history.
 const HISTORY: usize = 100;
@@ -34,7 +36,11 @@ const HISTORY: usize = 100;
 const HISTORY_MAX: u64 = 1000;
 
 /// Waits until the rows include the position.
-pub(super) async fn reached(app: &App, wanted: Position, timeout: Duration) -> Result<(), Problem> {
+pub(super) async fn reached(
+    app: &FleetApi,
+    wanted: Position,
+    timeout: Duration,
+) -> Result<(), ProblemDetails> {
     let watch = app.reader.watch();
     if watch.position() >= wanted {
         return Ok(());
@@ -42,19 +48,19 @@ pub(super) async fn reached(app: &App, wanted: Position, timeout: Duration) -> R
     let behind = |why: String| {
         let applied = watch.position();
         let detail = format!("cannot answer at position {wanted}: the rows are at position {applied}{why}");
-        Problem::new(POSITION_NOT_APPLIED, detail).position(applied.get())
+        ProblemDetails::new(POSITION_NOT_APPLIED, detail).position(applied.get())
     };
     match tokio::time::timeout(timeout, watch.reached(wanted)).await {
         Ok(Ok(_)) => Ok(()),
-        Ok(Err(NotReached::Timeout { .. })) | Err(_) => Err(behind(String::new())),
-        Ok(Err(NotReached::Stopped { reason, .. })) => {
+        Ok(Err(PositionWaitError::Timeout { .. })) | Err(_) => Err(behind(String::new())),
+        Ok(Err(PositionWaitError::Stopped { reason, .. })) => {
             Err(behind(format!(", and the projector has stopped: {reason}")))
         }
     }
 }
 
 /// Waits until this server has read the journal up to the position.
-async fn reached_journal(app: &App, wanted: Position, timeout: Duration) -> Result<(), Problem> {
+async fn reached_journal(app: &FleetApi, wanted: Position, timeout: Duration) -> Result<(), ProblemDetails> {
     let mut tail = app.hub.tail();
     let head = || app.source.head().map_or(Position::ZERO, |head| head.position);
     if *tail.borrow() >= wanted || head() >= wanted {
@@ -67,7 +73,7 @@ async fn reached_journal(app: &App, wanted: Position, timeout: Duration) -> Resu
     let head = head().max(*app.hub.tail().borrow());
     let detail =
         format!("cannot answer at position {wanted}: this server has the journal up to position {head}");
-    Err(Problem::new(POSITION_NOT_APPLIED, detail).position(head.get()))
+    Err(ProblemDetails::new(POSITION_NOT_APPLIED, detail).position(head.get()))
 }
 
 /// Source of a read.
@@ -82,13 +88,17 @@ pub(super) enum ReadFrom {
 /// Waits until this server is as recent as the read requires: at `min_position`, and at the last verdict that
 /// this server gave. With `consistency=eventual` the client accepts rows before that verdict. Meanwhile the
 /// request uses nothing of the server but its connection.
-pub(super) async fn settle(app: &App, params: &mut Params, from: ReadFrom) -> Result<(), Problem> {
+pub(super) async fn settle(
+    app: &FleetApi,
+    params: &mut QueryParams,
+    from: ReadFrom,
+) -> Result<(), ProblemDetails> {
     let consistency = match params.take("consistency")?.as_deref() {
-        None => Consistency::Verdicts,
-        Some("eventual") => Consistency::Eventual,
+        None => ReadConsistency::Verdicts,
+        Some("eventual") => ReadConsistency::Eventual,
         Some(_) => {
             let what = "write eventual; by default a read is at least as new as the verdicts before it";
-            return Err(Problem::parameter(In::Query, "consistency", what));
+            return Err(ProblemDetails::parameter(RequestPart::Query, "consistency", what));
         }
     };
     let named = positions::take(params, "min_position")?;
@@ -97,11 +107,11 @@ pub(super) async fn settle(app: &App, params: &mut Params, from: ReadFrom) -> Re
 }
 
 /// Waits until this server is at the last verdict that it gave.
-pub(super) async fn settle_by_default(app: &App, from: ReadFrom) -> Result<(), Problem> {
-    settled(app, app.last_verdict.wanted(Consistency::Verdicts, None), from).await
+pub(super) async fn settle_by_default(app: &FleetApi, from: ReadFrom) -> Result<(), ProblemDetails> {
+    settled(app, app.last_verdict.wanted(ReadConsistency::Verdicts, None), from).await
 }
 
-async fn settled(app: &App, wanted: Position, from: ReadFrom) -> Result<(), Problem> {
+async fn settled(app: &FleetApi, wanted: Position, from: ReadFrom) -> Result<(), ProblemDetails> {
     let limits = &app.common.limits;
     // Leaves time for an answer that names the awaited position.
     let timeout = limits.min_position.min(limits.request.mul_f32(0.8));
@@ -124,39 +134,40 @@ pub(super) async fn in_turn<T: Send + 'static>(
     turns: &Arc<Semaphore>,
     doing: &str,
     read: impl FnOnce() -> T + Send + 'static,
-) -> Result<T, Problem> {
+) -> Result<T, ProblemDetails> {
     let turn = Arc::clone(turns).acquire_owned().await;
-    let turn = turn.map_err(|error| Problem::internal(doing, &error))?;
+    let turn = turn.map_err(|error| ProblemDetails::internal(doing, &error))?;
     let read = tokio::task::spawn_blocking(move || {
         let _turn = turn;
         read()
     });
-    read.await.map_err(|error| Problem::internal(doing, &error))
+    read.await.map_err(|error| ProblemDetails::internal(doing, &error))
 }
 
 /// Returns a page of rows.
 pub(super) async fn list(
-    app: &App,
-    call: &Call,
+    app: &FleetApi,
+    call: &RoutedRequest,
     kind: RowKind,
-    mut params: Params,
-) -> Result<Response<Body>, Problem> {
+    mut params: QueryParams,
+) -> Result<Response<Body>, ProblemDetails> {
     let limit = params.number("limit")?.map(|limit| usize::try_from(limit).unwrap_or(usize::MAX));
     let token = params.take("page_token")?.map(|text| text.parse::<PageToken>());
-    let token =
-        token.transpose().map_err(|error| Problem::parameter(In::Query, "page_token", error.to_string()))?;
+    let token = token
+        .transpose()
+        .map_err(|error| ProblemDetails::parameter(RequestPart::Query, "page_token", error.to_string()))?;
     settle(app, &mut params, ReadFrom::Rows).await?;
     let mut filters = params.rest();
     if let Some(plan) = call.found.param("plan") {
         if filters.iter().any(|(name, _)| name == "plan") {
-            return Err(Problem::parameter(In::Query, "plan", "the path says it"));
+            return Err(ProblemDetails::parameter(RequestPart::Query, "plan", "the path says it"));
         }
         filters.push(("plan".to_owned(), plan.to_owned()));
     }
     let (common, reader, compressor) = (Arc::clone(&app.common), app.reader.clone(), compressor_of(call));
     let listed = in_turn(&app.common.lists, "list rows", move || {
-        let answer = Answer::reserve(&common, compressor);
-        let query = Query { filters, limit, token, max_bytes: Some(answer.max_bytes) };
+        let answer = ReservedAnswer::reserve(&common, compressor);
+        let query = ListQuery { filters, limit, token, max_bytes: Some(answer.max_bytes) };
         (answer, reader.list_json(kind, &query))
     });
     let (mut answer, page) = listed.await?;
@@ -172,12 +183,12 @@ pub(super) async fn list(
 const COMPRESSOR: usize = 384 << 10;
 
 /// Returns the bytes of a compressor if the client accepts compression, else 0.
-fn compressor_of(call: &Call) -> usize {
+fn compressor_of(call: &RoutedRequest) -> usize {
     if call.parts.headers.contains_key(header::ACCEPT_ENCODING) { COMPRESSOR } else { 0 }
 }
 
 /// Memory of an answer, reserved until the answer is sent.
-struct Answer {
+struct ReservedAnswer {
     /// Bytes of the reservation for the compressor.
     compressor: usize,
     /// Maximum bytes of a page.
@@ -186,33 +197,33 @@ struct Answer {
 }
 
 /// Text of an answer, with its reserved memory.
-struct Text {
+struct ReservedText {
     text: String,
     _reserved: ReservedBytes,
 }
 
-impl AsRef<[u8]> for Text {
+impl AsRef<[u8]> for ReservedText {
     fn as_ref(&self) -> &[u8] {
         self.text.as_bytes()
     }
 }
 
-impl Answer {
+impl ReservedAnswer {
     /// Reserves memory for a page; if there is none, the page is small.
-    fn reserve(common: &Common, compressor: usize) -> Answer {
+    fn reserve(common: &ApiShared, compressor: usize) -> ReservedAnswer {
         let page = common.limits.page;
         let reserved = common.answers.try_reserve(page + compressor);
         let max_bytes = if reserved.is_some() { page } else { page.min(SMALL) };
-        Answer { compressor, max_bytes, reserved }
+        ReservedAnswer { compressor, max_bytes, reserved }
     }
 
     /// Returns the memory of an answer with one row, whose size is not known before.
-    const fn of_row() -> Answer {
-        Answer { compressor: 0, max_bytes: usize::MAX, reserved: None }
+    const fn of_row() -> ReservedAnswer {
+        ReservedAnswer { compressor: 0, max_bytes: usize::MAX, reserved: None }
     }
 
     /// Returns the answer with its memory. A row larger than a page is refused when there is no memory.
-    fn with(&mut self, app: &App, text: String) -> Result<Response<Body>, Problem> {
+    fn with(&mut self, app: &FleetApi, text: String) -> Result<Response<Body>, ProblemDetails> {
         let (size, reserved) = (text.len(), self.reserved.take());
         if size <= SMALL {
             return Ok(json(text));
@@ -228,46 +239,53 @@ impl Answer {
                 app.common.answers.try_reserve(wanted)
             }
         };
-        let busy =
-            || Problem::new(BUSY, format!("cannot send {size} bytes: too many answers are being sent"));
-        let text = Text { text, _reserved: reserved.ok_or_else(busy)? };
+        let busy = || {
+            ProblemDetails::new(BUSY, format!("cannot send {size} bytes: too many answers are being sent"))
+        };
+        let text = ReservedText { text, _reserved: reserved.ok_or_else(busy)? };
         Ok(json(Bytes::from_owner(text)))
     }
 }
 
-fn not_read(kind: RowKind, error: QueryError) -> Problem {
+fn not_read(kind: RowKind, error: QueryError) -> ProblemDetails {
     match error {
-        QueryError::Filter(BadFilter::Unknown { name, .. }) => {
+        QueryError::Filter(InvalidFilter::Unknown { name, .. }) => {
             let more = ["limit", "page_token", "min_position", "consistency"];
             unknown(&name, &kind.filters().into_iter().chain(more).collect::<Vec<_>>())
         }
-        QueryError::Filter(BadFilter::Value { name, reason, .. }) => {
-            Problem::parameter(In::Query, name, reason)
+        QueryError::Filter(InvalidFilter::Value { name, reason, .. }) => {
+            ProblemDetails::parameter(RequestPart::Query, name, reason)
         }
-        QueryError::OtherToken { .. } => Problem::parameter(In::Query, "page_token", error.to_string()),
-        QueryError::Limit { .. } => Problem::parameter(In::Query, "limit", error.to_string()),
-        QueryError::Store(error) => Problem::internal("read rows", &error),
+        QueryError::OtherToken { .. } => {
+            ProblemDetails::parameter(RequestPart::Query, "page_token", error.to_string())
+        }
+        QueryError::Limit { .. } => ProblemDetails::parameter(RequestPart::Query, "limit", error.to_string()),
+        QueryError::Store(error) => ProblemDetails::internal("read rows", &error),
     }
 }
 
 /// Returns the key that the path names.
-fn key(call: &Call, kind: RowKind) -> Result<RowKey, Problem> {
+fn key(call: &RoutedRequest, kind: RowKind) -> Result<RowKey, ProblemDetails> {
     let parts: Vec<_> = call.found.params().collect();
     let text = parts.iter().map(|(_, value)| *value).collect::<Vec<_>>().join("/");
     RowKey::parse(kind, &text).map_err(|error| {
         // Of several parts, the last that breaks the rule on its own is usually at fault.
         let name = parts.last().map_or("", |(name, _)| *name);
-        Problem::new(BAD_PARAMETER, format!("{error}")).at(In::Path, pointer_to(name), error.reason.clone())
+        ProblemDetails::new(BAD_PARAMETER, format!("{error}")).at(
+            RequestPart::Path,
+            pointer_to(name),
+            error.reason.clone(),
+        )
     })
 }
 
 /// Returns one row.
 pub(super) async fn get(
-    app: &App,
-    call: &Call,
+    app: &FleetApi,
+    call: &RoutedRequest,
     kind: RowKind,
-    mut params: Params,
-) -> Result<Response<Body>, Problem> {
+    mut params: QueryParams,
+) -> Result<Response<Body>, ProblemDetails> {
     let key = key(call, kind)?;
     settle(app, &mut params, ReadFrom::Rows).await?;
     params.end(&["min_position", "consistency"])?;
@@ -280,7 +298,7 @@ pub(super) async fn get(
     let Some(row) = row else {
         return Err(missing(app, &key, call.parts.uri.path()).await.position(position.get()));
     };
-    let mut response = Answer::of_row().with(app, row.body)?;
+    let mut response = ReservedAnswer::of_row().with(app, row.body)?;
     if let Ok(tag) = HeaderValue::from_str(&format!("\"{}\"", row.version)) {
         response.headers_mut().insert(header::ETAG, tag);
     }
@@ -288,9 +306,9 @@ pub(super) async fn get(
 }
 
 /// Returns the row of an operation that was removed from the rows, from the journal.
-async fn ended(app: &App, key: &RowKey) -> Result<Option<JsonRow>, Problem> {
+async fn ended(app: &FleetApi, key: &RowKey) -> Result<Option<JsonRow>, ProblemDetails> {
     let Subject::Operation(id) = key.subject() else { return Ok(None) };
-    let mut search = OperationSearch::new(History::new(app.source.clone()), id);
+    let mut search = OperationSearch::new(HistoryReader::new(app.source.clone()), id);
     let row = loop {
         // One permit a page: others read in between, and nothing more is read once the request is cancelled.
         let (searched, read) = in_turn(&app.hub.readers, "read an operation", move || {
@@ -299,7 +317,7 @@ async fn ended(app: &App, key: &RowKey) -> Result<Option<JsonRow>, Problem> {
         })
         .await?;
         search = searched;
-        match read.map_err(|error| Problem::internal("read an operation", &error))? {
+        match read.map_err(|error| ProblemDetails::internal("read an operation", &error))? {
             ControlFlow::Continue(()) => {}
             ControlFlow::Break(row) => break row,
         }
@@ -308,14 +326,18 @@ async fn ended(app: &App, key: &RowKey) -> Result<Option<JsonRow>, Problem> {
         let (version, position) = (row.version, row.position);
         serde_json::to_string(&row).map(|body| JsonRow { body, version, position })
     };
-    row.map(json).transpose().map_err(|error| Problem::internal("show an operation", &error))
+    row.map(json).transpose().map_err(|error| ProblemDetails::internal("show an operation", &error))
 }
 
 /// Returns the problem of an entity that never existed or was deleted.
-pub(super) async fn missing(app: &App, key: &RowKey, path: &str) -> Problem {
+pub(super) async fn missing(app: &FleetApi, key: &RowKey, path: &str) -> ProblemDetails {
     let subject = key.subject();
-    let never =
-        || Problem::new(NOT_FOUND, format!("there is no {} {key:?}", subject.kind(), key = key.to_string()));
+    let never = || {
+        ProblemDetails::new(
+            NOT_FOUND,
+            format!("there is no {} {key:?}", subject.kind(), key = key.to_string()),
+        )
+    };
     if matches!(key, RowKey::Command(..)) {
         return never();
     }
@@ -326,12 +348,12 @@ pub(super) async fn missing(app: &App, key: &RowKey, path: &str) -> Problem {
     }
     let history = format!("{path}/history");
     let detail = format!("{subject} is no more; its history tells what became of it");
-    Problem::new(GONE, detail).see(history)
+    ProblemDetails::new(GONE, detail).see(history)
 }
 
 /// Whether the journal has issued the subject's id. Ids and replicas' names contain the position of the fact
 /// that created them, so only one record is read.
-fn was_issued(source: &dyn Source, subject: &Subject) -> bool {
+fn was_issued(source: &dyn JournalReader, subject: &Subject) -> bool {
     let position = match subject {
         Subject::Replica(name) => position_of(name.as_str()),
         _ => subject.issued(),
@@ -346,7 +368,7 @@ fn was_issued(source: &dyn Source, subject: &Subject) -> bool {
     };
     let lineage = record.header().lineage;
     let Some((_, line)) = record.events().find(|(at, _)| *at == position) else { return false };
-    match Line::read(line).and_then(Line::event) {
+    match EventLine::read(line).and_then(EventLine::event) {
         Ok(Event::Fact { fact: Fact::ReplicaCreated(created), .. }) => {
             *subject == Subject::Replica(created.name)
         }
@@ -367,19 +389,19 @@ fn position_of(name: &str) -> Option<Position> {
 
 /// Answer with events of a history.
 #[derive(Serialize)]
-struct Histories {
-    items: Vec<Entry>,
+struct HistoryResponse {
+    items: Vec<HistoryEntry>,
     next_from: Option<Position>,
     position: Position,
 }
 
 /// Returns a page of an entity's history.
 pub(super) async fn history(
-    app: &Arc<App>,
-    call: &Call,
+    app: &Arc<FleetApi>,
+    call: &RoutedRequest,
     kind: RowKind,
-    mut params: Params,
-) -> Result<Response<Body>, Problem> {
+    mut params: QueryParams,
+) -> Result<Response<Body>, ProblemDetails> {
     let key = key(call, kind)?;
     let from = match positions::take(&mut params, "from")? {
         Some(from) => positions::wanted(app.hub.lineages().as_ref(), from)?,
@@ -387,31 +409,36 @@ pub(super) async fn history(
     };
     let limit = params.number("limit")?;
     if limit.is_some_and(|limit| limit == 0 || limit > HISTORY_MAX) {
-        return Err(Problem::parameter(In::Query, "limit", format!("ask for 1 to {HISTORY_MAX}")));
+        return Err(ProblemDetails::parameter(
+            RequestPart::Query,
+            "limit",
+            format!("ask for 1 to {HISTORY_MAX}"),
+        ));
     }
     settle(app, &mut params, ReadFrom::Journal).await?;
     params.end(&["from", "limit", "min_position", "consistency"])?;
     let head = app.source.head().map_or(Position::ZERO, |head| head.position);
     if from > head.plus(1) {
         let detail = format!("read a history from {from} on: the journal ends at {head}");
-        return Err(Problem::new(POSITION_NOT_APPLIED, detail).position(head.get()));
+        return Err(ProblemDetails::new(POSITION_NOT_APPLIED, detail).position(head.get()));
     }
     let limit = limit.map_or(HISTORY, |limit| limit as usize);
     let (common, compressor) = (Arc::clone(&app.common), compressor_of(call));
-    let (histories, subject) = (History::new(app.source.clone()), key.subject());
+    let (histories, subject) = (HistoryReader::new(app.source.clone()), key.subject());
     let read = in_turn(&app.hub.readers, "read a history", move || {
-        let answer = Answer::reserve(&common, compressor);
+        let answer = ReservedAnswer::reserve(&common, compressor);
         let page = histories.max_bytes(answer.max_bytes).of(&subject, from, limit);
         (answer, page)
     });
     let (mut answer, page) = read.await?;
-    let page = page.map_err(|error| Problem::internal("read a history", &error))?;
+    let page = page.map_err(|error| ProblemDetails::internal("read a history", &error))?;
     if page.entries.is_empty() && page.next.is_none() && from == Position::FIRST {
         return Err(missing(app, &key, call.parts.uri.path()).await);
     }
     let position = app.source.head().map_or(Position::ZERO, |head| head.position);
-    let page = Histories { items: page.entries, next_from: page.next, position };
-    let page = serde_json::to_string(&page).map_err(|error| Problem::internal("show a history", &error))?;
+    let page = HistoryResponse { items: page.entries, next_from: page.next, position };
+    let page =
+        serde_json::to_string(&page).map_err(|error| ProblemDetails::internal("show a history", &error))?;
     Ok(at_position(answer.with(app, page)?, position))
 }
 

@@ -20,11 +20,11 @@ use tower_http::compression::CompressionLayer;
 use tower_http::compression::predicate::SizeAbove;
 
 use super::budget::SMALL;
-use super::problem::{In, Kind, METHOD_NOT_ALLOWED, NO_SUCH_ROUTE, Problem};
+use super::problem::{METHOD_NOT_ALLOWED, NO_SUCH_ROUTE, ProblemDetails, ProblemKind, RequestPart};
 
 /// Conversion of the body of a typed route into the body of the intent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Shape {
+pub(super) enum BodyShape {
     /// The path's parameters are added as members.
     Members,
     /// Body `{hash}`: one operation to approve.
@@ -35,12 +35,12 @@ pub(super) enum Shape {
 
 /// Action of a route.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Does {
+pub(super) enum RouteTarget {
     List(RowKind),
     Get(RowKind),
     History(RowKind),
     /// Submits one intent of this entry of the register.
-    Intent(&'static IntentEntry, Shape),
+    Intent(&'static IntentEntry, BodyShape),
     /// Submits any intents, as CloudEvents.
     Intents,
     /// Opens a channel of an executor outside the server.
@@ -58,11 +58,11 @@ pub(super) enum Does {
 
 /// Route of the API.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Route {
+pub(super) struct HttpRoute {
     pub(super) method: Method,
     /// Path with parameters in braces.
     pub(super) path: String,
-    pub(super) does: Does,
+    pub(super) does: RouteTarget,
     /// Purpose of the route, in one sentence.
     pub(super) about: String,
 }
@@ -71,65 +71,75 @@ pub(super) struct Route {
 pub(super) const FLEET: &str = "/v1/fleets/{fleet}";
 
 /// Routes that approve or reject one operation: the body of the intent has a list of operations.
-const OF_ONE: &[(&str, &IntentEntry, Shape, &str)] = &[
+const OF_ONE: &[(&str, &IntentEntry, BodyShape, &str)] = &[
     (
         "/operations/{id}/approve",
         &OperationApprove::ENTRY,
-        Shape::ApproveOne,
+        BodyShape::ApproveOne,
         "Approves an operation, exactly as it was shown.",
     ),
-    ("/operations/{id}/reject", &OperationReject::ENTRY, Shape::RejectOne, "Rejects an operation."),
+    ("/operations/{id}/reject", &OperationReject::ENTRY, BodyShape::RejectOne, "Rejects an operation."),
 ];
 
 /// Table of all routes.
-pub(super) static ROUTES: LazyLock<Vec<Route>> = LazyLock::new(|| {
+pub(super) static ROUTES: LazyLock<Vec<HttpRoute>> = LazyLock::new(|| {
     let mut all = Vec::new();
-    let mut add = |method: Method, path: String, does: Does, about: &str| {
-        all.push(Route { method, path, does, about: about.to_owned() });
+    let mut add = |method: Method, path: String, does: RouteTarget, about: &str| {
+        all.push(HttpRoute { method, path, does, about: about.to_owned() });
     };
     for kind in RowKind::ALL.iter().copied() {
         let one = kind.kind().path();
-        add(Method::GET, format!("{FLEET}/{kind}"), Does::List(kind), &format!("Lists {kind}."));
-        add(Method::GET, format!("{FLEET}{one}"), Does::Get(kind), &format!("Reads one of {kind}."));
+        add(Method::GET, format!("{FLEET}/{kind}"), RouteTarget::List(kind), &format!("Lists {kind}."));
+        add(Method::GET, format!("{FLEET}{one}"), RouteTarget::Get(kind), &format!("Reads one of {kind}."));
         let about = format!("Reads the events about one of {kind}.");
-        add(Method::GET, format!("{FLEET}{one}/history"), Does::History(kind), &about);
+        add(Method::GET, format!("{FLEET}{one}/history"), RouteTarget::History(kind), &about);
     }
     let of_plan = format!("{FLEET}/plans/{{plan}}/deployments");
-    add(Method::GET, of_plan, Does::List(RowKind::Deployments), "Lists a plan's deployments.");
+    add(Method::GET, of_plan, RouteTarget::List(RowKind::Deployments), "Lists a plan's deployments.");
     for (path, entry, shape, about) in OF_ONE {
-        add(Method::POST, format!("{FLEET}{path}"), Does::Intent(entry, *shape), about);
+        add(Method::POST, format!("{FLEET}{path}"), RouteTarget::Intent(entry, *shape), about);
     }
     for entry in Intent::REGISTER {
         let method = Method::from_bytes(entry.method.as_bytes()).expect("a method");
-        add(method, format!("{FLEET}{}", entry.path), Does::Intent(entry, Shape::Members), entry.about);
+        add(
+            method,
+            format!("{FLEET}{}", entry.path),
+            RouteTarget::Intent(entry, BodyShape::Members),
+            entry.about,
+        );
     }
     let intents = "Takes intents as CloudEvents: structured, binary or a batch.";
-    add(Method::POST, format!("{FLEET}/intents"), Does::Intents, intents);
-    add(Method::GET, format!("{FLEET}/events"), Does::Events, "Streams events.");
+    add(Method::POST, format!("{FLEET}/intents"), RouteTarget::Intents, intents);
+    add(Method::GET, format!("{FLEET}/events"), RouteTarget::Events, "Streams events.");
     let logs = "Reads what the processes of an incarnation have written.";
-    add(Method::GET, format!("{FLEET}/incarnations/{{id}}/logs"), Does::Logs, logs);
+    add(Method::GET, format!("{FLEET}/incarnations/{{id}}/logs"), RouteTarget::Logs, logs);
     let link = "Opens an executor's link: the answer goes on with what the decider says.";
-    add(Method::POST, format!("{FLEET}/links"), Does::Link, link);
+    add(Method::POST, format!("{FLEET}/links"), RouteTarget::Link, link);
     let say = "Takes what an executor says on its link, in order.";
-    add(Method::POST, format!("{FLEET}/links/{{link}}/messages"), Does::Say, say);
-    add(Method::GET, "/livez".into(), Does::Live, "Says that the process lives.");
-    add(Method::GET, "/readyz".into(), Does::Ready, "Says whether the rows keep up with the journal.");
-    add(Method::GET, "/metrics".into(), Does::Metrics, "Gives figures to Prometheus.");
-    add(Method::GET, "/v1/openapi.json".into(), Does::OpenApi, "Describes this API.");
-    add(Method::GET, "/v1/schemas/{type}".into(), Does::Schema, "Gives the JSON Schema of a type of event.");
+    add(Method::POST, format!("{FLEET}/links/{{link}}/messages"), RouteTarget::Say, say);
+    add(Method::GET, "/livez".into(), RouteTarget::Live, "Says that the process lives.");
+    add(Method::GET, "/readyz".into(), RouteTarget::Ready, "Says whether the rows keep up with the journal.");
+    add(Method::GET, "/metrics".into(), RouteTarget::Metrics, "Gives figures to Prometheus.");
+    add(Method::GET, "/v1/openapi.json".into(), RouteTarget::OpenApi, "Describes this API.");
+    add(
+        Method::GET,
+        "/v1/schemas/{type}".into(),
+        RouteTarget::Schema,
+        "Gives the JSON Schema of a type of event.",
+    );
     all
 });
 
 /// Route of a request, or the problem instead of a route.
-pub(super) type Found = Result<Match, Problem>;
+pub(super) type RouteResult = Result<RouteMatch, ProblemDetails>;
 
 /// Returns a router with all routes. `answer` gets each request with its route; `HEAD` is routed as `GET`.
-pub(super) fn router<S, F>(answer: fn(S, Found, Request) -> F) -> Router<S>
+pub(super) fn router<S, F>(answer: fn(S, RouteResult, Request) -> F) -> Router<S>
 where
     S: Clone + Send + Sync + 'static,
     F: Future<Output: IntoResponse> + Send + 'static,
 {
-    let mut paths: BTreeMap<&str, Vec<&'static Route>> = BTreeMap::new();
+    let mut paths: BTreeMap<&str, Vec<&'static HttpRoute>> = BTreeMap::new();
     for route in ROUTES.iter() {
         paths.entry(&route.path).or_default().push(route);
     }
@@ -144,12 +154,14 @@ where
         for route in routes {
             let filter = MethodFilter::try_from(route.method.clone()).expect("a standard method");
             let found = move |State(state): State<S>, params: Result<RawPathParams, _>, request: Request| {
-                let found = Match::new(route, params, request.uri());
+                let found = RouteMatch::new(route, params, request.uri());
                 answer(state, found, request)
             };
             methods = match route.does {
                 // All other answers are short, or are streamed.
-                Does::List(_) | Does::History(_) => methods.on(filter, found.layer(compression())),
+                RouteTarget::List(_) | RouteTarget::History(_) => {
+                    methods.on(filter, found.layer(compression()))
+                }
                 _ => methods.on(filter, found),
             };
         }
@@ -169,29 +181,29 @@ fn compression() -> CompressionLayer<SizeAbove> {
 }
 
 /// Returns the problem of a request that has no route.
-fn nothing(kind: &'static Kind, request: &Request, why: &str) -> Problem {
+fn nothing(kind: &'static ProblemKind, request: &Request, why: &str) -> ProblemDetails {
     let shown: String = request.uri().path().chars().take(200).collect();
-    Problem::new(kind, format!("{} {shown}: {why}", request.method()))
+    ProblemDetails::new(kind, format!("{} {shown}: {why}", request.method()))
 }
 
 /// Matched route, with the parameters of the path.
 #[derive(Debug)]
-pub(super) struct Match {
-    pub(super) route: &'static Route,
+pub(super) struct RouteMatch {
+    pub(super) route: &'static HttpRoute,
     params: RawPathParams,
 }
 
-impl Match {
+impl RouteMatch {
     fn new(
-        route: &'static Route,
+        route: &'static HttpRoute,
         params: Result<RawPathParams, RawPathParamsRejection>,
         target: &Uri,
-    ) -> Found {
-        params.map(|params| Match { route, params }).map_err(|_| {
+    ) -> RouteResult {
+        params.map(|params| RouteMatch { route, params }).map_err(|_| {
             let mut parts = route.path.split('/').zip(target.path().split('/'));
             let wrong = parts.find(|(_, part)| percent_decode_str(part).decode_utf8().is_err());
             let name = wrong.map_or("", |(name, _)| name.trim_matches(['{', '}']));
-            Problem::parameter(In::Path, name, "percent-encode UTF-8")
+            ProblemDetails::parameter(RequestPart::Path, name, "percent-encode UTF-8")
         })
     }
 
@@ -241,20 +253,19 @@ mod tests {
     #[test]
     fn every_intent_has_a_typed_route() {
         for type_name in Intent::TYPES {
-            let is_routed =
-                |route: &Route| matches!(route.does, Does::Intent(entry, _) if entry.type_name == *type_name);
+            let is_routed = |route: &HttpRoute| matches!(route.does, RouteTarget::Intent(entry, _) if entry.type_name == *type_name);
             assert!(ROUTES.iter().any(is_routed), "{type_name}");
         }
         for route in ROUTES.iter() {
-            if let Does::Intent(entry, _) = route.does {
+            if let RouteTarget::Intent(entry, _) = route.does {
                 assert!(Intent::TYPES.contains(&entry.type_name), "{}", entry.type_name);
             }
         }
     }
 
     /// Returns the router's result: the route and its parameters, or the status of the problem.
-    async fn find(method: &Method, path: &str) -> Result<(&'static Route, Vec<(String, String)>), u16> {
-        type Seen = Arc<Mutex<Option<Result<Match, Problem>>>>;
+    async fn find(method: &Method, path: &str) -> Result<(&'static HttpRoute, Vec<(String, String)>), u16> {
+        type Seen = Arc<Mutex<Option<Result<RouteMatch, ProblemDetails>>>>;
         let seen = Seen::default();
         let router = router(|seen: Seen, found, _| async move {
             *seen.lock().expect("no panic") = Some(found);
@@ -287,12 +298,12 @@ mod tests {
     async fn names_of_capabilities_go_deep() {
         let fleet = "/v1/fleets/default/capabilities";
         for (path, name, does) in [
-            ("/nvidia/v100", "nvidia/v100", Does::Get(RowKind::Capabilities)),
-            ("/nvidia%2Fv100", "nvidia/v100", Does::Get(RowKind::Capabilities)),
-            ("/nvidia/v100/history", "nvidia/v100", Does::History(RowKind::Capabilities)),
-            ("/nvidia/v100/history?limit=1", "nvidia/v100", Does::History(RowKind::Capabilities)),
-            ("/v100/history", "v100", Does::History(RowKind::Capabilities)),
-            ("/a%2Fhistory", "a/history", Does::Get(RowKind::Capabilities)),
+            ("/nvidia/v100", "nvidia/v100", RouteTarget::Get(RowKind::Capabilities)),
+            ("/nvidia%2Fv100", "nvidia/v100", RouteTarget::Get(RowKind::Capabilities)),
+            ("/nvidia/v100/history", "nvidia/v100", RouteTarget::History(RowKind::Capabilities)),
+            ("/nvidia/v100/history?limit=1", "nvidia/v100", RouteTarget::History(RowKind::Capabilities)),
+            ("/v100/history", "v100", RouteTarget::History(RowKind::Capabilities)),
+            ("/a%2Fhistory", "a/history", RouteTarget::Get(RowKind::Capabilities)),
         ] {
             let (route, params) = find(&Method::GET, &format!("{fleet}{path}")).await.expect(path);
             assert_eq!((params, route.does), (vec![("name".to_owned(), name.to_owned())], does), "{path}");

@@ -12,7 +12,7 @@ use chancery_events::observation::Observation;
 use serde_json::Value;
 
 use super::edge::json;
-use super::problem::{NOT_FOUND, Problem};
+use super::problem::{NOT_FOUND, ProblemDetails};
 
 /// Schema of each type, as text.
 static SCHEMAS: LazyLock<BTreeMap<&'static str, String>> = LazyLock::new(|| {
@@ -38,11 +38,11 @@ pub fn schemas() -> &'static BTreeMap<&'static str, String> {
 }
 
 /// Answers a request for a schema.
-pub(super) fn get(type_name: &str) -> Result<Response<Body>, Problem> {
+pub(super) fn get(type_name: &str) -> Result<Response<Body>, ProblemDetails> {
     let bare = type_name.strip_prefix(TYPE_PREFIX).unwrap_or(type_name);
     let Some(schema) = SCHEMAS.get(bare) else {
         let shown: String = type_name.chars().take(100).collect();
-        return Err(Problem::new(NOT_FOUND, format!("there is no event of type {shown:?}")));
+        return Err(ProblemDetails::new(NOT_FOUND, format!("there is no event of type {shown:?}")));
     };
     let mut response = json(schema.as_str());
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/schema+json"));
@@ -52,12 +52,12 @@ pub(super) fn get(type_name: &str) -> Result<Response<Body>, Problem> {
 /// Returns the reasons why data that fits the old schema may not fit the new one, each with its location. The
 /// comparison is structural: a change that it does not understand counts as a break.
 pub fn breaks(old: &Value, new: &Value) -> Vec<String> {
-    let mut compare = Compare { old, new, found: Vec::new(), done: BTreeSet::new() };
+    let mut compare = SchemaComparison { old, new, found: Vec::new(), done: BTreeSet::new() };
     compare.node(old, new, "");
     compare.found
 }
 
-struct Compare<'a> {
+struct SchemaComparison<'a> {
     old: &'a Value,
     new: &'a Value,
     found: Vec<String>,
@@ -71,7 +71,7 @@ const PROSE: &[&str] = &["$schema", "$id", "$defs", "title", "description", "exa
 const KNOWN: &[&str] =
     &["$ref", "type", "enum", "properties", "required", "items", "additionalProperties", "anyOf", "oneOf"];
 
-impl<'a> Compare<'a> {
+impl<'a> SchemaComparison<'a> {
     fn node(&mut self, old: &'a Value, new: &'a Value, at: &str) {
         if let (Some(old_ref), Some(new_ref)) = (old["$ref"].as_str(), new["$ref"].as_str())
             && !self.done.insert((old_ref.to_owned(), new_ref.to_owned()))
@@ -148,7 +148,7 @@ impl<'a> Compare<'a> {
             for (index, branch) in was.iter().enumerate() {
                 let fits = is.is_some_and(|is| {
                     is.iter().any(|other| {
-                        let mut inner = Compare {
+                        let mut inner = SchemaComparison {
                             old: self.old,
                             new: self.new,
                             found: Vec::new(),

@@ -26,17 +26,17 @@ use tokio::time::{Instant, Sleep, sleep_until};
 use tower::ServiceExt as _;
 
 use super::connection::{CloseReason, ConnectionRequests};
-use super::problem::{BUSY, Problem, with_body};
-use super::rate::Peer;
+use super::problem::{BUSY, ProblemDetails, with_body};
+use super::rate::PeerAddress;
 use super::slots::{ConnectionSlot, ConnectionSlots, ProbeReserve};
-use super::{Api, Common, Limits, router};
+use super::{ApiShared, ApiState, HttpLimits, router};
 
 /// Time that a connection without a slot has to send its request, and again to receive the answer.
 const PROBE: Duration = Duration::from_secs(2);
 
 /// State of a listener and its connections.
-struct Listening {
-    common: Arc<Common>,
+struct ListenerState {
+    common: Arc<ApiShared>,
     service: Router,
     slots: Arc<ConnectionSlots>,
     reserve: ProbeReserve,
@@ -46,11 +46,15 @@ struct Listening {
 
 /// Serves requests until `shutdown` completes. The server then accepts no more connections, ends streams, and
 /// lets requests in flight finish for as long as the limits allow.
-pub async fn serve(api: Api, listener: TcpListener, shutdown: impl Future<Output = ()>) -> io::Result<()> {
+pub async fn serve(
+    api: ApiState,
+    listener: TcpListener,
+    shutdown: impl Future<Output = ()>,
+) -> io::Result<()> {
     let common = Arc::clone(&api.common);
     let hubs: Vec<_> = api.fleets.values().map(|app| Arc::clone(&app.hub)).collect();
     let (stop, stopped) = watch::channel(false);
-    let mut connections = Listening {
+    let mut connections = ListenerState {
         common: Arc::clone(&common),
         service: router(api),
         slots: Arc::new(ConnectionSlots::new(common.limits.connections)),
@@ -93,15 +97,15 @@ pub async fn serve(api: Api, listener: TcpListener, shutdown: impl Future<Output
     Ok(())
 }
 
-impl Listening {
+impl ListenerState {
     /// Serves a connection that has a slot.
     fn serve(&mut self, stream: TcpStream, peer: IpAddr, slot: ConnectionSlot) {
-        let Common { limits, metrics, .. } = &*self.common;
+        let ApiShared { limits, metrics, .. } = &*self.common;
         let requests = ConnectionRequests::new(peer, Arc::clone(&self.common), Arc::clone(&self.slots));
         let (service, answering) = (self.service.clone(), Arc::clone(&requests));
         let answer = service_fn(move |request| Arc::clone(&answering).answer(service.clone(), request));
         let stall = limits.stall;
-        let io = TokioIo::new(Guarded::new(stream, stall));
+        let io = TokioIo::new(StallGuard::new(stream, stall));
         let connection = builder(limits).serve_connection(io, answer).into_owned();
         let (mut stopped, open) = (self.stopped.clone(), metrics.connections.clone());
         self.open.spawn(async move {
@@ -147,7 +151,7 @@ impl Listening {
             let is_probe = matches!(request.uri().path(), "/livez" | "/readyz");
             // The body is not waited for: a probe has none.
             let mut request = request.map(|_| Body::empty());
-            request.extensions_mut().insert(Peer(peer));
+            request.extensions_mut().insert(PeerAddress(peer));
             let (service, common) = (service.clone(), Arc::clone(&common));
             async move {
                 if is_probe {
@@ -159,7 +163,7 @@ impl Listening {
         });
         let mut builder = builder(limits).http1_only();
         builder.http1().keep_alive(false).header_read_timeout(limits.header_read.min(PROBE));
-        let io = TokioIo::new(Guarded::new(stream, limits.stall.min(PROBE)));
+        let io = TokioIo::new(StallGuard::new(stream, limits.stall.min(PROBE)));
         let connection = builder.serve_connection(io, answer).into_owned();
         if self.reserve.make_room() {
             self.common.metrics.turned_away();
@@ -178,7 +182,7 @@ const STREAMS: u32 = 16;
 /// Maximum number of unread bytes from the client on an HTTP/2 connection.
 const WINDOW: u32 = 64 << 10;
 
-fn builder(limits: &Limits) -> auto::Builder<TokioExecutor> {
+fn builder(limits: &HttpLimits) -> auto::Builder<TokioExecutor> {
     let mut builder = auto::Builder::new(TokioExecutor::new());
     // Above these limits, hyper answers 431 without a body. The edge explains a small excess.
     builder
@@ -204,20 +208,20 @@ pub(super) fn busy(max: usize) -> Response<Body> {
          of HTTP/2 beside others counts as one\n\
          hint: close connections that are not used, or raise limits.connections"
     );
-    with_body(Problem::new(BUSY, detail).into_response(), &uuid::Uuid::new_v4().to_string())
+    with_body(ProblemDetails::new(BUSY, detail).into_response(), &uuid::Uuid::new_v4().to_string())
 }
 
 /// Connection that fails when its peer accepts no data for too long; nothing else would detect the stall.
-struct Guarded {
+struct StallGuard {
     stream: TcpStream,
     stall: Duration,
     /// Timer that runs while a write waits.
     until: Option<Pin<Box<Sleep>>>,
 }
 
-impl Guarded {
-    fn new(stream: TcpStream, stall: Duration) -> Guarded {
-        Guarded { stream, stall, until: None }
+impl StallGuard {
+    fn new(stream: TcpStream, stall: Duration) -> StallGuard {
+        StallGuard { stream, stall, until: None }
     }
 
     fn watched<T>(&mut self, cx: &mut Context<'_>, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
@@ -232,7 +236,7 @@ impl Guarded {
     }
 }
 
-impl AsyncRead for Guarded {
+impl AsyncRead for StallGuard {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -242,7 +246,7 @@ impl AsyncRead for Guarded {
     }
 }
 
-impl AsyncWrite for Guarded {
+impl AsyncWrite for StallGuard {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write(cx, bytes);
         self.watched(cx, written)

@@ -16,50 +16,50 @@ use std::time::Instant;
 
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderMap, HeaderValue, Response, header};
-use chancery_decider::hub::{Follower, Shown};
+use chancery_decider::hub::{FollowerGuard, RenderedEvent};
 use chancery_events::id::{Lineage, Position};
 use chancery_events::lineage::NamedPosition;
 
-use super::App;
-use super::place::{Found, Place, Woken};
+use super::FleetApi;
+use super::place::{FollowerPosition, FollowerRead, FollowerWake};
 use super::positions;
-use super::problem::{BUSY, In, NOT_ACCEPTABLE, POSITION_NOT_APPLIED, Problem};
-use super::query::Params;
+use super::problem::{BUSY, NOT_ACCEPTABLE, POSITION_NOT_APPLIED, ProblemDetails, RequestPart};
+use super::query::QueryParams;
 use super::read::{ReadFrom, settle_by_default};
-use super::wanted::Wanted;
+use super::wanted::EventFilter;
 
 /// Maximum number of events that are filtered out before a bookmark.
 const PASSED: u64 = 4096;
 
 /// Format of a stream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Form {
+pub(super) enum StreamFormat {
     /// Server-sent events, `text/event-stream`.
     Sse,
     /// Lines of JSON, `application/x-ndjson`.
     Lines,
 }
 
-impl Form {
-    fn cut(self, shown: &Shown) -> Bytes {
+impl StreamFormat {
+    fn cut(self, shown: &RenderedEvent) -> Bytes {
         match self {
-            Form::Sse => shown.sse.clone(),
-            Form::Lines => shown.line.clone(),
+            StreamFormat::Sse => shown.sse.clone(),
+            StreamFormat::Lines => shown.line.clone(),
         }
     }
 
     /// Returns a heartbeat. Readers of JSON lines skip empty lines.
     fn heartbeat(self) -> Bytes {
         Bytes::from_static(match self {
-            Form::Sse => b": heartbeat\n\n",
-            Form::Lines => b"\n",
+            StreamFormat::Sse => b": heartbeat\n\n",
+            StreamFormat::Lines => b"\n",
         })
     }
 }
 
 /// Reason why a stream ends.
 #[derive(Clone, PartialEq, Eq, Debug)]
-enum Closed {
+enum StreamEnd {
     /// Last requested position was sent.
     End,
     /// Requested number of events was sent.
@@ -72,53 +72,53 @@ enum Closed {
     Failed,
 }
 
-impl Closed {
+impl StreamEnd {
     const fn word(&self) -> &'static str {
         match self {
-            Closed::End => "end",
-            Closed::Limit => "limit",
-            Closed::Shutdown => "shutdown",
-            Closed::Slow => "slow",
-            Closed::Failed => "failed",
+            StreamEnd::End => "end",
+            StreamEnd::Limit => "limit",
+            StreamEnd::Shutdown => "shutdown",
+            StreamEnd::Slow => "slow",
+            StreamEnd::Failed => "failed",
         }
     }
 }
 
 /// Parameters of a requested stream.
-struct Asked {
+struct StreamRequest {
     next: Position,
     /// Lineage of the journal, if the journal has records.
     lineage: Option<Lineage>,
-    wanted: Wanted,
-    form: Form,
+    wanted: EventFilter,
+    form: StreamFormat,
     /// Last position of the stream, if the stream does not follow the journal.
     until: Option<Position>,
     limit: Option<u64>,
 }
 
 /// Returns the last position after which a stream can start.
-fn tail_of(app: &App) -> Position {
+fn tail_of(app: &FleetApi) -> Position {
     let head = app.source.head().map_or(Position::ZERO, |head| head.position);
     head.max(*app.hub.tail().borrow())
 }
 
 /// Answers a request for a stream.
 pub(super) async fn events(
-    app: &Arc<App>,
-    mut params: Params,
+    app: &Arc<FleetApi>,
+    mut params: QueryParams,
     headers: &HeaderMap,
-) -> Result<Response<Body>, Problem> {
+) -> Result<Response<Body>, ProblemDetails> {
     let form = form(headers)?;
     let from = params.take("from")?;
     let wanted = {
         let (types, subject, kinds) = (params.take("types")?, params.take("subject")?, params.take("kinds")?);
-        Wanted::read(types.as_deref(), subject.as_deref(), kinds.as_deref())?
+        EventFilter::read(types.as_deref(), subject.as_deref(), kinds.as_deref())?
     };
-    let follow = params.flag("follow")?.unwrap_or(form == Form::Sse);
+    let follow = params.flag("follow")?.unwrap_or(form == StreamFormat::Sse);
     let limit = params.number("limit")?;
     params.end(&["from", "types", "subject", "kinds", "follow", "limit"])?;
     if limit == Some(0) {
-        return Err(Problem::parameter(In::Query, "limit", "ask for at least one event"));
+        return Err(ProblemDetails::parameter(RequestPart::Query, "limit", "ask for at least one event"));
     }
     if !follow {
         settle_by_default(app, ReadFrom::Journal).await?;
@@ -139,22 +139,25 @@ pub(super) async fn events(
         tail = tail_of(app);
     }
     if next > tail.plus(1) {
-        return Err(Problem::new(
+        return Err(ProblemDetails::new(
             POSITION_NOT_APPLIED,
             format!("read events from {next} on: the journal ends at {tail}"),
         )
         .position(tail.get()));
     }
     let follower = app.hub.follow(app.common.limits.followers).ok_or_else(|| {
-        Problem::new(BUSY, format!("follow the journal: {} streams are open", app.common.limits.followers))
+        ProblemDetails::new(
+            BUSY,
+            format!("follow the journal: {} streams are open", app.common.limits.followers),
+        )
     })?;
     let lineage = lineages.map(|lineages| lineages.current);
-    let asked = Asked { next, lineage, wanted, form, until: (!follow).then_some(tail), limit };
+    let asked = StreamRequest { next, lineage, wanted, form, until: (!follow).then_some(tail), limit };
     let mut response = Response::new(stream(app.clone(), asked, follower));
     let headers = response.headers_mut();
     let media_type = match form {
-        Form::Sse => "text/event-stream",
-        Form::Lines => "application/x-ndjson",
+        StreamFormat::Sse => "text/event-stream",
+        StreamFormat::Lines => "application/x-ndjson",
     };
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(media_type));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
@@ -162,47 +165,50 @@ pub(super) async fn events(
 }
 
 /// Returns server-sent events if the client names them, lines of JSON otherwise.
-fn form(headers: &HeaderMap) -> Result<Form, Problem> {
+fn form(headers: &HeaderMap) -> Result<StreamFormat, ProblemDetails> {
     let mut has_any = false;
     for value in headers.get_all(header::ACCEPT) {
-        let text =
-            value.to_str().map_err(|_| Problem::parameter(In::Header, "accept", "write it in ASCII"))?;
+        let text = value
+            .to_str()
+            .map_err(|_| ProblemDetails::parameter(RequestPart::Header, "accept", "write it in ASCII"))?;
         for range in text.split(',') {
             has_any = true;
             match range.split(';').next().unwrap_or_default().trim().to_ascii_lowercase().as_str() {
-                "text/event-stream" | "text/*" => return Ok(Form::Sse),
+                "text/event-stream" | "text/*" => return Ok(StreamFormat::Sse),
                 "application/x-ndjson"
                 | "application/ndjson"
                 | "application/json"
                 | "application/*"
                 | "*/*" => {
-                    return Ok(Form::Lines);
+                    return Ok(StreamFormat::Lines);
                 }
                 _ => {}
             }
         }
     }
     if has_any {
-        return Err(Problem::new(
+        return Err(ProblemDetails::new(
             NOT_ACCEPTABLE,
             "stream events: accept text/event-stream or application/x-ndjson",
         ));
     }
-    Ok(Form::Lines)
+    Ok(StreamFormat::Lines)
 }
 
-fn last_event_id(id: &HeaderValue) -> Result<NamedPosition, Problem> {
+fn last_event_id(id: &HeaderValue) -> Result<NamedPosition, ProblemDetails> {
     let text = id.to_str().unwrap_or_default().trim();
-    text.parse().map_err(|error| positions::invalid(In::Header, "last-event-id", error))
+    text.parse().map_err(|error| positions::invalid(RequestPart::Header, "last-event-id", error))
 }
 
-fn first_wanted(text: &str) -> Result<NamedPosition, Problem> {
-    let wrong = |_| Problem::parameter(In::Query, "from", "write a position, or \"end\" for what is new");
+fn first_wanted(text: &str) -> Result<NamedPosition, ProblemDetails> {
+    let wrong = |_| {
+        ProblemDetails::parameter(RequestPart::Query, "from", "write a position, or \"end\" for what is new")
+    };
     text.trim().parse().map_err(wrong)
 }
 
 /// Progress of a stream.
-struct Progress {
+struct StreamProgress {
     /// Next position to examine.
     next: Position,
     /// Last id that was sent to the client.
@@ -213,15 +219,15 @@ struct Progress {
     lineage: Option<Lineage>,
 }
 
-impl Progress {
-    fn new(asked: &Asked) -> Progress {
+impl StreamProgress {
+    fn new(asked: &StreamRequest) -> StreamProgress {
         let told = Position::new(asked.next.get().saturating_sub(1));
         let left = asked.limit.unwrap_or(u64::MAX);
-        Progress { next: asked.next, told, left, lineage: asked.lineage }
+        StreamProgress { next: asked.next, told, left, lineage: asked.lineage }
     }
 
     /// Whether an event must be sent; an event that is not sent is skipped.
-    fn sees(&mut self, shown: &Shown, asked: &Asked) -> bool {
+    fn sees(&mut self, shown: &RenderedEvent, asked: &StreamRequest) -> bool {
         if shown.position < self.next
             || self.left == 0
             || asked.until.is_some_and(|until| shown.position > until)
@@ -237,9 +243,9 @@ impl Progress {
         true
     }
 
-    fn is_over(&self, asked: &Asked) -> Option<Closed> {
+    fn is_over(&self, asked: &StreamRequest) -> Option<StreamEnd> {
         let is_done = asked.until.is_some_and(|until| self.next > until);
-        if self.left == 0 { Some(Closed::Limit) } else { is_done.then_some(Closed::End) }
+        if self.left == 0 { Some(StreamEnd::Limit) } else { is_done.then_some(StreamEnd::End) }
     }
 
     fn last(&self) -> Position {
@@ -252,8 +258,8 @@ impl Progress {
     }
 
     /// Returns a bookmark if the client could resume later than at its last id.
-    fn bookmark(&mut self, form: Form) -> Option<Bytes> {
-        if form == Form::Lines || self.told >= self.last() {
+    fn bookmark(&mut self, form: StreamFormat) -> Option<Bytes> {
+        if form == StreamFormat::Lines || self.told >= self.last() {
             return None;
         }
         self.told = self.last();
@@ -261,26 +267,26 @@ impl Progress {
         Some(format!("id: {id}\nevent: bookmark\ndata: {{\"position\":{last}}}\n\n").into())
     }
 
-    fn closed(&self, why: &Closed, form: Form) -> Result<Option<Bytes>, io::Error> {
+    fn closed(&self, why: &StreamEnd, form: StreamFormat) -> Result<Option<Bytes>, io::Error> {
         let (id, last, reason) = (self.id(), self.last(), why.word());
         match (form, why) {
-            (Form::Sse, _) => Ok(Some(
+            (StreamFormat::Sse, _) => Ok(Some(
                 format!("id: {id}\nevent: closed\ndata: {{\"reason\":\"{reason}\",\"position\":{last}}}\n\n")
                     .into(),
             )),
             // Lines cannot carry a reason: an aborted transfer is not mistaken for a complete one.
-            (Form::Lines, Closed::Slow | Closed::Failed) => Err(io::Error::other(reason)),
-            (Form::Lines, Closed::End | Closed::Limit | Closed::Shutdown) => Ok(None),
+            (StreamFormat::Lines, StreamEnd::Slow | StreamEnd::Failed) => Err(io::Error::other(reason)),
+            (StreamFormat::Lines, StreamEnd::End | StreamEnd::Limit | StreamEnd::Shutdown) => Ok(None),
         }
     }
 }
 
-fn stream(app: Arc<App>, asked: Asked, follower: Follower) -> Body {
+fn stream(app: Arc<FleetApi>, asked: StreamRequest, follower: FollowerGuard) -> Body {
     let stream = async_stream::stream! {
         let _follower = follower;
-        let mut place = Place::new(&app, asked.next);
-        let mut progress = Progress::new(&asked);
-        if asked.form == Form::Sse {
+        let mut place = FollowerPosition::new(&app, asked.next);
+        let mut progress = StreamProgress::new(&asked);
+        if asked.form == StreamFormat::Sse {
             yield Ok(Bytes::from_static(b"retry: 1000\n\n"));
         }
         let why = 'end: loop {
@@ -288,9 +294,9 @@ fn stream(app: Arc<App>, asked: Asked, follower: Follower) -> Body {
                 break why;
             }
             let batches = match place.next(progress.next, &asked.wanted).await {
-                Found::Batches(batches) => batches,
-                Found::Nothing if asked.until.is_some() => break Closed::End,
-                Found::Nothing => {
+                FollowerRead::Batches(batches) => batches,
+                FollowerRead::Nothing if asked.until.is_some() => break StreamEnd::End,
+                FollowerRead::Nothing => {
                     // Checked first: a bookmark counts as sent once it is created.
                     if place.is_new_at_tail()
                         && let Some(bookmark) = progress.bookmark(asked.form)
@@ -298,18 +304,18 @@ fn stream(app: Arc<App>, asked: Asked, follower: Follower) -> Body {
                         yield Ok(bookmark);
                     }
                     match place.wait(progress.next).await {
-                        Woken::New => {}
-                        Woken::Closing => break Closed::Shutdown,
-                        Woken::Heartbeat => {
+                        FollowerWake::New => {}
+                        FollowerWake::Closing => break StreamEnd::Shutdown,
+                        FollowerWake::Heartbeat => {
                             yield Ok(progress.bookmark(asked.form).unwrap_or(asked.form.heartbeat()));
                         }
                     }
                     continue;
                 }
-                Found::Failed => break Closed::Failed,
+                FollowerRead::Failed => break StreamEnd::Failed,
             };
             for batch in batches {
-                let Ok(all) = batch.shown() else { break 'end Closed::Failed };
+                let Ok(all) = batch.shown() else { break 'end StreamEnd::Failed };
                 progress.lineage = Some(batch.lineage());
                 for shown in all {
                     if progress.sees(shown, &asked) {
@@ -317,7 +323,7 @@ fn stream(app: Arc<App>, asked: Asked, follower: Follower) -> Body {
                         yield Ok(asked.form.cut(shown));
                         // Execution continues here when the connection has room for more.
                         if since.elapsed() > app.common.limits.stall {
-                            break 'end Closed::Slow;
+                            break 'end StreamEnd::Slow;
                         }
                     }
                 }
@@ -332,7 +338,7 @@ fn stream(app: Arc<App>, asked: Asked, follower: Follower) -> Body {
                 }
             }
             if place.is_closing() {
-                break Closed::Shutdown;
+                break StreamEnd::Shutdown;
             }
             place.pace().await;
         };

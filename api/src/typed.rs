@@ -1,29 +1,29 @@
 //! Bodies of intents by type, read so that an error names its location.
 
-use chancery_events::event::Data;
+use chancery_events::event::EventData;
 use chancery_events::intent::Intent;
 use serde::de::DeserializeOwned;
 
-use super::json::{self, Splice};
-use super::problem::{INTERNAL, Problem};
+use super::json::{self, SplicedJson};
+use super::problem::{INTERNAL, ProblemDetails};
 
-impl Data for Splice {
-    type Error = Problem;
-    fn read<T: DeserializeOwned>(&self) -> Result<T, Problem> {
-        Splice::read(self)
+impl EventData for SplicedJson {
+    type Error = ProblemDetails;
+    fn read<T: DeserializeOwned>(&self) -> Result<T, ProblemDetails> {
+        SplicedJson::read(self)
     }
 }
 
 /// Part of a text, with the whole text.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Part<'a> {
+pub(super) struct JsonPart<'a> {
     pub(super) whole: &'a str,
     pub(super) part: &'a str,
 }
 
-impl Data for Part<'_> {
-    type Error = Problem;
-    fn read<T: DeserializeOwned>(&self) -> Result<T, Problem> {
+impl EventData for JsonPart<'_> {
+    type Error = ProblemDetails;
+    fn read<T: DeserializeOwned>(&self) -> Result<T, ProblemDetails> {
         // A part is a slice of the whole: its start is a difference of addresses.
         let at = (self.part.as_ptr() as usize).wrapping_sub(self.whole.as_ptr() as usize);
         let before = self.whole.get(..at).unwrap_or_default();
@@ -34,9 +34,13 @@ impl Data for Part<'_> {
 }
 
 /// Reads the body of an intent of the type.
-pub(super) fn intent(type_name: &str, text: &impl Data<Error = Problem>) -> Result<Intent, Problem> {
-    Intent::read_from(type_name, text)
-        .unwrap_or_else(|| Err(Problem::new(INTERNAL, format!("nothing reads intents of type {type_name}"))))
+pub(super) fn intent(
+    type_name: &str,
+    text: &impl EventData<Error = ProblemDetails>,
+) -> Result<Intent, ProblemDetails> {
+    Intent::read_from(type_name, text).unwrap_or_else(|| {
+        Err(ProblemDetails::new(INTERNAL, format!("nothing reads intents of type {type_name}")))
+    })
 }
 
 #[cfg(test)]
@@ -46,7 +50,7 @@ mod tests {
     #[test]
     fn every_type_is_read_as_itself() {
         for type_name in Intent::TYPES {
-            let empty = Part { whole: "{}", part: "{}" };
+            let empty = JsonPart { whole: "{}", part: "{}" };
             let problem = intent(type_name, &empty).expect_err("an empty body lacks something");
             assert_eq!(problem.kind.code, "invalid", "{type_name}: {}", problem.detail);
             let line = std::fs::read_to_string(format!(
@@ -54,8 +58,8 @@ mod tests {
                 env!("CARGO_MANIFEST_DIR")
             ))
             .expect("a sample");
-            let line = chancery_events::event::Line::read(line.trim().as_bytes()).expect("a line");
-            let part = Part { whole: line.data.get(), part: line.data.get() };
+            let line = chancery_events::event::EventLine::read(line.trim().as_bytes()).expect("a line");
+            let part = JsonPart { whole: line.data.get(), part: line.data.get() };
             assert_eq!(intent(type_name, &part).expect("a body").type_name(), *type_name);
         }
     }

@@ -1,13 +1,13 @@
 //! Event filter of a stream: by type, subject and kind, checked before anything is sent.
 
-use chancery_events::cloud::{About, TYPE_PREFIX};
-use chancery_events::event::{EventKind, Line};
+use chancery_events::cloud::{FilterableEvent, TYPE_PREFIX};
+use chancery_events::event::{EventKind, EventLine};
 use chancery_events::fact::Fact;
 use chancery_events::intent::Intent;
 use chancery_events::observation::Observation;
 use chancery_events::subject::Subject;
 
-use super::problem::{In, Problem};
+use super::problem::{ProblemDetails, RequestPart};
 
 /// Returns every event type that this build knows.
 pub(super) fn types() -> impl Iterator<Item = &'static str> {
@@ -29,28 +29,32 @@ enum SubjectTest {
 
 /// Event filter. An event must match one entry of each list; an empty list matches every event.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub(super) struct Wanted {
+pub(super) struct EventFilter {
     types: Vec<TypeTest>,
     subjects: Vec<SubjectTest>,
     kinds: Vec<EventKind>,
 }
 
-impl Wanted {
+impl EventFilter {
     /// Reads the query's `types`, `subject` and `kinds`, each comma-separated.
     pub(super) fn read(
         types: Option<&str>,
         subjects: Option<&str>,
         kinds: Option<&str>,
-    ) -> Result<Wanted, Problem> {
+    ) -> Result<EventFilter, ProblemDetails> {
         fn each<T>(
             name: &str,
             list: Option<&str>,
             read: fn(&str) -> Result<T, String>,
-        ) -> Result<Vec<T>, Problem> {
+        ) -> Result<Vec<T>, ProblemDetails> {
             let items = list.into_iter().flat_map(|list| list.split(',')).map(str::trim);
-            items.map(|item| read(item).map_err(|what| Problem::parameter(In::Query, name, what))).collect()
+            items
+                .map(|item| {
+                    read(item).map_err(|what| ProblemDetails::parameter(RequestPart::Query, name, what))
+                })
+                .collect()
         }
-        Ok(Wanted {
+        Ok(EventFilter {
             types: each("types", types, type_test)?,
             subjects: each("subject", subjects, subject_test)?,
             kinds: each("kinds", kinds, kind)?,
@@ -59,16 +63,16 @@ impl Wanted {
 
     /// Whether the filter matches every event.
     pub(super) fn is_all(&self) -> bool {
-        *self == Wanted::default()
+        *self == EventFilter::default()
     }
 
     /// Whether an event may match, as far as its frame shows.
-    pub(super) fn may(&self, line: &Line<'_>) -> bool {
+    pub(super) fn may(&self, line: &EventLine<'_>) -> bool {
         self.fits_kind(line.kind) && self.fits_type(&line.type_name)
     }
 
     /// Whether an event matches.
-    pub(super) fn fits(&self, about: &About) -> bool {
+    pub(super) fn fits(&self, about: &FilterableEvent) -> bool {
         self.fits_kind(about.kind)
             && self.fits_type(&about.type_name)
             && (self.subjects.is_empty()
@@ -132,9 +136,9 @@ fn kind(text: &str) -> Result<EventKind, String> {
 mod tests {
     use super::*;
 
-    fn about(type_name: &'static str, kind: EventKind, subjects: &[&str]) -> About {
+    fn about(type_name: &'static str, kind: EventKind, subjects: &[&str]) -> FilterableEvent {
         let subjects = subjects.iter().map(|text| text.parse().expect("a subject")).collect();
-        About { kind, type_name: type_name.into(), subjects }
+        FilterableEvent { kind, type_name: type_name.into(), subjects }
     }
 
     #[test]
@@ -157,7 +161,7 @@ mod tests {
             (None, None, Some("intent"), false),
             (Some("replica.*"), Some("plan"), Some("observation"), false),
         ] {
-            let wanted = Wanted::read(types, subject, kinds).expect("known words");
+            let wanted = EventFilter::read(types, subject, kinds).expect("known words");
             assert_eq!(wanted.fits(&created), fits, "{types:?} {subject:?} {kinds:?}");
         }
     }
@@ -165,14 +169,14 @@ mod tests {
     #[test]
     fn unknown_words_are_refused() {
         for types in ["pod.created.v1", "replica.created", "pod.*", "repl*", "*", "", "replica.*,"] {
-            let problem = Wanted::read(Some(types), None, None).expect_err(types);
+            let problem = EventFilter::read(Some(types), None, None).expect_err(types);
             assert_eq!(problem.errors()[0].pointer, "/types");
         }
         for subject in ["pod/x", "node/A", "", "pods", "deployment/nginx"] {
-            let problem = Wanted::read(None, Some(subject), None).expect_err(subject);
+            let problem = EventFilter::read(None, Some(subject), None).expect_err(subject);
             assert_eq!(problem.errors()[0].pointer, "/subject");
         }
-        assert!(Wanted::read(None, None, Some("facts")).is_err());
+        assert!(EventFilter::read(None, None, Some("facts")).is_err());
     }
 
     #[test]
@@ -181,11 +185,15 @@ mod tests {
         let keys = ["a".to_owned(), "a/b".to_owned()].into_iter().chain((1..6).map(id));
         let keys: Vec<_> = keys.collect();
         for kind in Subject::KINDS {
-            let of_kind = Wanted::read(None, Some(kind), None).expect(kind);
+            let of_kind = EventFilter::read(None, Some(kind), None).expect(kind);
             let mut subjects = keys.iter().map(|key| format!("{kind}/{key}")).chain([(*kind).to_owned()]);
             let subject = subjects.find_map(|text| text.parse::<Subject>().ok()).expect(kind);
             assert_eq!(subject.kind(), *kind);
-            let about = About { kind: EventKind::Fact, type_name: "x.y.v1".into(), subjects: vec![subject] };
+            let about = FilterableEvent {
+                kind: EventKind::Fact,
+                type_name: "x.y.v1".into(),
+                subjects: vec![subject],
+            };
             assert!(of_kind.fits(&about), "{kind}");
         }
     }
@@ -194,11 +202,11 @@ mod tests {
     fn a_stream_may_be_of_any_kind_of_entity() {
         for (kind, subject) in [("volume", "volume/data"), ("policy", "policy/eyes")] {
             for filter in [kind, subject] {
-                let wanted = Wanted::read(None, Some(filter), None).expect(filter);
+                let wanted = EventFilter::read(None, Some(filter), None).expect(filter);
                 assert!(wanted.fits(&about("x.y.v1", EventKind::Fact, &[subject])), "{filter}");
                 assert!(!wanted.fits(&about("x.y.v1", EventKind::Fact, &["node/a"])), "{filter}");
             }
         }
-        assert!(Wanted::read(None, Some("request"), None).is_ok());
+        assert!(EventFilter::read(None, Some("request"), None).is_ok());
     }
 }

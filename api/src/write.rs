@@ -5,29 +5,30 @@ use std::sync::Arc;
 
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, Response, StatusCode};
-use chancery_decider::{Decider, NoVerdict, Verdict};
+use chancery_decider::{DeciderHandle, Verdict, VerdictError};
 use chancery_events::digest::Digest;
 use chancery_events::event::Event;
-use chancery_events::fact::{Fact, Outcome};
+use chancery_events::fact::{Fact, IntentOutcome};
 use chancery_events::id::{OperationId, Position};
 use chancery_events::intent::{
-    BodyRule, Done, Intent, IntentEntry, OperationApprove, OperationReject, Request, Shown,
+    ApprovedOperation, BodyRule, Intent, IntentEntry, IntentRequest, OperationApprove, OperationReject,
+    SuccessKind,
 };
 use chancery_events::spec::{FieldClass, PlanSpec};
 use chancery_events::subject::Subject;
-use chancery_journal::Source;
+use chancery_journal::JournalReader;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use super::App;
-use super::edge::{Call, json};
-use super::headers::{Media, Meta, media};
-use super::json::{Splice, check, read};
-use super::problem::{BUSY, In, Problem, UNKNOWN_OUTCOME};
-use super::query::Params;
+use super::FleetApi;
+use super::edge::{RoutedRequest, json};
+use super::headers::{BodyFormat, IntentHeaders, media};
+use super::json::{SplicedJson, check, read};
+use super::problem::{BUSY, ProblemDetails, RequestPart, UNKNOWN_OUTCOME};
+use super::query::QueryParams;
 use super::read::in_turn;
-use super::routes::{Does, Shape};
+use super::routes::{BodyShape, RouteTarget};
 use super::typed;
 
 /// Default source of intents over typed routes.
@@ -35,7 +36,7 @@ const SOURCE: &str = "http";
 
 /// An intent was accepted.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
-pub(super) struct Accepted {
+pub(super) struct AcceptedResponse {
     /// The position of the verdict. Later reads of this server see what the intent did; those of another server do with
     /// this as `min_position`.
     pub(super) position: u64,
@@ -77,18 +78,21 @@ pub(super) struct RejectOne {
 }
 
 /// Member that is given outside the body: its name and its value.
-pub(super) type Said = (&'static str, &'static str);
+pub(super) type BodyMember = (&'static str, &'static str);
 
 /// Returns the members that the query gives; the query must not contain anything else.
-pub(super) fn in_query(does: Does, mut params: Params) -> Result<Vec<Said>, Problem> {
-    let known = if let Does::Intent(entry, _) = does { entry.query } else { &[] };
+pub(super) fn in_query(
+    does: RouteTarget,
+    mut params: QueryParams,
+) -> Result<Vec<BodyMember>, ProblemDetails> {
+    let known = if let RouteTarget::Intent(entry, _) = does { entry.query } else { &[] };
     let mut said = Vec::new();
     for name in known {
         let word = match params.take(name)?.as_deref() {
             None => continue,
             Some("" | "true" | "yes") => "yes",
             Some("false" | "no") => "no",
-            Some(_) => return Err(Problem::parameter(In::Query, name, "write yes or no")),
+            Some(_) => return Err(ProblemDetails::parameter(RequestPart::Query, name, "write yes or no")),
         };
         said.push((*name, word));
     }
@@ -97,43 +101,44 @@ pub(super) fn in_query(does: Does, mut params: Params) -> Result<Vec<Said>, Prob
 }
 
 /// Whether a request must have a body. If the path contains everything, the body is optional.
-pub(super) fn needs_body(entry: &IntentEntry, shape: Shape) -> bool {
-    entry.body == BodyRule::Required && shape != Shape::RejectOne
+pub(super) fn needs_body(entry: &IntentEntry, shape: BodyShape) -> bool {
+    entry.body == BodyRule::Required && shape != BodyShape::RejectOne
 }
 
 /// Answers a request of a typed route.
 pub(super) async fn typed(
-    app: &Arc<App>,
-    decider: &Decider,
-    call: Call,
-    body: Result<Bytes, Problem>,
-    (entry, shape): (&'static IntentEntry, Shape),
-    said: Vec<Said>,
-) -> Result<Response<Body>, Problem> {
-    let Call { found, parts, .. } = call;
-    let meta = Meta::read(&parts.headers)?;
-    media(&parts.headers, &[Media::Json])?;
+    app: &Arc<FleetApi>,
+    decider: &DeciderHandle,
+    call: RoutedRequest,
+    body: Result<Bytes, ProblemDetails>,
+    (entry, shape): (&'static IntentEntry, BodyShape),
+    said: Vec<BodyMember>,
+) -> Result<Response<Body>, ProblemDetails> {
+    let RoutedRequest { found, parts, .. } = call;
+    let meta = IntentHeaders::read(&parts.headers)?;
+    media(&parts.headers, &[BodyFormat::Json])?;
     let (bytes, depth) = (body?, app.common.limits.depth);
     let params: Vec<_> = found.params().collect();
     let is_empty = bytes.is_empty() && !needs_body(entry, shape);
     let text = if is_empty { "{}" } else { check(&bytes, depth)? };
     let intent = match shape {
-        Shape::Members => {
+        BodyShape::Members => {
             let members = [params.as_slice(), &said].concat();
-            typed::intent(entry.type_name, &Splice::new(text, &members)?)
+            typed::intent(entry.type_name, &SplicedJson::new(text, &members)?)
                 .map_err(|problem| elsewhere(problem, &params, &said))?
         }
-        Shape::ApproveOne => {
+        BodyShape::ApproveOne => {
             let hash = read::<ApproveOne>(text)?.hash;
-            OperationApprove { operations: vec![Shown { operation: operation(&params)?, hash }] }.into()
+            OperationApprove { operations: vec![ApprovedOperation { operation: operation(&params)?, hash }] }
+                .into()
         }
-        Shape::RejectOne => {
+        BodyShape::RejectOne => {
             let reason = read::<RejectOne>(text)?.reason;
             OperationReject { operations: vec![operation(&params)?], reason }.into()
         }
     };
     let was_if_match = meta.expect.is_some();
-    let request = Request {
+    let request = IntentRequest {
         id: meta.id.unwrap_or_else(|| Uuid::new_v4().to_string().parse().expect("a UUID is a name")),
         source: meta.source.unwrap_or_else(|| SOURCE.parse().expect("a name")),
         actor: meta.actor,
@@ -143,21 +148,22 @@ pub(super) async fn typed(
         traceparent: meta.traceparent,
         intent,
     };
-    let asked = Asked::of(&request, was_if_match);
+    let asked = AnswerContext::of(&request, was_if_match);
     let verdict = ask(app, decider, request, bytes.len()).await;
     let (status, accepted) = asked.answered(app, decider, verdict).await?;
     Ok(response(status, &accepted))
 }
 
-fn operation(params: &[(&str, &str)]) -> Result<OperationId, Problem> {
+fn operation(params: &[(&str, &str)]) -> Result<OperationId, ProblemDetails> {
     let text = params.first().map_or("", |(_, value)| *value);
-    text.parse()
-        .map_err(|error: chancery_events::id::BadId| Problem::parameter(In::Path, "id", error.to_string()))
+    text.parse().map_err(|error: chancery_events::id::InvalidId| {
+        ProblemDetails::parameter(RequestPart::Path, "id", error.to_string())
+    })
 }
 
 /// Reports an error of a member from the path as an error of the path. Members from the path or the query
 /// must not be repeated in the body.
-fn elsewhere(mut problem: Problem, params: &[(&str, &str)], said: &[Said]) -> Problem {
+fn elsewhere(mut problem: ProblemDetails, params: &[(&str, &str)], said: &[BodyMember]) -> ProblemDetails {
     let is_twice = problem.detail.contains("duplicate field");
     let fault = problem.errors_mut().first_mut();
     let name = fault.as_ref().and_then(|fault| fault.pointer.strip_prefix('/')).map(str::to_owned);
@@ -166,7 +172,7 @@ fn elsewhere(mut problem: Problem, params: &[(&str, &str)], said: &[Said]) -> Pr
     match (within(params), within(said)) {
         (true, _) if is_twice => "the path says it: leave it out".clone_into(&mut fault.detail),
         (_, true) if is_twice => "the query says it: leave it out".clone_into(&mut fault.detail),
-        (true, _) => return Problem::parameter(In::Path, &name, fault.detail.clone()),
+        (true, _) => return ProblemDetails::parameter(RequestPart::Path, &name, fault.detail.clone()),
         _ => {}
     }
     problem
@@ -174,21 +180,22 @@ fn elsewhere(mut problem: Problem, params: &[(&str, &str)], said: &[Said]) -> Pr
 
 /// Submits an intent that was received in `bytes` bytes to the decider, and counts the answer.
 pub(super) async fn ask(
-    app: &App,
-    decider: &Decider,
-    request: Request,
+    app: &FleetApi,
+    decider: &DeciderHandle,
+    request: IntentRequest,
     bytes: usize,
-) -> Result<Verdict, NoVerdict> {
+) -> Result<Verdict, VerdictError> {
     // Less than the limit of the request, so that the answer can report an unknown outcome.
     let timeout = app.common.limits.request.mul_f32(0.9);
     let breaks_glass = matches!(&request.intent, Intent::NodeSetState(ask) if ask.break_glass.is_some());
-    let verdict =
-        tokio::time::timeout(timeout, decider.ask(request, bytes)).await.unwrap_or(Err(NoVerdict::Unknown));
+    let verdict = tokio::time::timeout(timeout, decider.ask(request, bytes))
+        .await
+        .unwrap_or(Err(VerdictError::Unknown));
     if let Ok(verdict) = &verdict {
         app.last_verdict.note(verdict.position);
     }
     let done = verdict.as_ref().is_ok_and(|verdict| {
-        verdict.result.as_ref().as_ref().is_ok_and(|accepted| accepted.outcome == Outcome::Changed)
+        verdict.result.as_ref().as_ref().is_ok_and(|accepted| accepted.outcome == IntentOutcome::Changed)
     });
     if breaks_glass && done {
         app.figures.bypassed();
@@ -198,29 +205,29 @@ pub(super) async fn ask(
             Ok(accepted) => accepted.outcome.word(),
             Err(refusal) => refusal.code.word(),
         },
-        Err(NoVerdict::Busy) => "busy",
-        Err(NoVerdict::Unknown) => "unknown_outcome",
+        Err(VerdictError::Busy) => "busy",
+        Err(VerdictError::Unknown) => "unknown_outcome",
     });
     verdict
 }
 
 /// Context of a request that its answer needs.
 #[derive(Debug)]
-pub(super) struct Asked {
+pub(super) struct AnswerContext {
     id: String,
     subject: Option<Subject>,
-    done: Done,
+    done: SuccessKind,
     was_if_match: bool,
     is_of_plan: bool,
 }
 
 /// Returns the status for an accepted intent that changed something.
-fn status(done: Done, version: Option<u64>) -> StatusCode {
+fn status(done: SuccessKind, version: Option<u64>) -> StatusCode {
     match done {
-        Done::Later => StatusCode::ACCEPTED,
-        Done::Created => StatusCode::CREATED,
-        Done::Applied if version == Some(1) => StatusCode::CREATED,
-        Done::Applied | Done::Now => StatusCode::OK,
+        SuccessKind::Later => StatusCode::ACCEPTED,
+        SuccessKind::Created => StatusCode::CREATED,
+        SuccessKind::Applied if version == Some(1) => StatusCode::CREATED,
+        SuccessKind::Applied | SuccessKind::Now => StatusCode::OK,
     }
 }
 
@@ -231,12 +238,12 @@ pub(super) fn statuses(entry: &IntentEntry) -> BTreeSet<StatusCode> {
     all.into_iter().chain(is_later.then_some(StatusCode::ACCEPTED)).collect()
 }
 
-impl Asked {
-    pub(super) fn of(request: &Request, was_if_match: bool) -> Asked {
+impl AnswerContext {
+    pub(super) fn of(request: &IntentRequest, was_if_match: bool) -> AnswerContext {
         let is_of_plan = matches!(request.intent, Intent::PlanApply(_));
         let (id, subject) = (request.id.to_string(), request.intent.subject());
-        let done = if request.intent.cascades() { Done::Later } else { request.intent.entry().done };
-        Asked { id, subject, done, was_if_match, is_of_plan }
+        let done = if request.intent.cascades() { SuccessKind::Later } else { request.intent.entry().done };
+        AnswerContext { id, subject, done, was_if_match, is_of_plan }
     }
 
     /// Whether the verdict's subject is an approval request other than the subject of the intent.
@@ -247,10 +254,10 @@ impl Asked {
     /// Returns the status and the answer, or the problem.
     pub(super) async fn answered(
         &self,
-        app: &App,
-        decider: &Decider,
-        verdict: Result<Verdict, NoVerdict>,
-    ) -> Result<(StatusCode, Accepted), Problem> {
+        app: &FleetApi,
+        decider: &DeciderHandle,
+        verdict: Result<Verdict, VerdictError>,
+    ) -> Result<(StatusCode, AcceptedResponse), ProblemDetails> {
         let (status, mut accepted) = self.answer(decider, verdict)?;
         if self.is_of_plan && accepted.verdict == "accepted" {
             let (source, verdict) = (app.source.clone(), Position::new(accepted.position));
@@ -262,31 +269,34 @@ impl Asked {
 
     fn answer(
         &self,
-        decider: &Decider,
-        verdict: Result<Verdict, NoVerdict>,
-    ) -> Result<(StatusCode, Accepted), Problem> {
+        decider: &DeciderHandle,
+        verdict: Result<Verdict, VerdictError>,
+    ) -> Result<(StatusCode, AcceptedResponse), ProblemDetails> {
         let verdict = verdict.map_err(|why| self.no_verdict(decider, why))?;
         let position = verdict.position.get();
         let accepted = verdict.result.as_ref().as_ref();
-        let accepted = accepted.map_err(|refusal| Problem::refused(refusal, position, self.was_if_match))?;
+        let accepted =
+            accepted.map_err(|refusal| ProblemDetails::refused(refusal, position, self.was_if_match))?;
         let (status, word) = match accepted.outcome {
-            Outcome::Unchanged => (StatusCode::OK, "unchanged"),
+            IntentOutcome::Unchanged => (StatusCode::OK, "unchanged"),
             // The intent waits for approval.
-            Outcome::Changed if self.waits(accepted.subject.as_ref()) => (StatusCode::ACCEPTED, "accepted"),
-            Outcome::Changed => (status(self.done, accepted.version), "accepted"),
+            IntentOutcome::Changed if self.waits(accepted.subject.as_ref()) => {
+                (StatusCode::ACCEPTED, "accepted")
+            }
+            IntentOutcome::Changed => (status(self.done, accepted.version), "accepted"),
         };
         let subject = accepted.subject.as_ref().map(ToString::to_string);
         let (verdict, version, changed) = (word.to_owned(), accepted.version, None);
-        Ok((status, Accepted { position, verdict, subject, version, changed }))
+        Ok((status, AcceptedResponse { position, verdict, subject, version, changed }))
     }
 
-    fn no_verdict(&self, decider: &Decider, why: NoVerdict) -> Problem {
+    fn no_verdict(&self, decider: &DeciderHandle, why: VerdictError) -> ProblemDetails {
         match why {
-            NoVerdict::Busy => Problem::new(
+            VerdictError::Busy => ProblemDetails::new(
                 BUSY,
                 format!("ask the decider: {} inputs wait, or it stops; nothing was recorded", decider.backlog()),
             ),
-            NoVerdict::Unknown => Problem::new(
+            VerdictError::Unknown => ProblemDetails::new(
                 UNKNOWN_OUTCOME,
                 format!(
                     "ask the decider: there was no answer, so it may or may not be recorded; repeat the request with \
@@ -301,7 +311,7 @@ impl Asked {
 
 /// Returns the fields that an edit changed, from the fact after its verdict, also for a repeat; `None` if
 /// new.
-fn changed(source: &dyn Source, verdict: Position) -> Option<ChangedFields> {
+fn changed(source: &dyn JournalReader, verdict: Position) -> Option<ChangedFields> {
     let record = source.records(verdict).ok()?.next()?.ok()?;
     let (_, line) = record.events().find(|(at, _)| *at == verdict.plus(1))?;
     let Ok(Event::Fact { fact: Fact::PlanApplied(applied), .. }) = Event::read(line) else { return None };
@@ -314,7 +324,7 @@ fn changed(source: &dyn Source, verdict: Position) -> Option<ChangedFields> {
 }
 
 /// Returns the answer to one accepted intent.
-pub(super) fn response(status: StatusCode, accepted: &Accepted) -> Response<Body> {
+pub(super) fn response(status: StatusCode, accepted: &AcceptedResponse) -> Response<Body> {
     let mut response = json(serde_json::to_vec(accepted).unwrap_or_default());
     *response.status_mut() = status;
     response.headers_mut().insert("chancery-position", HeaderValue::from(accepted.position));

@@ -8,14 +8,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use chancery_journal::kafka::Client;
-use chancery_journal::kafka::topics::{Names, Role, Topics};
+use chancery_journal::kafka::KafkaClient;
+use chancery_journal::kafka::topics::{TopicAdmin, TopicNames, TopicRole};
 
 use crate::server::Server;
 
 /// Kafka cluster of one benchmark, which is removed on drop.
 pub(crate) struct Brokers {
-    pub(crate) client: Client,
+    pub(crate) client: KafkaClient,
     dir: PathBuf,
     copies: i32,
     holder: Child,
@@ -36,7 +36,7 @@ impl Brokers {
         let mut bootstrap = String::new();
         BufReader::new(holder.stdout.take().context("its words")?).read_line(&mut bootstrap)?;
         ensure!(!bootstrap.is_empty(), "Kafka did not start: see above");
-        let client = Client::new(bootstrap.trim(), BTreeMap::new())?;
+        let client = KafkaClient::new(bootstrap.trim(), BTreeMap::new())?;
         Ok(Brokers { client, dir, copies: count, holder })
     }
 
@@ -49,16 +49,16 @@ impl Brokers {
     }
 
     /// Returns the topics of a new fleet, and the location of its journal for servers.
-    pub(crate) fn fleet(&self) -> Result<(Names, String)> {
+    pub(crate) fn fleet(&self) -> Result<(TopicNames, String)> {
         static FLEETS: AtomicU64 = AtomicU64::new(0);
         let prefix = format!("bench-{}", FLEETS.fetch_add(1, Ordering::Relaxed));
-        let names = Names::of(&prefix);
+        let names = TopicNames::of(&prefix);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         runtime.block_on(async {
-            let topics = Topics::of(&self.client)?;
-            topics.make(&names.journal, Role::Journal, 1, self.copies).await?;
-            topics.make(&names.inbox, Role::Inbox, 1, self.copies).await?;
-            topics.make(&names.events, Role::Events, 1, self.copies).await
+            let topics = TopicAdmin::of(&self.client)?;
+            topics.make(&names.journal, TopicRole::Journal, 1, self.copies).await?;
+            topics.make(&names.inbox, TopicRole::Inbox, 1, self.copies).await?;
+            topics.make(&names.events, TopicRole::Events, 1, self.copies).await
         })?;
         Ok((names, format!("kafka://{}/{prefix}", self.client.brokers())))
     }

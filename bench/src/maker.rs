@@ -6,20 +6,21 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, anyhow};
 use chancery_events::event::Event;
 use chancery_events::fact::{Fact, TermStarted};
-use chancery_events::id::{IncarnationId, Lineage, Position, Term, Writer};
-use chancery_events::intent::{Intent, Request};
+use chancery_events::id::{IncarnationId, Lineage, Position, Term, WriterId};
+use chancery_events::intent::{Intent, IntentRequest};
 use chancery_events::observation::{
-    IncarnationReport, IncarnationReported, Observation, Process, ProcessStatus, Saw, SessionHello,
+    IncarnationReport, IncarnationReported, Observation, ObservedState, ProcessInfo, ProcessStatus,
+    SessionRequested,
 };
-use chancery_events::record::{Draft, Record};
-use chancery_events::spec::Runtime;
+use chancery_events::record::{Record, RecordDraft};
+use chancery_events::spec::ClusterRuntime;
 use chancery_events::time::Time;
-use chancery_journal::{Cursor, Signature, genesis};
-use chancery_machine::advance::{Agenda, advance};
-use chancery_machine::context::Context;
+use chancery_journal::{ChainCursor, WriterIdentity, genesis};
+use chancery_machine::advance::{AdvanceState, advance};
+use chancery_machine::context::DecisionContext;
 use chancery_machine::decide::{decide, evolve, observe, pass};
-use chancery_machine::fleet::Fleet;
-use chancery_machine::meta::At;
+use chancery_machine::fleet::FleetState;
+use chancery_machine::meta::FactPosition;
 use serde_json::{Value, json};
 
 /// Cluster of all nodes.
@@ -36,17 +37,17 @@ pub(crate) struct Pen {
 pub(crate) const BUSY: u32 = 500;
 
 struct Book {
-    draft: Draft,
-    end: Option<Cursor>,
-    by: Signature,
+    draft: RecordDraft,
+    end: Option<ChainCursor>,
+    by: WriterIdentity,
     pen: Pen,
 }
 
 /// Fleet of a workload, as described in the module.
 pub(crate) struct Maker {
-    pub(crate) fleet: Fleet,
+    pub(crate) fleet: FleetState,
     book: Option<Book>,
-    agenda: Agenda,
+    agenda: AdvanceState,
     lineage: Lineage,
     now: Time,
     asked: u64,
@@ -57,23 +58,24 @@ impl Maker {
     pub(crate) fn new(pen: Option<Pen>) -> Result<Maker> {
         let lineage = Lineage::from_random(1);
         let now = Time::EPOCH + Duration::from_secs(1_000_000);
-        let by = Signature { fleet: "bench".into(), build: "bench".into(), writer: Writer::from_random(1) };
-        let book = pen.map(|pen| Book { draft: Draft::new(), end: None, by, pen });
-        let (fleet, agenda) = (Fleet::new(lineage), Agenda::new(now));
+        let by =
+            WriterIdentity { fleet: "bench".into(), build: "bench".into(), writer: WriterId::from_random(1) };
+        let book = pen.map(|pen| Book { draft: RecordDraft::new(), end: None, by, pen });
+        let (fleet, agenda) = (FleetState::new(lineage), AdvanceState::new(now));
         let mut maker = Maker { fleet, book, agenda, lineage, now, asked: 0 };
         let fact = TermStarted { address: None }.into();
         maker.fold(&[Event::Fact { cause: Position::FIRST, fact }])?;
         maker.ask("cluster.apply.v1", &json!({"name": CLUSTER, "spec": {"runtime": "simulated"}}))?;
         let (cluster, executor) = (CLUSTER.parse()?, "ex".parse()?);
-        let hello = SessionHello { cluster, executor, runtime: Runtime::Simulated, scope: None };
+        let hello = SessionRequested { cluster, executor, runtime: ClusterRuntime::Simulated, scope: None };
         maker.see(hello.into())?;
         Ok(maker)
     }
 
-    fn context(&self, ahead: u64) -> Context {
+    fn context(&self, ahead: u64) -> DecisionContext {
         let next = self.fleet.head().plus(ahead);
         let (now, lineage) = (self.now, self.lineage);
-        Context { now, wall: now, next, lineage, actor: None, replicas: u32::MAX }
+        DecisionContext { now, wall: now, next, lineage, actor: None, replicas: u32::MAX }
     }
 
     /// Folds as the decider does: each step can be undone.
@@ -83,7 +85,8 @@ impl Maker {
             let position = self.fleet.head().plus(1);
             match event {
                 Event::Fact { fact, .. } => {
-                    let at = At { position, time: self.now, term: Term::FIRST, lineage: self.lineage };
+                    let at =
+                        FactPosition { position, time: self.now, term: Term::FIRST, lineage: self.lineage };
                     evolve(&mut self.fleet, fact, at)?;
                 }
                 Event::Intent(_) | Event::Observation { .. } => pass(&mut self.fleet, position),
@@ -106,7 +109,7 @@ impl Maker {
             Some(end) => end.follow(&book.by, self.now, None),
         };
         let record = std::mem::take(&mut book.draft).seal(parts)?;
-        book.end = Some(Cursor::after(&record));
+        book.end = Some(ChainCursor::after(&record));
         (book.pen.takes)(record)
     }
 
@@ -114,7 +117,7 @@ impl Maker {
     pub(crate) fn ask(&mut self, type_name: &str, data: &Value) -> Result<()> {
         let intent = Intent::read(type_name, &data.to_string()).context("a type")??;
         self.asked += 1;
-        let request = Request {
+        let request = IntentRequest {
             id: format!("id-{}", self.asked).parse()?,
             source: "bench".parse()?,
             actor: "bench".parse()?,
@@ -144,9 +147,10 @@ impl Maker {
         let session = session.context("a session")?;
         let revision = self.fleet.incarnations().get(&incarnation).context("an incarnation")?.revision;
         let ready = status == ProcessStatus::Online;
-        let process = Process { payload: "app".parse()?, index: 0, pid: None, addresses: vec![], status };
+        let process = ProcessInfo { payload: "app".parse()?, index: 0, pid: None, addresses: vec![], status };
         let processes = vec![process];
-        let saw = if ready { Saw::Ready { processes } } else { Saw::NotReady { processes } };
+        let saw =
+            if ready { ObservedState::Ready { processes } } else { ObservedState::NotReady { processes } };
         let report = IncarnationReport { incarnation, revision, saw };
         self.see(IncarnationReported { session, report }.into())
     }

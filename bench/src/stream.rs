@@ -12,21 +12,21 @@ use crate::server::FLEET;
 const PATIENCE: Duration = Duration::from_mins(5);
 
 /// Open stream of events.
-pub(crate) struct Stream {
+pub(crate) struct OutputStream {
     lines: BufReader<TcpStream>,
     line: String,
     position: u64,
 }
 
-impl Stream {
+impl OutputStream {
     /// Follows new events; `filter` starts with `&`, or is empty. The stream is open on return.
-    pub(crate) fn open(address: &str, filter: &str) -> Result<Stream> {
+    pub(crate) fn open(address: &str, filter: &str) -> Result<OutputStream> {
         let mut stream = TcpStream::connect(address)?;
         stream.set_read_timeout(Some(PATIENCE))?;
         let path = format!("{FLEET}/events?from=end{filter}");
         write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost\r\nAccept: text/event-stream\r\n\r\n")?;
         let lines = BufReader::with_capacity(4096, stream);
-        let mut opened = Stream { lines, line: String::new(), position: 0 };
+        let mut opened = OutputStream { lines, line: String::new(), position: 0 };
         opened.next_line()?;
         ensure!(opened.line.starts_with("HTTP/1.1 200"), "the stream is not opened: {}", opened.line);
         // The first data of a stream.
@@ -36,7 +36,7 @@ impl Stream {
         Ok(opened)
     }
 
-    /// Waits for an event, and returns its position. [`Stream::data`] returns its data.
+    /// Waits for an event, and returns its position. [`OutputStream::data`] returns its data.
     pub(crate) fn next_event(&mut self) -> Result<u64> {
         // Lines that frame a chunk of the transfer are not fields.
         loop {

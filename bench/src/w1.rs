@@ -13,11 +13,11 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use anyhow::{Context as _, Result, bail};
-use chancery_events::id::{Lineage, Position, Term, Writer};
-use chancery_events::record::{Begins, Draft, Hash, HeaderParts};
+use chancery_events::id::{Lineage, Position, Term, WriterId};
+use chancery_events::record::{HeaderParts, RecordDraft, RecordHash, RecordStart};
 use chancery_events::time::Time;
-use chancery_journal::segments::{Options, SegmentJournal};
-use chancery_journal::{Delivery, Journal, Sink};
+use chancery_journal::segments::{SegmentJournal, SegmentOptions};
+use chancery_journal::{DeliverySink, Journal, JournalDelivery};
 
 use crate::CALLERS;
 use crate::floor::Floor;
@@ -32,7 +32,7 @@ const BATCH: usize = 512;
 /// Shared state of callers that append on their own.
 struct Direct {
     journal: SegmentJournal,
-    end: Mutex<(Position, Hash)>,
+    end: Mutex<(Position, RecordHash)>,
     waiting: Arc<Mutex<VecDeque<SyncSender<()>>>>,
     _folder: tempfile::TempDir,
 }
@@ -42,8 +42,8 @@ impl Direct {
         let folder = crate::folder()?;
         let waiting: Arc<Mutex<VecDeque<SyncSender<()>>>> = Arc::default();
         let callers = Arc::clone(&waiting);
-        let sink = Box::new(move |delivery: Delivery| {
-            if let Delivery::Records(records) = delivery {
+        let sink = Box::new(move |delivery: JournalDelivery| {
+            if let JournalDelivery::Records(records) = delivery {
                 let mut callers = callers.lock().expect("nobody panics with it");
                 for caller in callers.drain(..records.len()) {
                     // A caller whose round has ended is dropped.
@@ -51,17 +51,21 @@ impl Direct {
                 }
             }
         });
-        let (journal, _) = SegmentJournal::open(&Options::new(folder.path(), "bench"), sink)?;
-        let end = Mutex::new((Position::ZERO, Hash::ZERO));
+        let (journal, _) = SegmentJournal::open(&SegmentOptions::new(folder.path(), "bench"), sink)?;
+        let end = Mutex::new((Position::ZERO, RecordHash::ZERO));
         let direct = Arc::new(Direct { journal, end, waiting, _folder: folder });
         let (done, durable) = sync_channel(1);
-        direct.append(br#"{"k":"fact","t":"term.started.v1","c":1,"d":{}}"#, Some(Begins::Term), done)?;
+        direct.append(
+            br#"{"k":"fact","t":"term.started.v1","c":1,"d":{}}"#,
+            Some(RecordStart::Term),
+            done,
+        )?;
         durable.recv().context("begin")?;
         Ok(direct)
     }
 
-    fn append(&self, line: &[u8], begins: Option<Begins>, done: SyncSender<()>) -> Result<()> {
-        let mut draft = Draft::new();
+    fn append(&self, line: &[u8], begins: Option<RecordStart>, done: SyncSender<()>) -> Result<()> {
+        let mut draft = RecordDraft::new();
         draft.push(line)?;
         let mut end = self.end.lock().expect("nobody panics with it");
         let record = draft.seal(parts(end.0.plus(1), end.1, begins))?;
@@ -87,13 +91,13 @@ impl Direct {
     }
 }
 
-fn parts(first: Position, prev: Hash, begins: Option<Begins>) -> HeaderParts {
+fn parts(first: Position, prev: RecordHash, begins: Option<RecordStart>) -> HeaderParts {
     HeaderParts {
         fleet: Arc::from("bench"),
         lineage: Lineage::from_random(1),
         first,
         term: Term::FIRST,
-        writer: Writer::from_random(1),
+        writer: WriterId::from_random(1),
         time: Time::from_micros(1),
         build: Arc::from("bench"),
         begins,
@@ -128,7 +132,7 @@ pub(crate) struct Group {
 impl Group {
     fn open(how: How) -> Result<Group> {
         Group::over(how, |folder, sink| {
-            let (journal, _) = SegmentJournal::open(&Options::new(folder, "bench"), sink)?;
+            let (journal, _) = SegmentJournal::open(&SegmentOptions::new(folder, "bench"), sink)?;
             Ok(Box::new(journal))
         })
     }
@@ -136,14 +140,14 @@ impl Group {
     /// Returns a group over a journal that is opened in a directory of its own.
     pub(crate) fn over(
         how: How,
-        open: impl FnOnce(&Path, Sink) -> Result<Box<dyn Journal>>,
+        open: impl FnOnce(&Path, DeliverySink) -> Result<Box<dyn Journal>>,
     ) -> Result<Group> {
         let folder = crate::folder()?;
         let (queue, words) = channel();
         let told = queue.clone();
-        let sink = Box::new(move |delivery: Delivery| {
+        let sink = Box::new(move |delivery: JournalDelivery| {
             let word = match delivery {
-                Delivery::Records(records) => Word::Durable(records.len()),
+                JournalDelivery::Records(records) => Word::Durable(records.len()),
                 other => Word::Stopped(format!("{other:?}")),
             };
             // The committer ends first.
@@ -177,9 +181,9 @@ impl Group {
 }
 
 fn commit(journal: &dyn Journal, words: &Receiver<Word>, how: How) -> Result<()> {
-    let (mut draft, mut callers) = (Draft::new(), Vec::new());
+    let (mut draft, mut callers) = (RecordDraft::new(), Vec::new());
     let mut flying: VecDeque<Vec<SyncSender<()>>> = VecDeque::new();
-    let (mut first, mut prev, mut begins) = (Position::FIRST, Hash::ZERO, Some(Begins::Term));
+    let (mut first, mut prev, mut begins) = (Position::FIRST, RecordHash::ZERO, Some(RecordStart::Term));
     draft.push(br#"{"k":"fact","t":"term.started.v1","c":1,"d":{}}"#)?;
     let mut next = None;
     loop {

@@ -11,24 +11,27 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
-use chancery::config::Clusters;
-use chancery::executors::{Host, Means};
-use chancery::rows::{Queue, Rows, publisher};
-use chancery_decider::core::{PART, Settings};
-use chancery_decider::desk::Desk;
+use chancery::config::EmbeddedClusters;
+use chancery::executors::{ExecutorHost, ProcessLimits};
+use chancery::rows::{ProjectorQueue, ProjectorThread, publisher};
+use chancery_decider::core::{DeciderSettings, PART};
+use chancery_decider::desk::LeaderRouter;
 use chancery_decider::wall_clock::{JudgedClock, WallClock};
-use chancery_decider::{Connections, Decider, Ended, Following, Hub, Input, NoVerdict, Over, Start};
-use chancery_events::id::{Lineage, Position, Writer};
-use chancery_events::intent::{Intent, Request};
+use chancery_decider::{
+    ChannelNumbers, DeciderEnd, DeciderExit, DeciderHandle, DeciderInput, DeciderStart, EventHub,
+    JournalFollower, VerdictError,
+};
+use chancery_events::id::{Lineage, Position, WriterId};
+use chancery_events::intent::{Intent, IntentRequest};
 use chancery_events::name::{DeploymentName, PlanName};
 use chancery_executor::directory::CopyPolicy;
 use chancery_executor::process::{CgroupSetting, OutputLimits};
-use chancery_journal::segments::{Options, SegmentJournal};
-use chancery_journal::snapshots::Snapshots;
-use chancery_journal::{Delivery, Journal, Source};
-use chancery_machine::fleet::Fleet;
-use chancery_projector::rows::{DeploymentRow, DeploymentWord, PlanRow};
-use chancery_projector::{Projector, Reader, Tuning};
+use chancery_journal::segments::{SegmentJournal, SegmentOptions};
+use chancery_journal::snapshots::SnapshotStore;
+use chancery_journal::{Journal, JournalDelivery, JournalReader};
+use chancery_machine::fleet::FleetState;
+use chancery_projector::rows::{DeploymentRow, DeploymentStatus, PlanRow};
+use chancery_projector::{Projector, RowReader, StoreTuning};
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -49,31 +52,31 @@ const BAR: f64 = 22.0 * 60.0;
 /// Parts of a server without its API.
 struct Parts {
     journal: Arc<SegmentJournal>,
-    decider: Decider,
-    ended: oneshot::Receiver<Over>,
+    decider: DeciderHandle,
+    ended: oneshot::Receiver<DeciderExit>,
     projector: JoinHandle<Result<()>>,
-    reader: Reader,
+    reader: RowReader,
     clusters: watch::Receiver<Position>,
 }
 
 fn open(dir: &Path) -> Result<Parts> {
     let (told, deliveries) = mpsc::unbounded_channel();
-    let sink = Box::new(move |delivery: Delivery| {
+    let sink = Box::new(move |delivery: JournalDelivery| {
         // The decider ends before the journal.
         let _ = told.send(delivery);
     });
-    let (journal, _) = SegmentJournal::open(&Options::new(dir.join("journal"), "bench"), sink)?;
+    let (journal, _) = SegmentJournal::open(&SegmentOptions::new(dir.join("journal"), "bench"), sink)?;
     let journal = Arc::new(journal);
     let source = journal.source();
-    let tuning = Tuning { cache: CACHE, ..Tuning::default() };
+    let tuning = StoreTuning { cache: CACHE, ..StoreTuning::default() };
     let projector = Projector::open(&dir.join("rows"), "bench", Arc::clone(&source), None, tuning)?;
     let reader = projector.reader();
-    let (records, _, queue) = Queue::open();
+    let (records, _, queue) = ProjectorQueue::open();
     let (changed, clusters) = watch::channel(Position::ZERO);
-    let publisher = publisher(Arc::new(Hub::new()), changed, watch::channel(None).0, records);
-    let settings = Settings {
+    let publisher = publisher(Arc::new(EventHub::new()), changed, watch::channel(None).0, records);
+    let settings = DeciderSettings {
         fleet: "bench".parse()?,
-        writer: Writer::from_random(1),
+        writer: WriterId::from_random(1),
         build: "bench".into(),
         address: None,
         lease: Duration::from_secs(15),
@@ -81,27 +84,32 @@ fn open(dir: &Path) -> Result<Parts> {
         replicas: u32::MAX,
         inbox: None,
     };
-    let (decider, ended) = chancery_decider::start(Start {
+    let (decider, ended) = chancery_decider::start(DeciderStart {
         settings,
-        fleet: Fleet::new(Lineage::from_random(1)),
+        fleet: FleetState::new(Lineage::from_random(1)),
         head: None,
         journal: Arc::clone(&journal) as Arc<dyn Journal>,
-        following: Following { deliveries, publisher, skipped: Box::new(|| ()), published: Position::ZERO },
+        following: JournalFollower {
+            deliveries,
+            publisher,
+            skipped: Box::new(|| ()),
+            published: Position::ZERO,
+        },
         queue: 4096,
         clock: Arc::new(WallClock::trusted()),
         judged: JudgedClock::now(),
     })?;
-    let snapshots = Snapshots::open(dir.join("snapshots"))?;
-    let mut rows = Rows { projector, source, snapshots, fleet: "bench".into(), every: SNAPSHOT };
+    let snapshots = SnapshotStore::open(dir.join("snapshots"))?;
+    let mut rows = ProjectorThread { projector, source, snapshots, fleet: "bench".into(), every: SNAPSHOT };
     let projector =
         std::thread::Builder::new().name("projector".into()).spawn(move || rows.follow(&queue))?;
     Ok(Parts { journal, decider, ended, projector, reader, clusters })
 }
 
-async fn ask(decider: &Decider, n: &mut u64, type_name: &str, data: Value) -> Result<()> {
+async fn ask(decider: &DeciderHandle, n: &mut u64, type_name: &str, data: Value) -> Result<()> {
     let intent = Intent::read(type_name, &data.to_string()).context("a type")??;
     *n += 1;
-    let request = Request {
+    let request = IntentRequest {
         id: format!("id-{n}").parse()?,
         source: "bench".parse()?,
         actor: "bench".parse()?,
@@ -118,14 +126,14 @@ async fn ask(decider: &Decider, n: &mut u64, type_name: &str, data: Value) -> Re
                 Ok(_) => return Ok(()),
                 Err(refusal) => bail!("{type_name}: {refusal:?}"),
             },
-            Err(NoVerdict::Busy) => tokio::time::sleep(Duration::from_millis(1)).await,
-            Err(error @ NoVerdict::Unknown) => return Err(anyhow!(error)),
+            Err(VerdictError::Busy) => tokio::time::sleep(Duration::from_millis(1)).await,
+            Err(error @ VerdictError::Unknown) => return Err(anyhow!(error)),
         }
     }
 }
 
 /// Creates clusters, nodes and plans.
-async fn found(decider: &Decider, asked: &mut u64, nodes: usize, room: usize) -> Result<()> {
+async fn found(decider: &DeciderHandle, asked: &mut u64, nodes: usize, room: usize) -> Result<()> {
     for n in 0..CLUSTERS {
         let spec = json!({"runtime": "simulated"});
         ask(decider, asked, "cluster.apply.v1", json!({"name": format!("sim-{n}"), "spec": spec})).await?;
@@ -147,7 +155,7 @@ async fn found(decider: &Decider, asked: &mut u64, nodes: usize, room: usize) ->
 }
 
 /// Waits until all deployments are completed in the rows, and prints the progress.
-async fn completed(reader: &Reader, began: Instant) -> Result<()> {
+async fn completed(reader: &RowReader, began: Instant) -> Result<()> {
     let mut told = Instant::now();
     loop {
         let (mut done, mut phases) = (0, std::collections::BTreeMap::<String, u64>::new());
@@ -156,8 +164,8 @@ async fn completed(reader: &Reader, began: Instant) -> Result<()> {
             let name: DeploymentName = "d1".parse()?;
             let row = reader.get::<DeploymentRow>(&(plan.clone(), name))?;
             match row.map(|row| (row.state, row.message)) {
-                Some((DeploymentWord::Completed, _)) => done += 1,
-                Some((DeploymentWord::Pending | DeploymentWord::InProgress, _)) | None => {}
+                Some((DeploymentStatus::Completed, _)) => done += 1,
+                Some((DeploymentStatus::Pending | DeploymentStatus::InProgress, _)) | None => {}
                 Some((_, message)) => bail!("a deployment came to nothing: {message}"),
             }
             for (phase, count) in reader.get::<PlanRow>(&plan)?.map(|row| row.replicas).unwrap_or_default() {
@@ -194,18 +202,18 @@ async fn race(dir: &Path, replicas: usize) -> Result<Row> {
     let nodes = (NODES * replicas).div_ceil(REPLICAS).max(CLUSTERS);
     let Parts { journal, decider, ended, projector, reader, clusters } = open(dir)?;
     let (stop, stopped) = watch::channel(false);
-    let host = Host {
+    let host = ExecutorHost {
         root: dir.join("executors"),
-        desk: Desk::with(decider.clone()),
+        desk: LeaderRouter::with(decider.clone()),
         reader: reader.clone(),
-        means: Means {
+        means: ProcessLimits {
             output: OutputLimits::default(),
             cgroup: CgroupSetting::Detect,
             files: None,
             copies: CopyPolicy::Refuse,
         },
-        clusters: Clusters::All,
-        connections: Connections::default(),
+        clusters: EmbeddedClusters::All,
+        connections: ChannelNumbers::default(),
     };
     let executors = tokio::spawn(host.run(clusters, stopped));
     let mut asked = 0;
@@ -228,9 +236,9 @@ async fn race(dir: &Path, replicas: usize) -> Result<Row> {
     let events = (head.get() - before.get()) as f64 / replicas as f64;
     stop.send_replace(true);
     executors.await?;
-    decider.tell(Input::Drain).await?;
+    decider.tell(DeciderInput::Drain).await?;
     let (why, following) = ended.await?;
-    ensure!(matches!(why, Ended::Drained), "the decider ended: {why}");
+    ensure!(matches!(why, DeciderEnd::Drained), "the decider ended: {why}");
     // The projector ends when its publishers are dropped.
     drop(following);
     drop(decider);
@@ -252,7 +260,7 @@ async fn race(dir: &Path, replicas: usize) -> Result<Row> {
 }
 
 /// Returns the number of bytes of all records from the position on.
-fn written(source: &dyn Source, from: Position) -> Result<u64> {
+fn written(source: &dyn JournalReader, from: Position) -> Result<u64> {
     let mut bytes = 0;
     for record in source.records(from)? {
         bytes += record?.bytes().len() as u64;

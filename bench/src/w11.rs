@@ -14,7 +14,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use chancery_journal::kafka::{Client, KafkaJournal, Options};
+use chancery_journal::kafka::{KafkaClient, KafkaJournal, KafkaOptions};
 use rdkafka::consumer::{BaseConsumer, Consumer as _, DefaultConsumerContext};
 use rdkafka::message::Message as _;
 use rdkafka::producer::{BaseRecord, DefaultProducerContext, Producer as _, ThreadedProducer};
@@ -35,7 +35,7 @@ const OUTCOME: Duration = Duration::from_secs(20);
 fn ours(brokers: &Brokers, callers: usize) -> Result<Cell> {
     let (names, _) = brokers.fleet()?;
     let group = Group::over(How::Left, |folder, sink| {
-        let options = Options::new(brokers.client.clone(), &names.journal, 0, folder, "bench");
+        let options = KafkaOptions::new(brokers.client.clone(), &names.journal, 0, folder, "bench");
         Ok(Box::new(KafkaJournal::open(&options, sink)?.0))
     })?;
     warm(group.caller(line()))?;
@@ -54,7 +54,7 @@ fn intents(brokers: &Brokers, callers: usize) -> Result<Cell> {
     server.round(callers, |client, number| Ok(w2::caller(client, number)))
 }
 
-fn floor(brokers: &Brokers, callers: usize, set: Set) -> Result<Cell> {
+fn floor(brokers: &Brokers, callers: usize, set: ActiveSet) -> Result<Cell> {
     let raw = Raw::open(&brokers.client, &brokers.fleet()?.0.journal, set)?;
     warm(raw.caller())?;
     let cell = round(callers, |_| Ok(raw.caller()))?;
@@ -75,26 +75,26 @@ enum Word {
 
 /// Settings of the floor's clients.
 #[derive(Clone, Copy)]
-enum Set {
+enum ActiveSet {
     /// Same settings as Chancery.
     Same,
     /// Defaults, except for settings that make a record safe.
     Defaults,
 }
 
-impl Set {
-    fn clients(self, client: &Client, topic: &str) -> Result<(Producer, BaseConsumer)> {
+impl ActiveSet {
+    fn clients(self, client: &KafkaClient, topic: &str) -> Result<(Producer, BaseConsumer)> {
         let producer = match self {
-            Set::Same => client.producer(OUTCOME),
-            Set::Defaults => {
+            ActiveSet::Same => client.producer(OUTCOME),
+            ActiveSet::Defaults => {
                 let mut config = ClientConfig::new();
                 config.set("bootstrap.servers", client.brokers()).set("enable.idempotence", "true");
                 config
             }
         };
         let reader = match self {
-            Set::Same => client.reader(topic, 0, 0, DefaultConsumerContext)?,
-            Set::Defaults => {
+            ActiveSet::Same => client.reader(topic, 0, 0, DefaultConsumerContext)?,
+            ActiveSet::Defaults => {
                 let mut config = ClientConfig::new();
                 config.set("bootstrap.servers", client.brokers()).set("group.id", "bench");
                 let reader: BaseConsumer = config.create()?;
@@ -119,7 +119,7 @@ struct Raw {
 }
 
 impl Raw {
-    fn open(client: &Client, topic: &str, set: Set) -> Result<Raw> {
+    fn open(client: &KafkaClient, topic: &str, set: ActiveSet) -> Result<Raw> {
         let (queue, words) = channel();
         let (producer, reader) = set.clients(client, topic)?;
         let (name, told, stop) = (topic.to_owned(), queue.clone(), Arc::new(AtomicBool::new(false)));
@@ -194,8 +194,8 @@ pub(crate) fn run() -> Result<Vec<Row>> {
         let brokers = Brokers::start(count)?;
         for callers in CALLERS {
             let [raw, plain, ours, intents] = by_turns([
-                Box::new(|| floor(&brokers, callers, Set::Same)),
-                Box::new(|| floor(&brokers, callers, Set::Defaults)),
+                Box::new(|| floor(&brokers, callers, ActiveSet::Same)),
+                Box::new(|| floor(&brokers, callers, ActiveSet::Defaults)),
                 Box::new(|| ours(&brokers, callers)),
                 Box::new(|| intents(&brokers, callers)),
             ])?;

@@ -13,11 +13,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use chancery_journal::memory::MemoryLog;
-use chancery_journal::segments::{Check, Options, SegmentJournal};
-use chancery_journal::snapshots::Snapshots;
-use chancery_journal::{Cursor, Journal as _};
+use chancery_journal::segments::{OpenCheck, SegmentJournal, SegmentOptions};
+use chancery_journal::snapshots::SnapshotStore;
+use chancery_journal::{ChainCursor, Journal as _};
 use chancery_machine::fleet::IMAGE_FINGERPRINT;
-use chancery_projector::{Folding, Projector, Tuning};
+use chancery_projector::{FoldedState, Projector, StoreTuning};
 
 use crate::brokers::{Brokers, SESSION, decider, server};
 use crate::load::by_turns;
@@ -43,31 +43,32 @@ impl Home {
         if unfinished.0.exists() {
             std::fs::remove_dir_all(&unfinished.0)?;
         }
-        let snapshots = Snapshots::open(unfinished.0.join("snapshots"))?;
+        let snapshots = SnapshotStore::open(unfinished.0.join("snapshots"))?;
         let mut is_due = true;
         make(&unfinished.0.join("journal"), events, |fleet, record| {
             if is_due && record.last().get() + EVERY >= events {
-                let folding = Folding { fleet: fleet.clone(), at: Cursor::after(record), watermark: None };
+                let folding =
+                    FoldedState { fleet: fleet.clone(), at: ChainCursor::after(record), watermark: None };
                 // The only snapshot: nothing needs to be looked up.
                 folding.write(FLEET.into(), &snapshots, &*MemoryLog::new(FLEET).source())?;
                 is_due = false;
             }
             Ok(())
         })?;
-        unfinished.start(Check::All)?;
+        unfinished.start(OpenCheck::All)?;
         std::fs::rename(&unfinished.0, &home.0)?;
         Ok(home)
     }
 
     /// Starts, and returns the seconds for the journal, and for the whole start.
-    fn start(&self, check: Check) -> Result<(f64, f64)> {
+    fn start(&self, check: OpenCheck) -> Result<(f64, f64)> {
         let began = Instant::now();
-        let options = Options { check, ..Options::new(self.0.join("journal"), FLEET) };
+        let options = SegmentOptions { check, ..SegmentOptions::new(self.0.join("journal"), FLEET) };
         let (journal, opened) = SegmentJournal::open(&options, Box::new(drop))?;
         let opening = began.elapsed().as_secs_f64();
-        let snapshots = Snapshots::open(self.0.join("snapshots"))?;
+        let snapshots = SnapshotStore::open(self.0.join("snapshots"))?;
         let (rows, source) = (self.0.join("rows"), Arc::clone(&journal.source()));
-        let mut projector = Projector::open(&rows, FLEET, source, Some(&snapshots), Tuning::default())?;
+        let mut projector = Projector::open(&rows, FLEET, source, Some(&snapshots), StoreTuning::default())?;
         let position = projector.catch_up()?;
         let took = began.elapsed().as_secs_f64();
         ensure!(Some(position) == opened.head.map(|head| head.position), "the rows stand at {position}");
@@ -84,11 +85,11 @@ pub(crate) fn run() -> Result<Vec<Row>> {
     let mut opening = f64::MAX;
     let [ours, newest] = by_turns([
         Box::new(|| {
-            let (journal, took) = home.start(Check::All)?;
+            let (journal, took) = home.start(OpenCheck::All)?;
             opening = opening.min(journal);
             Ok(Cell::rate(1.0 / took))
         }),
-        Box::new(|| Ok(Cell::rate(1.0 / home.start(Check::Newest)?.1))),
+        Box::new(|| Ok(Cell::rate(1.0 / home.start(OpenCheck::Newest)?.1))),
     ])?;
     let (all, less) = (1.0 / ours.rate, 1.0 / newest.rate);
     let row = Row::new("W12", format!("{events} events"), ours)

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::http::Client;
 use crate::process::peak_mib;
 use crate::server::{FLEET, Server};
-use crate::stream::Stream;
+use crate::stream::OutputStream;
 use crate::table::{Bar, Cell, Row};
 
 /// Number of operations that wait for approval.
@@ -49,7 +49,7 @@ fn plan(client: &mut Client, name: &str, approval: &str, sharing: &str) -> Resul
 /// Deploys `count` replicas, and waits until the stream reports the deployment's end.
 fn deploy(
     client: &mut Client,
-    stream: &mut Stream,
+    stream: &mut OutputStream,
     plan: &str,
     name: &str,
     spec: &Value,
@@ -73,7 +73,7 @@ fn replica_of(client: &mut Client, plan: &str, position: u64) -> Result<String> 
 }
 
 /// Relocates a replica back and forth; measures from each intent until the old incarnation has ended.
-fn relocates(client: &mut Client, ended: &mut Stream, replica: &str) -> Result<Cell> {
+fn relocates(client: &mut Client, ended: &mut OutputStream, replica: &str) -> Result<Cell> {
     let path = format!("{FLEET}/replicas/{replica}/relocate");
     let mut took = Vec::with_capacity(RELOCATES);
     let all = Instant::now();
@@ -107,10 +107,10 @@ fn beside_waiting() -> Result<Row> {
     fleet(&mut client, 4)?;
     plan(&mut client, "moving", "automatic", "allowed")?;
     plan(&mut client, "waiting", "manual", "allowed")?;
-    let mut deployed = Stream::open(&server.address, "&types=deployment.ended.v1")?;
+    let mut deployed = OutputStream::open(&server.address, "&types=deployment.ended.v1")?;
     deploy(&mut client, &mut deployed, "moving", "first", &json!({"count": 1}))?;
     let replica = replica_of(&mut client, "moving", deployed.position())?;
-    let mut ended = Stream::open(&server.address, "&types=operation.ended.v1")?;
+    let mut ended = OutputStream::open(&server.address, "&types=operation.ended.v1")?;
     relocates(&mut client, &mut ended, &replica)?;
     let alone = relocates(&mut client, &mut ended, &replica)?;
     let body = json!({"name": "first", "spec": {"count": WAITING}}).to_string();
@@ -130,7 +130,7 @@ fn spread() -> Result<Vec<Row>> {
         let server = Server::start()?;
         let mut client = server.client()?;
         fleet(&mut client, count)?;
-        let mut stream = Stream::open(&server.address, "&types=deployment.ended.v1")?;
+        let mut stream = OutputStream::open(&server.address, "&types=deployment.ended.v1")?;
         let (mut creates, mut updates) = (Vec::new(), Vec::new());
         for number in 0..times {
             let name = format!("plan-{number}");

@@ -5,13 +5,14 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use chancery_events::fact::Effect;
+use chancery_events::fact::CommandEffect;
 use chancery_events::id::{IncarnationId, Lineage, Position};
-use chancery_events::observation::Saw;
-use chancery_events::protocol::{Command, RunSpec, Standing};
+use chancery_events::observation::ObservedState;
+use chancery_events::protocol::{Command, CommandStatus, IncarnationSpec};
 use chancery_executor::Orchestrator as _;
 use chancery_executor::process::{
-    CgroupSetting, CgroupSupport, Config, EndProof, KeeperProgram, OutputLimits, Processes,
+    CgroupSetting, CgroupSupport, EndProof, OutputLimits, ProcessConfig, ProcessOrchestrator,
+    SupervisorProgram,
 };
 use serde_json::json;
 
@@ -22,23 +23,23 @@ const STARTS: usize = 200;
 /// Maximum additional time of a start with a group, in milliseconds at the median.
 const MORE_MS: f64 = 2.0;
 
-fn config(root: PathBuf, cgroup: CgroupSetting) -> Result<Config> {
+fn config(root: PathBuf, cgroup: CgroupSetting) -> Result<ProcessConfig> {
     let program =
         std::env::var_os("CHANCERY_BIN").context("CHANCERY_BIN names the program: use bench/run")?;
-    let program = KeeperProgram {
+    let program = SupervisorProgram {
         program: program.into(),
         keeper_args: vec!["keeper".into()],
         trampoline_args: vec!["exec-when-told".into()],
     };
-    Ok(Config { root, program, output: OutputLimits::default(), cgroup, files: None, boot: None })
+    Ok(ProcessConfig { root, program, output: OutputLimits::default(), cgroup, files: None, boot: None })
 }
 
-fn command(id: IncarnationId, revision: u32, effect: Effect, spec: &RunSpec) -> Command {
+fn command(id: IncarnationId, revision: u32, effect: CommandEffect, spec: &IncarnationSpec) -> Command {
     Command {
         object: id.into(),
         revision,
         attempt: 1,
-        standing: Standing::Open,
+        standing: CommandStatus::Open,
         effect,
         grace: Duration::from_secs(5),
         spec: spec.clone().into(),
@@ -47,9 +48,9 @@ fn command(id: IncarnationId, revision: u32, effect: Effect, spec: &RunSpec) -> 
 
 /// Sends a command, and waits for the report of its completion.
 async fn carried_out(
-    processes: &Processes,
+    processes: &ProcessOrchestrator,
     command: Command,
-    is_done: impl Fn(&Saw) -> bool,
+    is_done: impl Fn(&ObservedState) -> bool,
 ) -> Result<Duration> {
     let (object, began) = (command.object, Instant::now());
     processes.carry_out(command).await;
@@ -57,7 +58,7 @@ async fn carried_out(
         let changes = tokio::time::timeout(Duration::from_secs(30), processes.changes(100));
         for report in changes.await.context("no report")??.into_iter().filter(|r| r.object == object) {
             match report.saw {
-                Saw::Failed { message, .. } => bail!("{message}"),
+                ObservedState::Failed { message, .. } => bail!("{message}"),
                 saw if is_done(&saw) => return Ok(began.elapsed()),
                 _ => {}
             }
@@ -77,21 +78,21 @@ async fn starts() -> Result<Row> {
     let spec = json!({
         "replica": "web-1", "plan": "web", "node": "n1", "restart": "never", "payloads": [payload],
     });
-    let spec: RunSpec = serde_json::from_value(spec)?;
+    let spec: IncarnationSpec = serde_json::from_value(spec)?;
     let folder = crate::folder()?;
     let kinds = [("with", CgroupSetting::Detect), ("without", CgroupSetting::Off)];
     let mut opened = Vec::new();
     for (name, cgroup) in kinds {
-        opened.push(Processes::open(config(folder.path().join(name), cgroup)?).await?);
+        opened.push(ProcessOrchestrator::open(config(folder.path().join(name), cgroup)?).await?);
     }
     let mut took = [Vec::with_capacity(STARTS), Vec::with_capacity(STARTS)];
     for position in 1..=STARTS {
         for (processes, took) in opened.iter().zip(&mut took) {
             let id = IncarnationId::issue(Lineage::from_random(14), Position::new(position as u64));
-            let start = command(id, 1, Effect::Ensure, &spec);
-            took.push(carried_out(processes, start, |saw| matches!(saw, Saw::Ready { .. })).await?);
-            let kill = command(id, 2, Effect::Kill, &spec);
-            carried_out(processes, kill, |saw| matches!(saw, Saw::Ended { .. })).await?;
+            let start = command(id, 1, CommandEffect::Ensure, &spec);
+            took.push(carried_out(processes, start, |saw| matches!(saw, ObservedState::Ready { .. })).await?);
+            let kill = command(id, 2, CommandEffect::Kill, &spec);
+            carried_out(processes, kill, |saw| matches!(saw, ObservedState::Ended { .. })).await?;
             processes.forget(id.into()).await;
         }
     }

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::http::Client;
 use crate::server::{FLEET, Server};
-use crate::stream::Stream;
+use crate::stream::OutputStream;
 use crate::table::{Bar, Cell, Row};
 use crate::w9;
 
@@ -22,7 +22,7 @@ const ROLLBACK: f64 = 1000.0;
 const HANGS: Duration = Duration::from_mins(1);
 
 /// Checks the end of the deployment, which must be the next end of any.
-fn ended(stream: &mut Stream, deployment: &str, end: &str) -> Result<()> {
+fn ended(stream: &mut OutputStream, deployment: &str, end: &str) -> Result<()> {
     stream.next_event()?;
     let event: Value = serde_json::from_str(stream.data())?;
     let (name, told) = (&event["data"]["name"], &event["data"]["end"]);
@@ -56,7 +56,7 @@ pub(crate) fn run() -> Result<Vec<Row>> {
     let mut client = server.client()?;
     w9::fleet(&mut client)?;
     w9::plan(&mut client, "web")?;
-    let mut stream = Stream::open(&server.address, "&types=deployment.ended.v1")?;
+    let mut stream = OutputStream::open(&server.address, "&types=deployment.ended.v1")?;
     deploy(&mut client, "good", "delay:0ms")?;
     ended(&mut stream, "good", "completed")?;
     let mut took = Vec::new();

@@ -7,19 +7,19 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
-use chancery_events::event::{Event, EventKind, Line};
+use chancery_events::event::{Event, EventKind, EventLine};
 use chancery_events::fact::Fact;
-use chancery_events::id::{Lineage, Position, Writer};
-use chancery_events::intent::{Intent, Request};
-use chancery_events::record::{Draft, Record};
+use chancery_events::id::{Lineage, Position, WriterId};
+use chancery_events::intent::{Intent, IntentRequest};
+use chancery_events::record::{Record, RecordDraft};
 use chancery_events::time::Time;
-use chancery_journal::segments::{Options, SegmentJournal};
-use chancery_journal::{AppendError, Cursor, Delivery, Journal, Signature, genesis};
-use chancery_machine::context::Context;
+use chancery_journal::segments::{SegmentJournal, SegmentOptions};
+use chancery_journal::{AppendError, ChainCursor, Journal, JournalDelivery, WriterIdentity, genesis};
+use chancery_machine::context::DecisionContext;
 use chancery_machine::decide::{decide, evolve, pass, verdict};
-use chancery_machine::fleet::Fleet;
-use chancery_machine::meta::At;
-use chancery_projector::Fold;
+use chancery_machine::fleet::FleetState;
+use chancery_machine::meta::FactPosition;
+use chancery_projector::JournalFold;
 use serde_json::json;
 
 use crate::load::by_turns;
@@ -47,19 +47,19 @@ pub(crate) fn wanted(events: u64) -> Result<u64> {
 pub(crate) fn make(
     dir: &Path,
     events: u64,
-    mut each: impl FnMut(&Fleet, &Record) -> Result<()>,
+    mut each: impl FnMut(&FleetState, &Record) -> Result<()>,
 ) -> Result<()> {
     let sink = Box::new(|delivery| {
-        if let Delivery::Stopped(error) = delivery {
+        if let JournalDelivery::Stopped(error) = delivery {
             eprintln!("the journal stopped: {error}");
         }
     });
-    let (journal, opened) = SegmentJournal::open(&Options::new(dir, FLEET), sink)?;
+    let (journal, opened) = SegmentJournal::open(&SegmentOptions::new(dir, FLEET), sink)?;
     ensure!(opened.head.is_none(), "there is a journal already");
     let lineage = Lineage::from_random(1);
-    let mut maker = Maker { fleet: Fleet::new(lineage), lineage, now: Time::from_micros(1), asked: 0 };
-    let by = Signature { fleet: FLEET.into(), build: "bench".into(), writer: Writer::from_random(1) };
-    let mut at: Option<Cursor> = None;
+    let mut maker = Maker { fleet: FleetState::new(lineage), lineage, now: Time::from_micros(1), asked: 0 };
+    let by = WriterIdentity { fleet: FLEET.into(), build: "bench".into(), writer: WriterId::from_random(1) };
+    let mut at: Option<ChainCursor> = None;
     while at.is_none_or(|at| at.position.get() < events) {
         maker.now = maker.now + Duration::from_mins(1);
         let parts = match &at {
@@ -67,7 +67,7 @@ pub(crate) fn make(
             Some(at) => at.follow(&by, maker.now, None),
         };
         let record = maker.draft(at.is_none())?.seal(parts)?;
-        at = Some(Cursor::after(&record));
+        at = Some(ChainCursor::after(&record));
         each(&maker.fleet, &record)?;
         let mut waiting = Some(record);
         while let Some(record) = waiting.take() {
@@ -85,15 +85,15 @@ pub(crate) fn make(
 }
 
 struct Maker {
-    fleet: Fleet,
+    fleet: FleetState,
     lineage: Lineage,
     now: Time,
     asked: u64,
 }
 
 impl Maker {
-    fn draft(&mut self, is_first: bool) -> Result<Draft> {
-        let mut draft = Draft::new();
+    fn draft(&mut self, is_first: bool) -> Result<RecordDraft> {
+        let mut draft = RecordDraft::new();
         if is_first {
             let term = Fact::read("term.started.v1", "{}").context("a type")??;
             self.take(&mut draft, Event::Fact { cause: Position::FIRST, fact: term })?;
@@ -116,9 +116,9 @@ impl Maker {
         Ok(draft)
     }
 
-    fn ask(&mut self, draft: &mut Draft, type_name: &str, body: &serde_json::Value) -> Result<()> {
+    fn ask(&mut self, draft: &mut RecordDraft, type_name: &str, body: &serde_json::Value) -> Result<()> {
         self.asked += 1;
-        let request = Request {
+        let request = IntentRequest {
             id: format!("id-{}", self.asked).parse()?,
             source: "bench".parse()?,
             actor: "bench".parse()?,
@@ -130,7 +130,7 @@ impl Maker {
         };
         let cause = self.fleet.head().plus(1);
         let actor = Some(request.actor.clone());
-        let context = Context {
+        let context = DecisionContext {
             now: self.now,
             wall: self.now,
             next: cause.plus(2),
@@ -145,7 +145,7 @@ impl Maker {
         std::iter::once(said).chain(facts).try_for_each(|fact| self.take(draft, Event::Fact { cause, fact }))
     }
 
-    fn take(&mut self, draft: &mut Draft, event: Event) -> Result<()> {
+    fn take(&mut self, draft: &mut RecordDraft, event: Event) -> Result<()> {
         draft.push(&event.line())?;
         let position = self.fleet.head().plus(1);
         let Event::Fact { fact, .. } = event else {
@@ -153,7 +153,11 @@ impl Maker {
             return Ok(());
         };
         let term = chancery_events::id::Term::FIRST;
-        evolve(&mut self.fleet, &fact, At { position, time: self.now, term, lineage: self.lineage })?;
+        evolve(
+            &mut self.fleet,
+            &fact,
+            FactPosition { position, time: self.now, term, lineage: self.lineage },
+        )?;
         Ok(())
     }
 }
@@ -177,7 +181,7 @@ fn timed(run: impl FnOnce() -> Result<u64>) -> Result<Cell> {
 }
 
 fn ours(journal: &SegmentJournal, stage: Stage) -> Result<u64> {
-    let (mut fold, mut events) = (Fold::default(), 0);
+    let (mut fold, mut events) = (JournalFold::default(), 0);
     for record in journal.source().records(Position::FIRST)? {
         let record = record?;
         match stage {
@@ -198,7 +202,7 @@ fn ours(journal: &SegmentJournal, stage: Stage) -> Result<u64> {
 
 /// Decodes as much as a fold needs: of intents and observations only the frame around the data.
 fn decode(line: &[u8]) -> Result<Option<Fact>> {
-    let line = Line::read(line)?;
+    let line = EventLine::read(line)?;
     Ok(match line.kind {
         EventKind::Fact => Some(Fact::read(&line.type_name, line.data.get()).context("a known type")??),
         EventKind::Intent | EventKind::Observation => None,
@@ -233,7 +237,7 @@ fn floor(dir: &Path) -> Result<u64> {
 pub(crate) fn run() -> Result<Vec<Row>> {
     let (folder, events) = (crate::folder()?, wanted(1_000_000)?);
     make(folder.path(), events, |_, _| Ok(()))?;
-    let (journal, _) = SegmentJournal::open(&Options::new(folder.path(), FLEET), Box::new(drop))?;
+    let (journal, _) = SegmentJournal::open(&SegmentOptions::new(folder.path(), FLEET), Box::new(drop))?;
     let [floor, read, decode, fold] = by_turns([
         Box::new(|| timed(|| floor(folder.path()))),
         Box::new(|| timed(|| ours(&journal, Stage::Read))),

@@ -12,9 +12,9 @@ use chancery_events::id::{IncarnationId, Position};
 use chancery_events::observation::ProcessStatus;
 use chancery_events::record::Record;
 use chancery_journal::memory::MemoryLog;
-use chancery_journal::segments::{Options, SegmentJournal};
-use chancery_journal::{AppendError, Delivery, Journal as _, Source};
-use chancery_projector::{Projector, Tuning};
+use chancery_journal::segments::{SegmentJournal, SegmentOptions};
+use chancery_journal::{AppendError, Journal as _, JournalDelivery, JournalReader};
+use chancery_projector::{Projector, StoreTuning};
 use serde_json::json;
 
 use crate::ROUNDS;
@@ -74,11 +74,11 @@ fn story(pen: Pen, events: u64) -> Result<Maker> {
 /// Writes the story to segments on disk.
 fn written(dir: &Path) -> Result<SegmentJournal> {
     let (told, durable) = channel();
-    let sink = Box::new(move |delivery: Delivery| {
+    let sink = Box::new(move |delivery: JournalDelivery| {
         // The last ones may arrive when no receiver waits any more.
         let _ = told.send(delivery);
     });
-    let (journal, _) = SegmentJournal::open(&Options::new(dir, "bench"), sink)?;
+    let (journal, _) = SegmentJournal::open(&SegmentOptions::new(dir, "bench"), sink)?;
     let journal = Arc::new(journal);
     let writer = Arc::clone(&journal);
     let pen = move |record: Record| {
@@ -95,8 +95,10 @@ fn written(dir: &Path) -> Result<SegmentJournal> {
     let head = story(Pen { record: BUSY, takes: Box::new(pen) }, EVENTS)?.fleet.head();
     loop {
         match durable.recv()? {
-            Delivery::Records(records) if records.last().is_some_and(|last| last.last() == head) => break,
-            Delivery::Records(_) => {}
+            JournalDelivery::Records(records) if records.last().is_some_and(|last| last.last() == head) => {
+                break;
+            }
+            JournalDelivery::Records(_) => {}
             other => bail!("the journal stopped: {other:?}"),
         }
     }
@@ -104,9 +106,9 @@ fn written(dir: &Path) -> Result<SegmentJournal> {
 }
 
 /// Catches up from an empty store; returns the events per second, and the rows written.
-fn caught_up(dir: &Path, source: &Arc<dyn Source>) -> Result<(Cell, u64)> {
+fn caught_up(dir: &Path, source: &Arc<dyn JournalReader>) -> Result<(Cell, u64)> {
     let (began, watched) = (Instant::now(), Watched::begin(std::process::id())?);
-    let mut projector = Projector::open(dir, "bench", Arc::clone(source), None, Tuning::default())?;
+    let mut projector = Projector::open(dir, "bench", Arc::clone(source), None, StoreTuning::default())?;
     let position = projector.catch_up()?;
     let took = began.elapsed().as_secs_f64();
     let cell = Cell { cores: Some(watched.cores()?), ..Cell::rate(position.get() as f64 / took) };
@@ -123,7 +125,7 @@ fn rows(dir: &Path) -> Result<Vec<(sled::IVec, sled::IVec)>> {
 
 /// Writes `count` rows in the projector's way; the rate is in events.
 fn floor(dir: &Path, rows: &[(sled::IVec, sled::IVec)], count: u64) -> Result<Cell> {
-    let tuning = Tuning::default();
+    let tuning = StoreTuning::default();
     let (began, watched) = (Instant::now(), Watched::begin(std::process::id())?);
     let config =
         sled::Config::new().path(dir).cache_capacity(tuning.cache).flush_every_ms(Some(tuning.flush));
@@ -151,7 +153,7 @@ fn lag() -> Result<Cell> {
     let pen = move |record: Record| Ok(sent.send(Arc::new(record))?);
     drop(story(Pen { record: PACED_RECORD, takes: Box::new(pen) }, events)?);
     let records: Vec<Arc<Record>> = records.iter().collect();
-    let mut projector = Projector::open(folder.path(), "bench", log.source(), None, Tuning::default())?;
+    let mut projector = Projector::open(folder.path(), "bench", log.source(), None, StoreTuning::default())?;
     let began = Instant::now();
     let mut lags = Vec::new();
     for record in records {

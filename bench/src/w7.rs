@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result, ensure};
 
 use crate::ROUNDS;
 use crate::server::Server;
-use crate::stream::Stream;
+use crate::stream::OutputStream;
 use crate::table::{Bar, Cell, Row, median};
 use crate::w2;
 
@@ -22,7 +22,7 @@ const INTENTS: u32 = 167;
 const STACK: usize = 128 << 10;
 
 /// Reads `events` events, checks that they are in order without a gap, and returns the arrival time of each.
-fn consume(mut stream: Stream, events: u32) -> Result<Vec<(u64, Instant)>> {
+fn consume(mut stream: OutputStream, events: u32) -> Result<Vec<(u64, Instant)>> {
     let mut seen: Vec<(u64, Instant)> = Vec::with_capacity(events as usize);
     while seen.len() < events as usize {
         let position = stream.next_event()?;
@@ -41,7 +41,7 @@ fn follow(consumers: usize) -> Result<Cell> {
     let events = INTENTS * EVENTS_OF_INTENT;
     let (told, all) = channel();
     for _ in 0..consumers {
-        let stream = Stream::open(&server.address, "")?;
+        let stream = OutputStream::open(&server.address, "")?;
         let told: Sender<Result<_>> = told.clone();
         std::thread::Builder::new().stack_size(STACK).spawn(move || {
             // The round ends with the first failure.

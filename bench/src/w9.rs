@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::http::Client;
 use crate::process::peak_mib;
 use crate::server::{FLEET, Server};
-use crate::stream::Stream;
+use crate::stream::OutputStream;
 use crate::table::{Bar, Cell, Row};
 
 /// Sizes, with the number of deployments of each.
@@ -45,7 +45,7 @@ pub(crate) fn plan(client: &mut Client, name: &str) -> Result<()> {
 }
 
 /// Deploys a plan and waits until the stream reports the deployment's end.
-fn deploy(client: &mut Client, stream: &mut Stream, plan: &str, count: u32) -> Result<Duration> {
+fn deploy(client: &mut Client, stream: &mut OutputStream, plan: &str, count: u32) -> Result<Duration> {
     let began = Instant::now();
     let body = format!(r#"{{"name":"first","spec":{{"count":{count}}}}}"#);
     client.ask("POST", &format!("{FLEET}/plans/{plan}/deployments"), &body)?;
@@ -66,7 +66,7 @@ pub(crate) fn run() -> Result<Vec<Row>> {
         fleet(&mut client)?;
         let plans: Vec<_> = (0..times).map(|number| format!("plan-{number}")).collect();
         plans.iter().try_for_each(|name| plan(&mut client, name))?;
-        let mut stream = Stream::open(&server.address, "&types=deployment.ended.v1")?;
+        let mut stream = OutputStream::open(&server.address, "&types=deployment.ended.v1")?;
         // The executor has opened its session by then.
         plan(&mut client, "warm-up")?;
         deploy(&mut client, &mut stream, "warm-up", 1)?;

@@ -5,26 +5,26 @@ use std::fmt::Display;
 use std::io::{BufRead, Write};
 use std::str::FromStr;
 
-use chancery_events::intent::{Cascade, InboxSkip, Intent, IntentEntry, NodeSetState, PlanRebalance};
+use chancery_events::intent::{CascadePolicy, InboxSkip, Intent, IntentEntry, NodeSetState, PlanRebalance};
 use chancery_events::name::{ClusterName, DisruptionName};
-use chancery_events::spec::{Activity, NodeState};
-use chancery_events::subject::{BadSubject, Subject};
+use chancery_events::spec::{ClusterActivity, NodeState};
+use chancery_events::subject::{InvalidSubject, Subject};
 use chancery_projector::rows::NodeRow;
 use serde_json::json;
 
-use super::client::{Client, Verdict};
+use super::client::{ApiClient, VerdictResponse};
 use super::columns::typed;
-use super::context::Output;
-use super::error::{CliError, Exit};
+use super::context::OutputFormat;
+use super::error::{CliError, CliExit};
 use super::get;
-use super::kind::{Kind, Naming as _};
+use super::kind::{EntityKind, KindNaming as _};
 use super::table::add;
 use super::{replica, request};
 use crate::note;
 
 /// Asks, and says what came of it: `done` for a change.
 pub(super) fn ask(
-    client: &Client<'_>,
+    client: &ApiClient<'_>,
     verb: &str,
     intent: &Intent,
     done: &str,
@@ -36,7 +36,7 @@ pub(super) fn ask(
 
 /// The same about something that is named so.
 pub(super) fn ask_as(
-    client: &Client<'_>,
+    client: &ApiClient<'_>,
     verb: &str,
     name: &str,
     intent: &Intent,
@@ -49,14 +49,15 @@ pub(super) fn ask_as(
 }
 
 /// How a verdict may be shown.
-pub(super) const FORMS: &[Output] = &[Output::Table, Output::Name, Output::Json, Output::Jsonl];
+pub(super) const FORMS: &[OutputFormat] =
+    &[OutputFormat::Table, OutputFormat::Name, OutputFormat::Json, OutputFormat::Jsonl];
 
 /// Shows what came of it.
 pub(super) fn shown(
-    client: &Client<'_>,
+    client: &ApiClient<'_>,
     name: &str,
     done: &str,
-    verdict: &Verdict,
+    verdict: &VerdictResponse,
     out: &mut dyn Write,
 ) -> Result<(), CliError> {
     let waits = verdict.request();
@@ -74,26 +75,26 @@ pub(super) fn shown(
 }
 
 pub(super) fn delete(
-    kind: Kind,
+    kind: EntityKind,
     name: &str,
-    cascade: Cascade,
-    client: &Client<'_>,
+    cascade: CascadePolicy,
+    client: &ApiClient<'_>,
     out: &mut dyn Write,
 ) -> Result<(), CliError> {
     let may_cascade = intent_entry(kind, "delete").is_some_and(cascades);
-    if cascade == Cascade::Yes && !may_cascade {
+    if cascade == CascadePolicy::Yes && !may_cascade {
         let (all, plural) = (kinds("delete", cascades), kind.plural());
         return Err(CliError::usage(format!("only {all} go with what needs them, not {plural}")));
     }
     match kind {
-        Kind::Replica => return replica::ask("delete", name, None, "is to be deleted", client, out),
-        Kind::Deployment => {
+        EntityKind::Replica => return replica::ask("delete", name, None, "is to be deleted", client, out),
+        EntityKind::Deployment => {
             let advice = format!("chancery cancel deployment {name}, or deploy a count of 0");
             return Err(CliError::usage(format!(
                 "deployments are not deleted, their history is kept: {advice}"
             )));
         }
-        Kind::Request => {
+        EntityKind::Request => {
             return Err(CliError::usage(format!("requests are not deleted: chancery reject request/{name}")));
         }
         _ => {}
@@ -103,12 +104,12 @@ pub(super) fn delete(
     };
     // What needs it goes first, and that takes its time.
     let done = match kind {
-        _ if cascade == Cascade::Yes => "is to be deleted, with what needs it",
-        Kind::Volume => "is to be destroyed, once nothing uses it",
+        _ if cascade == CascadePolicy::Yes => "is to be deleted, with what needs it",
+        EntityKind::Volume => "is to be destroyed, once nothing uses it",
         _ => "deleted",
     };
     ask_as(client, "delete", &format!("{}/{name}", kind.word()), &intent, done, out).map_err(|mut error| {
-        if error.exit == Exit::Conflict && cascade == Cascade::No && may_cascade {
+        if error.exit == CliExit::Conflict && cascade == CascadePolicy::No && may_cascade {
             let word = kind.word();
             let advice = format_args!("\nwith what needs it: chancery delete {word} {name} --cascade");
             add(&mut error.message, advice);
@@ -122,22 +123,27 @@ pub(super) fn set_state(
     name: &str,
     state: NodeState,
     (cluster, break_glass): (Option<&String>, Option<&String>),
-    client: &Client<'_>,
+    client: &ApiClient<'_>,
     out: &mut dyn Write,
 ) -> Result<(), CliError> {
-    let name = Kind::Node.name_in(name)?;
-    let cluster = cluster.map(|cluster| Kind::Cluster.name_in(cluster)).transpose()?;
-    let cluster: Option<ClusterName> = cluster.map(|cluster| read(Kind::Cluster, cluster)).transpose()?;
-    let intent =
-        NodeSetState { name: read(Kind::Node, name)?, state, cluster, break_glass: break_glass.cloned() }
-            .into();
+    let name = EntityKind::Node.name_in(name)?;
+    let cluster = cluster.map(|cluster| EntityKind::Cluster.name_in(cluster)).transpose()?;
+    let cluster: Option<ClusterName> =
+        cluster.map(|cluster| read(EntityKind::Cluster, cluster)).transpose()?;
+    let intent = NodeSetState {
+        name: read(EntityKind::Node, name)?,
+        state,
+        cluster,
+        break_glass: break_glass.cloned(),
+    }
+    .into();
     ask(client, verb, &intent, state.word(), out)
 }
 
 /// Starts a rebalance, or says why there is nothing to do.
-pub(super) fn rebalance(name: &str, client: &Client<'_>, out: &mut dyn Write) -> Result<(), CliError> {
-    let name = Kind::Plan.name_in(name)?;
-    let intent = PlanRebalance { name: read(Kind::Plan, name)? }.into();
+pub(super) fn rebalance(name: &str, client: &ApiClient<'_>, out: &mut dyn Write) -> Result<(), CliError> {
+    let name = EntityKind::Plan.name_in(name)?;
+    let intent = PlanRebalance { name: read(EntityKind::Plan, name)? }.into();
     client.context.output(FORMS)?;
     let subject = format!("plan/{name}");
     let verdict = client.ask(&format!("rebalance {subject}"), &intent)?;
@@ -151,7 +157,7 @@ pub(super) fn rebalance(name: &str, client: &Client<'_>, out: &mut dyn Write) ->
 }
 
 /// Gives up the message of the inbox at which the inbox stands.
-pub(super) fn skip_message(offset: u64, client: &Client<'_>, out: &mut dyn Write) -> Result<(), CliError> {
+pub(super) fn skip_message(offset: u64, client: &ApiClient<'_>, out: &mut dyn Write) -> Result<(), CliError> {
     let intent = InboxSkip { offset }.into();
     ask_as(client, "skip", &format!("inbox message {offset}"), &intent, "skipped", out)
 }
@@ -161,12 +167,12 @@ pub(super) fn expunge(
     name: &str,
     yes: bool,
     break_glass: Option<&String>,
-    client: &Client<'_>,
+    client: &ApiClient<'_>,
     out: &mut dyn Write,
 ) -> Result<(), CliError> {
-    let name = Kind::Node.name_in(name)?;
+    let name = EntityKind::Node.name_in(name)?;
     if !yes {
-        let node: NodeRow = typed(&get::one(client, Kind::Node, name)?)?;
+        let node: NodeRow = typed(&get::one(client, EntityKind::Node, name)?)?;
         let what =
             format!("node/{name} is declared gone for ever, with the {} runs on it", node.incarnations);
         if !client.context.person {
@@ -190,29 +196,29 @@ fn agreed(what: &str, input: &mut dyn BufRead, prompt: &mut dyn Write) -> Result
 }
 
 pub(super) fn set_activity(
-    kind: Kind,
+    kind: EntityKind,
     name: &str,
-    activity: Activity,
-    client: &Client<'_>,
+    activity: ClusterActivity,
+    client: &ApiClient<'_>,
     out: &mut dyn Write,
 ) -> Result<(), CliError> {
     let Some(intent) = intent(kind, "set_activity", name, &[("activity", activity.word())])? else {
         let all = kinds("set_activity", |_| true);
         return Err(CliError::usage(format!("only {all} are active or inactive")));
     };
-    let verb = if activity == Activity::Active { "activate" } else { "deactivate" };
+    let verb = if activity == ClusterActivity::Active { "activate" } else { "deactivate" };
     ask(client, verb, &intent, activity.word(), out)
 }
 
 /// What the register says of the intent of a kind that is called so.
-fn intent_entry(kind: Kind, verb: &str) -> Option<&'static IntentEntry> {
+fn intent_entry(kind: EntityKind, verb: &str) -> Option<&'static IntentEntry> {
     let type_name = format!("{}.{verb}.v1", kind.word());
     Intent::REGISTER.iter().find(|entry| entry.type_name == type_name)
 }
 
 /// The kinds that have an intent `KIND.VERB` of which it holds, in words: `clusters, capabilities and plans`.
 pub(super) fn kinds(verb: &str, holds: fn(&IntentEntry) -> bool) -> String {
-    let all = Kind::ALL.iter().filter(|kind| intent_entry(**kind, verb).is_some_and(holds));
+    let all = EntityKind::ALL.iter().filter(|kind| intent_entry(**kind, verb).is_some_and(holds));
     let words = all.map(|kind| kind.plural()).collect::<Vec<_>>().join(", ");
     match words.rsplit_once(", ") {
         Some((others, last)) => format!("{others} and {last}"),
@@ -222,7 +228,7 @@ pub(super) fn kinds(verb: &str, holds: fn(&IntentEntry) -> bool) -> String {
 
 /// The intent `KIND.VERB` about an entity, with more members; none if the kind has no such intent.
 pub(super) fn intent(
-    kind: Kind,
+    kind: EntityKind,
     verb: &str,
     name: &str,
     more: &[(&str, &str)],
@@ -244,14 +250,14 @@ pub(super) fn intent(
 }
 
 /// Checks the name of an entity; `own` is its last part, for the message.
-fn check_name(kind: Kind, name: &str, own: &str) -> Result<(), CliError> {
-    if kind == Kind::Disruption {
+fn check_name(kind: EntityKind, name: &str, own: &str) -> Result<(), CliError> {
+    if kind == EntityKind::Disruption {
         // A part of its node, and no subject.
         return read::<DisruptionName>(kind, own).map(|_| ());
     }
     match format!("{}/{name}", kind.word()).parse::<Subject>() {
-        Err(BadSubject::Name { reason, .. }) => Err(bad_name(kind, own, &reason)),
-        Err(error @ BadSubject::Form(_)) => Err(bad_name(kind, own, &error)),
+        Err(InvalidSubject::Name { reason, .. }) => Err(bad_name(kind, own, &reason)),
+        Err(error @ InvalidSubject::Form(_)) => Err(bad_name(kind, own, &error)),
         Ok(_) => Ok(()),
     }
 }
@@ -262,18 +268,22 @@ pub(super) fn cascades(entry: &IntentEntry) -> bool {
 }
 
 /// What deletes an entity, if its kind is deleted by its name alone. Cascades where its kind does.
-pub(super) fn deletion(kind: Kind, name: &str, cascade: Cascade) -> Result<Option<Intent>, CliError> {
-    let entry = intent_entry(kind, "delete").filter(|entry| cascade == Cascade::Yes && cascades(entry));
+pub(super) fn deletion(
+    kind: EntityKind,
+    name: &str,
+    cascade: CascadePolicy,
+) -> Result<Option<Intent>, CliError> {
+    let entry = intent_entry(kind, "delete").filter(|entry| cascade == CascadePolicy::Yes && cascades(entry));
     let more: &[_] = if entry.is_some() { &[("cascade", "yes")] } else { &[] };
     intent(kind, "delete", name, more)
 }
 
-fn bad_name(kind: Kind, name: &str, reason: &dyn Display) -> CliError {
+fn bad_name(kind: EntityKind, name: &str, reason: &dyn Display) -> CliError {
     CliError::usage(format!("read the name of the {} {name:?}: {reason}", kind.word()))
 }
 
 /// A name of the command line.
-pub(super) fn read<T: FromStr<Err: Display>>(kind: Kind, name: &str) -> Result<T, CliError> {
+pub(super) fn read<T: FromStr<Err: Display>>(kind: EntityKind, name: &str) -> Result<T, CliError> {
     name.parse().map_err(|error| bad_name(kind, name, &error))
 }
 

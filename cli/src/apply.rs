@@ -6,18 +6,18 @@ use std::io::{Read as _, Write};
 use std::mem::discriminant;
 use std::path::{Path, PathBuf};
 
-use chancery_events::intent::{Intent, Turn};
+use chancery_events::intent::{Intent, OverlapPolicy};
 use serde_json::{Value, json};
 
 use super::act::FORMS;
-use super::bulk::{Ask, ask_all};
-use super::client::{Changed, Client};
-use super::context::Output;
-use super::error::{CliError, Exit, Pointed};
+use super::bulk::{BulkIntent, ask_all};
+use super::client::{ApiClient, PlanChanges};
+use super::context::OutputFormat;
+use super::error::{CliError, CliExit, PointerError};
 use super::get::{json_text, list, name_of};
-use super::kind::{Kind, Naming as _};
+use super::kind::{EntityKind, KindNaming as _};
 use super::request;
-use crate::manifest::{self, Manifest};
+use crate::manifest::{self, ManifestDocument};
 use crate::note;
 
 /// More entities of a kind than this are looked up by listing the kind, in pages.
@@ -26,8 +26,8 @@ const LOOKED_UP: usize = 100;
 /// `turn`: when the turn of deployments comes, whatever the manifests say.
 pub(super) fn run(
     files: &[PathBuf],
-    turn: Option<Turn>,
-    client: &Client<'_>,
+    turn: Option<OverlapPolicy>,
+    client: &ApiClient<'_>,
     out: &mut dyn Write,
 ) -> Result<(), CliError> {
     client.context.output(FORMS)?;
@@ -41,7 +41,7 @@ pub(super) fn run(
     // more than one version from the start.
     let mut known = known(client, &manifests)?;
     let asks: Vec<_> = manifests.iter().map(|manifest| ask("apply", manifest, &manifest.intent)).collect();
-    let mut report = Report::of(client, out)?;
+    let mut report = ApplyReport::of(client, out)?;
     ask_all(client, "documents", &asks, &mut |at, answer| {
         let manifest = &manifests[at];
         let verdict = match answer {
@@ -56,7 +56,7 @@ pub(super) fn run(
             (_, false) => "created",
         };
         let mut json = verdict.json(&name, outcome);
-        let Changed { policy, version } = &verdict.changed;
+        let PlanChanges { policy, version } = &verdict.changed;
         if !policy.is_empty() || !version.is_empty() {
             json["changed"] = json!({ "policy": policy, "version": version });
         }
@@ -80,23 +80,23 @@ pub(super) fn run(
 }
 
 /// Output for each document of a command, and the number of documents that succeeded.
-pub(super) struct Report<'a> {
+pub(super) struct ApplyReport<'a> {
     out: &'a mut dyn Write,
-    output: Output,
+    output: OutputFormat,
     lines: Vec<Value>,
     done: usize,
-    failed: Option<Exit>,
+    failed: Option<CliExit>,
 }
 
-impl<'a> Report<'a> {
-    pub(super) fn of(client: &Client<'_>, out: &'a mut dyn Write) -> Result<Report<'a>, CliError> {
+impl<'a> ApplyReport<'a> {
+    pub(super) fn of(client: &ApiClient<'_>, out: &'a mut dyn Write) -> Result<ApplyReport<'a>, CliError> {
         let output = client.context.output(FORMS)?;
-        Ok(Report { out, output, lines: Vec::new(), done: 0, failed: None })
+        Ok(ApplyReport { out, output, lines: Vec::new(), done: 0, failed: None })
     }
 
     pub(super) fn line(&mut self, name: &str, outcome: &str, json: Value) -> Result<(), CliError> {
         self.done += 1;
-        if self.output == Output::Json {
+        if self.output == OutputFormat::Json {
             self.lines.push(json);
             return Ok(());
         }
@@ -108,7 +108,7 @@ impl<'a> Report<'a> {
     pub(super) fn fault(
         &mut self,
         verb: &str,
-        manifest: &Manifest,
+        manifest: &ManifestDocument,
         error: &CliError,
     ) -> Result<(), CliError> {
         note!("{}", told(verb, manifest, error));
@@ -117,8 +117,8 @@ impl<'a> Report<'a> {
     }
 
     /// Ends the output. Errors are written already; `message` gets the first exit code and the number of successes.
-    pub(super) fn end(self, message: impl FnOnce(Exit, usize) -> String) -> Result<(), CliError> {
-        if self.output == Output::Json {
+    pub(super) fn end(self, message: impl FnOnce(CliExit, usize) -> String) -> Result<(), CliError> {
+        if self.output == OutputFormat::Json {
             json_text(&self.lines.into(), self.out)?;
         }
         self.failed.map_or(Ok(()), |exit| Err(CliError::new(exit, message(exit, self.done))))
@@ -126,28 +126,29 @@ impl<'a> Report<'a> {
 }
 
 /// The entity that a document is about, as `node/node-1`.
-pub(super) fn name(manifest: &Manifest) -> String {
+pub(super) fn name(manifest: &ManifestDocument) -> String {
     manifest.intent.subject().expect("a manifest is about one entity").to_string()
 }
 
 /// What is asked because of a document.
-pub(super) fn ask<'i>(verb: &str, manifest: &Manifest, intent: &'i Intent) -> Ask<'i> {
-    Ask { doing: format!("{}: {verb} {}", manifest.place, name(manifest)), intent }
+pub(super) fn ask<'i>(verb: &str, manifest: &ManifestDocument, intent: &'i Intent) -> BulkIntent<'i> {
+    BulkIntent { doing: format!("{}: {verb} {}", manifest.place, name(manifest)), intent }
 }
 
 /// Those entities of the documents, which stand in the order of their kinds, that there are already.
-fn known(client: &Client<'_>, manifests: &[Manifest]) -> Result<BTreeSet<String>, CliError> {
+fn known(client: &ApiClient<'_>, manifests: &[ManifestDocument]) -> Result<BTreeSet<String>, CliError> {
     let mut known = BTreeSet::new();
-    let is_same = |a: &Manifest, b: &Manifest| discriminant(&a.intent) == discriminant(&b.intent);
+    let is_same =
+        |a: &ManifestDocument, b: &ManifestDocument| discriminant(&a.intent) == discriminant(&b.intent);
     for of_kind in manifests.chunk_by(is_same) {
         if of_kind.len() > LOOKED_UP {
             let name = of_kind.first().map(name).unwrap_or_default();
-            known.extend(names(client, Kind::split(&name)?.0)?);
+            known.extend(names(client, EntityKind::split(&name)?.0)?);
             continue;
         }
         for manifest in of_kind {
             let name = name(manifest);
-            let (kind, key) = Kind::split(&name)?;
+            let (kind, key) = EntityKind::split(&name)?;
             let doing = format!("{}: apply {name}", manifest.place);
             if client.find(&doing, &kind.path_of(key)?)?.is_some() {
                 known.insert(name);
@@ -158,13 +159,13 @@ fn known(client: &Client<'_>, manifests: &[Manifest]) -> Result<BTreeSet<String>
 }
 
 /// Names of all entities of a kind, as `node/node-1`.
-pub(super) fn names(client: &Client<'_>, kind: Kind) -> Result<BTreeSet<String>, CliError> {
+pub(super) fn names(client: &ApiClient<'_>, kind: EntityKind) -> Result<BTreeSet<String>, CliError> {
     let items = list(client, kind, &[], u64::MAX)?.items;
     Ok(items.iter().map(|item| format!("{}/{}", kind.word(), name_of(kind, item))).collect())
 }
 
 /// When the changed fields of a plan take effect, and by what.
-fn hints(name: &str, changed: &Changed) -> Vec<String> {
+fn hints(name: &str, changed: &PlanChanges) -> Vec<String> {
     let plan = name.strip_prefix("plan/").unwrap_or(name);
     let mut hints = Vec::new();
     if !changed.policy.is_empty() {
@@ -181,9 +182,9 @@ fn hints(name: &str, changed: &Changed) -> Vec<String> {
 }
 
 /// What a server says about a document, each thing with its place in the file.
-fn told(verb: &str, manifest: &Manifest, error: &CliError) -> String {
+fn told(verb: &str, manifest: &ManifestDocument, error: &CliError) -> String {
     let name = name(manifest);
-    let each = error.faults.iter().map(|Pointed { pointer, detail }| {
+    let each = error.faults.iter().map(|PointerError { pointer, detail }| {
         let (place, value) = manifest.locate(pointer);
         let part = pointer.trim_start_matches('/').replace('/', ".");
         let value = value.map_or_else(String::new, |value| format!(": {value:?}"));
@@ -194,7 +195,7 @@ fn told(verb: &str, manifest: &Manifest, error: &CliError) -> String {
 }
 
 /// Reads all files before anything is asked for: a slip in the last must not leave half of them done.
-pub(super) fn read(verb: &str, done: &str, files: &[PathBuf]) -> Result<Vec<Manifest>, CliError> {
+pub(super) fn read(verb: &str, done: &str, files: &[PathBuf]) -> Result<Vec<ManifestDocument>, CliError> {
     let mut manifests = Vec::new();
     let mut faults = Vec::new();
     for (name, text) in texts(files)? {
@@ -273,7 +274,7 @@ mod tests {
             (&["sharing", "budget"], &["payloads"], &[now, later]),
         ];
         for (policy, version, wanted) in cases {
-            let changed = Changed { policy: fields(policy), version: fields(version) };
+            let changed = PlanChanges { policy: fields(policy), version: fields(version) };
             assert_eq!(hints("plan/web", &changed), wanted);
         }
     }

@@ -3,18 +3,18 @@
 use std::collections::BTreeSet;
 use std::io::Write;
 
-use chancery_events::intent::{Intent, OperationApprove, OperationReject, Shown};
+use chancery_events::intent::{ApprovedOperation, Intent, OperationApprove, OperationReject};
 use chancery_events::spec::OperationKind;
-use chancery_projector::rows::{OperationRow, OperationWord};
+use chancery_projector::rows::{OperationRow, OperationStatus};
 use serde_json::{Value, json};
 
-use super::client::Client;
+use super::client::ApiClient;
 use super::columns::{table, typed};
-use super::context::Output;
-use super::error::{CliError, Exit};
-use super::flags::Choose;
+use super::context::OutputFormat;
+use super::error::{CliError, CliExit};
+use super::flags::OperationArgs;
 use super::get::{list, one};
-use super::kind::{Kind, Naming as _};
+use super::kind::{EntityKind, KindNaming as _};
 use super::request;
 
 use crate::note;
@@ -24,26 +24,27 @@ const AT_ONCE: usize = 200;
 
 /// What to do with those chosen.
 #[derive(Clone, Copy)]
-pub(super) enum Decision<'a> {
+pub(super) enum ApprovalDecision<'a> {
     Approve,
     Reject { reason: &'a str },
 }
 
-impl Decision<'_> {
+impl ApprovalDecision<'_> {
     pub(super) fn words(self) -> (&'static str, &'static str) {
         match self {
-            Decision::Approve => ("approve", "approved"),
-            Decision::Reject { .. } => ("reject", "rejected"),
+            ApprovalDecision::Approve => ("approve", "approved"),
+            ApprovalDecision::Reject { .. } => ("reject", "rejected"),
         }
     }
 
     fn intent(self, operations: &[OperationRow]) -> Intent {
         match self {
-            Decision::Approve => {
-                let shown = |row: &OperationRow| Some(Shown { operation: row.id, hash: row.hash? });
+            ApprovalDecision::Approve => {
+                let shown =
+                    |row: &OperationRow| Some(ApprovedOperation { operation: row.id, hash: row.hash? });
                 OperationApprove { operations: operations.iter().filter_map(shown).collect() }.into()
             }
-            Decision::Reject { reason } => {
+            ApprovalDecision::Reject { reason } => {
                 let operations = operations.iter().map(|row| row.id).collect();
                 OperationReject { operations, reason: reason.into() }.into()
             }
@@ -52,13 +53,13 @@ impl Decision<'_> {
 }
 
 pub(super) fn run(
-    decision: Decision<'_>,
-    choose: &Choose,
-    client: &Client<'_>,
+    decision: ApprovalDecision<'_>,
+    choose: &OperationArgs,
+    client: &ApiClient<'_>,
     out: &mut dyn Write,
 ) -> Result<(), CliError> {
     let (verb, done) = decision.words();
-    let output = client.context.output(&[Output::Table, Output::Name, Output::Jsonl])?;
+    let output = client.context.output(&[OutputFormat::Table, OutputFormat::Name, OutputFormat::Jsonl])?;
     let person = client.context.person;
     if choose.ids.is_empty() && !choose.all && !person {
         return Err(CliError::usage(format!(
@@ -79,7 +80,7 @@ pub(super) fn run(
         let mut input = std::io::stdin().lock();
         items = pick(verb, items, &mut input, &mut std::io::stderr())?;
     } else {
-        note!("to {verb}:\n{}", table(Kind::Operation, &items, false)?.lines("  ").trim_end());
+        note!("to {verb}:\n{}", table(EntityKind::Operation, &items, false)?.lines("  ").trim_end());
     }
     let rows = items.iter().map(typed::<OperationRow>).collect::<Result<Vec<_>, _>>()?;
     for chunk in rows.chunks(AT_ONCE) {
@@ -112,30 +113,30 @@ fn place(row: &OperationRow) -> String {
 }
 
 /// All that wait, of a plan or a replica if one is named.
-fn waiting(choose: &Choose, client: &Client<'_>) -> Result<Vec<Value>, CliError> {
+fn waiting(choose: &OperationArgs, client: &ApiClient<'_>) -> Result<Vec<Value>, CliError> {
     let mut filters = vec![("state", "pending_approval".to_owned())];
     filters.extend(of(choose)?.into_iter().map(|(kind, of)| (kind.word(), of.to_owned())));
-    Ok(list(client, Kind::Operation, &filters, u64::MAX)?.items)
+    Ok(list(client, EntityKind::Operation, &filters, u64::MAX)?.items)
 }
 
 /// Whose operations are meant, if that is said.
-fn of(choose: &Choose) -> Result<Vec<(Kind, &str)>, CliError> {
-    let of = [(Kind::Plan, &choose.plan), (Kind::Replica, &choose.replica)];
+fn of(choose: &OperationArgs) -> Result<Vec<(EntityKind, &str)>, CliError> {
+    let of = [(EntityKind::Plan, &choose.plan), (EntityKind::Replica, &choose.replica)];
     let named = of.into_iter().filter_map(|(kind, of)| Some((kind, of.as_deref()?)));
     named.map(|(kind, of)| Ok((kind, kind.name_in(of)?))).collect()
 }
 
 /// Those named. One that does not wait is told by its state, before anything is sent.
-fn named(verb: &str, choose: &Choose, client: &Client<'_>) -> Result<Vec<Value>, CliError> {
+fn named(verb: &str, choose: &OperationArgs, client: &ApiClient<'_>) -> Result<Vec<Value>, CliError> {
     let ids: BTreeSet<_> =
-        choose.ids.iter().map(|id| Kind::Operation.name_in(id)).collect::<Result<_, _>>()?;
+        choose.ids.iter().map(|id| EntityKind::Operation.name_in(id)).collect::<Result<_, _>>()?;
     let mut items = Vec::new();
     for id in ids {
-        let item = one(client, Kind::Operation, id)?;
+        let item = one(client, EntityKind::Operation, id)?;
         let row: OperationRow = typed(&item)?;
-        if row.state != OperationWord::PendingApproval {
+        if row.state != OperationStatus::PendingApproval {
             return Err(CliError::new(
-                Exit::Conflict,
+                CliExit::Conflict,
                 format!(
                     "{verb} operation/{id}: it does not wait for approval, it is {}; nothing was sent",
                     row.state
@@ -154,7 +155,7 @@ fn pick(
     input: &mut dyn std::io::BufRead,
     screen: &mut dyn Write,
 ) -> Result<Vec<Value>, CliError> {
-    let text = table(Kind::Operation, &items, false)?.lines("");
+    let text = table(EntityKind::Operation, &items, false)?.lines("");
     for (number, line) in text.lines().enumerate() {
         let number = if number == 0 { String::new() } else { number.to_string() };
         writeln!(screen, "{number:>4}  {line}")?;

@@ -5,17 +5,19 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use chancery_events::intent::{Cascade, Turn};
-use chancery_events::spec::{Activity, NodeState};
+use chancery_events::intent::{CascadePolicy, OverlapPolicy};
+use chancery_events::spec::{ClusterActivity, NodeState};
 use chancery_events::time::parse_span;
 use clap::{Args, Subcommand};
 
-use super::approve::{self, Decision};
-use super::client::Client as HttpClient;
-use super::context::Output;
+use super::approve::{self, ApprovalDecision};
+use super::client::ApiClient as HttpClient;
+use super::context::OutputFormat;
 use super::error::CliError;
-use super::flags::{Choose, Disrupt, Drain, Events, Get, Logs, Undrain, Wait, Which};
-use super::kind::{Kind, What, WhatParser};
+use super::flags::{
+    DrainArgs, EntityArgs, EventsArgs, GetArgs, LogsArgs, OperationArgs, ScheduleArgs, UndrainArgs, WaitArgs,
+};
+use super::kind::{EntityKind, EntitySelector, EntitySelectorParser};
 use super::{
     act, apply, delete, describe, disruption, drain, events, get, logs, replica, request, rollout, wait,
 };
@@ -25,7 +27,7 @@ const EVERY: &str = "Options of every command";
 
 /// Flags of every command. Each overrides the environment, the configuration file and the default.
 #[derive(Args, Debug, Default)]
-pub struct Globals {
+pub struct GlobalArgs {
     /// The server that is asked [env: CHANCERY_SERVER] [default: http://127.0.0.1:7440]
     #[arg(long, global = true, help_heading = EVERY, value_name = "URL")]
     pub server: Option<String>,
@@ -40,12 +42,12 @@ pub struct Globals {
     pub config: Option<PathBuf>,
     /// How data is shown: table, wide, json, yaml or name; for streams jsonl
     #[arg(short, long, global = true, help_heading = EVERY, value_enum, hide_possible_values = true, value_name = "FORM")]
-    pub output: Option<Output>,
+    pub output: Option<OutputFormat>,
 }
 
 /// Commands that ask a server.
 #[derive(Subcommand, Debug)]
-pub enum Client {
+pub enum ServerCommand {
     /// Make what there is as manifests say; safe to repeat
     Apply {
         /// A file, a folder of .yaml and .yml files, or - for the standard input; repeatable
@@ -56,12 +58,12 @@ pub enum Client {
         supersede: bool,
     },
     /// List entities, or show one
-    Get(Get),
+    Get(GetArgs),
     /// Tell everything about one entity
     Describe {
         /// Its kind, or KIND/NAME
-        #[arg(value_name = "KIND[/NAME]", value_parser = WhatParser, hide_possible_values = true)]
-        what: What,
+        #[arg(value_name = "KIND[/NAME]", value_parser = EntitySelectorParser, hide_possible_values = true)]
+        what: EntitySelector,
         /// Its name or id, if that is not in KIND/NAME; PLAN/NAME of a deployment
         name: Option<String>,
     },
@@ -69,9 +71,9 @@ pub enum Client {
     #[command(about = format!("Remove one of the {}, or what manifests name", act::kinds("delete", |_| true)))]
     Delete {
         /// Its kind, or KIND/NAME
-        #[arg(value_name = "KIND[/NAME]", value_parser = WhatParser, hide_possible_values = true)]
+        #[arg(value_name = "KIND[/NAME]", value_parser = EntitySelectorParser, hide_possible_values = true)]
         #[arg(required_unless_present = "files")]
-        what: Option<What>,
+        what: Option<EntitySelector>,
         /// Its name, if that is not in KIND/NAME
         name: Option<String>,
         /// Delete what the manifests name, what depends on others first; FILE|DIR|-, repeatable
@@ -87,8 +89,8 @@ pub enum Client {
     /// Bring up one more replica of a plan, by the deployment that was completed last
     Create {
         /// replica
-        #[arg(value_name = "KIND", value_parser = WhatParser, hide_possible_values = true)]
-        what: What,
+        #[arg(value_name = "KIND", value_parser = EntitySelectorParser, hide_possible_values = true)]
+        what: EntitySelector,
         /// Of which plan
         #[arg(long)]
         plan: String,
@@ -97,12 +99,12 @@ pub enum Client {
         on: Option<String>,
     },
     /// Approve operations, requests or a disruption, exactly as they are shown
-    Approve(Choose),
+    Approve(OperationArgs),
     /// Reject operations or requests
     Reject {
         /// Which
         #[command(flatten)]
-        choose: Choose,
+        choose: OperationArgs,
         /// Why, for the journal
         #[arg(long, default_value = "", hide_default_value = true)]
         reason: String,
@@ -119,15 +121,15 @@ pub enum Client {
         name: Option<String>,
     },
     /// Let a deployment go no further
-    Cancel(Which),
+    Cancel(EntityArgs),
     /// Let a deployment begin nothing more until it is resumed
-    Pause(Which),
+    Pause(EntityArgs),
     /// Let a deployment that is paused go on
-    Resume(Which),
+    Resume(EntityArgs),
     /// Make the version of a deployment's canary that of all
-    Promote(Which),
+    Promote(EntityArgs),
     /// Take a deployment's canary back
-    Withdraw(Which),
+    Withdraw(EntityArgs),
     /// Stop a replica, and keep it stopped
     Stop {
         /// Its name
@@ -160,13 +162,13 @@ pub enum Client {
         replica: String,
     },
     /// Empty a node: its replicas are moved away, within the budgets of their plans; then it is out of its cluster
-    Drain(Drain),
+    Drain(DrainArgs),
     /// Put a node back into use that is being emptied, or that was
-    Undrain(Undrain),
+    Undrain(UndrainArgs),
     /// Plan an interference with a node, to be approved
-    Disrupt(Disrupt),
+    Disrupt(ScheduleArgs),
     /// End a disruption
-    Complete(Which),
+    Complete(EntityArgs),
     /// Put a node into a cluster
     Allocate {
         /// The node
@@ -205,8 +207,8 @@ pub enum Client {
     #[command(about = format!("Put one of the {} into use", act::kinds("set_activity", |_| true)))]
     Activate {
         /// Its kind, or KIND/NAME
-        #[arg(value_name = "KIND[/NAME]", value_parser = WhatParser, hide_possible_values = true)]
-        what: What,
+        #[arg(value_name = "KIND[/NAME]", value_parser = EntitySelectorParser, hide_possible_values = true)]
+        what: EntitySelector,
         /// Its name, if that is not in KIND/NAME
         name: Option<String>,
     },
@@ -214,25 +216,25 @@ pub enum Client {
     #[command(about = format!("Take one of the {} out of use", act::kinds("set_activity", |_| true)))]
     Deactivate {
         /// Its kind, or KIND/NAME
-        #[arg(value_name = "KIND[/NAME]", value_parser = WhatParser, hide_possible_values = true)]
-        what: What,
+        #[arg(value_name = "KIND[/NAME]", value_parser = EntitySelectorParser, hide_possible_values = true)]
+        what: EntitySelector,
         /// Its name, if that is not in KIND/NAME
         name: Option<String>,
     },
     /// Show events, in their order
-    Events(Events),
+    Events(EventsArgs),
     /// Show what happened to one entity, when, by whom and why
     History {
         /// Its kind, or KIND/NAME
-        #[arg(value_name = "KIND[/NAME]", value_parser = WhatParser, hide_possible_values = true)]
-        what: What,
+        #[arg(value_name = "KIND[/NAME]", value_parser = EntitySelectorParser, hide_possible_values = true)]
+        what: EntitySelector,
         /// Its name or id, if that is not in KIND/NAME; PLAN/NAME of a deployment
         name: Option<String>,
     },
     /// Show what processes have written
-    Logs(Logs),
+    Logs(LogsArgs),
     /// Wait until something is so
-    Wait(Wait),
+    Wait(WaitArgs),
     /// Give up a message of the inbox that cannot be read
     Inbox {
         /// What to do
@@ -256,7 +258,7 @@ const NOT_CANCELLED: &str = "operations are rejected, replicas stopped or delete
 const NOT_PAUSED: &str = "replicas are stopped and started, plans deactivated and activated";
 const NOT_CANARIES: &str = "operations are approved or rejected";
 
-impl Which {
+impl EntityArgs {
     /// Sends an intent about the deployment: its verb, the outcome that is shown, and the advice for other kinds.
     fn of_deployment(
         &self,
@@ -270,8 +272,8 @@ impl Which {
 
 /// Approves or rejects what is named: requests, or else operations.
 fn decide(
-    decision: Decision<'_>,
-    choose: &Choose,
+    decision: ApprovalDecision<'_>,
+    choose: &OperationArgs,
     client: &HttpClient<'_>,
     out: &mut dyn Write,
 ) -> Result<(), CliError> {
@@ -282,87 +284,105 @@ fn decide(
     request::decide(decision, &requests, client, out)
 }
 
-impl Client {
+impl ServerCommand {
     /// Carries the command out, and writes its data to `out`.
     pub(super) fn run(&self, client: &HttpClient<'_>, out: &mut dyn Write) -> Result<(), CliError> {
         match self {
-            Client::Apply { files, supersede } => {
-                let turn = if *supersede { Some(Turn::Supersede) } else { None };
+            ServerCommand::Apply { files, supersede } => {
+                let turn = if *supersede { Some(OverlapPolicy::Supersede) } else { None };
                 apply::run(files, turn, client, out)
             }
-            Client::Get(what) => get::run(what, client, out),
-            Client::Describe { what, name } => {
+            ServerCommand::Get(what) => get::run(what, client, out),
+            ServerCommand::Describe { what, name } => {
                 describe::run(what.kind, &what.one(name.as_ref())?, client, out)
             }
-            Client::Delete { what, name, files, cascade, timeout } => {
-                let cascade = if *cascade { Cascade::Yes } else { Cascade::No };
+            ServerCommand::Delete { what, name, files, cascade, timeout } => {
+                let cascade = if *cascade { CascadePolicy::Yes } else { CascadePolicy::No };
                 match what {
                     Some(what) => act::delete(what.kind, &what.one(name.as_ref())?, cascade, client, out),
                     None => delete::run(files, cascade, *timeout, client, out),
                 }
             }
-            Client::Create { what, plan, on } => replica::create(what.kind, plan, on.as_ref(), client, out),
-            Client::Approve(choose) => match disruption::named(&choose.ids)? {
-                Some(name) => disruption::ask("approve", "approved", Kind::Disruption, name, client, out),
-                None => decide(Decision::Approve, choose, client, out),
+            ServerCommand::Create { what, plan, on } => {
+                replica::create(what.kind, plan, on.as_ref(), client, out)
+            }
+            ServerCommand::Approve(choose) => match disruption::named(&choose.ids)? {
+                Some(name) => {
+                    disruption::ask("approve", "approved", EntityKind::Disruption, name, client, out)
+                }
+                None => decide(ApprovalDecision::Approve, choose, client, out),
             },
-            Client::Reject { choose, reason } => decide(Decision::Reject { reason }, choose, client, out),
-            Client::Rollback { plan, to, name } => {
+            ServerCommand::Reject { choose, reason } => {
+                decide(ApprovalDecision::Reject { reason }, choose, client, out)
+            }
+            ServerCommand::Rollback { plan, to, name } => {
                 rollout::rollback(plan, to.as_deref(), name.as_deref(), client, out)
             }
-            Client::Cancel(which) => which.of_deployment(("cancel", "cancelled", NOT_CANCELLED), client, out),
-            Client::Pause(which) => which.of_deployment(("pause", "paused", NOT_PAUSED), client, out),
-            Client::Resume(which) => which.of_deployment(("resume", "resumed", NOT_PAUSED), client, out),
-            Client::Promote(which) => which.of_deployment(("promote", "promoted", NOT_CANARIES), client, out),
-            Client::Withdraw(which) => {
+            ServerCommand::Cancel(which) => {
+                which.of_deployment(("cancel", "cancelled", NOT_CANCELLED), client, out)
+            }
+            ServerCommand::Pause(which) => which.of_deployment(("pause", "paused", NOT_PAUSED), client, out),
+            ServerCommand::Resume(which) => {
+                which.of_deployment(("resume", "resumed", NOT_PAUSED), client, out)
+            }
+            ServerCommand::Promote(which) => {
+                which.of_deployment(("promote", "promoted", NOT_CANARIES), client, out)
+            }
+            ServerCommand::Withdraw(which) => {
                 which.of_deployment(("withdraw", "withdrawn", NOT_CANARIES), client, out)
             }
-            Client::Stop { replica } => replica::ask("stop", replica, None, "is to stop", client, out),
-            Client::Start { replica, on } => {
+            ServerCommand::Stop { replica } => replica::ask("stop", replica, None, "is to stop", client, out),
+            ServerCommand::Start { replica, on } => {
                 replica::ask("start", replica, on.as_ref(), "is to start", client, out)
             }
-            Client::Relocate { replica, to } => {
+            ServerCommand::Relocate { replica, to } => {
                 replica::ask("relocate", replica, to.as_ref(), "is to move", client, out)
             }
-            Client::Rebalance { plan } => act::rebalance(plan, client, out),
-            Client::Restart { replica } => {
+            ServerCommand::Rebalance { plan } => act::rebalance(plan, client, out),
+            ServerCommand::Restart { replica } => {
                 replica::ask("restart", replica, None, "is to restart", client, out)
             }
-            Client::Drain(what) => drain::drain(what, client, out),
-            Client::Undrain(what) => drain::undrain(what, client, out),
-            Client::Disrupt(what) => disruption::schedule(what, client, out),
-            Client::Complete(Which { what, name }) => {
+            ServerCommand::Drain(what) => drain::drain(what, client, out),
+            ServerCommand::Undrain(what) => drain::undrain(what, client, out),
+            ServerCommand::Disrupt(what) => disruption::schedule(what, client, out),
+            ServerCommand::Complete(EntityArgs { what, name }) => {
                 let name = what.one(name.as_ref())?;
                 disruption::ask("complete", "completed", what.kind, &name, client, out)
             }
-            Client::Allocate { node, cluster } => {
+            ServerCommand::Allocate { node, cluster } => {
                 act::set_state("allocate", node, NodeState::Allocated, (Some(cluster), None), client, out)
             }
-            Client::Evict { node } => {
+            ServerCommand::Evict { node } => {
                 act::set_state("evict", node, NodeState::Evicted, (None, None), client, out)
             }
-            Client::Sanitize { node } => {
+            ServerCommand::Sanitize { node } => {
                 act::set_state("sanitize", node, NodeState::Sanitizing, (None, None), client, out)
             }
-            Client::Release { node } => {
+            ServerCommand::Release { node } => {
                 act::set_state("release", node, NodeState::Unallocated, (None, None), client, out)
             }
-            Client::Expunge { node, yes, break_glass } => {
+            ServerCommand::Expunge { node, yes, break_glass } => {
                 act::expunge(node, *yes, break_glass.as_ref(), client, out)
             }
-            Client::Activate { what, name } => {
-                act::set_activity(what.kind, &what.one(name.as_ref())?, Activity::Active, client, out)
+            ServerCommand::Activate { what, name } => {
+                act::set_activity(what.kind, &what.one(name.as_ref())?, ClusterActivity::Active, client, out)
             }
-            Client::Deactivate { what, name } => {
-                act::set_activity(what.kind, &what.one(name.as_ref())?, Activity::Inactive, client, out)
-            }
-            Client::Events(which) => events::run(which, client, out),
-            Client::History { what, name } => {
+            ServerCommand::Deactivate { what, name } => act::set_activity(
+                what.kind,
+                &what.one(name.as_ref())?,
+                ClusterActivity::Inactive,
+                client,
+                out,
+            ),
+            ServerCommand::Events(which) => events::run(which, client, out),
+            ServerCommand::History { what, name } => {
                 events::history(what.kind, &what.one(name.as_ref())?, client, out)
             }
-            Client::Logs(whose) => logs::run(whose, client, out),
-            Client::Wait(what) => wait::run(what, client, out),
-            Client::Inbox { what: InboxCommand::Skip { offset } } => act::skip_message(*offset, client, out),
+            ServerCommand::Logs(whose) => logs::run(whose, client, out),
+            ServerCommand::Wait(what) => wait::run(what, client, out),
+            ServerCommand::Inbox { what: InboxCommand::Skip { offset } } => {
+                act::skip_message(*offset, client, out)
+            }
         }
     }
 }

@@ -15,8 +15,8 @@ use std::io::Write as _;
 use chancery_events::intent::Intent;
 use serde_json::Value;
 
-use super::client::{Client, Envelope, Settled, TRIES, Verdict, not_ours};
-use super::context::Context;
+use super::client::{ApiClient, FinalReply, IntentEnvelope, TRIES, VerdictResponse, not_ours};
+use super::context::CliContext;
 use super::error::CliError;
 
 const BATCH: &str = "application/cloudevents-batch+json";
@@ -26,28 +26,28 @@ const MOST: usize = 1000;
 const BYTES: usize = 512 << 10;
 
 /// An intent, and what the caller does with it, as in `nodes.yaml:3:1: apply node/node-1`.
-pub(super) struct Ask<'i> {
+pub(super) struct BulkIntent<'i> {
     pub(super) doing: String,
     pub(super) intent: &'i Intent,
 }
 
 /// What became of an intent.
-pub(super) type Answered = Result<Verdict, CliError>;
+pub(super) type BulkOutcome = Result<VerdictResponse, CliError>;
 
 /// Asks for a verdict on each intent, and reports all in their order. An error of the whole ends it: what was answered
 /// before is reported. `what` names the intents for people, as in `documents`.
 pub(super) fn ask_all(
-    client: &Client<'_>,
+    client: &ApiClient<'_>,
     what: &str,
-    asks: &[Ask<'_>],
-    report: &mut dyn FnMut(usize, Answered) -> Result<(), CliError>,
+    asks: &[BulkIntent<'_>],
+    report: &mut dyn FnMut(usize, BulkOutcome) -> Result<(), CliError>,
 ) -> Result<(), CliError> {
-    let progress = Progress::of(client.context, what, asks.len());
+    let progress = BulkProgress::of(client.context, what, asks.len());
     let mut first = 0;
     let mut most = MOST;
     while first < asks.len() {
         progress.show(first);
-        let mut batch = Batch::prepare(client, &asks[first..], most);
+        let mut batch = IntentBatch::prepare(client, &asks[first..], most);
         let sent = batch.send(client);
         progress.clear();
         most = batch.most;
@@ -61,16 +61,16 @@ pub(super) fn ask_all(
 }
 
 /// Intents that are sent together, and their answers.
-struct Batch<'a> {
-    asks: &'a [Ask<'a>],
-    envelopes: Vec<Envelope>,
-    answers: Vec<Option<Answered>>,
+struct IntentBatch<'a> {
+    asks: &'a [BulkIntent<'a>],
+    envelopes: Vec<IntentEnvelope>,
+    answers: Vec<Option<BulkOutcome>>,
     /// Maximum number of intents that the server takes at a time.
     most: usize,
 }
 
-impl<'a> Batch<'a> {
-    fn prepare(client: &Client<'_>, asks: &'a [Ask<'a>], most: usize) -> Batch<'a> {
+impl<'a> IntentBatch<'a> {
+    fn prepare(client: &ApiClient<'_>, asks: &'a [BulkIntent<'a>], most: usize) -> IntentBatch<'a> {
         let (mut envelopes, mut bytes) = (Vec::new(), 0);
         for ask in asks.iter().take(most) {
             let envelope = client.envelope(ask.intent);
@@ -81,11 +81,11 @@ impl<'a> Batch<'a> {
             envelopes.push(envelope);
         }
         let answers = envelopes.iter().map(|_| None).collect();
-        Batch { asks, envelopes, answers, most }
+        IntentBatch { asks, envelopes, answers, most }
     }
 
     /// Sends what has no answer until all have one.
-    fn send(&mut self, client: &Client<'_>) -> Result<(), CliError> {
+    fn send(&mut self, client: &ApiClient<'_>) -> Result<(), CliError> {
         let (mut tries, mut is_unknown) = (0, false);
         loop {
             let open: Vec<_> =
@@ -94,7 +94,7 @@ impl<'a> Batch<'a> {
             let (doing, key) = (&self.asks[*first].doing, &self.envelopes[*first].key);
             let bodies: Vec<_> = open.iter().map(|at| self.envelopes[*at].body.as_str()).collect();
             let sent = client.post(doing, key, BATCH, &format!("[{}]", bodies.join(",")))?;
-            let Settled { status, body, was_lost } = sent;
+            let FinalReply { status, body, was_lost } = sent;
             is_unknown |= was_lost;
             if status == 413 && open.len() > 1 {
                 self.most = open.len() / 2;
@@ -102,7 +102,7 @@ impl<'a> Batch<'a> {
             }
             let items = match status {
                 200 => serde_json::from_str::<Vec<Value>>(&body).map_err(|error| error.to_string()),
-                _ => return Err(Client::refused(doing, status, &body, key)),
+                _ => return Err(ApiClient::refused(doing, status, &body, key)),
             };
             let items = items.and_then(|items| {
                 if items.len() == open.len() {
@@ -133,7 +133,7 @@ impl<'a> Batch<'a> {
                 return Err(if is_unknown {
                     client.unknown(doing, key)
                 } else {
-                    Client::refused(doing, status, &item, key)
+                    ApiClient::refused(doing, status, &item, key)
                 });
             }
             client.back_off(tries);
@@ -142,15 +142,15 @@ impl<'a> Batch<'a> {
 }
 
 /// How far it is, on a terminal alone.
-struct Progress<'a> {
+struct BulkProgress<'a> {
     what: &'a str,
     total: usize,
     is_shown: bool,
 }
 
-impl<'a> Progress<'a> {
-    fn of(context: &Context, what: &'a str, total: usize) -> Progress<'a> {
-        Progress { what, total, is_shown: context.shows_progress && total > MOST }
+impl<'a> BulkProgress<'a> {
+    fn of(context: &CliContext, what: &'a str, total: usize) -> BulkProgress<'a> {
+        BulkProgress { what, total, is_shown: context.shows_progress && total > MOST }
     }
 
     fn show(&self, done: usize) {

@@ -24,8 +24,8 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
-use super::context::Context;
-use super::error::{CliError, Exit, Pointed, advice, exit_of};
+use super::context::CliContext;
+use super::error::{CliError, CliExit, PointerError, advice, exit_of};
 use super::table::add;
 
 use crate::note;
@@ -43,7 +43,7 @@ const WORD: u32 = 2;
 
 /// The answer to an intent.
 #[derive(Clone, Debug, Deserialize)]
-pub(super) struct Verdict {
+pub(super) struct VerdictResponse {
     pub(super) position: u64,
     /// `accepted` or `unchanged`.
     #[serde(rename = "verdict")]
@@ -54,20 +54,20 @@ pub(super) struct Verdict {
     pub(super) subject: Option<String>,
     /// Of an edit of a plan: the fields that it changed.
     #[serde(default)]
-    pub(super) changed: Changed,
+    pub(super) changed: PlanChanges,
 }
 
 /// The fields of a plan that an edit changed.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
-pub(super) struct Changed {
+pub(super) struct PlanChanges {
     /// In effect now.
     pub(super) policy: Vec<String>,
     /// In effect by a deployment.
     pub(super) version: Vec<String>,
 }
 
-impl Verdict {
+impl VerdictResponse {
     /// The verdict in JSON output.
     pub(super) fn json(&self, name: &str, outcome: &str) -> Value {
         json!({ "subject": name, "outcome": outcome, "position": self.position, "version": self.version })
@@ -81,7 +81,7 @@ impl Verdict {
 
 /// An answer that is a problem (RFC 9457).
 #[derive(Debug, Default, Deserialize)]
-struct Problem {
+struct ProblemResponse {
     #[serde(default)]
     code: String,
     #[serde(default)]
@@ -89,19 +89,19 @@ struct Problem {
     #[serde(default)]
     detail: String,
     #[serde(default)]
-    errors: Vec<Pointed>,
+    errors: Vec<PointerError>,
     #[serde(default)]
     retryable: bool,
 }
 
 /// An intent as every try sends it: with one idempotency key and one time.
-pub(super) struct Envelope {
+pub(super) struct IntentEnvelope {
     pub(super) key: String,
     pub(super) body: String,
 }
 
 /// The answer to a try.
-struct Reply {
+struct HttpReply {
     status: u16,
     body: String,
     /// Time after which the server asks to try again.
@@ -109,7 +109,7 @@ struct Reply {
 }
 
 /// The answer that another try would not better.
-pub(super) struct Settled {
+pub(super) struct FinalReply {
     pub(super) status: u16,
     pub(super) body: String,
     /// Whether it is unknown what became of an earlier try.
@@ -117,7 +117,7 @@ pub(super) struct Settled {
 }
 
 /// Why a try had no answer.
-enum Lost {
+enum AttemptError {
     /// No connection: nothing was sent.
     Before(String),
     /// The connection failed later: whether the request was seen cannot be told.
@@ -125,8 +125,8 @@ enum Lost {
 }
 
 /// A connection to one fleet of one server.
-pub(super) struct Client<'a> {
-    pub(super) context: &'a Context,
+pub(super) struct ApiClient<'a> {
+    pub(super) context: &'a CliContext,
     agent: ureq::Agent,
     streams: ureq::Agent,
     /// Which of the servers is asked.
@@ -137,8 +137,8 @@ pub(super) struct Client<'a> {
     lineage: Cell<Option<Lineage>>,
 }
 
-impl<'a> Client<'a> {
-    pub(super) fn new(context: &'a Context) -> Client<'a> {
+impl<'a> ApiClient<'a> {
+    pub(super) fn new(context: &'a CliContext) -> ApiClient<'a> {
         let config = || {
             ureq::Agent::config_builder()
                 .http_status_as_error(false)
@@ -146,7 +146,7 @@ impl<'a> Client<'a> {
                 .proxy(None)
                 .timeout_connect(Some(Duration::from_secs(5)))
         };
-        Client {
+        ApiClient {
             context,
             agent: config().timeout_global(Some(Duration::from_mins(1))).build().new_agent(),
             streams: config().build().new_agent(),
@@ -167,7 +167,10 @@ impl<'a> Client<'a> {
     }
 
     /// Takes in an answer, and under which lineage its positions are given.
-    fn answer(&self, result: Result<ureq::http::Response<ureq::Body>, ureq::Error>) -> Result<Reply, Lost> {
+    fn answer(
+        &self,
+        result: Result<ureq::http::Response<ureq::Body>, ureq::Error>,
+    ) -> Result<HttpReply, AttemptError> {
         if let Ok(response) = &result {
             let lineage = response.headers().get("chancery-lineage");
             let lineage = lineage.and_then(|value| value.to_str().ok()?.parse().ok());
@@ -207,7 +210,7 @@ impl<'a> Client<'a> {
             }
             self.answer(request.call())
         });
-        let Settled { status, body, .. } = read.map_err(|lost| self.unread(doing, &lost))?;
+        let FinalReply { status, body, .. } = read.map_err(|lost| self.unread(doing, &lost))?;
         if status != 200 {
             return Err(problem(doing, status, &body));
         }
@@ -218,7 +221,7 @@ impl<'a> Client<'a> {
     pub(super) fn find(&self, doing: &str, path: &str) -> Result<Option<Value>, CliError> {
         match self.get(doing, path, &[]) {
             Ok(value) => Ok(Some(value)),
-            Err(error) if error.exit == Exit::NotFound => Ok(None),
+            Err(error) if error.exit == CliExit::NotFound => Ok(None),
             Err(error) => Err(error),
         }
     }
@@ -258,7 +261,7 @@ impl<'a> Client<'a> {
     }
 
     /// The intent as a CloudEvent with a key of its own, dated now.
-    pub(super) fn envelope(&self, intent: &Intent) -> Envelope {
+    pub(super) fn envelope(&self, intent: &Intent) -> IntentEnvelope {
         let key = uuid::Uuid::new_v4().to_string();
         let time = Time::from_micros(chrono::Utc::now().timestamp_micros()).to_string();
         let data = RawValue::from_string(intent.data_json()).expect("the data is JSON");
@@ -274,17 +277,18 @@ impl<'a> Client<'a> {
         // The data goes as its own text: numbers beyond what a generic value holds stay exact.
         let head = head.to_string();
         let body = format!("{},\"data\":{}}}", head.trim_end_matches('}'), data.get());
-        Envelope { key, body }
+        IntentEnvelope { key, body }
     }
 
     /// Asks for a verdict on an intent.
-    pub(super) fn ask(&self, doing: &str, intent: &Intent) -> Result<Verdict, CliError> {
-        let Envelope { key, body } = self.envelope(intent);
-        let Settled { status, body, .. } = self.post(doing, &key, "application/cloudevents+json", &body)?;
+    pub(super) fn ask(&self, doing: &str, intent: &Intent) -> Result<VerdictResponse, CliError> {
+        let IntentEnvelope { key, body } = self.envelope(intent);
+        let FinalReply { status, body, .. } =
+            self.post(doing, &key, "application/cloudevents+json", &body)?;
         if !(200..300).contains(&status) {
-            return Err(Client::refused(doing, status, &body, &key));
+            return Err(ApiClient::refused(doing, status, &body, &key));
         }
-        let verdict: Verdict =
+        let verdict: VerdictResponse =
             serde_json::from_str(&body).map_err(|error| not_ours(doing, &error.to_string()))?;
         self.after(verdict.position);
         Ok(verdict)
@@ -297,7 +301,7 @@ impl<'a> Client<'a> {
         key: &str,
         content_type: &str,
         body: &str,
-    ) -> Result<Settled, CliError> {
+    ) -> Result<FinalReply, CliError> {
         let sent = self.tried(|| {
             let request = self.agent.post(self.url("/intents")).header("content-type", content_type);
             self.answer(request.send(body))
@@ -308,7 +312,7 @@ impl<'a> Client<'a> {
     /// An intent that has no verdict, or was refused.
     pub(super) fn refused(doing: &str, status: u16, body: &str, key: &str) -> CliError {
         let mut error = problem(doing, status, body);
-        if error.exit == Exit::Unknown {
+        if error.exit == CliExit::Unknown {
             add(&mut error.message, format_args!("\nits idempotency key is {key}"));
         }
         error
@@ -316,7 +320,7 @@ impl<'a> Client<'a> {
 
     /// An intent of which no try has made known what became of it.
     pub(super) fn unknown(&self, doing: &str, key: &str) -> CliError {
-        self.unasked(doing, &Lost::Midway("the server does not know the outcome".into()), key)
+        self.unasked(doing, &AttemptError::Midway("the server does not know the outcome".into()), key)
     }
 
     /// The answer to the intent at `index` of a batch.
@@ -326,14 +330,14 @@ impl<'a> Client<'a> {
         index: usize,
         status: u16,
         item: Value,
-    ) -> Result<Verdict, CliError> {
+    ) -> Result<VerdictResponse, CliError> {
         if (200..300).contains(&status) {
-            let verdict: Verdict =
+            let verdict: VerdictResponse =
                 serde_json::from_value(item).map_err(|error| not_ours(doing, &error.to_string()))?;
             self.after(verdict.position);
             return Ok(verdict);
         }
-        let mut problem: Problem =
+        let mut problem: ProblemResponse =
             serde_json::from_value(item).map_err(|error| not_ours(doing, &error.to_string()))?;
         let prefix = format!("/{index}");
         for fault in &mut problem.errors {
@@ -354,7 +358,10 @@ impl<'a> Client<'a> {
     /// Tries until there is an answer that another try would not better.
     ///
     /// Once it is unknown what became of a try, "busy" to a later one does not make it known.
-    fn tried(&self, mut send: impl FnMut() -> Result<Reply, Lost>) -> Result<Settled, Lost> {
+    fn tried(
+        &self,
+        mut send: impl FnMut() -> Result<HttpReply, AttemptError>,
+    ) -> Result<FinalReply, AttemptError> {
         let mut unknown = None;
         let count = self.servers().count();
         let most = TRIES.max(count);
@@ -365,7 +372,7 @@ impl<'a> Client<'a> {
             tried += 1;
             let last = tried == most;
             let reply = send();
-            if let Ok(Reply { status: 429, after, .. }) = &reply
+            if let Ok(HttpReply { status: 429, after, .. }) = &reply
                 && waited < PATIENCE
             {
                 if waited.is_zero() {
@@ -383,8 +390,8 @@ impl<'a> Client<'a> {
             // One that is gone says nothing against another that has said so.
             let is_vacant = match &answer {
                 Ok((status, body)) => *status == 503 && code(body) == "no_decider",
-                Err(Lost::Before(_)) => vacant > 0,
-                Err(Lost::Midway(_)) => false,
+                Err(AttemptError::Before(_)) => vacant > 0,
+                Err(AttemptError::Midway(_)) => false,
             };
             if is_vacant && vacant < TAKEOVER {
                 vacant += 1;
@@ -401,16 +408,16 @@ impl<'a> Client<'a> {
             }
             match answer {
                 Ok((status, body)) if !retryable(status, &body) => {
-                    return Ok(Settled { status, body, was_lost: unknown.is_some() });
+                    return Ok(FinalReply { status, body, was_lost: unknown.is_some() });
                 }
                 Ok((status, body)) if last && unknown.is_none() => {
-                    return Ok(Settled { status, body, was_lost: false });
+                    return Ok(FinalReply { status, body, was_lost: false });
                 }
                 Ok((504, _)) => unknown = Some("the server does not know the outcome".into()),
                 Ok(_) => {}
-                Err(Lost::Midway(why)) => unknown = Some(why),
+                Err(AttemptError::Midway(why)) => unknown = Some(why),
                 Err(before) if last && unknown.is_none() => return Err(before),
-                Err(Lost::Before(_)) => {}
+                Err(AttemptError::Before(_)) => {}
             }
             self.go_on();
             if !last {
@@ -419,27 +426,29 @@ impl<'a> Client<'a> {
                 std::thread::sleep(self.context.backoff * 4_u32.saturating_pow(round));
             }
         }
-        Err(Lost::Midway(unknown.unwrap_or_default()))
+        Err(AttemptError::Midway(unknown.unwrap_or_default()))
     }
 
     /// A read that came to nothing: nothing was changed by it.
-    fn unread(&self, doing: &str, lost: &Lost) -> CliError {
+    fn unread(&self, doing: &str, lost: &AttemptError) -> CliError {
         let server = self.server();
         let message = match lost {
-            Lost::Before(why) => {
+            AttemptError::Before(why) => {
                 format!("{doing}: cannot reach {server}: {why}; start a server with 'chancery dev'")
             }
-            Lost::Midway(why) => format!("{doing}: lost {server} before its answer: {why}; try again"),
+            AttemptError::Midway(why) => {
+                format!("{doing}: lost {server} before its answer: {why}; try again")
+            }
         };
-        CliError::new(Exit::Unreachable, message)
+        CliError::new(CliExit::Unreachable, message)
     }
 
     /// An intent that came to nothing, or to nobody knows what.
-    fn unasked(&self, doing: &str, lost: &Lost, key: &str) -> CliError {
+    fn unasked(&self, doing: &str, lost: &AttemptError, key: &str) -> CliError {
         match lost {
-            Lost::Before(_) => self.unread(doing, lost),
-            Lost::Midway(why) => CliError::new(
-                Exit::Unknown,
+            AttemptError::Before(_) => self.unread(doing, lost),
+            AttemptError::Midway(why) => CliError::new(
+                CliExit::Unknown,
                 format!(
                     "{doing}: nobody knows whether it was done, {} gave no answer: {why}\n\
                      look before asking again; its idempotency key is {key}",
@@ -450,63 +459,66 @@ impl<'a> Client<'a> {
     }
 }
 
-fn answer(result: Result<ureq::http::Response<ureq::Body>, ureq::Error>) -> Result<Reply, Lost> {
+fn answer(result: Result<ureq::http::Response<ureq::Body>, ureq::Error>) -> Result<HttpReply, AttemptError> {
     let response = result.map_err(lost)?;
     let status = response.status().as_u16();
     let after = response.headers().get("retry-after");
     let after = after.and_then(|value| value.to_str().ok()?.parse().ok()).map(Duration::from_secs);
     let body = response.into_body().into_with_config().limit(256 << 20).read_to_string().map_err(lost)?;
-    Ok(Reply { status, body, after })
+    Ok(HttpReply { status, body, after })
 }
 
-fn lost(error: ureq::Error) -> Lost {
+fn lost(error: ureq::Error) -> AttemptError {
     use std::io::ErrorKind;
     match error {
-        ureq::Error::HostNotFound => Lost::Before("there is no such host".into()),
-        ureq::Error::ConnectionFailed => Lost::Before("the connection failed".into()),
+        ureq::Error::HostNotFound => AttemptError::Before("there is no such host".into()),
+        ureq::Error::ConnectionFailed => AttemptError::Before("the connection failed".into()),
         ureq::Error::Timeout(ureq::Timeout::Connect | ureq::Timeout::Resolve) => {
-            Lost::Before("it did not answer in time".into())
+            AttemptError::Before("it did not answer in time".into())
         }
         ureq::Error::Io(error) => match error.kind() {
-            ErrorKind::ConnectionRefused => Lost::Before("connection refused".into()),
+            ErrorKind::ConnectionRefused => AttemptError::Before("connection refused".into()),
             ErrorKind::HostUnreachable | ErrorKind::NetworkUnreachable | ErrorKind::AddrNotAvailable => {
-                Lost::Before(error.to_string())
+                AttemptError::Before(error.to_string())
             }
             // The resolver's errors have no kind of their own.
             _ if error.to_string().starts_with("failed to lookup address") => {
-                Lost::Before("there is no such host".into())
+                AttemptError::Before("there is no such host".into())
             }
-            _ => Lost::Midway(error.to_string()),
+            _ => AttemptError::Midway(error.to_string()),
         },
-        ureq::Error::BadUri(_) | ureq::Error::Http(_) => Lost::Before(format!("no such address: {error}")),
-        other => Lost::Midway(other.to_string()),
+        ureq::Error::BadUri(_) | ureq::Error::Http(_) => {
+            AttemptError::Before(format!("no such address: {error}"))
+        }
+        other => AttemptError::Midway(other.to_string()),
     }
 }
 
 /// What kind of problem it is, if it is one.
 fn code(body: &str) -> String {
-    serde_json::from_str::<Problem>(body).map_or(String::new(), |problem| problem.code)
+    serde_json::from_str::<ProblemResponse>(body).map_or(String::new(), |problem| problem.code)
 }
 
 fn retryable(status: u16, body: &str) -> bool {
     status == 503
-        || (status >= 429 && serde_json::from_str::<Problem>(body).is_ok_and(|problem| problem.retryable))
+        || (status >= 429
+            && serde_json::from_str::<ProblemResponse>(body).is_ok_and(|problem| problem.retryable))
 }
 
 fn problem(doing: &str, status: u16, body: &str) -> CliError {
-    match serde_json::from_str::<Problem>(body) {
+    match serde_json::from_str::<ProblemResponse>(body) {
         Ok(problem) => error_of(doing, status, problem),
         Err(_) => CliError::new(exit_of("", status), format!("{doing}: the server answered {status}")),
     }
 }
 
-fn error_of(doing: &str, status: u16, problem: Problem) -> CliError {
+fn error_of(doing: &str, status: u16, problem: ProblemResponse) -> CliError {
     let what = if problem.detail.is_empty() { &problem.title } else { &problem.detail };
     let mut message = format!("{doing}: ");
     // One is told by the detail already; of several, the detail is the first of them.
     if problem.errors.len() > 1 {
         message.push_str(&problem.title);
-        for Pointed { pointer, detail } in &problem.errors {
+        for PointerError { pointer, detail } in &problem.errors {
             add(&mut message, format_args!("\n  {pointer}: {detail}"));
         }
     } else {

@@ -1,8 +1,8 @@
 //! The columns of each kind's table.
 
 use chancery_events::amount::{show_bytes, show_cpu};
-use chancery_events::fact::{Approver, Asker};
-use chancery_events::spec::{DisruptionState, OnTimeout, Rule, Strategy, Window};
+use chancery_events::fact::{ApprovalActor, Requester};
+use chancery_events::spec::{ApprovalWindow, DeploymentStrategy, DisruptionState, PolicyRule, TimeoutAction};
 use chancery_events::time::Time;
 use chancery_projector::rows::{
     CapabilityRow, ClusterRow, CommandRow, DeploymentRow, DisruptionRow, IncarnationRow, NodeRow,
@@ -13,36 +13,40 @@ use serde_json::Value;
 
 use super::disruption;
 use super::error::CliError;
-use super::kind::Kind;
+use super::kind::EntityKind;
 use super::request;
-use super::table::Rows;
+use super::table::TextTable;
 
 /// Head, whether it is shown by `-o wide` alone, and the cell of a row.
-type Column<R> = (&'static str, bool, fn(&R) -> String);
+type TableColumn<R> = (&'static str, bool, fn(&R) -> String);
 
 /// The table of `items`, which are of one kind.
-pub(super) fn table(kind: Kind, items: &[Value], wide: bool) -> Result<Rows, CliError> {
+pub(super) fn table(kind: EntityKind, items: &[Value], wide: bool) -> Result<TextTable, CliError> {
     match kind {
-        Kind::Cluster => rows(CLUSTER, items, wide),
-        Kind::Capability => rows(CAPABILITY, items, wide),
-        Kind::Node => rows(NODE, items, wide),
-        Kind::Disruption => rows(DISRUPTION, items, wide),
-        Kind::Policy => rows(POLICY, items, wide),
-        Kind::Plan => rows(PLAN, items, wide),
-        Kind::Deployment => rows(DEPLOYMENT, items, wide),
-        Kind::Replica => rows(REPLICA, items, wide),
-        Kind::Incarnation => rows(INCARNATION, items, wide),
-        Kind::Operation => rows(OPERATION, items, wide),
-        Kind::Request => rows(REQUEST, items, wide),
-        Kind::Volume => rows(VOLUME, items, wide),
-        Kind::Session => rows(SESSION, items, wide),
-        Kind::Command => rows(COMMAND, items, wide),
+        EntityKind::Cluster => rows(CLUSTER, items, wide),
+        EntityKind::Capability => rows(CAPABILITY, items, wide),
+        EntityKind::Node => rows(NODE, items, wide),
+        EntityKind::Disruption => rows(DISRUPTION, items, wide),
+        EntityKind::Policy => rows(POLICY, items, wide),
+        EntityKind::Plan => rows(PLAN, items, wide),
+        EntityKind::Deployment => rows(DEPLOYMENT, items, wide),
+        EntityKind::Replica => rows(REPLICA, items, wide),
+        EntityKind::Incarnation => rows(INCARNATION, items, wide),
+        EntityKind::Operation => rows(OPERATION, items, wide),
+        EntityKind::Request => rows(REQUEST, items, wide),
+        EntityKind::Volume => rows(VOLUME, items, wide),
+        EntityKind::Session => rows(SESSION, items, wide),
+        EntityKind::Command => rows(COMMAND, items, wide),
     }
 }
 
-fn rows<R: DeserializeOwned>(columns: &[Column<R>], items: &[Value], wide: bool) -> Result<Rows, CliError> {
+fn rows<R: DeserializeOwned>(
+    columns: &[TableColumn<R>],
+    items: &[Value],
+    wide: bool,
+) -> Result<TextTable, CliError> {
     let shown = || columns.iter().filter(|(_, only_wide, _)| wide || !only_wide);
-    let mut rows = Rows::new(shown().map(|(head, _, _)| *head));
+    let mut rows = TextTable::new(shown().map(|(head, _, _)| *head));
     for item in items {
         let row: R = typed(item)?;
         rows.add(shown().map(|(_, _, cell)| cell(&row)));
@@ -82,9 +86,9 @@ pub(super) fn span(millis: u64) -> String {
 pub(super) fn asker(row: &OperationRow) -> String {
     let deployment = row.deployment.as_ref().map(ToString::to_string);
     match (&row.by, deployment) {
-        (Some(Asker::Actor(actor)), _) => actor.to_string(),
-        (Some(Asker::Rule(rule)), _) => format!("rule {rule}"),
-        (Some(Asker::Disruption { node, name }), _) => format!("disruption {node}/{name}"),
+        (Some(Requester::Actor(actor)), _) => actor.to_string(),
+        (Some(Requester::Rule(rule)), _) => format!("rule {rule}"),
+        (Some(Requester::Disruption { node, name }), _) => format!("disruption {node}/{name}"),
         (None, Some(deployment)) => deployment,
         // Nobody kept it in what older builds wrote.
         (None, None) => "user".into(),
@@ -92,27 +96,27 @@ pub(super) fn asker(row: &OperationRow) -> String {
 }
 
 /// `rolling wave=2 per_domain pause=10s`, `graceful 5m rollback`, `canary 1`.
-pub(super) fn strategy(strategy: Strategy) -> String {
+pub(super) fn strategy(strategy: DeploymentStrategy) -> String {
     match strategy {
-        Strategy::Rolling { wave, per_domain, pause } => {
+        DeploymentStrategy::Rolling { wave, per_domain, pause } => {
             let wave = wave.map(|wave| format!(" wave={wave}")).unwrap_or_default();
             let per_domain = if per_domain { " per_domain" } else { "" };
             let pause = if pause > 0 { format!(" pause={}", span(pause)) } else { String::new() };
             format!("rolling{wave}{per_domain}{pause}")
         }
-        Strategy::Graceful { timeout, on_timeout } => {
+        DeploymentStrategy::Graceful { timeout, on_timeout } => {
             let then = match on_timeout {
-                OnTimeout::Rollback => "rollback",
-                OnTimeout::Commit => "commit",
+                TimeoutAction::Rollback => "rollback",
+                TimeoutAction::Commit => "commit",
             };
             format!("graceful {} {then}", span(timeout))
         }
-        Strategy::Canary { count } => format!("canary {count}"),
+        DeploymentStrategy::Canary { count } => format!("canary {count}"),
     }
 }
 
 /// `sat,sun 22:00 for 8h`.
-fn window(window: &Window) -> String {
+fn window(window: &ApprovalWindow) -> String {
     let days: Vec<_> = window.days.iter().map(|day| day.word()).collect();
     let days = if days.is_empty() { String::new() } else { format!("{} ", days.join(",")) };
     let (hours, minutes) = (window.from / 60, window.from % 60);
@@ -125,14 +129,14 @@ fn disruptions(rows: &[DisruptionRow]) -> String {
     open.map(|one| format!("{} {}", one.name, one.state)).collect::<Vec<_>>().join(", ")
 }
 
-pub(super) fn approver(by: &Approver) -> String {
+pub(super) fn approver(by: &ApprovalActor) -> String {
     match by {
-        Approver::Actor(actor) => actor.to_string(),
-        Approver::Rule(rule) => format!("rule {rule}"),
+        ApprovalActor::Actor(actor) => actor.to_string(),
+        ApprovalActor::Rule(rule) => format!("rule {rule}"),
     }
 }
 
-const CLUSTER: &[Column<ClusterRow>] = &[
+const CLUSTER: &[TableColumn<ClusterRow>] = &[
     ("NAME", false, |r| r.name.to_string()),
     ("RUNTIME", false, |r| r.runtime.to_string()),
     ("STATE", false, |r| r.activity.to_string()),
@@ -143,7 +147,7 @@ const CLUSTER: &[Column<ClusterRow>] = &[
     ("CHANGED", true, |r| short(r.changed)),
 ];
 
-const CAPABILITY: &[Column<CapabilityRow>] = &[
+const CAPABILITY: &[TableColumn<CapabilityRow>] = &[
     ("NAME", false, |r| r.name.to_string()),
     ("TYPE", false, |r| r.kind.to_string()),
     ("SCORE", false, |r| r.score.to_string()),
@@ -152,7 +156,7 @@ const CAPABILITY: &[Column<CapabilityRow>] = &[
     ("CHANGED", true, |r| short(r.changed)),
 ];
 
-const NODE: &[Column<NodeRow>] = &[
+const NODE: &[TableColumn<NodeRow>] = &[
     ("NAME", false, |r| r.name.to_string()),
     ("STATE", false, |r| r.state.to_string()),
     ("CLUSTER", false, |r| or_none(r.cluster.as_ref())),
@@ -172,7 +176,7 @@ const NODE: &[Column<NodeRow>] = &[
     ("VERSION", true, |r| r.version.to_string()),
 ];
 
-const DISRUPTION: &[Column<disruption::Item>] = &[
+const DISRUPTION: &[TableColumn<disruption::DisruptionItem>] = &[
     ("NODE", false, |r| r.node.to_string()),
     ("NAME", false, |r| r.row.name.to_string()),
     ("STATE", false, |r| r.row.state.to_string()),
@@ -183,29 +187,29 @@ const DISRUPTION: &[Column<disruption::Item>] = &[
     ("SINCE", true, |r| short(r.row.since)),
 ];
 
-const POLICY: &[Column<PolicyRow>] = &[
+const POLICY: &[TableColumn<PolicyRow>] = &[
     ("NAME", false, |r| r.name.to_string()),
     ("RULE", false, |r| match &r.spec.rule {
-        Rule::Approve { .. } => "approve".into(),
-        Rule::FourEyes {} => "four eyes".into(),
+        PolicyRule::Approve { .. } => "approve".into(),
+        PolicyRule::FourEyes {} => "four eyes".into(),
     }),
     ("KINDS", false, |r| or_all(&r.spec.kinds)),
     ("PLANS", false, |r| or_all(&r.spec.plans)),
     ("DOMAINS", false, |r| or_all(&r.spec.domains)),
     ("WINDOWS", false, |r| match &r.spec.rule {
-        Rule::Approve { windows, .. } if windows.is_empty() => "always".into(),
-        Rule::Approve { windows, .. } => windows.iter().map(window).collect::<Vec<_>>().join("; "),
-        Rule::FourEyes {} => String::new(),
+        PolicyRule::Approve { windows, .. } if windows.is_empty() => "always".into(),
+        PolicyRule::Approve { windows, .. } => windows.iter().map(window).collect::<Vec<_>>().join("; "),
+        PolicyRule::FourEyes {} => String::new(),
     }),
     ("IN FLIGHT", false, |r| match &r.spec.rule {
-        Rule::Approve { in_flight, .. } => or_none(in_flight.as_ref()),
-        Rule::FourEyes {} => String::new(),
+        PolicyRule::Approve { in_flight, .. } => or_none(in_flight.as_ref()),
+        PolicyRule::FourEyes {} => String::new(),
     }),
     ("VERSION", true, |r| r.version.to_string()),
     ("CHANGED", true, |r| short(r.changed)),
 ];
 
-const REQUEST: &[Column<RequestRow>] = &[
+const REQUEST: &[TableColumn<RequestRow>] = &[
     ("ID", false, |r| r.id.to_string()),
     ("CHANGE", false, request::change),
     ("STATE", false, |r| r.state.to_string()),
@@ -218,7 +222,7 @@ const REQUEST: &[Column<RequestRow>] = &[
     ("CHANGED", true, |r| short(r.changed)),
 ];
 
-const VOLUME: &[Column<VolumeRow>] = &[
+const VOLUME: &[TableColumn<VolumeRow>] = &[
     ("NAME", false, |r| r.name.to_string()),
     ("STATE", false, |r| r.state.to_string()),
     ("NODE", false, |r| r.node.to_string()),
@@ -234,7 +238,7 @@ const VOLUME: &[Column<VolumeRow>] = &[
     ("CHANGED", true, |r| short(r.changed)),
 ];
 
-const PLAN: &[Column<PlanRow>] = &[
+const PLAN: &[TableColumn<PlanRow>] = &[
     ("NAME", false, |r| r.name.to_string()),
     ("NAMESPACE", false, |r| r.spec.namespace.to_string()),
     ("SERVICE", false, |r| r.spec.service.to_string()),
@@ -255,7 +259,7 @@ const PLAN: &[Column<PlanRow>] = &[
     ("VERSION", true, |r| r.version.to_string()),
 ];
 
-const DEPLOYMENT: &[Column<DeploymentRow>] = &[
+const DEPLOYMENT: &[TableColumn<DeploymentRow>] = &[
     ("PLAN", false, |r| r.plan.to_string()),
     ("NAME", false, |r| r.name.to_string()),
     ("COUNT", false, |r| r.count.to_string()),
@@ -264,8 +268,8 @@ const DEPLOYMENT: &[Column<DeploymentRow>] = &[
     ("STRATEGY", true, |r| strategy(r.strategy)),
     ("SET", true, |r| match r.strategy {
         // Its replicas take the places of those that were there, one by one.
-        Strategy::Rolling { .. } => String::new(),
-        Strategy::Graceful { .. } | Strategy::Canary { .. } => r.set.to_string(),
+        DeploymentStrategy::Rolling { .. } => String::new(),
+        DeploymentStrategy::Graceful { .. } | DeploymentStrategy::Canary { .. } => r.set.to_string(),
     }),
     ("ASKED BY", true, |r| or_none(r.by.as_ref())),
     ("COORDINATES", true, coordinates),
@@ -273,7 +277,7 @@ const DEPLOYMENT: &[Column<DeploymentRow>] = &[
     ("CREATED", true, |r| short(r.created)),
 ];
 
-const REPLICA: &[Column<ReplicaRow>] = &[
+const REPLICA: &[TableColumn<ReplicaRow>] = &[
     ("NAME", false, |r| r.name.to_string()),
     ("PLAN", false, |r| r.plan.to_string()),
     ("DEPLOYMENT", false, |r| r.deployment.to_string()),
@@ -294,7 +298,7 @@ const REPLICA: &[Column<ReplicaRow>] = &[
     ("OPERATION", true, |r| or_none(r.operation.as_ref())),
 ];
 
-const INCARNATION: &[Column<IncarnationRow>] = &[
+const INCARNATION: &[TableColumn<IncarnationRow>] = &[
     ("ID", false, |r| r.id.to_string()),
     ("REPLICA", false, |r| r.replica.to_string()),
     ("NODE", false, |r| r.node.to_string()),
@@ -310,7 +314,7 @@ const INCARNATION: &[Column<IncarnationRow>] = &[
     ("CREATED", true, |r| short(r.created)),
 ];
 
-const OPERATION: &[Column<OperationRow>] = &[
+const OPERATION: &[TableColumn<OperationRow>] = &[
     ("ID", false, |r| r.id.to_string()),
     ("KIND", false, |r| r.kind.to_string()),
     ("REPLICA", false, |r| r.replica.to_string()),
@@ -324,7 +328,7 @@ const OPERATION: &[Column<OperationRow>] = &[
     ("CREATED", true, |r| short(r.created)),
 ];
 
-const SESSION: &[Column<SessionRow>] = &[
+const SESSION: &[TableColumn<SessionRow>] = &[
     ("ID", false, |r| r.id.to_string()),
     ("CLUSTER", false, |r| r.cluster.to_string()),
     ("EXECUTOR", false, |r| r.executor.to_string()),
@@ -333,7 +337,7 @@ const SESSION: &[Column<SessionRow>] = &[
     ("CREATED", true, |r| short(r.created)),
 ];
 
-const COMMAND: &[Column<CommandRow>] = &[
+const COMMAND: &[TableColumn<CommandRow>] = &[
     ("INCARNATION", false, |r| r.incarnation.to_string()),
     ("REVISION", false, |r| r.revision.to_string()),
     ("EFFECT", false, |r| r.effect.to_string()),
@@ -362,7 +366,7 @@ pub(super) fn coordinates(row: &DeploymentRow) -> String {
     let one = |(payload, keys): (&_, &std::collections::BTreeMap<_, String>)| {
         let keys: Vec<_> = keys
             .iter()
-            .map(|(key, value): (&chancery_events::name::Key, _)| format!("{key}={value}"))
+            .map(|(key, value): (&chancery_events::name::KeyName, _)| format!("{key}={value}"))
             .collect();
         let payload: &chancery_events::name::PayloadName = payload;
         format!("{payload}{{{}}}", keys.join(", "))
@@ -372,7 +376,7 @@ pub(super) fn coordinates(row: &DeploymentRow) -> String {
 
 #[cfg(test)]
 mod tests {
-    use chancery_events::spec::Day;
+    use chancery_events::spec::Weekday;
     use serde_json::json;
 
     use super::*;
@@ -407,15 +411,18 @@ mod tests {
         {
             assert_eq!(span(millis), wanted);
         }
-        let nightly = Window { days: vec![Day::Sat, Day::Sun], from: 1325, minutes: 480 };
+        let nightly = ApprovalWindow { days: vec![Weekday::Sat, Weekday::Sun], from: 1325, minutes: 480 };
         assert_eq!(window(&nightly), "sat,sun 22:05 for 8h");
-        assert_eq!(window(&Window { days: vec![], from: 0, minutes: 90 }), "00:00 for 90m");
-        let rolling = |wave, per_domain, pause| Strategy::Rolling { wave, per_domain, pause };
+        assert_eq!(window(&ApprovalWindow { days: vec![], from: 0, minutes: 90 }), "00:00 for 90m");
+        let rolling = |wave, per_domain, pause| DeploymentStrategy::Rolling { wave, per_domain, pause };
         for (given, wanted) in [
             (rolling(None, false, 0), "rolling"),
             (rolling(Some(2), true, 10_000), "rolling wave=2 per_domain pause=10s"),
-            (Strategy::Graceful { timeout: 300_000, on_timeout: OnTimeout::Commit }, "graceful 5m commit"),
-            (Strategy::Canary { count: 1 }, "canary 1"),
+            (
+                DeploymentStrategy::Graceful { timeout: 300_000, on_timeout: TimeoutAction::Commit },
+                "graceful 5m commit",
+            ),
+            (DeploymentStrategy::Canary { count: 1 }, "canary 1"),
         ] {
             assert_eq!(strategy(given), wanted);
         }

@@ -12,7 +12,7 @@ use super::error::CliError;
 
 /// How data is shown.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
-pub enum Output {
+pub enum OutputFormat {
     /// A line each, the columns that matter.
     Table,
     /// A line each, every column.
@@ -27,7 +27,7 @@ pub enum Output {
     Jsonl,
 }
 
-impl Output {
+impl OutputFormat {
     /// Writes the outcome for an entity: its name, the JSON, or its name and `text`.
     pub(super) fn outcome(
         self,
@@ -37,16 +37,16 @@ impl Output {
         out: &mut dyn Write,
     ) -> Result<(), CliError> {
         Ok(match self {
-            Output::Name => writeln!(out, "{name}"),
-            Output::Json | Output::Jsonl => writeln!(out, "{json}"),
-            Output::Table | Output::Wide | Output::Yaml => writeln!(out, "{name} {text}"),
+            OutputFormat::Name => writeln!(out, "{name}"),
+            OutputFormat::Json | OutputFormat::Jsonl => writeln!(out, "{json}"),
+            OutputFormat::Table | OutputFormat::Wide | OutputFormat::Yaml => writeln!(out, "{name} {text}"),
         }?)
     }
 }
 
 /// What every command needs to know.
 #[derive(Clone, Debug)]
-pub struct Context {
+pub struct CliContext {
     /// The server, without a slash at its end.
     pub server: String,
     /// The fleet.
@@ -54,7 +54,7 @@ pub struct Context {
     /// Who asks.
     pub actor: Actor,
     /// How data is shown, if it was said.
-    pub output: Option<Output>,
+    pub output: Option<OutputFormat>,
     /// Whether a person sits there: input and output are a terminal.
     pub person: bool,
     /// Whether a command shows its progress: standard error is a terminal.
@@ -63,10 +63,10 @@ pub struct Context {
     pub backoff: Duration,
 }
 
-impl Context {
+impl CliContext {
     /// From the settings and how this process was started.
-    pub fn new(server: String, fleet: FleetName, actor: Actor, output: Option<Output>) -> Context {
-        Context {
+    pub fn new(server: String, fleet: FleetName, actor: Actor, output: Option<OutputFormat>) -> CliContext {
+        CliContext {
             server,
             fleet,
             actor,
@@ -78,13 +78,14 @@ impl Context {
     }
 
     /// How data is shown, where only some ways make sense; the first is taken unless one was said.
-    pub fn output(&self, possible: &[Output]) -> Result<Output, CliError> {
+    pub fn output(&self, possible: &[OutputFormat]) -> Result<OutputFormat, CliError> {
         let Some(output) = self.output else { return Ok(possible[0]) };
         if possible.contains(&output) {
             return Ok(output);
         }
-        let word =
-            |output: &Output| output.to_possible_value().map_or(String::new(), |v| v.get_name().to_owned());
+        let word = |output: &OutputFormat| {
+            output.to_possible_value().map_or(String::new(), |v| v.get_name().to_owned())
+        };
         let words: Vec<_> = possible.iter().map(word).collect();
         Err(CliError::usage(format!(
             "this command cannot show {}: write -o {}",

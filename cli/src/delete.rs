@@ -7,18 +7,18 @@ use std::mem::discriminant;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use chancery_events::intent::{Cascade, Intent};
+use chancery_events::intent::{CascadePolicy, Intent};
 use serde_json::json;
 
 use super::act;
-use super::apply::{Report, ask, name, names, read};
+use super::apply::{ApplyReport, ask, name, names, read};
 use super::bulk::ask_all;
-use super::client::Client;
-use super::error::{CliError, Exit};
-use super::kind::{Kind, Naming as _};
+use super::client::ApiClient;
+use super::error::{CliError, CliExit};
+use super::kind::{EntityKind, KindNaming as _};
 use super::request;
 use super::table::add;
-use crate::manifest::Manifest;
+use crate::manifest::ManifestDocument;
 
 /// Time between two looks at what is being deleted.
 const POLL: Duration = Duration::from_millis(250);
@@ -26,12 +26,12 @@ const POLL: Duration = Duration::from_millis(250);
 /// `timeout`: the maximum time to wait for what is deleted with what needs it, before what it depends on is deleted.
 pub(super) fn run(
     files: &[PathBuf],
-    cascade: Cascade,
+    cascade: CascadePolicy,
     timeout: Duration,
-    client: &Client<'_>,
+    client: &ApiClient<'_>,
     out: &mut dyn Write,
 ) -> Result<(), CliError> {
-    let mut report = Report::of(client, out)?;
+    let mut report = ApplyReport::of(client, out)?;
     let mut manifests = read("delete", "deleted", files)?;
     manifests.reverse();
     let end = Instant::now() + timeout;
@@ -47,7 +47,7 @@ pub(super) fn run(
             0 => "nothing was deleted".to_owned(),
             _ => format!("{} of {} documents were not deleted", manifests.len() - deleted, manifests.len()),
         };
-        if exit == Exit::Conflict && cascade == Cascade::No {
+        if exit == CliExit::Conflict && cascade == CascadePolicy::No {
             let all = act::kinds("delete", act::cascades);
             add(&mut message, format_args!("; to delete {all} with what needs them, add --cascade"));
         }
@@ -57,21 +57,21 @@ pub(super) fn run(
 
 /// Deletes entities of one kind. Those that are still there until what needs them is deleted.
 fn delete(
-    of_kind: &[Manifest],
-    cascade: Cascade,
-    client: &Client<'_>,
-    report: &mut Report<'_>,
+    of_kind: &[ManifestDocument],
+    cascade: CascadePolicy,
+    client: &ApiClient<'_>,
+    report: &mut ApplyReport<'_>,
 ) -> Result<BTreeSet<String>, CliError> {
     let mut going = BTreeSet::new();
-    let show = |report: &mut Report<'_>, name: &str, outcome: &str, position: Option<u64>| {
+    let show = |report: &mut ApplyReport<'_>, name: &str, outcome: &str, position: Option<u64>| {
         report.line(name, outcome, json!({ "subject": name, "outcome": outcome, "position": position }))
     };
     let intents = of_kind.iter().filter_map(|manifest| deletion(manifest, cascade).transpose());
     let intents = intents.collect::<Result<Vec<_>, _>>()?;
     if intents.len() < of_kind.len() {
         for name in of_kind.iter().map(name) {
-            let kind = Kind::split(&name)?.0;
-            let (all, owner) = (kind.plural(), kind.entry().owner.map_or("fleet", Kind::word));
+            let kind = EntityKind::split(&name)?.0;
+            let (all, owner) = (kind.plural(), kind.entry().owner.map_or("fleet", EntityKind::word));
             show(report, &name, &format!("skipped: {all} are deleted with their {owner}"), None)?;
         }
         return Ok(going);
@@ -91,7 +91,7 @@ fn delete(
                 Ok(())
             }
             Ok(verdict) => show(report, &name, "deleted", Some(verdict.position)),
-            Err(error) if error.exit == Exit::NotFound => show(report, &name, "not found", None),
+            Err(error) if error.exit == CliExit::NotFound => show(report, &name, "not found", None),
             Err(error) => report.fault("delete", manifest, &error),
         }
     })?;
@@ -99,16 +99,16 @@ fn delete(
 }
 
 /// What deletes the entity that a document is about; none for a deployment.
-fn deletion(manifest: &Manifest, cascade: Cascade) -> Result<Option<Intent>, CliError> {
+fn deletion(manifest: &ManifestDocument, cascade: CascadePolicy) -> Result<Option<Intent>, CliError> {
     let name = name(manifest);
-    let (kind, name) = Kind::split(&name)?;
+    let (kind, name) = EntityKind::split(&name)?;
     act::deletion(kind, name, cascade)
 }
 
 /// Waits until entities of one kind are gone: what they depend on cannot be deleted before.
-fn wait(mut going: BTreeSet<String>, end: Instant, client: &Client<'_>) -> Result<(), CliError> {
+fn wait(mut going: BTreeSet<String>, end: Instant, client: &ApiClient<'_>) -> Result<(), CliError> {
     while let Some(first) = going.first().cloned() {
-        let (kind, _) = Kind::split(&first)?;
+        let (kind, _) = EntityKind::split(&first)?;
         let there = names(client, kind)?;
         going.retain(|name| there.contains(name));
         if going.is_empty() {
@@ -119,7 +119,7 @@ fn wait(mut going: BTreeSet<String>, end: Instant, client: &Client<'_>) -> Resul
                 "{} of what was to be deleted is still there, {first} among it; nothing that it depends on was deleted",
                 going.len()
             );
-            return Err(CliError::new(Exit::Unknown, message));
+            return Err(CliError::new(CliExit::Unknown, message));
         }
         std::thread::sleep(POLL);
     }

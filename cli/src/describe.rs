@@ -3,21 +3,21 @@
 
 use std::io::Write;
 
-use chancery_events::amount::Amounts;
+use chancery_events::amount::Resources;
 use chancery_projector::rows::{
-    DeploymentRow, IncarnationRow, OperationRow, OperationWord, PlanRow, ReplicaRow,
+    DeploymentRow, IncarnationRow, OperationRow, OperationStatus, PlanRow, ReplicaRow,
 };
 use serde::Deserialize as _;
 use serde_json::{Value, json};
 
-use super::client::Client;
+use super::client::ApiClient;
 use super::columns::{table, typed};
-use super::context::Output;
+use super::context::OutputFormat;
 use super::error::CliError;
 use super::events;
 use super::get::{json_text, list, name_of, one, yaml_text};
-use super::kind::Kind;
-use super::plan_page::{Member, Page};
+use super::kind::EntityKind;
+use super::plan_page::{PlanPage, ReplicaSection};
 use super::request;
 use super::table::{add, one_line};
 
@@ -32,34 +32,40 @@ const MOST: u64 = 2000;
 /// Fields that come first; the others follow by name.
 const FIRST: &[&str] = &["name", "id", "plan", "state", "phase", "activity", "message"];
 
-pub(super) fn run(kind: Kind, name: &str, client: &Client<'_>, out: &mut dyn Write) -> Result<(), CliError> {
-    let output = client.context.output(&[Output::Table, Output::Json, Output::Yaml])?;
+pub(super) fn run(
+    kind: EntityKind,
+    name: &str,
+    client: &ApiClient<'_>,
+    out: &mut dyn Write,
+) -> Result<(), CliError> {
+    let output = client.context.output(&[OutputFormat::Table, OutputFormat::Json, OutputFormat::Yaml])?;
     let item = one(client, kind, name)?;
-    if kind == Kind::Request && output == Output::Table {
+    if kind == EntityKind::Request && output == OutputFormat::Table {
         out.write_all(request::page(&typed(&item)?).as_bytes())?;
         writeln!(out, "\nRecent events")?;
         return Ok(out.write_all(events::table(&events::past(kind, name, client)?).lines("  ").as_bytes())?);
     }
-    if kind == Kind::Plan {
+    if kind == EntityKind::Plan {
         return plan(name, &item, output, client, out);
     }
     let past = events::past(kind, name, client)?;
     let recent = &past[past.len().saturating_sub(RECENT)..];
     let belonging = belonging(kind, &item, client)?;
     let mut all = json!({ kind.word(): item, "recent": recent });
-    for Belonging { kind, items, .. } in &belonging {
+    for RelatedEntities { kind, items, .. } in &belonging {
         all[kind.plural()] = items.clone().into();
     }
     match output {
-        Output::Json => json_text(&all, out),
-        Output::Yaml => yaml_text(&all, out),
+        OutputFormat::Json => json_text(&all, out),
+        OutputFormat::Yaml => yaml_text(&all, out),
         _ => {
             out.write_all(fields(kind, &item)?.as_bytes())?;
             for belonging in &belonging {
                 out.write_all(belonging.text()?.as_bytes())?;
             }
-            let operations = belonging.iter().filter(|b| b.kind == Kind::Operation).flat_map(|b| &b.items);
-            let itself = Some(&item).filter(|_| kind == Kind::Operation);
+            let operations =
+                belonging.iter().filter(|b| b.kind == EntityKind::Operation).flat_map(|b| &b.items);
+            let itself = Some(&item).filter(|_| kind == EntityKind::Operation);
             out.write_all(waits(operations.chain(itself))?.as_bytes())?;
             writeln!(out, "\nRecent events")?;
             Ok(out.write_all(events::table(recent).lines("  ").as_bytes())?)
@@ -68,8 +74,8 @@ pub(super) fn run(kind: Kind, name: &str, client: &Client<'_>, out: &mut dyn Wri
 }
 
 /// What belongs to an entity, of one kind.
-struct Belonging {
-    kind: Kind,
+struct RelatedEntities {
+    kind: EntityKind,
     /// How `get` lists all of it.
     filters: Vec<(&'static str, String)>,
     items: Vec<Value>,
@@ -77,38 +83,48 @@ struct Belonging {
 }
 
 /// Reads what belongs to an entity. Ids are in the order of their issue: of those, the last are shown.
-fn belonging(kind: Kind, item: &Value, client: &Client<'_>) -> Result<Vec<Belonging>, CliError> {
+fn belonging(
+    kind: EntityKind,
+    item: &Value,
+    client: &ApiClient<'_>,
+) -> Result<Vec<RelatedEntities>, CliError> {
     let own = |field: &str| item[field].as_str().unwrap_or_default().to_owned();
     let by = |field| vec![(field, own("name"))];
     let of_deployment = || vec![("plan", own("plan")), ("deployment", own("name"))];
     let wanted = match kind {
-        Kind::Cluster => vec![(Kind::Node, by("cluster"))],
-        Kind::Node => {
-            vec![(Kind::Disruption, by("node")), (Kind::Incarnation, by("node")), (Kind::Volume, by("node"))]
+        EntityKind::Cluster => vec![(EntityKind::Node, by("cluster"))],
+        EntityKind::Node => {
+            vec![
+                (EntityKind::Disruption, by("node")),
+                (EntityKind::Incarnation, by("node")),
+                (EntityKind::Volume, by("node")),
+            ]
         }
-        Kind::Deployment => vec![(Kind::Replica, of_deployment()), (Kind::Operation, of_deployment())],
-        Kind::Replica => vec![
-            (Kind::Incarnation, by("replica")),
-            (Kind::Operation, by("replica")),
-            (Kind::Volume, by("owner")),
+        EntityKind::Deployment => {
+            vec![(EntityKind::Replica, of_deployment()), (EntityKind::Operation, of_deployment())]
+        }
+        EntityKind::Replica => vec![
+            (EntityKind::Incarnation, by("replica")),
+            (EntityKind::Operation, by("replica")),
+            (EntityKind::Volume, by("owner")),
         ],
         _ => vec![],
     };
-    let read = |(kind, filters): (Kind, Vec<_>)| {
+    let read = |(kind, filters): (EntityKind, Vec<_>)| {
         let listed = list(client, kind, &filters, MOST)?;
         let (mut items, more) = (listed.items, listed.more);
         let hidden = items.len().saturating_sub(BELONGING);
-        if matches!(kind, Kind::Incarnation | Kind::Operation) {
+        if matches!(kind, EntityKind::Incarnation | EntityKind::Operation) {
             items.drain(..hidden);
         } else {
             items.truncate(BELONGING);
         }
-        Ok(Belonging { kind, filters, items, more: more || hidden > 0 })
+        Ok(RelatedEntities { kind, filters, items, more: more || hidden > 0 })
     };
     wanted.into_iter().map(read).collect()
 }
 
-impl Belonging {
+impl RelatedEntities {
     fn text(&self) -> Result<String, CliError> {
         if self.items.is_empty() {
             return Ok(String::new());
@@ -132,16 +148,16 @@ fn waits<'a>(operations: impl Iterator<Item = &'a Value>) -> Result<String, CliE
         let row: OperationRow = typed(item)?;
         let (id, kind, message) = (row.id, row.kind, one_line(&row.message));
         let line = match row.state {
-            OperationWord::PendingApproval => format!("approval to {kind}: chancery approve {id}"),
-            OperationWord::Preparing => format!("a place to {kind}: {message}"),
-            OperationWord::Approved => format!("its turn to {kind}: operation {id}"),
-            OperationWord::Running => format!("operation {id} to {kind}: {message}"),
-            OperationWord::Succeeded
-            | OperationWord::Failed
-            | OperationWord::Rejected
-            | OperationWord::Expired
-            | OperationWord::Cancelled
-            | OperationWord::Superseded => continue,
+            OperationStatus::PendingApproval => format!("approval to {kind}: chancery approve {id}"),
+            OperationStatus::Preparing => format!("a place to {kind}: {message}"),
+            OperationStatus::Approved => format!("its turn to {kind}: operation {id}"),
+            OperationStatus::Running => format!("operation {id} to {kind}: {message}"),
+            OperationStatus::Succeeded
+            | OperationStatus::Failed
+            | OperationStatus::Rejected
+            | OperationStatus::Expired
+            | OperationStatus::Cancelled
+            | OperationStatus::Superseded => continue,
         };
         add(&mut text, format_args!("  {}\n", line.trim_end_matches([':', ' '])));
     }
@@ -149,7 +165,7 @@ fn waits<'a>(operations: impl Iterator<Item = &'a Value>) -> Result<String, CliE
 }
 
 /// A field a line, what has parts below its name.
-fn fields(kind: Kind, item: &Value) -> Result<String, CliError> {
+fn fields(kind: EntityKind, item: &Value) -> Result<String, CliError> {
     let mut text = format!("{}/{}\n", kind.word(), name_of(kind, item));
     let map = item.as_object().ok_or_else(|| CliError::failure("the answer is no object"))?;
     let first = FIRST.iter().filter_map(|name| Some((*name, map.get(*name)?)));
@@ -164,8 +180,10 @@ fn fields(kind: Kind, item: &Value) -> Result<String, CliError> {
             Value::Array(items) if items.is_empty() => {}
             Value::Object(parts) if parts.is_empty() => {}
             // What is listed below.
-            Value::Array(_) if kind == Kind::Node && name == "disruptions" => {}
-            Value::Object(_) if kind == Kind::Policy && name == "spec" => columns(&mut text, kind, item)?,
+            Value::Array(_) if kind == EntityKind::Node && name == "disruptions" => {}
+            Value::Object(_) if kind == EntityKind::Policy && name == "spec" => {
+                columns(&mut text, kind, item)?
+            }
             Value::Object(_) | Value::Array(_) => parts(&mut text, name, &label, value)?,
             other => add(&mut text, format_args!("{label} {other}\n")),
         }
@@ -174,7 +192,7 @@ fn fields(kind: Kind, item: &Value) -> Result<String, CliError> {
 }
 
 /// The columns of its table, a line each: as people write what it says.
-fn columns(text: &mut String, kind: Kind, item: &Value) -> Result<(), CliError> {
+fn columns(text: &mut String, kind: EntityKind, item: &Value) -> Result<(), CliError> {
     let table = table(kind, std::slice::from_ref(item), false)?;
     let cells = table.cells().flatten();
     for (head, cell) in table.heads().zip(cells).filter(|(head, cell)| *head != "NAME" && *cell != "-") {
@@ -186,7 +204,7 @@ fn columns(text: &mut String, kind: Kind, item: &Value) -> Result<(), CliError> 
 
 /// A field that has parts: amounts as people write them, all else as YAML below its name.
 fn parts(text: &mut String, name: &str, label: &str, value: &Value) -> Result<(), CliError> {
-    if let Ok(amounts) = Amounts::deserialize(value) {
+    if let Ok(amounts) = Resources::deserialize(value) {
         add(text, format_args!("{label} {amounts}\n"));
         return Ok(());
     }
@@ -201,14 +219,14 @@ fn parts(text: &mut String, name: &str, label: &str, value: &Value) -> Result<()
 fn plan(
     name: &str,
     item: &Value,
-    output: Output,
-    client: &Client<'_>,
+    output: OutputFormat,
+    client: &ApiClient<'_>,
     out: &mut dyn Write,
 ) -> Result<(), CliError> {
     let of = [("plan", name.to_owned())];
     let read = |kind| list(client, kind, &of, MOST);
-    let (deployments, replicas) = (read(Kind::Deployment)?, read(Kind::Replica)?);
-    let (incarnations, operations) = (read(Kind::Incarnation)?, read(Kind::Operation)?);
+    let (deployments, replicas) = (read(EntityKind::Deployment)?, read(EntityKind::Replica)?);
+    let (incarnations, operations) = (read(EntityKind::Incarnation)?, read(EntityKind::Operation)?);
     let more = [&deployments, &replicas, &incarnations, &operations].iter().any(|listed| listed.more);
     if more {
         note!("the first {MOST} of each kind are shown");
@@ -220,8 +238,8 @@ fn plan(
         })
     };
     match output {
-        Output::Json => return json_text(&all(), out),
-        Output::Yaml => return yaml_text(&all(), out),
+        OutputFormat::Json => return json_text(&all(), out),
+        OutputFormat::Yaml => return yaml_text(&all(), out),
         _ => {}
     }
     let plan: PlanRow = typed(item)?;
@@ -230,7 +248,11 @@ fn plan(
         .items
         .iter()
         .map(|item| {
-            Ok(Member { replica: typed::<ReplicaRow>(item)?, incarnations: vec![], operations: vec![] })
+            Ok(ReplicaSection {
+                replica: typed::<ReplicaRow>(item)?,
+                incarnations: vec![],
+                operations: vec![],
+            })
         })
         .collect::<Result<Vec<_>, CliError>>()?;
     // Replicas come in the order of their names, and there may be many.
@@ -247,7 +269,7 @@ fn plan(
             members[index].operations.push(row);
         }
     }
-    Ok(out.write_all(Page { plan: &plan, deployments: &rows, members: &members }.text().as_bytes())?)
+    Ok(out.write_all(PlanPage { plan: &plan, deployments: &rows, members: &members }.text().as_bytes())?)
 }
 
 #[cfg(test)]
@@ -263,14 +285,14 @@ mod tests {
         let wanted = "node/node-1\n  name:          node-1\n  state:         allocated\n  changed:       \
                       2026-11-21T09:00:00Z\n  labels:\n    disk: fast\n  total:         cpu 4, memory 8GiB, disk 0B\n  \
                       version:       3\n";
-        assert_eq!(fields(Kind::Node, &item).expect("an object"), wanted);
+        assert_eq!(fields(EntityKind::Node, &item).expect("an object"), wanted);
         let rule =
             json!({"approve": {"windows": [{"days": ["sat"], "from": 1320, "minutes": 60}], "in_flight": 3}});
         let item = json!({
             "name": "weekends", "spec": {"kinds": ["update"], "plans": [], "domains": [], "rule": rule}, "version": 1,
             "created": "2026-11-21T09:00:00Z", "changed": "2026-11-21T09:00:00Z", "position": 3,
         });
-        let text = fields(Kind::Policy, &item).expect("an object");
+        let text = fields(EntityKind::Policy, &item).expect("an object");
         let wanted = "  rule:          approve\n  kinds:         update\n  plans:         all\n  domains:       all\n  \
                       windows:       sat 22:00 for 1h\n  in flight:     3\n";
         assert!(text.contains(wanted), "{text}");

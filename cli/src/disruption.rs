@@ -5,25 +5,25 @@ use std::io::Write;
 
 use chancery_events::intent::DisruptionSchedule;
 use chancery_events::name::NodeName;
-use chancery_events::spec::{DisruptionSpec, Evict};
+use chancery_events::spec::{DisruptionAction, DisruptionSpec};
 use chancery_projector::rows::DisruptionRow;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::act::{self, read};
-use super::client::Client;
+use super::client::ApiClient;
 use super::columns::typed;
 use super::error::CliError;
-use super::flags::Disrupt;
-use super::get::{self, Listed};
-use super::kind::{Kind, Naming as _, named as named_kind};
+use super::flags::ScheduleArgs;
+use super::get::{self, EntityList};
+use super::kind::{EntityKind, KindNaming as _, named as named_kind};
 
 use crate::note;
 
 /// A disruption beside its node, as it is listed.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
-pub(super) struct Item {
+pub(super) struct DisruptionItem {
     /// Of which node.
     pub(super) node: NodeName,
     /// The rest.
@@ -48,12 +48,16 @@ pub(super) fn of_node(node: &Value) -> Result<Vec<Value>, CliError> {
 
 /// The one of that name, from its node's row.
 pub(super) fn of_name(node: &Value, name: &str) -> Result<Option<Value>, CliError> {
-    let (_, name) = Kind::Disruption.halves(name)?;
+    let (_, name) = EntityKind::Disruption.halves(name)?;
     Ok(of_node(node)?.into_iter().find(|item| item["name"] == name))
 }
 
 /// All, or those for which a field has a value.
-pub(super) fn list(client: &Client<'_>, filters: &[(&str, String)], most: u64) -> Result<Listed, CliError> {
+pub(super) fn list(
+    client: &ApiClient<'_>,
+    filters: &[(&str, String)],
+    most: u64,
+) -> Result<EntityList, CliError> {
     const FIELDS: [&str; 4] = ["node", "name", "state", "evict"];
     if let Some((name, _)) = filters.iter().find(|(name, _)| !FIELDS.contains(name)) {
         let known = FIELDS.join(", ");
@@ -61,7 +65,7 @@ pub(super) fn list(client: &Client<'_>, filters: &[(&str, String)], most: u64) -
             "list disruptions: there is no filter {name:?}; known are {known}"
         )));
     }
-    let nodes = get::list(client, Kind::Node, &[], u64::MAX)?;
+    let nodes = get::list(client, EntityKind::Node, &[], u64::MAX)?;
     let mut items = Vec::new();
     for node in &nodes.items {
         let matches = |item: &Value| filters.iter().all(|(name, value)| item[*name] == value.as_str());
@@ -70,7 +74,7 @@ pub(super) fn list(client: &Client<'_>, filters: &[(&str, String)], most: u64) -
     let most = usize::try_from(most).unwrap_or(usize::MAX);
     let more = items.len() > most;
     items.truncate(most);
-    Ok(Listed { items, more, ..nodes })
+    Ok(EntityList { items, more, ..nodes })
 }
 
 /// The disruption that the words of `approve` name, if it is one: `disruption NODE/NAME`, `disruption/NODE/NAME`.
@@ -80,27 +84,31 @@ pub(super) fn named(words: &[String]) -> Result<Option<&str>, CliError> {
         Some((word, name)) => (word, Some(name)),
         None => (first.as_str(), None),
     };
-    if named_kind(word) != Some(Kind::Disruption) {
+    if named_kind(word) != Some(EntityKind::Disruption) {
         return Ok(None);
     }
     match (name, rest) {
         (Some(name), []) => Ok(Some(name)),
-        (None, [name]) => Ok(Some(Kind::Disruption.name_in(name)?)),
+        (None, [name]) => Ok(Some(EntityKind::Disruption.name_in(name)?)),
         (None, []) => Err(CliError::usage("say which disruption: disruption NODE/NAME")),
         _ => Err(CliError::usage("disruptions are approved one by one")),
     }
 }
 
-pub(super) fn schedule(disrupt: &Disrupt, client: &Client<'_>, out: &mut dyn Write) -> Result<(), CliError> {
-    let node = Kind::Node.name_in(&disrupt.node)?;
+pub(super) fn schedule(
+    disrupt: &ScheduleArgs,
+    client: &ApiClient<'_>,
+    out: &mut dyn Write,
+) -> Result<(), CliError> {
+    let node = EntityKind::Node.name_in(&disrupt.node)?;
     let name = format!("{node}/{}", disrupt.name);
-    let evict = if disrupt.evict { Evict::Yes } else { Evict::No };
+    let evict = if disrupt.evict { DisruptionAction::Yes } else { DisruptionAction::No };
     let spec = DisruptionSpec { start: disrupt.start, evict, reason: disrupt.reason.clone() };
-    let (node, of) = Kind::Disruption.halves(&name)?;
-    let (node, of) = (read(Kind::Node, node)?, read(Kind::Disruption, of)?);
+    let (node, of) = EntityKind::Disruption.halves(&name)?;
+    let (node, of) = (read(EntityKind::Node, node)?, read(EntityKind::Disruption, of)?);
     let intent = DisruptionSchedule { node, name: of, spec }.into();
     act::ask_as(client, "schedule", &format!("disruption/{name}"), &intent, "scheduled", out)?;
-    let item: Item = typed(&get::one(client, Kind::Disruption, &name)?)?;
+    let item: DisruptionItem = typed(&get::one(client, EntityKind::Disruption, &name)?)?;
     if item.row.by.is_none() {
         note!("nothing is done before it is approved: chancery approve disruption {name}");
     }
@@ -111,14 +119,14 @@ pub(super) fn schedule(disrupt: &Disrupt, client: &Client<'_>, out: &mut dyn Wri
 pub(super) fn ask(
     verb: &str,
     done: &str,
-    kind: Kind,
+    kind: EntityKind,
     name: &str,
-    client: &Client<'_>,
+    client: &ApiClient<'_>,
     out: &mut dyn Write,
 ) -> Result<(), CliError> {
     let word = kind.word();
     let intent = match kind {
-        Kind::Disruption => act::intent(kind, verb, name, &[])?,
+        EntityKind::Disruption => act::intent(kind, verb, name, &[])?,
         _ => None,
     };
     let Some(intent) = intent else {

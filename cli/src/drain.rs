@@ -16,21 +16,21 @@ use chancery_events::intent::{
     DisruptionApprove, DisruptionComplete, DisruptionSchedule, Intent, NodeSetState,
 };
 use chancery_events::name::{ClusterName, DisruptionName, NodeName};
-use chancery_events::spec::{DisruptionSpec, DisruptionState, Evict, NodeState};
+use chancery_events::spec::{DisruptionAction, DisruptionSpec, DisruptionState, NodeState};
 use chancery_projector::rows::{DisruptionRow, NodeRow, ReplicaRow};
 use serde_json::Value;
 
 use super::act::{read, shown};
-use super::client::{Changed, Client, Verdict};
+use super::client::{ApiClient, PlanChanges, VerdictResponse};
 use super::columns::typed;
-use super::context::Output;
-use super::error::{CliError, Exit};
+use super::context::OutputFormat;
+use super::error::{CliError, CliExit};
 use super::events::past;
-use super::flags::{Drain, Undrain};
+use super::flags::{DrainArgs, UndrainArgs};
 use super::get;
-use super::kind::{Kind, Naming as _};
+use super::kind::{EntityKind, KindNaming as _};
 use super::table::{add, one_line};
-use super::told::Told;
+use super::told::EventSummary;
 use super::wait::wait_for;
 
 use crate::note;
@@ -40,9 +40,9 @@ const NAME: &str = "drain";
 /// Of what is left on a node, so many are named.
 const NAMED: usize = 5;
 
-pub(super) fn drain(drain: &Drain, client: &Client<'_>, out: &mut dyn Write) -> Result<(), CliError> {
-    let node: NodeName = read(Kind::Node, Kind::Node.name_in(&drain.node)?)?;
-    let row: NodeRow = typed(&get::one(client, Kind::Node, node.as_str())?)?;
+pub(super) fn drain(drain: &DrainArgs, client: &ApiClient<'_>, out: &mut dyn Write) -> Result<(), CliError> {
+    let node: NodeName = read(EntityKind::Node, EntityKind::Node.name_in(&drain.node)?)?;
+    let row: NodeRow = typed(&get::one(client, EntityKind::Node, node.as_str())?)?;
     let begun = row.disruptions.iter().find(|one| empties(one));
     let scheduled = begun.filter(|one| one.state == DisruptionState::Scheduled);
     let name = match begun {
@@ -62,7 +62,7 @@ pub(super) fn drain(drain: &Drain, client: &Client<'_>, out: &mut dyn Write) -> 
         return Ok(());
     }
     if drain.wait {
-        return Emptying { node: &node, name: &name, timeout: drain.timeout }.wait(client, out);
+        return NodeDrain { node: &node, name: &name, timeout: drain.timeout }.wait(client, out);
     }
     note!("how far that is: chancery drain {node} --wait");
     Ok(())
@@ -78,7 +78,7 @@ fn empties(disruption: &DisruptionRow) -> bool {
         }
         DisruptionState::Completed => false,
     };
-    now && disruption.evict != Evict::No
+    now && disruption.evict != DisruptionAction::No
 }
 
 fn by(disruption: &DisruptionRow) -> String {
@@ -90,28 +90,28 @@ fn schedule(
     node: &NodeName,
     row: &NodeRow,
     reason: String,
-    client: &Client<'_>,
+    client: &ApiClient<'_>,
 ) -> Result<DisruptionName, CliError> {
     let names = std::iter::once(NAME.to_owned()).chain((2..).map(|number| format!("{NAME}-{number}")));
     let mut free = names.filter_map(|name| name.parse::<DisruptionName>().ok());
     let name = free
         .find(|name| row.disruptions.iter().all(|known| known.name != *name))
         .expect("there are more numbers than disruptions");
-    let spec = DisruptionSpec { start: None, evict: Evict::Yes, reason };
+    let spec = DisruptionSpec { start: None, evict: DisruptionAction::Yes, reason };
     let intent: Intent = DisruptionSchedule { node: node.clone(), name: name.clone(), spec }.into();
     client.ask(&format!("drain node/{node}"), &intent)?;
     Ok(name)
 }
 
 /// A node that is being emptied.
-struct Emptying<'a> {
+struct NodeDrain<'a> {
     node: &'a NodeName,
     name: &'a DisruptionName,
     timeout: Duration,
 }
 
 /// What one look says.
-enum Seen {
+enum DrainProgress {
     Empty,
     /// It was to be removed, and is.
     Removed,
@@ -120,13 +120,18 @@ enum Seen {
     Left(Vec<String>),
 }
 
-impl Emptying<'_> {
-    fn wait(&self, client: &Client<'_>, out: &mut dyn Write) -> Result<(), CliError> {
-        let Emptying { node, name, .. } = self;
-        let output = client.context.output(&[Output::Table, Output::Name, Output::Json, Output::Jsonl])?;
+impl NodeDrain<'_> {
+    fn wait(&self, client: &ApiClient<'_>, out: &mut dyn Write) -> Result<(), CliError> {
+        let NodeDrain { node, name, .. } = self;
+        let output = client.context.output(&[
+            OutputFormat::Table,
+            OutputFormat::Name,
+            OutputFormat::Json,
+            OutputFormat::Jsonl,
+        ])?;
         let mut told = Vec::new();
         let end = wait_for(client, format!("node/{node}"), self.timeout, &mut || match self.look(client)? {
-            Seen::Left(left) => {
+            DrainProgress::Left(left) => {
                 if left != told {
                     note!("node/{node} has {} left: {}", left.len(), shortened(&left));
                 }
@@ -136,59 +141,59 @@ impl Emptying<'_> {
             end => Ok(Some(end)),
         })?;
         match end {
-            Some(Seen::Empty) => {
+            Some(DrainProgress::Empty) => {
                 self.done("is empty", output, out)?;
                 note!("it is out of its cluster; to put it back: chancery undrain {node}");
                 Ok(())
             }
-            Some(Seen::Removed) => self.done("is empty, and removed", output, out),
-            Some(Seen::GivenUp) => {
+            Some(DrainProgress::Removed) => self.done("is empty, and removed", output, out),
+            Some(DrainProgress::GivenUp) => {
                 let what = format!("drain node/{node}: disruption {name} was completed before it was empty");
                 Err(CliError::failure(what))
             }
-            Some(Seen::Left(_)) | None => Err(self.late(client)?),
+            Some(DrainProgress::Left(_)) | None => Err(self.late(client)?),
         }
     }
 
-    fn done(&self, what: &str, output: Output, out: &mut dyn Write) -> Result<(), CliError> {
-        if output == Output::Table {
+    fn done(&self, what: &str, output: OutputFormat, out: &mut dyn Write) -> Result<(), CliError> {
+        if output == OutputFormat::Table {
             writeln!(out, "node/{} {what}", self.node)?;
         }
         Ok(())
     }
 
-    fn look(&self, client: &Client<'_>) -> Result<Seen, CliError> {
+    fn look(&self, client: &ApiClient<'_>) -> Result<DrainProgress, CliError> {
         let node = self.node;
         let doing = format!("read node/{node}");
-        let Some(item) = get::find(client, &doing, Kind::Node, node.as_str())? else {
-            return Ok(Seen::Removed);
+        let Some(item) = get::find(client, &doing, EntityKind::Node, node.as_str())? else {
+            return Ok(DrainProgress::Removed);
         };
         let row: NodeRow = typed(&item)?;
         let disruption = row.disruptions.iter().find(|one| one.name == *self.name);
         let over = disruption.is_none_or(|one| one.state == DisruptionState::Completed);
         match (over, row.incarnations) {
-            (true, 0) => Ok(Seen::Empty),
-            (true, _) => Ok(Seen::GivenUp),
+            (true, 0) => Ok(DrainProgress::Empty),
+            (true, _) => Ok(DrainProgress::GivenUp),
             (false, _) => {
                 let filters = [("node", node.to_string())];
-                let items = get::list(client, Kind::Incarnation, &filters, u64::MAX)?.items;
+                let items = get::list(client, EntityKind::Incarnation, &filters, u64::MAX)?.items;
                 let left = items.iter().filter(|item| is_there(item));
-                Ok(Seen::Left(left.map(line).collect()))
+                Ok(DrainProgress::Left(left.map(line).collect()))
             }
         }
     }
 
     /// The time ran out: what holds up what is left.
-    fn late(&self, client: &Client<'_>) -> Result<CliError, CliError> {
-        let Emptying { node, timeout, .. } = self;
+    fn late(&self, client: &ApiClient<'_>) -> Result<CliError, CliError> {
+        let NodeDrain { node, timeout, .. } = self;
         let filters = [("node", node.to_string())];
         let mut what = format!("drain node/{node}: after {timeout:?} it is not empty; it goes on by itself");
-        for item in get::list(client, Kind::Replica, &filters, NAMED as u64)?.items {
+        for item in get::list(client, EntityKind::Replica, &filters, NAMED as u64)?.items {
             let row: ReplicaRow = typed(&item)?;
             let line = format!("replica/{} is {}: {}", row.name, row.phase, one_line(&row.message));
             add(&mut what, format_args!("\n  {}", line.trim_end_matches([':', ' '])));
         }
-        Ok(CliError::new(Exit::Unknown, what))
+        Ok(CliError::new(CliExit::Unknown, what))
     }
 }
 
@@ -208,9 +213,13 @@ fn shortened(left: &[String]) -> String {
     if more > 0 { format!("{named} and {more} more") } else { named }
 }
 
-pub(super) fn undrain(undrain: &Undrain, client: &Client<'_>, out: &mut dyn Write) -> Result<(), CliError> {
-    let name: NodeName = read(Kind::Node, Kind::Node.name_in(&undrain.node)?)?;
-    let row: NodeRow = typed(&get::one(client, Kind::Node, name.as_str())?)?;
+pub(super) fn undrain(
+    undrain: &UndrainArgs,
+    client: &ApiClient<'_>,
+    out: &mut dyn Write,
+) -> Result<(), CliError> {
+    let name: NodeName = read(EntityKind::Node, EntityKind::Node.name_in(&undrain.node)?)?;
+    let row: NodeRow = typed(&get::one(client, EntityKind::Node, name.as_str())?)?;
     let (doing, of) = (format!("undrain node/{name}"), format!("node/{name}"));
     let mut verdict = None;
     for disruption in row.disruptions.iter().filter(|one| empties(one)) {
@@ -218,7 +227,8 @@ pub(super) fn undrain(undrain: &Undrain, client: &Client<'_>, out: &mut dyn Writ
         verdict = Some(client.ask(&doing, &intent)?);
     }
     // It may have become empty meanwhile, and been evicted.
-    let row = if verdict.is_some() { typed(&get::one(client, Kind::Node, name.as_str())?)? } else { row };
+    let row =
+        if verdict.is_some() { typed(&get::one(client, EntityKind::Node, name.as_str())?)? } else { row };
     let way: &[NodeState] = match row.state {
         NodeState::Evicted if has_volumes(&name, client)? => &[NodeState::Allocated],
         NodeState::Evicted => &[NodeState::Sanitizing, NodeState::Unallocated, NodeState::Allocated],
@@ -238,26 +248,26 @@ pub(super) fn undrain(undrain: &Undrain, client: &Client<'_>, out: &mut dyn Writ
     }
     note!("nothing empties {of}, and it is {}", row.state);
     let (position, version) = (row.position.get(), Some(row.version));
-    let (outcome, changed) = ("unchanged".into(), Changed::default());
-    let verdict = Verdict { position, outcome, version, subject: None, changed };
+    let (outcome, changed) = ("unchanged".into(), PlanChanges::default());
+    let verdict = VerdictResponse { position, outcome, version, subject: None, changed };
     shown(client, &of, "unchanged", &verdict, out)
 }
 
 /// Whether volumes are on the node: what is in them would go if it were cleaned.
-fn has_volumes(node: &NodeName, client: &Client<'_>) -> Result<bool, CliError> {
-    Ok(!get::list(client, Kind::Volume, &[("node", node.to_string())], 1)?.items.is_empty())
+fn has_volumes(node: &NodeName, client: &ApiClient<'_>) -> Result<bool, CliError> {
+    Ok(!get::list(client, EntityKind::Volume, &[("node", node.to_string())], 1)?.items.is_empty())
 }
 
 /// The cluster that the node was in last.
-fn cluster(node: &NodeName, client: &Client<'_>) -> Result<ClusterName, CliError> {
-    let past = past(Kind::Node, node.as_str(), client)?;
-    let mut moved = past.iter().rev().filter(|item| Told(item).type_name() == "node.moved");
+fn cluster(node: &NodeName, client: &ApiClient<'_>) -> Result<ClusterName, CliError> {
+    let past = past(EntityKind::Node, node.as_str(), client)?;
+    let mut moved = past.iter().rev().filter(|item| EventSummary(item).type_name() == "node.moved");
     let found = moved.find_map(|item| item["data"]["cluster"].as_str());
     let found = found.ok_or_else(|| {
         let advice = format!("chancery allocate {node} --cluster CLUSTER");
-        CliError::new(Exit::Conflict, format!("undrain node/{node}: it was in no cluster yet: {advice}"))
+        CliError::new(CliExit::Conflict, format!("undrain node/{node}: it was in no cluster yet: {advice}"))
     })?;
-    read(Kind::Cluster, found)
+    read(EntityKind::Cluster, found)
 }
 
 #[cfg(test)]

@@ -19,7 +19,7 @@ use serde::Deserialize;
 /// How a command ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
-pub enum Exit {
+pub enum CliExit {
     /// Done.
     Done = 0,
     /// Failed.
@@ -40,8 +40,8 @@ pub enum Exit {
     Unreachable = 8,
 }
 
-impl From<Exit> for ExitCode {
-    fn from(exit: Exit) -> ExitCode {
+impl From<CliExit> for ExitCode {
+    fn from(exit: CliExit) -> ExitCode {
         ExitCode::from(exit as u8)
     }
 }
@@ -51,16 +51,16 @@ impl From<Exit> for ExitCode {
 #[error("{message}")]
 pub struct CliError {
     /// How the process ends.
-    pub exit: Exit,
+    pub exit: CliExit,
     /// For people; empty if there is nothing to say.
     pub message: String,
     /// What a server says about parts of the intent that it was asked for; the message tells it as well.
-    pub(super) faults: Vec<Pointed>,
+    pub(super) faults: Vec<PointerError>,
 }
 
 /// What is wrong with a part of an intent.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-pub(super) struct Pointed {
+pub(super) struct PointerError {
     /// A JSON Pointer into the intent.
     pub(super) pointer: String,
     /// What is wrong there.
@@ -68,17 +68,17 @@ pub(super) struct Pointed {
 }
 
 impl CliError {
-    pub(super) fn new(exit: Exit, message: impl Into<String>) -> CliError {
+    pub(super) fn new(exit: CliExit, message: impl Into<String>) -> CliError {
         CliError { exit, message: message.into(), faults: Vec::new() }
     }
 
     /// The command line cannot be followed.
     pub fn usage(message: impl Into<String>) -> CliError {
-        CliError::new(Exit::Usage, message)
+        CliError::new(CliExit::Usage, message)
     }
 
     pub(super) fn failure(message: impl Into<String>) -> CliError {
-        CliError::new(Exit::Failure, message)
+        CliError::new(CliExit::Failure, message)
     }
 }
 
@@ -86,34 +86,34 @@ impl From<std::io::Error> for CliError {
     /// Of writing to the output: a reader that has seen enough, as in `| head`, is no failure.
     fn from(error: std::io::Error) -> CliError {
         if error.kind() == std::io::ErrorKind::BrokenPipe {
-            return CliError::new(Exit::Done, "");
+            return CliError::new(CliExit::Done, "");
         }
         CliError::failure(format!("write the output: {error}"))
     }
 }
 
 /// How a command ends when the server answers with a problem of this code, or else of this status.
-pub(super) fn exit_of(code: &str, status: u16) -> Exit {
+pub(super) fn exit_of(code: &str, status: u16) -> CliExit {
     match code {
-        "not_found" | "gone" => Exit::NotFound,
+        "not_found" | "gone" => CliExit::NotFound,
         "already_exists" | "version_conflict" | "bad_transition" | "in_use" | "inactive"
-        | "hash_mismatch" | "not_pending" | "key_reused" => Exit::Conflict,
-        "denied" | "unauthenticated" => Exit::Denied,
+        | "hash_mismatch" | "not_pending" | "key_reused" => CliExit::Conflict,
+        "denied" | "unauthenticated" => CliExit::Denied,
         // Whether an intent older than the memory of keys was decided cannot be told.
         "expired" | "unknown_outcome" | "timeout" | "request_timeout" | "position_not_applied" => {
-            Exit::Unknown
+            CliExit::Unknown
         }
-        "busy" => Exit::Unreachable,
-        "bad_parameter" => Exit::Usage,
+        "busy" => CliExit::Unreachable,
+        "bad_parameter" => CliExit::Usage,
         "invalid" | "from_the_future" | "unsupported" | "too_large" | "internal" | "malformed"
-        | "no_such_route" => Exit::Failure,
+        | "no_such_route" => CliExit::Failure,
         _ => match status {
-            404 | 410 => Exit::NotFound,
-            409 | 412 => Exit::Conflict,
-            401 | 403 => Exit::Denied,
-            408 | 504 => Exit::Unknown,
-            429 | 502 | 503 => Exit::Unreachable,
-            _ => Exit::Failure,
+            404 | 410 => CliExit::NotFound,
+            409 | 412 => CliExit::Conflict,
+            401 | 403 => CliExit::Denied,
+            408 | 504 => CliExit::Unknown,
+            429 | 502 | 503 => CliExit::Unreachable,
+            _ => CliExit::Failure,
         },
     }
 }
@@ -131,14 +131,14 @@ pub(super) fn advice(code: &str) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use chancery_events::refusal::Code;
+    use chancery_events::refusal::RefusalCode;
 
     use super::*;
 
     #[test]
     fn every_refusal_has_its_exit_code() {
         let exits: Vec<_> =
-            Code::ALL.iter().map(|code| (code.word(), exit_of(code.word(), 0) as u8)).collect();
+            RefusalCode::ALL.iter().map(|code| (code.word(), exit_of(code.word(), 0) as u8)).collect();
         let wanted = [
             ("not_found", 3),
             ("already_exists", 4),

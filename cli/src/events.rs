@@ -8,14 +8,14 @@ use chancery_events::id::Position;
 use chancery_events::lineage::NamedPosition;
 use serde_json::{Value, json};
 
-use super::client::Client;
-use super::context::Output;
-use super::error::{CliError, Exit};
-use super::flags::Events;
+use super::client::ApiClient;
+use super::context::OutputFormat;
+use super::error::{CliError, CliExit};
+use super::flags::EventsArgs;
 use super::get::json_text;
-use super::kind::{Kind, Naming as _};
-use super::table::{Lines, Rows};
-use super::told::Told;
+use super::kind::{EntityKind, KindNaming as _};
+use super::table::{StreamTable, TextTable};
+use super::told::EventSummary;
 
 use crate::note;
 
@@ -27,20 +27,26 @@ const LONGEST: Duration = Duration::from_secs(5);
 /// Columns of a stream are at least so wide: what follows in a moment is seldom wider.
 const WIDTHS: [usize; 4] = [8, 20, 8, 24];
 
-pub(super) fn run(events: &Events, client: &Client<'_>, out: &mut dyn Write) -> Result<(), CliError> {
-    let output = client.context.output(&[Output::Table, Output::Jsonl, Output::Json])?;
+pub(super) fn run(events: &EventsArgs, client: &ApiClient<'_>, out: &mut dyn Write) -> Result<(), CliError> {
+    let output = client.context.output(&[OutputFormat::Table, OutputFormat::Jsonl, OutputFormat::Json])?;
     let mut query: Vec<_> = events.subject.clone().map(|subject| ("subject", subject)).into_iter().collect();
     if !events.types.is_empty() {
         query.push(("types", events.types.join(",")));
     }
-    let mut show = Show { output, rows: Rows::new(HEADS), lines: Lines::of(WIDTHS), begun: false, out };
+    let mut show = EventPrinter {
+        output,
+        rows: TextTable::new(HEADS),
+        lines: StreamTable::of(WIDTHS),
+        begun: false,
+        out,
+    };
     if !events.follow {
         query.push(("follow", "false".to_owned()));
         let mut next = events.from;
         pass_on(client, &query, &mut next, &mut |told, line| show.keep(told, line))?;
         return show.flush();
     }
-    let mut each = |told: &Told<'_>, line: &str| {
+    let mut each = |told: &EventSummary<'_>, line: &str| {
         show.keep(told, line)?;
         show.flush()
     };
@@ -54,18 +60,18 @@ pub(super) fn run(events: &Events, client: &Client<'_>, out: &mut dyn Write) -> 
 const HEADS: [&str; 5] = ["POSITION", "TIME", "WHO", "SUBJECT", "WHAT"];
 
 /// Events on their way to a reader.
-struct Show<'a> {
-    output: Output,
+struct EventPrinter<'a> {
+    output: OutputFormat,
     /// Those that wait for their columns to be known.
-    rows: Rows,
-    lines: Lines,
+    rows: TextTable,
+    lines: StreamTable,
     begun: bool,
     out: &'a mut dyn Write,
 }
 
-impl Show<'_> {
-    fn keep(&mut self, told: &Told<'_>, line: &str) -> Result<(), CliError> {
-        if self.output != Output::Table {
+impl EventPrinter<'_> {
+    fn keep(&mut self, told: &EventSummary<'_>, line: &str) -> Result<(), CliError> {
+        if self.output != OutputFormat::Table {
             return Ok(writeln!(self.out, "{line}")?);
         }
         let subject = told.subject().to_owned();
@@ -74,7 +80,7 @@ impl Show<'_> {
     }
 
     fn flush(&mut self) -> Result<(), CliError> {
-        let rows = std::mem::replace(&mut self.rows, Rows::new(HEADS));
+        let rows = std::mem::replace(&mut self.rows, TextTable::new(HEADS));
         if !rows.is_empty() {
             if !self.begun {
                 self.lines.fit(&rows);
@@ -91,14 +97,14 @@ impl Show<'_> {
 }
 
 /// What is done with an event, also as the line that it came in.
-type Each<'a> = dyn FnMut(&Told<'_>, &str) -> Result<(), CliError> + 'a;
+type EventCallback<'a> = dyn FnMut(&EventSummary<'_>, &str) -> Result<(), CliError> + 'a;
 
 /// Passes on events from a position on, for ever: a stream that breaks is taken up behind the last that came.
 pub(super) fn follow(
-    client: &Client<'_>,
+    client: &ApiClient<'_>,
     query: &[(&str, String)],
     from: NamedPosition,
-    each: &mut Each<'_>,
+    each: &mut EventCallback<'_>,
     lost: &mut dyn FnMut(&CliError) -> Result<(), CliError>,
 ) -> Result<(), CliError> {
     let query = [query, &[("follow", "true".to_owned())]].concat();
@@ -110,11 +116,13 @@ pub(super) fn follow(
             each(event, line)
         });
         let error = match ended {
-            Ok(()) => CliError::new(Exit::Unreachable, "read events: the server has ended the stream"),
+            Ok(()) => CliError::new(CliExit::Unreachable, "read events: the server has ended the stream"),
             // The output is closed, or the server refuses: another try would not better it.
-            Err(error) if !matches!(error.exit, Exit::Unreachable | Exit::Unknown) => return Err(error),
+            Err(error) if !matches!(error.exit, CliExit::Unreachable | CliExit::Unknown) => {
+                return Err(error);
+            }
             // The first connection fails at once; a later one is waited for.
-            Err(error) if !connected && error.exit == Exit::Unreachable => return Err(error),
+            Err(error) if !connected && error.exit == CliExit::Unreachable => return Err(error),
             Err(error) => error,
         };
         connected = true;
@@ -129,17 +137,17 @@ pub(super) fn follow(
 
 /// Passes on what one stream brings until it ends, and moves `next` behind it.
 fn pass_on(
-    client: &Client<'_>,
+    client: &ApiClient<'_>,
     query: &[(&str, String)],
     next: &mut NamedPosition,
-    each: &mut Each<'_>,
+    each: &mut EventCallback<'_>,
 ) -> Result<(), CliError> {
     let query = [query, &[("from", next.to_string())]].concat();
     let stream = client.stream("read events", "/events", &query, "application/x-ndjson")?;
     for line in BufReader::new(stream).lines() {
         let line = line.map_err(|error| {
             CliError::new(
-                Exit::Unknown,
+                CliExit::Unknown,
                 format!("read events: the stream broke off before position {}: {error}", next.position),
             )
         })?;
@@ -148,7 +156,7 @@ fn pass_on(
         }
         let event: Value = serde_json::from_str(&line)
             .map_err(|error| CliError::failure(format!("read events: a line is no event: {error}")))?;
-        let told = Told(&event);
+        let told = EventSummary(&event);
         each(&told, &line)?;
         // The lineage says which history was seen: another one is not taken for its continuation.
         *next = NamedPosition { position: Position::new(told.position() + 1), lineage: told.lineage() };
@@ -157,26 +165,26 @@ fn pass_on(
 }
 
 pub(super) fn history(
-    kind: Kind,
+    kind: EntityKind,
     name: &str,
-    client: &Client<'_>,
+    client: &ApiClient<'_>,
     out: &mut dyn Write,
 ) -> Result<(), CliError> {
-    let output = client.context.output(&[Output::Table, Output::Json, Output::Jsonl])?;
+    let output = client.context.output(&[OutputFormat::Table, OutputFormat::Json, OutputFormat::Jsonl])?;
     let items = past(kind, name, client)?;
     match output {
-        Output::Json => json_text(&json!({ "items": items }), out),
-        Output::Jsonl => Ok(items.iter().try_for_each(|item| writeln!(out, "{item}"))?),
+        OutputFormat::Json => json_text(&json!({ "items": items }), out),
+        OutputFormat::Jsonl => Ok(items.iter().try_for_each(|item| writeln!(out, "{item}"))?),
         _ => Ok(out.write_all(table(&items).lines("").as_bytes())?),
     }
 }
 
 /// All events about one entity.
-pub(super) fn past(kind: Kind, name: &str, client: &Client<'_>) -> Result<Vec<Value>, CliError> {
+pub(super) fn past(kind: EntityKind, name: &str, client: &ApiClient<'_>) -> Result<Vec<Value>, CliError> {
     let doing = format!("read the history of {}/{name}", kind.word());
     // That of a disruption is part of its node's.
     let own = match kind {
-        Kind::Disruption => Some(kind.halves(name)?.1),
+        EntityKind::Disruption => Some(kind.halves(name)?.1),
         _ => None,
     };
     let path = format!("{}/history", kind.path_of(name)?);
@@ -196,13 +204,13 @@ pub(super) fn past(kind: Kind, name: &str, client: &Client<'_>) -> Result<Vec<Va
 }
 
 fn is_about_disruption(item: &Value, name: &str) -> bool {
-    Told(item).type_name().starts_with("disruption.") && item["data"]["name"] == name
+    EventSummary(item).type_name().starts_with("disruption.") && item["data"]["name"] == name
 }
 
-pub(super) fn table(items: &[Value]) -> Rows {
-    let mut rows = Rows::new(["POSITION", "TIME", "WHO", "WHAT", "WHY"]);
+pub(super) fn table(items: &[Value]) -> TextTable {
+    let mut rows = TextTable::new(["POSITION", "TIME", "WHO", "WHAT", "WHY"]);
     for item in items {
-        let told = Told(item);
+        let told = EventSummary(item);
         rows.add([told.position().to_string(), told.time(), told.who(), told.what(), told.why()]);
     }
     rows

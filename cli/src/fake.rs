@@ -7,17 +7,17 @@ use std::time::Duration;
 
 use clap::Parser;
 
-use super::args::{Client, Globals};
-use super::context::{Context, Output};
+use super::args::{GlobalArgs, ServerCommand};
+use super::context::{CliContext, OutputFormat};
 
 /// The command line of a program that is a client alone.
 #[derive(Parser, Debug)]
 #[command(name = "chancery")]
-pub(super) struct Cli {
+pub(super) struct FakeCli {
     #[command(flatten)]
-    pub(super) globals: Globals,
+    pub(super) globals: GlobalArgs,
     #[command(subcommand)]
-    pub(super) command: Client,
+    pub(super) command: ServerCommand,
 }
 
 /// What it does with one connection.
@@ -37,10 +37,10 @@ pub(super) struct Asked {
     pub(super) body: String,
 }
 
-pub(super) fn context(server: String, output: Option<Output>) -> Context {
+pub(super) fn context(server: String, output: Option<OutputFormat>) -> CliContext {
     let (fleet, actor) = ("default".parse().expect("a name"), "local".parse().expect("a name"));
-    let context = Context::new(server, fleet, actor, output);
-    Context { person: false, shows_progress: false, backoff: Duration::from_millis(1), ..context }
+    let context = CliContext::new(server, fleet, actor, output);
+    CliContext { person: false, shows_progress: false, backoff: Duration::from_millis(1), ..context }
 }
 
 /// Serves the script and closes its door.

@@ -2,17 +2,17 @@
 
 use chancery_events::each_kind;
 use chancery_events::spec::OperationKind;
-use chancery_projector::rows::{self, OperationWord, PhaseWord};
+use chancery_projector::rows::{self, OperationStatus, PhaseStatus};
 use schemars::{Schema, schema_for};
 use serde_json::Value;
 
 use super::disruption;
 use super::error::CliError;
-use super::kind::Kind;
+use super::kind::EntityKind;
 use crate::manifest::suggest::instead;
 
 /// Refuses a field that the kind has not, or a value that the field never has.
-pub(super) fn check(kind: Kind, path: &[&str], wanted: &str) -> Result<(), CliError> {
+pub(super) fn check(kind: EntityKind, path: &[&str], wanted: &str) -> Result<(), CliError> {
     let schema = schema(kind);
     let whole = path.join(".");
     let unknown = |at: usize, known: &[&str]| {
@@ -56,19 +56,19 @@ pub(super) fn check(kind: Kind, path: &[&str], wanted: &str) -> Result<(), CliEr
     )))
 }
 
-fn number(kind: Kind, field: &str, wanted: &str) -> CliError {
+fn number(kind: EntityKind, field: &str, wanted: &str) -> CliError {
     CliError::usage(format!("{field} of a {} is a whole number, never {wanted:?}", kind.word()))
 }
 
 /// The words of each level below a field of counters: those that never counted are not in a row.
-fn counted(kind: Kind, field: &str) -> Option<Vec<Vec<&'static str>>> {
+fn counted(kind: EntityKind, field: &str) -> Option<Vec<Vec<&'static str>>> {
     match (kind, field) {
-        (Kind::Plan, "replicas") => {
-            Some(vec![PhaseWord::ALL.iter().map(|phase| phase.word()).chain(["total"]).collect()])
+        (EntityKind::Plan, "replicas") => {
+            Some(vec![PhaseStatus::ALL.iter().map(|phase| phase.word()).chain(["total"]).collect()])
         }
-        (Kind::Plan, "operations") => Some(vec![
+        (EntityKind::Plan, "operations") => Some(vec![
             OperationKind::ALL.iter().map(|kind| kind.word()).collect(),
-            OperationWord::ALL.iter().map(|state| state.word()).collect(),
+            OperationStatus::ALL.iter().map(|state| state.word()).collect(),
         ]),
         _ => None,
     }
@@ -93,7 +93,7 @@ fn counts(
     match path.get(words.len() + 1) {
         Some(_) => Err(unknown(words.len() + 1, &[])),
         None if wanted.parse::<u64>().is_ok() => Ok(()),
-        None => Err(number(Kind::Plan, &path.join("."), wanted)),
+        None => Err(number(EntityKind::Plan, &path.join("."), wanted)),
     }
 }
 
@@ -102,10 +102,10 @@ macro_rules! schemas {
         key $key:tt $(owner $owner:tt)? $(entity $entity:tt)? $(row($rows:ident = $number:literal: $row:ident))?
         $(ends $ends:tt)? $(manifest $manifest:tt)?
     })*) => {
-        fn schema(kind: Kind) -> Schema {
+        fn schema(kind: EntityKind) -> Schema {
             match kind {
-                $($(Kind::$kind => schema_for!(rows::$row),)?)*
-                Kind::Disruption => schema_for!(disruption::Item),
+                $($(EntityKind::$kind => schema_for!(rows::$row),)?)*
+                EntityKind::Disruption => schema_for!(disruption::DisruptionItem),
             }
         }
     };
@@ -152,46 +152,56 @@ mod tests {
     #[test]
     fn what_never_comes_is_refused_with_what_may_be_meant() {
         for (kind, field, value, wanted) in [
-            (Kind::Replica, "phase", "running", ""),
-            (Kind::Replica, "node", "none", ""),
-            (Kind::Replica, "ready", "true", ""),
-            (Kind::Plan, "replicas.running", "3", ""),
-            (Kind::Plan, "operations.create.pending_approval", "1", ""),
-            (Kind::Replica, "phase", "updating", ""),
-            (Kind::Replica, "phase", "restarting", ""),
-            (Kind::Replica, "passive.state", "starting", ""),
-            (Kind::Operation, "state", "approved", ""),
-            (Kind::Deployment, "state", "paused", ""),
-            (Kind::Deployment, "set", "new", ""),
-            (Kind::Disruption, "state", "completed", ""),
-            (Kind::Plan, "replicas.updating", "0", ""),
-            (Kind::Plan, "operations.relocate.pending_approval", "1", ""),
-            (Kind::Plan, "spec.service", "web", ""),
-            (Kind::Node, "labels.disk", "fast", ""),
+            (EntityKind::Replica, "phase", "running", ""),
+            (EntityKind::Replica, "node", "none", ""),
+            (EntityKind::Replica, "ready", "true", ""),
+            (EntityKind::Plan, "replicas.running", "3", ""),
+            (EntityKind::Plan, "operations.create.pending_approval", "1", ""),
+            (EntityKind::Replica, "phase", "updating", ""),
+            (EntityKind::Replica, "phase", "restarting", ""),
+            (EntityKind::Replica, "passive.state", "starting", ""),
+            (EntityKind::Operation, "state", "approved", ""),
+            (EntityKind::Deployment, "state", "paused", ""),
+            (EntityKind::Deployment, "set", "new", ""),
+            (EntityKind::Disruption, "state", "completed", ""),
+            (EntityKind::Plan, "replicas.updating", "0", ""),
+            (EntityKind::Plan, "operations.relocate.pending_approval", "1", ""),
+            (EntityKind::Plan, "spec.service", "web", ""),
+            (EntityKind::Node, "labels.disk", "fast", ""),
             (
-                Kind::Replica,
+                EntityKind::Replica,
                 "phase",
                 "runing",
                 "phase of a replica is never \"runing\": did you mean \"running\"?",
             ),
-            (Kind::Replica, "ready", "yes", "ready of a replica is never \"yes\": write one of true, false"),
-            (Kind::Replica, "fase", "running", "a replica has no field \"fase\": did you mean \"phase\"?"),
-            (Kind::Node, "version", "x", "version of a node is a whole number, never \"x\""),
-            (Kind::Node, "state.x", "y", "\"state\" has no field \"x\""),
             (
-                Kind::Plan,
+                EntityKind::Replica,
+                "ready",
+                "yes",
+                "ready of a replica is never \"yes\": write one of true, false",
+            ),
+            (
+                EntityKind::Replica,
+                "fase",
+                "running",
+                "a replica has no field \"fase\": did you mean \"phase\"?",
+            ),
+            (EntityKind::Node, "version", "x", "version of a node is a whole number, never \"x\""),
+            (EntityKind::Node, "state.x", "y", "\"state\" has no field \"x\""),
+            (
+                EntityKind::Plan,
                 "replicas.runing",
                 "3",
                 "\"replicas\" has no field \"runing\": did you mean \"running\"?",
             ),
             (
-                Kind::Plan,
+                EntityKind::Plan,
                 "operations.create",
                 "1",
                 "write which of operations.create: operations.create.preparing",
             ),
             (
-                Kind::Plan,
+                EntityKind::Plan,
                 "replicas.running",
                 "x",
                 "replicas.running of a plan is a whole number, never \"x\"",

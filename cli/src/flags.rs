@@ -7,21 +7,21 @@ use chancery_events::time::{Time, parse_span};
 use clap::Args;
 
 use super::error::CliError;
-use super::kind::{Kind, What, WhatParser};
+use super::kind::{EntityKind, EntitySelector, EntitySelectorParser};
 
 /// Which one.
 #[derive(Args, Debug)]
-pub struct Which {
+pub struct EntityArgs {
     /// Its kind, or KIND/NAME
-    #[arg(value_name = "KIND[/NAME]", value_parser = WhatParser, hide_possible_values = true)]
-    pub what: What,
+    #[arg(value_name = "KIND[/NAME]", value_parser = EntitySelectorParser, hide_possible_values = true)]
+    pub what: EntitySelector,
     /// PLAN/NAME of a deployment, NODE/NAME of a disruption, if that is not in KIND/NAME
     pub name: Option<String>,
 }
 
 /// Which node to empty.
 #[derive(Args, Debug)]
-pub struct Drain {
+pub struct DrainArgs {
     /// The node
     pub node: String,
     /// Why, for people
@@ -37,14 +37,14 @@ pub struct Drain {
 
 /// Which node to put back into use.
 #[derive(Args, Debug)]
-pub struct Undrain {
+pub struct UndrainArgs {
     /// The node
     pub node: String,
 }
 
 /// What is planned to be done to a node.
 #[derive(Args, Debug)]
-pub struct Disrupt {
+pub struct ScheduleArgs {
     /// The node
     pub node: String,
     /// What it is called, among those of the node
@@ -63,10 +63,10 @@ pub struct Disrupt {
 
 /// What to list.
 #[derive(Args, Debug)]
-pub struct Get {
+pub struct GetArgs {
     /// The kind, or KIND/NAME
-    #[arg(value_name = "KIND[/NAME]", value_parser = WhatParser, hide_possible_values = true)]
-    pub what: What,
+    #[arg(value_name = "KIND[/NAME]", value_parser = EntitySelectorParser, hide_possible_values = true)]
+    pub what: EntitySelector,
     /// A name or id; PLAN/NAME of a deployment
     pub name: Option<String>,
     /// Only those whose field has this value; repeatable
@@ -83,9 +83,9 @@ pub struct Get {
     pub watch: bool,
 }
 
-impl Get {
+impl GetArgs {
     /// The kind.
-    pub(super) fn kind(&self) -> Kind {
+    pub(super) fn kind(&self) -> EntityKind {
         self.what.kind
     }
 
@@ -101,7 +101,7 @@ impl Get {
 
 /// Which operations.
 #[derive(Args, Debug, Default)]
-pub struct Choose {
+pub struct OperationArgs {
     /// Their ids; or request/ID, or disruption NODE/NAME
     #[arg(value_name = "ID")]
     pub ids: Vec<String>,
@@ -118,7 +118,7 @@ pub struct Choose {
 
 /// Which events.
 #[derive(Args, Debug)]
-pub struct Events {
+pub struct EventsArgs {
     /// Those from this position on: a number, or POSITION.LINEAGE as the server gave it
     #[arg(long, value_name = "POSITION", default_value = "0")]
     pub from: NamedPosition,
@@ -136,7 +136,7 @@ pub struct Events {
 /// Whose output.
 #[derive(Args, Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a flag")]
-pub struct Logs {
+pub struct LogsArgs {
     /// A replica, the id of an incarnation, or KIND/NAME of one of them
     pub of: String,
     /// Which payload, if there are several
@@ -167,7 +167,7 @@ pub struct Logs {
 
 /// What to wait for.
 #[derive(Args, Debug)]
-pub struct Wait {
+pub struct WaitArgs {
     /// KIND/NAME, as in replica/web-7f3k or deployment/web/deployment-1
     pub of: String,
     /// A field and its value, or deleted: phase=running, state=completed, replicas.running=3

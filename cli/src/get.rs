@@ -4,13 +4,13 @@ use std::io::Write;
 
 use serde_json::{Value, json};
 
-use super::client::Client;
+use super::client::ApiClient;
 use super::columns;
-use super::context::Output;
+use super::context::OutputFormat;
 use super::disruption;
-use super::error::{CliError, Exit};
-use super::flags::Get;
-use super::kind::{Kind, Naming as _};
+use super::error::{CliError, CliExit};
+use super::flags::GetArgs;
+use super::kind::{EntityKind, KindNaming as _};
 use super::table::one_line;
 use super::watch;
 
@@ -20,7 +20,7 @@ use crate::note;
 const PAGE: u64 = 1000;
 
 /// Some entities of one kind.
-pub(super) struct Listed {
+pub(super) struct EntityList {
     pub(super) items: Vec<Value>,
     /// The position as of which the first page was read,
     pub(super) since: u64,
@@ -30,12 +30,21 @@ pub(super) struct Listed {
     pub(super) more: bool,
 }
 
-pub(super) fn run(get: &Get, client: &Client<'_>, out: &mut dyn Write) -> Result<(), CliError> {
+pub(super) fn run(get: &GetArgs, client: &ApiClient<'_>, out: &mut dyn Write) -> Result<(), CliError> {
     if get.watch {
         return watch::run(get, client, out);
     }
-    let (kind, possible) =
-        (get.kind(), [Output::Table, Output::Wide, Output::Json, Output::Yaml, Output::Name, Output::Jsonl]);
+    let (kind, possible) = (
+        get.kind(),
+        [
+            OutputFormat::Table,
+            OutputFormat::Wide,
+            OutputFormat::Json,
+            OutputFormat::Yaml,
+            OutputFormat::Name,
+            OutputFormat::Jsonl,
+        ],
+    );
     let output = client.context.output(&possible)?;
     let Some(name) = get.name()? else {
         let filters: Vec<_> =
@@ -49,51 +58,51 @@ pub(super) fn run(get: &Get, client: &Client<'_>, out: &mut dyn Write) -> Result
     };
     let item = one(client, kind, &name)?;
     match output {
-        Output::Json => json_text(&item, out),
-        Output::Yaml => yaml_text(&item, out),
-        _ => show(kind, &Listed { items: vec![item], since: 0, position: 0, more: false }, output, out),
+        OutputFormat::Json => json_text(&item, out),
+        OutputFormat::Yaml => yaml_text(&item, out),
+        _ => show(kind, &EntityList { items: vec![item], since: 0, position: 0, more: false }, output, out),
     }
 }
 
 /// The entity of that name.
-pub(super) fn one(client: &Client<'_>, kind: Kind, name: &str) -> Result<Value, CliError> {
+pub(super) fn one(client: &ApiClient<'_>, kind: EntityKind, name: &str) -> Result<Value, CliError> {
     let doing = format!("read {}/{name}", kind.word());
     let row = client.get(&doing, &kind.path_of(name)?, &[])?;
-    if kind != Kind::Disruption {
+    if kind != EntityKind::Disruption {
         return Ok(row);
     }
     disruption::of_name(&row, name)?.ok_or_else(|| {
         let what = format!("{doing}: there is no disruption {name:?}");
-        CliError::new(Exit::NotFound, what)
+        CliError::new(CliExit::NotFound, what)
     })
 }
 
 /// The same, where there may be nothing.
 pub(super) fn find(
-    client: &Client<'_>,
+    client: &ApiClient<'_>,
     doing: &str,
-    kind: Kind,
+    kind: EntityKind,
     name: &str,
 ) -> Result<Option<Value>, CliError> {
     let row = client.find(doing, &kind.path_of(name)?)?;
     match row {
-        Some(node) if kind == Kind::Disruption => disruption::of_name(&node, name),
+        Some(node) if kind == EntityKind::Disruption => disruption::of_name(&node, name),
         row => Ok(row),
     }
 }
 
 /// At most `most` entities that pass the filters, in the server's order.
 pub(super) fn list(
-    client: &Client<'_>,
-    kind: Kind,
+    client: &ApiClient<'_>,
+    kind: EntityKind,
     filters: &[(&str, String)],
     most: u64,
-) -> Result<Listed, CliError> {
-    if kind == Kind::Disruption {
+) -> Result<EntityList, CliError> {
+    if kind == EntityKind::Disruption {
         return disruption::list(client, filters, most);
     }
     let doing = format!("list {}", kind.plural());
-    let mut listed = Listed { items: Vec::new(), since: 0, position: 0, more: false };
+    let mut listed = EntityList { items: Vec::new(), since: 0, position: 0, more: false };
     let mut token: Option<String> = None;
     loop {
         let is_first = token.is_none();
@@ -118,21 +127,26 @@ pub(super) fn list(
     }
 }
 
-fn show(kind: Kind, listed: &Listed, output: Output, out: &mut dyn Write) -> Result<(), CliError> {
+fn show(
+    kind: EntityKind,
+    listed: &EntityList,
+    output: OutputFormat,
+    out: &mut dyn Write,
+) -> Result<(), CliError> {
     match output {
-        Output::Table | Output::Wide if listed.items.is_empty() => note!("no {}", kind.plural()),
-        Output::Table | Output::Wide => {
-            let rows = columns::table(kind, &listed.items, output == Output::Wide)?;
+        OutputFormat::Table | OutputFormat::Wide if listed.items.is_empty() => note!("no {}", kind.plural()),
+        OutputFormat::Table | OutputFormat::Wide => {
+            let rows = columns::table(kind, &listed.items, output == OutputFormat::Wide)?;
             out.write_all(rows.lines("").as_bytes())?;
         }
-        Output::Json => json_text(&json!({ "items": listed.items, "position": listed.position }), out)?,
-        Output::Yaml => yaml_text(&json!({ "items": listed.items, "position": listed.position }), out)?,
-        Output::Name => {
+        OutputFormat::Json => json_text(&json!({ "items": listed.items, "position": listed.position }), out)?,
+        OutputFormat::Yaml => yaml_text(&json!({ "items": listed.items, "position": listed.position }), out)?,
+        OutputFormat::Name => {
             for item in &listed.items {
                 writeln!(out, "{}/{}", kind.word(), name_of(kind, item))?;
             }
         }
-        Output::Jsonl => {
+        OutputFormat::Jsonl => {
             for item in &listed.items {
                 writeln!(out, "{item}")?;
             }
@@ -142,7 +156,7 @@ fn show(kind: Kind, listed: &Listed, output: Output, out: &mut dyn Write) -> Res
 }
 
 /// What the entity is called in paths and on command lines.
-pub(super) fn name_of(kind: Kind, item: &Value) -> String {
+pub(super) fn name_of(kind: EntityKind, item: &Value) -> String {
     let text = |field: &&str| match &item[*field] {
         Value::String(text) => one_line(text),
         Value::Null => "?".to_owned(),

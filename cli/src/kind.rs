@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 
-pub use chancery_events::kind::Kind;
+pub use chancery_events::kind::EntityKind;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Arg, Command};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
@@ -10,7 +10,7 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use super::error::CliError;
 
 /// What a name of an entity of a kind is on a command line and in a path.
-pub(super) trait Naming: Sized {
+pub(super) trait KindNaming: Sized {
     /// The path of one of them, below the fleet; of a disruption, that of its node, which holds it.
     fn path_of(self, name: &str) -> Result<String, CliError>;
     /// The owner that a name begins with, and the name that is unique there: PLAN/NAME, NODE/NAME.
@@ -21,11 +21,13 @@ pub(super) trait Naming: Sized {
     fn split(text: &str) -> Result<(Self, &str), CliError>;
 }
 
-impl Naming for Kind {
+impl KindNaming for EntityKind {
     fn path_of(self, name: &str) -> Result<String, CliError> {
         match (self, self.entry().owner) {
-            (Kind::Disruption, _) => Ok(format!("/nodes/{}", segment(self.halves(name)?.0))),
-            (Kind::Command, _) => Err(CliError::usage("commands are listed only: chancery get commands")),
+            (EntityKind::Disruption, _) => Ok(format!("/nodes/{}", segment(self.halves(name)?.0))),
+            (EntityKind::Command, _) => {
+                Err(CliError::usage("commands are listed only: chancery get commands"))
+            }
             (_, Some(owner)) => {
                 let (of, name) = self.halves(name)?;
                 Ok(format!("/{}/{}/{}/{}", owner.plural(), segment(of), self.plural(), segment(name)))
@@ -56,7 +58,7 @@ impl Naming for Kind {
         match named(kind) {
             Some(kind) if kind == self => Ok(name),
             // The names of these hold slashes, whatever is before them.
-            Some(_) if self == Kind::Capability => Ok(text),
+            Some(_) if self == EntityKind::Capability => Ok(text),
             Some(other) => Err(CliError::usage(format!(
                 "write the name of a {}, not of a {}: {text:?}",
                 self.word(),
@@ -67,7 +69,7 @@ impl Naming for Kind {
         }
     }
 
-    fn split(text: &str) -> Result<(Kind, &str), CliError> {
+    fn split(text: &str) -> Result<(EntityKind, &str), CliError> {
         let form = || CliError::usage(format!("write KIND/NAME as in replica/web-7f3k, not {text:?}"));
         let (kind, name) = text.split_once('/').filter(|(_, name)| !name.is_empty()).ok_or_else(form)?;
         Ok((named(kind).ok_or_else(form)?, name))
@@ -75,20 +77,20 @@ impl Naming for Kind {
 }
 
 /// The kind that a word names, in whatever case it is written.
-pub(super) fn named(word: &str) -> Option<Kind> {
-    Kind::named(&word.to_ascii_lowercase())
+pub(super) fn named(word: &str) -> Option<EntityKind> {
+    EntityKind::named(&word.to_ascii_lowercase())
 }
 
 /// A kind, and what of it where they are written as one: `nodes`, `node/node-1`.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct What {
+pub struct EntitySelector {
     /// The kind.
-    pub kind: Kind,
+    pub kind: EntityKind,
     /// What follows the slash.
     pub name: Option<String>,
 }
 
-impl What {
+impl EntitySelector {
     /// With the name in the argument after it, if that is where it was written.
     pub(super) fn name(&self, after: Option<&String>) -> Result<Option<String>, CliError> {
         match (&self.name, after) {
@@ -113,19 +115,24 @@ impl What {
 
 /// Reads [`What`], and says which kinds there are.
 #[derive(Clone, Debug)]
-pub(super) struct WhatParser;
+pub(super) struct EntitySelectorParser;
 
-impl TypedValueParser for WhatParser {
-    type Value = What;
+impl TypedValueParser for EntitySelectorParser {
+    type Value = EntitySelector;
 
-    fn parse_ref(&self, command: &Command, arg: Option<&Arg>, value: &OsStr) -> Result<What, clap::Error> {
+    fn parse_ref(
+        &self,
+        command: &Command,
+        arg: Option<&Arg>,
+        value: &OsStr,
+    ) -> Result<EntitySelector, clap::Error> {
         let text = value.to_string_lossy();
         let (kind, name) = match text.split_once('/') {
             Some((kind, name)) if !name.is_empty() => (kind, Some(name.to_owned())),
             Some(_) | None => (&*text, None),
         };
         let known = PossibleValuesParser::new(words()).parse_ref(command, arg, OsStr::new(kind))?;
-        Ok(What { kind: named(&known).expect("a word that is possible"), name })
+        Ok(EntitySelector { kind: named(&known).expect("a word that is possible"), name })
     }
 
     fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
@@ -135,11 +142,11 @@ impl TypedValueParser for WhatParser {
 
 /// The words for kinds, as the parser of arguments takes them.
 fn words() -> impl Iterator<Item = PossibleValue> {
-    let word = |kind: &Kind| {
+    let word = |kind: &EntityKind| {
         let entry = kind.entry();
         PossibleValue::new(entry.plural).aliases([entry.word]).aliases(entry.aliases).help(entry.about)
     };
-    Kind::ALL.iter().map(word)
+    EntityKind::ALL.iter().map(word)
 }
 
 /// A name as one segment of a path: a capability's may hold a slash.
@@ -154,40 +161,48 @@ mod tests {
 
     #[test]
     fn one_many_and_short_are_the_same_kind() {
-        for kind in Kind::ALL {
+        for kind in EntityKind::ALL {
             assert_eq!(named(kind.word()), Some(*kind));
             assert_eq!(named(&kind.plural().to_uppercase()), Some(*kind));
         }
-        for (short, kind) in [("no", Kind::Node), ("op", Kind::Operation), ("dep", Kind::Deployment)] {
+        for (short, kind) in
+            [("no", EntityKind::Node), ("op", EntityKind::Operation), ("dep", EntityKind::Deployment)]
+        {
             assert_eq!(named(short), Some(kind));
         }
     }
 
     #[test]
     fn names_stay_one_segment() {
-        assert_eq!(Kind::Capability.path_of("nvidia/v100").expect("a path"), "/capabilities/nvidia%2Fv100");
-        assert_eq!(Kind::Deployment.path_of("web/d-1").expect("a path"), "/plans/web/deployments/d-1");
-        assert!(Kind::Deployment.path_of("web").is_err() && Kind::Disruption.path_of("node-1").is_err());
-        assert_eq!(Kind::Disruption.path_of("node-1/switch").expect("a path"), "/nodes/node-1");
-        assert_eq!(Kind::split("dep/web/d-1").expect("a name"), (Kind::Deployment, "web/d-1"));
-        assert!(Kind::split("pod/x").is_err() && Kind::split("node/").is_err());
+        assert_eq!(
+            EntityKind::Capability.path_of("nvidia/v100").expect("a path"),
+            "/capabilities/nvidia%2Fv100"
+        );
+        assert_eq!(EntityKind::Deployment.path_of("web/d-1").expect("a path"), "/plans/web/deployments/d-1");
+        assert!(
+            EntityKind::Deployment.path_of("web").is_err()
+                && EntityKind::Disruption.path_of("node-1").is_err()
+        );
+        assert_eq!(EntityKind::Disruption.path_of("node-1/switch").expect("a path"), "/nodes/node-1");
+        assert_eq!(EntityKind::split("dep/web/d-1").expect("a name"), (EntityKind::Deployment, "web/d-1"));
+        assert!(EntityKind::split("pod/x").is_err() && EntityKind::split("node/").is_err());
     }
 
     #[test]
     fn a_kind_before_a_name_is_taken_or_refused_and_never_part_of_it() {
         for (kind, text, name) in [
-            (Kind::Node, "node-1", Some("node-1")),
-            (Kind::Node, "node/node-1", Some("node-1")),
-            (Kind::Node, "no/node-1", Some("node-1")),
-            (Kind::Node, "replica/node-1", None),
-            (Kind::Deployment, "web/d-1", Some("web/d-1")),
-            (Kind::Deployment, "deployment/d-1", Some("deployment/d-1")),
-            (Kind::Deployment, "deployment/web/d-1", Some("web/d-1")),
-            (Kind::Deployment, "node/web/d-1", None),
-            (Kind::Disruption, "node-1/switch", Some("node-1/switch")),
-            (Kind::Disruption, "disruption/node-1/switch", Some("node-1/switch")),
-            (Kind::Capability, "node/web", Some("node/web")),
-            (Kind::Capability, "cap/nvidia/v100", Some("nvidia/v100")),
+            (EntityKind::Node, "node-1", Some("node-1")),
+            (EntityKind::Node, "node/node-1", Some("node-1")),
+            (EntityKind::Node, "no/node-1", Some("node-1")),
+            (EntityKind::Node, "replica/node-1", None),
+            (EntityKind::Deployment, "web/d-1", Some("web/d-1")),
+            (EntityKind::Deployment, "deployment/d-1", Some("deployment/d-1")),
+            (EntityKind::Deployment, "deployment/web/d-1", Some("web/d-1")),
+            (EntityKind::Deployment, "node/web/d-1", None),
+            (EntityKind::Disruption, "node-1/switch", Some("node-1/switch")),
+            (EntityKind::Disruption, "disruption/node-1/switch", Some("node-1/switch")),
+            (EntityKind::Capability, "node/web", Some("node/web")),
+            (EntityKind::Capability, "cap/nvidia/v100", Some("nvidia/v100")),
         ] {
             assert_eq!(kind.name_in(text).ok(), name, "{kind:?} {text}");
         }

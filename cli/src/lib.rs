@@ -43,17 +43,19 @@ mod watch;
 
 use std::io::Write;
 
-pub use args::{Client as ClientCommand, Globals, InboxCommand};
-pub use context::{Context, Output};
-pub use error::{CliError, Exit};
-pub use flags::{Choose, Disrupt, Drain, Events, Get, Logs, Undrain, Wait, Which};
+pub use args::{GlobalArgs, InboxCommand, ServerCommand as ClientCommand};
+pub use context::{CliContext, OutputFormat};
+pub use error::{CliError, CliExit};
+pub use flags::{
+    DrainArgs, EntityArgs, EventsArgs, GetArgs, LogsArgs, OperationArgs, ScheduleArgs, UndrainArgs, WaitArgs,
+};
 pub use get::json_text;
-pub use kind::{Kind, What};
-pub use table::Rows;
+pub use kind::{EntityKind, EntitySelector};
+pub use table::TextTable;
 
-use client::Client;
+use client::ApiClient;
 
 /// Carries out a command that asks a server, and writes its data to `out`.
-pub fn run(command: &ClientCommand, context: &Context, out: &mut impl Write) -> Result<(), CliError> {
-    command.run(&Client::new(context), out)
+pub fn run(command: &ClientCommand, context: &CliContext, out: &mut impl Write) -> Result<(), CliError> {
+    command.run(&ApiClient::new(context), out)
 }

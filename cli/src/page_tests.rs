@@ -4,7 +4,7 @@ use chancery_events::id::{IncarnationId, Lineage, OperationId, Position};
 use serde_json::{Value, json};
 
 use super::columns::typed;
-use super::plan_page::{Member, Page};
+use super::plan_page::{PlanPage, ReplicaSection};
 
 fn row(mut fields: Value) -> Value {
     let meta = json!({ "version": 3, "created": "2026-11-21T09:00:00Z", "changed": "2026-11-21T09:00:01.5Z", "position": 12 });
@@ -35,7 +35,7 @@ fn plan() -> Value {
     }))
 }
 
-fn member() -> Member {
+fn member() -> ReplicaSection {
     let lineage = Lineage::from_random(1);
     let [active, passive, past] = [20, 30, 10].map(|at| IncarnationId::issue(lineage, Position::new(at)));
     let [create, update] = [18, 29].map(|at| OperationId::issue(lineage, Position::new(at)));
@@ -79,7 +79,7 @@ fn member() -> Member {
             "running",
         ),
     ];
-    Member {
+    ReplicaSection {
         replica: typed(&replica).expect("a replica"),
         incarnations: runs.iter().map(|run| typed(run).expect("an incarnation")).collect(),
         operations: operations.iter().map(|one| typed(one).expect("an operation")).collect(),
@@ -98,7 +98,7 @@ fn the_page_of_a_plan_tells_what_it_asks_for_and_how_far_that_is() {
     let member = member();
     let [past, active, passive] = [0, 1, 2].map(|index| member.incarnations[index].id);
     let [create, update] = [0, 1].map(|index| member.operations[index].id);
-    let text = Page {
+    let text = PlanPage {
         plan: &typed(&plan()).expect("a plan"),
         deployments: &[typed(&deployment).expect("a deployment")],
         members: &[member],

@@ -3,28 +3,28 @@
 use chancery_events::amount::{show_bytes, show_cpu};
 use chancery_events::spec::{FieldClass, OperationKind, Payload, PlanSpec};
 use chancery_projector::rows::{
-    DeploymentRow, IncarnationRow, OperationRow, OperationWord, PlanRow, ReplicaRow,
+    DeploymentRow, IncarnationRow, OperationRow, OperationStatus, PlanRow, ReplicaRow,
 };
 
 use super::columns::{approver, asker, coordinates, count_of, list, short, span, strategy};
 use super::process;
-use super::table::{Rows, add, one_line};
+use super::table::{TextTable, add, one_line};
 
 /// A replica with what belongs to it.
-pub(super) struct Member {
+pub(super) struct ReplicaSection {
     pub(super) replica: ReplicaRow,
     pub(super) incarnations: Vec<IncarnationRow>,
     pub(super) operations: Vec<OperationRow>,
 }
 
 /// A plan with what belongs to it.
-pub(super) struct Page<'a> {
+pub(super) struct PlanPage<'a> {
     pub(super) plan: &'a PlanRow,
     pub(super) deployments: &'a [DeploymentRow],
-    pub(super) members: &'a [Member],
+    pub(super) members: &'a [ReplicaSection],
 }
 
-impl Page<'_> {
+impl PlanPage<'_> {
     pub(super) fn text(&self) -> String {
         let sections = [
             self.head(),
@@ -85,8 +85,8 @@ impl Page<'_> {
         text
     }
 
-    fn payloads(&self) -> Rows {
-        let mut rows = Rows::new(["NAME", "PROCESSES", "CPU", "MEMORY", "DISK", "PORTS", "VOLUMES"]);
+    fn payloads(&self) -> TextTable {
+        let mut rows = TextTable::new(["NAME", "PROCESSES", "CPU", "MEMORY", "DISK", "PORTS", "VOLUMES"]);
         for payload in &self.plan.spec.payloads {
             rows.add([
                 payload.name.to_string(),
@@ -101,9 +101,9 @@ impl Page<'_> {
         rows
     }
 
-    fn deployments(&self) -> Rows {
+    fn deployments(&self) -> TextTable {
         let heads = ["NAME", "COUNT", "STATE", "STRATEGY", "ASKED BY", "MESSAGE", "COORDINATES"];
-        let mut rows = Rows::new(heads);
+        let mut rows = TextTable::new(heads);
         for row in self.deployments {
             rows.add([
                 row.name.to_string(),
@@ -124,19 +124,19 @@ impl Page<'_> {
         let (total, running, failed, stopped) =
             (count("total"), count("running"), count("failed"), count("stopped"));
         let pending = total.saturating_sub(running + failed + stopped);
-        let mut rows = Rows::new(["TOTAL", "RUNNING", "PENDING", "FAILED", "STOPPED"]);
+        let mut rows = TextTable::new(["TOTAL", "RUNNING", "PENDING", "FAILED", "STOPPED"]);
         rows.add([total, running, pending, failed, stopped].map(|count| count.to_string()));
         format!("Replicas in all\n{}", rows.lines("  "))
     }
 
     fn operations_summary(&self) -> String {
-        let heads = OperationWord::ALL.iter().map(|state| state.word().replace('_', " ").to_uppercase());
+        let heads = OperationStatus::ALL.iter().map(|state| state.word().replace('_', " ").to_uppercase());
         let heads: Vec<_> = std::iter::once("KIND".to_owned()).chain(heads).collect();
-        let mut rows = Rows::new(heads.iter().map(String::as_str));
+        let mut rows = TextTable::new(heads.iter().map(String::as_str));
         for kind in OperationKind::ALL {
             let states = self.plan.operations.get(kind.word());
-            let count = |state: &OperationWord| states.and_then(|states| states.get(state.word())).copied();
-            let counts = OperationWord::ALL.iter().map(|state| count(state).unwrap_or(0).to_string());
+            let count = |state: &OperationStatus| states.and_then(|states| states.get(state.word())).copied();
+            let counts = OperationStatus::ALL.iter().map(|state| count(state).unwrap_or(0).to_string());
             rows.add(std::iter::once(kind.to_string()).chain(counts));
         }
         let mut text = format!("Operations in all\n{}", rows.lines("  "));
@@ -154,7 +154,7 @@ impl Page<'_> {
         if self.plan.waiting.is_empty() {
             return String::new();
         }
-        let mut rows = Rows::new(["REASON", "NODES", "WHICH"]);
+        let mut rows = TextTable::new(["REASON", "NODES", "WHICH"]);
         for unfit in &self.plan.waiting {
             let hidden = u64::from(unfit.count).saturating_sub(unfit.nodes.len() as u64);
             let more = if hidden > 0 { format!(" and {hidden} more") } else { String::new() };
@@ -169,7 +169,7 @@ impl Page<'_> {
 
     fn replicas(&self) -> String {
         let mut text = format!("Replicas ({})\n", self.members.len());
-        for Member { replica, incarnations, operations } in self.members {
+        for ReplicaSection { replica, incarnations, operations } in self.members {
             let message = one_line(&replica.message);
             let line = format!("{}  {}  by {}  {message}", replica.name, replica.phase, replica.deployment);
             add(&mut text, format_args!("  {}\n", line.trim_end()));
@@ -269,7 +269,7 @@ fn spread(plan: &PlanRow) -> String {
     if counts.is_empty() { String::new() } else { format!("{}, {}", plan.spread.balance, counts.join(", ")) }
 }
 
-fn section(title: &str, count: usize, rows: &Rows) -> String {
+fn section(title: &str, count: usize, rows: &TextTable) -> String {
     if count == 0 { String::new() } else { format!("{title} ({count})\n{}", rows.lines("  ")) }
 }
 
@@ -279,7 +279,8 @@ fn json<T: serde::Serialize>(part: &T) -> String {
 }
 
 fn ports(payload: &Payload) -> String {
-    let one = |port: &chancery_events::spec::Port| format!("{}:{} {}", port.protocol, port.port, port.name);
+    let one =
+        |port: &chancery_events::spec::PayloadPort| format!("{}:{} {}", port.protocol, port.port, port.name);
     payload.ports.iter().map(one).collect::<Vec<_>>().join(", ")
 }
 

@@ -1,11 +1,11 @@
 //! A process in a few words.
 
-use chancery_events::observation::{Process, ProcessStatus};
+use chancery_events::observation::{ProcessInfo, ProcessStatus};
 
 use super::table::add;
 
 /// `web/0 online pid 4711 http=127.0.0.1:8080`.
-pub(super) fn line(process: &Process) -> String {
+pub(super) fn line(process: &ProcessInfo) -> String {
     let mut text = format!("{}/{} {}", process.payload, process.index, status(&process.status));
     if let Some(pid) = process.pid {
         add(&mut text, format_args!(" pid {pid}"));

@@ -7,14 +7,14 @@ use std::time::{Duration, Instant};
 use chancery_events::intent::{Intent, ReplicaCreate};
 use chancery_events::name::NodeName;
 use chancery_events::spec::OperationKind;
-use chancery_projector::rows::{OperationRow, OperationWord};
+use chancery_projector::rows::{OperationRow, OperationStatus};
 
 use super::act::{self, read, shown};
-use super::client::Client;
+use super::client::ApiClient;
 use super::columns::typed;
 use super::error::CliError;
 use super::get;
-use super::kind::{Kind, Naming as _};
+use super::kind::{EntityKind, KindNaming as _};
 
 use crate::note;
 
@@ -27,13 +27,13 @@ pub(super) fn ask(
     name: &str,
     on: Option<&String>,
     done: &str,
-    client: &Client<'_>,
+    client: &ApiClient<'_>,
     out: &mut dyn Write,
 ) -> Result<(), CliError> {
-    let name = Kind::Replica.name_in(name)?;
+    let name = EntityKind::Replica.name_in(name)?;
     let node = node(on)?;
     let more: Vec<_> = node.iter().map(|node| ("node", node.as_str())).collect();
-    let Some(intent) = act::intent(Kind::Replica, verb, name, &more)? else {
+    let Some(intent) = act::intent(EntityKind::Replica, verb, name, &more)? else {
         return Err(CliError::usage(format!("{verb}: replicas have no such command")));
     };
     act::ask(client, verb, &intent, done, out)?;
@@ -41,32 +41,37 @@ pub(super) fn ask(
 }
 
 /// Says what the last operation waits for that was opened behind a position and is not over.
-fn tell(client: &Client<'_>, filters: &[(&str, String)], replica: &str, behind: u64) -> Result<(), CliError> {
+fn tell(
+    client: &ApiClient<'_>,
+    filters: &[(&str, String)],
+    replica: &str,
+    behind: u64,
+) -> Result<(), CliError> {
     let began = Instant::now();
     loop {
         let Some(row) = last(client, filters, behind)? else { return Ok(()) };
         match row.state {
-            OperationWord::PendingApproval => {
+            OperationStatus::PendingApproval => {
                 let to = if row.kind == OperationKind::Relocate { "to" } else { "on" };
                 let place = row.node.map_or(String::new(), |node| format!(" {to} {node}"));
                 let kind = row.kind;
                 note!("its {kind}{place} waits for approval: chancery approve --replica {replica} --all");
             }
-            OperationWord::Preparing if began.elapsed() < MOMENT => {
+            OperationStatus::Preparing if began.elapsed() < MOMENT => {
                 std::thread::sleep(client.context.backoff / 10);
                 continue;
             }
-            OperationWord::Preparing => {
+            OperationStatus::Preparing => {
                 note!("its {} waits for a place; why: chancery describe plan {}", row.kind, row.plan);
             }
-            OperationWord::Approved
-            | OperationWord::Running
-            | OperationWord::Succeeded
-            | OperationWord::Failed
-            | OperationWord::Rejected
-            | OperationWord::Expired
-            | OperationWord::Cancelled
-            | OperationWord::Superseded => {}
+            OperationStatus::Approved
+            | OperationStatus::Running
+            | OperationStatus::Succeeded
+            | OperationStatus::Failed
+            | OperationStatus::Rejected
+            | OperationStatus::Expired
+            | OperationStatus::Cancelled
+            | OperationStatus::Superseded => {}
         }
         return Ok(());
     }
@@ -74,33 +79,33 @@ fn tell(client: &Client<'_>, filters: &[(&str, String)], replica: &str, behind: 
 
 /// The last operation behind a position. Ids sort in the order of their issue.
 fn last(
-    client: &Client<'_>,
+    client: &ApiClient<'_>,
     filters: &[(&str, String)],
     behind: u64,
 ) -> Result<Option<OperationRow>, CliError> {
-    let items = get::list(client, Kind::Operation, filters, u64::MAX)?.items;
+    let items = get::list(client, EntityKind::Operation, filters, u64::MAX)?.items;
     let rows = items.iter().map(typed::<OperationRow>).collect::<Result<Vec<_>, _>>()?;
     Ok(rows.into_iter().filter(|row| row.id.position().get() > behind).max_by_key(|row| row.id))
 }
 
 fn node(name: Option<&String>) -> Result<Option<NodeName>, CliError> {
-    let name = name.map(|name| Kind::Node.name_in(name)).transpose()?;
-    name.map(|name| read(Kind::Node, name)).transpose()
+    let name = name.map(|name| EntityKind::Node.name_in(name)).transpose()?;
+    name.map(|name| read(EntityKind::Node, name)).transpose()
 }
 
 pub(super) fn create(
-    kind: Kind,
+    kind: EntityKind,
     plan: &str,
     on: Option<&String>,
-    client: &Client<'_>,
+    client: &ApiClient<'_>,
     out: &mut dyn Write,
 ) -> Result<(), CliError> {
-    if kind != Kind::Replica {
+    if kind != EntityKind::Replica {
         let advice = "replicas alone are created so; of the others, apply a manifest";
         return Err(CliError::usage(format!("create {}: {advice}", kind.word())));
     }
-    let plan = Kind::Plan.name_in(plan)?;
-    let intent: Intent = ReplicaCreate { plan: read(Kind::Plan, plan)?, node: node(on)? }.into();
+    let plan = EntityKind::Plan.name_in(plan)?;
+    let intent: Intent = ReplicaCreate { plan: read(EntityKind::Plan, plan)?, node: node(on)? }.into();
     let verdict = client.ask(&format!("create a replica of plan/{plan}"), &intent)?;
     let filters = [("plan", plan.to_owned()), ("kind", "create".to_owned())];
     // Its name is made from a position behind that of the verdict.

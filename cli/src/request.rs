@@ -5,16 +5,16 @@ use std::io::Write;
 
 use chancery_events::fact::RequestedChange;
 use chancery_events::intent::{Intent, RequestApprove, RequestReject};
-use chancery_projector::rows::{RequestRow, RequestWord};
+use chancery_projector::rows::{RequestRow, RequestStatus};
 use serde_json::{Value, json};
 
-use super::approve::Decision;
-use super::client::Client;
+use super::approve::ApprovalDecision;
+use super::client::ApiClient;
 use super::columns::typed;
-use super::context::Output;
-use super::error::{CliError, Exit};
+use super::context::OutputFormat;
+use super::error::{CliError, CliExit};
 use super::get::{list, one};
-use super::kind::{self, Kind};
+use super::kind::{self, EntityKind};
 use super::table::add;
 
 use crate::note;
@@ -24,7 +24,7 @@ const NAMED: u64 = 20;
 
 /// The ids of the requests that the words of `approve` or `reject` name: `request/ID`, or `request ID`.
 pub(super) fn named(words: &[String]) -> Result<Vec<String>, CliError> {
-    let is_request = |word: &str| kind::named(word) == Some(Kind::Request);
+    let is_request = |word: &str| kind::named(word) == Some(EntityKind::Request);
     let (words, all) = match words.split_first() {
         Some((first, [])) if is_request(first) => {
             return Err(CliError::usage("write which request: request/ID"));
@@ -136,7 +136,7 @@ pub(super) fn page(row: &RequestRow) -> String {
             add(&mut text, format_args!("    {changed}\n"));
         }
     }
-    if row.state == RequestWord::Pending {
+    if row.state == RequestStatus::Pending {
         let who = if row.policies.is_empty() { "any person" } else { "another person" };
         add(&mut text, format_args!("\nWaits for\n  {who}: chancery approve request/{}\n", row.id));
     }
@@ -193,8 +193,8 @@ fn shown(value: &Value) -> String {
 }
 
 /// Writes how a request that waits is approved.
-pub(super) fn hint(client: &Client<'_>, id: &str) -> Result<(), CliError> {
-    let row: RequestRow = typed(&one(client, Kind::Request, id)?)?;
+pub(super) fn hint(client: &ApiClient<'_>, id: &str) -> Result<(), CliError> {
+    let row: RequestRow = typed(&one(client, EntityKind::Request, id)?)?;
     note!("request/{id} {}: {}", row.message, change(&row));
     note!("what it would do: chancery describe request/{id}");
     let who = if row.policies.is_empty() { "" } else { ", by another person" };
@@ -203,9 +203,9 @@ pub(super) fn hint(client: &Client<'_>, id: &str) -> Result<(), CliError> {
 }
 
 /// Names the requests that wait, beside operations that do or do not.
-pub(super) fn waiting(client: &Client<'_>) -> Result<(), CliError> {
-    let filters = [("state", RequestWord::Pending.to_string())];
-    for item in list(client, Kind::Request, &filters, NAMED)?.items {
+pub(super) fn waiting(client: &ApiClient<'_>) -> Result<(), CliError> {
+    let filters = [("state", RequestStatus::Pending.to_string())];
+    for item in list(client, EntityKind::Request, &filters, NAMED)?.items {
         let row: RequestRow = typed(&item)?;
         note!("request/{} {}: {}; chancery approve request/{}", row.id, row.message, change(&row), row.id);
     }
@@ -214,19 +214,19 @@ pub(super) fn waiting(client: &Client<'_>) -> Result<(), CliError> {
 
 /// Approves or rejects requests, each exactly as it is shown.
 pub(super) fn decide(
-    decision: Decision<'_>,
+    decision: ApprovalDecision<'_>,
     ids: &[String],
-    client: &Client<'_>,
+    client: &ApiClient<'_>,
     out: &mut dyn Write,
 ) -> Result<(), CliError> {
     let (verb, done) = decision.words();
-    let output = client.context.output(&[Output::Table, Output::Name, Output::Jsonl])?;
+    let output = client.context.output(&[OutputFormat::Table, OutputFormat::Name, OutputFormat::Jsonl])?;
     let mut rows = Vec::new();
     for id in ids {
-        let row: RequestRow = typed(&one(client, Kind::Request, id)?)?;
-        if row.state != RequestWord::Pending {
+        let row: RequestRow = typed(&one(client, EntityKind::Request, id)?)?;
+        if row.state != RequestStatus::Pending {
             let what = format!("{verb} request/{id}: the request is {}, not pending", row.state);
-            return Err(CliError::new(Exit::Conflict, format!("{what}; nothing was sent")));
+            return Err(CliError::new(CliExit::Conflict, format!("{what}; nothing was sent")));
         }
         rows.push(row);
     }
@@ -234,8 +234,8 @@ pub(super) fn decide(
         note!("to {verb}:\n{}", page(&row).split("\nWaits for").next().unwrap_or_default().trim_end());
         let name = format!("request/{}", row.id);
         let intent: Intent = match decision {
-            Decision::Approve => RequestApprove { request: row.id, hash: row.hash }.into(),
-            Decision::Reject { reason } => {
+            ApprovalDecision::Approve => RequestApprove { request: row.id, hash: row.hash }.into(),
+            ApprovalDecision::Reject { reason } => {
                 RequestReject { request: row.id, reason: reason.to_owned() }.into()
             }
         };

@@ -6,24 +6,24 @@ use std::io::Write;
 use chancery_events::intent::PlanRollback;
 
 use super::act::{ask, intent, read};
-use super::client::Client;
+use super::client::ApiClient;
 use super::error::CliError;
-use super::kind::Kind;
+use super::kind::EntityKind;
 
 /// Sends the intent `deployment.VERB`; `done` is the outcome that is shown, `instead` the advice for other kinds.
 pub(super) fn run(
     (verb, done, instead): (&str, &str, &str),
-    kind: Kind,
+    kind: EntityKind,
     name: &str,
-    client: &Client<'_>,
+    client: &ApiClient<'_>,
     out: &mut dyn Write,
 ) -> Result<(), CliError> {
     let word = kind.word();
     let intent = match kind {
-        Kind::Deployment if !name.contains('/') => {
+        EntityKind::Deployment if !name.contains('/') => {
             return Err(CliError::usage(format!("write the deployment as PLAN/NAME, not {name:?}")));
         }
-        Kind::Deployment => intent(kind, verb, name, &[])?,
+        EntityKind::Deployment => intent(kind, verb, name, &[])?,
         _ => None,
     };
     let Some(intent) = intent else {
@@ -38,16 +38,17 @@ pub(super) fn rollback(
     plan: &str,
     to: Option<&str>,
     name: Option<&str>,
-    client: &Client<'_>,
+    client: &ApiClient<'_>,
     out: &mut dyn Write,
 ) -> Result<(), CliError> {
     let to = to
-        .map(|to| read(Kind::Deployment, to.strip_prefix(&format!("{plan}/")).unwrap_or(to)))
+        .map(|to| read(EntityKind::Deployment, to.strip_prefix(&format!("{plan}/")).unwrap_or(to)))
         .transpose()?;
     let name = match name {
         Some(name) => name.to_owned(),
         None => format!("rollback-{}", chrono::Utc::now().timestamp()),
     };
-    let intent = PlanRollback { plan: read(Kind::Plan, plan)?, name: read(Kind::Deployment, &name)?, to };
+    let intent =
+        PlanRollback { plan: read(EntityKind::Plan, plan)?, name: read(EntityKind::Deployment, &name)?, to };
     ask(client, "rollback", &intent.into(), "created", out)
 }

@@ -4,11 +4,11 @@ use terminal_size::{Height, Width, terminal_size};
 
 /// What was drawn last stands above the cursor.
 #[derive(Debug, Default)]
-pub(super) struct Screen {
+pub(super) struct LiveScreen {
     drawn: usize,
 }
 
-impl Screen {
+impl LiveScreen {
     /// What draws the lines of `text` in the place of those before.
     pub(super) fn draw(&mut self, text: &str) -> String {
         let (Width(width), Height(height)) = terminal_size().unwrap_or((Width(80), Height(24)));
@@ -42,7 +42,7 @@ mod tests {
 
     #[test]
     fn what_was_drawn_is_drawn_over_and_stays_within_the_terminal() {
-        let mut screen = Screen::default();
+        let mut screen = LiveScreen::default();
         assert_eq!(screen.draw_in("a\nb\n", 10, 5), "a\nb\n");
         assert_eq!(screen.draw_in("longer than that\n", 6, 5), "\u{1b}[2F\u{1b}[Jlonger\n");
         assert_eq!(screen.draw_in("a\nb\nc\nd\ne\n", 10, 5), "\u{1b}[1F\u{1b}[Ja\nb\nc\nand 2 more\n");

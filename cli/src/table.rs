@@ -5,15 +5,15 @@ use std::fmt::{self, Write as _};
 use unicode_width::UnicodeWidthStr as _;
 
 /// A table in the making.
-pub struct Rows {
+pub struct TextTable {
     heads: Vec<String>,
     rows: Vec<Vec<String>>,
 }
 
-impl Rows {
+impl TextTable {
     /// An empty one.
-    pub fn new(heads: impl IntoIterator<Item: Into<String>>) -> Rows {
-        Rows { heads: heads.into_iter().map(Into::into).collect(), rows: Vec::new() }
+    pub fn new(heads: impl IntoIterator<Item: Into<String>>) -> TextTable {
+        TextTable { heads: heads.into_iter().map(Into::into).collect(), rows: Vec::new() }
     }
 
     /// Adds a row.
@@ -36,7 +36,7 @@ impl Rows {
 
     /// The lines, without spaces at their ends, each after `indent`.
     pub fn lines(&self, indent: &str) -> String {
-        let mut lines = Lines::default();
+        let mut lines = StreamTable::default();
         lines.line(self.heads());
         lines.fit(self);
         let mut text = format!("{indent}{}", lines.line(self.heads()));
@@ -51,18 +51,18 @@ fn cell(text: &str) -> String {
 
 /// Lines of a table whose end is not known: a column is as wide as its widest cell so far.
 #[derive(Debug, Default)]
-pub(super) struct Lines {
+pub(super) struct StreamTable {
     widths: Vec<usize>,
 }
 
-impl Lines {
+impl StreamTable {
     /// With columns of at least these widths.
-    pub(super) fn of(widths: impl Into<Vec<usize>>) -> Lines {
-        Lines { widths: widths.into() }
+    pub(super) fn of(widths: impl Into<Vec<usize>>) -> StreamTable {
+        StreamTable { widths: widths.into() }
     }
 
     /// Makes room for all of these rows.
-    pub(super) fn fit(&mut self, rows: &Rows) {
+    pub(super) fn fit(&mut self, rows: &TextTable) {
         for cells in rows.cells() {
             // Of the line, only what it makes known of the widths is wanted.
             let _ = self.line(cells);
@@ -105,7 +105,7 @@ mod tests {
 
     #[test]
     fn columns_of_a_stream_grow_with_what_comes() {
-        let mut lines = Lines::of([5]);
+        let mut lines = StreamTable::of([5]);
         assert_eq!(lines.line(["a", "b"]), "a      b\n");
         assert_eq!(lines.line(["longer", "", "x\ny"]), "longer  -  x y\n");
         assert_eq!(lines.line(["c", "d", ""]), "c       d  -\n");
@@ -113,7 +113,7 @@ mod tests {
 
     #[test]
     fn a_row_is_a_line_and_has_no_trailing_space() {
-        let mut rows = Rows::new(["NAME", "MESSAGE"]);
+        let mut rows = TextTable::new(["NAME", "MESSAGE"]);
         rows.add(["a", "two\nlines \u{1b}[31m"]);
         rows.add(["longer-name", ""]);
         assert_eq!(

@@ -1,11 +1,11 @@
 //! What a person reads, and what a script can rely on: output to the byte, exit codes, keys that stay on a retry.
 
 use chancery_events::id::{IncarnationId, Lineage, OperationId, Position};
-use chancery_events::intent::{Cascade, NodeDelete};
+use chancery_events::intent::{CascadePolicy, NodeDelete};
 use clap::Parser as _;
 use serde_json::{Value, json};
 
-use super::fake::{Act, Asked, Cli, context, serve};
+use super::fake::{Act, Asked, FakeCli, context, serve};
 use super::*;
 
 mod bulk;
@@ -44,14 +44,14 @@ fn refusal(status: u16, code: &str) -> Value {
 /// Carries out a command line against a script.
 fn told(line: &str, script: Vec<Act>) -> (Result<String, CliError>, Vec<Asked>) {
     let (server, asked) = serve(script);
-    let cli = Cli::try_parse_from(line.split(' ')).unwrap_or_else(|error| panic!("{error}"));
+    let cli = FakeCli::try_parse_from(line.split(' ')).unwrap_or_else(|error| panic!("{error}"));
     let mut out = Vec::new();
     let result = run(&cli.command, &context(server, cli.globals.output), &mut out);
     (result.map(|()| String::from_utf8(out).expect("text")), asked.try_iter().collect())
 }
 
 fn delete_node() -> chancery_events::intent::Intent {
-    NodeDelete { name: "node-1".parse().expect("a name"), cascade: Cascade::No }.into()
+    NodeDelete { name: "node-1".parse().expect("a name"), cascade: CascadePolicy::No }.into()
 }
 
 fn meta() -> Value {
@@ -161,9 +161,10 @@ fn a_kind_and_a_name_are_two_words_or_one() {
         ("chancery approve --plan node/x --all", "write the name of a plan, not of a node: \"node/x\""),
     ] {
         let error = told(line, vec![]).0.expect_err(line);
-        assert_eq!((error.exit, error.message.as_str()), (Exit::Usage, wanted), "{line}");
+        assert_eq!((error.exit, error.message.as_str()), (CliExit::Usage, wanted), "{line}");
     }
-    let error = Cli::try_parse_from(["chancery", "get", "replcas/x"]).expect_err("no such kind").to_string();
+    let error =
+        FakeCli::try_parse_from(["chancery", "get", "replcas/x"]).expect_err("no such kind").to_string();
     assert!(error.contains("a similar value exists: 'replicas'"), "{error}");
 }
 
@@ -189,7 +190,7 @@ fn a_node_is_not_expunged_by_a_slip() {
     let error = result.expect_err("nobody was asked");
     let wanted =
         "expunge: node/node-1 is declared gone for ever, with the 1 runs on it: write --yes if that is so";
-    assert_eq!((error.exit, error.message.as_str()), (Exit::Usage, wanted));
+    assert_eq!((error.exit, error.message.as_str()), (CliExit::Usage, wanted));
     assert_eq!(asked.len(), 1, "nothing is asked for: {asked:?}");
 }
 
@@ -242,7 +243,7 @@ fn lists_go_from_page_to_page() {
 fn a_retry_carries_the_same_key_and_time() {
     let (server, asked) = serve(vec![problem(503, "busy", true), Act::Drop, verdict()]);
     let context = context(server, None);
-    let found = Client::new(&context).ask("delete node/node-1", &delete_node()).expect("a verdict");
+    let found = ApiClient::new(&context).ask("delete node/node-1", &delete_node()).expect("a verdict");
     assert_eq!((found.position, found.version), (7, Some(3)));
     let bodies: Vec<_> = asked.try_iter().map(|asked| asked.body).collect();
     assert_eq!(bodies.len(), 3);
@@ -263,28 +264,28 @@ fn of_several_servers_one_that_is_gone_is_passed_over_and_one_that_takes_over_is
     let script: Vec<_> = (0..6).map(|_| vacant()).chain([verdict()]).collect();
     let (server, asked) = serve(script);
     let context = context(format!("http://{gone},{server}"), None);
-    let found = Client::new(&context).ask("delete node/node-1", &delete_node()).expect("a verdict");
+    let found = ApiClient::new(&context).ask("delete node/node-1", &delete_node()).expect("a verdict");
     assert_eq!((found.position, asked.try_iter().count()), (7, 7));
 }
 
 #[test]
 fn what_went_wrong_decides_the_exit_code() {
     let cases = [
-        (vec![problem(404, "not_found", false)], Exit::NotFound),
-        (vec![problem(409, "in_use", false)], Exit::Conflict),
-        (vec![problem(403, "denied", false)], Exit::Denied),
-        (vec![problem(422, "invalid", false)], Exit::Failure),
-        (vec![Act::Say(500, "<html>".into())], Exit::Failure),
-        (vec![Act::Say(200, "{}".into())], Exit::Failure),
-        (vec![problem(503, "busy", true); 3], Exit::Unreachable),
-        (vec![problem(504, "unknown_outcome", true); 3], Exit::Unknown),
-        (vec![Act::Drop; 3], Exit::Unknown),
+        (vec![problem(404, "not_found", false)], CliExit::NotFound),
+        (vec![problem(409, "in_use", false)], CliExit::Conflict),
+        (vec![problem(403, "denied", false)], CliExit::Denied),
+        (vec![problem(422, "invalid", false)], CliExit::Failure),
+        (vec![Act::Say(500, "<html>".into())], CliExit::Failure),
+        (vec![Act::Say(200, "{}".into())], CliExit::Failure),
+        (vec![problem(503, "busy", true); 3], CliExit::Unreachable),
+        (vec![problem(504, "unknown_outcome", true); 3], CliExit::Unknown),
+        (vec![Act::Drop; 3], CliExit::Unknown),
         // The server is busy now; the first try may have been recorded all the same.
-        (vec![Act::Drop, problem(503, "busy", true), problem(503, "busy", true)], Exit::Unknown),
-        (vec![Act::Drop, problem(409, "in_use", false)], Exit::Conflict),
+        (vec![Act::Drop, problem(503, "busy", true), problem(503, "busy", true)], CliExit::Unknown),
+        (vec![Act::Drop, problem(409, "in_use", false)], CliExit::Conflict),
         // Afterwards nobody listens: what became of the first try stays unknown.
-        (vec![Act::Drop], Exit::Unknown),
-        (vec![], Exit::Unreachable),
+        (vec![Act::Drop], CliExit::Unknown),
+        (vec![], CliExit::Unreachable),
     ];
     for (script, exit) in cases {
         let tries = script.len();
@@ -292,13 +293,14 @@ fn what_went_wrong_decides_the_exit_code() {
         // An empty script closes its door by itself, if it is given the time.
         std::thread::sleep(std::time::Duration::from_millis(if tries == 0 { 50 } else { 0 }));
         let context = context(server, None);
-        let error = Client::new(&context).ask("delete node/node-1", &delete_node()).expect_err("no verdict");
+        let error =
+            ApiClient::new(&context).ask("delete node/node-1", &delete_node()).expect_err("no verdict");
         assert_eq!(error.exit, exit, "{error}");
         assert!(error.message.starts_with("delete node/node-1: "), "{error}");
-        assert_eq!(error.message.contains("idempotency key"), exit == Exit::Unknown, "{error}");
+        assert_eq!(error.message.contains("idempotency key"), exit == CliExit::Unknown, "{error}");
         let asked: Vec<_> = asked.try_iter().collect();
         assert_eq!(asked.len(), tries, "{error}");
-        if exit == Exit::Unknown {
+        if exit == CliExit::Unknown {
             let event: Value = serde_json::from_str(&asked[0].body).expect("an event");
             assert!(
                 error.message.ends_with(event["id"].as_str().expect("a key")),
@@ -313,10 +315,10 @@ fn an_unreachable_server_is_told_with_what_to_try() {
     let (server, _) = serve(vec![]);
     std::thread::sleep(std::time::Duration::from_millis(50));
     let context = context(server.clone(), None);
-    let error = Client::new(&context).get("list nodes", "/nodes", &[]).expect_err("nobody listens");
+    let error = ApiClient::new(&context).get("list nodes", "/nodes", &[]).expect_err("nobody listens");
     let wanted =
         format!("list nodes: cannot reach {server}: connection refused; start a server with 'chancery dev'");
-    assert_eq!((error.exit, error.message), (Exit::Unreachable, wanted));
+    assert_eq!((error.exit, error.message), (CliExit::Unreachable, wanted));
 }
 
 #[test]
@@ -338,7 +340,7 @@ fn apply_says_created_configured_or_unchanged() {
         assert_eq!(result.expect(wanted), format!("node/node-1 {wanted}\n"));
     }
     let (result, _) = told(&line, vec![problem(404, "not_found", false), batch(&[refusal(422, "invalid")])]);
-    assert_eq!(result.expect_err("refused").exit, Exit::Failure);
+    assert_eq!(result.expect_err("refused").exit, CliExit::Failure);
     std::fs::write(&file, format!("{text}---\nkind: x\n")).expect("a file");
     let (result, asked) = told(&line, vec![]);
     assert!(result.expect_err("a slip").message.contains("n.yaml:6:1: "));
@@ -363,15 +365,15 @@ fn approving_sends_the_hash_that_was_shown() {
     let nothing = json!({ "items": [], "next_page_token": null, "position": 1 });
     let script = vec![ok(&nothing), problem(404, "not_found", false)];
     let (result, asked) = told("chancery approve --plan wbe --all", script);
-    assert_eq!((result.expect_err("a slip").exit, asked.len()), (Exit::NotFound, 2));
+    assert_eq!((result.expect_err("a slip").exit, asked.len()), (CliExit::NotFound, 2));
     let (result, _) = told("chancery approve --plan web --all", vec![ok(&nothing), ok(&json!({}))]);
     assert_eq!(result.expect("nothing to do"), "");
 
     let (result, asked) = told("chancery approve --plan web", vec![]);
-    assert_eq!((result.expect_err("which?").exit, asked.len()), (Exit::Usage, 0));
+    assert_eq!((result.expect_err("which?").exit, asked.len()), (CliExit::Usage, 0));
     let line = format!("chancery reject {id} --reason no");
     let (result, asked) = told(&line, vec![ok(&operation(&id, "running"))]);
-    assert_eq!((result.expect_err("it runs").exit, asked.len()), (Exit::Conflict, 1));
+    assert_eq!((result.expect_err("it runs").exit, asked.len()), (CliExit::Conflict, 1));
 }
 
 #[test]
@@ -394,7 +396,7 @@ fn logs_are_asked_for_by_any_name_of_a_run_and_do_not_end_without_a_word() {
         "read the logs of incarnation/{id}: the server has ended the stream; ask again when it is back, --tail 0 shows \
          only what comes then"
     );
-    assert_eq!((error.exit, error.message), (Exit::Unreachable, wanted));
+    assert_eq!((error.exit, error.message), (CliExit::Unreachable, wanted));
 }
 
 #[test]
@@ -418,10 +420,10 @@ fn logs_are_of_one_output_since_a_time_or_of_the_run_before() {
     assert_eq!(result.expect("text"), "hello\n");
     assert!(asked[2].line.contains(&format!("/incarnations/{}/logs?", id(5))), "{}", asked[2].line);
     let error = told(line, vec![replica(), page(&all[2..])]).0.expect_err("there is none");
-    assert_eq!(error.exit, Exit::NotFound, "{error}");
+    assert_eq!(error.exit, CliExit::NotFound, "{error}");
     let error =
         told(&format!("chancery logs {} --previous", id(9)), vec![]).0.expect_err("of which replica?");
-    assert_eq!(error.exit, Exit::Usage, "{error}");
+    assert_eq!(error.exit, CliExit::Usage, "{error}");
 }
 
 #[test]
@@ -430,11 +432,11 @@ fn waiting_in_vain_for_an_approval_says_so() {
     let page = json!({ "items": [operation(&operation_id(), "pending_approval")], "next_page_token": null, "position": 1 });
     let line = "chancery wait deployment/web/d-1 --for state=completed --timeout 0s";
     let error = told(line, vec![ok(&row), ok(&page)]).0.expect_err("nobody approved");
-    assert_eq!(error.exit, Exit::Awaiting, "{error}");
+    assert_eq!(error.exit, CliExit::Awaiting, "{error}");
     assert!(error.message.ends_with("chancery approve --plan web --all"), "{error}");
     let nothing = json!({ "items": [], "next_page_token": null, "position": 1 });
     let error = told(line, vec![ok(&row), ok(&nothing)]).0.expect_err("it takes too long");
-    assert_eq!(error.exit, Exit::Unknown, "{error}");
+    assert_eq!(error.exit, CliExit::Unknown, "{error}");
     let line = "chancery wait replica/web-7f3k --for deleted";
     for gone in [problem(404, "not_found", false), problem(410, "gone", false)] {
         let (result, _) = told(line, vec![ok(&row), gone]);

@@ -1,7 +1,7 @@
 //! An event in a few words: what happened, and why.
 
 use chancery_events::id::Lineage;
-use chancery_events::observation::{Process, ProcessStatus};
+use chancery_events::observation::{ProcessInfo, ProcessStatus};
 use serde::Deserialize as _;
 use serde_json::Value;
 
@@ -33,9 +33,9 @@ const WHAT: &[&str] = &[
 const WHY: &[&str] = &["reason", "why", "detail", "error", "message", "reasons"];
 
 /// One event, of a stream or a history.
-pub(super) struct Told<'a>(pub(super) &'a Value);
+pub(super) struct EventSummary<'a>(pub(super) &'a Value);
 
-impl Told<'_> {
+impl EventSummary<'_> {
     pub(super) fn position(&self) -> u64 {
         let id = || self.0["id"].as_str().and_then(|id| id.parse().ok());
         self.0["position"].as_u64().or_else(id).unwrap_or(0)
@@ -100,9 +100,9 @@ impl Told<'_> {
         if !matches!(self.type_name(), "incarnation.status" | "incarnation.ensured") {
             return None;
         }
-        let processes = Vec::<Process>::deserialize(&self.0["data"]["processes"]).ok()?;
-        let is_plain = |process: &&Process| process.status != ProcessStatus::Initializing;
-        processes.iter().filter(is_plain).find_map(Process::trouble)
+        let processes = Vec::<ProcessInfo>::deserialize(&self.0["data"]["processes"]).ok()?;
+        let is_plain = |process: &&ProcessInfo| process.status != ProcessStatus::Initializing;
+        processes.iter().filter(is_plain).find_map(ProcessInfo::trouble)
     }
 
     /// `41 no node has 4 cores free`: the position of the cause, and the reason if one is given.
@@ -169,7 +169,7 @@ mod tests {
             "id": "41", "type": "chancery.node.moved.v1", "time": "2026-11-21T09:00:00.000001Z", "causationid": "40",
             "subject": "node/node-1", "data": {"name": "node-1", "to": "allocated", "cluster": "local"},
         });
-        let told = Told(&moved);
+        let told = EventSummary(&moved);
         assert_eq!(
             (told.position(), told.time().as_str(), told.who().as_str()),
             (41, "2026-11-21T09:00:00Z", "decider")
@@ -180,39 +180,39 @@ mod tests {
             "position": 50, "type": "operation.ended.v1", "cause": 49,
             "data": {"operation": "x", "end": {"failed": {"reason": "web/0 exited 1"}}},
         });
-        assert_eq!(Told(&ended).who(), "decider");
+        assert_eq!(EventSummary(&ended).who(), "decider");
         let rooted = json!({"cause": 4, "because": {"position": 2, "type": "deployment.create.v1"}});
-        assert_eq!(Told(&rooted).why(), "deployment.create at 2");
-        assert_eq!(Told(&json!({"who": {"actor": "ann"}})).who(), "ann");
-        assert_eq!(Told(&ended).what(), "operation.ended end=failed");
-        assert_eq!(Told(&ended).why(), "because of 49: web/0 exited 1");
+        assert_eq!(EventSummary(&rooted).why(), "deployment.create at 2");
+        assert_eq!(EventSummary(&json!({"who": {"actor": "ann"}})).who(), "ann");
+        assert_eq!(EventSummary(&ended).what(), "operation.ended end=failed");
+        assert_eq!(EventSummary(&ended).why(), "because of 49: web/0 exited 1");
         let approved =
             json!({"position": 7, "type": "operation.approved.v1", "data": {"by": {"actor": "ann"}}});
-        assert_eq!(Told(&approved).what(), "operation.approved by=ann");
+        assert_eq!(EventSummary(&approved).what(), "operation.approved by=ann");
         let asked = json!({"disruption": {"node": "node-1", "name": "drain"}});
         let opened = json!({"type": "operation.opened.v1", "data": {"kind": "relocate", "by": asked}});
-        assert_eq!(Told(&opened).what(), "operation.opened kind=relocate by=disruption/node-1/drain");
+        assert_eq!(EventSummary(&opened).what(), "operation.opened kind=relocate by=disruption/node-1/drain");
         let update = json!({"type": "operation.opened.v1", "data": {"kind": "update", "version": "d-2"}});
-        assert_eq!(Told(&update).what(), "operation.opened kind=update version=d-2");
+        assert_eq!(EventSummary(&update).what(), "operation.opened kind=update version=d-2");
         let update = json!({"kind": "update", "deployment": "d-2", "version": "d-2"});
         let update = json!({"type": "operation.opened.v1", "data": update});
-        assert_eq!(Told(&update).what(), "operation.opened kind=update deployment=d-2");
+        assert_eq!(EventSummary(&update).what(), "operation.opened kind=update deployment=d-2");
         let ended = json!({"end": {"failed": {"reason": "it exited"}}, "again": {"at": 1, "row": 2}});
         let ended = json!({"type": "incarnation.ended.v1", "data": ended});
-        assert_eq!(Told(&ended).what(), "incarnation.ended end=failed again=2");
+        assert_eq!(EventSummary(&ended).what(), "incarnation.ended end=failed again=2");
         let process = json!({"payload": "web", "index": 0, "pid": 7, "addresses": [], "status": {"unready": {"error": {"status": {"code": 503}}}}});
         let status = json!({"type": "incarnation.status.v1", "cause": 4, "data": {"processes": [process]}});
-        assert_eq!(Told(&status).why(), "because of 4: readiness probe of web-0: status 503");
+        assert_eq!(EventSummary(&status).why(), "because of 4: readiness probe of web-0: status 503");
         let scheduled = json!({"name": "drain", "node": "node-1", "spec": {"evict": "yes", "reason": ""}});
         let scheduled = json!({"type": "disruption.scheduled.v1", "cause": 4, "data": scheduled});
-        assert_eq!(Told(&scheduled).what(), "disruption.scheduled drain evict=yes node=node-1");
-        assert_eq!(Told(&scheduled).why(), "because of 4");
+        assert_eq!(EventSummary(&scheduled).what(), "disruption.scheduled drain evict=yes node=node-1");
+        assert_eq!(EventSummary(&scheduled).why(), "because of 4");
         let created = |strategy| json!({"type": "deployment.created.v1", "data": {"spec": {"count": 1, "strategy": strategy}}});
         let usual = json!({"rolling": {"wave": null, "per_domain": false, "pause": 0}});
-        assert_eq!(Told(&created(usual)).what(), "deployment.created count=1");
+        assert_eq!(EventSummary(&created(usual)).what(), "deployment.created count=1");
         let canary = json!({"canary": {"count": 1}});
-        assert_eq!(Told(&created(canary)).what(), "deployment.created count=1 strategy=canary");
+        assert_eq!(EventSummary(&created(canary)).what(), "deployment.created count=1 strategy=canary");
         let accepted = json!({"type": "intent.accepted.v1", "data": {"outcome": "changed", "version": 3}});
-        assert_eq!(Told(&accepted).what(), "intent.accepted outcome=changed");
+        assert_eq!(EventSummary(&accepted).what(), "intent.accepted outcome=changed");
     }
 }

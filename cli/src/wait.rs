@@ -7,39 +7,39 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use super::client::Client;
-use super::context::{Context, Output};
-use super::error::{CliError, Exit};
+use super::client::ApiClient;
+use super::context::{CliContext, OutputFormat};
+use super::error::{CliError, CliExit};
 use super::events::past;
 use super::fields;
-use super::flags::Wait;
+use super::flags::WaitArgs;
 use super::get::{find, list};
-use super::kind::{Kind, Naming as _};
+use super::kind::{EntityKind, KindNaming as _};
 
 /// It looks at least so often.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// What is waited for.
 #[derive(Debug, PartialEq, Eq)]
-enum Until<'a> {
+enum WaitCondition<'a> {
     Deleted,
     Field { path: Vec<&'a str>, value: &'a str },
 }
 
 /// What one look says.
 #[derive(Debug, PartialEq, Eq)]
-enum Seen {
+enum WaitProgress {
     Reached,
     NotYet(String),
     /// It will never be.
     Over(String),
 }
 
-pub(super) fn run(wait: &Wait, client: &Client<'_>, out: &mut dyn Write) -> Result<(), CliError> {
-    client.context.output(&[Output::Table])?;
-    let (kind, name) = Kind::split(&wait.of)?;
-    let until = Until::read(&wait.until)?;
-    if let Until::Field { path, value } = &until {
+pub(super) fn run(wait: &WaitArgs, client: &ApiClient<'_>, out: &mut dyn Write) -> Result<(), CliError> {
+    client.context.output(&[OutputFormat::Table])?;
+    let (kind, name) = EntityKind::split(&wait.of)?;
+    let until = WaitCondition::read(&wait.until)?;
+    if let WaitCondition::Field { path, value } = &until {
         fields::check(kind, path, value)?;
     }
     kind.path_of(name)?;
@@ -47,20 +47,20 @@ pub(super) fn run(wait: &Wait, client: &Client<'_>, out: &mut dyn Write) -> Resu
     let doing = format!("wait for {of} to be {}", wait.until);
     // Events of a disruption are about its node.
     let subject = match kind {
-        Kind::Disruption => format!("node/{}", kind.halves(name)?.0),
+        EntityKind::Disruption => format!("node/{}", kind.halves(name)?.0),
         _ => of.clone(),
     };
     let mut last = None;
     let reached = wait_for(client, subject, wait.timeout, &mut || {
         let row = find(client, &doing, kind, name)?;
-        if row.is_none() && until == Until::Deleted && last.is_none() {
+        if row.is_none() && until == WaitCondition::Deleted && last.is_none() {
             // What has never been is a slip in the name, and has no history.
             past(kind, name, client)?;
         }
         match look(&until, kind, row.as_ref())? {
-            Seen::Reached => Ok(Some(())),
-            Seen::Over(what) => Err(CliError::failure(format!("{doing}: it will not be: {what}"))),
-            Seen::NotYet(now) => {
+            WaitProgress::Reached => Ok(Some(())),
+            WaitProgress::Over(what) => Err(CliError::failure(format!("{doing}: it will not be: {what}"))),
+            WaitProgress::NotYet(now) => {
                 last = Some(now);
                 Ok(None)
             }
@@ -75,7 +75,7 @@ pub(super) fn run(wait: &Wait, client: &Client<'_>, out: &mut dyn Write) -> Resu
 
 /// Checks with each event about `subject`, and each second, until there is a result; none after `timeout`.
 pub(super) fn wait_for<T>(
-    client: &Client<'_>,
+    client: &ApiClient<'_>,
     subject: String,
     timeout: Duration,
     check: &mut dyn FnMut() -> Result<Option<T>, CliError>,
@@ -94,12 +94,12 @@ pub(super) fn wait_for<T>(
     }
 }
 
-impl<'a> Until<'a> {
-    fn read(text: &'a str) -> Result<Until<'a>, CliError> {
+impl<'a> WaitCondition<'a> {
+    fn read(text: &'a str) -> Result<WaitCondition<'a>, CliError> {
         match text.split_once('=') {
-            None if text == "deleted" => Ok(Until::Deleted),
+            None if text == "deleted" => Ok(WaitCondition::Deleted),
             Some((path, value)) if !path.is_empty() => {
-                Ok(Until::Field { path: path.split('.').collect(), value })
+                Ok(WaitCondition::Field { path: path.split('.').collect(), value })
             }
             _ => Err(CliError::usage(format!(
                 "write --for FIELD=VALUE, as in phase=running, or deleted, not {text:?}"
@@ -108,14 +108,14 @@ impl<'a> Until<'a> {
     }
 }
 
-fn look(until: &Until<'_>, kind: Kind, row: Option<&Value>) -> Result<Seen, CliError> {
+fn look(until: &WaitCondition<'_>, kind: EntityKind, row: Option<&Value>) -> Result<WaitProgress, CliError> {
     let (path, value) = match (until, row) {
-        (Until::Deleted, None) => return Ok(Seen::Reached),
-        (Until::Deleted, Some(_)) => return Ok(Seen::NotYet("still there".into())),
+        (WaitCondition::Deleted, None) => return Ok(WaitProgress::Reached),
+        (WaitCondition::Deleted, Some(_)) => return Ok(WaitProgress::NotYet("still there".into())),
         // It may still come: manifests are applied in parallel with waiting for them.
-        (Until::Field { .. }, None) => return Ok(Seen::NotYet("not there".into())),
-        (Until::Field { path, value }, Some(row)) if row.get(path[0]).is_some() => (path, value),
-        (Until::Field { path, .. }, Some(_)) => {
+        (WaitCondition::Field { .. }, None) => return Ok(WaitProgress::NotYet("not there".into())),
+        (WaitCondition::Field { path, value }, Some(row)) if row.get(path[0]).is_some() => (path, value),
+        (WaitCondition::Field { path, .. }, Some(_)) => {
             // This client knows the field; an older server may not.
             return Err(CliError::failure(format!("the server tells no {:?} of a {}", path[0], kind.word())));
         }
@@ -130,40 +130,40 @@ fn look(until: &Until<'_>, kind: Kind, row: Option<&Value>) -> Result<Seen, CliE
         other => other.to_string(),
     };
     if text == *value {
-        return Ok(Seen::Reached);
+        return Ok(WaitProgress::Reached);
     }
     let message = row["message"].as_str().filter(|message| !message.is_empty());
     let now = message.map_or_else(|| text.clone(), |message| format!("{text}: {message}"));
     Ok(if path == &["state"] && kind.entry().ends.contains(&text.as_str()) {
-        Seen::Over(now)
+        WaitProgress::Over(now)
     } else {
-        Seen::NotYet(now)
+        WaitProgress::NotYet(now)
     })
 }
 
 /// The time ran out; if that is because nobody has approved, it says so.
-fn late(kind: Kind, name: &str, client: &Client<'_>, what: &str) -> CliError {
+fn late(kind: EntityKind, name: &str, client: &ApiClient<'_>, what: &str) -> CliError {
     let (field, of) = match kind {
-        Kind::Plan => ("plan", name),
-        Kind::Deployment => ("plan", name.split('/').next().unwrap_or(name)),
-        Kind::Replica => ("replica", name),
-        _ => return CliError::new(Exit::Unknown, what),
+        EntityKind::Plan => ("plan", name),
+        EntityKind::Deployment => ("plan", name.split('/').next().unwrap_or(name)),
+        EntityKind::Replica => ("replica", name),
+        _ => return CliError::new(CliExit::Unknown, what),
     };
     let filters = [(field, of.to_owned()), ("state", "pending_approval".to_owned())];
-    match list(client, Kind::Operation, &filters, 1) {
+    match list(client, EntityKind::Operation, &filters, 1) {
         Ok(waiting) if !waiting.items.is_empty() => {
             let advice = format!("operations wait for approval: chancery approve --{field} {of} --all");
-            CliError::new(Exit::Awaiting, format!("{what}; {advice}"))
+            CliError::new(CliExit::Awaiting, format!("{what}; {advice}"))
         }
-        _ => CliError::new(Exit::Unknown, what),
+        _ => CliError::new(CliExit::Unknown, what),
     }
 }
 
 /// Wakes with each event about the entity. Nothing depends on it: without it, looks come by time alone.
-fn wake(context: Context, subject: String) -> Receiver<()> {
+fn wake(context: CliContext, subject: String) -> Receiver<()> {
     let (waker, woken) = channel();
     std::thread::spawn(move || {
-        let client = Client::new(&context);
+        let client = ApiClient::new(&context);
         let query = [("from", "end".to_owned()), ("follow", "true".to_owned()), ("subject", subject)];
         let Ok(stream) = client.stream("follow events", "/events", &query, "application/x-ndjson") else {
             return;
@@ -198,20 +198,20 @@ mod tests {
     fn a_look_tells_reached_not_yet_and_never() {
         let row = json!({"state": "failed", "message": "web/0 exited 1", "replicas": {"running": 3}});
         let cases = [
-            ("state=failed", Kind::Deployment, Seen::Reached),
-            ("state=completed", Kind::Deployment, Seen::Over("failed: web/0 exited 1".into())),
-            ("state=completed", Kind::Cluster, Seen::NotYet("failed: web/0 exited 1".into())),
-            ("replicas.running=3", Kind::Plan, Seen::Reached),
-            ("replicas.pending=0", Kind::Plan, Seen::Reached),
-            ("deleted", Kind::Replica, Seen::NotYet("still there".into())),
+            ("state=failed", EntityKind::Deployment, WaitProgress::Reached),
+            ("state=completed", EntityKind::Deployment, WaitProgress::Over("failed: web/0 exited 1".into())),
+            ("state=completed", EntityKind::Cluster, WaitProgress::NotYet("failed: web/0 exited 1".into())),
+            ("replicas.running=3", EntityKind::Plan, WaitProgress::Reached),
+            ("replicas.pending=0", EntityKind::Plan, WaitProgress::Reached),
+            ("deleted", EntityKind::Replica, WaitProgress::NotYet("still there".into())),
         ];
         for (text, kind, wanted) in cases {
-            assert_eq!(look(&Until::read(text).expect(text), kind, Some(&row)), Ok(wanted), "{text}");
+            assert_eq!(look(&WaitCondition::read(text).expect(text), kind, Some(&row)), Ok(wanted), "{text}");
         }
-        assert_eq!(look(&Until::Deleted, Kind::Replica, None), Ok(Seen::Reached));
-        let error = look(&Until::read("stat=x").expect("a field"), Kind::Plan, Some(&row))
+        assert_eq!(look(&WaitCondition::Deleted, EntityKind::Replica, None), Ok(WaitProgress::Reached));
+        let error = look(&WaitCondition::read("stat=x").expect("a field"), EntityKind::Plan, Some(&row))
             .expect_err("no such field");
         assert_eq!(error.message, "the server tells no \"stat\" of a plan");
-        assert!(Until::read("gone").is_err() && Until::read("=x").is_err());
+        assert!(WaitCondition::read("gone").is_err() && WaitCondition::read("=x").is_err());
     }
 }

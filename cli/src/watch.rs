@@ -13,16 +13,16 @@ use std::time::{Duration, Instant};
 use chancery_events::lineage::NamedPosition;
 use serde_json::{Value, json};
 
-use super::client::Client;
+use super::client::ApiClient;
 use super::columns;
-use super::context::{Context, Output};
-use super::error::{CliError, Exit};
+use super::context::{CliContext, OutputFormat};
+use super::error::{CliError, CliExit};
 use super::events::follow;
-use super::flags::Get;
+use super::flags::GetArgs;
 use super::get::{list, name_of, one};
-use super::kind::Kind;
-use super::screen::Screen;
-use super::table::Lines;
+use super::kind::EntityKind;
+use super::screen::LiveScreen;
+use super::table::StreamTable;
 
 use crate::note;
 
@@ -31,7 +31,7 @@ const TOGETHER: Duration = Duration::from_millis(100);
 
 /// A row that is not as it was; of one that was removed, the last that was known.
 #[derive(Clone, PartialEq, Debug)]
-struct Change {
+struct WatchChange {
     /// Kind of the change: `added`, `changed` or `removed`.
     word: &'static str,
     name: String,
@@ -40,11 +40,11 @@ struct Change {
 
 /// The rows as they were last shown, by name.
 #[derive(Debug, Default)]
-struct Known(BTreeMap<String, Value>);
+struct WatchedRows(BTreeMap<String, Value>);
 
-impl Known {
+impl WatchedRows {
     /// Takes in all rows that there are; gives what differs, in the order in which it changed.
-    fn take(&mut self, kind: Kind, items: Vec<Value>) -> Vec<Change> {
+    fn take(&mut self, kind: EntityKind, items: Vec<Value>) -> Vec<WatchChange> {
         let mut before = std::mem::take(&mut self.0);
         let mut changes = Vec::new();
         for row in items {
@@ -54,17 +54,17 @@ impl Known {
                 Some(_) => Some("changed"),
                 None => Some("added"),
             };
-            changes.extend(word.map(|word| Change { word, name: name.clone(), row: row.clone() }));
+            changes.extend(word.map(|word| WatchChange { word, name: name.clone(), row: row.clone() }));
             self.0.insert(name, row);
         }
         changes.sort_by_key(|change| change.row["position"].as_u64());
-        let removed = before.into_iter().map(|(name, row)| Change { word: "removed", name, row });
+        let removed = before.into_iter().map(|(name, row)| WatchChange { word: "removed", name, row });
         removed.chain(changes).collect()
     }
 }
 
 /// What comes from the thread that follows the stream.
-enum Woken {
+enum WatchSignal {
     /// An event at this position.
     At(u64),
     /// The stream broke; it is being taken up again.
@@ -73,31 +73,36 @@ enum Woken {
     Over(CliError),
 }
 
-pub(super) fn run(get: &Get, client: &Client<'_>, out: &mut dyn Write) -> Result<(), CliError> {
-    let output = client.context.output(&[Output::Table, Output::Wide, Output::Jsonl, Output::Name])?;
+pub(super) fn run(get: &GetArgs, client: &ApiClient<'_>, out: &mut dyn Write) -> Result<(), CliError> {
+    let output = client.context.output(&[
+        OutputFormat::Table,
+        OutputFormat::Wide,
+        OutputFormat::Jsonl,
+        OutputFormat::Name,
+    ])?;
     let kind = get.kind();
-    let mut view = View::new(kind, output, client.context.person);
-    let mut known = Known::default();
+    let mut view = WatchView::new(kind, output, client.context.person);
+    let mut known = WatchedRows::default();
     let (items, since) = look(get, client)?;
     let changes = known.take(kind, items);
     view.show(&known, &changes, out)?;
     let woken = follower(client.context.clone(), client.named(since + 1));
     loop {
         match next(&woken)? {
-            Woken::At(position) => {
+            WatchSignal::At(position) => {
                 client.after(position);
                 let items = look_again(get, client)?;
                 let changes = known.take(kind, items);
                 view.show(&known, &changes, out)?;
             }
-            Woken::Lost(error) => note!("{error}; it is taken up again"),
-            Woken::Over(error) => return Err(error),
+            WatchSignal::Lost(error) => note!("{error}; it is taken up again"),
+            WatchSignal::Over(error) => return Err(error),
         }
     }
 }
 
 /// All that is asked for, and a position that it is not older than.
-fn look(get: &Get, client: &Client<'_>) -> Result<(Vec<Value>, u64), CliError> {
+fn look(get: &GetArgs, client: &ApiClient<'_>) -> Result<(Vec<Value>, u64), CliError> {
     let kind = get.kind();
     if let Some(name) = get.name()? {
         let row = one(client, kind, &name)?;
@@ -110,13 +115,15 @@ fn look(get: &Get, client: &Client<'_>) -> Result<(Vec<Value>, u64), CliError> {
 }
 
 /// The same later: a server that is away comes back, and what was named may be gone.
-fn look_again(get: &Get, client: &Client<'_>) -> Result<Vec<Value>, CliError> {
+fn look_again(get: &GetArgs, client: &ApiClient<'_>) -> Result<Vec<Value>, CliError> {
     let mut pause = client.context.backoff;
     loop {
         match look(get, client) {
             Ok((items, _)) => return Ok(items),
-            Err(error) if error.exit == Exit::NotFound && get.name()?.is_some() => return Ok(Vec::new()),
-            Err(error) if !matches!(error.exit, Exit::Unreachable | Exit::Unknown) => return Err(error),
+            Err(error) if error.exit == CliExit::NotFound && get.name()?.is_some() => return Ok(Vec::new()),
+            Err(error) if !matches!(error.exit, CliExit::Unreachable | CliExit::Unknown) => {
+                return Err(error);
+            }
             Err(_) => {
                 std::thread::sleep(pause);
                 pause = (pause * 2).min(Duration::from_secs(5));
@@ -126,16 +133,16 @@ fn look_again(get: &Get, client: &Client<'_>) -> Result<Vec<Value>, CliError> {
 }
 
 /// Waits for news; events that come together are one.
-fn next(woken: &Receiver<Woken>) -> Result<Woken, CliError> {
+fn next(woken: &Receiver<WatchSignal>) -> Result<WatchSignal, CliError> {
     let gone = || CliError::failure("follow events: the stream is no longer followed");
     let mut news = woken.recv().map_err(|_| gone())?;
     let until = Instant::now() + TOGETHER;
-    while let Woken::At(_) = news {
+    while let WatchSignal::At(_) = news {
         match woken.recv_timeout(until.saturating_duration_since(Instant::now())) {
-            Ok(more @ Woken::At(_)) => news = more,
+            Ok(more @ WatchSignal::At(_)) => news = more,
             // The read that follows answers for the events before it.
-            Ok(Woken::Lost(_)) => {}
-            Ok(over @ Woken::Over(_)) => news = over,
+            Ok(WatchSignal::Lost(_)) => {}
+            Ok(over @ WatchSignal::Over(_)) => news = over,
             Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => break,
         }
     }
@@ -143,26 +150,27 @@ fn next(woken: &Receiver<Woken>) -> Result<Woken, CliError> {
 }
 
 /// Follows all events: rows of one kind change with events about others.
-fn follower(context: Context, from: NamedPosition) -> Receiver<Woken> {
-    fn told(sender: &Sender<Woken>, news: Woken) -> Result<(), CliError> {
+fn follower(context: CliContext, from: NamedPosition) -> Receiver<WatchSignal> {
+    fn told(sender: &Sender<WatchSignal>, news: WatchSignal) -> Result<(), CliError> {
         // Nobody watches any more.
-        sender.send(news).map_err(|_| CliError::new(Exit::Done, ""))
+        sender.send(news).map_err(|_| CliError::new(CliExit::Done, ""))
     }
     let (sender, woken) = channel();
     std::thread::spawn(move || {
-        let client = Client::new(&context);
-        let mut each = |event: &super::told::Told<'_>, _: &str| told(&sender, Woken::At(event.position()));
-        let mut lost = |error: &CliError| told(&sender, Woken::Lost(error.clone()));
+        let client = ApiClient::new(&context);
+        let mut each =
+            |event: &super::told::EventSummary<'_>, _: &str| told(&sender, WatchSignal::At(event.position()));
+        let mut lost = |error: &CliError| told(&sender, WatchSignal::Lost(error.clone()));
         loop {
             match follow(&client, &[], from, &mut each, &mut lost) {
                 // Before the first event, though the rows were there: it is the same as a stream that breaks.
-                Err(error) if error.exit == Exit::Unreachable => {
-                    if told(&sender, Woken::Lost(error)).is_err() {
+                Err(error) if error.exit == CliExit::Unreachable => {
+                    if told(&sender, WatchSignal::Lost(error)).is_err() {
                         return;
                     }
                     std::thread::sleep(context.backoff * 5);
                 }
-                Err(error) => return told(&sender, Woken::Over(error)).unwrap_or(()),
+                Err(error) => return told(&sender, WatchSignal::Over(error)).unwrap_or(()),
                 Ok(()) => return,
             }
         }
@@ -171,37 +179,42 @@ fn follower(context: Context, from: NamedPosition) -> Receiver<Woken> {
 }
 
 /// How changes are shown.
-enum View {
+enum WatchView {
     /// All rows, drawn over what was drawn before.
-    Live { kind: Kind, wide: bool, screen: Screen },
+    Live { kind: EntityKind, wide: bool, screen: LiveScreen },
     /// A line a change.
-    Lines { kind: Kind, wide: bool, lines: Lines },
+    Lines { kind: EntityKind, wide: bool, lines: StreamTable },
     /// An object a change.
-    Json(Kind),
+    Json(EntityKind),
     /// A name a change.
-    Names(Kind),
+    Names(EntityKind),
 }
 
-impl View {
-    fn new(kind: Kind, output: Output, person: bool) -> View {
-        let wide = output == Output::Wide;
+impl WatchView {
+    fn new(kind: EntityKind, output: OutputFormat, person: bool) -> WatchView {
+        let wide = output == OutputFormat::Wide;
         match output {
-            Output::Jsonl => View::Json(kind),
-            Output::Name => View::Names(kind),
-            _ if person => View::Live { kind, wide, screen: Screen::default() },
-            _ => View::Lines { kind, wide, lines: Lines::default() },
+            OutputFormat::Jsonl => WatchView::Json(kind),
+            OutputFormat::Name => WatchView::Names(kind),
+            _ if person => WatchView::Live { kind, wide, screen: LiveScreen::default() },
+            _ => WatchView::Lines { kind, wide, lines: StreamTable::default() },
         }
     }
 
-    fn show(&mut self, known: &Known, changes: &[Change], out: &mut dyn Write) -> Result<(), CliError> {
+    fn show(
+        &mut self,
+        known: &WatchedRows,
+        changes: &[WatchChange],
+        out: &mut dyn Write,
+    ) -> Result<(), CliError> {
         match self {
-            View::Live { kind, wide, screen } => {
+            WatchView::Live { kind, wide, screen } => {
                 let rows: Vec<_> = known.0.values().cloned().collect();
                 let table = columns::table(*kind, &rows, *wide)?;
                 let text = if rows.is_empty() { format!("no {}\n", kind.plural()) } else { table.lines("") };
                 out.write_all(screen.draw(&text).as_bytes())?;
             }
-            View::Lines { kind, wide, lines } => {
+            WatchView::Lines { kind, wide, lines } => {
                 for change in changes {
                     let rows = columns::table(*kind, std::slice::from_ref(&change.row), *wide)?;
                     if lines.is_new() {
@@ -214,14 +227,14 @@ impl View {
                     }
                 }
             }
-            View::Json(kind) => {
-                for Change { word, name, row } in changes {
+            WatchView::Json(kind) => {
+                for WatchChange { word, name, row } in changes {
                     let subject = format!("{}/{name}", kind.word());
                     let line = json!({ "change": word, "subject": subject, "row": row });
                     writeln!(out, "{line}")?;
                 }
             }
-            View::Names(kind) => {
+            WatchView::Names(kind) => {
                 for change in changes {
                     writeln!(out, "{}/{}", kind.word(), change.name)?;
                 }
@@ -239,14 +252,14 @@ mod tests {
         json!({ "name": name, "position": position })
     }
 
-    fn words(changes: &[Change]) -> Vec<(&'static str, &str)> {
+    fn words(changes: &[WatchChange]) -> Vec<(&'static str, &str)> {
         changes.iter().map(|change| (change.word, change.name.as_str())).collect()
     }
 
     #[test]
     fn only_what_differs_is_told_in_the_order_of_its_change() {
-        let mut known = Known::default();
-        let mut take = |items: Vec<Value>| known.take(Kind::Node, items);
+        let mut known = WatchedRows::default();
+        let mut take = |items: Vec<Value>| known.take(EntityKind::Node, items);
         assert_eq!(words(&take(vec![row("b", 3), row("a", 5)])), [("added", "b"), ("added", "a")]);
         assert_eq!(words(&take(vec![row("a", 5), row("b", 3)])), []);
         assert_eq!(
@@ -261,12 +274,12 @@ mod tests {
     fn events_that_come_together_are_one_and_an_end_is_not_lost() {
         let (sender, woken) = channel();
         for position in [4, 5, 6] {
-            sender.send(Woken::At(position)).expect("it is listened to");
+            sender.send(WatchSignal::At(position)).expect("it is listened to");
         }
-        assert!(matches!(next(&woken), Ok(Woken::At(6))));
-        sender.send(Woken::At(7)).expect("it is listened to");
-        sender.send(Woken::Over(CliError::failure("no"))).expect("it is listened to");
-        assert!(matches!(next(&woken), Ok(Woken::Over(_))));
+        assert!(matches!(next(&woken), Ok(WatchSignal::At(6))));
+        sender.send(WatchSignal::At(7)).expect("it is listened to");
+        sender.send(WatchSignal::Over(CliError::failure("no"))).expect("it is listened to");
+        assert!(matches!(next(&woken), Ok(WatchSignal::Over(_))));
         drop(sender);
         assert!(next(&woken).is_err());
     }

@@ -12,7 +12,7 @@ use chancery_events::time::Time;
 
 /// Reading of the machine's clocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Reading {
+pub struct ClockSample {
     /// Wall clock, which may be set forward and back.
     pub wall: Time,
     /// Monotonic clock, from any origin.
@@ -21,7 +21,7 @@ pub struct Reading {
 
 /// Clock that turns readings into journal time.
 #[derive(Clone, Copy, Debug)]
-pub struct Clock {
+pub struct JournalClock {
     time: Time,
     steady: Duration,
     max_gap: Duration,
@@ -30,11 +30,11 @@ pub struct Clock {
     wall: Time,
 }
 
-impl Clock {
+impl JournalClock {
     /// Starts at the later of the wall clock and the journal's last time.
-    pub fn begin(last: Time, Reading { wall, steady }: Reading) -> Clock {
+    pub fn begin(last: Time, ClockSample { wall, steady }: ClockSample) -> JournalClock {
         let time = last.max(wall);
-        Clock { time, steady, max_gap: Duration::MAX, leap: None, gap: Duration::ZERO, wall: time }
+        JournalClock { time, steady, max_gap: Duration::MAX, leap: None, gap: Duration::ZERO, wall: time }
     }
 
     /// Follows a wall clock that is ahead by at most `max_gap` from now on.
@@ -58,7 +58,7 @@ impl Clock {
     }
 
     /// Returns journal time at this reading.
-    pub fn read(&mut self, Reading { wall, steady }: Reading) -> Time {
+    pub fn read(&mut self, ClockSample { wall, steady }: ClockSample) -> Time {
         let passed = steady.saturating_sub(self.steady);
         self.steady = self.steady.max(steady);
         let plain = self.time + passed;
@@ -89,8 +89,8 @@ mod tests {
         Time::EPOCH + at(seconds)
     }
 
-    fn reading(seconds: u64, steady: u64) -> Reading {
-        Reading { wall: wall(seconds), steady: at(steady) }
+    fn reading(seconds: u64, steady: u64) -> ClockSample {
+        ClockSample { wall: wall(seconds), steady: at(steady) }
     }
 
     #[test]
@@ -108,7 +108,7 @@ mod tests {
             ("the wall clock leapt: a quarter faster", 0, 100, vec![(500, 8, 110), (510, 16, 120)]),
         ];
         for (case, last, start, readings) in cases {
-            let mut clock = Clock::begin(wall(last), reading(start, 0));
+            let mut clock = JournalClock::begin(wall(last), reading(start, 0));
             for (now, steady, expected) in readings {
                 assert_eq!(clock.read(reading(now, steady)), wall(expected), "{case}, at {steady} s");
             }
@@ -117,7 +117,7 @@ mod tests {
 
     #[test]
     fn a_wall_clock_that_leaps_too_far_ahead_is_not_followed_until_it_is_back_or_trusted() {
-        let mut clock = Clock::begin(wall(0), reading(100, 0));
+        let mut clock = JournalClock::begin(wall(0), reading(100, 0));
         clock.bound(at(1000));
         let steps = [
             (1050, 8, 110, false, "within the bound it is followed"),

@@ -3,35 +3,36 @@
 use std::num::NonZeroU64;
 use std::time::Duration;
 
-use chancery_events::fact::Effect;
+use chancery_events::fact::CommandEffect;
 use chancery_events::id::{ObjectId, VolumeId};
 use chancery_events::name::ReplicaName;
 use chancery_events::protocol::{
-    Command, Mount, ObjectSpec, RunLabels, RunPayload, RunSpec, Standing, VolumeSpec,
+    Command, CommandStatus, IncarnationPayload, IncarnationSpec, ObjectSpec, RunLabels, VolumeMount,
+    VolumeSpec,
 };
 use chancery_events::spec::{Payload, PlanVersion, VolumeClaim};
-use chancery_machine::fleet::Fleet;
+use chancery_machine::fleet::FleetState;
 use chancery_machine::state::{Incarnation, Volume, VolumeState};
 
 /// Returns the volume with this id.
-pub(super) fn volume(fleet: &Fleet, id: VolumeId) -> Option<&Volume> {
+pub(super) fn volume(fleet: &FleetState, id: VolumeId) -> Option<&Volume> {
     fleet.volumes().get(fleet.index().volumes.name(id)?)
 }
 
 /// Returns the last command of an object, with all that it needs.
-pub(super) fn command(fleet: &Fleet, id: ObjectId) -> Option<Command> {
+pub(super) fn command(fleet: &FleetState, id: ObjectId) -> Option<Command> {
     match id {
         ObjectId::Incarnation(id) => of_run(fleet, fleet.incarnations().get(&id)?),
         ObjectId::Volume(id) => volume(fleet, id).map(of_volume),
     }
 }
 
-fn of_run(fleet: &Fleet, incarnation: &Incarnation) -> Option<Command> {
+fn of_run(fleet: &FleetState, incarnation: &Incarnation) -> Option<Command> {
     let plan = fleet.plans().get(&incarnation.plan)?;
     let key = (incarnation.plan.clone(), incarnation.asked_for().clone());
     let deployment = fleet.deployments().get(&key)?;
     let (policy, version) = (plan.policy(), plan.version_of(deployment.generation));
-    let payloads = version.payloads().iter().map(|payload| RunPayload {
+    let payloads = version.payloads().iter().map(|payload| IncarnationPayload {
         name: payload.name.clone(),
         processes: payload.processes,
         memory: NonZeroU64::new(payload.resources.memory),
@@ -46,10 +47,10 @@ fn of_run(fleet: &Fleet, incarnation: &Incarnation) -> Option<Command> {
         object: incarnation.id.into(),
         revision: incarnation.revision,
         attempt: incarnation.command.map_or(1, |command| command.attempt),
-        effect: incarnation.asked.unwrap_or(Effect::Ensure),
-        standing: if incarnation.command.is_some() { Standing::Open } else { Standing::Met },
+        effect: incarnation.asked.unwrap_or(CommandEffect::Ensure),
+        standing: if incarnation.command.is_some() { CommandStatus::Open } else { CommandStatus::Met },
         grace: policy.timeouts().stop(),
-        spec: ObjectSpec::Run(RunSpec {
+        spec: ObjectSpec::Run(IncarnationSpec {
             replica: incarnation.replica.clone(),
             plan: incarnation.plan.clone(),
             node: incarnation.node.clone(),
@@ -61,7 +62,7 @@ fn of_run(fleet: &Fleet, incarnation: &Incarnation) -> Option<Command> {
 }
 
 /// Returns the labels of an incarnation.
-fn labels(fleet: &Fleet, incarnation: &Incarnation, version: PlanVersion<'_>) -> RunLabels {
+fn labels(fleet: &FleetState, incarnation: &Incarnation, version: PlanVersion<'_>) -> RunLabels {
     let node = fleet.nodes().get(&incarnation.node);
     RunLabels {
         namespace: Some(version.namespace().clone()),
@@ -72,25 +73,25 @@ fn labels(fleet: &Fleet, incarnation: &Incarnation, version: PlanVersion<'_>) ->
 }
 
 /// Returns the mounts of a payload that starts: its own volumes exist.
-fn mounts(fleet: &Fleet, replica: &ReplicaName, payload: &Payload) -> Vec<Mount> {
+fn mounts(fleet: &FleetState, replica: &ReplicaName, payload: &Payload) -> Vec<VolumeMount> {
     let mount = |claim: &VolumeClaim| {
         let volume = fleet.volumes().get(&claim.name(replica, &payload.name))?.id;
-        Some(Mount { path: claim.mount.clone(), volume })
+        Some(VolumeMount { path: claim.mount.clone(), volume })
     };
     payload.volumes.iter().filter_map(mount).collect()
 }
 
 fn of_volume(volume: &Volume) -> Command {
     let effect = match volume.state {
-        VolumeState::Destroying => Effect::Kill,
-        VolumeState::Ensuring | VolumeState::Ready | VolumeState::Lost(_) => Effect::Ensure,
+        VolumeState::Destroying => CommandEffect::Kill,
+        VolumeState::Ensuring | VolumeState::Ready | VolumeState::Lost(_) => CommandEffect::Ensure,
     };
     Command {
         object: volume.id.into(),
         revision: volume.revision,
         attempt: volume.command.map_or(1, |command| command.attempt),
         effect,
-        standing: if volume.command.is_some() { Standing::Open } else { Standing::Met },
+        standing: if volume.command.is_some() { CommandStatus::Open } else { CommandStatus::Met },
         grace: Duration::ZERO,
         spec: ObjectSpec::Volume(VolumeSpec {
             name: volume.name.clone(),

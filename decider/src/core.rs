@@ -10,28 +10,30 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use chancery_events::event::Event;
-use chancery_events::fact::{EntityParked, Fact, InboxSkipped, TermStarted, TimeRecorded};
-use chancery_events::id::{Attach, Lineage, Position, Term, Writer};
-use chancery_events::intent::Request;
-use chancery_events::letter::Letter;
+use chancery_events::fact::{EntityQuarantined, Fact, InboxSkipped, TermStarted, TimeRecorded};
+use chancery_events::id::{ConnectionToken, Lineage, Position, Term, WriterId};
+use chancery_events::intent::IntentRequest;
+use chancery_events::letter::InboxMessage;
 use chancery_events::name::FleetName;
 use chancery_events::observation::Observation;
-use chancery_events::protocol::{FromDecider, Head, ToDecider};
-use chancery_events::record::{Begins, Draft, Hash, HeaderParts, MAX_BYTES, MAX_EVENTS, NotPushed, Record};
-use chancery_events::refusal::{Code, Refusal};
+use chancery_events::protocol::{DeciderMessage, ExecutorMessage, JournalHead};
+use chancery_events::record::{
+    DraftError, HeaderParts, MAX_BYTES, MAX_EVENTS, Record, RecordDraft, RecordHash, RecordStart,
+};
+use chancery_events::refusal::{Refusal, RefusalCode};
 use chancery_events::size::json_bytes;
 use chancery_events::subject::Subject;
 use chancery_events::time::Time;
-use chancery_journal::{Cursor, ReadError};
-use chancery_machine::advance::{Agenda, Step, advance, next_alarm};
-use chancery_machine::context::Context;
-use chancery_machine::decide::{Repeat, decide, evolve, observe, pass, repeat, verdict};
-use chancery_machine::fleet::Fleet;
-use chancery_machine::meta::At;
+use chancery_journal::{ChainCursor, ReadError};
+use chancery_machine::advance::{AdvanceState, DueStep, advance, next_alarm};
+use chancery_machine::context::DecisionContext;
+use chancery_machine::decide::{IdempotencyCheck, decide, evolve, observe, pass, repeat, verdict};
+use chancery_machine::fleet::FleetState;
+use chancery_machine::meta::FactPosition;
 
-use super::handle::{Connection, Verdict};
-use super::inbox::{Inbox, Reading};
-use super::sessions::Sessions;
+use super::handle::{ChannelNumber, Verdict};
+use super::inbox::{InboxProgress, InboxStart};
+use super::sessions::SessionTable;
 
 /// Maximum steps of due work in one commit; inputs are handled between commits.
 const STEPS: usize = 256;
@@ -47,25 +49,25 @@ const HELD_BYTES: usize = 16 << 20;
 
 /// Identifies the caller of an intent.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub struct Ticket(pub u64);
+pub struct RequestTicket(pub u64);
 
 /// Inputs of the core.
 #[derive(Debug)]
-pub enum Input {
+pub enum CoreInput {
     /// Intent of a caller. The answer is an effect, once it is durable.
-    Intent(Ticket, Box<Request>),
+    Intent(RequestTicket, Box<IntentRequest>),
     /// Inbox message, in order of offsets, which may have holes. The journal records the answer.
-    Letter(Box<Letter>),
+    Letter(Box<InboxMessage>),
     /// Offset below which no inbox message is outstanding.
     InboxPassed(u64),
     /// Offset of an inbox message that cannot be read; no message below is outstanding.
     InboxStands(u64),
     /// New connection of an executor, with a random attach.
-    Connected(Connection, Attach),
+    Connected(ChannelNumber, ConnectionToken),
     /// Message of an executor.
-    Said(Connection, ToDecider),
+    Said(ChannelNumber, ExecutorMessage),
     /// Closed connection. The session lives until its lease expires.
-    Disconnected(Connection),
+    Disconnected(ChannelNumber),
     /// Longest time that a message may have waited unread.
     Unheard(Duration),
     /// Records that are durable and valid.
@@ -80,9 +82,9 @@ pub enum Input {
 
 /// Outputs of the core.
 #[derive(Debug)]
-pub enum Output {
+pub enum CoreOutput {
     /// Effect for a caller or an executor.
-    Effect(Effect),
+    Effect(DeciderEffect),
     /// Record to append to the journal.
     Append(Record),
     /// Notice that more may be due than was done.
@@ -93,25 +95,25 @@ pub enum Output {
 
 /// Effects for the loop to carry out.
 #[derive(Clone, Debug)]
-pub enum Effect {
+pub enum DeciderEffect {
     /// Answers the caller.
-    Answer(Ticket, Verdict),
+    Answer(RequestTicket, Verdict),
     /// Sends a message to the executor.
-    Send(Connection, FromDecider),
+    Send(ChannelNumber, DeciderMessage),
     /// Closes the connection.
-    Close(Connection),
+    Close(ChannelNumber),
 }
 
 /// Returns the hash of the record that ends at a position, if one does.
-pub type Lookup = Box<dyn Fn(Position) -> Result<Option<Hash>, ReadError> + Send>;
+pub type RecordLookup = Box<dyn Fn(Position) -> Result<Option<RecordHash>, ReadError> + Send>;
 
 /// Settings of a decider.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct DeciderSettings {
     /// Name of the fleet.
     pub fleet: FleetName,
     /// Writer id of this start of the decider.
-    pub writer: Writer,
+    pub writer: WriterId,
     /// Build of this server.
     pub build: Arc<str>,
     /// Address where the decider takes input.
@@ -123,7 +125,7 @@ pub struct Settings {
     /// Maximum number of replicas of one deployment.
     pub replicas: u32,
     /// Inbox whose messages are answered too.
-    pub inbox: Option<Inbox>,
+    pub inbox: Option<InboxStart>,
 }
 
 /// Bytes of an inventory part on servers: a message that delays no channel for long.
@@ -131,14 +133,14 @@ pub const PART: usize = 256 << 10;
 
 /// Output held back until a position is durable. The decider's head is filled in at its release.
 #[derive(Debug)]
-pub(super) enum Held {
-    Answer(Ticket, Verdict),
-    Send(Connection, Box<FromDecider>),
-    Close(Connection),
+pub(super) enum HeldEffect {
+    Answer(RequestTicket, Verdict),
+    Send(ChannelNumber, Box<DeciderMessage>),
+    Close(ChannelNumber),
 }
 
 /// Outcome of a request.
-pub(super) enum Settled {
+pub(super) enum RequestOutcome {
     /// Verdict of the request that this one repeats.
     Before(Verdict),
     /// Verdict that the draft commit records.
@@ -147,16 +149,16 @@ pub(super) enum Settled {
     Failed(Refusal),
 }
 
-impl Held {
+impl HeldEffect {
     /// Returns the approximate bytes that grow with what a client requested.
     fn bytes(&self) -> usize {
         // A verdict is shared with the idempotency keys, and has a bound.
-        let Held::Send(_, message) = self else { return 0 };
+        let HeldEffect::Send(_, message) = self else { return 0 };
         match &**message {
-            FromDecider::Welcome { commands, .. } | FromDecider::Inventory { commands, .. } => {
+            DeciderMessage::Welcome { commands, .. } | DeciderMessage::Inventory { commands, .. } => {
                 commands.iter().map(json_bytes).sum()
             }
-            FromDecider::Command { command, .. } => json_bytes(command),
+            DeciderMessage::Command { command, .. } => json_bytes(command),
             // The size of other messages has a bound.
             _ => 0,
         }
@@ -164,21 +166,21 @@ impl Held {
 }
 
 /// Core of the decider.
-pub struct Core {
-    pub(super) settings: Settings,
-    pub(super) inbox: Option<Reading>,
-    pub(super) fleet: Fleet,
-    pub(super) agenda: Agenda,
+pub struct DeciderCore {
+    pub(super) settings: DeciderSettings,
+    pub(super) inbox: Option<InboxProgress>,
+    pub(super) fleet: FleetState,
+    pub(super) agenda: AdvanceState,
     /// Finds the next step; tests replace it with a function that fails.
-    pub(super) advance: fn(&Fleet, &mut Agenda, &Context) -> Option<Step>,
+    pub(super) advance: fn(&FleetState, &mut AdvanceState, &DecisionContext) -> Option<DueStep>,
     /// Decides an intent; tests replace it likewise.
-    pub(super) decide: fn(&Fleet, &Request, &Context) -> Result<Vec<Fact>, Refusal>,
+    pub(super) decide: fn(&FleetState, &IntentRequest, &DecisionContext) -> Result<Vec<Fact>, Refusal>,
     /// Finds a record that an executor has seen.
-    pub(super) lookup: Lookup,
+    pub(super) lookup: RecordLookup,
     pub(super) lineage: Lineage,
     term: Term,
     /// End of the chain as decided, durable or not.
-    sealed: (Position, Hash),
+    sealed: (Position, RecordHash),
     /// Time of the draft commit.
     pub(super) time: Time,
     /// Wall clock: see [`Context::wall`].
@@ -187,39 +189,39 @@ pub struct Core {
     recorded: Time,
     /// Interval without a record after which the time is recorded.
     record_every: Option<Duration>,
-    pub(super) draft: Draft,
-    begins: Option<Begins>,
-    durable: Head,
-    in_flight: VecDeque<(Position, Hash)>,
+    pub(super) draft: RecordDraft,
+    begins: Option<RecordStart>,
+    durable: JournalHead,
+    in_flight: VecDeque<(Position, RecordHash)>,
     /// Held outputs, each with its position and bytes.
-    held: VecDeque<(Position, usize, Held)>,
+    held: VecDeque<(Position, usize, HeldEffect)>,
     /// Bytes of all held outputs.
     held_bytes: usize,
-    pub(super) sessions: Sessions,
-    outputs: Vec<Output>,
+    pub(super) sessions: SessionTable,
+    outputs: Vec<CoreOutput>,
 }
 
-impl Core {
+impl DeciderCore {
     /// Takes over with a fleet that is folded up to `end`, the head of the journal as it was read. The first
     /// commit starts a term.
     pub fn take_over(
-        mut settings: Settings,
-        fleet: Fleet,
-        end: Option<&Cursor>,
+        mut settings: DeciderSettings,
+        fleet: FleetState,
+        end: Option<&ChainCursor>,
         now: Time,
-        lookup: Lookup,
-    ) -> Core {
+        lookup: RecordLookup,
+    ) -> DeciderCore {
         let term = end.map_or(Term::FIRST, |end| end.term.next());
-        let (position, hash) = end.map_or((Position::ZERO, Hash::ZERO), |end| (end.position, end.hash));
+        let (position, hash) = end.map_or((Position::ZERO, RecordHash::ZERO), |end| (end.position, end.hash));
         let time = end.map_or(now, |end| end.time.max(now));
         let lineage = fleet.lineages().current;
-        let sessions = Sessions::resume(&fleet, time);
-        let inbox = settings.inbox.take().map(Reading::new);
+        let sessions = SessionTable::resume(&fleet, time);
+        let inbox = settings.inbox.take().map(InboxProgress::new);
         // Older inbox messages come first, then a lease for executors to reconnect, then deadlines.
         let waits = inbox.as_ref().is_some_and(|inbox| !inbox.is_up_to_date());
         let grace = if waits { Time::FAR } else { time + settings.lease };
-        let mut core = Core {
-            agenda: Agenda::new(grace),
+        let mut core = DeciderCore {
+            agenda: AdvanceState::new(grace),
             settings,
             inbox,
             fleet,
@@ -233,9 +235,9 @@ impl Core {
             wall: time,
             recorded: time,
             record_every: None,
-            draft: Draft::new(),
-            begins: Some(Begins::Term),
-            durable: Head { position, hash, term },
+            draft: RecordDraft::new(),
+            begins: Some(RecordStart::Term),
+            durable: JournalHead { position, hash, term },
             in_flight: VecDeque::new(),
             held: VecDeque::new(),
             held_bytes: 0,
@@ -246,37 +248,37 @@ impl Core {
         let cause = core.next();
         core.commit_events(&[Event::Fact { cause, fact }]).expect("a term's start always holds");
         // In the same commit, whose watermark is past this offset.
-        if let Some(offset) = core.inbox.as_ref().and_then(Reading::skips) {
+        if let Some(offset) = core.inbox.as_ref().and_then(InboxProgress::skips) {
             core.commit_own(InboxSkipped { offset }.into());
         }
         core
     }
 
     /// Takes an input at `now`. Returns the outputs, in order.
-    pub fn handle(&mut self, now: Time, input: Input) -> Vec<Output> {
+    pub fn handle(&mut self, now: Time, input: CoreInput) -> Vec<CoreOutput> {
         match input {
-            Input::Intent(ticket, request) => self.intent(ticket, &request, now),
-            Input::Letter(letter) => self.letter(&letter, now),
-            Input::InboxPassed(next) => self.inbox_passed(next, now),
-            Input::InboxStands(offset) => self.inbox_stands(offset, now),
-            Input::Connected(connection, attach) => self.connected(connection, attach),
-            Input::Said(connection, message) => self.said(connection, message, now),
-            Input::Disconnected(connection) => self.disconnected(connection),
-            Input::Unheard(span) => self.unheard(span, now),
-            Input::Delivered(records) => self.delivered(&records),
-            Input::Work => {
+            CoreInput::Intent(ticket, request) => self.intent(ticket, &request, now),
+            CoreInput::Letter(letter) => self.letter(&letter, now),
+            CoreInput::InboxPassed(next) => self.inbox_passed(next, now),
+            CoreInput::InboxStands(offset) => self.inbox_stands(offset, now),
+            CoreInput::Connected(connection, attach) => self.connected(connection, attach),
+            CoreInput::Said(connection, message) => self.said(connection, message, now),
+            CoreInput::Disconnected(connection) => self.disconnected(connection),
+            CoreInput::Unheard(span) => self.unheard(span, now),
+            CoreInput::Delivered(records) => self.delivered(&records),
+            CoreInput::Work => {
                 if self.work(now) {
-                    self.outputs.push(Output::More);
+                    self.outputs.push(CoreOutput::More);
                 }
             }
-            Input::Seal => self.seal(),
-            Input::Drain => self.last_letter(now),
+            CoreInput::Seal => self.seal(),
+            CoreInput::Drain => self.last_letter(now),
         }
         std::mem::take(&mut self.outputs)
     }
 
     /// Returns the state as decided, durable or not.
-    pub fn fleet(&self) -> &Fleet {
+    pub fn fleet(&self) -> &FleetState {
         &self.fleet
     }
 
@@ -285,13 +287,20 @@ impl Core {
         self.sealed.0.plus(u64::from(self.draft.count()) + 1)
     }
 
-    fn at(&self, position: Position) -> At {
-        At { position, time: self.time, term: self.term, lineage: self.lineage }
+    fn at(&self, position: Position) -> FactPosition {
+        FactPosition { position, time: self.time, term: self.term, lineage: self.lineage }
     }
 
-    fn context(&self, next: Position) -> Context {
+    fn context(&self, next: Position) -> DecisionContext {
         let (now, wall) = (self.time, self.wall.max(self.time));
-        Context { now, wall, next, lineage: self.lineage, actor: None, replicas: self.settings.replicas }
+        DecisionContext {
+            now,
+            wall,
+            next,
+            lineage: self.lineage,
+            actor: None,
+            replicas: self.settings.replicas,
+        }
     }
 
     /// Sets the wall clock, as far as it is followed: senders date intents by theirs.
@@ -375,8 +384,8 @@ impl Core {
                     Event::Intent(_) | Event::Observation { .. } => pass(&mut self.fleet, position),
                 }
                 self.draft.push(&event.line()).map_err(|error| match error {
-                    NotPushed::Full | NotPushed::TooLarge { .. } => CommitError::TooLarge,
-                    NotPushed::NotALine => CommitError::Failed(error.to_string()),
+                    DraftError::Full | DraftError::TooLarge { .. } => CommitError::TooLarge,
+                    DraftError::NotALine => CommitError::Failed(error.to_string()),
                 })?;
             }
             Ok(())
@@ -412,30 +421,32 @@ impl Core {
     }
 
     /// Decides an intent.
-    fn intent(&mut self, ticket: Ticket, request: &Request, now: Time) {
+    fn intent(&mut self, ticket: RequestTicket, request: &IntentRequest, now: Time) {
         self.set_time(now);
         self.make_room();
         match self.settle(request, Ok(())) {
-            Settled::Before(verdict) | Settled::Now(verdict) => self.hold(Held::Answer(ticket, verdict)),
+            RequestOutcome::Before(verdict) | RequestOutcome::Now(verdict) => {
+                self.hold(HeldEffect::Answer(ticket, verdict))
+            }
             // Nothing is appended; the caller is notified when all events before are durable.
-            Settled::Failed(refusal) => {
+            RequestOutcome::Failed(refusal) => {
                 let result = Arc::new(Err(refusal));
-                self.hold(Held::Answer(ticket, Verdict { position: self.fleet.head(), result }));
+                self.hold(HeldEffect::Answer(ticket, Verdict { position: self.fleet.head(), result }));
             }
         }
     }
 
     /// Decides and records a request that is not a repeat. A disallowed request is recorded with its refusal.
-    pub(super) fn settle(&mut self, request: &Request, allowed: Result<(), Refusal>) -> Settled {
+    pub(super) fn settle(&mut self, request: &IntentRequest, allowed: Result<(), Refusal>) -> RequestOutcome {
         let reused = match repeat(self.fleet.keys(), request) {
-            Repeat::Known(known) => {
-                return Settled::Before(Verdict {
+            IdempotencyCheck::Known(known) => {
+                return RequestOutcome::Before(Verdict {
                     position: known.verdict,
                     result: Arc::clone(&known.reply),
                 });
             }
-            Repeat::Reused(refusal) => Err(refusal),
-            Repeat::New => Ok(()),
+            IdempotencyCheck::Reused(refusal) => Err(refusal),
+            IdempotencyCheck::New => Ok(()),
         };
         let position = self.next();
         let mut context = self.context(position.plus(2));
@@ -456,22 +467,22 @@ impl Core {
                 if verdict.result.is_ok() {
                     self.skip(&request.intent);
                 }
-                Settled::Now(verdict)
+                RequestOutcome::Now(verdict)
             }
-            Err(failure) => Settled::Failed(failure.refusal()),
+            Err(failure) => RequestOutcome::Failed(failure.refusal()),
         }
     }
 
     fn record(
         &mut self,
-        request: &Request,
+        request: &IntentRequest,
         position: Position,
         decided: Result<Vec<Fact>, Refusal>,
-        context: &Context,
+        context: &DecisionContext,
     ) -> Result<Verdict, CommitError> {
         let said = verdict(&self.fleet, request, &decided, context);
         let result = match (&said, &decided) {
-            (Fact::IntentAccepted(said), _) => Ok(chancery_machine::keys::Accepted {
+            (Fact::IntentAccepted(said), _) => Ok(chancery_machine::keys::AcceptedIntent {
                 outcome: said.outcome,
                 subject: said.subject.clone(),
                 version: said.version,
@@ -540,8 +551,8 @@ impl Core {
         true
     }
 
-    fn take_step(&mut self, step: Step) {
-        let Step { subject, cause, facts } = step;
+    fn take_step(&mut self, step: DueStep) {
+        let DueStep { subject, cause, facts } = step;
         let events: Vec<_> = facts.into_iter().map(|fact| Event::Fact { cause, fact }).collect();
         if let Err(failure) = self.commit_events(&events) {
             self.park(subject, cause, failure.to_string());
@@ -552,7 +563,7 @@ impl Core {
     fn park(&mut self, subject: Subject, cause: Position, detail: String) {
         tracing::error!(%subject, detail, "work on an entity failed; it is left alone");
         self.agenda.park(subject.clone());
-        let fact = EntityParked { subject, detail }.into();
+        let fact = EntityQuarantined { subject, detail }.into();
         if let Err(failure) = self.commit_events(&[Event::Fact { cause, fact }]) {
             tracing::error!(%failure, "an entity could not be parked by a fact");
         }
@@ -572,13 +583,13 @@ impl Core {
             time: self.time,
             build: Arc::clone(&self.settings.build),
             begins: self.begins.take(),
-            watermark: self.inbox.as_mut().map(Reading::carry),
+            watermark: self.inbox.as_mut().map(InboxProgress::carry),
             prev: self.sealed.1,
         };
         let record = std::mem::take(&mut self.draft).seal(parts).expect("the first line of a term begins it");
         (self.sealed, self.recorded) = ((record.last(), record.hash()), self.time);
         self.in_flight.push_back(self.sealed);
-        self.outputs.push(Output::Append(record));
+        self.outputs.push(CoreOutput::Append(record));
     }
 
     /// Releases what waited for the records.
@@ -586,9 +597,9 @@ impl Core {
         for record in records {
             match self.in_flight.pop_front() {
                 Some((position, hash)) if hash == record.hash() => {
-                    self.durable = Head { position, hash, term: self.term };
+                    self.durable = JournalHead { position, hash, term: self.term };
                 }
-                Some(_) | None => return self.outputs.push(Output::Overtaken),
+                Some(_) | None => return self.outputs.push(CoreOutput::Overtaken),
             }
         }
         while self.held.front().is_some_and(|(position, ..)| *position <= self.durable.position) {
@@ -599,7 +610,7 @@ impl Core {
     }
 
     /// Holds an output back until all that it was decided on is durable.
-    pub(super) fn hold(&mut self, held: Held) {
+    pub(super) fn hold(&mut self, held: HeldEffect) {
         let position = self.fleet.head();
         if position <= self.durable.position {
             self.release(held);
@@ -610,29 +621,29 @@ impl Core {
         }
     }
 
-    fn release(&mut self, held: Held) {
+    fn release(&mut self, held: HeldEffect) {
         let effect = match held {
-            Held::Answer(ticket, verdict) => Effect::Answer(ticket, verdict),
-            Held::Send(connection, mut message) => {
+            HeldEffect::Answer(ticket, verdict) => DeciderEffect::Answer(ticket, verdict),
+            HeldEffect::Send(connection, mut message) => {
                 if let Some(envelope) = message.envelope_mut() {
                     envelope.head = self.durable;
                 }
-                Effect::Send(connection, *message)
+                DeciderEffect::Send(connection, *message)
             }
-            Held::Close(connection) => Effect::Close(connection),
+            HeldEffect::Close(connection) => DeciderEffect::Close(connection),
         };
-        self.outputs.push(Output::Effect(effect));
+        self.outputs.push(CoreOutput::Effect(effect));
     }
 
     /// Returns when something will be due, if no input comes before.
     pub fn next_due(&self) -> Option<Time> {
-        let watermark = self.inbox.as_ref().and_then(Reading::due);
+        let watermark = self.inbox.as_ref().and_then(InboxProgress::due);
         let due = next_alarm(&self.fleet, &self.agenda).into_iter().chain(self.next_session_due());
         due.chain(watermark).chain(self.time_due()).min()
     }
 
     /// Returns the durable head.
-    pub fn durable(&self) -> Head {
+    pub fn durable(&self) -> JournalHead {
         self.durable
     }
 }
@@ -651,14 +662,14 @@ pub(super) enum CommitError {
 impl CommitError {
     fn refusal(&self) -> Refusal {
         match self {
-            CommitError::TooLarge => Refusal::new(Code::TooLarge, self.to_string()),
+            CommitError::TooLarge => Refusal::new(RefusalCode::TooLarge, self.to_string()),
             CommitError::Failed(failure) => internal(failure),
         }
     }
 }
 
 pub(super) fn internal(failure: &str) -> Refusal {
-    Refusal::new(Code::Internal, format!("deciding it failed, and nothing was changed: {failure}"))
+    Refusal::new(RefusalCode::Internal, format!("deciding it failed, and nothing was changed: {failure}"))
 }
 
 pub(super) fn told(panic: &(dyn std::any::Any + Send)) -> String {

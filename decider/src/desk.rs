@@ -5,24 +5,24 @@ use std::sync::Arc;
 use chancery_events::time::Time;
 use tokio::sync::watch;
 
-use super::handle::Decider;
+use super::handle::DeciderHandle;
 use super::troubles::FleetTroubles;
 use super::wall_clock::WallClock;
 
 /// Role of this server.
 #[derive(Clone, Debug)]
-pub enum Duty {
+pub enum LeaderRole {
     /// Leader, with its decider.
-    Decides(Decider),
+    Decides(DeciderHandle),
     /// Standby without decider.
     StandsBy,
 }
 
 /// Destination of intents.
 #[derive(Debug)]
-pub enum Where {
+pub enum LeaderLocation {
     /// Decider of this server.
-    Here(Decider),
+    Here(DeciderHandle),
     /// Address of another server's decider.
     There(Arc<str>),
     /// No known decider.
@@ -31,9 +31,9 @@ pub enum Where {
 
 /// Finds the destination of intents.
 #[derive(Clone, Debug)]
-pub struct Desk {
+pub struct LeaderRouter {
     /// Role of this server.
-    pub duty: watch::Receiver<Duty>,
+    pub duty: watch::Receiver<LeaderRole>,
     /// Address of the last term's decider.
     pub decider: watch::Receiver<Option<Arc<str>>>,
     /// Address of this server.
@@ -44,12 +44,12 @@ pub struct Desk {
     pub troubles: Arc<FleetTroubles>,
 }
 
-impl Desk {
+impl LeaderRouter {
     /// Returns a desk whose decider is permanently local.
-    pub fn with(decider: Decider) -> Desk {
-        let (_, duty) = watch::channel(Duty::Decides(decider));
+    pub fn with(decider: DeciderHandle) -> LeaderRouter {
+        let (_, duty) = watch::channel(LeaderRole::Decides(decider));
         let (_, there) = watch::channel(None);
-        Desk {
+        LeaderRouter {
             duty,
             decider: there,
             own: "".into(),
@@ -59,19 +59,19 @@ impl Desk {
     }
 
     /// Returns the current destination.
-    pub fn find(&self) -> Where {
-        if let Duty::Decides(decider) = &*self.duty.borrow() {
-            return Where::Here(decider.clone());
+    pub fn find(&self) -> LeaderLocation {
+        if let LeaderRole::Decides(decider) = &*self.duty.borrow() {
+            return LeaderLocation::Here(decider.clone());
         }
         let there = self.decider.borrow().clone();
         // The last decider of this address has stepped down, or died.
-        there.filter(|there| *there != self.own).map_or(Where::Nobody, Where::There)
+        there.filter(|there| *there != self.own).map_or(LeaderLocation::Nobody, LeaderLocation::There)
     }
 
     /// Waits until this server is the leader; permanently if it never is.
     pub async fn decides(&self) {
         let mut duty = self.duty.clone();
-        if duty.wait_for(|duty| matches!(duty, Duty::Decides(_))).await.is_err() {
+        if duty.wait_for(|duty| matches!(duty, LeaderRole::Decides(_))).await.is_err() {
             std::future::pending::<()>().await;
         }
     }
@@ -88,10 +88,10 @@ impl Desk {
     }
 
     /// Returns the decider, if it is here.
-    pub fn here(&self) -> Option<Decider> {
+    pub fn here(&self) -> Option<DeciderHandle> {
         match &*self.duty.borrow() {
-            Duty::Decides(decider) => Some(decider.clone()),
-            Duty::StandsBy => None,
+            LeaderRole::Decides(decider) => Some(decider.clone()),
+            LeaderRole::StandsBy => None,
         }
     }
 }

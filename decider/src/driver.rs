@@ -11,11 +11,11 @@ use std::sync::Arc;
 use chancery_events::record::Record;
 use chancery_events::time::Time;
 use chancery_journal::witness::recorded;
-use chancery_journal::{AppendError, Cursor, Delivery, Journal};
-use chancery_machine::fleet::Fleet;
+use chancery_journal::{AppendError, ChainCursor, Journal, JournalDelivery};
+use chancery_machine::fleet::FleetState;
 
-use super::clock::{Clock, Reading};
-use super::core::{Core, Effect, Input, Output, Settings};
+use super::clock::{ClockSample, JournalClock};
+use super::core::{CoreInput, CoreOutput, DeciderCore, DeciderEffect, DeciderSettings};
 
 /// Maximum number of commits in flight.
 const DEPTH: usize = 2;
@@ -25,7 +25,7 @@ type AppendFn = fn(&(dyn Journal + 'static), Record) -> Result<(), AppendError>;
 
 /// Reason why a decider ended.
 #[derive(Debug, thiserror::Error)]
-pub enum Ended {
+pub enum DeciderEnd {
     /// Decider drained: all its answers are durable.
     #[error("the decider was drained")]
     Drained,
@@ -39,7 +39,7 @@ pub enum Ended {
 
 /// Work left after a turn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Left {
+pub enum TurnOutcome {
     /// Work that is due immediately, with space for it.
     More,
     /// Work that is due, and waits for a delivery.
@@ -49,33 +49,33 @@ pub enum Left {
 }
 
 /// Core with its journal: see the module.
-pub struct Driver {
+pub struct DeciderDriver {
     /// Decider without its journal.
-    pub core: Core,
+    pub core: DeciderCore,
     journal: Arc<dyn Journal>,
     /// Clock of journal time.
-    pub clock: Clock,
+    pub clock: JournalClock,
     /// Sealed records that the journal has not taken yet.
     waiting: VecDeque<Record>,
-    effects: Vec<Effect>,
+    effects: Vec<DeciderEffect>,
     /// Whether the decider is draining.
     drains: bool,
 }
 
-impl Driver {
+impl DeciderDriver {
     /// Takes over with the fleet at `head`, the end of the journal as far as it was delivered.
     pub fn begin(
-        settings: Settings,
-        fleet: Fleet,
-        head: Option<&Cursor>,
+        settings: DeciderSettings,
+        fleet: FleetState,
+        head: Option<&ChainCursor>,
         journal: Arc<dyn Journal>,
-        at: Reading,
-    ) -> Driver {
-        let clock = Clock::begin(head.map_or(Time::EPOCH, |head| head.time), at);
+        at: ClockSample,
+    ) -> DeciderDriver {
+        let clock = JournalClock::begin(head.map_or(Time::EPOCH, |head| head.time), at);
         let source = journal.source();
         let lookup = Box::new(move |position| recorded(&*source, position));
-        let core = Core::take_over(settings, fleet, head, at.wall, lookup);
-        Driver { core, journal, clock, waiting: VecDeque::new(), effects: Vec::new(), drains: false }
+        let core = DeciderCore::take_over(settings, fleet, head, at.wall, lookup);
+        DeciderDriver { core, journal, clock, waiting: VecDeque::new(), effects: Vec::new(), drains: false }
     }
 
     /// Whether the driver takes inputs. Otherwise they wait for a delivery, unless the decider drains. Such a
@@ -96,51 +96,51 @@ impl Driver {
     }
 
     /// Returns how long to wait without input; `None` if nothing will ever be due.
-    pub fn next_due(&mut self, at: Reading) -> Option<std::time::Duration> {
+    pub fn next_due(&mut self, at: ClockSample) -> Option<std::time::Duration> {
         let now = self.clock.read(at);
         self.core.next_due().map(|due| due.since(now))
     }
 
     /// Takes an input. The results are for the journal, and for [`Driver::effects`].
-    pub fn handle(&mut self, input: Input, at: Reading) {
+    pub fn handle(&mut self, input: CoreInput, at: ClockSample) {
         let now = self.clock.read(at);
         self.core.set_wall(self.clock.wall());
-        self.drains |= matches!(input, Input::Drain);
+        self.drains |= matches!(input, CoreInput::Drain);
         self.give(now, input);
     }
 
     /// Returns whether [`Output::More`] or [`Output::Overtaken`] is among the outputs.
-    fn give(&mut self, now: Time, input: Input) -> bool {
+    fn give(&mut self, now: Time, input: CoreInput) -> bool {
         let mut is_told = false;
         for output in self.core.handle(now, input) {
             match output {
-                Output::Effect(effect) => self.effects.push(effect),
-                Output::Append(record) => self.waiting.push_back(record),
-                Output::More | Output::Overtaken => is_told = true,
+                CoreOutput::Effect(effect) => self.effects.push(effect),
+                CoreOutput::Append(record) => self.waiting.push_back(record),
+                CoreOutput::More | CoreOutput::Overtaken => is_told = true,
             }
         }
         is_told
     }
 
     /// Does due work, then commits if another commit may be in flight.
-    pub fn turn(&mut self, at: Reading) -> Result<Left, Ended> {
+    pub fn turn(&mut self, at: ClockSample) -> Result<TurnOutcome, DeciderEnd> {
         let now = self.clock.read(at);
         // A draining decider leaves due work to the next one, which might otherwise never take over.
-        let more = !self.drains && self.give(now, Input::Work);
+        let more = !self.drains && self.give(now, CoreInput::Work);
         self.append(<dyn Journal>::append)?;
         if self.waiting.is_empty() && self.core.in_flight() < DEPTH {
-            self.give(now, Input::Seal);
+            self.give(now, CoreInput::Seal);
             self.append(if more { <dyn Journal>::append } else { <dyn Journal>::append_here })?;
         }
         Ok(match more {
-            true if self.core.in_flight() < DEPTH => Left::More,
-            true => Left::Blocked,
-            false => Left::Nothing,
+            true if self.core.in_flight() < DEPTH => TurnOutcome::More,
+            true => TurnOutcome::Blocked,
+            false => TurnOutcome::Nothing,
         })
     }
 
     /// Appends waiting records, as far as the journal has space.
-    fn append(&mut self, append: AppendFn) -> Result<(), Ended> {
+    fn append(&mut self, append: AppendFn) -> Result<(), DeciderEnd> {
         while let Some(record) = self.waiting.pop_front() {
             if let Some(record) = given(append(&*self.journal, record))? {
                 self.waiting.push_front(record);
@@ -151,61 +151,69 @@ impl Driver {
     }
 
     /// Takes a delivery. `publish` receives records before the effects that they release are available.
-    pub fn take(&mut self, delivery: Delivery, publish: &mut dyn FnMut(&[Arc<Record>])) -> Result<(), Ended> {
+    pub fn take(
+        &mut self,
+        delivery: JournalDelivery,
+        publish: &mut dyn FnMut(&[Arc<Record>]),
+    ) -> Result<(), DeciderEnd> {
         match delivery {
-            Delivery::Records(records) => {
+            JournalDelivery::Records(records) => {
                 publish(&records);
                 // A delivery takes no time.
-                if self.give(self.core.time, Input::Delivered(records)) {
-                    return Err(Ended::Overtaken("a record of another writer stands in the journal".into()));
+                if self.give(self.core.time, CoreInput::Delivered(records)) {
+                    return Err(DeciderEnd::Overtaken(
+                        "a record of another writer stands in the journal".into(),
+                    ));
                 }
                 Ok(())
             }
-            Delivery::Skipped(skipped) => {
+            JournalDelivery::Skipped(skipped) => {
                 tracing::warn!(?skipped, "a record in the journal does not count");
                 Ok(())
             }
-            Delivery::Indefinite(error) => {
-                Err(Ended::Overtaken(format!("an append has no outcome: {error}")))
+            JournalDelivery::Indefinite(error) => {
+                Err(DeciderEnd::Overtaken(format!("an append has no outcome: {error}")))
             }
-            Delivery::Stopped(error) => Err(Ended::Stopped(error.to_string())),
+            JournalDelivery::Stopped(error) => Err(DeciderEnd::Stopped(error.to_string())),
         }
     }
 
     /// Returns the effects to carry out now, in order.
-    pub fn effects(&mut self) -> Vec<Effect> {
+    pub fn effects(&mut self) -> Vec<DeciderEffect> {
         std::mem::take(&mut self.effects)
     }
 }
 
 /// Returns the record of an append, if the journal has no space for it now.
-fn given(appended: Result<(), AppendError>) -> Result<Option<Record>, Ended> {
+fn given(appended: Result<(), AppendError>) -> Result<Option<Record>, DeciderEnd> {
     match appended {
         Ok(()) => Ok(None),
         Err(AppendError::Busy(record)) => Ok(Some(*record)),
-        Err(error @ AppendError::Invalid(_)) => Err(Ended::Overtaken(error.to_string())),
-        Err(error @ (AppendError::Broken(_) | AppendError::Closed)) => Err(Ended::Stopped(error.to_string())),
+        Err(error @ AppendError::Invalid(_)) => Err(DeciderEnd::Overtaken(error.to_string())),
+        Err(error @ (AppendError::Broken(_) | AppendError::Closed)) => {
+            Err(DeciderEnd::Stopped(error.to_string()))
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use chancery_events::id::{Attach, Position};
-    use chancery_events::protocol::ToDecider;
-    use chancery_journal::{ReadError, Records, Source};
+    use chancery_events::id::{ConnectionToken, Position};
+    use chancery_events::protocol::ExecutorMessage;
+    use chancery_journal::{JournalReader, ReadError, RecordIter};
 
     use super::*;
-    use crate::handle::Connection;
+    use crate::handle::ChannelNumber;
 
     /// Source that cannot be read now.
     struct Unreadable;
 
-    impl Source for Unreadable {
-        fn head(&self) -> Option<Cursor> {
+    impl JournalReader for Unreadable {
+        fn head(&self) -> Option<ChainCursor> {
             None
         }
 
-        fn records(&self, _: Position) -> Result<Records, ReadError> {
+        fn records(&self, _: Position) -> Result<RecordIter, ReadError> {
             let failed =
                 || ReadError::Io { place: "a segment".into(), source: std::io::ErrorKind::Other.into() };
             Ok(Box::new(std::iter::once_with(move || Err(failed()))))
@@ -217,9 +225,9 @@ mod tests {
         let (told, delivered) = std::sync::mpsc::channel();
         let log = chancery_journal::memory::MemoryLog::new("default");
         let journal = log.open(Box::new(move |delivery| drop(told.send(delivery)))).expect("a journal");
-        let settings = Settings {
+        let settings = DeciderSettings {
             fleet: "default".parse().expect("a name"),
-            writer: chancery_events::id::Writer::from_random(1),
+            writer: chancery_events::id::WriterId::from_random(1),
             build: "test".into(),
             address: None,
             lease: std::time::Duration::from_secs(15),
@@ -227,14 +235,14 @@ mod tests {
             replicas: 10,
             inbox: None,
         };
-        let fleet = Fleet::new(chancery_events::id::Lineage::from_random(1));
-        let at = Reading { wall: Time::EPOCH, steady: std::time::Duration::ZERO };
-        let mut driver = Driver::begin(settings, fleet, None, Arc::new(journal), at);
+        let fleet = FleetState::new(chancery_events::id::Lineage::from_random(1));
+        let at = ClockSample { wall: Time::EPOCH, steady: std::time::Duration::ZERO };
+        let mut driver = DeciderDriver::begin(settings, fleet, None, Arc::new(journal), at);
         driver.turn(at).expect("a turn");
-        let beat = ToDecider::Heartbeat { attach: Attach::from_random(1), beat: 1 };
+        let beat = ExecutorMessage::Heartbeat { attach: ConnectionToken::from_random(1), beat: 1 };
         let mut said = 0;
         while driver.is_open() {
-            driver.handle(Input::Said(Connection(1), beat.clone()), at);
+            driver.handle(CoreInput::Said(ChannelNumber(1), beat.clone()), at);
             said += 1;
             assert!(said < 100_000, "nothing bounds what waits for the disk");
         }

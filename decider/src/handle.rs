@@ -4,14 +4,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use chancery_events::id::Position;
-use chancery_events::intent::Request;
-use chancery_events::letter::Letter;
+use chancery_events::intent::IntentRequest;
+use chancery_events::letter::InboxMessage;
 use chancery_events::refusal::Refusal;
-use chancery_machine::keys::Accepted;
+use chancery_machine::keys::AcceptedIntent;
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
-use super::mailbox::Mailbox;
-use super::way::{Room, Share, pieces};
+use super::mailbox::ExecutorOutbox;
+use super::way::{InboxPermit, InputPermit, pieces};
 
 /// Answer to an intent: durable, and the same for every repeat.
 #[derive(Clone, PartialEq, Debug)]
@@ -19,12 +19,12 @@ pub struct Verdict {
     /// Position of the verdict's fact; reads with this `min_position` see what the intent recorded.
     pub position: Position,
     /// Outcome of the intent.
-    pub result: Arc<Result<Accepted, Refusal>>,
+    pub result: Arc<Result<AcceptedIntent, Refusal>>,
 }
 
 /// Reason why there is no verdict.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum NoVerdict {
+pub enum VerdictError {
     /// Queue full, or decider draining: nothing was recorded, retry later.
     #[error("the decider is busy or stopping; nothing was recorded")]
     Busy,
@@ -36,48 +36,48 @@ pub enum NoVerdict {
 /// Error for a decider that has stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the decider has stopped")]
-pub struct Stopped;
+pub struct DeciderStopped;
 
 /// Inputs in the decider's queue.
 #[derive(Debug)]
-pub enum Input {
+pub enum DeciderInput {
     /// Intent, and the sender for its answer.
-    Intent(Box<Request>, oneshot::Sender<Verdict>, Room),
+    Intent(Box<IntentRequest>, oneshot::Sender<Verdict>, InboxPermit),
     /// Inbox message, in order of offsets: by [`Decider::post`].
-    Letter(Box<Letter>, Room),
+    Letter(Box<InboxMessage>, InboxPermit),
     /// Offset below which no inbox message will come.
     InboxPassed(u64),
     /// Offset of an inbox message that cannot be read.
     InboxStands(u64),
     /// New connection of an executor: its messages come as [`Input::Said`].
-    Connected(Connection, Mailbox),
-    /// Message of an executor: one serialised [`chancery_events::protocol::ToDecider`].
-    Said(Connection, Vec<u8>, Share),
+    Connected(ChannelNumber, ExecutorOutbox),
+    /// Message of an executor: one serialised [`chancery_events::protocol::ExecutorMessage`].
+    Said(ChannelNumber, Vec<u8>, InputPermit),
     /// Closed connection of an executor.
-    Disconnected(Connection),
+    Disconnected(ChannelNumber),
     /// Request to drain: takes no more inputs, lets everything become durable.
     Drain,
 }
 
 /// Number of an executor's connection, unique while the decider runs.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct Connection(pub u64);
+pub struct ChannelNumber(pub u64);
 
 /// Numbers the connections of one decider, whatever their transport.
 #[derive(Clone, Debug, Default)]
-pub struct Connections(Arc<AtomicU64>);
+pub struct ChannelNumbers(Arc<AtomicU64>);
 
-impl Connections {
+impl ChannelNumbers {
     /// Returns a number that was not returned before.
-    pub fn next(&self) -> Connection {
-        Connection(self.0.fetch_add(1, Ordering::Relaxed))
+    pub fn next(&self) -> ChannelNumber {
+        ChannelNumber(self.0.fetch_add(1, Ordering::Relaxed))
     }
 }
 
 /// Handle that all others have of the decider.
 #[derive(Clone, Debug)]
-pub struct Decider {
-    queue: mpsc::Sender<Input>,
+pub struct DeciderHandle {
+    queue: mpsc::Sender<DeciderInput>,
     /// Permits for waiting executor messages: half of the queue.
     pub(super) executors: Arc<Semaphore>,
     /// Number of `executors` permits.
@@ -90,29 +90,31 @@ pub struct Decider {
     intents: Arc<Semaphore>,
 }
 
-impl Decider {
+impl DeciderHandle {
     /// Returns a handle to the decider that receives from the queue.
-    pub fn over(queue: mpsc::Sender<Input>) -> Decider {
+    pub fn over(queue: mpsc::Sender<DeciderInput>) -> DeciderHandle {
         let half = (queue.max_capacity() / 2).max(1);
         let quarter = (half / 2).max(1);
         let (executors, letters) = (Arc::new(Semaphore::new(half)), Arc::new(Semaphore::new(quarter)));
         let intents = Arc::new(Semaphore::new(queue.max_capacity()));
-        Decider { queue, executors, half, letters, quarter, intents }
+        DeciderHandle { queue, executors, half, letters, quarter, intents }
     }
 
     /// Returns the verdict on an intent of `bytes` bytes.
-    pub async fn ask(&self, request: Request, bytes: usize) -> Result<Verdict, NoVerdict> {
+    pub async fn ask(&self, request: IntentRequest, bytes: usize) -> Result<Verdict, VerdictError> {
         let (answer, verdict) = oneshot::channel();
         let pieces = pieces(bytes, self.queue.max_capacity());
         let room = Arc::clone(&self.intents).try_acquire_many_owned(pieces);
-        let room = Room(room.map_err(|_| NoVerdict::Busy)?);
-        self.queue.try_send(Input::Intent(Box::new(request), answer, room)).map_err(|_| NoVerdict::Busy)?;
-        verdict.await.map_err(|_| NoVerdict::Unknown)
+        let room = InboxPermit(room.map_err(|_| VerdictError::Busy)?);
+        self.queue
+            .try_send(DeciderInput::Intent(Box::new(request), answer, room))
+            .map_err(|_| VerdictError::Busy)?;
+        verdict.await.map_err(|_| VerdictError::Unknown)
     }
 
     /// Puts an input into the queue, waiting for space.
-    pub async fn tell(&self, input: Input) -> Result<(), Stopped> {
-        self.queue.send(input).await.map_err(|_| Stopped)
+    pub async fn tell(&self, input: DeciderInput) -> Result<(), DeciderStopped> {
+        self.queue.send(input).await.map_err(|_| DeciderStopped)
     }
 
     /// Whether the decider has ended and takes no inputs.

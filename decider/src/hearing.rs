@@ -7,17 +7,17 @@ use std::time::Duration;
 
 /// Input lag: see the module.
 #[derive(Debug)]
-pub(super) struct Hearing {
+pub(super) struct InputLag {
     /// Time before which all inputs have been taken.
     until: Duration,
     /// Next value of `until`, and the number of inputs to take before.
     ahead: Option<(Duration, usize)>,
 }
 
-impl Hearing {
+impl InputLag {
     /// Starts without inputs.
-    pub(super) const fn begin(now: Duration) -> Hearing {
-        Hearing { until: now, ahead: None }
+    pub(super) const fn begin(now: Duration) -> InputLag {
+        InputLag { until: now, ahead: None }
     }
 
     /// Counts an input that was taken.
@@ -63,7 +63,7 @@ mod tests {
 
     #[test]
     fn what_is_left_in_the_queue_is_unheard_until_it_has_been_taken() {
-        let mut hearing = Hearing::begin(at(0));
+        let mut hearing = InputLag::begin(at(0));
         hearing.left(0, at(10));
         assert_eq!(hearing.unheard(at(12)), at(2), "it may have come just after");
         hearing.left(3, at(20));
@@ -81,7 +81,7 @@ mod tests {
 
     #[test]
     fn who_waits_hears_and_who_stood_still_does_not() {
-        let mut hearing = Hearing::begin(at(0));
+        let mut hearing = InputLag::begin(at(0));
         hearing.waited(at(100), at(60));
         assert_eq!(hearing.unheard(at(60)), at(0), "an idle hour is not a deaf one");
         hearing.waited(at(100), at(190));

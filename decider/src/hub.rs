@@ -11,10 +11,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
 use bytes::Bytes;
-use chancery_events::cloud::{About, render};
-use chancery_events::event::Line;
+use chancery_events::cloud::{FilterableEvent, render};
+use chancery_events::event::EventLine;
 use chancery_events::id::{Lineage, Position};
-use chancery_events::lineage::{Lineages, NamedPosition};
+use chancery_events::lineage::{LineageHistory, NamedPosition};
 use chancery_events::record::Record;
 use chancery_journal::witness::follow;
 use tokio::sync::{Semaphore, watch};
@@ -27,36 +27,36 @@ const BYTES: usize = 8 << 20;
 const READERS: usize = 8;
 
 /// Distributes durable records to followers.
-pub struct Hub {
-    ring: RwLock<Ring>,
+pub struct EventHub {
+    ring: RwLock<RecordRing>,
     tail: watch::Sender<Position>,
     closing: watch::Sender<bool>,
     followers: AtomicUsize,
     /// Permits to read files: for streams, histories and logs.
     pub readers: Arc<Semaphore>,
     /// Lineages of the journal, as far as records came in.
-    lineages: RwLock<Option<Lineages>>,
+    lineages: RwLock<Option<LineageHistory>>,
 }
 
 #[derive(Default)]
-struct Ring {
-    batches: VecDeque<Arc<Batch>>,
+struct RecordRing {
+    batches: VecDeque<Arc<RenderedRecord>>,
     events: usize,
     bytes: usize,
 }
 
 /// Record that is rendered for its first follower.
-pub struct Batch {
+pub struct RenderedRecord {
     record: Arc<Record>,
-    shown: OnceLock<Result<Vec<Shown>, String>>,
+    shown: OnceLock<Result<Vec<RenderedEvent>, String>>,
 }
 
 /// Event as it is sent.
-pub struct Shown {
+pub struct RenderedEvent {
     /// Position of the event.
     pub position: Position,
     /// Fields that filters match.
-    pub about: About,
+    pub about: FilterableEvent,
     /// Part of the rendered record: `id: 5.1f3a5c7e9b2d4f60\nevent: event\ndata: {…}\n\n`.
     pub sse: Bytes,
     /// JSON line `{…}\n`, a part of the same bytes.
@@ -64,36 +64,36 @@ pub struct Shown {
 }
 
 /// Records for a follower.
-pub enum Next {
+pub enum HubRead {
     /// Nothing yet.
     Wait,
     /// Position that is not in the ring any more, or never was: read the journal.
     Behind,
     /// Records, of which the first holds the requested position.
-    Batches(Vec<Arc<Batch>>),
+    Batches(Vec<Arc<RenderedRecord>>),
 }
 
-impl Default for Hub {
-    fn default() -> Hub {
-        Hub::new()
+impl Default for EventHub {
+    fn default() -> EventHub {
+        EventHub::new()
     }
 }
 
-impl fmt::Debug for Hub {
+impl fmt::Debug for EventHub {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Hub at {} with {} followers", *self.tail.borrow(), self.followers())
     }
 }
 
-impl Hub {
+impl EventHub {
     /// Returns a hub of a journal without records.
-    pub fn new() -> Hub {
-        Hub::of(None)
+    pub fn new() -> EventHub {
+        EventHub::of(None)
     }
 
     /// Returns an empty hub of a journal with these lineages.
-    pub fn of(lineages: Option<Lineages>) -> Hub {
-        Hub {
+    pub fn of(lineages: Option<LineageHistory>) -> EventHub {
+        EventHub {
             ring: RwLock::default(),
             tail: watch::channel(Position::ZERO).0,
             closing: watch::channel(false).0,
@@ -114,7 +114,7 @@ impl Hub {
                 }
                 if record.first() != newest.plus(1) {
                     // Records are missing between; followers find them in the journal.
-                    *ring = Ring::default();
+                    *ring = RecordRing::default();
                 }
             }
             // Before the record is visible: a client that has its position may request what follows.
@@ -127,7 +127,7 @@ impl Hub {
     }
 
     /// Returns the lineages of the journal; `None` before its first record.
-    pub fn lineages(&self) -> Option<Lineages> {
+    pub fn lineages(&self) -> Option<LineageHistory> {
         self.lineages.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
@@ -152,24 +152,24 @@ impl Hub {
     }
 
     /// Counts a follower as long as the guard lives; `None` if there are `most` already.
-    pub fn follow(self: &Arc<Hub>, most: usize) -> Option<Follower> {
+    pub fn follow(self: &Arc<EventHub>, most: usize) -> Option<FollowerGuard> {
         let add = |count| (count < most).then_some(count + 1);
         self.followers.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).ok()?;
-        Some(Follower(self.clone()))
+        Some(FollowerGuard(self.clone()))
     }
 
     /// Returns at most `most` records from `next` on, and none after those that exceed `bytes`: a slow
     /// follower keeps them in memory.
-    pub fn read(&self, next: Position, most: usize, mut bytes: usize) -> Next {
+    pub fn read(&self, next: Position, most: usize, mut bytes: usize) -> HubRead {
         let ring = self.ring.read().unwrap_or_else(PoisonError::into_inner);
         let (Some(oldest), Some(newest)) = (ring.batches.front(), ring.batches.back()) else {
-            return Next::Wait;
+            return HubRead::Wait;
         };
         if next > newest.record.last() {
-            return Next::Wait;
+            return HubRead::Wait;
         }
         if next < oldest.record.first() {
-            return Next::Behind;
+            return HubRead::Behind;
         }
         let from = ring.batches.partition_point(|batch| batch.record.last() < next);
         let mut batches = Vec::new();
@@ -178,15 +178,15 @@ impl Hub {
             let Some(left) = bytes.checked_sub(batch.record.bytes().len()) else { break };
             bytes = left;
         }
-        Next::Batches(batches)
+        HubRead::Batches(batches)
     }
 }
 
-impl Ring {
+impl RecordRing {
     fn push(&mut self, record: Arc<Record>) {
         self.events += record.header().count as usize;
         self.bytes += record.bytes().len();
-        self.batches.push_back(Arc::new(Batch::new(record)));
+        self.batches.push_back(Arc::new(RenderedRecord::new(record)));
         while (self.events > EVENTS || self.bytes > BYTES) && self.batches.len() > 1 {
             let Some(oldest) = self.batches.pop_front() else { break };
             self.events -= oldest.record.header().count as usize;
@@ -195,15 +195,15 @@ impl Ring {
     }
 }
 
-impl Batch {
+impl RenderedRecord {
     /// Returns a batch that is not rendered yet.
-    pub fn new(record: Arc<Record>) -> Batch {
-        Batch { record, shown: OnceLock::new() }
+    pub fn new(record: Arc<Record>) -> RenderedRecord {
+        RenderedRecord { record, shown: OnceLock::new() }
     }
 
     /// Returns a batch that is rendered, perhaps in part.
-    pub fn with(record: Arc<Record>, shown: Result<Vec<Shown>, String>) -> Batch {
-        Batch { record, shown: OnceLock::from(shown) }
+    pub fn with(record: Arc<Record>, shown: Result<Vec<RenderedEvent>, String>) -> RenderedRecord {
+        RenderedRecord { record, shown: OnceLock::from(shown) }
     }
 
     /// Returns the lineage of the record.
@@ -217,19 +217,23 @@ impl Batch {
     }
 
     /// Returns the events, or an error if one cannot be read: then a stream ends, as it must not skip events.
-    pub fn shown(&self) -> Result<&[Shown], &str> {
+    pub fn shown(&self) -> Result<&[RenderedEvent], &str> {
         let shown = self.shown.get_or_init(|| show(&self.record, None));
         shown.as_deref().map_err(String::as_str)
     }
 }
 
 /// Renders the events of a record that `may` admits, or all of them, into one buffer.
-pub fn show(record: &Record, may: Option<&dyn Fn(&Line<'_>) -> bool>) -> Result<Vec<Shown>, String> {
+pub fn show(
+    record: &Record,
+    may: Option<&dyn Fn(&EventLine<'_>) -> bool>,
+) -> Result<Vec<RenderedEvent>, String> {
     let mut all = Vec::with_capacity(record.bytes().len() * 3);
     let mut places = Vec::with_capacity(record.header().count as usize);
     for (position, line) in record.events() {
         if let Some(may) = may {
-            let frame = Line::read(line).map_err(|error| format!("show the event at {position}: {error}"))?;
+            let frame =
+                EventLine::read(line).map_err(|error| format!("show the event at {position}: {error}"))?;
             if !may(&frame) {
                 continue;
             }
@@ -244,7 +248,7 @@ pub fn show(record: &Record, may: Option<&dyn Fn(&Line<'_>) -> bool>) -> Result<
         places.push((position, about, start, json, all.len()));
     }
     let all = Bytes::from(all);
-    let cut = |(position, about, start, json, end)| Shown {
+    let cut = |(position, about, start, json, end)| RenderedEvent {
         position,
         about,
         sse: all.slice(start..end),
@@ -254,9 +258,9 @@ pub fn show(record: &Record, may: Option<&dyn Fn(&Line<'_>) -> bool>) -> Result<
 }
 
 /// Guard that counts as a follower.
-pub struct Follower(Arc<Hub>);
+pub struct FollowerGuard(Arc<EventHub>);
 
-impl Drop for Follower {
+impl Drop for FollowerGuard {
     fn drop(&mut self) {
         self.0.followers.fetch_sub(1, Ordering::Relaxed);
     }

@@ -27,14 +27,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use chancery_events::event::Event;
-use chancery_events::fact::{Fact, InboxAdvanced, InboxRefused};
-use chancery_events::intent::{InboxSkip, Intent, Request};
-use chancery_events::letter::{Binding, Letter};
-use chancery_events::record::Watermark;
-use chancery_events::refusal::{Code, Refusal};
+use chancery_events::fact::{Fact, InboxAdvanced, InboxMessageRefused};
+use chancery_events::intent::{InboxSkip, Intent, IntentRequest};
+use chancery_events::letter::{InboxBinding, InboxMessage};
+use chancery_events::record::InboxWatermark;
+use chancery_events::refusal::{Refusal, RefusalCode};
 use chancery_events::time::Time;
 
-use super::core::{Core, Settled, internal, told};
+use super::core::{DeciderCore, RequestOutcome, internal, told};
 
 /// Time after which a watermark that no commit carries gets its own commit.
 const LAG: Duration = Duration::from_secs(1);
@@ -43,24 +43,24 @@ const LETTERS: u64 = 1000;
 
 /// Permanent name of an inbox: the topic's name, id and partition, in its reader's form.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Topic(Arc<str>);
+pub struct InboxTopic(Arc<str>);
 
 /// Error for text that names no topic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("write 1 to 400 visible ASCII characters but quotes and backslashes")]
-pub struct BadTopic;
+pub struct InvalidInboxTopic;
 
-impl FromStr for Topic {
-    type Err = BadTopic;
+impl FromStr for InboxTopic {
+    type Err = InvalidInboxTopic;
     /// Parses a topic, which has to fit the space that every header keeps for it.
-    fn from_str(text: &str) -> Result<Topic, BadTopic> {
+    fn from_str(text: &str) -> Result<InboxTopic, InvalidInboxTopic> {
         let fits = |byte: u8| byte.is_ascii_graphic() && !matches!(byte, b'"' | b'\\');
         let good = (1..=400).contains(&text.len()) && text.bytes().all(fits);
-        if good { Ok(Topic(text.into())) } else { Err(BadTopic) }
+        if good { Ok(InboxTopic(text.into())) } else { Err(InvalidInboxTopic) }
     }
 }
 
-impl fmt::Display for Topic {
+impl fmt::Display for InboxTopic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(&self.0)
     }
@@ -68,7 +68,7 @@ impl fmt::Display for Topic {
 
 /// Error for an inbox that a decider must not run with: it lacks what the journal needs.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum InboxGone {
+pub enum InboxMismatch {
     /// Inbox other than the one that the journal has answered.
     #[error(
         "take the inbox up: the journal has answered {was} up to offset {next}, and the topic is now {is}. \
@@ -127,15 +127,19 @@ pub enum InboxGone {
 }
 
 /// Returns the offset to start at in a topic. `log` is its first offset, and that of the next message.
-pub fn check(watermark: Option<&Watermark>, topic: &Topic, log: &Range<u64>) -> Result<u64, InboxGone> {
-    let Some(Watermark { topic: was, next }) = watermark else { return Ok(log.start) };
+pub fn check(
+    watermark: Option<&InboxWatermark>,
+    topic: &InboxTopic,
+    log: &Range<u64>,
+) -> Result<u64, InboxMismatch> {
+    let Some(InboxWatermark { topic: was, next }) = watermark else { return Ok(log.start) };
     let (was, next, is) = (Arc::clone(was), *next, Arc::clone(&topic.0));
     if was != is {
-        Err(InboxGone::Another { was, next, is })
+        Err(InboxMismatch::Another { was, next, is })
     } else if log.start > next {
-        Err(InboxGone::Removed { topic: is, start: log.start, next })
+        Err(InboxMismatch::Removed { topic: is, start: log.start, next })
     } else if log.end < next {
-        Err(InboxGone::Cut { topic: is, end: log.end, next })
+        Err(InboxMismatch::Cut { topic: is, end: log.end, next })
     } else {
         Ok(next)
     }
@@ -143,9 +147,9 @@ pub fn check(watermark: Option<&Watermark>, topic: &Topic, log: &Range<u64>) -> 
 
 /// Inbox that passed its check: what a decider needs of it.
 #[derive(Clone, Debug)]
-pub struct Inbox {
-    topic: Topic,
-    binding: Binding,
+pub struct InboxStart {
+    topic: InboxTopic,
+    binding: InboxBinding,
     next: u64,
     tail: u64,
     continues: Arc<AtomicU64>,
@@ -153,39 +157,39 @@ pub struct Inbox {
     skips: Option<u64>,
 }
 
-impl Inbox {
+impl InboxStart {
     /// Checks a topic that holds the offsets of `log`, with the watermark of the decider's first state. See
     /// [`check`].
     pub fn take_up(
-        topic: Topic,
-        binding: Binding,
-        watermark: Option<&Watermark>,
+        topic: InboxTopic,
+        binding: InboxBinding,
+        watermark: Option<&InboxWatermark>,
         log: &Range<u64>,
-    ) -> Result<Inbox, InboxGone> {
+    ) -> Result<InboxStart, InboxMismatch> {
         let next = check(watermark, &topic, log)?;
-        Ok(Inbox { topic, binding, next, tail: log.end, continues: Arc::default(), skips: None })
+        Ok(InboxStart { topic, binding, next, tail: log.end, continues: Arc::default(), skips: None })
     }
 
     /// Checks an inbox whose unanswered messages up to offset `skip` an operator gave up. Such messages may
     /// be missing, or end a server that reads them. The takeover records the skip.
     pub fn take_up_behind(
         skip: u64,
-        topic: Topic,
-        binding: Binding,
-        watermark: Option<&Watermark>,
+        topic: InboxTopic,
+        binding: InboxBinding,
+        watermark: Option<&InboxWatermark>,
         log: &Range<u64>,
-    ) -> Result<Inbox, InboxGone> {
+    ) -> Result<InboxStart, InboxMismatch> {
         let answered = watermark.map_or(log.start, |watermark| watermark.next);
         let next = skip.saturating_add(1);
         // An earlier takeover recorded it; or more messages are missing than were given up.
         if skip < answered || log.start > next {
-            return Inbox::take_up(topic, binding, watermark, log);
+            return InboxStart::take_up(topic, binding, watermark, log);
         }
-        let inbox = Inbox::take_up(topic, binding, watermark, &(log.start.min(answered)..log.end))?;
+        let inbox = InboxStart::take_up(topic, binding, watermark, &(log.start.min(answered)..log.end))?;
         if skip >= log.end {
-            return Err(InboxGone::SkipsTooFar { topic: inbox.topic.0, skip, end: log.end });
+            return Err(InboxMismatch::SkipsTooFar { topic: inbox.topic.0, skip, end: log.end });
         }
-        Ok(Inbox { next, skips: Some(skip), ..inbox })
+        Ok(InboxStart { next, skips: Some(skip), ..inbox })
     }
 
     /// Returns the offset that the takeover records as skipped, if there is one.
@@ -211,8 +215,8 @@ impl Inbox {
 
 /// Progress of a decider.
 #[derive(Debug)]
-pub(super) struct Reading {
-    inbox: Inbox,
+pub(super) struct InboxProgress {
+    inbox: InboxStart,
     /// Watermark of the last commit.
     carried: u64,
     /// Time since which no commit carries the watermark.
@@ -221,9 +225,9 @@ pub(super) struct Reading {
     stands_at: Option<u64>,
 }
 
-impl Reading {
-    pub(super) fn new(inbox: Inbox) -> Reading {
-        Reading { carried: inbox.next, inbox, lags: None, stands_at: None }
+impl InboxProgress {
+    pub(super) fn new(inbox: InboxStart) -> InboxProgress {
+        InboxProgress { carried: inbox.next, inbox, lags: None, stands_at: None }
     }
 
     pub(super) fn skips(&self) -> Option<u64> {
@@ -236,9 +240,9 @@ impl Reading {
     }
 
     /// Returns the watermark for the commit that is sealed now.
-    pub(super) fn carry(&mut self) -> Watermark {
+    pub(super) fn carry(&mut self) -> InboxWatermark {
         (self.carried, self.lags) = (self.inbox.next, None);
-        Watermark { topic: Arc::clone(&self.inbox.topic.0), next: self.inbox.next }
+        InboxWatermark { topic: Arc::clone(&self.inbox.topic.0), next: self.inbox.next }
     }
 
     fn advance(&mut self, next: u64, now: Time) {
@@ -256,9 +260,9 @@ impl Reading {
     }
 }
 
-impl Core {
+impl DeciderCore {
     /// Answers an inbox message, unless its offset is below the watermark.
-    pub(super) fn letter(&mut self, letter: &Letter, now: Time) {
+    pub(super) fn letter(&mut self, letter: &InboxMessage, now: Time) {
         let Some(reading) = &self.inbox else {
             tracing::error!(offset = letter.offset, "a letter came, and there is no inbox; it is left");
             return;
@@ -318,7 +322,7 @@ impl Core {
             Some(at) => format!("the inbox stands at offset {at}, not at {offset}"),
             None => "the inbox stands at no message".to_owned(),
         };
-        Err(Refusal::new(Code::BadTransition, detail))
+        Err(Refusal::new(RefusalCode::BadTransition, detail))
     }
 
     /// Applies an accepted intent to the inbox, in the commit of its verdict.
@@ -330,27 +334,27 @@ impl Core {
         }
     }
 
-    fn letter_asks(&mut self, letter: &Letter, request: &Request, allowed: Result<(), Refusal>) {
+    fn letter_asks(&mut self, letter: &InboxMessage, request: &IntentRequest, allowed: Result<(), Refusal>) {
         match self.settle(request, allowed) {
             // A repeat was answered before, in this commit or an earlier one.
-            Settled::Before(_) | Settled::Now(_) => {}
-            Settled::Failed(refusal) => self.refuse_letter(letter, refusal),
+            RequestOutcome::Before(_) | RequestOutcome::Now(_) => {}
+            RequestOutcome::Failed(refusal) => self.refuse_letter(letter, refusal),
         }
     }
 
-    fn refuse_letter(&mut self, letter: &Letter, Refusal { code, detail, .. }: Refusal) {
+    fn refuse_letter(&mut self, letter: &InboxMessage, Refusal { code, detail, .. }: Refusal) {
         let Some(reading) = &self.inbox else { return };
         let topic = reading.inbox.topic.to_string();
-        if code == Code::Internal {
+        if code == RefusalCode::Internal {
             tracing::error!(topic, offset = letter.offset, detail, "a letter could not be answered");
         }
         let (offset, digest) = (letter.offset, letter.digest());
-        self.commit_own(InboxRefused { topic, offset, digest, code, detail }.into());
+        self.commit_own(InboxMessageRefused { topic, offset, digest, code, detail }.into());
     }
 
     /// Carries the watermark, if it is due for its own commit.
     pub(super) fn carry_watermark(&mut self) {
-        if self.inbox.as_ref().and_then(Reading::due).is_some_and(|due| due <= self.time) {
+        if self.inbox.as_ref().and_then(InboxProgress::due).is_some_and(|due| due <= self.time) {
             self.advance_inbox();
         }
     }
@@ -368,7 +372,7 @@ impl Core {
         if !self.draft.is_empty() {
             return;
         }
-        let Some(Reading { inbox, .. }) = &self.inbox else { return };
+        let Some(InboxProgress { inbox, .. }) = &self.inbox else { return };
         let (topic, next) = (inbox.topic.to_string(), inbox.next);
         self.commit_own(InboxAdvanced { topic, next }.into());
     }

@@ -20,10 +20,12 @@ pub mod troubles;
 pub mod wall_clock;
 mod way;
 
-pub use chancery_machine::keys::Accepted;
-pub use driver::Ended;
-pub use handle::{Connection, Connections, Decider, Input, NoVerdict, Stopped, Verdict};
-pub use hub::Hub;
-pub use mailbox::{Full, Letters, Mailbox, mailbox};
-pub use run::{Following, Over, Publish, Start, random, start};
-pub use way::{Room, Share, Way};
+pub use chancery_machine::keys::AcceptedIntent;
+pub use driver::DeciderEnd;
+pub use handle::{
+    ChannelNumber, ChannelNumbers, DeciderHandle, DeciderInput, DeciderStopped, Verdict, VerdictError,
+};
+pub use hub::EventHub;
+pub use mailbox::{ExecutorOutbox, OutboxFull, OutboxReceiver, mailbox};
+pub use run::{DeciderExit, DeciderStart, JournalFollower, PublishFn, random, start};
+pub use way::{InboxPermit, InputPermit, InputSender};

@@ -12,38 +12,38 @@ const BYTES: usize = 32 << 20;
 
 /// Sending end, for the decider.
 #[derive(Clone, Debug)]
-pub struct Mailbox {
+pub struct ExecutorOutbox {
     messages: mpsc::Sender<(Vec<u8>, OwnedSemaphorePermit)>,
     room: Arc<Semaphore>,
 }
 
 /// Receiving end. Ends when the mailbox is dropped.
 #[derive(Debug)]
-pub struct Letters {
+pub struct OutboxReceiver {
     messages: mpsc::Receiver<(Vec<u8>, OwnedSemaphorePermit)>,
 }
 
 /// Error for an executor that does not take its messages, or is disconnected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("too much waits for the executor, or it is gone")]
-pub struct Full;
+pub struct OutboxFull;
 
 /// Returns a mailbox, and its other end.
-pub fn mailbox() -> (Mailbox, Letters) {
+pub fn mailbox() -> (ExecutorOutbox, OutboxReceiver) {
     let (sender, messages) = mpsc::channel(MESSAGES);
-    (Mailbox { messages: sender, room: Arc::new(Semaphore::new(BYTES)) }, Letters { messages })
+    (ExecutorOutbox { messages: sender, room: Arc::new(Semaphore::new(BYTES)) }, OutboxReceiver { messages })
 }
 
-impl Mailbox {
+impl ExecutorOutbox {
     /// Puts a message in, if there is space.
-    pub fn put(&self, message: Vec<u8>) -> Result<(), Full> {
-        let bytes = u32::try_from(message.len()).map_err(|_| Full)?;
-        let room = Arc::clone(&self.room).try_acquire_many_owned(bytes).map_err(|_| Full)?;
-        self.messages.try_send((message, room)).map_err(|_| Full)
+    pub fn put(&self, message: Vec<u8>) -> Result<(), OutboxFull> {
+        let bytes = u32::try_from(message.len()).map_err(|_| OutboxFull)?;
+        let room = Arc::clone(&self.room).try_acquire_many_owned(bytes).map_err(|_| OutboxFull)?;
+        self.messages.try_send((message, room)).map_err(|_| OutboxFull)
     }
 }
 
-impl Letters {
+impl OutboxReceiver {
     /// Returns the next message; `None` at the end.
     pub async fn take(&mut self) -> Option<Vec<u8>> {
         self.messages.recv().await.map(|(message, _)| message)
@@ -75,7 +75,7 @@ mod tests {
         for _ in 0..4 {
             assert_eq!(mailbox.put(large.clone()), Ok(()));
         }
-        assert_eq!(mailbox.put(b"y".to_vec()), Err(Full), "not a byte more");
+        assert_eq!(mailbox.put(b"y".to_vec()), Err(OutboxFull), "not a byte more");
         assert_eq!(letters.take().await, Some(large));
         assert_eq!(mailbox.put(b"y".to_vec()), Ok(()));
         assert_eq!(letters.take_many(BYTES / 4 + 1).await.len(), 2, "not many more than were wanted");
@@ -83,7 +83,7 @@ mod tests {
         for _ in 0..MESSAGES {
             assert_eq!(mailbox.put(Vec::new()), Ok(()));
         }
-        assert_eq!(mailbox.put(Vec::new()), Err(Full), "not a message more");
+        assert_eq!(mailbox.put(Vec::new()), Err(OutboxFull), "not a message more");
         drop(mailbox);
         assert_eq!(letters.take_many(1).await.len(), MESSAGES);
         assert!(letters.take_many(1).await.is_empty());

@@ -2,22 +2,23 @@
 
 use std::time::Duration;
 
-use chancery_events::fact::{Fact, ObjectJudged, VolumeCreated, VolumeDestroying};
+use chancery_events::fact::{Fact, OrphanResolved, VolumeCreated, VolumeDestroyRequested};
 use chancery_events::id::{ObjectId, SessionId};
 use chancery_events::name::{ClusterName, VolumeName};
 use chancery_events::observation::{
-    Hope, IncarnationReport, IncarnationReported, ObjectReported, Observation, Report, Saw, VolumeReported,
+    IncarnationReport, IncarnationReported, ObjectReport, Observation, ObservedState, OrphanReported,
+    RetryClass, VolumeReported,
 };
-use chancery_events::protocol::FromDecider;
+use chancery_events::protocol::DeciderMessage;
 
 use super::commands;
-use super::core::Core;
+use super::core::DeciderCore;
 
 /// Delay until an executor that could not check a running object is asked again.
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
 
 /// Journal's knowledge of an object.
-enum Known {
+enum JournalObject {
     /// Object that has not ended: its cluster, whether its last command had an outcome, and the revision.
     Object { hosts: ClusterName, is_met: bool, revision: u32 },
     /// Object that has ended.
@@ -26,24 +27,25 @@ enum Known {
     Never,
 }
 
-impl Core {
-    pub(super) fn report(&mut self, session: SessionId, report: Report) {
+impl DeciderCore {
+    pub(super) fn report(&mut self, session: SessionId, report: ObjectReport) {
         let Some(live) = self.sessions.live.get(&session) else { return };
         let (by, cluster, seen) = (live.executor.clone(), live.cluster.clone(), live.seen);
-        let Report { object, revision, saw } = report;
+        let ObjectReport { object, revision, saw } = report;
         let Some(saw) = saw.shortened() else {
             tracing::warn!(%object, executor = %by, "a report is larger than any plan allows; it is ignored");
             return;
         };
-        let is_over = matches!(saw, Saw::Ended { .. } | Saw::Gone | Saw::Failed { .. });
+        let is_over =
+            matches!(saw, ObservedState::Ended { .. } | ObservedState::Gone | ObservedState::Failed { .. });
         let known = self.known(object);
         match &known {
-            Known::Object { hosts, .. } if *hosts != cluster => {
+            JournalObject::Object { hosts, .. } if *hosts != cluster => {
                 tracing::warn!(%object, executor = %by, "a report about what another cluster hosts is ignored");
             }
-            Known::Object { is_met, revision: asked, .. } => {
+            JournalObject::Object { is_met, revision: asked, .. } => {
                 let is_met = *is_met && revision == *asked;
-                let has_not_looked = matches!(saw, Saw::Failed { hope: Hope::Retry, .. });
+                let has_not_looked = matches!(saw, ObservedState::Failed { hope: RetryClass::Retry, .. });
                 if is_met && has_not_looked && self.sessions.looking.insert(object) {
                     // No outcome is awaited, but whether the object still exists is unknown.
                     self.sessions.retries.insert((self.time + LOOK_AGAIN, object));
@@ -54,7 +56,7 @@ impl Core {
                         Some(Observation::IncarnationReported(IncarnationReported { session, report }))
                     }
                     ObjectId::Volume(object) => commands::volume(&self.fleet, object).map(|volume| {
-                        let (name, report) = (volume.name.clone(), Report { object, revision, saw });
+                        let (name, report) = (volume.name.clone(), ObjectReport { object, revision, saw });
                         Observation::VolumeReported(VolumeReported { session, name, report })
                     }),
                 };
@@ -63,22 +65,24 @@ impl Core {
                 }
             }
             // The object has ended here too: the executor's copy may be purged.
-            Known::Over if is_over => self.say(session, |envelope| FromDecider::Forget { envelope, object }),
+            JournalObject::Over if is_over => {
+                self.say(session, |envelope| DeciderMessage::Forget { envelope, object })
+            }
             // The object exists outside the fleet: never known, or declared ended by an operator.
-            Known::Over | Known::Never => {
+            JournalObject::Over | JournalObject::Never => {
                 let seen = seen.max(self.durable().position);
-                let saw = ObjectReported { session, object, revision, seen };
-                self.observation(&by, Observation::ObjectReported(saw));
+                let saw = OrphanReported { session, object, revision, seen };
+                self.observation(&by, Observation::OrphanReported(saw));
             }
         }
     }
 
     /// Returns what the journal knows of an object.
-    fn known(&self, object: ObjectId) -> Known {
+    fn known(&self, object: ObjectId) -> JournalObject {
         let (hosts, is_met, revision) = match object {
             ObjectId::Incarnation(id) => match self.fleet.incarnations().get(&id) {
                 Some(it) if it.is_live() => (it.cluster.clone(), it.command.is_none(), it.revision),
-                Some(_) => return Known::Over,
+                Some(_) => return JournalObject::Over,
                 None => return self.past(object),
             },
             ObjectId::Volume(id) => match commands::volume(&self.fleet, id) {
@@ -86,13 +90,13 @@ impl Core {
                 None => return self.past(object),
             },
         };
-        Known::Object { hosts, is_met, revision }
+        JournalObject::Object { hosts, is_met, revision }
     }
 
     /// Returns whether the journal issued the id of an unknown object, durably or not.
-    fn past(&self, object: ObjectId) -> Known {
+    fn past(&self, object: ObjectId) -> JournalObject {
         let issued = self.fleet.lineages().issued(object.lineage(), object.position(), self.fleet.head());
-        if issued { Known::Over } else { Known::Never }
+        if issued { JournalObject::Over } else { JournalObject::Never }
     }
 
     /// Returns the object that the fact ends, with its cluster.
@@ -112,24 +116,26 @@ impl Core {
 
     /// Notifies the executor that the object has ended: its copy may be purged.
     pub(super) fn forget(&mut self, cluster: &ClusterName, object: ObjectId) {
-        self.tell(cluster, |envelope| FromDecider::Forget { envelope, object });
+        self.tell(cluster, |envelope| DeciderMessage::Forget { envelope, object });
     }
 
     /// Handles what a fact means for executors.
     pub(super) fn follow_fact(&mut self, fact: &Fact) {
         match fact {
             Fact::OperationApproved(fact) => self.command_again(fact.incarnation.map(ObjectId::from)),
-            Fact::OperationBegun(fact) => self.command_again(fact.incarnation.map(ObjectId::from)),
-            Fact::IncarnationBegun(fact) => self.command_again(Some(fact.incarnation.into())),
-            Fact::IncarnationCommanded(fact) => self.command_again(Some(fact.incarnation.into())),
+            Fact::OperationStarted(fact) => self.command_again(fact.incarnation.map(ObjectId::from)),
+            Fact::IncarnationStartRequested(fact) => self.command_again(Some(fact.incarnation.into())),
+            Fact::IncarnationStopRequested(fact) => self.command_again(Some(fact.incarnation.into())),
             Fact::VolumeCreated(VolumeCreated { name, .. })
-            | Fact::VolumeDestroying(VolumeDestroying { name }) => self.command_again(self.id_of(name)),
-            Fact::VolumeFailed(fact) => {
+            | Fact::VolumeDestroyRequested(VolumeDestroyRequested { name }) => {
+                self.command_again(self.id_of(name))
+            }
+            Fact::VolumeCommandFailed(fact) => {
                 if let (Some(when), Some(id)) = (fact.not_before, self.id_of(&fact.name)) {
                     self.sessions.retries.insert((when, id));
                 }
             }
-            Fact::CommandFailed(fact) => {
+            Fact::IncarnationCommandFailed(fact) => {
                 if let Some(when) = fact.not_before {
                     self.sessions.retries.insert((when, fact.incarnation.into()));
                 }
@@ -140,9 +146,9 @@ impl Core {
                 let policies = policies.join(", ");
                 tracing::warn!(%node, %by, reason, policies, "break-glass: node expunged without approval");
             }
-            Fact::ObjectJudged(fact) => {
-                let ObjectJudged { object, judgement, revision, .. } = *fact;
-                self.tell(&fact.cluster, |envelope| FromDecider::Judged {
+            Fact::OrphanResolved(fact) => {
+                let OrphanResolved { object, judgement, revision, .. } = *fact;
+                self.tell(&fact.cluster, |envelope| DeciderMessage::Judged {
                     envelope,
                     object,
                     judgement,
@@ -178,7 +184,7 @@ impl Core {
             ObjectId::Volume(id) => commands::volume(&self.fleet, id).map(|volume| volume.cluster.clone()),
         };
         if let Some((cluster, command)) = cluster.zip(commands::command(&self.fleet, object)) {
-            self.tell(&cluster, |envelope| FromDecider::Command { envelope, command });
+            self.tell(&cluster, |envelope| DeciderMessage::Command { envelope, command });
         }
     }
 }

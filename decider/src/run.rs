@@ -4,19 +4,19 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use chancery_events::id::{Attach, Position};
+use chancery_events::id::{ConnectionToken, Position};
 use chancery_events::record::Record;
-use chancery_journal::{Cursor, Delivery, Journal};
-use chancery_machine::fleet::Fleet;
+use chancery_journal::{ChainCursor, Journal, JournalDelivery};
+use chancery_machine::fleet::FleetState;
 use tokio::sync::mpsc::error::TryRecvError;
 use tokio::sync::{mpsc, oneshot};
 
-use super::clock::Reading;
-use super::core::{self, Effect, Settings, Ticket};
-use super::driver::{Driver, Ended, Left};
-use super::handle::{Connection, Decider, Input, Verdict};
-use super::hearing::Hearing;
-use super::mailbox::Mailbox;
+use super::clock::ClockSample;
+use super::core::{self, DeciderEffect, DeciderSettings, RequestTicket};
+use super::driver::{DeciderDriver, DeciderEnd, TurnOutcome};
+use super::handle::{ChannelNumber, DeciderHandle, DeciderInput, Verdict};
+use super::hearing::InputLag;
+use super::mailbox::ExecutorOutbox;
 use crate::wall_clock::{self, JudgedClock, WallClock};
 
 /// Minimum pause when nothing can be done.
@@ -25,20 +25,20 @@ const PATIENCE: Duration = Duration::from_millis(2);
 const BATCH: usize = 512;
 
 /// Passes durable records to all followers of the journal.
-pub type Publish = Box<dyn FnMut(&[Arc<Record>]) + Send>;
+pub type PublishFn = Box<dyn FnMut(&[Arc<Record>]) + Send>;
 
 /// Parameters to start a decider with.
-pub struct Start {
+pub struct DeciderStart {
     /// Settings of the decider.
-    pub settings: Settings,
+    pub settings: DeciderSettings,
     /// State at `head`.
-    pub fleet: Fleet,
+    pub fleet: FleetState,
     /// End of the journal: the next delivery continues it, or was another writer's.
-    pub head: Option<Cursor>,
+    pub head: Option<ChainCursor>,
     /// Journal, whose sink must be the sender of `following.deliveries`.
     pub journal: Arc<dyn Journal>,
     /// Followers of the journal, whichever server decides.
-    pub following: Following,
+    pub following: JournalFollower,
     /// Maximum number of waiting inputs.
     pub queue: usize,
     /// Trust in the wall clock.
@@ -48,22 +48,22 @@ pub struct Start {
 }
 
 /// Followers of the journal: lent to the decider while one runs here.
-pub struct Following {
+pub struct JournalFollower {
     /// Deliveries of the journal.
-    pub deliveries: mpsc::UnboundedReceiver<Delivery>,
+    pub deliveries: mpsc::UnboundedReceiver<JournalDelivery>,
     /// Called with all durable records, in order, before their effects are carried out.
-    pub publisher: Publish,
+    pub publisher: PublishFn,
     /// Called for each invalid record in the journal.
     pub skipped: Box<dyn FnMut() + Send>,
     /// Last position that was published.
     pub published: Position,
 }
 
-impl Following {
+impl JournalFollower {
     /// Returns followers of nothing.
-    pub fn nothing() -> Following {
+    pub fn nothing() -> JournalFollower {
         let (_, deliveries) = mpsc::unbounded_channel();
-        Following {
+        JournalFollower {
             deliveries,
             publisher: Box::new(|_| ()),
             skipped: Box::new(|| ()),
@@ -81,59 +81,59 @@ impl Following {
 }
 
 /// Reason why a decider ended, and what it was lent.
-pub type Over = (Ended, Following);
+pub type DeciderExit = (DeciderEnd, JournalFollower);
 
 /// Starts the decider on its own thread. The receiver gets why it ended; it is closed if the thread panicked.
-pub fn start(start: Start) -> std::io::Result<(Decider, oneshot::Receiver<Over>)> {
+pub fn start(start: DeciderStart) -> std::io::Result<(DeciderHandle, oneshot::Receiver<DeciderExit>)> {
     let (queue, inputs) = mpsc::channel(start.queue);
     let (end, ended) = oneshot::channel();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
     let run = move || {
-        let mut decider = Loop::new(start, inputs);
+        let mut decider = DeciderLoop::new(start, inputs);
         let why = runtime.block_on(decider.run());
         // The receiver may have been dropped.
         let _ = end.send((why, decider.following));
     };
     std::thread::Builder::new().name("decider".into()).spawn(run)?;
-    Ok((Decider::over(queue), ended))
+    Ok((DeciderHandle::over(queue), ended))
 }
 
-struct Loop {
-    driver: Driver,
-    inputs: mpsc::Receiver<Input>,
-    following: Following,
+struct DeciderLoop {
+    driver: DeciderDriver,
+    inputs: mpsc::Receiver<DeciderInput>,
+    following: JournalFollower,
     began: Instant,
     tickets: u64,
-    askers: BTreeMap<Ticket, oneshot::Sender<Verdict>>,
-    executors: BTreeMap<Connection, Mailbox>,
-    hearing: Hearing,
+    askers: BTreeMap<RequestTicket, oneshot::Sender<Verdict>>,
+    executors: BTreeMap<ChannelNumber, ExecutorOutbox>,
+    hearing: InputLag,
     clock: Arc<WallClock>,
     /// Whether the wall clock is not followed.
     has_leapt: bool,
 }
 
-fn reading(began: Instant) -> Reading {
-    Reading { wall: wall_clock::now(), steady: began.elapsed() }
+fn reading(began: Instant) -> ClockSample {
+    ClockSample { wall: wall_clock::now(), steady: began.elapsed() }
 }
 
 /// Returns the judged clock plus the time since then. A clock set since then is read as a leap, and executors
 /// get their whole grace from now on.
-fn first_reading(judged: JudgedClock) -> Reading {
+fn first_reading(judged: JudgedClock) -> ClockSample {
     let passed = judged.at.elapsed();
-    Reading { wall: judged.wall + passed, steady: passed }
+    ClockSample { wall: judged.wall + passed, steady: passed }
 }
 
-impl Loop {
-    fn new(start: Start, inputs: mpsc::Receiver<Input>) -> Loop {
+impl DeciderLoop {
+    fn new(start: DeciderStart, inputs: mpsc::Receiver<DeciderInput>) -> DeciderLoop {
         let (began, clock) = (start.judged.at, start.clock);
         let head = start.head.as_ref();
         let judged = first_reading(start.judged);
-        let mut driver = Driver::begin(start.settings, start.fleet, head, start.journal, judged);
+        let mut driver = DeciderDriver::begin(start.settings, start.fleet, head, start.journal, judged);
         driver.clock.bound(clock.follow_gap(Duration::ZERO));
         if let Some(span) = clock.record_every() {
             driver.core.record_time_every(span);
         }
-        Loop {
+        DeciderLoop {
             driver,
             inputs,
             following: start.following,
@@ -141,7 +141,7 @@ impl Loop {
             tickets: 0,
             askers: BTreeMap::new(),
             executors: BTreeMap::new(),
-            hearing: Hearing::begin(judged.steady),
+            hearing: InputLag::begin(judged.steady),
             clock,
             has_leapt: false,
         }
@@ -157,11 +157,11 @@ impl Loop {
         self.driver.clock.bound(self.clock.follow_gap(self.driver.clock.gap()));
     }
 
-    fn now(&self) -> Reading {
+    fn now(&self) -> ClockSample {
         reading(self.began)
     }
 
-    async fn run(&mut self) -> Ended {
+    async fn run(&mut self) -> DeciderEnd {
         loop {
             let unheard = self.hearing.unheard(self.now().steady);
             if let Err(ended) = self.take_what_waits() {
@@ -170,17 +170,17 @@ impl Loop {
             let now = self.now();
             self.hearing.left(self.inputs.len(), now.steady);
             let unheard = unheard.max(self.hearing.unheard(now.steady));
-            self.driver.handle(core::Input::Unheard(unheard), now);
+            self.driver.handle(core::CoreInput::Unheard(unheard), now);
             let left = match self.driver.turn(self.now()) {
                 Ok(left) => left,
                 Err(ended) => return ended,
             };
             self.effects();
             self.watch_clock();
-            if left == Left::Nothing && self.driver.is_drained() {
-                return Ended::Drained;
+            if left == TurnOutcome::Nothing && self.driver.is_drained() {
+                return DeciderEnd::Drained;
             }
-            if left == Left::More {
+            if left == TurnOutcome::More {
                 continue;
             }
             // Due work that could not be done waits for a delivery, without a busy loop.
@@ -195,7 +195,7 @@ impl Loop {
                         return ended;
                     }
                 }
-                input = self.inputs.recv(), if self.driver.is_open() => self.input(input.unwrap_or(Input::Drain)),
+                input = self.inputs.recv(), if self.driver.is_open() => self.input(input.unwrap_or(DeciderInput::Drain)),
                 () = tokio::time::sleep(pause) => {}
             }
             if listens {
@@ -206,7 +206,7 @@ impl Loop {
 
     /// Takes what waits before a turn, so that no session expires whose message waits since the last turn.
     /// That turn may have taken as long as the disk.
-    fn take_what_waits(&mut self) -> Result<(), Ended> {
+    fn take_what_waits(&mut self) -> Result<(), DeciderEnd> {
         loop {
             match self.following.deliveries.try_recv() {
                 Ok(delivery) => self.take(Some(delivery))?,
@@ -221,15 +221,15 @@ impl Loop {
             match self.inputs.try_recv() {
                 Ok(input) => self.input(input),
                 Err(TryRecvError::Empty) => break,
-                Err(TryRecvError::Disconnected) => self.input(Input::Drain),
+                Err(TryRecvError::Disconnected) => self.input(DeciderInput::Drain),
             }
         }
         Ok(())
     }
 
-    fn take(&mut self, delivery: Option<Delivery>) -> Result<(), Ended> {
-        let Some(delivery) = delivery else { return Err(Ended::Stopped("the journal is gone".into())) };
-        if let Delivery::Skipped(_) = &delivery {
+    fn take(&mut self, delivery: Option<JournalDelivery>) -> Result<(), DeciderEnd> {
+        let Some(delivery) = delivery else { return Err(DeciderEnd::Stopped("the journal is gone".into())) };
+        if let JournalDelivery::Skipped(_) = &delivery {
             (self.following.skipped)();
         }
         let following = &mut self.following;
@@ -238,58 +238,60 @@ impl Loop {
         taken
     }
 
-    fn input(&mut self, input: Input) {
+    fn input(&mut self, input: DeciderInput) {
         self.hearing.took();
         let now = self.now();
         match input {
             // The input's share of the queue, here and below, is free when the input has been handled.
-            Input::Intent(request, answer, _room) => {
+            DeciderInput::Intent(request, answer, _room) => {
                 self.tickets += 1;
-                let ticket = Ticket(self.tickets);
+                let ticket = RequestTicket(self.tickets);
                 self.askers.insert(ticket, answer);
-                self.driver.handle(core::Input::Intent(ticket, request), now);
+                self.driver.handle(core::CoreInput::Intent(ticket, request), now);
             }
-            Input::Letter(letter, _room) => self.driver.handle(core::Input::Letter(letter), now),
-            Input::InboxPassed(next) => self.driver.handle(core::Input::InboxPassed(next), now),
-            Input::InboxStands(offset) => self.driver.handle(core::Input::InboxStands(offset), now),
-            Input::Connected(connection, executor) => {
+            DeciderInput::Letter(letter, _room) => self.driver.handle(core::CoreInput::Letter(letter), now),
+            DeciderInput::InboxPassed(next) => self.driver.handle(core::CoreInput::InboxPassed(next), now),
+            DeciderInput::InboxStands(offset) => {
+                self.driver.handle(core::CoreInput::InboxStands(offset), now)
+            }
+            DeciderInput::Connected(connection, executor) => {
                 self.executors.insert(connection, executor);
-                let attach = Attach::from_random(random());
-                self.driver.handle(core::Input::Connected(connection, attach), now);
+                let attach = ConnectionToken::from_random(random());
+                self.driver.handle(core::CoreInput::Connected(connection, attach), now);
             }
-            Input::Said(connection, message, _share) => match serde_json::from_slice(&message) {
-                Ok(message) => self.driver.handle(core::Input::Said(connection, message), now),
+            DeciderInput::Said(connection, message, _share) => match serde_json::from_slice(&message) {
+                Ok(message) => self.driver.handle(core::CoreInput::Said(connection, message), now),
                 Err(error) => {
                     tracing::warn!(%error, "a message of an executor cannot be read; its connection is closed");
                     self.close(connection);
                 }
             },
-            Input::Disconnected(connection) => self.close(connection),
-            Input::Drain => self.driver.handle(core::Input::Drain, now),
+            DeciderInput::Disconnected(connection) => self.close(connection),
+            DeciderInput::Drain => self.driver.handle(core::CoreInput::Drain, now),
         }
     }
 
-    fn close(&mut self, connection: Connection) {
+    fn close(&mut self, connection: ChannelNumber) {
         self.executors.remove(&connection);
-        self.driver.handle(core::Input::Disconnected(connection), self.now());
+        self.driver.handle(core::CoreInput::Disconnected(connection), self.now());
     }
 
     fn effects(&mut self) {
         for effect in self.driver.effects() {
             match effect {
-                Effect::Answer(ticket, verdict) => {
+                DeciderEffect::Answer(ticket, verdict) => {
                     if let Some(asker) = self.askers.remove(&ticket) {
                         // The caller may have disconnected; a repeat gets the same verdict.
                         let _ = asker.send(verdict);
                     }
                 }
-                Effect::Send(connection, message) => self.send(connection, &message),
-                Effect::Close(connection) => self.close(connection),
+                DeciderEffect::Send(connection, message) => self.send(connection, &message),
+                DeciderEffect::Close(connection) => self.close(connection),
             }
         }
     }
 
-    fn send(&mut self, connection: Connection, message: &chancery_events::protocol::FromDecider) {
+    fn send(&mut self, connection: ChannelNumber, message: &chancery_events::protocol::DeciderMessage) {
         let Some(executor) = self.executors.get(&connection) else { return };
         let sent = serde_json::to_vec(message).map(|message| executor.put(message));
         if !matches!(sent, Ok(Ok(()))) {

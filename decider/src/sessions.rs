@@ -6,31 +6,34 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use chancery_events::id::{Attach, Lineage, ObjectId, Position, SessionId};
+use chancery_events::id::{ConnectionToken, Lineage, ObjectId, Position, SessionId};
 use chancery_events::name::{ClusterName, ExecutorName};
-use chancery_events::observation::{Observation, SessionEnd, SessionHello, SessionOver};
-use chancery_events::protocol::{Again, Command, Envelope, FromDecider, Head, Life, Succession, ToDecider};
+use chancery_events::observation::{Observation, SessionEnd, SessionEnded, SessionRequested};
+use chancery_events::protocol::{
+    Command, DeciderEnvelope, DeciderMessage, EpochOrder, ExecutorEpoch, ExecutorMessage, HelloRetry,
+    JournalHead,
+};
 use chancery_events::size::json_bytes;
 use chancery_events::time::Time;
-use chancery_machine::fleet::Fleet;
-use chancery_machine::session::{HelloRefused, resumes};
+use chancery_machine::fleet::FleetState;
+use chancery_machine::session::{SessionRefused, resumes};
 
 use super::commands;
-use super::core::{Core, Held};
-use super::handle::Connection;
+use super::core::{DeciderCore, HeldEffect};
+use super::handle::ChannelNumber;
 
 /// Maximum number of objects checked for one part of an inventory.
 const LOOKED: usize = 4096;
 
 /// Live session, as this decider knows it.
 #[derive(Debug)]
-pub(super) struct Live {
+pub(super) struct LiveSession {
     pub(super) executor: ExecutorName,
     pub(super) cluster: ClusterName,
     /// Executor epoch received last, if any.
-    life: Option<Life>,
+    life: Option<ExecutorEpoch>,
     /// Connection of the session, and the attach drawn for it.
-    pub(super) attached: Option<(Connection, Attach)>,
+    pub(super) attached: Option<(ChannelNumber, ConnectionToken)>,
     /// Highest sequence taken of that attach.
     sequence: u64,
     /// Highest position that the executor has seen.
@@ -43,22 +46,22 @@ pub(super) struct Live {
 
 /// Sessions of a fleet.
 #[derive(Debug, Default)]
-pub(super) struct Sessions {
-    pub(super) live: BTreeMap<SessionId, Live>,
-    pub(super) by_connection: BTreeMap<Connection, SessionId>,
+pub(super) struct SessionTable {
+    pub(super) live: BTreeMap<SessionId, LiveSession>,
+    pub(super) by_connection: BTreeMap<ChannelNumber, SessionId>,
     pub(super) by_cluster: BTreeMap<ClusterName, SessionId>,
     /// Random bits drawn by the loop for each open connection.
-    drawn: BTreeMap<Connection, Attach>,
+    drawn: BTreeMap<ChannelNumber, ConnectionToken>,
     /// Commands to retry, by time.
     pub(super) retries: BTreeSet<(Time, ObjectId)>,
     /// Objects of `retries` that an executor only checks, each once.
     pub(super) looking: BTreeSet<ObjectId>,
 }
 
-impl Sessions {
+impl SessionTable {
     /// Returns the journal's sessions, all unattached: each has a lease to reconnect.
-    pub(super) fn resume(fleet: &Fleet, now: Time) -> Sessions {
-        let mut sessions = Sessions::default();
+    pub(super) fn resume(fleet: &FleetState, now: Time) -> SessionTable {
+        let mut sessions = SessionTable::default();
         for session in fleet.sessions().sorted().into_iter().filter(|session| session.end.is_none()) {
             sessions.open(session.id, session.executor.clone(), session.cluster.clone(), now);
         }
@@ -72,34 +75,34 @@ impl Sessions {
         let (seen, part) = (Position::ZERO, Position::ZERO);
         self.live.insert(
             id,
-            Live { executor, cluster, life: None, attached: None, sequence: 0, seen, heard, part },
+            LiveSession { executor, cluster, life: None, attached: None, sequence: 0, seen, heard, part },
         );
     }
 
     /// Returns why an executor epoch must not resume the session, if so. Of two live epochs of one executor
     /// store, one must stop permanently. Otherwise they would take the session from each other in turn.
-    fn outlived(&self, id: SessionId, life: Life) -> Option<(&'static str, Again)> {
+    fn outlived(&self, id: SessionId, life: ExecutorEpoch) -> Option<(&'static str, HelloRetry)> {
         match life.after(self.live.get(&id)?.life?) {
-            Succession::Same | Succession::Later => None,
-            Succession::Earlier => Some(("a later life of this executor has taken over", Again::Never)),
-            Succession::Copy => {
-                Some(("another executor runs over a copy of this folder: end one of them", Again::Later))
+            EpochOrder::Same | EpochOrder::Later => None,
+            EpochOrder::Earlier => Some(("a later life of this executor has taken over", HelloRetry::Never)),
+            EpochOrder::Copy => {
+                Some(("another executor runs over a copy of this folder: end one of them", HelloRetry::Later))
             }
         }
     }
 
-    fn envelope(&self, id: SessionId, head: Head) -> Option<(Connection, Envelope)> {
+    fn envelope(&self, id: SessionId, head: JournalHead) -> Option<(ChannelNumber, DeciderEnvelope)> {
         let (connection, attach) = self.live.get(&id)?.attached?;
-        Some((connection, Envelope { session: id, attach, head }))
+        Some((connection, DeciderEnvelope { session: id, attach, head }))
     }
 }
 
-impl Core {
-    pub(super) fn connected(&mut self, connection: Connection, attach: Attach) {
+impl DeciderCore {
+    pub(super) fn connected(&mut self, connection: ChannelNumber, attach: ConnectionToken) {
         self.sessions.drawn.insert(connection, attach);
     }
 
-    pub(super) fn disconnected(&mut self, connection: Connection) {
+    pub(super) fn disconnected(&mut self, connection: ChannelNumber) {
         self.sessions.drawn.remove(&connection);
         if let Some(id) = self.sessions.by_connection.remove(&connection)
             && let Some(live) = self.sessions.live.get_mut(&id)
@@ -109,29 +112,29 @@ impl Core {
         }
     }
 
-    pub(super) fn said(&mut self, connection: Connection, message: ToDecider, now: Time) {
+    pub(super) fn said(&mut self, connection: ChannelNumber, message: ExecutorMessage, now: Time) {
         self.set_time(now);
         match message {
-            ToDecider::Hello { executor, cluster, runtime, scope, life, seen } => {
-                let hello = SessionHello { cluster, executor, runtime, scope: Some(scope) };
+            ExecutorMessage::Hello { executor, cluster, runtime, scope, life, seen } => {
+                let hello = SessionRequested { cluster, executor, runtime, scope: Some(scope) };
                 self.hello(connection, hello, life, seen, now);
             }
-            ToDecider::Level { attach, reports, part: _ } => {
+            ExecutorMessage::Level { attach, reports, part: _ } => {
                 let Some(id) = self.speaker(connection, attach, now) else { return };
                 for report in reports {
                     self.report(id, report);
                 }
             }
-            ToDecider::Report { attach, sequence, report } => {
+            ExecutorMessage::Report { attach, sequence, report } => {
                 let Some(id) = self.speaker(connection, attach, now) else { return };
                 let Some(live) = self.sessions.live.get_mut(&id) else { return };
                 if sequence > live.sequence {
                     live.sequence = sequence;
                     self.report(id, report);
                 }
-                self.say(id, |envelope| FromDecider::Accepted { envelope, sequence });
+                self.say(id, |envelope| DeciderMessage::Accepted { envelope, sequence });
             }
-            ToDecider::More { attach, after } => {
+            ExecutorMessage::More { attach, after } => {
                 let Some(id) = self.speaker(connection, attach, now) else { return };
                 let (head, durable) = (self.fleet.head(), self.durable().position);
                 let Some(live) = self.sessions.live.get_mut(&id) else { return };
@@ -143,17 +146,17 @@ impl Core {
                 live.part = head;
                 let cluster = live.cluster.clone();
                 let (commands, rest) = self.inventory(&cluster, Some(after));
-                self.say(id, |envelope| FromDecider::Inventory { envelope, commands, rest });
+                self.say(id, |envelope| DeciderMessage::Inventory { envelope, commands, rest });
             }
-            ToDecider::Heartbeat { attach, beat } => {
+            ExecutorMessage::Heartbeat { attach, beat } => {
                 if let Some(id) = self.speaker(connection, attach, now) {
-                    self.say(id, |envelope| FromDecider::Beat { envelope, beat });
+                    self.say(id, |envelope| DeciderMessage::Beat { envelope, beat });
                 }
             }
-            ToDecider::Goodbye { attach } => {
+            ExecutorMessage::Goodbye { attach } => {
                 if let Some(id) = self.speaker(connection, attach, now) {
                     self.end_session(id, SessionEnd::Left);
-                    self.hold(Held::Close(connection));
+                    self.hold(HeldEffect::Close(connection));
                 }
             }
         }
@@ -164,7 +167,12 @@ impl Core {
     ///
     /// The session is alive at `now`, perhaps later than the draft commit: an answered lease must not end
     /// early.
-    fn speaker(&mut self, connection: Connection, attach: Attach, now: Time) -> Option<SessionId> {
+    fn speaker(
+        &mut self,
+        connection: ChannelNumber,
+        attach: ConnectionToken,
+        now: Time,
+    ) -> Option<SessionId> {
         let id = self.sessions.by_connection.get(&connection).copied();
         if let Some(live) = id.and_then(|id| self.sessions.live.get_mut(&id))
             && live.attached == Some((connection, attach))
@@ -173,21 +181,21 @@ impl Core {
             return id;
         }
         let reason = "this connection holds no session".into();
-        self.hold(Held::Send(connection, Box::new(FromDecider::Closed { reason })));
-        self.hold(Held::Close(connection));
+        self.hold(HeldEffect::Send(connection, Box::new(DeciderMessage::Closed { reason })));
+        self.hold(HeldEffect::Close(connection));
         None
     }
 
-    fn refuse_connection(&mut self, connection: Connection, reason: String, again: Again) {
-        self.hold(Held::Send(connection, Box::new(FromDecider::Refused { reason, again })));
+    fn refuse_connection(&mut self, connection: ChannelNumber, reason: String, again: HelloRetry) {
+        self.hold(HeldEffect::Send(connection, Box::new(DeciderMessage::Refused { reason, again })));
     }
 
     fn hello(
         &mut self,
-        connection: Connection,
-        hello: SessionHello,
-        life: Life,
-        seen: Option<(Lineage, Head)>,
+        connection: ChannelNumber,
+        hello: SessionRequested,
+        life: ExecutorEpoch,
+        seen: Option<(Lineage, JournalHead)>,
         now: Time,
     ) {
         // The connection closed meanwhile: no executor would use the session.
@@ -197,12 +205,12 @@ impl Core {
         if let Some((reason, again)) = self.unfit(seen) {
             return self.refuse_connection(connection, reason, again);
         }
-        let refused = |error: &HelloRefused| match error {
-            HelloRefused::NoCluster(_)
-            | HelloRefused::Held { .. }
-            | HelloRefused::Namesake { .. }
-            | HelloRefused::LeftElsewhere { .. } => Again::Later,
-            HelloRefused::OtherRuntime { .. } => Again::Never,
+        let refused = |error: &SessionRefused| match error {
+            SessionRefused::NoCluster(_)
+            | SessionRefused::Held { .. }
+            | SessionRefused::Namesake { .. }
+            | SessionRefused::LeftElsewhere { .. } => HelloRetry::Later,
+            SessionRefused::OtherRuntime { .. } => HelloRetry::Never,
         };
         let id = match resumes(&self.fleet, &hello) {
             Err(error) => {
@@ -216,11 +224,11 @@ impl Core {
             }
             Ok(None) => {
                 let by = hello.executor.clone();
-                self.observation(&by, Observation::SessionHello(hello.clone()));
+                self.observation(&by, Observation::SessionRequested(hello.clone()));
                 let Some(id) = self.fleet.clusters().get(&hello.cluster).and_then(|cluster| cluster.session)
                 else {
                     let reason = "the session could not be opened".into();
-                    return self.refuse_connection(connection, reason, Again::Later);
+                    return self.refuse_connection(connection, reason, HelloRetry::Later);
                 };
                 id
             }
@@ -232,12 +240,12 @@ impl Core {
     }
 
     /// Returns why an executor that has seen this must not work for this decider.
-    fn unfit(&self, seen: Option<(Lineage, Head)>) -> Option<(String, Again)> {
+    fn unfit(&self, seen: Option<(Lineage, JournalHead)>) -> Option<(String, HelloRetry)> {
         let (lineage, head) = seen?;
         let lineages = self.fleet.lineages();
         let end = lineages.end(lineage);
         if lineage != lineages.current && end.is_none() {
-            return Some((format!("it has worked for another journal, {lineage}"), Again::Never));
+            return Some((format!("it has worked for another journal, {lineage}"), HelloRetry::Never));
         }
         if lineage == lineages.current && head.position > self.durable().position {
             let reason = format!(
@@ -245,7 +253,7 @@ impl Core {
                 head.position,
                 self.durable().position
             );
-            return Some((reason, Again::NewerElsewhere));
+            return Some((reason, HelloRetry::NewerElsewhere));
         }
         // A head past the end of an ancestor is part of a loss that was accepted.
         if end.is_some_and(|end| head.position > end) {
@@ -255,22 +263,22 @@ impl Core {
             Ok(Some(hash)) if hash == head.hash => None,
             // A head is the end of a record: if none ends there, or another one does, the histories differ.
             Ok(_) => {
-                Some((format!("it has seen another record at position {}", head.position), Again::Never))
+                Some((format!("it has seen another record at position {}", head.position), HelloRetry::Never))
             }
             // Whether the histories differ is unknown; the next attempt may find out.
             Err(error) => {
                 let position = head.position;
                 tracing::error!(%position, error = &error as &dyn std::error::Error, "what an executor has seen cannot be looked up");
-                Some((format!("the record at position {position} cannot be read now"), Again::Later))
+                Some((format!("the record at position {position} cannot be read now"), HelloRetry::Later))
             }
         }
     }
 
     fn attach(
         &mut self,
-        connection: Connection,
+        connection: ChannelNumber,
         id: SessionId,
-        hello: SessionHello,
+        hello: SessionRequested,
         seen: Position,
         now: Time,
     ) {
@@ -282,7 +290,7 @@ impl Core {
         if let Some((old, _)) = old.filter(|(old, _)| *old != connection) {
             self.close_session(id, "the executor has connected again");
             self.sessions.by_connection.remove(&old);
-            self.hold(Held::Close(old));
+            self.hold(HeldEffect::Close(old));
         }
         let head = self.fleet.head();
         let Some(live) = self.sessions.live.get_mut(&id) else { return };
@@ -291,7 +299,7 @@ impl Core {
         self.sessions.by_connection.insert(connection, id);
         let (commands, rest) = self.inventory(&hello.cluster, None);
         let (lineage, fleet, lease) = (self.lineage, self.settings.fleet.clone(), self.settings.lease);
-        self.say(id, |envelope| FromDecider::Welcome { envelope, lineage, fleet, lease, commands, rest });
+        self.say(id, |envelope| DeciderMessage::Welcome { envelope, lineage, fleet, lease, commands, rest });
     }
 
     /// Returns a part of the executor's commands: a message has a bound, a cluster has none. The executor
@@ -322,19 +330,23 @@ impl Core {
     }
 
     /// Sends a message to the executor of the session, if one is attached.
-    pub(super) fn say(&mut self, id: SessionId, message: impl FnOnce(Envelope) -> FromDecider) {
+    pub(super) fn say(&mut self, id: SessionId, message: impl FnOnce(DeciderEnvelope) -> DeciderMessage) {
         if let Some((connection, envelope)) = self.sessions.envelope(id, self.durable()) {
-            self.hold(Held::Send(connection, Box::new(message(envelope))));
+            self.hold(HeldEffect::Send(connection, Box::new(message(envelope))));
         }
     }
 
     /// Notifies the executor of the session that the session or its connection has ended.
     pub(super) fn close_session(&mut self, id: SessionId, reason: &str) {
-        self.say(id, |_| FromDecider::Closed { reason: reason.to_owned() });
+        self.say(id, |_| DeciderMessage::Closed { reason: reason.to_owned() });
     }
 
     /// Sends a message to the cluster's executor, if attached: if not, the next welcome covers it.
-    pub(super) fn tell(&mut self, cluster: &ClusterName, message: impl FnOnce(Envelope) -> FromDecider) {
+    pub(super) fn tell(
+        &mut self,
+        cluster: &ClusterName,
+        message: impl FnOnce(DeciderEnvelope) -> DeciderMessage,
+    ) {
         if let Some(id) = self.sessions.by_cluster.get(cluster).copied() {
             self.say(id, message);
         }
@@ -349,7 +361,7 @@ impl Core {
             self.command_again(Some(id));
         }
         let (lease, grace) = (self.settings.lease, self.agenda.grace);
-        let silent = |live: &Live| grace.rings_at(live.heard + lease) < now;
+        let silent = |live: &LiveSession| grace.rings_at(live.heard + lease) < now;
         let lost: Vec<_> =
             self.sessions.live.iter().filter(|(_, live)| silent(live)).map(|(id, _)| *id).collect();
         for id in lost {
@@ -369,7 +381,7 @@ impl Core {
 
     fn end_session(&mut self, session: SessionId, end: SessionEnd) {
         let Some(by) = self.sessions.live.get(&session).map(|live| live.executor.clone()) else { return };
-        self.observation(&by, Observation::SessionOver(SessionOver { session, end }));
+        self.observation(&by, Observation::SessionEnded(SessionEnded { session, end }));
     }
 
     pub(super) fn next_session_due(&self) -> Option<Time> {

@@ -9,50 +9,57 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use chancery_events::event::Event;
-use chancery_events::id::{Attach, Instance, Lineage, Position, ScopeId, Writer};
-use chancery_events::intent::{Intent, Request};
+use chancery_events::id::{ConnectionToken, EpochNonce, ExecutorStoreId, Lineage, Position, WriterId};
+use chancery_events::intent::{Intent, IntentRequest};
 use chancery_events::name::IntentId;
-use chancery_events::observation::{Process, ProcessStatus, Report, Saw};
-use chancery_events::protocol::{Again, FromDecider, Head, Life, Part, ToDecider};
-use chancery_events::record::{Begins, Hash, Record};
-use chancery_events::refusal::Code;
-use chancery_events::spec::Runtime;
+use chancery_events::observation::{ObjectReport, ObservedState, ProcessInfo, ProcessStatus};
+use chancery_events::protocol::{
+    DeciderMessage, ExecutorEpoch, ExecutorMessage, HelloRetry, JournalHead, ReportPart,
+};
+use chancery_events::record::{Record, RecordHash, RecordStart};
+use chancery_events::refusal::RefusalCode;
+use chancery_events::spec::ClusterRuntime;
 use chancery_events::subject::Subject;
 use chancery_events::time::Time;
-use chancery_journal::{Cursor, ReadError};
-use chancery_machine::advance::{Agenda, Step, advance};
-use chancery_machine::context::Context;
-use chancery_machine::fleet::{Fleet, Image};
+use chancery_journal::{ChainCursor, ReadError};
+use chancery_machine::advance::{AdvanceState, DueStep, advance};
+use chancery_machine::context::DecisionContext;
+use chancery_machine::fleet::{FleetSnapshot, FleetState};
 use serde_json::json;
 
-use super::core::{Core, Effect, Input, Output, PART, Settings, Ticket};
-use super::handle::Connection;
+use super::core::{CoreInput, CoreOutput, DeciderCore, DeciderEffect, DeciderSettings, PART, RequestTicket};
+use super::handle::ChannelNumber;
 
 const LEASE: Duration = Duration::from_secs(15);
 const REPLICAS: u32 = 10_000;
 
 struct Rig {
-    core: Core,
+    core: DeciderCore,
     now: Time,
     journal: Vec<Arc<Record>>,
     durable: usize,
     tickets: u64,
-    effects: Vec<Effect>,
+    effects: Vec<DeciderEffect>,
 }
 
 /// Takes over with a journal in which no record is found.
-fn taken_over(settings: Settings, fleet: Fleet, end: Option<&Cursor>, now: Time) -> Core {
-    Core::take_over(settings, fleet, end, now, Box::new(|_| Ok(None)))
+fn taken_over(
+    settings: DeciderSettings,
+    fleet: FleetState,
+    end: Option<&ChainCursor>,
+    now: Time,
+) -> DeciderCore {
+    DeciderCore::take_over(settings, fleet, end, now, Box::new(|_| Ok(None)))
 }
 
 fn name<T: std::str::FromStr>(text: &str) -> T {
     text.parse().unwrap_or_else(|_| panic!("{text}"))
 }
 
-fn settings(writer: u64) -> Settings {
-    let writer = Writer::from_random(writer);
+fn settings(writer: u64) -> DeciderSettings {
+    let writer = WriterId::from_random(writer);
     let fleet = name("default");
-    Settings {
+    DeciderSettings {
         fleet,
         writer,
         build: "test".into(),
@@ -67,20 +74,25 @@ fn settings(writer: u64) -> Settings {
 /// Default executor store of test executors.
 const SCOPE: u64 = 1;
 
-fn life(number: u64, instance: u64) -> Life {
-    Life { number, instance: Instance::from_random(instance) }
+fn life(number: u64, instance: u64) -> ExecutorEpoch {
+    ExecutorEpoch { number, instance: EpochNonce::from_random(instance) }
 }
 
-fn hello(executor: &str, scope: u64, life: Life, seen: Option<(Lineage, Head)>) -> ToDecider {
-    let (executor, cluster, scope) = (name(executor), name("local"), ScopeId::from_random(scope));
-    ToDecider::Hello { executor, cluster, runtime: Runtime::Process, scope, life, seen }
+fn hello(
+    executor: &str,
+    scope: u64,
+    life: ExecutorEpoch,
+    seen: Option<(Lineage, JournalHead)>,
+) -> ExecutorMessage {
+    let (executor, cluster, scope) = (name(executor), name("local"), ExecutorStoreId::from_random(scope));
+    ExecutorMessage::Hello { executor, cluster, runtime: ClusterRuntime::Process, scope, life, seen }
 }
 
 impl Rig {
     /// Returns a rig with a journal in which the first term has started, durably.
     fn new() -> Rig {
         let now = Time::EPOCH + Duration::from_secs(1_000_000);
-        let core = taken_over(settings(1), Fleet::new(Lineage::from_random(5)), None, now);
+        let core = taken_over(settings(1), FleetState::new(Lineage::from_random(5)), None, now);
         let mut rig = Rig { core, now, journal: Vec::new(), durable: 0, tickets: 0, effects: Vec::new() };
         rig.commit();
         rig.sync();
@@ -88,56 +100,62 @@ impl Rig {
     }
 
     /// Lets another decider take over; unanswered callers receive nothing more.
-    fn take_over(&mut self, settings: Settings, fleet: Fleet, end: Option<&Cursor>, now: Time) {
+    fn take_over(
+        &mut self,
+        settings: DeciderSettings,
+        fleet: FleetState,
+        end: Option<&ChainCursor>,
+        now: Time,
+    ) {
         self.core = taken_over(settings, fleet, end, now);
         self.effects.clear();
     }
 
     /// Passes an input to the core. Returns whether more is due, or another decider has taken over.
-    fn give(&mut self, input: Input) -> bool {
+    fn give(&mut self, input: CoreInput) -> bool {
         let mut is_so = false;
         for output in self.core.handle(self.now, input) {
             match output {
-                Output::Effect(effect) => self.effects.push(effect),
-                Output::Append(record) => self.journal.push(Arc::new(record)),
-                Output::More | Output::Overtaken => is_so = true,
+                CoreOutput::Effect(effect) => self.effects.push(effect),
+                CoreOutput::Append(record) => self.journal.push(Arc::new(record)),
+                CoreOutput::More | CoreOutput::Overtaken => is_so = true,
             }
         }
         is_so
     }
 
     /// Returns the effects since the last call.
-    fn effects(&mut self) -> Vec<Effect> {
+    fn effects(&mut self) -> Vec<DeciderEffect> {
         std::mem::take(&mut self.effects)
     }
 
     /// Does due work and seals the commit.
     fn commit(&mut self) {
-        while self.give(Input::Work) {
-            self.give(Input::Seal);
+        while self.give(CoreInput::Work) {
+            self.give(CoreInput::Seal);
         }
-        self.give(Input::Seal);
+        self.give(CoreInput::Seal);
     }
 
     /// Makes everything durable.
-    fn sync(&mut self) -> Vec<Effect> {
+    fn sync(&mut self) -> Vec<DeciderEffect> {
         let records = self.journal[self.durable..].to_vec();
         self.durable = self.journal.len();
-        assert!(!self.give(Input::Delivered(records)));
+        assert!(!self.give(CoreInput::Delivered(records)));
         self.effects()
     }
 
-    fn settle(&mut self) -> Vec<Effect> {
+    fn settle(&mut self) -> Vec<DeciderEffect> {
         self.commit();
         self.sync()
     }
 
-    fn request(&mut self, type_name: &str, data: &serde_json::Value) -> Request {
+    fn request(&mut self, type_name: &str, data: &serde_json::Value) -> IntentRequest {
         self.tickets += 1;
         let intent =
             Intent::read(&format!("{type_name}.v1"), &data.to_string()).expect("known").expect("good");
         let id: IntentId = name(&format!("id-{}", self.tickets));
-        Request {
+        IntentRequest {
             id,
             source: name("test"),
             actor: name("ann"),
@@ -149,10 +167,10 @@ impl Rig {
         }
     }
 
-    fn ask(&mut self, request: &Request) -> Ticket {
+    fn ask(&mut self, request: &IntentRequest) -> RequestTicket {
         self.tickets += 1;
-        let ticket = Ticket(self.tickets);
-        self.give(Input::Intent(ticket, Box::new(request.clone())));
+        let ticket = RequestTicket(self.tickets);
+        self.give(CoreInput::Intent(ticket, Box::new(request.clone())));
         ticket
     }
 
@@ -188,18 +206,18 @@ impl Rig {
         self.must("deployment.create", &json!({"plan": "web", "name": "d1", "spec": {"count": 1}}));
     }
 
-    fn say(&mut self, connection: u64, message: ToDecider) {
-        self.give(Input::Said(Connection(connection), message));
+    fn say(&mut self, connection: u64, message: ExecutorMessage) {
+        self.give(CoreInput::Said(ChannelNumber(connection), message));
     }
 
-    fn hello(&mut self, connection: u64, executor: &str, seen: Option<(Lineage, Head)>) {
-        self.give(Input::Connected(Connection(connection), Attach::from_random(connection)));
+    fn hello(&mut self, connection: u64, executor: &str, seen: Option<(Lineage, JournalHead)>) {
+        self.give(CoreInput::Connected(ChannelNumber(connection), ConnectionToken::from_random(connection)));
         self.say(connection, hello(executor, SCOPE, life(1, 1), seen));
     }
 
     /// Sends hello for an executor store, in an epoch.
-    fn hello_over(&mut self, connection: u64, scope: u64, life: Life) -> Vec<Effect> {
-        self.give(Input::Connected(Connection(connection), Attach::from_random(connection)));
+    fn hello_over(&mut self, connection: u64, scope: u64, life: ExecutorEpoch) -> Vec<DeciderEffect> {
+        self.give(CoreInput::Connected(ChannelNumber(connection), ConnectionToken::from_random(connection)));
         self.say(connection, hello("ex", scope, life, None));
         self.settle()
     }
@@ -214,16 +232,16 @@ impl Rig {
     }
 }
 
-fn sent(effects: &[Effect]) -> Vec<&FromDecider> {
-    effects.iter().filter_map(|e| if let Effect::Send(_, m) = e { Some(m) } else { None }).collect()
+fn sent(effects: &[DeciderEffect]) -> Vec<&DeciderMessage> {
+    effects.iter().filter_map(|e| if let DeciderEffect::Send(_, m) = e { Some(m) } else { None }).collect()
 }
 
-fn answers(effects: &[Effect]) -> Vec<(Ticket, u64, Option<Code>)> {
-    let answer = |e: &Effect| match e {
-        Effect::Answer(ticket, v) => {
+fn answers(effects: &[DeciderEffect]) -> Vec<(RequestTicket, u64, Option<RefusalCode>)> {
+    let answer = |e: &DeciderEffect| match e {
+        DeciderEffect::Answer(ticket, v) => {
             Some((*ticket, v.position.get(), v.result.as_ref().as_ref().err().map(|r| r.code)))
         }
-        Effect::Send(..) | Effect::Close(_) => None,
+        DeciderEffect::Send(..) | DeciderEffect::Close(_) => None,
     };
     effects.iter().filter_map(answer).collect()
 }
@@ -241,7 +259,10 @@ fn nothing_decided_on_state_that_is_not_durable_leaves_the_decider() {
     rig.commit();
     assert!(rig.effects().is_empty(), "not before that is durable");
     let effects = rig.sync();
-    assert_eq!(answers(&effects), [(first, 3, None), (repeat, 3, None), (third, 6, Some(Code::NotFound))]);
+    assert_eq!(
+        answers(&effects),
+        [(first, 3, None), (repeat, 3, None), (third, 6, Some(RefusalCode::NotFound))]
+    );
 }
 
 #[test]
@@ -278,12 +299,12 @@ fn a_repeat_gets_the_first_verdict_after_a_restart_too() {
     rig.ask(&request);
     let first = answers(&rig.settle());
     let head = rig.core.durable();
-    let fleet = Image::of(rig.core.fleet()).fleet();
-    let end = Cursor {
+    let fleet = FleetSnapshot::of(rig.core.fleet()).fleet();
+    let end = ChainCursor {
         position: head.position,
         hash: head.hash,
         term: head.term,
-        writer: Writer::from_random(1),
+        writer: WriterId::from_random(1),
         lineage: fleet.lineages().current,
         time: rig.now,
     };
@@ -295,14 +316,14 @@ fn a_repeat_gets_the_first_verdict_after_a_restart_too() {
     rig.ask(&changed);
     let second = answers(&rig.settle());
     assert_eq!((second[0].1, second[0].2), (first[0].1, first[0].2));
-    assert_eq!(second[1].2, Some(Code::KeyReused));
+    assert_eq!(second[1].2, Some(RefusalCode::KeyReused));
 }
 
 #[test]
 fn a_takeover_begins_the_next_term_on_the_chain_it_found() {
     let rig = Rig::new();
     let first = rig.journal[0].header();
-    assert_eq!((first.term.get(), first.begins, first.prev), (1, Some(Begins::Term), Hash::ZERO));
+    assert_eq!((first.term.get(), first.begins, first.prev), (1, Some(RecordStart::Term), RecordHash::ZERO));
     assert_eq!(rig.types(0), ["term.started.v1"]);
 }
 
@@ -314,7 +335,7 @@ fn a_record_of_another_writer_ends_the_decider() {
     other.commit();
     rig.must("cluster.apply", &json!({"name": "d", "spec": {"runtime": "process"}}));
     rig.commit();
-    assert!(rig.give(Input::Delivered(other.journal[1..].to_vec())));
+    assert!(rig.give(CoreInput::Delivered(other.journal[1..].to_vec())));
 }
 
 #[test]
@@ -323,11 +344,11 @@ fn deadlines_wait_a_lease_after_a_takeover() {
     rig.cluster();
     rig.plan_and_deployment();
     rig.settle();
-    let fleet = Image::of(rig.core.fleet()).fleet();
+    let fleet = FleetSnapshot::of(rig.core.fleet()).fleet();
     let head = rig.core.durable();
     let lineage = fleet.lineages().current;
     let (position, hash, term) = (head.position, head.hash, head.term);
-    let end = Cursor { position, hash, term, writer: Writer::from_random(1), lineage, time: rig.now };
+    let end = ChainCursor { position, hash, term, writer: WriterId::from_random(1), lineage, time: rig.now };
     let later = rig.now + Duration::from_hours(1);
     rig.take_over(settings(2), fleet, Some(&end), later);
     rig.now = later;
@@ -386,8 +407,8 @@ fn ten_thousand_replicas_are_decided_in_portions_and_whoever_asks_meanwhile_is_n
         let request = rig.request("plan.delete", &json!({"name": format!("none-{turns}")}));
         let at = rig.journal.len();
         let ticket = rig.ask(&request);
-        let left = rig.give(Input::Work);
-        rig.give(Input::Seal);
+        let left = rig.give(CoreInput::Work);
+        rig.give(CoreInput::Seal);
         assert!(rig.journal.len() - at <= 2, "one turn made {} commits", rig.journal.len() - at);
         let effects = rig.sync();
         let told = answers(&effects);
@@ -422,11 +443,14 @@ fn a_level_of_five_hundred_ends_is_folded_whole() {
     let ids: Vec<_> =
         rig.core.fleet().incarnations().sorted().iter().map(|incarnation| incarnation.id).collect();
     assert_eq!(ids.len(), 500);
-    let exit = chancery_events::observation::Exit::Failed { reason: "gone".into() };
-    let saw = Saw::Ended { exit, processes: vec![] };
+    let exit = chancery_events::observation::IncarnationExit::Failed { reason: "gone".into() };
+    let saw = ObservedState::Ended { exit, processes: vec![] };
     let reports =
-        ids.iter().map(|id| Report { object: (*id).into(), revision: 1, saw: saw.clone() }).collect();
-    rig.say(1, ToDecider::Level { attach: Attach::from_random(1), reports, part: Part::Last });
+        ids.iter().map(|id| ObjectReport { object: (*id).into(), revision: 1, saw: saw.clone() }).collect();
+    rig.say(
+        1,
+        ExecutorMessage::Level { attach: ConnectionToken::from_random(1), reports, part: ReportPart::Last },
+    );
     rig.settle();
     let live = rig
         .core
@@ -449,12 +473,12 @@ fn torn() -> Rig {
     rig.must("plan.apply", &json!({"name": "web", "spec": spec}));
     rig.must("deployment.create", &json!({"plan": "web", "name": "d1", "spec": {"count": 1}}));
     rig.settle();
-    let mut image = serde_json::to_value(Image::of(rig.core.fleet())).expect("an image");
+    let mut image = serde_json::to_value(FleetSnapshot::of(rig.core.fleet())).expect("an image");
     image["plans"] = json!([]);
-    let fleet = serde_json::from_value::<Image>(image).expect("an image").fleet();
-    let Head { position, hash, term } = rig.core.durable();
-    let (writer, lineage) = (Writer::from_random(1), fleet.lineages().current);
-    let end = Cursor { position, hash, term, writer, lineage, time: rig.now };
+    let fleet = serde_json::from_value::<FleetSnapshot>(image).expect("an image").fleet();
+    let JournalHead { position, hash, term } = rig.core.durable();
+    let (writer, lineage) = (WriterId::from_random(1), fleet.lineages().current);
+    let end = ChainCursor { position, hash, term, writer, lineage, time: rig.now };
     rig.take_over(settings(2), fleet, Some(&end), rig.now);
     rig.settle();
     rig
@@ -465,7 +489,7 @@ fn an_input_that_cannot_be_folded_is_taken_back_whole_and_refused_and_the_next_i
     let mut rig = torn();
     let replica = rig.core.fleet().replicas().sorted()[0].name.clone();
     let shown = |rig: &Rig| {
-        let mut image = serde_json::to_value(Image::of(rig.core.fleet())).expect("an image");
+        let mut image = serde_json::to_value(FleetSnapshot::of(rig.core.fleet())).expect("an image");
         for moved in ["head", "keys"] {
             image[moved] = json!(null);
         }
@@ -480,7 +504,7 @@ fn an_input_that_cannot_be_folded_is_taken_back_whole_and_refused_and_the_next_i
     let from = rig.journal.len();
     let effects = rig.settle();
     let told: Vec<_> = answers(&effects).into_iter().map(|(ticket, _, code)| (ticket, code)).collect();
-    assert_eq!(told, [(first, Some(Code::Internal)), (second, None)]);
+    assert_eq!(told, [(first, Some(RefusalCode::Internal)), (second, None)]);
     let types = [
         "replica.delete.v1",
         "intent.refused.v1",
@@ -509,7 +533,7 @@ fn an_entity_on_which_a_step_fails_is_parked_by_a_fact_once_and_others_are_worke
 }
 
 /// Finds due work, but panics on the plan `web`.
-fn stumbling(fleet: &Fleet, agenda: &mut Agenda, ctx: &Context) -> Option<Step> {
+fn stumbling(fleet: &FleetState, agenda: &mut AdvanceState, ctx: &DecisionContext) -> Option<DueStep> {
     let web = Subject::Plan(name("web"));
     let due = fleet.index().due.contains("web") && !agenda.is_parked(&web);
     if due {

@@ -4,11 +4,11 @@
 
 use std::sync::Arc;
 
-use chancery_events::letter::Letter;
+use chancery_events::letter::InboxMessage;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::handle::{Connection, Decider, Input, Stopped};
-use super::mailbox::Mailbox;
+use super::handle::{ChannelNumber, DeciderHandle, DeciderInput, DeciderStopped};
+use super::mailbox::ExecutorOutbox;
 
 /// Maximum number of waiting pieces of one connection.
 const SHARE: usize = 64;
@@ -17,34 +17,36 @@ const PIECE: usize = 16 << 10;
 
 /// Input sender of a connection: see the module. Messages reach the decider in order.
 #[derive(Debug)]
-pub struct Way {
-    decider: Decider,
-    connection: Connection,
+pub struct InputSender {
+    decider: DeciderHandle,
+    connection: ChannelNumber,
     own: Arc<Semaphore>,
 }
 
 /// Permit of a waiting inbox message or intent, released when dropped.
 #[derive(Debug)]
-pub struct Room(#[expect(dead_code, reason = "held until it is dropped")] pub(super) OwnedSemaphorePermit);
+pub struct InboxPermit(
+    #[expect(dead_code, reason = "held until it is dropped")] pub(super) OwnedSemaphorePermit,
+);
 
 /// Permit of a waiting executor message, released when dropped.
 #[derive(Debug)]
-pub struct Share {
+pub struct InputPermit {
     _own: OwnedSemaphorePermit,
     _of_all: OwnedSemaphorePermit,
 }
 
-impl Decider {
+impl DeciderHandle {
     /// Returns an input sender for a connection.
-    pub fn way(&self, connection: Connection) -> Way {
-        Way { decider: self.clone(), connection, own: Arc::new(Semaphore::new(SHARE)) }
+    pub fn way(&self, connection: ChannelNumber) -> InputSender {
+        InputSender { decider: self.clone(), connection, own: Arc::new(Semaphore::new(SHARE)) }
     }
 
     /// Queues an inbox message: waits for space. Messages reach the decider in posting order.
-    pub async fn post(&self, letter: Letter) -> Result<(), Stopped> {
+    pub async fn post(&self, letter: InboxMessage) -> Result<(), DeciderStopped> {
         let pieces = pieces(letter.bytes(), self.quarter);
-        let room = Arc::clone(&self.letters).acquire_many_owned(pieces).await.map_err(|_| Stopped)?;
-        self.tell(Input::Letter(Box::new(letter), Room(room))).await
+        let room = Arc::clone(&self.letters).acquire_many_owned(pieces).await.map_err(|_| DeciderStopped)?;
+        self.tell(DeciderInput::Letter(Box::new(letter), InboxPermit(room))).await
     }
 }
 
@@ -53,26 +55,26 @@ pub(super) fn pieces(bytes: usize, most: usize) -> u32 {
     u32::try_from((1 + bytes / PIECE).min(most)).unwrap_or(u32::MAX)
 }
 
-impl Way {
+impl InputSender {
     /// Reports the connection; messages of the decider go into the mailbox.
-    pub async fn connected(&self, mailbox: Mailbox) -> Result<(), Stopped> {
-        self.decider.tell(Input::Connected(self.connection, mailbox)).await
+    pub async fn connected(&self, mailbox: ExecutorOutbox) -> Result<(), DeciderStopped> {
+        self.decider.tell(DeciderInput::Connected(self.connection, mailbox)).await
     }
 
     /// Queues a message: waits for its share, and then for space.
-    pub async fn said(&self, message: Vec<u8>) -> Result<(), Stopped> {
+    pub async fn said(&self, message: Vec<u8>) -> Result<(), DeciderStopped> {
         let pieces = pieces(message.len(), SHARE.min(self.decider.half));
         // The own share first: only so much of one connection ever waits for the common one.
-        let own = Arc::clone(&self.own).acquire_many_owned(pieces).await.map_err(|_| Stopped)?;
+        let own = Arc::clone(&self.own).acquire_many_owned(pieces).await.map_err(|_| DeciderStopped)?;
         let common = Arc::clone(&self.decider.executors);
-        let of_all = common.acquire_many_owned(pieces).await.map_err(|_| Stopped)?;
-        let share = Share { _own: own, _of_all: of_all };
-        self.decider.tell(Input::Said(self.connection, message, share)).await
+        let of_all = common.acquire_many_owned(pieces).await.map_err(|_| DeciderStopped)?;
+        let share = InputPermit { _own: own, _of_all: of_all };
+        self.decider.tell(DeciderInput::Said(self.connection, message, share)).await
     }
 
     /// Reports the end of the connection.
-    pub async fn disconnected(&self) -> Result<(), Stopped> {
-        self.decider.tell(Input::Disconnected(self.connection)).await
+    pub async fn disconnected(&self) -> Result<(), DeciderStopped> {
+        self.decider.tell(DeciderInput::Disconnected(self.connection)).await
     }
 }
 
@@ -82,20 +84,20 @@ mod tests {
     use std::pin::pin;
     use std::task::Poll;
 
-    use chancery_events::intent::{PolicyDelete, Request};
+    use chancery_events::intent::{IntentRequest, PolicyDelete};
     use tokio::sync::mpsc;
     use tokio::task::unconstrained;
 
     use super::*;
 
     /// Whether the message can be sent without waiting.
-    async fn says(way: &Way, message: &[u8]) -> bool {
+    async fn says(way: &InputSender, message: &[u8]) -> bool {
         let mut said = pin!(unconstrained(way.said(message.to_vec())));
         poll_fn(|context| Poll::Ready(said.as_mut().poll(context).is_ready())).await
     }
 
     /// Sends messages until one waits. Returns how many did not.
-    async fn flood(way: &Way, message: &[u8]) -> usize {
+    async fn flood(way: &InputSender, message: &[u8]) -> usize {
         let mut said = 0;
         while says(way, message).await {
             said += 1;
@@ -106,13 +108,13 @@ mod tests {
     #[tokio::test]
     async fn one_that_floods_has_its_share_and_leaves_room_for_others_and_for_producers() {
         let (queue, mut inputs) = mpsc::channel(4 * SHARE);
-        let decider = Decider::over(queue);
-        let (greedy, other) = (decider.way(Connection(1)), decider.way(Connection(2)));
+        let decider = DeciderHandle::over(queue);
+        let (greedy, other) = (decider.way(ChannelNumber(1)), decider.way(ChannelNumber(2)));
         assert_eq!(flood(&greedy, b"x").await, SHARE);
         assert!(says(&other, b"y").await, "the other has a share of its own");
         assert_eq!(flood(&other, b"y").await, SHARE - 1);
         // All executors together leave half to producers.
-        let third = decider.way(Connection(3));
+        let third = decider.way(ChannelNumber(3));
         assert_eq!(flood(&third, b"z").await, 0);
         assert_eq!(decider.backlog(), 2 * SHARE);
         // Handled messages free space, in order of request.
@@ -123,9 +125,9 @@ mod tests {
     #[tokio::test]
     async fn letters_wait_for_the_decider_and_leave_room_for_others() {
         let (queue, mut inputs) = mpsc::channel(16);
-        let decider = Decider::over(queue);
+        let decider = DeciderHandle::over(queue);
         let posts = async |bytes: usize| {
-            let letter = Letter { value: Some(vec![b'x'; bytes]), ..Letter::default() };
+            let letter = InboxMessage { value: Some(vec![b'x'; bytes]), ..InboxMessage::default() };
             let mut posted = pin!(unconstrained(decider.post(letter)));
             poll_fn(|context| Poll::Ready(posted.as_mut().poll(context).is_ready())).await
         };
@@ -144,8 +146,8 @@ mod tests {
     #[tokio::test]
     async fn a_large_message_counts_for_more() {
         let (queue, mut inputs) = mpsc::channel(1024);
-        let decider = Decider::over(queue);
-        let way = decider.way(Connection(1));
+        let decider = DeciderHandle::over(queue);
+        let way = decider.way(ChannelNumber(1));
         assert_eq!(flood(&way, &vec![b'x'; 15 * PIECE]).await, SHARE / 16);
         drop(inputs.recv().await);
         assert_eq!(flood(&way, &vec![b'x'; 1000 * PIECE]).await, 0, "it has to itself what there is");
@@ -156,8 +158,8 @@ mod tests {
     #[tokio::test]
     async fn intents_that_wait_are_bounded_in_bytes_also_when_nobody_waits_for_their_answers() {
         let (queue, mut inputs) = mpsc::channel(64);
-        let decider = Decider::over(queue);
-        let request = || Request {
+        let decider = DeciderHandle::over(queue);
+        let request = || IntentRequest {
             id: "a".parse().expect("a name"),
             source: "test".parse().expect("a name"),
             actor: "ann".parse().expect("a name"),
@@ -184,7 +186,7 @@ mod tests {
         }
         assert!(!ask(1).await);
         let (queue, _inputs) = mpsc::channel(1);
-        let decider = Decider::over(queue);
+        let decider = DeciderHandle::over(queue);
         let mut large = pin!(decider.ask(request(), 100 * PIECE));
         let waits = poll_fn(|context| Poll::Ready(large.as_mut().poll(context).is_pending())).await;
         assert!(waits, "a large one has all of the smallest queue");

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 /// What a node has, or a run needs.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Amounts {
+pub struct Resources {
     /// Millicores.
     #[serde(default)]
     pub cpu: u64,
@@ -28,13 +28,13 @@ pub struct Amounts {
     pub disk: u64,
 }
 
-impl Amounts {
+impl Resources {
     /// Nothing.
-    pub const ZERO: Amounts = Amounts { cpu: 0, memory: 0, disk: 0 };
+    pub const ZERO: Resources = Resources { cpu: 0, memory: 0, disk: 0 };
 
     /// What is left when `other` is taken away; `None` if it is more than there is.
-    pub fn checked_sub(self, other: Amounts) -> Option<Amounts> {
-        Some(Amounts {
+    pub fn checked_sub(self, other: Resources) -> Option<Resources> {
+        Some(Resources {
             cpu: self.cpu.checked_sub(other.cpu)?,
             memory: self.memory.checked_sub(other.memory)?,
             disk: self.disk.checked_sub(other.disk)?,
@@ -42,8 +42,8 @@ impl Amounts {
     }
 
     /// The sum; `None` if it cannot be held.
-    pub fn checked_add(self, other: Amounts) -> Option<Amounts> {
-        Some(Amounts {
+    pub fn checked_add(self, other: Resources) -> Option<Resources> {
+        Some(Resources {
             cpu: self.cpu.checked_add(other.cpu)?,
             memory: self.memory.checked_add(other.memory)?,
             disk: self.disk.checked_add(other.disk)?,
@@ -52,8 +52,8 @@ impl Amounts {
 
     /// What is left when `other` is taken away, nothing where that is more.
     #[must_use]
-    pub fn less(self, other: Amounts) -> Amounts {
-        Amounts {
+    pub fn less(self, other: Resources) -> Resources {
+        Resources {
             cpu: self.cpu.saturating_sub(other.cpu),
             memory: self.memory.saturating_sub(other.memory),
             disk: self.disk.saturating_sub(other.disk),
@@ -62,8 +62,8 @@ impl Amounts {
 
     /// The smaller of each part.
     #[must_use]
-    pub fn at_most(self, other: Amounts) -> Amounts {
-        Amounts {
+    pub fn at_most(self, other: Resources) -> Resources {
+        Resources {
             cpu: self.cpu.min(other.cpu),
             memory: self.memory.min(other.memory),
             disk: self.disk.min(other.disk),
@@ -71,15 +71,15 @@ impl Amounts {
     }
 
     /// Whether each part is at most that of `room`.
-    pub fn fits(self, room: Amounts) -> bool {
+    pub fn fits(self, room: Resources) -> bool {
         self.cpu <= room.cpu && self.memory <= room.memory && self.disk <= room.disk
     }
 }
 
-impl Add for Amounts {
-    type Output = Amounts;
-    fn add(self, other: Amounts) -> Amounts {
-        Amounts {
+impl Add for Resources {
+    type Output = Resources;
+    fn add(self, other: Resources) -> Resources {
+        Resources {
             cpu: self.cpu.saturating_add(other.cpu),
             memory: self.memory.saturating_add(other.memory),
             disk: self.disk.saturating_add(other.disk),
@@ -87,29 +87,29 @@ impl Add for Amounts {
     }
 }
 
-impl AddAssign for Amounts {
-    fn add_assign(&mut self, other: Amounts) {
+impl AddAssign for Resources {
+    fn add_assign(&mut self, other: Resources) {
         *self = *self + other;
     }
 }
 
-impl Sum for Amounts {
-    fn sum<I: Iterator<Item = Amounts>>(all: I) -> Amounts {
-        all.fold(Amounts::ZERO, Add::add)
+impl Sum for Resources {
+    fn sum<I: Iterator<Item = Resources>>(all: I) -> Resources {
+        all.fold(Resources::ZERO, Add::add)
     }
 }
 
 /// Text that is no amount.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("write {wanted}, not {found:?}")]
-pub struct BadAmount {
+pub struct InvalidAmount {
     wanted: &'static str,
     found: String,
 }
 
 /// Reads an amount of cpu, giving millicores: `4`, `1.5`, `500m`.
-pub fn parse_cpu(text: &str) -> Result<u64, BadAmount> {
-    let bad = || BadAmount { wanted: "cores as in 4, 1.5 or 500m", found: text.into() };
+pub fn parse_cpu(text: &str) -> Result<u64, InvalidAmount> {
+    let bad = || InvalidAmount { wanted: "cores as in 4, 1.5 or 500m", found: text.into() };
     match text.strip_suffix('m') {
         Some(millis) => millis.parse().map_err(|_| bad()),
         None => scaled(text, 1000).ok_or_else(bad),
@@ -117,8 +117,8 @@ pub fn parse_cpu(text: &str) -> Result<u64, BadAmount> {
 }
 
 /// Reads an amount of bytes: `64GiB`, `64GB`, `1.5MiB`, `100B`. A bare number counts in `bare` bytes.
-pub fn parse_bytes(text: &str, bare: u64) -> Result<u64, BadAmount> {
-    let bad = || BadAmount { wanted: "an amount as in 64GiB, 512MiB or 64GB", found: text.into() };
+pub fn parse_bytes(text: &str, bare: u64) -> Result<u64, InvalidAmount> {
+    let bad = || InvalidAmount { wanted: "an amount as in 64GiB, 512MiB or 64GB", found: text.into() };
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let unit = match &text[digits.len()..] {
         "" => bare,
@@ -180,7 +180,7 @@ pub fn show_bytes(bytes: u64) -> String {
     }
 }
 
-impl fmt::Display for Amounts {
+impl fmt::Display for Resources {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,

@@ -18,7 +18,7 @@
 //! | `claimedactor` | of an intent that came by a topic: who it said that it is from |
 //! | `intentid`, `intentsource`, `intenttime`, `expect`, `traceparent` | of an intent, as it came |
 //!
-//! Read from outside, a CloudEvent asks for what its type says: see [`Attributes`]. Attributes that are not known
+//! Read from outside, a CloudEvent asks for what its type says: see [`CloudEventAttributes`]. Attributes that are not known
 //! are refused, since one that is misspelt would silently drop a condition.
 //!
 //! Source: CloudEvents 1.0.2, its JSON format, HTTP binding, and its partitioning, sequence and distributed
@@ -32,11 +32,11 @@ use std::str::FromStr;
 use serde::Serialize;
 use serde_json::value::RawValue;
 
-use crate::event::{BadEvent, Event, EventKind, Line};
+use crate::event::{Event, EventKind, EventLine, InvalidEvent};
 use crate::id::{Lineage, Position};
-use crate::intent::{Intent, Request};
-use crate::name::{Actor, IntentId, Source};
-use crate::record::Header;
+use crate::intent::{Intent, IntentRequest};
+use crate::name::{Actor, IntentId, SourceName};
+use crate::record::RecordHeader;
 use crate::subject::Subject;
 use crate::time::Time;
 
@@ -47,7 +47,7 @@ pub const TYPE_PREFIX: &str = "chancery.";
 
 /// What a filter needs to know of an event that has been rendered.
 #[derive(Clone, PartialEq, Debug)]
-pub struct About {
+pub struct FilterableEvent {
     /// The kind.
     pub kind: EventKind,
     /// The type with its version, as stored.
@@ -58,7 +58,7 @@ pub struct About {
 
 /// A CloudEvent in the making. The order of the fields is the order of the attributes.
 #[derive(Serialize)]
-struct Shown<'a> {
+struct CloudEventJson<'a> {
     specversion: &'static str,
     #[serde(serialize_with = "text")]
     id: Position,
@@ -90,7 +90,7 @@ struct Shown<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     intentid: Option<&'a IntentId>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    intentsource: Option<&'a Source>,
+    intentsource: Option<&'a SourceName>,
     #[serde(skip_serializing_if = "Option::is_none")]
     intenttime: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -109,20 +109,20 @@ fn text<T: fmt::Display, S: serde::Serializer>(value: &T, to: S) -> Result<S::Ok
 /// A type that this build does not know is shown as it is stored, with no subjects: a reader of events should not
 /// miss what the fold could not use. Fails only on a line that is no event's.
 pub fn render(
-    header: &Header,
+    header: &RecordHeader,
     position: Position,
     line: &[u8],
     out: &mut Vec<u8>,
-) -> Result<About, BadEvent> {
-    let frame = Line::read(line)?;
+) -> Result<FilterableEvent, InvalidEvent> {
+    let frame = EventLine::read(line)?;
     let (type_name, subjects) = match Event::read(line) {
         Ok(event) => (Cow::Borrowed(event.type_name()), subjects(&event, header, position)),
-        Err(BadEvent::UnknownType { type_name }) => (Cow::Owned(type_name), Vec::new()),
+        Err(InvalidEvent::UnknownType { type_name }) => (Cow::Owned(type_name), Vec::new()),
         Err(error) => return Err(error),
     };
     let several = subjects.len() > 1;
     let joined = || subjects.iter().map(Subject::to_string).collect::<Vec<_>>().join(",");
-    let shown = Shown {
+    let shown = CloudEventJson {
         specversion: SPEC_VERSION,
         id: position,
         source: format_args!("/fleets/{}", header.fleet),
@@ -146,11 +146,11 @@ pub fn render(
         traceparent: frame.traceparent.as_deref(),
         data: frame.data,
     };
-    serde_json::to_writer(&mut *out, &shown).map_err(BadEvent::Line)?;
-    Ok(About { kind: frame.kind, type_name, subjects })
+    serde_json::to_writer(&mut *out, &shown).map_err(InvalidEvent::Line)?;
+    Ok(FilterableEvent { kind: frame.kind, type_name, subjects })
 }
 
-fn subjects(event: &Event, header: &Header, position: Position) -> Vec<Subject> {
+fn subjects(event: &Event, header: &RecordHeader, position: Position) -> Vec<Subject> {
     let issued = match event {
         Event::Fact { fact, .. } => fact.issues(header.lineage, position),
         Event::Intent(_) | Event::Observation { .. } => None,
@@ -161,7 +161,7 @@ fn subjects(event: &Event, header: &Header, position: Position) -> Vec<Subject> 
 /// An attribute that is not right.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("read the attribute {name:?}: {reason}")]
-pub struct BadAttribute {
+pub struct InvalidAttribute {
     /// Which.
     pub name: String,
     /// What is wrong with it, or what to write.
@@ -170,22 +170,22 @@ pub struct BadAttribute {
 
 /// Text that is no CloudEvent in structured form.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum BadEnvelope {
+pub enum InvalidCloudEvent {
     /// It is not an object.
     #[error("read the CloudEvent: write an object with the attributes and data")]
     NotAnObject,
     /// One of its members is not right.
     #[error(transparent)]
-    Attribute(#[from] BadAttribute),
+    Attribute(#[from] InvalidAttribute),
 }
 
 /// The attributes of a CloudEvent that asks for something, however they came: as members of a JSON object, or as
 /// headers. Each may be given once.
 #[derive(Clone, PartialEq, Debug, Default)]
-pub struct Attributes {
+pub struct CloudEventAttributes {
     specversion: Option<()>,
     id: Option<IntentId>,
-    source: Option<Source>,
+    source: Option<SourceName>,
     intent_type: Option<&'static str>,
     time: Option<Time>,
     actor: Option<Actor>,
@@ -195,7 +195,7 @@ pub struct Attributes {
     content_type: Option<()>,
 }
 
-impl Attributes {
+impl CloudEventAttributes {
     /// Attributes that are taken and have no say: other programs on the way add them.
     pub const IGNORED: &[&str] = &[
         "dataschema",
@@ -210,8 +210,8 @@ impl Attributes {
     ];
 
     /// Takes one attribute.
-    pub fn set(&mut self, name: &str, value: &str) -> Result<(), BadAttribute> {
-        let bad = |reason: String| BadAttribute { name: name.chars().take(64).collect(), reason };
+    pub fn set(&mut self, name: &str, value: &str) -> Result<(), InvalidAttribute> {
+        let bad = |reason: String| InvalidAttribute { name: name.chars().take(64).collect(), reason };
         let again = match name {
             "specversion" if value == SPEC_VERSION => self.specversion.replace(()).is_some(),
             "specversion" => return Err(bad(format!("write {SPEC_VERSION:?}"))),
@@ -227,7 +227,7 @@ impl Attributes {
             "subject" => put(&mut self.subject, value).map_err(bad)?,
             "datacontenttype" if is_json(value) => self.content_type.replace(()).is_some(),
             "datacontenttype" => return Err(bad("write application/json".into())),
-            ignored if Attributes::IGNORED.contains(&ignored) => false,
+            ignored if CloudEventAttributes::IGNORED.contains(&ignored) => false,
             _ => {
                 return Err(bad(
                     "an intent has no such attribute; it has specversion, id, source, type, time, \
@@ -240,25 +240,25 @@ impl Attributes {
     }
 
     /// Reads attributes and data as members of one object, from text that [`crate::strict`] has checked.
-    pub fn of_object(text: &str) -> Result<(Attributes, Option<&RawValue>), BadEnvelope> {
+    pub fn of_object(text: &str) -> Result<(CloudEventAttributes, Option<&RawValue>), InvalidCloudEvent> {
         // A name that is written with escapes cannot be borrowed, and is none that is known.
         let members = serde_json::from_str::<BTreeMap<&str, &RawValue>>(text);
-        let mut attributes = Attributes::default();
+        let mut attributes = CloudEventAttributes::default();
         let mut data = None;
-        for (name, value) in members.map_err(|_| BadEnvelope::NotAnObject)? {
+        for (name, value) in members.map_err(|_| InvalidCloudEvent::NotAnObject)? {
             if name == "data" {
                 data = Some(value);
                 continue;
             }
             let given = value.get();
             // Of those that have a say, only a version is a number.
-            let may_be_number = name == "expect" || Attributes::IGNORED.contains(&name);
+            let may_be_number = name == "expect" || CloudEventAttributes::IGNORED.contains(&name);
             let plain = match given.as_bytes().first() {
                 Some(b'"') => serde_json::from_str::<String>(given).ok(),
                 Some(b'{' | b'[' | b'n') | None => None,
                 Some(_) => may_be_number.then(|| given.to_owned()),
             };
-            let wrong = || BadAttribute {
+            let wrong = || InvalidAttribute {
                 name: name.chars().take(64).collect(),
                 reason: if may_be_number { "write text or a number" } else { "write text" }.into(),
             };
@@ -268,7 +268,7 @@ impl Attributes {
     }
 
     /// The type of the intent, as it is stored.
-    pub fn intent_type(&self) -> Result<&'static str, BadAttribute> {
+    pub fn intent_type(&self) -> Result<&'static str, InvalidAttribute> {
         self.intent_type.ok_or_else(|| missing("type"))
     }
 
@@ -283,27 +283,27 @@ impl Attributes {
     }
 
     /// The data, where it must be.
-    pub fn data(data: Option<&RawValue>) -> Result<&str, BadAttribute> {
+    pub fn data(data: Option<&RawValue>) -> Result<&str, InvalidAttribute> {
         data.map(RawValue::get).ok_or_else(|| missing("data"))
     }
 
     /// Joins them with what is asked for by `actor`, whoever an attribute says that it is: that is kept as a claim.
-    pub fn request_of(mut self, intent: Intent, actor: &Actor) -> Result<Request, BadAttribute> {
+    pub fn request_of(mut self, intent: Intent, actor: &Actor) -> Result<IntentRequest, InvalidAttribute> {
         let claim = self.actor.take();
-        Ok(Request { claim, ..self.request(intent, actor)? })
+        Ok(IntentRequest { claim, ..self.request(intent, actor)? })
     }
 
     /// Joins them with what is asked for. `actor` is who asks if no attribute says so.
-    pub fn request(self, intent: Intent, actor: &Actor) -> Result<Request, BadAttribute> {
+    pub fn request(self, intent: Intent, actor: &Actor) -> Result<IntentRequest, InvalidAttribute> {
         self.specversion.ok_or_else(|| missing("specversion"))?;
         if self.subject.is_some() && self.subject != intent.subject() {
             let reason = match intent.subject() {
                 Some(subject) => format!("the data is about {subject}"),
                 None => "the data is about nothing".into(),
             };
-            return Err(BadAttribute { name: "subject".into(), reason });
+            return Err(InvalidAttribute { name: "subject".into(), reason });
         }
-        Ok(Request {
+        Ok(IntentRequest {
             id: self.id.ok_or_else(|| missing("id"))?,
             source: self.source.ok_or_else(|| missing("source"))?,
             actor: self.actor.unwrap_or_else(|| actor.clone()),
@@ -316,8 +316,8 @@ impl Attributes {
     }
 }
 
-fn missing(name: &str) -> BadAttribute {
-    BadAttribute { name: name.into(), reason: "it is missing".into() }
+fn missing(name: &str) -> InvalidAttribute {
+    InvalidAttribute { name: name.into(), reason: "it is missing".into() }
 }
 
 /// Says whether there was one before.

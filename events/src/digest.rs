@@ -72,13 +72,13 @@ impl fmt::Debug for Digest {
 /// Text that is not 32 hexadecimal digits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("write 32 lower-case hexadecimal digits")]
-pub struct BadDigest;
+pub struct InvalidDigest;
 
 impl FromStr for Digest {
-    type Err = BadDigest;
-    fn from_str(text: &str) -> Result<Digest, BadDigest> {
-        let bytes = HEXLOWER.decode(text.as_bytes()).map_err(|_| BadDigest)?;
-        Ok(Digest::from_bits(u128::from_be_bytes(bytes.try_into().map_err(|_| BadDigest)?)))
+    type Err = InvalidDigest;
+    fn from_str(text: &str) -> Result<Digest, InvalidDigest> {
+        let bytes = HEXLOWER.decode(text.as_bytes()).map_err(|_| InvalidDigest)?;
+        Ok(Digest::from_bits(u128::from_be_bytes(bytes.try_into().map_err(|_| InvalidDigest)?)))
     }
 }
 

@@ -15,21 +15,21 @@ use serde_json::value::RawValue;
 
 use crate::fact::Fact;
 use crate::id::Position;
-use crate::intent::{Intent, Request};
-use crate::name::{Actor, ExecutorName, IntentId, Source};
+use crate::intent::{Intent, IntentRequest};
+use crate::name::{Actor, ExecutorName, IntentId, SourceName};
 use crate::observation::Observation;
 use crate::subject::Subject;
 use crate::time::Time;
 
 /// Text that a body can be read from.
-pub trait Data {
+pub trait EventData {
     /// What is wrong with it.
     type Error;
     /// Reads it.
     fn read<T: DeserializeOwned>(&self) -> Result<T, Self::Error>;
 }
 
-impl Data for str {
+impl EventData for str {
     type Error = serde_json::Error;
     fn read<T: DeserializeOwned>(&self) -> Result<T, serde_json::Error> {
         serde_json::from_str(self)
@@ -66,7 +66,7 @@ macro_rules! bodies {
             }
 
             /// The same from what may tell more of a fault.
-            pub fn read_from<T: crate::event::Data + ?Sized>(type_name: &str, data: &T) -> Option<Result<$name, T::Error>> {
+            pub fn read_from<T: crate::event::EventData + ?Sized>(type_name: &str, data: &T) -> Option<Result<$name, T::Error>> {
                 match type_name {
                     $($type => Some(data.read().map($name::$variant)),)*
                     _ => None,
@@ -92,7 +92,7 @@ pub(crate) use bodies;
 #[derive(Clone, PartialEq, Debug)]
 pub enum Event {
     /// Someone wants something.
-    Intent(Request),
+    Intent(IntentRequest),
     /// An executor saw something.
     Observation {
         /// Who saw it.
@@ -123,7 +123,7 @@ pub enum EventKind {
 
 /// A line, read as far as its frame: the data is still text.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Line<'a> {
+pub struct EventLine<'a> {
     /// The kind.
     #[serde(rename = "k")]
     pub kind: EventKind,
@@ -138,7 +138,7 @@ pub struct Line<'a> {
     pub id: Option<IntentId>,
     /// Of an intent: its source.
     #[serde(rename = "src", default, skip_serializing_if = "Option::is_none")]
-    pub source: Option<Source>,
+    pub source: Option<SourceName>,
     /// Of an intent its actor, of an observation its executor.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub by: Option<Actor>,
@@ -161,7 +161,7 @@ pub struct Line<'a> {
 
 /// A line that cannot be read.
 #[derive(Debug, thiserror::Error)]
-pub enum BadEvent {
+pub enum InvalidEvent {
     /// Not a line of ours.
     #[error("read an event's line")]
     Line(#[source] serde_json::Error),
@@ -189,15 +189,15 @@ pub enum BadEvent {
     },
 }
 
-impl<'a> Line<'a> {
+impl<'a> EventLine<'a> {
     /// Reads the frame of a line.
-    pub fn read(line: &'a [u8]) -> Result<Line<'a>, BadEvent> {
-        serde_json::from_slice(line).map_err(BadEvent::Line)
+    pub fn read(line: &'a [u8]) -> Result<EventLine<'a>, InvalidEvent> {
+        serde_json::from_slice(line).map_err(InvalidEvent::Line)
     }
 
     /// Reads the rest.
-    pub fn event(self) -> Result<Event, BadEvent> {
-        let missing = |missing| BadEvent::Missing { type_name: self.type_name.to_string(), missing };
+    pub fn event(self) -> Result<Event, InvalidEvent> {
+        let missing = |missing| InvalidEvent::Missing { type_name: self.type_name.to_string(), missing };
         let data = self.data.get();
         match self.kind {
             EventKind::Fact => {
@@ -211,7 +211,7 @@ impl<'a> Line<'a> {
             }
             EventKind::Intent => {
                 let intent = self.typed(Intent::read(&self.type_name, data))?;
-                Ok(Event::Intent(Request {
+                Ok(Event::Intent(IntentRequest {
                     id: self.id.clone().ok_or_else(|| missing("id"))?,
                     source: self.source.clone().ok_or_else(|| missing("source"))?,
                     actor: self.by.clone().ok_or_else(|| missing("actor"))?,
@@ -225,46 +225,46 @@ impl<'a> Line<'a> {
         }
     }
 
-    fn typed<T>(&self, read: Option<Result<T, serde_json::Error>>) -> Result<T, BadEvent> {
+    fn typed<T>(&self, read: Option<Result<T, serde_json::Error>>) -> Result<T, InvalidEvent> {
         let type_name = || self.type_name.to_string();
-        read.ok_or_else(|| BadEvent::UnknownType { type_name: type_name() })?
-            .map_err(|source| BadEvent::Data { type_name: type_name(), source })
+        read.ok_or_else(|| InvalidEvent::UnknownType { type_name: type_name() })?
+            .map_err(|source| InvalidEvent::Data { type_name: type_name(), source })
     }
 }
 
 /// A line, read as far as a state follows from it.
 #[derive(Clone, PartialEq, Debug)]
 #[expect(clippy::large_enum_variant, reason = "a fact is taken as soon as it is read")]
-pub enum Told {
+pub enum FoldableEvent {
     /// A fact.
     Fact(Fact),
     /// An intent or an observation of a known type: nothing follows from it but through facts.
     Nothing,
 }
 
-impl Told {
+impl FoldableEvent {
     /// Reads a line. One that stands there as it was written here is not read twice, as a frame and as data.
-    pub fn read(line: &[u8]) -> Result<Told, BadEvent> {
-        if let Some(told) = Told::as_written(line) {
+    pub fn read(line: &[u8]) -> Result<FoldableEvent, InvalidEvent> {
+        if let Some(told) = FoldableEvent::as_written(line) {
             return Ok(told);
         }
-        let line = Line::read(line)?;
+        let line = EventLine::read(line)?;
         let known = match line.kind {
             EventKind::Fact => {
-                return Ok(Told::Fact(line.typed(Fact::read(&line.type_name, line.data.get()))?));
+                return Ok(FoldableEvent::Fact(line.typed(Fact::read(&line.type_name, line.data.get()))?));
             }
             EventKind::Intent => Intent::TYPES,
             EventKind::Observation => Observation::TYPES,
         };
         if known.contains(&&*line.type_name) {
-            Ok(Told::Nothing)
+            Ok(FoldableEvent::Nothing)
         } else {
-            Err(BadEvent::UnknownType { type_name: line.type_name.into_owned() })
+            Err(InvalidEvent::UnknownType { type_name: line.type_name.into_owned() })
         }
     }
 
     /// Kind, type and data by their places in a line of [`Event::line`]; `None` if it looks different in any way.
-    fn as_written(line: &[u8]) -> Option<Told> {
+    fn as_written(line: &[u8]) -> Option<FoldableEvent> {
         fn word(text: &str) -> Option<(&str, &str)> {
             text.split_at_checked(text.find('"')?)
         }
@@ -279,27 +279,27 @@ impl Told {
                     && (cause == "0" || !cause.starts_with('0'));
                 cause.parse::<u64>().ok().filter(|_| is_json)?;
                 let data = rest.strip_prefix(r#""d":"#)?.strip_suffix('}')?;
-                return Fact::read(type_name, data)?.ok().map(Told::Fact);
+                return Fact::read(type_name, data)?.ok().map(FoldableEvent::Fact);
             }
             "intent" => Intent::TYPES,
             "observation" => Observation::TYPES,
             _ => return None,
         };
-        known.contains(&type_name).then_some(Told::Nothing)
+        known.contains(&type_name).then_some(FoldableEvent::Nothing)
     }
 }
 
 impl Event {
     /// Reads a line.
-    pub fn read(line: &[u8]) -> Result<Event, BadEvent> {
-        Line::read(line)?.event()
+    pub fn read(line: &[u8]) -> Result<Event, InvalidEvent> {
+        EventLine::read(line)?.event()
     }
 
     /// The line, without its end.
     pub fn line(&self) -> Vec<u8> {
         let json = self.data_json();
         let data = serde_json::from_str::<&RawValue>(&json).expect("the data is JSON");
-        let mut line = Line {
+        let mut line = EventLine {
             kind: self.kind(),
             type_name: self.type_name().into(),
             cause: None,
@@ -388,17 +388,17 @@ mod tests {
     #[test]
     fn an_unknown_type_is_told_apart_from_damage() {
         let line = br#"{"k":"fact","t":"moon.landed.v1","c":1,"d":{}}"#;
-        assert!(matches!(Event::read(line), Err(BadEvent::UnknownType { .. })));
+        assert!(matches!(Event::read(line), Err(InvalidEvent::UnknownType { .. })));
         let line = br#"{"k":"fact","t":"cluster.deleted.v1","c":1,"d":{}}"#;
-        assert!(matches!(Event::read(line), Err(BadEvent::Data { .. })));
+        assert!(matches!(Event::read(line), Err(InvalidEvent::Data { .. })));
         let line = br#"{"k":"fact","t":"cluster.deleted.v1","d":{"name":"local"}}"#;
-        assert!(matches!(Event::read(line), Err(BadEvent::Missing { missing: "cause", .. })));
-        assert!(matches!(Event::read(b"x"), Err(BadEvent::Line(_))));
+        assert!(matches!(Event::read(line), Err(InvalidEvent::Missing { missing: "cause", .. })));
+        assert!(matches!(Event::read(b"x"), Err(InvalidEvent::Line(_))));
     }
 
     #[test]
     fn what_a_line_tells_does_not_depend_on_how_it_is_written() {
-        let deleted = Told::Fact(ClusterDeleted { name: "local".parse().expect("a name") }.into());
+        let deleted = FoldableEvent::Fact(ClusterDeleted { name: "local".parse().expect("a name") }.into());
         let facts = [
             r#"{"k":"fact","t":"cluster.deleted.v1","c":17,"d":{"name":"local"}}"#,
             r#"{"k":"fact","t":"cluster.deleted.v1","c":17,"d":{"name":"local"},"new":{"a":"}"}}"#,
@@ -407,26 +407,28 @@ mod tests {
             r#"{"k":"fact","t":"cluster\u002edeleted.v1","c":17,"d":{"name":"local"}}"#,
         ];
         for line in facts {
-            assert_eq!(Told::read(line.as_bytes()).expect(line), deleted, "{line}");
+            assert_eq!(FoldableEvent::read(line.as_bytes()).expect(line), deleted, "{line}");
         }
         let intent =
             r#"{"k":"intent","t":"cluster.delete.v1","id":"1","src":"a","by":"b","d":{"name":"local"}}"#;
-        assert_eq!(Told::read(intent.as_bytes()).expect("an intent"), Told::Nothing);
-        let unknown = |line: &str| matches!(Told::read(line.as_bytes()), Err(BadEvent::UnknownType { .. }));
+        assert_eq!(FoldableEvent::read(intent.as_bytes()).expect("an intent"), FoldableEvent::Nothing);
+        let unknown = |line: &str| {
+            matches!(FoldableEvent::read(line.as_bytes()), Err(InvalidEvent::UnknownType { .. }))
+        };
         assert!(unknown(r#"{"k":"fact","t":"moon.landed.v1","c":1,"d":{}}"#));
         assert!(unknown(r#"{"k":"intent","t":"moon.land.v1","d":{}}"#));
         assert!(unknown(r#"{"k":"observation","t":"cluster.deleted.v1","d":{}}"#));
-        let bad = Told::read(br#"{"k":"fact","t":"cluster.deleted.v1","c":17,"d":{"name":7}}"#);
-        assert!(matches!(bad, Err(BadEvent::Data { .. })), "{bad:?}");
+        let bad = FoldableEvent::read(br#"{"k":"fact","t":"cluster.deleted.v1","c":17,"d":{"name":7}}"#);
+        assert!(matches!(bad, Err(InvalidEvent::Data { .. })), "{bad:?}");
         for cause in ["+17", "017", "00", "", "-1", "1.0"] {
             let line =
                 format!(r#"{{"k":"fact","t":"cluster.deleted.v1","c":{cause},"d":{{"name":"local"}}}}"#);
-            assert!(matches!(Told::read(line.as_bytes()), Err(BadEvent::Line(_))), "{line}");
-            assert!(matches!(Event::read(line.as_bytes()), Err(BadEvent::Line(_))), "{line}");
+            assert!(matches!(FoldableEvent::read(line.as_bytes()), Err(InvalidEvent::Line(_))), "{line}");
+            assert!(matches!(Event::read(line.as_bytes()), Err(InvalidEvent::Line(_))), "{line}");
         }
         assert!(matches!(
-            Told::read(br#"{"k":"fact","t":"cluster.deleted.v1","c":17"#),
-            Err(BadEvent::Line(_))
+            FoldableEvent::read(br#"{"k":"fact","t":"cluster.deleted.v1","c":17"#),
+            Err(InvalidEvent::Line(_))
         ));
     }
 }

@@ -102,7 +102,7 @@ impl fmt::Display for Term {
 /// Text that is not 16 hexadecimal digits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("write 16 lower-case hexadecimal digits")]
-pub struct BadToken;
+pub struct InvalidToken;
 
 macro_rules! token {
     ($(#[$doc:meta])* $name:ident, $mask:expr) => {
@@ -135,12 +135,12 @@ macro_rules! token {
         }
 
         impl FromStr for $name {
-            type Err = BadToken;
-            fn from_str(text: &str) -> Result<$name, BadToken> {
-                let bytes = HEXLOWER.decode(text.as_bytes()).map_err(|_| BadToken)?;
-                let bits = u64::from_be_bytes(bytes.try_into().map_err(|_| BadToken)?);
+            type Err = InvalidToken;
+            fn from_str(text: &str) -> Result<$name, InvalidToken> {
+                let bytes = HEXLOWER.decode(text.as_bytes()).map_err(|_| InvalidToken)?;
+                let bits = u64::from_be_bytes(bytes.try_into().map_err(|_| InvalidToken)?);
                 let token = $name::from_random(bits);
-                if token.0 == bits { Ok(token) } else { Err(BadToken) }
+                if token.0 == bits { Ok(token) } else { Err(InvalidToken) }
             }
         }
 
@@ -173,24 +173,24 @@ token! {
 }
 token! {
     /// One start of one decider: random, so that two starts in one term can be told apart.
-    Writer, u64::MAX
+    WriterId, u64::MAX
 }
 token! {
     /// One connection of an executor: random, drawn by the decider.
-    Attach, u64::MAX
+    ConnectionToken, u64::MAX
 }
 token! {
     /// What an executor looks at, and what it runs is in: random, drawn once and kept there. Two with different ones
     /// know nothing of what the other runs.
-    ScopeId, u64::MAX
+    ExecutorStoreId, u64::MAX
 }
 token! {
     /// One start of one executor: random, so that a copy of a scope does not pass for it.
-    Instance, u64::MAX
+    EpochNonce, u64::MAX
 }
 
 /// What kind of thing an id names: a type of its own for each, so that they cannot be mixed up.
-pub trait Kind: 'static {
+pub trait IdKind: 'static {
     /// The four bits in the id.
     const BITS: u8;
     /// The word for it in subjects and errors.
@@ -198,15 +198,15 @@ pub trait Kind: 'static {
 }
 
 /// The id of a `K`. Its text form is a UUID.
-pub struct Id<K>(Uuid, PhantomData<fn() -> K>);
+pub struct EntityId<K>(Uuid, PhantomData<fn() -> K>);
 
-impl<K: Kind> Id<K> {
+impl<K: IdKind> EntityId<K> {
     /// The id that the event at `position` issues.
-    pub fn issue(lineage: Lineage, position: Position) -> Id<K> {
+    pub fn issue(lineage: Lineage, position: Position) -> EntityId<K> {
         let position = position.get() & Position::MAX.get();
         let high = (position >> 8) << 16 | 0x8000 | (position & 0xff) << 4 | u64::from(K::BITS);
         let low = 1 << 63 | lineage.bits();
-        Id(Uuid::from_u64_pair(high, low), PhantomData)
+        EntityId(Uuid::from_u64_pair(high, low), PhantomData)
     }
 
     /// The position of the event that issued it.
@@ -229,7 +229,7 @@ impl<K: Kind> Id<K> {
 
 /// Text that is no id of the kind that is wanted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum BadId {
+pub enum InvalidId {
     /// Not a UUID at all.
     #[error("write the id as a UUID")]
     NotUuid,
@@ -241,71 +241,71 @@ pub enum BadId {
     },
 }
 
-impl<K: Kind> FromStr for Id<K> {
-    type Err = BadId;
-    fn from_str(text: &str) -> Result<Id<K>, BadId> {
-        Id::try_from(Uuid::try_parse(text).map_err(|_| BadId::NotUuid)?)
+impl<K: IdKind> FromStr for EntityId<K> {
+    type Err = InvalidId;
+    fn from_str(text: &str) -> Result<EntityId<K>, InvalidId> {
+        EntityId::try_from(Uuid::try_parse(text).map_err(|_| InvalidId::NotUuid)?)
     }
 }
 
-impl<K: Kind> TryFrom<Uuid> for Id<K> {
-    type Error = BadId;
-    fn try_from(uuid: Uuid) -> Result<Id<K>, BadId> {
+impl<K: IdKind> TryFrom<Uuid> for EntityId<K> {
+    type Error = InvalidId;
+    fn try_from(uuid: Uuid) -> Result<EntityId<K>, InvalidId> {
         let (high, low) = uuid.as_u64_pair();
         let ours = high & 0xf000 == 0x8000 && high & 0xf == u64::from(K::BITS) && low >> 62 == 0b10;
-        if ours { Ok(Id(uuid, PhantomData)) } else { Err(BadId::NotKind { word: K::WORD }) }
+        if ours { Ok(EntityId(uuid, PhantomData)) } else { Err(InvalidId::NotKind { word: K::WORD }) }
     }
 }
 
-impl<K> Clone for Id<K> {
-    fn clone(&self) -> Id<K> {
+impl<K> Clone for EntityId<K> {
+    fn clone(&self) -> EntityId<K> {
         *self
     }
 }
-impl<K> Copy for Id<K> {}
-impl<K> PartialEq for Id<K> {
-    fn eq(&self, other: &Id<K>) -> bool {
+impl<K> Copy for EntityId<K> {}
+impl<K> PartialEq for EntityId<K> {
+    fn eq(&self, other: &EntityId<K>) -> bool {
         self.0 == other.0
     }
 }
-impl<K> Eq for Id<K> {}
-impl<K> PartialOrd for Id<K> {
-    fn partial_cmp(&self, other: &Id<K>) -> Option<std::cmp::Ordering> {
+impl<K> Eq for EntityId<K> {}
+impl<K> PartialOrd for EntityId<K> {
+    fn partial_cmp(&self, other: &EntityId<K>) -> Option<std::cmp::Ordering> {
         Some(self.cmp(other))
     }
 }
-impl<K> Ord for Id<K> {
-    fn cmp(&self, other: &Id<K>) -> std::cmp::Ordering {
+impl<K> Ord for EntityId<K> {
+    fn cmp(&self, other: &EntityId<K>) -> std::cmp::Ordering {
         self.0.cmp(&other.0)
     }
 }
-impl<K> std::hash::Hash for Id<K> {
+impl<K> std::hash::Hash for EntityId<K> {
     fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
         // The position is what differs between ids of one journal.
         state.write_u64(self.0.as_u64_pair().0);
     }
 }
-impl<K> fmt::Display for Id<K> {
+impl<K> fmt::Display for EntityId<K> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(&self.0, f)
     }
 }
-impl<K> fmt::Debug for Id<K> {
+impl<K> fmt::Debug for EntityId<K> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(&self.0, f)
     }
 }
-impl<K> Serialize for Id<K> {
+impl<K> Serialize for EntityId<K> {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         self.0.serialize(to)
     }
 }
-impl<'de, K: Kind> Deserialize<'de> for Id<K> {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Id<K>, D::Error> {
-        Id::try_from(Uuid::deserialize(from)?).map_err(D::Error::custom)
+impl<'de, K: IdKind> Deserialize<'de> for EntityId<K> {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<EntityId<K>, D::Error> {
+        EntityId::try_from(Uuid::deserialize(from)?).map_err(D::Error::custom)
     }
 }
-impl<K: Kind> JsonSchema for Id<K> {
+impl<K: IdKind> JsonSchema for EntityId<K> {
     fn schema_name() -> std::borrow::Cow<'static, str> {
         format!("{}Id", K::WORD).into()
     }
@@ -314,7 +314,7 @@ impl<K: Kind> JsonSchema for Id<K> {
     }
 }
 
-impl<K: Kind> KeyPart for Id<K> {
+impl<K: IdKind> KeyPart for EntityId<K> {
     fn put(&self, to: &mut Vec<u8>) {
         to.extend_from_slice(self.0.as_bytes());
     }
@@ -328,26 +328,26 @@ macro_rules! ids {
         $(#[$doc])*
         #[derive(Debug)]
         pub enum $kind {}
-        impl Kind for $kind {
+        impl IdKind for $kind {
             const BITS: u8 = $bits;
             const WORD: &'static str = $word;
         }
         $(#[$doc])*
-        pub type $id = Id<$kind>;
+        pub type $id = EntityId<$kind>;
     )*};
 }
 
 ids! {
     /// Names an incarnation.
-    IncarnationKind IncarnationId = 1 "incarnation";
+    IncarnationIdKind IncarnationId = 1 "incarnation";
     /// Names an operation.
-    OperationKind OperationId = 2 "operation";
+    OperationIdKind OperationId = 2 "operation";
     /// Names a session.
-    SessionKind SessionId = 3 "session";
+    SessionIdKind SessionId = 3 "session";
     /// Names a volume.
-    VolumeKind VolumeId = 4 "volume";
+    VolumeIdKind VolumeId = 4 "volume";
     /// Names an approval request.
-    RequestKind RequestId = 5 "request";
+    RequestIdKind RequestId = 5 "request";
 }
 
 /// The id of something that executors keep. Its text form is that of the id itself, which says what it is of.
@@ -398,17 +398,17 @@ impl From<IncarnationId> for ObjectId {
 }
 
 impl TryFrom<Uuid> for ObjectId {
-    type Error = BadId;
-    fn try_from(uuid: Uuid) -> Result<ObjectId, BadId> {
+    type Error = InvalidId;
+    fn try_from(uuid: Uuid) -> Result<ObjectId, InvalidId> {
         let volume = VolumeId::try_from(uuid).map(ObjectId::Volume);
         volume.or_else(|_| IncarnationId::try_from(uuid).map(ObjectId::Incarnation))
     }
 }
 
 impl FromStr for ObjectId {
-    type Err = BadId;
-    fn from_str(text: &str) -> Result<ObjectId, BadId> {
-        ObjectId::try_from(Uuid::try_parse(text).map_err(|_| BadId::NotUuid)?)
+    type Err = InvalidId;
+    fn from_str(text: &str) -> Result<ObjectId, InvalidId> {
+        ObjectId::try_from(Uuid::try_parse(text).map_err(|_| InvalidId::NotUuid)?)
     }
 }
 
@@ -452,7 +452,7 @@ mod tests {
             assert_eq!(id.uuid().get_version_num(), 8);
             assert_eq!(id.uuid().get_variant(), uuid::Variant::RFC4122);
             assert_eq!(id.to_string().parse(), Ok(id));
-            assert_eq!(id.to_string().parse::<OperationId>(), Err(BadId::NotKind { word: "operation" }));
+            assert_eq!(id.to_string().parse::<OperationId>(), Err(InvalidId::NotKind { word: "operation" }));
         }
     }
 
@@ -465,8 +465,8 @@ mod tests {
 
     #[test]
     fn a_foreign_uuid_is_no_id() {
-        assert_eq!("x".parse::<SessionId>(), Err(BadId::NotUuid));
+        assert_eq!("x".parse::<SessionId>(), Err(InvalidId::NotUuid));
         let random = "7c9e6679-7425-40de-944b-e07fc1f90ae7";
-        assert_eq!(random.parse::<SessionId>(), Err(BadId::NotKind { word: "session" }));
+        assert_eq!(random.parse::<SessionId>(), Err(InvalidId::NotKind { word: "session" }));
     }
 }

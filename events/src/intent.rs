@@ -12,22 +12,22 @@ use crate::event::bodies;
 use crate::id::{OperationId, RequestId};
 use crate::name::{
     Actor, CapabilityName, ClusterName, DeploymentName, DisruptionName, IntentId, NodeName, PlanName,
-    PolicyName, ReplicaName, Source, VolumeName,
+    PolicyName, ReplicaName, SourceName, VolumeName,
 };
 use crate::spec::{
-    Activity, CapabilitySpec, ClusterSpec, DeploymentSpec, DisruptionSpec, NodeSpec, NodeState, PlanSpec,
-    PolicyKind, PolicySpec, words,
+    CapabilitySpec, ClusterActivity, ClusterSpec, DeploymentSpec, DisruptionSpec, NodeSpec, NodeState,
+    PlanSpec, PolicyKind, PolicySpec, words,
 };
 use crate::subject::Subject;
 use crate::time::Time;
 
 /// An intent with all that came with it.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Request {
+pub struct IntentRequest {
     /// Makes it safe to repeat, with actor and source.
     pub id: IntentId,
     /// Where it comes from.
-    pub source: Source,
+    pub source: SourceName,
     /// Who asks.
     pub actor: Actor,
     /// Who it said that it is from, where that is not believed: it came by a topic, whose binding says who asks.
@@ -43,7 +43,7 @@ pub struct Request {
     pub intent: Intent,
 }
 
-impl Request {
+impl IntentRequest {
     /// Which repeats are the same intent: actor, source and id. The first 24 bits are the actor's, the next 24 those of
     /// actor and source.
     pub fn key(&self) -> Digest {
@@ -66,7 +66,7 @@ impl Request {
 words! {
     /// When a deployment's turn comes.
     #[derive(Default)]
-    Turn {
+    OverlapPolicy {
         /// When the one that is being carried out is over.
         #[default]
         Queue = "queue",
@@ -75,7 +75,7 @@ words! {
     }
     /// Whether what needs something goes with it.
     #[derive(Default)]
-    Cascade {
+    CascadePolicy {
         /// It is in use: it stays.
         #[default]
         No = "no",
@@ -87,7 +87,7 @@ words! {
 /// One operation, as it was shown to whoever approves it.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Shown {
+pub struct ApprovedOperation {
     /// Which.
     pub operation: OperationId,
     /// The hash of what it will do, as it was shown.
@@ -105,7 +105,7 @@ pub enum BodyRule {
 
 /// What has become of something that was changed, which tells the status of the answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Done {
+pub enum SuccessKind {
     /// It is so: 200.
     Now,
     /// It is there for the first time, if its version says so: 201, else 200.
@@ -118,7 +118,7 @@ pub enum Done {
 
 /// Ways in which an intent can end a replica or an incarnation, and what approves that.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Ending {
+pub enum IntentEnding {
     /// Ends nothing that was approved.
     Nothing,
     /// Opens operations, each of which is approved by its plan's rule, a policy or a person.
@@ -133,12 +133,15 @@ pub enum Ending {
     Withdraws,
 }
 
-impl Ending {
+impl IntentEnding {
     /// Whether the intent may wait as a request.
     pub const fn may_wait(self) -> bool {
         match self {
-            Ending::Request(_) | Ending::Weakens => true,
-            Ending::Nothing | Ending::Operations | Ending::Approves | Ending::Withdraws => false,
+            IntentEnding::Request(_) | IntentEnding::Weakens => true,
+            IntentEnding::Nothing
+            | IntentEnding::Operations
+            | IntentEnding::Approves
+            | IntentEnding::Withdraws => false,
         }
     }
 }
@@ -159,9 +162,9 @@ pub struct IntentEntry {
     /// What for, in a sentence.
     pub about: &'static str,
     /// What has become of it when it is accepted and changes something.
-    pub done: Done,
+    pub done: SuccessKind,
     /// What it can end.
-    pub ending: Ending,
+    pub ending: IntentEnding,
 }
 
 /// Declares intents: the enum, their bodies, what they are about, and their routes.
@@ -195,8 +198,8 @@ macro_rules! intents {
                     query: &[$($(stringify!($query)),+)?],
                     body: BodyRule::$body,
                     about: $summary,
-                    done: Done::$done,
-                    ending: Ending::$ending$((PolicyKind::$policy))?,
+                    done: SuccessKind::$done,
+                    ending: IntentEnding::$ending$((PolicyKind::$policy))?,
                 };
             }
         )*
@@ -212,7 +215,7 @@ macro_rules! intents {
 
             /// Whether it is about what needs its subject, too: a member that the query may say is yes.
             pub fn cascades(&self) -> bool {
-                match self { $($(Intent::$name(ask) => $(ask.$query == Cascade::Yes)||+,)?)* _ => false }
+                match self { $($(Intent::$name(ask) => $(ask.$query == CascadePolicy::Yes)||+,)?)* _ => false }
             }
 
             /// What it is about; of many operations, the first.
@@ -249,7 +252,7 @@ intents! {
         /// Which.
         name: ClusterName,
         /// What it should be.
-        activity: Activity,
+        activity: ClusterActivity,
     }
     /// A cluster should be forgotten.
     ClusterDelete = "cluster.delete.v1", [Cluster(name)]
@@ -271,7 +274,7 @@ intents! {
         /// Which.
         name: CapabilityName,
         /// What it should be.
-        activity: Activity,
+        activity: ClusterActivity,
     }
     /// A capability should be forgotten.
     CapabilityDelete = "capability.delete.v1", [Capability(name)]
@@ -312,7 +315,7 @@ intents! {
         name: NodeName,
         /// Whether what needs it goes first, or forbids it.
         #[serde(default, skip_serializing_if = "crate::is_default")]
-        cascade: Cascade,
+        cascade: CascadePolicy,
     }
     /// A node is going to be interfered with.
     DisruptionSchedule = "disruption.schedule.v1", [Node(node)]
@@ -376,7 +379,7 @@ intents! {
         /// Which.
         name: PlanName,
         /// What it should be.
-        activity: Activity,
+        activity: ClusterActivity,
     }
     /// A plan should run again what an earlier completed deployment of it had.
     PlanRollback = "plan.rollback.v1", [Deployment(plan, name)]
@@ -403,7 +406,7 @@ intents! {
         name: PlanName,
         /// Whether what needs it goes first, or forbids it.
         #[serde(default, skip_serializing_if = "crate::is_default")]
-        cascade: Cascade,
+        cascade: CascadePolicy,
     }
     /// A version of a plan's payloads should run, so many times.
     DeploymentCreate = "deployment.create.v1", [Deployment(plan, name)]
@@ -416,7 +419,7 @@ intents! {
         spec: DeploymentSpec,
         /// Whether one that is being carried out is ended for it, or it waits.
         #[serde(default, skip_serializing_if = "crate::is_default")]
-        turn: Turn,
+        turn: OverlapPolicy,
     }
     /// A deployment should go no further.
     DeploymentCancel = "deployment.cancel.v1", [Deployment(plan, name)]
@@ -451,7 +454,7 @@ intents! {
         name: DeploymentName,
     }
     /// What a canary showed is not good: it goes.
-    DeploymentWithdraw = "deployment.withdraw.v1", [Deployment(plan, name)]
+    DeploymentAbort = "deployment.withdraw.v1", [Deployment(plan, name)]
         => POST "/plans/{plan}/deployments/{name}/withdraw" Optional "Takes a canary back.", Later, ends Operations {
         /// Of which plan.
         plan: PlanName,
@@ -513,7 +516,7 @@ intents! {
     OperationApprove = "operation.approve.v1" + ". All of them or none.", [|x| Some(Subject::Operation(x.operations.first()?.operation))]
         => POST "/operations/approve" Required "Approves operations, all or none.", Later, ends Approves {
         /// Which, and as what; at most 200.
-        operations: Vec<Shown>,
+        operations: Vec<ApprovedOperation>,
     }
     /// Operations should not run.
     OperationReject = "operation.reject.v1" + ". All of them or none.", [|x| Some(Subject::Operation(*x.operations.first()?))]

@@ -25,7 +25,7 @@ use crate::id::Position;
 /// | variant, word, plural, `[aliases]` | what it is called: in code, in subjects, in paths, on command lines |
 /// | number, text | its place in the list that people read, and what it is |
 /// | `key(field: type)` | the fields of its rows and bodies that name it; also the parameters of its path |
-/// | `owner(Kind)` | what it is a part of: its key begins with the owner's name |
+/// | `owner(EntityKind)` | what it is a part of: its key begins with the owner's name |
 /// | `entity(table: type)` | it has a subject, and a table in the state machine |
 /// | `row(Kind = number: type)` | it has rows, whose keys begin with this byte |
 /// | `ends[words]` | states that it never leaves |
@@ -149,7 +149,7 @@ impl KeyPart for keys::Revision {
 
 /// What the register says of a kind.
 #[derive(Debug)]
-pub struct Entry {
+pub struct KindEntry {
     /// The word for one of them, as in subjects.
     pub word: &'static str,
     /// The word for many, as in paths.
@@ -163,7 +163,7 @@ pub struct Entry {
     /// The fields of a row that name it.
     pub key: &'static [&'static str],
     /// What it is a part of.
-    pub owner: Option<Kind>,
+    pub owner: Option<EntityKind>,
     /// States that nothing leaves.
     pub ends: &'static [&'static str],
     /// Its place in the order in which manifests are applied, if it has one.
@@ -180,24 +180,24 @@ macro_rules! kinds {
     })*) => {
         /// The kinds of things that can be asked for.
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-        pub enum Kind {
+        pub enum EntityKind {
             $(#[doc = $about] $kind),*
         }
 
-        const REGISTER: &[Entry] = &[$(Entry {
+        const REGISTER: &[KindEntry] = &[$(KindEntry {
             word: $word,
             plural: $plural,
             aliases: &[$($alias),*],
             name: stringify!($kind),
             about: $about,
             key: &[$(stringify!($field)),+],
-            owner: kinds!(@option $(Kind::$owner)?),
+            owner: kinds!(@option $(EntityKind::$owner)?),
             ends: &[$($($end),*)?],
             manifest: kinds!(@option $($rank)?),
             place: $place,
         }),*];
 
-        const KINDS: [Kind; REGISTER.len()] = in_place([$(Kind::$kind),*]);
+        const KINDS: [EntityKind; REGISTER.len()] = in_place([$(EntityKind::$kind),*]);
     };
     (@option) => { None };
     (@option $value:expr) => { Some($value) };
@@ -205,7 +205,7 @@ macro_rules! kinds {
 
 each_kind!(kinds);
 
-const fn in_place(mut kinds: [Kind; REGISTER.len()]) -> [Kind; REGISTER.len()] {
+const fn in_place(mut kinds: [EntityKind; REGISTER.len()]) -> [EntityKind; REGISTER.len()] {
     let unsorted = kinds;
     let mut index = 0;
     while index < unsorted.len() {
@@ -215,12 +215,12 @@ const fn in_place(mut kinds: [Kind; REGISTER.len()]) -> [Kind; REGISTER.len()] {
     kinds
 }
 
-impl Kind {
+impl EntityKind {
     /// Every one, in the order in which people read them.
-    pub const ALL: &[Kind] = &KINDS;
+    pub const ALL: &[EntityKind] = &KINDS;
 
     /// What the register says of it.
-    pub const fn entry(self) -> &'static Entry {
+    pub const fn entry(self) -> &'static KindEntry {
         &REGISTER[self as usize]
     }
 
@@ -236,7 +236,7 @@ impl Kind {
 
     /// The path of one of them below the fleet: the fields of the key stand in braces.
     pub fn path(self) -> String {
-        let Entry { plural, key, owner, .. } = self.entry();
+        let KindEntry { plural, key, owner, .. } = self.entry();
         match (owner, key) {
             (Some(owner), [of, name]) => format!("/{}/{{{of}}}/{plural}/{{{name}}}", owner.plural()),
             _ => key.iter().fold(format!("/{plural}"), |path, field| format!("{path}/{{{field}}}")),
@@ -244,14 +244,14 @@ impl Kind {
     }
 
     /// The kind that a word names: one, many, or short.
-    pub fn named(word: &str) -> Option<Kind> {
+    pub fn named(word: &str) -> Option<EntityKind> {
         let is_named =
-            |entry: &Entry| entry.word == word || entry.plural == word || entry.aliases.contains(&word);
-        Kind::ALL.iter().copied().find(|kind| is_named(kind.entry()))
+            |entry: &KindEntry| entry.word == word || entry.plural == word || entry.aliases.contains(&word);
+        EntityKind::ALL.iter().copied().find(|kind| is_named(kind.entry()))
     }
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for EntityKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.word())
     }
@@ -265,29 +265,29 @@ mod tests {
 
     #[test]
     fn every_kind_has_a_place_and_words_of_its_own() {
-        let all: BTreeSet<_> = Kind::ALL.iter().collect();
+        let all: BTreeSet<_> = EntityKind::ALL.iter().collect();
         assert_eq!(all.len(), REGISTER.len(), "two kinds have one place");
         let mut words = BTreeSet::new();
         let mut ranks = BTreeSet::new();
-        for kind in Kind::ALL {
+        for kind in EntityKind::ALL {
             let entry = kind.entry();
             for word in [entry.word, entry.plural].iter().chain(entry.aliases) {
                 assert!(words.insert(*word), "{word} names two kinds");
-                assert_eq!(Kind::named(word), Some(*kind));
+                assert_eq!(EntityKind::named(word), Some(*kind));
             }
             assert!(entry.manifest.is_none_or(|rank| ranks.insert(rank)), "two manifests have one rank");
         }
-        assert_eq!(Kind::named("pod"), None);
+        assert_eq!(EntityKind::named("pod"), None);
     }
 
     #[test]
     fn paths_name_what_a_key_is_made_of() {
         for (kind, path) in [
-            (Kind::Node, "/nodes/{name}"),
-            (Kind::Session, "/sessions/{id}"),
-            (Kind::Deployment, "/plans/{plan}/deployments/{name}"),
-            (Kind::Disruption, "/nodes/{node}/disruptions/{name}"),
-            (Kind::Command, "/commands/{incarnation}/{revision}"),
+            (EntityKind::Node, "/nodes/{name}"),
+            (EntityKind::Session, "/sessions/{id}"),
+            (EntityKind::Deployment, "/plans/{plan}/deployments/{name}"),
+            (EntityKind::Disruption, "/nodes/{node}/disruptions/{name}"),
+            (EntityKind::Command, "/commands/{incarnation}/{revision}"),
         ] {
             assert_eq!(kind.path(), path);
         }

@@ -7,21 +7,21 @@
 //! | structured | `content-type: application/cloudevents+json`, or JSON or nothing, without `ce_` headers | members of the object | its member `data` |
 //! | binary | `ce_` headers, with `content-type: application/json` or none | headers, in UTF-8; `traceparent` also without `ce_` | the value |
 //!
-//! Names and rules of attributes are those of [`Attributes`], as over HTTP. Other headers are not looked at. What a
+//! Names and rules of attributes are those of [`CloudEventAttributes`], as over HTTP. Other headers are not looked at. What a
 //! letter says of its actor is a claim: it is kept beside the intent, and the intent is that of the topic's
-//! [`Binding`], which also says what may be asked for.
+//! [`InboxBinding`], which also says what may be asked for.
 //!
 //! Source: CloudEvents 1.0.2, its Kafka protocol binding and JSON format.
 
 use std::fmt;
 use std::str::FromStr;
 
-use crate::cloud::{Attributes, BadAttribute, BadEnvelope, TYPE_PREFIX, is_json};
-use crate::intent::{Intent, Request};
+use crate::cloud::{CloudEventAttributes, InvalidAttribute, InvalidCloudEvent, TYPE_PREFIX, is_json};
+use crate::intent::{Intent, IntentRequest};
 use crate::name::Actor;
-use crate::record::Hash;
-use crate::refusal::{Code, Refusal};
-use crate::strict::{self, NotStrict};
+use crate::record::RecordHash;
+use crate::refusal::{Refusal, RefusalCode};
+use crate::strict::{self, InvalidJson};
 
 /// A letter has at most so many bytes, in value and headers: less than half a commit, so that its intent fits into one
 /// with all that it brings about.
@@ -33,7 +33,7 @@ const SAID: usize = 500;
 
 /// One record of an inbox topic.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
-pub struct Letter {
+pub struct InboxMessage {
     /// Its place. Offsets rise, and need not be dense.
     pub offset: u64,
     /// Its headers, in their order. One without a value has an empty one.
@@ -52,16 +52,16 @@ pub struct OversizedLetter {
     /// How many bytes it has, in value and headers.
     pub bytes: usize,
     /// The SHA-256 of its value, if it has one.
-    pub digest: Option<Hash>,
+    pub digest: Option<RecordHash>,
 }
 
 /// How a letter says what it says.
-enum Form {
+enum MessageForm {
     Structured,
     Binary,
 }
 
-impl Letter {
+impl InboxMessage {
     /// How many bytes it has, in value and headers.
     pub fn bytes(&self) -> usize {
         if let Some(oversized) = &self.oversized {
@@ -72,19 +72,19 @@ impl Letter {
     }
 
     /// The SHA-256 of its value.
-    pub fn digest(&self) -> Option<Hash> {
+    pub fn digest(&self) -> Option<RecordHash> {
         match &self.oversized {
             Some(oversized) => oversized.digest,
-            None => self.value.as_deref().map(Hash::of),
+            None => self.value.as_deref().map(RecordHash::of),
         }
     }
 
     /// What it asks for, on behalf of `actor`, or why that cannot be told.
-    pub fn request(&self, actor: &Actor) -> Result<Request, Refusal> {
+    pub fn request(&self, actor: &Actor) -> Result<IntentRequest, Refusal> {
         let bytes = self.bytes();
         if bytes > LARGEST {
             let detail = format!("read the record: it has {bytes} bytes, and at most {LARGEST} are taken");
-            return Err(Refusal::new(Code::TooLarge, detail));
+            return Err(Refusal::new(RefusalCode::TooLarge, detail));
         }
         if let Some(index) = self.unreadable_header {
             return Err(invalid(format!(
@@ -95,29 +95,30 @@ impl Letter {
         let form = self.form()?;
         let text = strict::check(value, DEPTH).map_err(|fault| {
             let why = match &fault {
-                NotStrict::Json { source, .. } => format!(": {source}"),
-                NotStrict::Utf8 { .. } | NotStrict::Empty => String::new(),
+                InvalidJson::Json { source, .. } => format!(": {source}"),
+                InvalidJson::Utf8 { .. } | InvalidJson::Empty => String::new(),
             };
             invalid(format!("read the value: {fault}{why}"))
         })?;
         let (attributes, data) = match form {
-            Form::Binary => (self.attributes()?, text),
-            Form::Structured => {
-                let (attributes, data) = Attributes::of_object(text).map_err(|fault| match fault {
-                    BadEnvelope::Attribute(bad) => wrong(&bad),
-                    BadEnvelope::NotAnObject => invalid(fault.to_string()),
-                })?;
-                (attributes, Attributes::data(data).map_err(|bad| wrong(&bad))?)
+            MessageForm::Binary => (self.attributes()?, text),
+            MessageForm::Structured => {
+                let (attributes, data) =
+                    CloudEventAttributes::of_object(text).map_err(|fault| match fault {
+                        InvalidCloudEvent::Attribute(bad) => wrong(&bad),
+                        InvalidCloudEvent::NotAnObject => invalid(fault.to_string()),
+                    })?;
+                (attributes, CloudEventAttributes::data(data).map_err(|bad| wrong(&bad))?)
             }
         };
         let intent = intent(attributes.intent_type().map_err(|bad| wrong(&bad))?, data)?;
         attributes.request_of(intent, actor).map_err(|bad| wrong(&bad))
     }
 
-    fn form(&self) -> Result<Form, Refusal> {
+    fn form(&self) -> Result<MessageForm, Refusal> {
         let is_binary = self.headers.iter().any(|(name, _)| name.starts_with("ce_"));
         let Some(media) = self.header("content-type")? else {
-            return Ok(if is_binary { Form::Binary } else { Form::Structured });
+            return Ok(if is_binary { MessageForm::Binary } else { MessageForm::Structured });
         };
         let (essence, parameters) = media.split_once(';').unwrap_or((media, ""));
         // Whoever says that the whole event is in the value may say the attributes in headers too; they have no say.
@@ -125,11 +126,11 @@ impl Letter {
         let plain = if parameters.is_empty() { String::new() } else { format!(";{parameters}") };
         let is_utf8 = is_json(&format!("application/json{plain}"));
         match essence.to_ascii_lowercase().as_str() {
-            "application/cloudevents+json" if is_utf8 => Ok(Form::Structured),
-            "application/json" if is_utf8 && is_binary => Ok(Form::Binary),
-            "application/json" if is_utf8 => Ok(Form::Structured),
+            "application/cloudevents+json" if is_utf8 => Ok(MessageForm::Structured),
+            "application/json" if is_utf8 && is_binary => Ok(MessageForm::Binary),
+            "application/json" if is_utf8 => Ok(MessageForm::Structured),
             _ => Err(refused(
-                Code::Unsupported,
+                RefusalCode::Unsupported,
                 format!(
                     "read the header content-type: it is {media:?}; taken in UTF-8 is \
                      application/cloudevents+json, and application/json with ce_ headers"
@@ -148,12 +149,12 @@ impl Letter {
         utf8(name, value).map(Some)
     }
 
-    fn attributes(&self) -> Result<Attributes, Refusal> {
-        let mut attributes = Attributes::default();
+    fn attributes(&self) -> Result<CloudEventAttributes, Refusal> {
+        let mut attributes = CloudEventAttributes::default();
         for (header, value) in &self.headers {
             let Some(name) = header.strip_prefix("ce_") else { continue };
             let set = attributes.set(name, utf8(header, value)?);
-            set.map_err(|bad| wrong(&BadAttribute { name: format!("ce_{}", bad.name), ..bad }))?;
+            set.map_err(|bad| wrong(&InvalidAttribute { name: format!("ce_{}", bad.name), ..bad }))?;
         }
         let traced = self.headers.iter().any(|(name, _)| name == "ce_traceparent");
         if let Some(trace) = self.header("traceparent")?.filter(|_| !traced) {
@@ -174,46 +175,49 @@ fn intent(type_name: &str, data: &str) -> Result<Intent, Refusal> {
     }
     let read = Intent::read(type_name, data);
     let read =
-        read.ok_or_else(|| refused(Code::Unsupported, format!("no intent has the type {type_name}")))?;
+        read.ok_or_else(|| refused(RefusalCode::Unsupported, format!("no intent has the type {type_name}")))?;
     read.map_err(|error| invalid(format!("read the data of {type_name}: {error}")))
 }
 
-fn wrong(bad: &BadAttribute) -> Refusal {
+fn wrong(bad: &InvalidAttribute) -> Refusal {
     // An intent of a type that only a newer build knows would be right there.
     let is_type = matches!(bad.name.as_str(), "type" | "ce_type") && bad.reason != "it is missing";
-    refused(if is_type { Code::Unsupported } else { Code::Invalid }, bad.to_string())
+    refused(if is_type { RefusalCode::Unsupported } else { RefusalCode::Invalid }, bad.to_string())
 }
 
 fn invalid(detail: impl Into<String>) -> Refusal {
-    refused(Code::Invalid, detail)
+    refused(RefusalCode::Invalid, detail)
 }
 
-fn refused(code: Code, detail: impl Into<String>) -> Refusal {
+fn refused(code: RefusalCode, detail: impl Into<String>) -> Refusal {
     let detail: String = detail.into();
     Refusal::new(code, detail.chars().take(SAID).collect::<String>())
 }
 
 /// Whose letters those of a topic are, and what they may ask for.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Binding {
+pub struct InboxBinding {
     /// Who asks, whatever a letter says.
     pub actor: Actor,
     /// For what.
-    pub scope: Scope,
+    pub scope: AllowedIntents,
 }
 
-impl Binding {
+impl InboxBinding {
     /// Whether letters may ask for this.
     pub fn check(&self, intent: &Intent) -> Result<(), Refusal> {
         if is_approval(intent.type_name()) {
-            return Err(refused(Code::Denied, "approvals are not taken from a topic: approve over HTTP"));
+            return Err(refused(
+                RefusalCode::Denied,
+                "approvals are not taken from a topic: approve over HTTP",
+            ));
         }
         if self.scope.takes(intent.type_name()) {
             return Ok(());
         }
         let kind = kind(intent.type_name());
         Err(refused(
-            Code::Denied,
+            RefusalCode::Denied,
             format!("{kind} is not in the scope of the topic, which is {}", self.scope),
         ))
     }
@@ -221,10 +225,10 @@ impl Binding {
 
 /// What may be asked for: one or more of `*`, `plan.*`, `deployment.create`, separated by commas. Approvals never are.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Scope(Vec<Pattern>);
+pub struct AllowedIntents(Vec<IntentPattern>);
 
 #[derive(Clone, PartialEq, Eq, Debug)]
-enum Pattern {
+enum IntentPattern {
     /// Every type but approvals.
     All,
     /// Every type of one kind of entity.
@@ -235,7 +239,7 @@ enum Pattern {
 
 /// Text that is no scope.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum BadScope {
+pub enum InvalidAllowedIntents {
     /// There is nothing in it.
     #[error("write the scope as types of intents separated by commas, as in plan.*,deployment.create, or *")]
     Empty,
@@ -265,33 +269,33 @@ fn is_approval(type_name: &str) -> bool {
     approvals.contains(&kind(type_name))
 }
 
-impl Pattern {
+impl IntentPattern {
     fn takes(&self, type_name: &str) -> bool {
         match self {
-            Pattern::All => true,
-            Pattern::Of(entity) => kind(type_name).split_once('.').is_some_and(|(of, _)| of == entity),
-            Pattern::One(one) => kind(type_name) == one,
+            IntentPattern::All => true,
+            IntentPattern::Of(entity) => kind(type_name).split_once('.').is_some_and(|(of, _)| of == entity),
+            IntentPattern::One(one) => kind(type_name) == one,
         }
     }
 }
 
-impl Scope {
+impl AllowedIntents {
     fn takes(&self, type_name: &str) -> bool {
         !is_approval(type_name) && self.0.iter().any(|pattern| pattern.takes(type_name))
     }
 }
 
-impl FromStr for Scope {
-    type Err = BadScope;
-    fn from_str(text: &str) -> Result<Scope, BadScope> {
+impl FromStr for AllowedIntents {
+    type Err = InvalidAllowedIntents;
+    fn from_str(text: &str) -> Result<AllowedIntents, InvalidAllowedIntents> {
         let patterns = text.split(',').map(str::trim).filter(|part| !part.is_empty()).map(|part| {
             let shown = || part.chars().take(100).collect::<String>();
             // Written as in a CloudEvent, it means the same.
             let bare = part.strip_prefix(TYPE_PREFIX).unwrap_or(part);
             let pattern = match bare.strip_suffix(".*") {
-                _ if bare == "*" => return Ok(Pattern::All),
-                Some(entity) => Pattern::Of(entity.to_owned()),
-                None => Pattern::One(bare.to_owned()),
+                _ if bare == "*" => return Ok(IntentPattern::All),
+                Some(entity) => IntentPattern::Of(entity.to_owned()),
+                None => IntentPattern::One(bare.to_owned()),
             };
             let mut meant = Intent::TYPES.iter().filter(|known| pattern.takes(known)).peekable();
             if meant.peek().is_none() {
@@ -300,26 +304,26 @@ impl FromStr for Scope {
                     .filter(|known| !is_approval(known))
                     .map(|known| kind(known))
                     .collect();
-                return Err(BadScope::Unknown { pattern: shown(), known: known.join(", ") });
+                return Err(InvalidAllowedIntents::Unknown { pattern: shown(), known: known.join(", ") });
             }
             if meant.all(|known| is_approval(known)) {
-                return Err(BadScope::Approval { pattern: shown() });
+                return Err(InvalidAllowedIntents::Approval { pattern: shown() });
             }
             Ok(pattern)
         });
         let patterns: Vec<_> = patterns.collect::<Result<_, _>>()?;
-        if patterns.is_empty() { Err(BadScope::Empty) } else { Ok(Scope(patterns)) }
+        if patterns.is_empty() { Err(InvalidAllowedIntents::Empty) } else { Ok(AllowedIntents(patterns)) }
     }
 }
 
-impl fmt::Display for Scope {
+impl fmt::Display for AllowedIntents {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, pattern) in self.0.iter().enumerate() {
             let comma = if index == 0 { "" } else { "," };
             match pattern {
-                Pattern::All => write!(f, "{comma}*")?,
-                Pattern::Of(entity) => write!(f, "{comma}{entity}.*")?,
-                Pattern::One(one) => write!(f, "{comma}{one}")?,
+                IntentPattern::All => write!(f, "{comma}*")?,
+                IntentPattern::Of(entity) => write!(f, "{comma}{entity}.*")?,
+                IntentPattern::One(one) => write!(f, "{comma}{one}")?,
             }
         }
         Ok(())

@@ -12,19 +12,19 @@ macro_rules! state_words {
 
 state_words! {
     /// The states of a deployment, as readers see them. One that is ending is still in progress.
-    DeploymentWord {
+    DeploymentStatus {
         Pending = "pending", InProgress = "in_progress", Paused = "paused", Completed = "completed", Failed = "failed",
         Cancelled = "cancelled", Superseded = "superseded",
     }
     /// What is wanted of a replica.
     WillWord { Proposed = "proposed", Running = "running", Stopped = "stopped", Deleted = "deleted" }
     /// What people see of a replica.
-    PhaseWord {
+    PhaseStatus {
         Pending = "pending", Starting = "starting", Running = "running", Updating = "updating",
         Restarting = "restarting", Stopping = "stopping", Stopped = "stopped", Failed = "failed", Deleting = "deleting",
     }
     /// The states of an operation, as readers see them.
-    OperationWord {
+    OperationStatus {
         Preparing = "preparing", PendingApproval = "pending_approval", Approved = "approved", Running = "running",
         Succeeded = "succeeded", Failed = "failed", Rejected = "rejected", Expired = "expired", Cancelled = "cancelled",
         Superseded = "superseded",
@@ -32,7 +32,7 @@ state_words! {
     /// Which replicas of a plan count while a deployment is carried out.
     SetWord { Old = "old", New = "new" }
     /// States of an approval request.
-    RequestWord {
+    RequestStatus {
         Pending = "pending", Approved = "approved", Rejected = "rejected", Expired = "expired",
         Superseded = "superseded",
     }

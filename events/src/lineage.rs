@@ -13,17 +13,17 @@ use crate::id::{Lineage, Position};
 ///
 /// A lineage that was abandoned, because it started in what is missing, stands at position zero: nothing of it is held.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Lineages {
+pub struct LineageHistory {
     /// The lineage in force.
     pub current: Lineage,
     /// The lineages before, oldest first, each with the last position of it that is part of this journal.
     pub ancestors: Vec<(Lineage, Position)>,
 }
 
-impl Lineages {
+impl LineageHistory {
     /// Those of a journal that has had one lineage only.
-    pub const fn new(current: Lineage) -> Lineages {
-        Lineages { current, ancestors: Vec::new() }
+    pub const fn new(current: Lineage) -> LineageHistory {
+        LineageHistory { current, ancestors: Vec::new() }
     }
 
     /// Continues under `current`, as the fact that starts it says.
@@ -118,7 +118,7 @@ mod tests {
     #[test]
     fn what_stands_under_an_ancestor_counts_up_to_its_end_and_nothing_of_an_abandoned_one() {
         let [first, second, lost, other] = [1, 2, 3, 4].map(Lineage::from_random);
-        let mut lineages = Lineages::new(first);
+        let mut lineages = LineageHistory::new(first);
         assert_eq!(lineages.since(), Position::FIRST);
         let (at, abandoned) = (Position::new(120), vec![lost]);
         let missing_through = Some(Position::new(300));

@@ -12,7 +12,7 @@
 
 /// Text that breaks the rule of the name it was meant for.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum BadName {
+pub enum InvalidName {
     /// Empty, or longer than the rule allows.
     #[error("write 1 to {most} characters, not {found}")]
     Length {
@@ -33,7 +33,12 @@ pub enum BadName {
     },
 }
 
-fn check(text: &str, most: usize, rule: &'static str, fits: fn(char, bool) -> bool) -> Result<(), BadName> {
+fn check(
+    text: &str,
+    most: usize,
+    rule: &'static str,
+    fits: fn(char, bool) -> bool,
+) -> Result<(), InvalidName> {
     // Most are plain: their characters are their bytes.
     let fits_plainly = |(index, byte): (usize, u8)| {
         byte.is_ascii() && fits(byte.into(), index == 0 || index + 1 == text.len())
@@ -43,25 +48,25 @@ fn check(text: &str, most: usize, rule: &'static str, fits: fn(char, bool) -> bo
     }
     let count = text.chars().count();
     if count == 0 || count > most {
-        return Err(BadName::Length { most, found: count });
+        return Err(InvalidName::Length { most, found: count });
     }
     for (index, found) in text.chars().enumerate() {
         if !fits(found, index == 0 || index + 1 == count) {
-            return Err(BadName::Character { found, at: index + 1, rule });
+            return Err(InvalidName::Character { found, at: index + 1, rule });
         }
     }
     Ok(())
 }
 
-pub(crate) fn label(text: &str) -> Result<(), BadName> {
+pub(crate) fn label(text: &str) -> Result<(), InvalidName> {
     label_of(text, 63)
 }
 
-pub(crate) fn long_label(text: &str) -> Result<(), BadName> {
+pub(crate) fn long_label(text: &str) -> Result<(), InvalidName> {
     label_of(text, 200)
 }
 
-fn label_of(text: &str, most: usize) -> Result<(), BadName> {
+fn label_of(text: &str, most: usize) -> Result<(), InvalidName> {
     let rule = "use a-z, 0-9, '-' and '.', with a letter or digit at both ends";
     check(text, most, rule, |c, edge| match c {
         'a'..='z' | '0'..='9' => true,
@@ -70,14 +75,14 @@ fn label_of(text: &str, most: usize) -> Result<(), BadName> {
     })
 }
 
-pub(crate) fn word(text: &str) -> Result<(), BadName> {
+pub(crate) fn word(text: &str) -> Result<(), InvalidName> {
     let rule = "use letters, digits, '-', '.', '_' and '/', with a letter or digit first and last";
     check(text, 63, rule, |c, edge| {
         c.is_ascii_alphanumeric() || (!edge && matches!(c, '-' | '.' | '_' | '/'))
     })
 }
 
-pub(crate) fn text(text: &str) -> Result<(), BadName> {
+pub(crate) fn text(text: &str) -> Result<(), InvalidName> {
     check(text, 256, "use printable characters", |c, _| !c.is_control())
 }
 
@@ -118,8 +123,8 @@ macro_rules! names {
         }
 
         impl std::str::FromStr for $name {
-            type Err = $crate::name::BadName;
-            fn from_str(given: &str) -> Result<$name, $crate::name::BadName> {
+            type Err = $crate::name::InvalidName;
+            fn from_str(given: &str) -> Result<$name, $crate::name::InvalidName> {
                 $crate::name::$rule(given).map(|()| $name(given.into()))
             }
         }
@@ -150,8 +155,8 @@ macro_rules! names {
 
         impl<'de> serde::Deserialize<'de> for $name {
             fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<$name, D::Error> {
-                struct Visit;
-                impl serde::de::Visitor<'_> for Visit {
+                struct NameVisitor;
+                impl serde::de::Visitor<'_> for NameVisitor {
                     type Value = $name;
                     fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
                         f.write_str("a name")
@@ -160,7 +165,7 @@ macro_rules! names {
                         given.parse().map_err(serde::de::Error::custom)
                     }
                 }
-                from.deserialize_str(Visit).map_err(serde::de::Error::custom)
+                from.deserialize_str(NameVisitor).map_err(serde::de::Error::custom)
             }
         }
 
@@ -203,7 +208,7 @@ names! {
     /// A class of storage, as `fast-ssd`.
     StorageClass: word;
     /// A key of labels, selectors, coordinates, environment.
-    Key: word;
+    KeyName: word;
     /// A namespace that a plan's runs live in.
     Namespace: label;
     /// The service that a plan provides; replicas are named after it.
@@ -217,7 +222,7 @@ names! {
     /// Who asks: a stable id, never a person's data.
     Actor: text;
     /// Where an input comes from, as `cli` or `/ci/main`.
-    Source: text;
+    SourceName: text;
     /// What makes an intent safe to repeat, unique for its actor and source.
     IntentId: text;
 }

@@ -8,41 +8,41 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::event::bodies;
-use crate::id::{IncarnationId, ObjectId, Position, ScopeId, SessionId, VolumeId};
+use crate::id::{ExecutorStoreId, IncarnationId, ObjectId, Position, SessionId, VolumeId};
 use crate::name::{ClusterName, ExecutorName, PayloadName, PortName, VolumeName};
 use crate::size::{cut, json_bytes};
-use crate::spec::{Runtime, words};
+use crate::spec::{ClusterRuntime, words};
 use crate::subject::Subject;
 
 bodies! {
     /// What an executor saw, or what became of its session.
     Observation {
         /// An executor asks for a cluster that has no live session.
-        SessionHello = "session.hello.v1",
+        SessionRequested = "session.hello.v1",
         /// A session's lease ran out, or its executor left.
-        SessionOver = "session.over.v1",
+        SessionEnded = "session.over.v1",
         /// Something about an incarnation.
         IncarnationReported = "incarnation.reported.v1",
         /// Something about a volume.
         VolumeReported = "volume.reported.v1",
         /// An object with our labels that the fleet does not want.
-        ObjectReported = "object.reported.v1",
+        OrphanReported = "object.reported.v1",
     }
 }
 
-/// Body of [`Observation::SessionHello`].
+/// Body of [`Observation::SessionRequested`].
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct SessionHello {
+pub struct SessionRequested {
     /// Its scope.
     pub cluster: ClusterName,
     /// Who.
     pub executor: ExecutorName,
     /// What it drives.
-    pub runtime: Runtime,
+    pub runtime: ClusterRuntime,
     /// Where it looks for what runs. Absent in what older builds wrote.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub scope: Option<ScopeId>,
+    pub scope: Option<ExecutorStoreId>,
 }
 
 words! {
@@ -57,10 +57,10 @@ words! {
     }
 }
 
-/// Body of [`Observation::SessionOver`].
+/// Body of [`Observation::SessionEnded`].
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct SessionOver {
+pub struct SessionEnded {
     /// Which.
     pub session: SessionId,
     /// Why.
@@ -87,7 +87,7 @@ pub struct IncarnationReport {
     /// The command's revision that the report reflects.
     pub revision: u32,
     /// What.
-    pub saw: Saw,
+    pub saw: ObservedState,
 }
 
 /// Body of [`Observation::VolumeReported`].
@@ -99,46 +99,46 @@ pub struct VolumeReported {
     /// Which volume it is about.
     pub name: VolumeName,
     /// What was seen.
-    pub report: Report<VolumeId>,
+    pub report: ObjectReport<VolumeId>,
 }
 
 /// What was seen of one object, reflecting every command up to `revision`.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Report<Of = ObjectId> {
+pub struct ObjectReport<Of = ObjectId> {
     /// Which.
     pub object: Of,
     /// The command's revision that the report reflects.
     pub revision: u32,
     /// What.
-    pub saw: Saw,
+    pub saw: ObservedState,
 }
 
 /// What an executor may see of an incarnation, or of a volume, which has no processes.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum Saw {
+pub enum ObservedState {
     /// The outcome of an ensure: everything that it asks for has been started.
     Ensured {
         /// Each process.
-        processes: Vec<Process>,
+        processes: Vec<ProcessInfo>,
     },
     /// All processes are online. Stands for the outcome of an ensure as well.
     Ready {
         /// Each process.
-        processes: Vec<Process>,
+        processes: Vec<ProcessInfo>,
     },
     /// Not all processes are online.
     NotReady {
         /// Each process.
-        processes: Vec<Process>,
+        processes: Vec<ProcessInfo>,
     },
     /// It has ended, proved by the exits of its processes.
     Ended {
         /// How.
-        exit: Exit,
+        exit: IncarnationExit,
         /// Each process.
-        processes: Vec<Process>,
+        processes: Vec<ProcessInfo>,
     },
     /// Nothing of it exists, and nothing at or below the revision will ever be carried out: a tombstone.
     Gone,
@@ -147,7 +147,7 @@ pub enum Saw {
         /// What went wrong.
         message: String,
         /// Whether it is worth trying again.
-        hope: Hope,
+        hope: RetryClass,
     },
 }
 
@@ -159,33 +159,35 @@ pub const ADDRESS_BYTES: usize = 64;
 /// Maximum size of a reason or message in a report, in bytes. Facts copy a reason several times.
 pub const REASON_BYTES: usize = 1 << 10;
 
-impl Saw {
+impl ObservedState {
     /// The report with its texts and processes cut to what a record holds. Processes lose their addresses first; an
     /// ending loses its processes then. `None` for anything else that is still too large.
-    pub fn shortened(mut self) -> Option<Saw> {
+    pub fn shortened(mut self) -> Option<ObservedState> {
         match &mut self {
-            Saw::Ensured { processes } | Saw::Ready { processes } | Saw::NotReady { processes } => {
+            ObservedState::Ensured { processes }
+            | ObservedState::Ready { processes }
+            | ObservedState::NotReady { processes } => {
                 if !shorten(processes) {
                     return None;
                 }
             }
-            Saw::Ended { exit, processes } => {
-                if let Exit::Failed { reason } = exit {
+            ObservedState::Ended { exit, processes } => {
+                if let IncarnationExit::Failed { reason } = exit {
                     cut(reason, REASON_BYTES);
                 }
                 if !shorten(processes) {
                     processes.clear();
                 }
             }
-            Saw::Failed { message, .. } => cut(message, REASON_BYTES),
-            Saw::Gone => {}
+            ObservedState::Failed { message, .. } => cut(message, REASON_BYTES),
+            ObservedState::Gone => {}
         }
         Some(self)
     }
 }
 
 /// Drops the addresses of processes that are too large. Whether the rest fits.
-fn shorten(processes: &mut [Process]) -> bool {
+fn shorten(processes: &mut [ProcessInfo]) -> bool {
     if json_bytes(processes) <= PROCESSES_BYTES {
         return true;
     }
@@ -197,7 +199,7 @@ fn shorten(processes: &mut [Process]) -> bool {
 
 words! {
     /// Whether a failed command is worth trying again.
-    Hope {
+    RetryClass {
         /// It may work later.
         Retry = "retry",
         /// It never will.
@@ -208,7 +210,7 @@ words! {
 /// How an incarnation ended.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum Exit {
+pub enum IncarnationExit {
     /// Every process ended by itself with status 0, or all were asked to stop.
     Clean,
     /// A process ended by itself otherwise.
@@ -220,7 +222,7 @@ pub enum Exit {
 
 /// One process of an incarnation.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
-pub struct Process {
+pub struct ProcessInfo {
     /// Its payload.
     pub payload: PayloadName,
     /// Its number in the payload, from 0.
@@ -228,14 +230,14 @@ pub struct Process {
     /// Its process id, where the runtime has one.
     pub pid: Option<u32>,
     /// Its assigned addresses.
-    pub addresses: Vec<Address>,
+    pub addresses: Vec<PortAddress>,
     /// Whether it is online.
     pub status: ProcessStatus,
 }
 
 /// An assigned port.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
-pub struct Address {
+pub struct PortAddress {
     /// The port's name.
     pub port: PortName,
     /// `host:port`.
@@ -310,7 +312,7 @@ impl fmt::Display for ProbeError {
     }
 }
 
-impl Process {
+impl ProcessInfo {
     /// Its payload and number, as in `web-0`.
     pub fn name(&self) -> String {
         format!("{}-{}", self.payload, self.index)
@@ -336,10 +338,10 @@ impl Process {
     }
 }
 
-/// Body of [`Observation::ObjectReported`].
+/// Body of [`Observation::OrphanReported`].
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct ObjectReported {
+pub struct OrphanReported {
     /// Whose report.
     pub session: SessionId,
     /// What it says it is. Called after what all objects were at first.
@@ -355,11 +357,11 @@ impl Observation {
     /// What it is about.
     pub fn subject(&self) -> Subject {
         match self {
-            Observation::SessionHello(x) => Subject::Cluster(x.cluster.clone()),
-            Observation::SessionOver(x) => Subject::Session(x.session),
+            Observation::SessionRequested(x) => Subject::Cluster(x.cluster.clone()),
+            Observation::SessionEnded(x) => Subject::Session(x.session),
             Observation::IncarnationReported(x) => Subject::Incarnation(x.report.incarnation),
             Observation::VolumeReported(x) => Subject::Volume(x.name.clone()),
-            Observation::ObjectReported(x) => match x.object {
+            Observation::OrphanReported(x) => match x.object {
                 ObjectId::Incarnation(id) => Subject::Incarnation(id),
                 // Its name is not known here.
                 ObjectId::Volume(_) => Subject::Session(x.session),

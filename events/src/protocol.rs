@@ -20,23 +20,25 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::fact::{Effect, Judgement};
-use crate::id::{Attach, Instance, Lineage, ObjectId, Position, ScopeId, SessionId, Term, VolumeId};
-use crate::name::{
-    ClusterName, DeploymentName, DomainName, ExecutorName, FleetName, Key, Namespace, NodeName, PayloadName,
-    PlanName, ReplicaName, StorageClass, VolumeName, ZoneName,
+use crate::fact::{CommandEffect, OrphanResolution};
+use crate::id::{
+    ConnectionToken, EpochNonce, ExecutorStoreId, Lineage, ObjectId, Position, SessionId, Term, VolumeId,
 };
-use crate::observation::Report;
-use crate::record::Hash;
-use crate::spec::{Port, Probe, Restart, Run, Runtime};
+use crate::name::{
+    ClusterName, DeploymentName, DomainName, ExecutorName, FleetName, KeyName, Namespace, NodeName,
+    PayloadName, PlanName, ReplicaName, StorageClass, VolumeName, ZoneName,
+};
+use crate::observation::ObjectReport;
+use crate::record::RecordHash;
+use crate::spec::{ClusterRuntime, ExecSpec, PayloadPort, ReadinessProbe, RestartPolicy};
 
 /// The head of the journal as someone has seen it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Head {
+pub struct JournalHead {
     /// The last position.
     pub position: Position,
     /// The hash of the record that ends there.
-    pub hash: Hash,
+    pub hash: RecordHash,
     /// The term that wrote it.
     pub term: Term,
 }
@@ -46,27 +48,27 @@ pub struct Head {
 /// An executor keeps the highest head on disk, refuses lower terms, and stops if the hash at a position that it
 /// knows differs.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Envelope {
+pub struct DeciderEnvelope {
     /// The session.
     pub session: SessionId,
     /// This connection of it.
-    pub attach: Attach,
+    pub attach: ConnectionToken,
     /// The durable head.
-    pub head: Head,
+    pub head: JournalHead,
 }
 
 /// One life of an executor: it starts again over the same scope, one life after the other.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Life {
+pub struct ExecutorEpoch {
     /// Counts the lives over the scope; on its disk before the life begins.
     pub number: u64,
     /// Tells it from that of a copy of the scope.
-    pub instance: Instance,
+    pub instance: EpochNonce,
 }
 
 /// What a life is to one that was heard before it, over the same scope.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Succession {
+pub enum EpochOrder {
     /// It is the same.
     Same,
     /// It came after it, which must have ended: a scope has a lock.
@@ -77,14 +79,14 @@ pub enum Succession {
     Copy,
 }
 
-impl Life {
+impl ExecutorEpoch {
     /// What it is to `known`.
-    pub fn after(self, known: Life) -> Succession {
+    pub fn after(self, known: ExecutorEpoch) -> EpochOrder {
         match self.number.cmp(&known.number) {
-            Ordering::Greater => Succession::Later,
-            Ordering::Less => Succession::Earlier,
-            Ordering::Equal if self.instance == known.instance => Succession::Same,
-            Ordering::Equal => Succession::Copy,
+            Ordering::Greater => EpochOrder::Later,
+            Ordering::Less => EpochOrder::Earlier,
+            Ordering::Equal if self.instance == known.instance => EpochOrder::Same,
+            Ordering::Equal => EpochOrder::Copy,
         }
     }
 }
@@ -92,7 +94,7 @@ impl Life {
 /// What an executor says.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum ToDecider {
+pub enum ExecutorMessage {
     /// The first word of a connection.
     Hello {
         /// Who.
@@ -100,57 +102,57 @@ pub enum ToDecider {
         /// The scope wanted. The sender holds the scope's lock.
         cluster: ClusterName,
         /// What it drives.
-        runtime: Runtime,
+        runtime: ClusterRuntime,
         /// Where it looks for what runs.
-        scope: ScopeId,
+        scope: ExecutorStoreId,
         /// Which life of it this is.
-        life: Life,
+        life: ExecutorEpoch,
         /// The highest head that it has seen, with the lineage.
-        seen: Option<(Lineage, Head)>,
+        seen: Option<(Lineage, JournalHead)>,
     },
     /// A part of everything that it has: what was seen of each incarnation, and objects without a command.
     Level {
         /// This connection.
-        attach: Attach,
+        attach: ConnectionToken,
         /// Reports.
-        reports: Vec<Report>,
+        reports: Vec<ObjectReport>,
         /// Whether this is the last part.
-        part: Part,
+        part: ReportPart,
     },
     /// A change, after the level.
     Report {
         /// This connection.
-        attach: Attach,
+        attach: ConnectionToken,
         /// Counts the reports of this connection, from 1.
         sequence: u64,
         /// What was seen.
-        report: Report,
+        report: ObjectReport,
     },
     /// The next part of the inventory is wanted.
     More {
         /// This connection.
-        attach: Attach,
+        attach: ConnectionToken,
         /// Behind which object, as the last part said.
         after: ObjectId,
     },
     /// Still here.
     Heartbeat {
         /// This connection.
-        attach: Attach,
-        /// Given back in [`FromDecider::Beat`], so that the executor knows when the lease it renews was sent.
+        attach: ConnectionToken,
+        /// Given back in [`DeciderMessage::Beat`], so that the executor knows when the lease it renews was sent.
         beat: u64,
     },
     /// Leaves, with everything left running.
     Goodbye {
         /// This connection.
-        attach: Attach,
+        attach: ConnectionToken,
     },
 }
 
 /// Whether more parts follow.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Part {
+pub enum ReportPart {
     /// More follow.
     More,
     /// This is the last.
@@ -160,11 +162,11 @@ pub enum Part {
 /// What the decider says.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum FromDecider {
+pub enum DeciderMessage {
     /// The answer to a hello: the session is this executor's.
     Welcome {
         /// Who speaks.
-        envelope: Envelope,
+        envelope: DeciderEnvelope,
         /// The journal's identity.
         lineage: Lineage,
         /// The fleet.
@@ -180,7 +182,7 @@ pub enum FromDecider {
     /// A further part of the inventory.
     Inventory {
         /// Who speaks.
-        envelope: Envelope,
+        envelope: DeciderEnvelope,
         /// As in the welcome.
         commands: Vec<Command>,
         /// If there is more, behind which object it goes on.
@@ -191,44 +193,44 @@ pub enum FromDecider {
         /// Why.
         reason: String,
         /// Whether it is worth asking again.
-        again: Again,
+        again: HelloRetry,
     },
     /// Something is to be done.
     Command {
         /// Who speaks.
-        envelope: Envelope,
+        envelope: DeciderEnvelope,
         /// What.
         command: Command,
     },
     /// The reports up to `sequence` are decided and durable.
     Accepted {
         /// Who speaks.
-        envelope: Envelope,
+        envelope: DeciderEnvelope,
         /// The last of them.
         sequence: u64,
     },
     /// The object is over in the journal: what was kept of it (exit statuses, tombstone) may go.
     Forget {
         /// Who speaks.
-        envelope: Envelope,
+        envelope: DeciderEnvelope,
         /// Which.
         object: ObjectId,
     },
     /// What to do with an object that the fleet does not want.
     Judged {
         /// Who speaks.
-        envelope: Envelope,
+        envelope: DeciderEnvelope,
         /// Which.
         object: ObjectId,
         /// What.
-        judgement: Judgement,
+        judgement: OrphanResolution,
         /// The revision of the removal.
         revision: u32,
     },
     /// The answer to a heartbeat.
     Beat {
         /// Who speaks.
-        envelope: Envelope,
+        envelope: DeciderEnvelope,
         /// Which heartbeat.
         beat: u64,
     },
@@ -239,18 +241,18 @@ pub enum FromDecider {
     },
 }
 
-impl FromDecider {
+impl DeciderMessage {
     /// The envelope, if the message has one.
-    pub fn envelope_mut(&mut self) -> Option<&mut Envelope> {
+    pub fn envelope_mut(&mut self) -> Option<&mut DeciderEnvelope> {
         match self {
-            FromDecider::Welcome { envelope, .. }
-            | FromDecider::Inventory { envelope, .. }
-            | FromDecider::Command { envelope, .. }
-            | FromDecider::Accepted { envelope, .. }
-            | FromDecider::Forget { envelope, .. }
-            | FromDecider::Judged { envelope, .. }
-            | FromDecider::Beat { envelope, .. } => Some(envelope),
-            FromDecider::Refused { .. } | FromDecider::Closed { .. } => None,
+            DeciderMessage::Welcome { envelope, .. }
+            | DeciderMessage::Inventory { envelope, .. }
+            | DeciderMessage::Command { envelope, .. }
+            | DeciderMessage::Accepted { envelope, .. }
+            | DeciderMessage::Forget { envelope, .. }
+            | DeciderMessage::Judged { envelope, .. }
+            | DeciderMessage::Beat { envelope, .. } => Some(envelope),
+            DeciderMessage::Refused { .. } | DeciderMessage::Closed { .. } => None,
         }
     }
 }
@@ -258,7 +260,7 @@ impl FromDecider {
 /// Whether a refused hello is worth repeating.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Again {
+pub enum HelloRetry {
     /// Later, perhaps.
     Later,
     /// This executor knows more than the decider: there is a newer one. Stop acting, and exit.
@@ -277,9 +279,9 @@ pub struct Command {
     /// Which attempt, from 1.
     pub attempt: u32,
     /// What.
-    pub effect: Effect,
+    pub effect: CommandEffect,
     /// Whether it still waits for its outcome.
-    pub standing: Standing,
+    pub standing: CommandStatus,
     /// From asking until killing.
     #[serde(with = "millis")]
     pub grace: Duration,
@@ -290,7 +292,7 @@ pub struct Command {
 /// Whether a command still waits for its outcome.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Standing {
+pub enum CommandStatus {
     /// It does: carry it out.
     Open,
     /// It had its outcome: adopt what is there. If nothing is there, nothing is started again: it is gone.
@@ -302,14 +304,14 @@ pub enum Standing {
 #[serde(rename_all = "snake_case")]
 pub enum ObjectSpec {
     /// An incarnation.
-    Run(RunSpec),
+    Run(IncarnationSpec),
     /// A volume.
     Volume(VolumeSpec),
 }
 
 impl ObjectSpec {
     /// What an incarnation runs, if this is one.
-    pub fn run(&self) -> Option<&RunSpec> {
+    pub fn run(&self) -> Option<&IncarnationSpec> {
         match self {
             ObjectSpec::Run(spec) => Some(spec),
             ObjectSpec::Volume(_) => None,
@@ -329,8 +331,8 @@ impl ObjectSpec {
     }
 }
 
-impl From<RunSpec> for ObjectSpec {
-    fn from(spec: RunSpec) -> ObjectSpec {
+impl From<IncarnationSpec> for ObjectSpec {
+    fn from(spec: IncarnationSpec) -> ObjectSpec {
         ObjectSpec::Run(spec)
     }
 }
@@ -350,7 +352,7 @@ pub struct VolumeSpec {
 
 /// A volume as a payload has it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Mount {
+pub struct VolumeMount {
     /// Where the payload sees it, or asks for it.
     pub path: String,
     /// Which.
@@ -359,7 +361,7 @@ pub struct Mount {
 
 /// What an incarnation is.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub struct RunSpec {
+pub struct IncarnationSpec {
     /// Of which replica.
     pub replica: ReplicaName,
     /// Of which plan.
@@ -368,12 +370,12 @@ pub struct RunSpec {
     pub node: NodeName,
     /// When the plan has it started again. An executor goes by it after a reboot of its machine, and never else.
     #[serde(default = "best_effort")]
-    pub restart: Restart,
+    pub restart: RestartPolicy,
     /// Where it belongs, for the environment of its processes.
     #[serde(default)]
     pub labels: Box<RunLabels>,
     /// Its parts.
-    pub payloads: Vec<RunPayload>,
+    pub payloads: Vec<IncarnationPayload>,
 }
 
 /// Where an incarnation belongs. Processes receive it when they start, and what runs does not depend on it later.
@@ -390,21 +392,21 @@ pub struct RunLabels {
     pub zone: Option<ZoneName>,
 }
 
-fn best_effort() -> Restart {
-    Restart::BestEffort
+fn best_effort() -> RestartPolicy {
+    RestartPolicy::BestEffort
 }
 
-impl RunSpec {
+impl IncarnationSpec {
     /// Whether what runs by `other` runs by this one too: they differ at most in the rule of starting again, and in
     /// labels.
-    pub fn runs_as(&self, other: &RunSpec) -> bool {
-        *self == RunSpec { restart: self.restart, labels: self.labels.clone(), ..other.clone() }
+    pub fn runs_as(&self, other: &IncarnationSpec) -> bool {
+        *self == IncarnationSpec { restart: self.restart, labels: self.labels.clone(), ..other.clone() }
     }
 }
 
 /// A part of an incarnation, with coordinates filled in; `${port.…}` and the like are the executor's to fill.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub struct RunPayload {
+pub struct IncarnationPayload {
     /// Its name.
     pub name: PayloadName,
     /// How many processes.
@@ -413,19 +415,19 @@ pub struct RunPayload {
     #[serde(default)]
     pub memory: Option<NonZeroU64>,
     /// Ports of each process.
-    pub ports: Vec<Port>,
+    pub ports: Vec<PayloadPort>,
     /// The coordinates that the deployment gave it, also for `${KEY}`.
-    pub coordinates: BTreeMap<Key, String>,
+    pub coordinates: BTreeMap<KeyName, String>,
     /// What to start.
-    pub run: Option<Run>,
+    pub run: Option<ExecSpec>,
     /// When it is ready.
-    pub ready: Option<Probe>,
+    pub ready: Option<ReadinessProbe>,
     /// Whether it still answers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub alive: Option<Probe>,
+    pub alive: Option<ReadinessProbe>,
     /// Its storage.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub mounts: Vec<Mount>,
+    pub mounts: Vec<VolumeMount>,
 }
 
 /// Durations as whole milliseconds.

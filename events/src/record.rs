@@ -21,7 +21,7 @@ use serde::de::{Error as _, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use sha2::{Digest as _, Sha256};
 
-use crate::id::{Lineage, Position, Term, Writer};
+use crate::id::{Lineage, Position, Term, WriterId};
 use crate::time::Time;
 
 /// The format that this build writes, and the only one whose body it reads.
@@ -30,7 +30,7 @@ pub const FORMAT: u32 = 1;
 pub const MAX_BYTES: usize = 1 << 20;
 /// A record has at most so many events.
 pub const MAX_EVENTS: usize = 1000;
-/// What a [`Draft`] keeps free for the header: more than any names that a fleet, a build and a topic may have.
+/// What a [`RecordDraft`] keeps free for the header: more than any names that a fleet, a build and a topic may have.
 pub const HEADER_ROOM: usize = 1024;
 
 /// The type of the event that begins a term.
@@ -40,20 +40,20 @@ pub const LINEAGE_STARTED: &str = "lineage.started.v1";
 
 /// A SHA-256: of a record's bytes as stored, or of a state. 64 hexadecimal digits for people.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Hash([u8; 32]);
+pub struct RecordHash([u8; 32]);
 
-impl Hash {
+impl RecordHash {
     /// Stands before the first record.
-    pub const ZERO: Hash = Hash([0; 32]);
+    pub const ZERO: RecordHash = RecordHash([0; 32]);
 
     /// Hashes the bytes.
-    pub fn of(bytes: &[u8]) -> Hash {
-        Hash(Sha256::digest(bytes).into())
+    pub fn of(bytes: &[u8]) -> RecordHash {
+        RecordHash(Sha256::digest(bytes).into())
     }
 
     /// Takes the bytes of a SHA-256 made elsewhere.
-    pub const fn from_bytes(bytes: [u8; 32]) -> Hash {
-        Hash(bytes)
+    pub const fn from_bytes(bytes: [u8; 32]) -> RecordHash {
+        RecordHash(bytes)
     }
 
     /// Gives the bytes.
@@ -62,7 +62,7 @@ impl Hash {
     }
 }
 
-impl fmt::Display for Hash {
+impl fmt::Display for RecordHash {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut text = [0; 64];
         HEXLOWER.encode_mut(&self.0, &mut text);
@@ -70,7 +70,7 @@ impl fmt::Display for Hash {
     }
 }
 
-impl fmt::Debug for Hash {
+impl fmt::Debug for RecordHash {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
@@ -79,21 +79,21 @@ impl fmt::Debug for Hash {
 /// Text that is not 64 hexadecimal digits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("write 64 lower-case hexadecimal digits")]
-pub struct BadHash;
+pub struct InvalidHash;
 
-impl FromStr for Hash {
-    type Err = BadHash;
-    fn from_str(text: &str) -> Result<Hash, BadHash> {
+impl FromStr for RecordHash {
+    type Err = InvalidHash;
+    fn from_str(text: &str) -> Result<RecordHash, InvalidHash> {
         let mut bytes = [0; 32];
         if text.len() != 64 {
-            return Err(BadHash);
+            return Err(InvalidHash);
         }
-        HEXLOWER.decode_mut(text.as_bytes(), &mut bytes).map_err(|_| BadHash)?;
-        Ok(Hash(bytes))
+        HEXLOWER.decode_mut(text.as_bytes(), &mut bytes).map_err(|_| InvalidHash)?;
+        Ok(RecordHash(bytes))
     }
 }
 
-impl JsonSchema for Hash {
+impl JsonSchema for RecordHash {
     fn schema_name() -> Cow<'static, str> {
         "Hash".into()
     }
@@ -102,31 +102,31 @@ impl JsonSchema for Hash {
     }
 }
 
-impl Serialize for Hash {
+impl Serialize for RecordHash {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         to.collect_str(self)
     }
 }
 
-impl<'de> Deserialize<'de> for Hash {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Hash, D::Error> {
-        struct Text;
-        impl Visitor<'_> for Text {
-            type Value = Hash;
+impl<'de> Deserialize<'de> for RecordHash {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<RecordHash, D::Error> {
+        struct RecordHashVisitor;
+        impl Visitor<'_> for RecordHashVisitor {
+            type Value = RecordHash;
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("64 lower-case hexadecimal digits")
             }
-            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Hash, E> {
+            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<RecordHash, E> {
                 text.parse().map_err(E::custom)
             }
         }
-        from.deserialize_str(Text)
+        from.deserialize_str(RecordHashVisitor)
     }
 }
 
 /// What a record begins, when it is not one more of the same term and writer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Begins {
+pub enum RecordStart {
     /// A term: its first event is [`TERM_STARTED`].
     Term,
     /// A lineage, and with it the next term: its first event is [`LINEAGE_STARTED`].
@@ -136,19 +136,19 @@ pub enum Begins {
     },
 }
 
-impl Begins {
+impl RecordStart {
     /// The type that the first event must have.
     pub const fn first_type(self) -> &'static str {
         match self {
-            Begins::Term => TERM_STARTED,
-            Begins::Lineage { .. } => LINEAGE_STARTED,
+            RecordStart::Term => TERM_STARTED,
+            RecordStart::Lineage { .. } => LINEAGE_STARTED,
         }
     }
 }
 
 /// Up to where the inbox is answered.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Watermark {
+pub struct InboxWatermark {
     /// Names the inbox, with its id, so that another one of that name is told apart.
     pub topic: Arc<str>,
     /// The offset of the first input that is not answered yet.
@@ -158,7 +158,7 @@ pub struct Watermark {
 /// A record's first line.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(try_from = "HeaderLine", into = "HeaderLine")]
-pub struct Header {
+pub struct RecordHeader {
     /// The format: [`FORMAT`], or that of a newer build.
     pub format: u32,
     /// Whose journal it is.
@@ -172,17 +172,17 @@ pub struct Header {
     /// The decider's term.
     pub term: Term,
     /// The decider's start.
-    pub writer: Writer,
+    pub writer: WriterId,
     /// When; not before the previous record's.
     pub time: Time,
     /// Which build wrote it.
     pub build: Arc<str>,
     /// What it begins.
-    pub begins: Option<Begins>,
+    pub begins: Option<RecordStart>,
     /// Up to where the inbox is answered, when an inbox outside the process has such a thing.
-    pub watermark: Option<Watermark>,
+    pub watermark: Option<InboxWatermark>,
     /// The hash of the previous record's bytes.
-    pub prev: Hash,
+    pub prev: RecordHash,
 }
 
 /// The header as it is written. The order of the fields is the order of the keys.
@@ -194,31 +194,31 @@ struct HeaderLine {
     first: Position,
     count: u32,
     term: Term,
-    writer: Writer,
+    writer: WriterId,
     time: Time,
     build: Arc<str>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    begins: Option<BeginsWord>,
+    begins: Option<RecordStartName>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     previous: Option<Lineage>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    watermark: Option<Watermark>,
-    prev: Hash,
+    watermark: Option<InboxWatermark>,
+    prev: RecordHash,
 }
 
 #[derive(Clone, Copy, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-enum BeginsWord {
+enum RecordStartName {
     Term,
     Lineage,
 }
 
-impl From<Header> for HeaderLine {
-    fn from(header: Header) -> HeaderLine {
+impl From<RecordHeader> for HeaderLine {
+    fn from(header: RecordHeader) -> HeaderLine {
         let (begins, previous) = match header.begins {
             None => (None, None),
-            Some(Begins::Term) => (Some(BeginsWord::Term), None),
-            Some(Begins::Lineage { previous }) => (Some(BeginsWord::Lineage), Some(previous)),
+            Some(RecordStart::Term) => (Some(RecordStartName::Term), None),
+            Some(RecordStart::Lineage { previous }) => (Some(RecordStartName::Lineage), Some(previous)),
         };
         HeaderLine {
             chancery: header.format,
@@ -238,15 +238,17 @@ impl From<Header> for HeaderLine {
     }
 }
 
-impl TryFrom<HeaderLine> for Header {
+impl TryFrom<HeaderLine> for RecordHeader {
     type Error = &'static str;
-    fn try_from(line: HeaderLine) -> Result<Header, &'static str> {
+    fn try_from(line: HeaderLine) -> Result<RecordHeader, &'static str> {
         let begins = match (line.begins, line.previous) {
             (None, None) => None,
-            (Some(BeginsWord::Term), None) => Some(Begins::Term),
-            (Some(BeginsWord::Lineage), Some(previous)) => Some(Begins::Lineage { previous }),
-            (None | Some(BeginsWord::Term), Some(_)) => return Err("only a lineage has a previous one"),
-            (Some(BeginsWord::Lineage), None) => return Err("a lineage begins without its previous one"),
+            (Some(RecordStartName::Term), None) => Some(RecordStart::Term),
+            (Some(RecordStartName::Lineage), Some(previous)) => Some(RecordStart::Lineage { previous }),
+            (None | Some(RecordStartName::Term), Some(_)) => return Err("only a lineage has a previous one"),
+            (Some(RecordStartName::Lineage), None) => {
+                return Err("a lineage begins without its previous one");
+            }
         };
         // So that no sum of positions or terms can overflow behind this point.
         let last = line.first.get().saturating_add(u64::from(line.count));
@@ -256,7 +258,7 @@ impl TryFrom<HeaderLine> for Header {
         if line.term.get() == 0 || line.term.get() == u64::MAX {
             return Err("the term is not of a journal");
         }
-        Ok(Header {
+        Ok(RecordHeader {
             format: line.chancery,
             fleet: line.fleet,
             lineage: line.lineage,
@@ -280,7 +282,7 @@ pub struct NotARecord(#[source] serde_json::Error);
 
 /// A body that cannot be read. Under a header that continues the chain it stops the reader.
 #[derive(Debug, Clone, thiserror::Error)]
-pub enum BadBody {
+pub enum InvalidBody {
     /// A newer build wrote it: this one must be replaced.
     #[error("read a record of format {found}: this build reads format {FORMAT} only")]
     Format {
@@ -297,23 +299,23 @@ pub enum BadBody {
 
 /// Bytes that are no record.
 #[derive(Debug, thiserror::Error)]
-pub enum BadRecord {
+pub enum InvalidRecord {
     /// No header of ours: noise.
     #[error(transparent)]
     NotARecord(#[from] NotARecord),
     /// A header of ours over a body that cannot be read.
     #[error(transparent)]
-    Body(#[from] BadBody),
+    Body(#[from] InvalidBody),
 }
 
-impl Header {
+impl RecordHeader {
     /// The position of the last event.
     pub const fn last(&self) -> Position {
         Position::new(self.first.get() + self.count as u64 - 1)
     }
 
     /// Reads the header of a record of whatever format, and where its body begins.
-    pub fn peek(bytes: &[u8]) -> Result<(Header, usize), NotARecord> {
+    pub fn peek(bytes: &[u8]) -> Result<(RecordHeader, usize), NotARecord> {
         let end = bytes.iter().position(|b| *b == b'\n').unwrap_or(bytes.len());
         let header = serde_json::from_slice(&bytes[..end]).map_err(NotARecord)?;
         if end == bytes.len() {
@@ -325,35 +327,35 @@ impl Header {
     /// Checks that the body can be read, as far as that can be told without knowing the events: format, limits,
     /// as many lines as there are events, each with the look of a JSON object, the first of the type that begins
     /// what the header says.
-    pub fn check_body(&self, body: &[u8]) -> Result<(), BadBody> {
+    pub fn check_body(&self, body: &[u8]) -> Result<(), InvalidBody> {
         if self.format != FORMAT {
-            return Err(BadBody::Format { found: self.format });
+            return Err(InvalidBody::Format { found: self.format });
         }
         if self.count as usize > MAX_EVENTS {
-            return Err(BadBody::Shape("it is over the limits"));
+            return Err(InvalidBody::Shape("it is over the limits"));
         }
-        let text = str::from_utf8(body).map_err(|_| BadBody::Shape("it is not UTF-8"))?;
-        let lines = text.strip_suffix('\n').ok_or(BadBody::Shape("its last line does not end"))?;
+        let text = str::from_utf8(body).map_err(|_| InvalidBody::Shape("it is not UTF-8"))?;
+        let lines = text.strip_suffix('\n').ok_or(InvalidBody::Shape("its last line does not end"))?;
         let mut count = 0;
         for line in lines.split('\n') {
             if !(line.starts_with('{') && line.ends_with('}')) {
-                return Err(BadBody::Shape("a line is not a JSON object"));
+                return Err(InvalidBody::Shape("a line is not a JSON object"));
             }
             count += 1;
         }
         if count != self.count {
-            return Err(BadBody::Shape("it does not have as many events as the header says"));
+            return Err(InvalidBody::Shape("it does not have as many events as the header says"));
         }
         let first = lines.split('\n').next().unwrap_or_default();
-        if self.begins == begins_of(first, self.begins)? { Ok(()) } else { Err(BadBody::Begins) }
+        if self.begins == begins_of(first, self.begins)? { Ok(()) } else { Err(InvalidBody::Begins) }
     }
 }
 
 /// What the first event begins; `claim` lends the previous lineage, which stands in the event's data as well but
 /// is not read from there.
-fn begins_of(line: &str, claim: Option<Begins>) -> Result<Option<Begins>, BadBody> {
+fn begins_of(line: &str, claim: Option<RecordStart>) -> Result<Option<RecordStart>, InvalidBody> {
     #[derive(Deserialize)]
-    struct First<'a> {
+    struct FirstEventType<'a> {
         #[serde(borrow)]
         t: std::borrow::Cow<'a, str>,
     }
@@ -361,12 +363,12 @@ fn begins_of(line: &str, claim: Option<Begins>) -> Result<Option<Begins>, BadBod
     if claim.is_none() && !line.contains(TERM_STARTED) && !line.contains(LINEAGE_STARTED) {
         return Ok(None);
     }
-    let first: First<'_> =
-        serde_json::from_str(line).map_err(|_| BadBody::Shape("its first event is not JSON"))?;
+    let first: FirstEventType<'_> =
+        serde_json::from_str(line).map_err(|_| InvalidBody::Shape("its first event is not JSON"))?;
     Ok(match (&*first.t, claim) {
-        (TERM_STARTED, _) => Some(Begins::Term),
-        (LINEAGE_STARTED, Some(Begins::Lineage { previous })) => Some(Begins::Lineage { previous }),
-        (LINEAGE_STARTED, None | Some(Begins::Term)) => return Err(BadBody::Begins),
+        (TERM_STARTED, _) => Some(RecordStart::Term),
+        (LINEAGE_STARTED, Some(RecordStart::Lineage { previous })) => Some(RecordStart::Lineage { previous }),
+        (LINEAGE_STARTED, None | Some(RecordStart::Term)) => return Err(InvalidBody::Begins),
         _ => None,
     })
 }
@@ -374,33 +376,38 @@ fn begins_of(line: &str, claim: Option<Begins>) -> Result<Option<Begins>, BadBod
 /// One commit: a header, its events, and the hash of both.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Record {
-    header: Header,
+    header: RecordHeader,
     bytes: Arc<[u8]>,
     body: usize,
-    hash: Hash,
+    hash: RecordHash,
 }
 
 impl Record {
     /// Reads a record. The hash is that of the bytes as they are.
-    pub fn decode(bytes: impl Into<Arc<[u8]>>) -> Result<Record, BadRecord> {
+    pub fn decode(bytes: impl Into<Arc<[u8]>>) -> Result<Record, InvalidRecord> {
         let bytes = bytes.into();
-        let (header, body) = Header::peek(&bytes)?;
-        let hash = Hash::of(&bytes);
+        let (header, body) = RecordHeader::peek(&bytes)?;
+        let hash = RecordHash::of(&bytes);
         Ok(Record::from_parts(header, body, hash, bytes)?)
     }
 
     /// Puts together what was taken apart by [`Header::peek`], so that a reader that has judged the header does
     /// not read it twice. `hash` is that of `bytes`.
-    pub fn from_parts(header: Header, body: usize, hash: Hash, bytes: Arc<[u8]>) -> Result<Record, BadBody> {
+    pub fn from_parts(
+        header: RecordHeader,
+        body: usize,
+        hash: RecordHash,
+        bytes: Arc<[u8]>,
+    ) -> Result<Record, InvalidBody> {
         if bytes.len() > MAX_BYTES {
-            return Err(BadBody::Shape("it is over the limits"));
+            return Err(InvalidBody::Shape("it is over the limits"));
         }
         header.check_body(bytes.get(body..).unwrap_or_default())?;
         Ok(Record { header, bytes, body, hash })
     }
 
     /// The first line.
-    pub const fn header(&self) -> &Header {
+    pub const fn header(&self) -> &RecordHeader {
         &self.header
     }
 
@@ -410,7 +417,7 @@ impl Record {
     }
 
     /// The hash of the bytes.
-    pub const fn hash(&self) -> Hash {
+    pub const fn hash(&self) -> RecordHash {
         self.hash
     }
 
@@ -450,22 +457,22 @@ pub struct HeaderParts {
     /// The decider's term.
     pub term: Term,
     /// The decider's start.
-    pub writer: Writer,
+    pub writer: WriterId,
     /// When; not before the previous record's.
     pub time: Time,
     /// Which build writes it.
     pub build: Arc<str>,
     /// What it begins.
-    pub begins: Option<Begins>,
+    pub begins: Option<RecordStart>,
     /// Up to where the inbox is answered.
-    pub watermark: Option<Watermark>,
+    pub watermark: Option<InboxWatermark>,
     /// The hash of the previous record's bytes.
-    pub prev: Hash,
+    pub prev: RecordHash,
 }
 
 /// Why an event was not put into a draft, which is as it was before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum NotPushed {
+pub enum DraftError {
     /// The record has no room left: seal it and put the event into the next one.
     #[error("put an event into a record: it is full")]
     Full,
@@ -482,22 +489,22 @@ pub enum NotPushed {
 
 /// A record in the making.
 #[derive(Clone, Default, Debug)]
-pub struct Draft {
+pub struct RecordDraft {
     body: Vec<u8>,
     count: u32,
 }
 
 /// A place in a draft to go back to.
 #[derive(Clone, Copy, Debug)]
-pub struct Mark {
+pub struct DraftMark {
     bytes: usize,
     count: u32,
 }
 
-impl Draft {
+impl RecordDraft {
     /// Holds nothing yet.
-    pub fn new() -> Draft {
-        Draft::default()
+    pub fn new() -> RecordDraft {
+        RecordDraft::default()
     }
 
     /// How many events it holds.
@@ -521,16 +528,16 @@ impl Draft {
     }
 
     /// Puts in one event's line, without line feed.
-    pub fn push(&mut self, line: &[u8]) -> Result<(), NotPushed> {
-        if !Draft::new().fits(1, line.len()) {
-            return Err(NotPushed::TooLarge { bytes: line.len() });
+    pub fn push(&mut self, line: &[u8]) -> Result<(), DraftError> {
+        if !RecordDraft::new().fits(1, line.len()) {
+            return Err(DraftError::TooLarge { bytes: line.len() });
         }
         let is_object = line.first() == Some(&b'{') && line.last() == Some(&b'}');
         if !is_object || line.contains(&b'\n') {
-            return Err(NotPushed::NotALine);
+            return Err(DraftError::NotALine);
         }
         if !self.fits(1, line.len()) {
-            return Err(NotPushed::Full);
+            return Err(DraftError::Full);
         }
         self.body.extend_from_slice(line);
         self.body.push(b'\n');
@@ -539,22 +546,22 @@ impl Draft {
     }
 
     /// Marks this place.
-    pub const fn mark(&self) -> Mark {
-        Mark { bytes: self.body.len(), count: self.count }
+    pub const fn mark(&self) -> DraftMark {
+        DraftMark { bytes: self.body.len(), count: self.count }
     }
 
     /// Takes out what was put in since `mark`.
-    pub fn back_to(&mut self, mark: Mark) {
+    pub fn back_to(&mut self, mark: DraftMark) {
         self.body.truncate(mark.bytes);
         self.count = mark.count;
     }
 
     /// Makes the record. Refuses one without events, or whose first event does not agree with what it begins.
-    pub fn seal(self, parts: HeaderParts) -> Result<Record, BadBody> {
+    pub fn seal(self, parts: HeaderParts) -> Result<Record, InvalidBody> {
         if self.count == 0 {
-            return Err(BadBody::Shape("it has no events"));
+            return Err(InvalidBody::Shape("it has no events"));
         }
-        let header = Header {
+        let header = RecordHeader {
             format: FORMAT,
             fleet: parts.fleet,
             lineage: parts.lineage,
@@ -570,11 +577,11 @@ impl Draft {
         };
         let mut bytes = Vec::with_capacity(self.bytes());
         serde_json::to_writer(&mut bytes, &header)
-            .map_err(|_| BadBody::Shape("its header cannot be written"))?;
+            .map_err(|_| InvalidBody::Shape("its header cannot be written"))?;
         bytes.push(b'\n');
         let body = bytes.len();
         bytes.extend_from_slice(&self.body);
-        let hash = Hash::of(&bytes);
+        let hash = RecordHash::of(&bytes);
         Record::from_parts(header, body, hash, bytes.into())
     }
 }

@@ -9,7 +9,7 @@ use crate::subject::Subject;
 
 words! {
     /// Why an intent was refused, for programs. Stable: a client may depend on each.
-    Code {
+    RefusalCode {
         /// The subject, or something that it names, does not exist.
         NotFound = "not_found",
         /// The name is taken by something else.
@@ -49,7 +49,7 @@ words! {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Refusal {
     /// For programs.
-    pub code: Code,
+    pub code: RefusalCode,
     /// For people.
     pub detail: String,
     /// What it was about.
@@ -62,7 +62,7 @@ pub struct Refusal {
 
 impl Refusal {
     /// A refusal with nothing but its reason.
-    pub fn new(code: Code, detail: impl Into<String>) -> Refusal {
+    pub fn new(code: RefusalCode, detail: impl Into<String>) -> Refusal {
         Refusal { code, detail: detail.into(), subject: None, version: None, errors: BTreeMap::new() }
     }
 

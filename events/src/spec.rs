@@ -47,21 +47,21 @@ pub use plan::*;
 
 words! {
     /// What an orchestrator is made of.
-    Runtime {
+    ClusterRuntime {
         /// Operating-system processes on the executor's own machine.
         Process = "process",
         /// Nothing real: for tests, sizing and play.
         Simulated = "simulated",
     }
     /// Whether something is in use.
-    Activity {
+    ClusterActivity {
         /// In use.
         Active = "active",
         /// Kept, but not to be chosen.
         Inactive = "inactive",
     }
     /// How the named capabilities are compared with those of a node, within one type.
-    Comparator {
+    MatchComparator {
         /// At least one of the named.
         In = "in",
         /// None of the named.
@@ -74,14 +74,14 @@ words! {
         Lte = "lte",
     }
     /// Whether replicas of one plan may share a node.
-    Sharing {
+    NodeSharing {
         /// One replica of the plan a node.
         Never = "never",
         /// As many as fit.
         Allowed = "allowed",
     }
     /// Where among the nodes that will do a replica is placed.
-    Placement {
+    PlacementPolicy {
         /// Evenly over update domains: in the domain with the fewest of the plan's replicas, on the node with the
         /// fewest of them, then on that with the least free. A replica that is moved or updated stays in its domain
         /// where others have as few.
@@ -90,26 +90,26 @@ words! {
         Pack = "pack",
     }
     /// Whether a move of one replica would make the spread of its plan more even.
-    Balance {
+    BalancePolicy {
         /// No move that is allowed would.
         Even = "even",
         /// A move would: a rebalance makes it.
         Uneven = "uneven",
     }
     /// The purpose of an operation, where the kind and the asker do not imply it.
-    Purpose {
+    ProbePurpose {
         /// One move of a plan's rebalance.
         Rebalance = "rebalance",
     }
     /// A transport protocol.
-    Protocol {
+    PortProtocol {
         /// TCP.
         Tcp = "TCP",
         /// UDP.
         Udp = "UDP",
     }
     /// Who approves an operation.
-    Approval {
+    ApprovalMode {
         /// A person.
         Manual = "manual",
         /// The plan's own rule, at once.
@@ -152,7 +152,7 @@ words! {
         Expunge = "expunge",
     }
     /// When what ended by itself is started again by its plan's own rule.
-    Restart {
+    RestartPolicy {
         /// However it ended.
         Always = "always",
         /// When it failed.
@@ -161,7 +161,7 @@ words! {
         Never = "never",
     }
     /// How what runs gives way to what takes its place, where the orchestrator cannot change it in place.
-    Succession {
+    UpdateOrder {
         /// The new one is ready before the old one is stopped.
         Beside = "beside",
         /// The old one is over before the new one is started.
@@ -177,21 +177,21 @@ words! {
         Restart = "restart",
     }
     /// What an affinity asks of the nodes of a group's replicas.
-    Company {
+    AffinityKind {
         /// A node that hosts one of the group, if any does.
         Together = "together",
         /// A node that hosts none of the group.
         Apart = "apart",
     }
     /// What to do where an affinity cannot be kept.
-    Otherwise {
+    AffinityPolicy {
         /// There is no place.
         Fail = "fail",
         /// The place is taken all the same, and it is said so.
         Allow = "allow",
     }
     /// What becomes of a graceful deployment whose replicas are not all ready in time.
-    OnTimeout {
+    TimeoutAction {
         /// The new ones go, the old ones stay.
         Rollback = "rollback",
         /// The old ones go all the same.
@@ -207,7 +207,7 @@ words! {
         Completed = "completed",
     }
     /// A day of the week, in UTC.
-    Day {
+    Weekday {
         /// Monday.
         Mon = "mon",
         /// Tuesday.
@@ -240,21 +240,21 @@ words! {
     }
 }
 
-impl Runtime {
+impl ClusterRuntime {
     /// Whether what runs can be changed where it stands, without another run of it.
     pub const fn changes_in_place(self) -> bool {
         match self {
             // What a process was started with, it has until it ends.
-            Runtime::Process => false,
-            Runtime::Simulated => true,
+            ClusterRuntime::Process => false,
+            ClusterRuntime::Simulated => true,
         }
     }
 
     /// What runs there, if a payload must name a program to be one of it.
     pub const fn needs_program(self) -> Option<&'static str> {
         match self {
-            Runtime::Process => Some("processes"),
-            Runtime::Simulated => None,
+            ClusterRuntime::Process => Some("processes"),
+            ClusterRuntime::Simulated => None,
         }
     }
 }

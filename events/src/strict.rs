@@ -9,7 +9,7 @@ use serde::de::{DeserializeSeed, Error as _, MapAccess, SeqAccess, Visitor};
 
 /// Why bytes are not one JSON text that is taken.
 #[derive(Debug, thiserror::Error)]
-pub enum NotStrict {
+pub enum InvalidJson {
     /// It is not UTF-8.
     #[error("it is not UTF-8 from byte {from} on")]
     Utf8 {
@@ -30,37 +30,37 @@ pub enum NotStrict {
 }
 
 /// Checks that bytes are one JSON text in UTF-8, no name twice in one object, at most `depth` levels deep.
-pub fn check(bytes: &[u8], depth: usize) -> Result<&str, NotStrict> {
-    let text = str::from_utf8(bytes).map_err(|error| NotStrict::Utf8 { from: error.valid_up_to() })?;
+pub fn check(bytes: &[u8], depth: usize) -> Result<&str, InvalidJson> {
+    let text = str::from_utf8(bytes).map_err(|error| InvalidJson::Utf8 { from: error.valid_up_to() })?;
     if text.trim_start_matches([' ', '\t', '\r', '\n']).is_empty() {
-        return Err(NotStrict::Empty);
+        return Err(InvalidJson::Empty);
     }
     let path = RefCell::new(Vec::new());
     let mut from = serde_json::Deserializer::from_str(text);
-    let seed = Strict { path: &path, left: depth, depth };
+    let seed = JsonWalker { path: &path, left: depth, depth };
     seed.deserialize(&mut from).and_then(|()| from.end()).map_err(|source| {
         let mut pointer = String::new();
         path.borrow().iter().for_each(|step| step.write(&mut pointer));
-        NotStrict::Json { pointer, source }
+        InvalidJson::Json { pointer, source }
     })?;
     Ok(text)
 }
 
 /// A step into a JSON text.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Step {
+pub enum JsonPathStep {
     /// To a member of an object.
     Name(String),
     /// To an element of an array.
     Index(usize),
 }
 
-impl Step {
+impl JsonPathStep {
     /// Adds it to a pointer.
     pub fn write(&self, pointer: &mut String) {
         match self {
-            Step::Name(name) => name_step(pointer, name),
-            Step::Index(index) => {
+            JsonPathStep::Name(name) => name_step(pointer, name),
+            JsonPathStep::Index(index) => {
                 pointer.push('/');
                 pointer.push_str(&index.to_string());
             }
@@ -77,21 +77,21 @@ pub fn name_step(pointer: &mut String, name: &str) {
 
 /// Goes through any value. An error leaves the path where it was met.
 #[derive(Clone, Copy)]
-struct Strict<'a> {
-    path: &'a RefCell<Vec<Step>>,
+struct JsonWalker<'a> {
+    path: &'a RefCell<Vec<JsonPathStep>>,
     left: usize,
     depth: usize,
 }
 
-impl Strict<'_> {
+impl JsonWalker<'_> {
     fn below<E: serde::de::Error>(self) -> Result<Self, E> {
         let left = self.left.checked_sub(1);
         let left =
             left.ok_or_else(|| E::custom(format!("it is nested more than {} levels deep", self.depth)))?;
-        Ok(Strict { left, ..self })
+        Ok(JsonWalker { left, ..self })
     }
 
-    fn step(self, step: Step) {
+    fn step(self, step: JsonPathStep) {
         self.path.borrow_mut().push(step);
     }
 
@@ -100,14 +100,14 @@ impl Strict<'_> {
     }
 }
 
-impl<'de> DeserializeSeed<'de> for Strict<'_> {
+impl<'de> DeserializeSeed<'de> for JsonWalker<'_> {
     type Value = ();
     fn deserialize<D: serde::Deserializer<'de>>(self, from: D) -> Result<(), D::Error> {
         from.deserialize_any(self)
     }
 }
 
-impl<'de> Visitor<'de> for Strict<'_> {
+impl<'de> Visitor<'de> for JsonWalker<'_> {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -135,11 +135,11 @@ impl<'de> Visitor<'de> for Strict<'_> {
     fn visit_seq<A: SeqAccess<'de>>(self, mut all: A) -> Result<(), A::Error> {
         let below = self.below()?;
         let mut index = 0;
-        self.step(Step::Index(index));
+        self.step(JsonPathStep::Index(index));
         while all.next_element_seed(below)?.is_some() {
             self.back();
             index += 1;
-            self.step(Step::Index(index));
+            self.step(JsonPathStep::Index(index));
         }
         self.back();
         Ok(())
@@ -149,7 +149,7 @@ impl<'de> Visitor<'de> for Strict<'_> {
         let below = self.below()?;
         let mut seen = BTreeSet::new();
         while let Some(name) = all.next_key::<String>()? {
-            self.step(Step::Name(name.clone()));
+            self.step(JsonPathStep::Name(name.clone()));
             if !seen.insert(name) {
                 return Err(A::Error::custom("the name stands twice in one object"));
             }
@@ -175,11 +175,11 @@ mod tests {
             (&deep, &"/0".repeat(64), "nested"),
         ] {
             let error = check(text.as_bytes(), 64).expect_err(text);
-            let NotStrict::Json { pointer, source } = error else { panic!("{text}: {error}") };
+            let InvalidJson::Json { pointer, source } = error else { panic!("{text}: {error}") };
             assert_eq!(pointer, at, "{text}");
             assert!(source.to_string().contains(what), "{text}: {source}");
         }
-        assert!(matches!(check(b" \n", 64), Err(NotStrict::Empty)));
-        assert!(matches!(check(b"{\"a\":\"\xff\"}", 64), Err(NotStrict::Utf8 { from: 6 })));
+        assert!(matches!(check(b" \n", 64), Err(InvalidJson::Empty)));
+        assert!(matches!(check(b"{\"a\":\"\xff\"}", 64), Err(InvalidJson::Utf8 { from: 6 })));
     }
 }

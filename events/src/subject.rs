@@ -10,7 +10,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::each_kind;
 use crate::id::Position;
-use crate::kind::{KeyPart, Kind, keys};
+use crate::kind::{EntityKind, KeyPart, keys};
 
 macro_rules! subjects {
     ($($kind:ident $word:literal $plural:literal $aliases:tt $place:literal $about:literal {
@@ -48,17 +48,17 @@ macro_rules! subjects {
                 }
             }
 
-            fn read(kind: &str, key: &str) -> Result<Option<Subject>, BadSubject> {
+            fn read(kind: &str, key: &str) -> Result<Option<Subject>, InvalidSubject> {
                 match kind {
                     $($word => {
-                        let of = Kind::$kind.entry();
+                        let of = EntityKind::$kind.entry();
                         let mut parts = key.splitn(of.key.len(), '/');
                         Ok(Some(Subject::$kind($({
                             let Some(part) = parts.next() else { return Ok(None) };
                             // A part that is not its own name is that of its owner.
                             let kind = of.owner.map_or($word, |owner| if stringify!($field) == "name" { $word } else { owner.word() });
                             part.parse::<keys::$type>()
-                                .map_err(|error| BadSubject::Name { kind, reason: error.to_string() })?
+                                .map_err(|error| InvalidSubject::Name { kind, reason: error.to_string() })?
                         }),+)))
                     })*
                     _ => Ok(None),
@@ -86,7 +86,7 @@ impl fmt::Display for Subject {
 
 /// Text that names no entity.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum BadSubject {
+pub enum InvalidSubject {
     /// Not of the form `kind/name`.
     #[error("write the subject as kind/name, as in node/node-1; {0:?} is none of that form")]
     Form(String),
@@ -101,13 +101,13 @@ pub enum BadSubject {
 }
 
 impl FromStr for Subject {
-    type Err = BadSubject;
-    fn from_str(text: &str) -> Result<Subject, BadSubject> {
+    type Err = InvalidSubject;
+    fn from_str(text: &str) -> Result<Subject, InvalidSubject> {
         if text == "fleet" {
             return Ok(Subject::Fleet);
         }
         let read = text.split_once('/').map(|(kind, key)| Subject::read(kind, key)).transpose()?.flatten();
-        read.ok_or_else(|| BadSubject::Form(text.chars().take(100).collect()))
+        read.ok_or_else(|| InvalidSubject::Form(text.chars().take(100).collect()))
     }
 }
 

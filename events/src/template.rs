@@ -5,7 +5,7 @@ pub const FILLED_BYTES: usize = 128 << 10;
 
 /// Text whose placeholders cannot be read or filled.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum BadTemplate {
+pub enum InvalidTemplate {
     /// A dollar that begins neither `${…}` nor `$$`.
     #[error("write $$ for a dollar, or ${{NAME}} for a placeholder, at character {at}")]
     Dollar {
@@ -24,11 +24,11 @@ pub enum BadTemplate {
 }
 
 /// The text with its placeholders filled by `value`.
-pub fn fill(text: &str, mut value: impl FnMut(&str) -> Option<String>) -> Result<String, BadTemplate> {
+pub fn fill(text: &str, mut value: impl FnMut(&str) -> Option<String>) -> Result<String, InvalidTemplate> {
     let mut filled = String::with_capacity(text.len().min(FILLED_BYTES));
     let mut rest = text;
     while let Some(dollar) = rest.find('$') {
-        let bad = || BadTemplate::Dollar { at: text.len() - rest.len() + dollar + 1 };
+        let bad = || InvalidTemplate::Dollar { at: text.len() - rest.len() + dollar + 1 };
         filled.push_str(&rest[..dollar]);
         let after = &rest[dollar + 1..];
         if let Some(more) = after.strip_prefix('$') {
@@ -37,17 +37,17 @@ pub fn fill(text: &str, mut value: impl FnMut(&str) -> Option<String>) -> Result
         } else {
             let (name, more) =
                 after.strip_prefix('{').and_then(|inner| inner.split_once('}')).ok_or_else(bad)?;
-            let value = value(name).ok_or_else(|| BadTemplate::Unknown { name: name.into() })?;
+            let value = value(name).ok_or_else(|| InvalidTemplate::Unknown { name: name.into() })?;
             filled.push_str(&value);
             rest = more;
         }
         // A few placeholders of a long value would fill all memory.
         if filled.len() > FILLED_BYTES {
-            return Err(BadTemplate::TooLong);
+            return Err(InvalidTemplate::TooLong);
         }
     }
     filled.push_str(rest);
-    if filled.len() > FILLED_BYTES { Err(BadTemplate::TooLong) } else { Ok(filled) }
+    if filled.len() > FILLED_BYTES { Err(InvalidTemplate::TooLong) } else { Ok(filled) }
 }
 
 #[cfg(test)]
@@ -58,12 +58,12 @@ mod tests {
     fn placeholders_are_filled_and_dollars_kept() {
         let value = |name: &str| (name == "version").then(|| "v2".to_owned());
         assert_eq!(fill("web:${version} costs $$1", value), Ok("web:v2 costs $1".into()));
-        assert_eq!(fill("${port}", value), Err(BadTemplate::Unknown { name: "port".into() }));
-        assert_eq!(fill("ab$c", value), Err(BadTemplate::Dollar { at: 3 }));
-        assert_eq!(fill("${version", value), Err(BadTemplate::Dollar { at: 1 }));
+        assert_eq!(fill("${port}", value), Err(InvalidTemplate::Unknown { name: "port".into() }));
+        assert_eq!(fill("ab$c", value), Err(InvalidTemplate::Dollar { at: 3 }));
+        assert_eq!(fill("${version", value), Err(InvalidTemplate::Dollar { at: 1 }));
         let long = |_: &str| Some("v".repeat(FILLED_BYTES / 2));
         assert_eq!(fill("${a}${a}", long).map(|filled| filled.len()), Ok(FILLED_BYTES));
-        assert_eq!(fill(&"${a}".repeat(100_000), long), Err(BadTemplate::TooLong));
-        assert_eq!(fill("${a}${a}x", long), Err(BadTemplate::TooLong));
+        assert_eq!(fill(&"${a}".repeat(100_000), long), Err(InvalidTemplate::TooLong));
+        assert_eq!(fill("${a}${a}x", long), Err(InvalidTemplate::TooLong));
     }
 }

@@ -73,14 +73,14 @@ impl fmt::Debug for Time {
 /// The text is not an RFC 3339 time.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("write the time as in 2026-11-21T09:00:00Z: {0}")]
-pub struct BadTime(String);
+pub struct InvalidTime(String);
 
 impl FromStr for Time {
-    type Err = BadTime;
-    fn from_str(text: &str) -> Result<Time, BadTime> {
+    type Err = InvalidTime;
+    fn from_str(text: &str) -> Result<Time, InvalidTime> {
         DateTime::parse_from_rfc3339(text)
             .map(|when| Time(when.timestamp_micros()))
-            .map_err(|error| BadTime(error.to_string()))
+            .map_err(|error| InvalidTime(error.to_string()))
     }
 }
 
@@ -111,16 +111,16 @@ pub mod shown {
         use crate::time::Time;
 
         #[derive(Serialize, Deserialize)]
-        struct Shown(#[serde(with = "super")] Time);
+        struct TimeText(#[serde(with = "super")] Time);
 
         /// Writes RFC 3339, or microseconds.
         pub fn serialize<S: Serializer>(time: &Option<Time>, to: S) -> Result<S::Ok, S::Error> {
-            time.map(Shown).serialize(to)
+            time.map(TimeText).serialize(to)
         }
 
         /// Reads RFC 3339, or microseconds.
         pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Time>, D::Error> {
-            Ok(Option::<Shown>::deserialize(from)?.map(|Shown(time)| time))
+            Ok(Option::<TimeText>::deserialize(from)?.map(|TimeText(time)| time))
         }
     }
 }
@@ -128,10 +128,10 @@ pub mod shown {
 /// Text that is no duration.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("write a duration as in 500ms, 30s, 5m or 24h, not {0:?}")]
-pub struct BadSpan(String);
+pub struct InvalidSpan(String);
 
 /// Reads a duration of at most a hundred years: a whole number and its unit.
-pub fn parse_span(text: &str) -> Result<Duration, BadSpan> {
+pub fn parse_span(text: &str) -> Result<Duration, InvalidSpan> {
     const LONGEST: u64 = 100 * 365 * 24 * 3_600_000;
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let unit = match &text[digits.len()..] {
@@ -145,7 +145,7 @@ pub fn parse_span(text: &str) -> Result<Duration, BadSpan> {
     let plain = digits.bytes().all(|b| b.is_ascii_digit());
     let count = digits.parse::<u64>().ok().filter(|_| plain);
     let millis = unit.zip(count).and_then(|(unit, count)| count.checked_mul(unit)).filter(|m| *m <= LONGEST);
-    millis.map(Duration::from_millis).ok_or_else(|| BadSpan(text.into()))
+    millis.map(Duration::from_millis).ok_or_else(|| InvalidSpan(text.into()))
 }
 
 #[cfg(test)]

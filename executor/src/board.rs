@@ -7,42 +7,42 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use chancery_events::id::ObjectId;
-use chancery_events::observation::{Hope, Report, Saw};
+use chancery_events::observation::{ObjectReport, ObservedState, RetryClass};
 use tokio::sync::Notify;
 
-use crate::plan::Told;
+use crate::plan::StatusUpdate;
 
 /// Newest report of each object, with unread ones marked.
 #[derive(Debug, Default)]
-pub struct Board {
-    shown: Mutex<Shown>,
+pub struct StatusCache {
+    shown: Mutex<StatusCacheState>,
     changed: Notify,
 }
 
 #[derive(Debug, Default)]
-struct Shown {
-    current: BTreeMap<ObjectId, Report>,
+struct StatusCacheState {
+    current: BTreeMap<ObjectId, ObjectReport>,
     /// Objects in the order of their first unread change.
     unread: VecDeque<ObjectId>,
     is_unread: BTreeSet<ObjectId>,
 }
 
-impl Board {
+impl StatusCache {
     /// Stores a report as [`crate::plan::report`] classifies it.
-    pub(crate) fn show_told(&self, told: Told) {
+    pub(crate) fn show_told(&self, told: StatusUpdate) {
         match told {
-            Told::Change(report) => self.show(report),
-            Told::ListOnly(report) => self.show_in_lists(report),
+            StatusUpdate::Change(report) => self.show(report),
+            StatusUpdate::ListOnly(report) => self.show_in_lists(report),
         }
     }
 
     /// Reports that a command cannot be carried out; the object stays as it is.
-    pub(crate) fn refuse(&self, object: ObjectId, revision: u32, message: String, hope: Hope) {
-        self.show(Report { object, revision, saw: Saw::Failed { message, hope } });
+    pub(crate) fn refuse(&self, object: ObjectId, revision: u32, message: String, hope: RetryClass) {
+        self.show(ObjectReport { object, revision, saw: ObservedState::Failed { message, hope } });
     }
 
     /// Stores a report as unread, even if it equals the last one that was read.
-    pub fn show(&self, report: Report) {
+    pub fn show(&self, report: ObjectReport) {
         let mut shown = self.lock();
         let id = report.object;
         shown.current.insert(id, report);
@@ -54,7 +54,7 @@ impl Board {
     }
 
     /// Stores a report for lists only, without a message of its own. An unread report is not replaced.
-    pub fn show_in_lists(&self, report: Report) {
+    pub fn show_in_lists(&self, report: ObjectReport) {
         let mut shown = self.lock();
         if !shown.is_unread.contains(&report.object) {
             shown.current.insert(report.object, report);
@@ -69,7 +69,7 @@ impl Board {
     }
 
     /// Returns all reports and marks them as read.
-    pub fn list(&self) -> Vec<Report> {
+    pub fn list(&self) -> Vec<ObjectReport> {
         let mut shown = self.lock();
         shown.unread.clear();
         shown.is_unread.clear();
@@ -82,7 +82,7 @@ impl Board {
     }
 
     /// Returns unread reports, at most `limit`, without waiting.
-    pub fn unread(&self, limit: usize) -> Vec<Report> {
+    pub fn unread(&self, limit: usize) -> Vec<ObjectReport> {
         let mut shown = self.lock();
         let mut reports = Vec::new();
         while reports.len() < limit {
@@ -97,7 +97,7 @@ impl Board {
 
     /// Waits for unread reports and returns at most `limit`. Safe to cancel: nothing is taken before the last
     /// await.
-    pub async fn read(&self, limit: usize) -> Vec<Report> {
+    pub async fn read(&self, limit: usize) -> Vec<ObjectReport> {
         loop {
             let reports = self.unread(limit);
             if !reports.is_empty() {
@@ -107,7 +107,7 @@ impl Board {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Shown> {
+    fn lock(&self) -> MutexGuard<'_, StatusCacheState> {
         // Every change under the lock is complete, so a panic leaves nothing half done.
         self.shown.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -5,24 +5,24 @@
 use std::future::Future;
 use std::time::Duration;
 
-use chancery_events::fact::Effect;
+use chancery_events::fact::CommandEffect;
 use chancery_events::id::{IncarnationId, Lineage, ObjectId, Position, VolumeId};
-use chancery_events::observation::{Exit, Hope, ProcessStatus, Saw};
-use chancery_events::protocol::{Command, ObjectSpec, RunSpec, Standing};
+use chancery_events::observation::{IncarnationExit, ObservedState, ProcessStatus, RetryClass};
+use chancery_events::protocol::{Command, CommandStatus, IncarnationSpec, ObjectSpec};
 
 mod failing;
 mod logs;
 mod reader;
 mod volumes;
 
-use reader::Reader;
+use reader::OrchestratorClient;
 
 use crate::orchestrator::Orchestrator;
-use crate::plan::Changes;
+use crate::plan::UpdateSupport;
 
 /// Behaviour of a started object.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Behaves {
+pub enum TestBehaviour {
     /// Runs until asked to end.
     Stays,
     /// First process ends on its own with this status, soon after its start.
@@ -38,7 +38,7 @@ pub enum Behaves {
 
 /// Whether the output of processes can be read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Output {
+pub enum OutputAccess {
     /// Output can be read.
     IsRead,
     /// Processes write nothing.
@@ -47,7 +47,7 @@ pub enum Output {
 
 /// State of the API between the orchestrator and its world, if any.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Api {
+pub enum ApiAccess {
     /// No responses until the API is connected.
     CutOff,
     /// Requests are answered.
@@ -55,7 +55,7 @@ pub enum Api {
 }
 
 /// Orchestrator under test, and its world.
-pub trait Subject: Sync {
+pub trait OrchestratorUnderTest: Sync {
     /// Type of the orchestrator.
     type Orchestrator: Orchestrator;
 
@@ -63,7 +63,7 @@ pub trait Subject: Sync {
     fn open(&self) -> impl Future<Output = Self::Orchestrator> + Send;
 
     /// Returns a spec of one payload with `processes` processes.
-    fn spec(&self, behaves: Behaves, processes: u16) -> RunSpec;
+    fn spec(&self, behaves: TestBehaviour, processes: u16) -> IncarnationSpec;
 
     /// Returns the number of existing processes of the incarnation, counted without the orchestrator.
     fn running(&self, incarnation: IncarnationId) -> usize;
@@ -75,14 +75,14 @@ pub trait Subject: Sync {
     fn lose(&self, volume: VolumeId);
 
     /// Whether processes write output.
-    fn output(&self) -> Output;
+    fn output(&self) -> OutputAccess;
 
     /// Records a command for a missing object and starts nothing, as a crashing executor does. No
     /// orchestrator is open.
     fn crash_after_record(&self, command: &Command);
 
     /// Disconnects the orchestrator from its world, or connects it again; false if no API is between them.
-    fn set_api(&self, api: Api) -> bool;
+    fn set_api(&self, api: ApiAccess) -> bool;
 
     /// Creates objects of other owners.
     fn plant_foreign_things(&self);
@@ -92,7 +92,7 @@ pub trait Subject: Sync {
 }
 
 /// Runs the whole suite.
-pub async fn check<S: Subject>(subject: &S) {
+pub async fn check<S: OrchestratorUnderTest>(subject: &S) {
     subject.plant_foreign_things();
     let mut at = Position::FIRST;
     let mut next = || {
@@ -104,8 +104,10 @@ pub async fn check<S: Subject>(subject: &S) {
     a_higher_revision_closes_lower_ones(subject, next()).await;
     an_order_that_had_its_outcome_changes_nothing_that_runs(subject, next()).await;
     match S::Orchestrator::CHANGES {
-        Changes::InPlace => another_spec_changes_what_runs_or_leaves_it_as_it_was(subject, next()).await,
-        Changes::Never => another_spec_is_refused_and_leaves_what_runs_as_it_was(subject, next()).await,
+        UpdateSupport::InPlace => {
+            another_spec_changes_what_runs_or_leaves_it_as_it_was(subject, next()).await
+        }
+        UpdateSupport::Never => another_spec_is_refused_and_leaves_what_runs_as_it_was(subject, next()).await,
     }
     a_stop_of_something_unknown_leaves_a_tombstone(subject, next()).await;
     what_had_its_outcome_is_not_started_again(subject, next()).await;
@@ -123,7 +125,7 @@ pub async fn check<S: Subject>(subject: &S) {
     subject.check_foreign_things();
 }
 
-async fn check_volumes<S: Subject>(subject: &S, mut at: Position) {
+async fn check_volumes<S: OrchestratorUnderTest>(subject: &S, mut at: Position) {
     let run = IncarnationId::issue(Lineage::from_random(42), at);
     let mut next = || {
         at = at.plus(1);
@@ -136,110 +138,123 @@ async fn check_volumes<S: Subject>(subject: &S, mut at: Position) {
     volumes::what_was_recorded_and_not_made_is_made_when_it_comes_again(subject, next()).await;
 }
 
-async fn an_ensure_is_idempotent<S: Subject>(subject: &S, id: IncarnationId) {
-    let mut reader = Reader::open(subject).await;
-    let spec = subject.spec(Behaves::Stays, 3);
-    reader.order(id, 1, Effect::Ensure, &spec).await;
+async fn an_ensure_is_idempotent<S: OrchestratorUnderTest>(subject: &S, id: IncarnationId) {
+    let mut reader = OrchestratorClient::open(subject).await;
+    let spec = subject.spec(TestBehaviour::Stays, 3);
+    reader.order(id, 1, CommandEffect::Ensure, &spec).await;
     let first = reader.until(id, 1, "it is ready", is_ready).await;
-    reader.order(id, 1, Effect::Ensure, &spec).await;
+    reader.order(id, 1, CommandEffect::Ensure, &spec).await;
     let again = reader.told(id).await;
     assert_eq!(again, first, "the same command again is answered with its outcome");
     assert_eq!(subject.running(id), 3, "twice the same command is one set of processes");
-    reader.order(id, 2, Effect::Ensure, &spec).await;
+    reader.order(id, 2, CommandEffect::Ensure, &spec).await;
     let higher = reader.until(id, 2, "a higher revision is met by what runs", is_ready).await;
     assert_eq!(higher.saw, first.saw, "nothing was started again");
     reader.end(id, 3, &spec).await;
 }
 
-async fn what_stops_answering_is_reported_and_ended_only_when_asked<S: Subject>(
+async fn what_stops_answering_is_reported_and_ended_only_when_asked<S: OrchestratorUnderTest>(
     subject: &S,
     id: IncarnationId,
 ) {
-    let is_hung = |saw: &Saw| match saw {
-        Saw::NotReady { processes } => {
+    let is_hung = |saw: &ObservedState| match saw {
+        ObservedState::NotReady { processes } => {
             matches!(processes[0].status, ProcessStatus::Unresponsive { .. })
         }
-        Saw::Ensured { .. } | Saw::Ready { .. } | Saw::Ended { .. } | Saw::Gone | Saw::Failed { .. } => false,
+        ObservedState::Ensured { .. }
+        | ObservedState::Ready { .. }
+        | ObservedState::Ended { .. }
+        | ObservedState::Gone
+        | ObservedState::Failed { .. } => false,
     };
-    let mut reader = Reader::open(subject).await;
-    let spec = subject.spec(Behaves::StopsAnswering, 2);
-    reader.order(id, 1, Effect::Ensure, &spec).await;
+    let mut reader = OrchestratorClient::open(subject).await;
+    let spec = subject.spec(TestBehaviour::StopsAnswering, 2);
+    reader.order(id, 1, CommandEffect::Ensure, &spec).await;
     reader.until(id, 1, "it does not answer", is_hung).await;
     assert_eq!(subject.running(id), 2, "to end it is decided elsewhere");
     let mut reader = reader.restart(subject).await;
     reader.list().await;
     reader.until(id, 1, "another executor finds the same", is_hung).await;
-    reader.order(id, 2, Effect::Stop, &spec).await;
+    reader.order(id, 2, CommandEffect::Stop, &spec).await;
     reader.until(id, 2, "it ended, as asked", is_clean).await;
     assert_eq!(subject.running(id), 0, "it ended with its siblings");
     reader.end(id, 3, &spec).await;
 }
 
-async fn a_stop_ends_it_and_what_is_late_changes_nothing<S: Subject>(subject: &S, id: IncarnationId) {
-    let mut reader = Reader::open(subject).await;
-    let spec = subject.spec(Behaves::Stays, 1);
-    reader.order(id, 1, Effect::Ensure, &spec).await;
+async fn a_stop_ends_it_and_what_is_late_changes_nothing<S: OrchestratorUnderTest>(
+    subject: &S,
+    id: IncarnationId,
+) {
+    let mut reader = OrchestratorClient::open(subject).await;
+    let spec = subject.spec(TestBehaviour::Stays, 1);
+    reader.order(id, 1, CommandEffect::Ensure, &spec).await;
     reader.until(id, 1, "it is ready", is_ready).await;
-    reader.order(id, 2, Effect::Stop, &spec).await;
+    reader.order(id, 2, CommandEffect::Stop, &spec).await;
     let ended = reader.until(id, 2, "it ended, as asked", is_clean).await;
     assert_eq!(subject.running(id), 0, "what ended does not exist");
-    reader.order(id, 1, Effect::Ensure, &spec).await;
+    reader.order(id, 1, CommandEffect::Ensure, &spec).await;
     assert_eq!(reader.told(id).await, ended, "a late ensure is answered with what is there");
     let mut reader = reader.restart(subject).await;
-    reader.order(id, 1, Effect::Ensure, &spec).await;
+    reader.order(id, 1, CommandEffect::Ensure, &spec).await;
     assert_eq!(reader.told(id).await, ended, "a late ensure after a restart too");
     assert_eq!(subject.running(id), 0, "a late ensure starts nothing");
     reader.forget(id).await;
 }
 
-async fn a_higher_revision_closes_lower_ones<S: Subject>(subject: &S, id: IncarnationId) {
-    let mut reader = Reader::open(subject).await;
-    let spec = subject.spec(Behaves::Stays, 1);
-    reader.order(id, 5, Effect::Ensure, &spec).await;
+async fn a_higher_revision_closes_lower_ones<S: OrchestratorUnderTest>(subject: &S, id: IncarnationId) {
+    let mut reader = OrchestratorClient::open(subject).await;
+    let spec = subject.spec(TestBehaviour::Stays, 1);
+    reader.order(id, 5, CommandEffect::Ensure, &spec).await;
     let ready = reader.until(id, 5, "it is ready", is_ready).await;
-    reader.order(id, 4, Effect::Kill, &spec).await;
+    reader.order(id, 4, CommandEffect::Kill, &spec).await;
     assert_eq!(reader.told(id).await, ready, "a lower command is answered with what is there");
     assert_eq!(subject.running(id), 1, "a lower command ends nothing");
     reader.end(id, 6, &spec).await;
 }
 
-async fn an_order_that_had_its_outcome_changes_nothing_that_runs<S: Subject>(subject: &S, id: IncarnationId) {
-    let mut reader = Reader::open(subject).await;
-    let (spec, other) = (subject.spec(Behaves::Stays, 1), subject.spec(Behaves::Stays, 2));
-    reader.order(id, 1, Effect::Ensure, &spec).await;
+async fn an_order_that_had_its_outcome_changes_nothing_that_runs<S: OrchestratorUnderTest>(
+    subject: &S,
+    id: IncarnationId,
+) {
+    let mut reader = OrchestratorClient::open(subject).await;
+    let (spec, other) = (subject.spec(TestBehaviour::Stays, 1), subject.spec(TestBehaviour::Stays, 2));
+    reader.order(id, 1, CommandEffect::Ensure, &spec).await;
     let first = reader.until(id, 1, "it is ready", is_ready).await;
-    let met = Command { standing: Standing::Met, ..command(id, 2, Effect::Ensure, &other) };
+    let met = Command { standing: CommandStatus::Met, ..command(id, 2, CommandEffect::Ensure, &other) };
     reader.orchestrator.carry_out(met).await;
     let told = reader.until(id, 2, "it is adopted as it is", is_ready).await;
     assert_eq!((told.saw, subject.running(id)), (first.saw, 1), "whatever the order names");
     reader.end(id, 3, &spec).await;
 }
 
-async fn another_spec_changes_what_runs_or_leaves_it_as_it_was<S: Subject>(subject: &S, id: IncarnationId) {
-    let mut reader = Reader::open(subject).await;
-    let (spec, other) = (subject.spec(Behaves::Stays, 1), subject.spec(Behaves::Stays, 2));
-    let bad = subject.spec(Behaves::CannotStart, 3);
-    let never = |saw: &Saw| matches!(saw, Saw::Failed { hope: Hope::Never, .. });
-    reader.order(id, 1, Effect::Ensure, &spec).await;
+async fn another_spec_changes_what_runs_or_leaves_it_as_it_was<S: OrchestratorUnderTest>(
+    subject: &S,
+    id: IncarnationId,
+) {
+    let mut reader = OrchestratorClient::open(subject).await;
+    let (spec, other) = (subject.spec(TestBehaviour::Stays, 1), subject.spec(TestBehaviour::Stays, 2));
+    let bad = subject.spec(TestBehaviour::CannotStart, 3);
+    let never = |saw: &ObservedState| matches!(saw, ObservedState::Failed { hope: RetryClass::Never, .. });
+    reader.order(id, 1, CommandEffect::Ensure, &spec).await;
     reader.until(id, 1, "it is ready", is_ready).await;
-    reader.order(id, 2, Effect::Ensure, &other).await;
+    reader.order(id, 2, CommandEffect::Ensure, &other).await;
     let changed = reader.until(id, 2, "it is what it was changed to", is_ready).await;
     assert_eq!(subject.running(id), 2, "and nothing of what it was is left");
     for (revision, spec) in [(2, &other), (1, &spec)] {
-        reader.order(id, revision, Effect::Ensure, spec).await;
+        reader.order(id, revision, CommandEffect::Ensure, spec).await;
         assert_eq!(reader.told(id).await, changed, "the same order, and one from before, are answered");
     }
-    reader.order(id, 3, Effect::Ensure, &bad).await;
+    reader.order(id, 3, CommandEffect::Ensure, &bad).await;
     let failed = reader.until(id, 3, "it cannot be changed to that", never).await;
     assert_eq!(subject.running(id), 2, "what ran before runs on");
     let mut reader = reader.restart(subject).await;
     assert_eq!(reader.list().await.get(&id.into()), Some(&failed), "nothing else is said of that order");
-    reader.order(id, 3, Effect::Ensure, &bad).await;
+    reader.order(id, 3, CommandEffect::Ensure, &bad).await;
     assert_eq!(reader.told(id).await, failed, "the same order again is answered with its failure");
-    reader.order(id, 4, Effect::Ensure, &other).await;
+    reader.order(id, 4, CommandEffect::Ensure, &other).await;
     let adopted = reader.until(id, 4, "what runs is adopted when it is asked for again", is_ready).await;
     assert_eq!(adopted.saw, changed.saw, "as it is");
-    reader.order(id, 5, Effect::Ensure, &bad).await;
+    reader.order(id, 5, CommandEffect::Ensure, &bad).await;
     reader.until(id, 5, "it cannot be changed to that", never).await;
     reader.orchestrator.forget(id.into()).await;
     let listed = reader.list().await;
@@ -248,69 +263,75 @@ async fn another_spec_changes_what_runs_or_leaves_it_as_it_was<S: Subject>(subje
         Some(&changed.saw),
         "what runs is told as it is, not forgotten"
     );
-    reader.order(id, 6, Effect::Ensure, &spec).await;
+    reader.order(id, 6, CommandEffect::Ensure, &spec).await;
     reader.until(id, 6, "it can be changed again", is_ready).await;
     assert_eq!(subject.running(id), 1, "also back");
     reader.end(id, 7, &spec).await;
 }
 
-async fn another_spec_is_refused_and_leaves_what_runs_as_it_was<S: Subject>(subject: &S, id: IncarnationId) {
-    let mut reader = Reader::open(subject).await;
-    let (spec, other) = (subject.spec(Behaves::Stays, 1), subject.spec(Behaves::Stays, 2));
-    reader.order(id, 1, Effect::Ensure, &spec).await;
+async fn another_spec_is_refused_and_leaves_what_runs_as_it_was<S: OrchestratorUnderTest>(
+    subject: &S,
+    id: IncarnationId,
+) {
+    let mut reader = OrchestratorClient::open(subject).await;
+    let (spec, other) = (subject.spec(TestBehaviour::Stays, 1), subject.spec(TestBehaviour::Stays, 2));
+    reader.order(id, 1, CommandEffect::Ensure, &spec).await;
     let first = reader.until(id, 1, "it is ready", is_ready).await;
-    let refused = |saw: &Saw| matches!(saw, Saw::Failed { hope: Hope::Never, .. });
+    let refused = |saw: &ObservedState| matches!(saw, ObservedState::Failed { hope: RetryClass::Never, .. });
     for again in [false, true] {
-        reader.order(id, 2, Effect::Ensure, &other).await;
+        reader.order(id, 2, CommandEffect::Ensure, &other).await;
         reader.until(id, 2, "it is refused, and may not be hoped for", refused).await;
         assert_eq!(subject.running(id), 1, "what runs is as it was; again: {again}");
         reader.known.clear();
     }
-    reader.order(id, 3, Effect::Ensure, &spec).await;
+    reader.order(id, 3, CommandEffect::Ensure, &spec).await;
     let adopted = reader.until(id, 3, "what runs is adopted when it is asked for again", is_ready).await;
     assert_eq!(adopted.saw, first.saw, "as it is");
     reader.end(id, 4, &spec).await;
 }
 
-async fn a_stop_of_something_unknown_leaves_a_tombstone<S: Subject>(subject: &S, id: IncarnationId) {
-    let mut reader = Reader::open(subject).await;
-    let spec = subject.spec(Behaves::Stays, 1);
-    reader.order(id, 2, Effect::Stop, &spec).await;
+async fn a_stop_of_something_unknown_leaves_a_tombstone<S: OrchestratorUnderTest>(
+    subject: &S,
+    id: IncarnationId,
+) {
+    let mut reader = OrchestratorClient::open(subject).await;
+    let spec = subject.spec(TestBehaviour::Stays, 1);
+    reader.order(id, 2, CommandEffect::Stop, &spec).await;
     let gone = reader.until(id, 2, "what never was is gone", is_gone).await;
     for restarted in [false, true] {
         if restarted {
             reader = reader.restart(subject).await;
         }
-        reader.order(id, 1, Effect::Ensure, &spec).await;
+        reader.order(id, 1, CommandEffect::Ensure, &spec).await;
         assert_eq!(reader.told(id).await, gone, "the tombstone blocks a late ensure; restarted: {restarted}");
         assert_eq!(subject.running(id), 0, "a late ensure starts nothing; restarted: {restarted}");
     }
     reader.forget(id).await;
 }
 
-async fn what_had_its_outcome_is_not_started_again<S: Subject>(subject: &S, id: IncarnationId) {
-    let mut reader = Reader::open(subject).await;
-    let spec = subject.spec(Behaves::Stays, 1);
-    let met = Command { standing: Standing::Met, ..command(id, 3, Effect::Ensure, &spec) };
+async fn what_had_its_outcome_is_not_started_again<S: OrchestratorUnderTest>(subject: &S, id: IncarnationId) {
+    let mut reader = OrchestratorClient::open(subject).await;
+    let spec = subject.spec(TestBehaviour::Stays, 1);
+    let met = Command { standing: CommandStatus::Met, ..command(id, 3, CommandEffect::Ensure, &spec) };
     reader.orchestrator.carry_out(met).await;
     let gone = reader.until(id, 3, "what was up and is not there any more is gone", is_gone).await;
     let mut reader = reader.restart(subject).await;
-    reader.order(id, 3, Effect::Ensure, &spec).await;
+    reader.order(id, 3, CommandEffect::Ensure, &spec).await;
     assert_eq!(reader.told(id).await, gone, "and stays so after a restart");
     assert_eq!(subject.running(id), 0, "and nothing is started");
     reader.forget(id).await;
 }
 
-async fn an_exit_is_reported_with_its_code<S: Subject>(
+async fn an_exit_is_reported_with_its_code<S: OrchestratorUnderTest>(
     subject: &S,
     failing: IncarnationId,
     clean: IncarnationId,
 ) {
-    let mut reader = Reader::open(subject).await;
-    let spec = subject.spec(Behaves::EndsWith(3), 3);
-    reader.order(failing, 1, Effect::Ensure, &spec).await;
-    let ended = reader.until(failing, 1, "it ended", |saw| matches!(saw, Saw::Ended { .. })).await;
-    let Saw::Ended { exit: Exit::Failed { reason }, processes } = &ended.saw else {
+    let mut reader = OrchestratorClient::open(subject).await;
+    let spec = subject.spec(TestBehaviour::EndsWith(3), 3);
+    reader.order(failing, 1, CommandEffect::Ensure, &spec).await;
+    let ended = reader.until(failing, 1, "it ended", |saw| matches!(saw, ObservedState::Ended { .. })).await;
+    let ObservedState::Ended { exit: IncarnationExit::Failed { reason }, processes } = &ended.saw else {
         panic!("status 3 is a failure: {ended:?}")
     };
     assert!(reason.contains("status 3"), "the reason names the status: {reason}");
@@ -320,51 +341,51 @@ async fn an_exit_is_reported_with_its_code<S: Subject>(
         "and how it ended: {ended:?}"
     );
     assert_eq!(subject.running(failing), 0, "one that ends by itself ends its siblings");
-    reader.order(failing, 2, Effect::Stop, &spec).await;
+    reader.order(failing, 2, CommandEffect::Stop, &spec).await;
     let stopped = reader.until(failing, 2, "a stop of what ended is met", |saw| *saw == ended.saw).await;
     assert_eq!(stopped.saw, ended.saw, "and does not change how it ended");
-    let spec = subject.spec(Behaves::EndsWith(0), 1);
-    reader.order(clean, 1, Effect::Ensure, &spec).await;
+    let spec = subject.spec(TestBehaviour::EndsWith(0), 1);
+    reader.order(clean, 1, CommandEffect::Ensure, &spec).await;
     reader.until(clean, 1, "status 0 is a clean end", is_clean).await;
     reader.forget(failing).await;
     reader.forget(clean).await;
 }
 
-async fn what_cannot_start_fails_for_ever_and_is_gone_when_stopped<S: Subject>(
+async fn what_cannot_start_fails_for_ever_and_is_gone_when_stopped<S: OrchestratorUnderTest>(
     subject: &S,
     id: IncarnationId,
 ) {
-    let mut reader = Reader::open(subject).await;
-    let spec = subject.spec(Behaves::CannotStart, 1);
-    reader.order(id, 1, Effect::Ensure, &spec).await;
-    let failed = |saw: &Saw| matches!(saw, Saw::Failed { hope: Hope::Never, .. });
+    let mut reader = OrchestratorClient::open(subject).await;
+    let spec = subject.spec(TestBehaviour::CannotStart, 1);
+    reader.order(id, 1, CommandEffect::Ensure, &spec).await;
+    let failed = |saw: &ObservedState| matches!(saw, ObservedState::Failed { hope: RetryClass::Never, .. });
     reader.until(id, 1, "it fails, and hopes for nothing", failed).await;
-    reader.order(id, 2, Effect::Stop, &spec).await;
+    reader.order(id, 2, CommandEffect::Stop, &spec).await;
     reader.until(id, 2, "what never ran is gone", is_gone).await;
     reader.forget(id).await;
 }
 
-async fn a_restart_finds_everything<S: Subject>(
+async fn a_restart_finds_everything<S: OrchestratorUnderTest>(
     subject: &S,
     runs: IncarnationId,
     ended: IncarnationId,
     gone: IncarnationId,
 ) {
-    let mut reader = Reader::open(subject).await;
-    let stays = subject.spec(Behaves::Stays, 1);
-    let ends = subject.spec(Behaves::EndsWith(7), 1);
-    reader.order(runs, 1, Effect::Ensure, &stays).await;
-    reader.order(ended, 1, Effect::Ensure, &ends).await;
-    reader.order(gone, 1, Effect::Stop, &stays).await;
+    let mut reader = OrchestratorClient::open(subject).await;
+    let stays = subject.spec(TestBehaviour::Stays, 1);
+    let ends = subject.spec(TestBehaviour::EndsWith(7), 1);
+    reader.order(runs, 1, CommandEffect::Ensure, &stays).await;
+    reader.order(ended, 1, CommandEffect::Ensure, &ends).await;
+    reader.order(gone, 1, CommandEffect::Stop, &stays).await;
     let ready = reader.until(runs, 1, "it is ready", is_ready).await;
-    let over = reader.until(ended, 1, "it ended", |saw| matches!(saw, Saw::Ended { .. })).await;
+    let over = reader.until(ended, 1, "it ended", |saw| matches!(saw, ObservedState::Ended { .. })).await;
     reader.until(gone, 1, "what never was is gone", is_gone).await;
     let mut reader = reader.restart(subject).await;
     reader.until(runs, 1, "what runs is adopted as it is", |saw| *saw == ready.saw).await;
     assert_eq!(subject.running(runs), 1, "a restart neither ends nor doubles anything");
     let listed = reader.list().await;
     assert_eq!(listed.get(&ended.into()), Some(&over), "what ended is kept until it is forgotten");
-    assert_eq!(listed.get(&gone.into()).map(|r| &r.saw), Some(&Saw::Gone), "so is a tombstone");
+    assert_eq!(listed.get(&gone.into()).map(|r| &r.saw), Some(&ObservedState::Gone), "so is a tombstone");
     reader.forget(ended).await;
     reader.forget(gone).await;
     let mut reader = reader.restart(subject).await;
@@ -376,41 +397,48 @@ async fn a_restart_finds_everything<S: Subject>(
     reader.end(runs, 2, &stays).await;
 }
 
-async fn a_slow_reader_gets_the_last_state_of_each<S: Subject>(subject: &S, ids: [IncarnationId; 5]) {
-    let mut reader = Reader::open(subject).await;
-    let spec = subject.spec(Behaves::Stays, 1);
+async fn a_slow_reader_gets_the_last_state_of_each<S: OrchestratorUnderTest>(
+    subject: &S,
+    ids: [IncarnationId; 5],
+) {
+    let mut reader = OrchestratorClient::open(subject).await;
+    let spec = subject.spec(TestBehaviour::Stays, 1);
     for id in ids {
-        reader.order(id, 1, Effect::Ensure, &spec).await;
-        reader.order(id, 2, Effect::Stop, &spec).await;
+        reader.order(id, 1, CommandEffect::Ensure, &spec).await;
+        reader.order(id, 2, CommandEffect::Stop, &spec).await;
     }
     for id in ids {
-        let over = |saw: &Saw| matches!(saw, Saw::Ended { .. } | Saw::Gone);
+        let over = |saw: &ObservedState| matches!(saw, ObservedState::Ended { .. } | ObservedState::Gone);
         reader.until(id, 2, "the end reaches a reader that comes late", over).await;
         assert_eq!(subject.running(id), 0, "and is true");
         reader.forget(id).await;
     }
 }
 
-async fn a_judged_object_is_removed<S: Subject>(subject: &S, runs: IncarnationId, unknown: IncarnationId) {
-    let mut reader = Reader::open(subject).await;
-    let spec = subject.spec(Behaves::Stays, 2);
-    reader.order(runs, 1, Effect::Ensure, &spec).await;
+async fn a_judged_object_is_removed<S: OrchestratorUnderTest>(
+    subject: &S,
+    runs: IncarnationId,
+    unknown: IncarnationId,
+) {
+    let mut reader = OrchestratorClient::open(subject).await;
+    let spec = subject.spec(TestBehaviour::Stays, 2);
+    reader.order(runs, 1, CommandEffect::Ensure, &spec).await;
     reader.until(runs, 1, "it is ready", is_ready).await;
     reader.orchestrator.remove(runs.into(), 4).await;
     reader.until(runs, 4, "what was removed is gone", is_gone).await;
     assert_eq!(subject.running(runs), 0, "gone means that nothing exists");
     reader.orchestrator.remove(unknown.into(), 1).await;
     let gone = reader.until(unknown, 1, "removing what is not there is proof of absence too", is_gone).await;
-    reader.order(unknown, 1, Effect::Ensure, &spec).await;
+    reader.order(unknown, 1, CommandEffect::Ensure, &spec).await;
     assert_eq!(reader.told(unknown).await, gone, "and a tombstone");
     reader.forget(runs).await;
     reader.forget(unknown).await;
 }
 
-async fn what_runs_is_not_forgotten<S: Subject>(subject: &S, id: IncarnationId) {
-    let mut reader = Reader::open(subject).await;
-    let spec = subject.spec(Behaves::Stays, 1);
-    reader.order(id, 1, Effect::Ensure, &spec).await;
+async fn what_runs_is_not_forgotten<S: OrchestratorUnderTest>(subject: &S, id: IncarnationId) {
+    let mut reader = OrchestratorClient::open(subject).await;
+    let spec = subject.spec(TestBehaviour::Stays, 1);
+    reader.order(id, 1, CommandEffect::Ensure, &spec).await;
     let ready = reader.until(id, 1, "it is ready", is_ready).await;
     reader.orchestrator.forget(id.into()).await;
     assert_eq!(reader.list().await.get(&id.into()), Some(&ready), "what runs is never forgotten");
@@ -418,47 +446,47 @@ async fn what_runs_is_not_forgotten<S: Subject>(subject: &S, id: IncarnationId) 
     reader.end(id, 2, &spec).await;
 }
 
-async fn what_was_recorded_and_not_begun_is_begun_when_it_comes_again<S: Subject>(
+async fn what_was_recorded_and_not_begun_is_begun_when_it_comes_again<S: OrchestratorUnderTest>(
     subject: &S,
     started: IncarnationId,
     stopped: IncarnationId,
 ) {
-    let spec = subject.spec(Behaves::Stays, 1);
-    subject.crash_after_record(&command(started, 2, Effect::Ensure, &spec));
-    subject.crash_after_record(&command(stopped, 2, Effect::Stop, &spec));
-    let mut reader = Reader::open(subject).await;
+    let spec = subject.spec(TestBehaviour::Stays, 1);
+    subject.crash_after_record(&command(started, 2, CommandEffect::Ensure, &spec));
+    subject.crash_after_record(&command(stopped, 2, CommandEffect::Stop, &spec));
+    let mut reader = OrchestratorClient::open(subject).await;
     let listed = reader.known.get(&started.into()).map(|report| (report.revision, report.saw.clone()));
-    let nothing = Saw::NotReady { processes: vec![] };
+    let nothing = ObservedState::NotReady { processes: vec![] };
     assert_eq!(listed, Some((1, nothing)), "it is named, at less than what was ordered");
     for id in [started, stopped] {
-        reader.order(id, 1, Effect::Ensure, &spec).await;
+        reader.order(id, 1, CommandEffect::Ensure, &spec).await;
         assert_eq!(subject.running(id), 0, "what is below the recorded order starts nothing");
     }
-    reader.order(started, 2, Effect::Ensure, &spec).await;
+    reader.order(started, 2, CommandEffect::Ensure, &spec).await;
     reader.until(started, 2, "it is begun", is_ready).await;
     assert_eq!(subject.running(started), 1, "once");
-    reader.order(stopped, 2, Effect::Stop, &spec).await;
+    reader.order(stopped, 2, CommandEffect::Stop, &spec).await;
     reader.until(stopped, 2, "what never ran is gone", is_gone).await;
     reader.end(started, 3, &spec).await;
     reader.forget(stopped).await;
 }
 
-fn is_ready(saw: &Saw) -> bool {
-    matches!(saw, Saw::Ready { .. })
+fn is_ready(saw: &ObservedState) -> bool {
+    matches!(saw, ObservedState::Ready { .. })
 }
 
-fn is_gone(saw: &Saw) -> bool {
-    *saw == Saw::Gone
+fn is_gone(saw: &ObservedState) -> bool {
+    *saw == ObservedState::Gone
 }
 
-fn is_clean(saw: &Saw) -> bool {
-    matches!(saw, Saw::Ended { exit: Exit::Clean, .. })
+fn is_clean(saw: &ObservedState) -> bool {
+    matches!(saw, ObservedState::Ended { exit: IncarnationExit::Clean, .. })
 }
 
 fn command(
     object: impl Into<ObjectId>,
     revision: u32,
-    effect: Effect,
+    effect: CommandEffect,
     spec: &(impl Clone + Into<ObjectSpec>),
 ) -> Command {
     let (object, spec) = (object.into(), spec.clone().into());
@@ -467,7 +495,7 @@ fn command(
         revision,
         attempt: 1,
         effect,
-        standing: Standing::Open,
+        standing: CommandStatus::Open,
         grace: Duration::from_secs(20),
         spec,
     }

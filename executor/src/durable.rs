@@ -40,14 +40,14 @@ const PAUSE: Duration = Duration::from_millis(1);
 /// units, a full disk may cost one of the copies until there is space again.
 const BLOCK: usize = 4096;
 
-enum Copy {
+enum CopyState {
     Missing,
     /// Something else than was written there.
     Damaged,
-    Whole(Whole),
+    Whole(ValidCopy),
 }
 
-struct Whole {
+struct ValidCopy {
     count: u64,
     bytes: Vec<u8>,
     /// Offset of the value in `bytes`.
@@ -58,36 +58,36 @@ struct Whole {
 ///
 /// One writer per path: temporary files have fixed names, so that crashes leave no others.
 pub(crate) fn write(path: &Path, value: &impl Serialize) -> io::Result<()> {
-    Record::at(path.to_owned()).write(value)
+    StateFile::at(path.to_owned()).write(value)
 }
 
 /// State file that is written repeatedly: files that are still as its last write left them are not synced
 /// again.
 #[derive(Debug)]
-pub(crate) struct Record {
+pub(crate) struct StateFile {
     path: PathBuf,
-    left: Option<Left>,
+    left: Option<LastWrite>,
 }
 
 /// Result of a write in place: the same bytes in two files, on disk under their names.
 #[derive(Debug)]
-struct Left {
+struct LastWrite {
     bytes: Vec<u8>,
-    files: [Edition; 2],
+    files: [CopyStamp; 2],
 }
 
-impl Left {
+impl LastWrite {
     /// Whether the copies are unchanged since this write.
-    fn is(&self, copies: &[InPlace<'_>; 2]) -> io::Result<bool> {
+    fn is(&self, copies: &[InPlaceWrite<'_>; 2]) -> io::Result<bool> {
         Ok(self.files == editions(copies)? && copies.iter().all(|copy| copy.whole.bytes == self.bytes))
     }
 }
 
 /// Identity of a file (device and inode) and time of its last change (seconds and nanoseconds).
-type Edition = (u64, u64, i64, i64);
+type CopyStamp = (u64, u64, i64, i64);
 
 /// Returns both stamps, sorted, whichever copy is older.
-fn editions(copies: &[InPlace<'_>; 2]) -> io::Result<[Edition; 2]> {
+fn editions(copies: &[InPlaceWrite<'_>; 2]) -> io::Result<[CopyStamp; 2]> {
     let [first, second] = copies.each_ref().map(|copy| {
         let is = copy.file.metadata()?;
         Ok::<_, io::Error>((is.dev(), is.ino(), is.ctime(), is.ctime_nsec()))
@@ -97,9 +97,9 @@ fn editions(copies: &[InPlace<'_>; 2]) -> io::Result<[Edition; 2]> {
     Ok(both)
 }
 
-impl Record {
-    pub(crate) fn at(path: PathBuf) -> Record {
-        Record { path, left: None }
+impl StateFile {
+    pub(crate) fn at(path: PathBuf) -> StateFile {
+        StateFile { path, left: None }
     }
 
     pub(crate) fn write(&mut self, value: &impl Serialize) -> io::Result<()> {
@@ -122,7 +122,7 @@ impl Record {
             // After a crash, a name can be missing on disk.
             sync_folder(&self.path)?;
         }
-        self.left = Some(Left { files: editions(&places)?, bytes });
+        self.left = Some(LastWrite { files: editions(&places)?, bytes });
         Ok(())
     }
 }
@@ -141,7 +141,7 @@ fn replace(copies: &[PathBuf; 2], bytes: &[u8]) -> io::Result<()> {
 
 /// Access of the reader of a state file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Reader {
+pub(crate) enum FileAccess {
     /// Sole writer of the file, which restores an invalid copy. The value is on disk when the read returns,
     /// whatever happened to its writer.
     Writer,
@@ -150,11 +150,11 @@ pub(crate) enum Reader {
 }
 
 /// Reads what [`write()`] wrote; `None` if there is no file.
-pub(crate) fn read<T: DeserializeOwned>(path: &Path, by: Reader) -> io::Result<Option<T>> {
+pub(crate) fn read<T: DeserializeOwned>(path: &Path, by: FileAccess) -> io::Result<Option<T>> {
     let copies = copies(path);
     let mut found = look(&copies)?;
     for _ in 0..LOOKS {
-        if by == Reader::Writer || !found.iter().any(|copy| matches!(copy, Copy::Damaged)) {
+        if by == FileAccess::Writer || !found.iter().any(|copy| matches!(copy, CopyState::Damaged)) {
             break;
         }
         std::thread::sleep(PAUSE);
@@ -162,16 +162,18 @@ pub(crate) fn read<T: DeserializeOwned>(path: &Path, by: Reader) -> io::Result<O
     }
     let value = match newest(&found) {
         Some(newest) => serde_json::from_slice(&newest.bytes[newest.json..])?,
-        None if matches!(found, [Copy::Missing, Copy::Missing]) => return Ok(None),
+        None if matches!(found, [CopyState::Missing, CopyState::Missing]) => return Ok(None),
         None => {
             let shown = path.display();
             return Err(io::Error::new(io::ErrorKind::InvalidData, format!("no copy of {shown} is whole")));
         }
     };
     match by {
-        Reader::Writer => settle(&copies, &found)?,
-        Reader::Another => {
-            for (copy, _) in copies.iter().zip(&found).filter(|(_, found)| matches!(found, Copy::Damaged)) {
+        FileAccess::Writer => settle(&copies, &found)?,
+        FileAccess::Another => {
+            for (copy, _) in
+                copies.iter().zip(&found).filter(|(_, found)| matches!(found, CopyState::Damaged))
+            {
                 tracing::warn!(copy = %copy.display(), "a copy of a record is damaged");
             }
         }
@@ -214,13 +216,13 @@ fn begin(copy: &Path, bytes: &[u8]) -> io::Result<File> {
     Ok(file)
 }
 
-struct InPlace<'a> {
+struct InPlaceWrite<'a> {
     copy: &'a Path,
-    whole: &'a Whole,
+    whole: &'a ValidCopy,
     file: File,
 }
 
-impl InPlace<'_> {
+impl InPlaceWrite<'_> {
     fn write(&self, bytes: &[u8]) -> io::Result<()> {
         let written = self.file.write_all_at(bytes, 0).and_then(|()| {
             // Setting the length costs another transaction of the file system's journal.
@@ -239,37 +241,41 @@ impl InPlace<'_> {
 }
 
 /// Returns both copies, the older first, if `bytes` bytes can be written in place.
-fn in_place<'a>(copies: &'a [PathBuf; 2], found: &'a [Copy; 2], bytes: usize) -> Option<[InPlace<'a>; 2]> {
-    let [Copy::Whole(first), Copy::Whole(second)] = found else { return None };
-    let open = |copy: &'a PathBuf, whole: &'a Whole| {
+fn in_place<'a>(
+    copies: &'a [PathBuf; 2],
+    found: &'a [CopyState; 2],
+    bytes: usize,
+) -> Option<[InPlaceWrite<'a>; 2]> {
+    let [CopyState::Whole(first), CopyState::Whole(second)] = found else { return None };
+    let open = |copy: &'a PathBuf, whole: &'a ValidCopy| {
         let file =
             OpenOptions::new().write(true).custom_flags(OFlags::NOFOLLOW.bits().cast_signed()).open(copy);
         let file = file.ok()?;
         // Another name may be a snapshot that an operator took.
         let is_alone = file.metadata().is_ok_and(|is| is.is_file() && is.nlink() == 1);
         let fits = bytes.div_ceil(BLOCK) <= whole.bytes.len().div_ceil(BLOCK);
-        (is_alone && fits).then_some(InPlace { copy, whole, file })
+        (is_alone && fits).then_some(InPlaceWrite { copy, whole, file })
     };
     let (one, other) = (open(&copies[0], first)?, open(&copies[1], second)?);
     Some(if first.count <= second.count { [one, other] } else { [other, one] })
 }
 
 /// Syncs what was read, and replaces invalid copies by the newest.
-fn settle(copies: &[PathBuf; 2], found: &[Copy; 2]) -> io::Result<()> {
+fn settle(copies: &[PathBuf; 2], found: &[CopyState; 2]) -> io::Result<()> {
     let Some(newest) = newest(found) else { return Ok(()) };
     for (copy, found) in copies.iter().zip(found) {
-        if matches!(found, Copy::Whole(whole) if whole.count == newest.count) {
+        if matches!(found, CopyState::Whole(whole) if whole.count == newest.count) {
             File::open(copy)?.sync_data()?;
         }
     }
     for (copy, found) in copies.iter().zip(found) {
         let was = match found {
             // No second copy was ever written.
-            Copy::Missing if newest.count == 0 => continue,
-            Copy::Missing => "missing",
-            Copy::Damaged => "damaged",
-            Copy::Whole(whole) if whole.count == newest.count => continue,
-            Copy::Whole(_) => "an older one",
+            CopyState::Missing if newest.count == 0 => continue,
+            CopyState::Missing => "missing",
+            CopyState::Damaged => "damaged",
+            CopyState::Whole(whole) if whole.count == newest.count => continue,
+            CopyState::Whole(_) => "an older one",
         };
         let mended = begin(copy, &newest.bytes)
             .and_then(|file| file.sync_data())
@@ -288,41 +294,45 @@ fn sealed(count: u64, json: &[u8]) -> Vec<u8> {
     [format!("{MARK}{count} {checksum:08x}\n").as_bytes(), json].concat()
 }
 
-fn look([first, second]: &[PathBuf; 2]) -> io::Result<[Copy; 2]> {
+fn look([first, second]: &[PathBuf; 2]) -> io::Result<[CopyState; 2]> {
     Ok([look_at(first)?, look_at(second)?])
 }
 
-fn look_at(copy: &Path) -> io::Result<Copy> {
+fn look_at(copy: &Path) -> io::Result<CopyState> {
     let read = || {
         let mut bytes = Vec::new();
         open_plain(OpenOptions::new().read(true), copy)?.read_to_end(&mut bytes)?;
         Ok::<_, io::Error>(bytes)
     };
     match read() {
-        Ok(bytes) => Ok(opened(bytes).map_or(Copy::Damaged, Copy::Whole)),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Copy::Missing),
+        Ok(bytes) => Ok(opened(bytes).map_or(CopyState::Damaged, CopyState::Whole)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(CopyState::Missing),
         // Data that the disk cannot read counts as altered.
-        Err(error) if error.raw_os_error() == Some(Errno::IO.raw_os_error()) => Ok(Copy::Damaged),
-        Err(error) if error.kind() == io::ErrorKind::InvalidData => Ok(Copy::Damaged),
+        Err(error) if error.raw_os_error() == Some(Errno::IO.raw_os_error()) => Ok(CopyState::Damaged),
+        Err(error) if error.kind() == io::ErrorKind::InvalidData => Ok(CopyState::Damaged),
         Err(error) => Err(error),
     }
 }
 
 /// Returns the bytes of a copy if they are valid.
-fn opened(bytes: Vec<u8>) -> Option<Whole> {
+fn opened(bytes: Vec<u8>) -> Option<ValidCopy> {
     if bytes.first() == Some(&b'{') {
-        return serde_json::from_slice::<IgnoredAny>(&bytes).ok().map(|_| Whole { count: 0, bytes, json: 0 });
+        return serde_json::from_slice::<IgnoredAny>(&bytes).ok().map(|_| ValidCopy {
+            count: 0,
+            bytes,
+            json: 0,
+        });
     }
     let json = bytes.iter().position(|byte| *byte == b'\n')? + 1;
     let (count, _) = std::str::from_utf8(&bytes[..json]).ok()?.strip_prefix(MARK)?.split_once(' ')?;
     let count = count.parse().ok()?;
-    (sealed(count, &bytes[json..]) == bytes).then_some(Whole { count, bytes, json })
+    (sealed(count, &bytes[json..]) == bytes).then_some(ValidCopy { count, bytes, json })
 }
 
-fn newest(copies: &[Copy; 2]) -> Option<&Whole> {
+fn newest(copies: &[CopyState; 2]) -> Option<&ValidCopy> {
     let whole = copies.iter().filter_map(|copy| match copy {
-        Copy::Whole(whole) => Some(whole),
-        Copy::Missing | Copy::Damaged => None,
+        CopyState::Whole(whole) => Some(whole),
+        CopyState::Missing | CopyState::Damaged => None,
     });
     whole.max_by_key(|whole| whole.count)
 }
@@ -355,7 +365,7 @@ pub(crate) fn sync_folder(path: &Path) -> io::Result<()> {
     path.parent().map_or(Ok(()), |parent| File::open(parent)?.sync_all())
 }
 
-pub(crate) enum Lock {
+pub(crate) enum LockAttempt {
     /// Lock acquired, until the file is dropped, or its last duplicate is closed.
     Ours(File),
     /// Lock held elsewhere.
@@ -363,29 +373,29 @@ pub(crate) enum Lock {
 }
 
 /// Tries to lock the file at `path`, created if missing.
-pub(crate) fn lock(path: &Path) -> io::Result<Lock> {
+pub(crate) fn lock(path: &Path) -> io::Result<LockAttempt> {
     let mut options = OpenOptions::new();
     let file = open_plain(options.write(true).create(true).truncate(false).mode(0o600), path)?;
     lock_opened(file, path)
 }
 
 /// Tries to lock the file at `path`, which must exist.
-pub(crate) fn lock_existing(path: &Path) -> io::Result<Lock> {
+pub(crate) fn lock_existing(path: &Path) -> io::Result<LockAttempt> {
     lock_opened(open_plain(OpenOptions::new().write(true), path)?, path)
 }
 
-fn lock_opened(file: File, path: &Path) -> io::Result<Lock> {
+fn lock_opened(file: File, path: &Path) -> io::Result<LockAttempt> {
     match file.try_lock() {
         Ok(()) => {}
-        Err(TryLockError::WouldBlock) => return Ok(Lock::Theirs),
+        Err(TryLockError::WouldBlock) => return Ok(LockAttempt::Theirs),
         Err(TryLockError::Error(error)) => return Err(error),
     }
     // A lock on a file that was removed meanwhile excludes no one.
     let (held, named) = (file.metadata()?, std::fs::metadata(path)?);
     if (held.dev(), held.ino()) == (named.dev(), named.ino()) {
-        Ok(Lock::Ours(file))
+        Ok(LockAttempt::Ours(file))
     } else {
-        Ok(Lock::Theirs)
+        Ok(LockAttempt::Theirs)
     }
 }
 

@@ -23,8 +23,8 @@ use chancery_events::protocol::ObjectSpec;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::durable::Reader;
-use crate::plan::Order;
+use crate::durable::FileAccess;
+use crate::plan::ObjectTarget;
 
 mod directory;
 mod memory;
@@ -40,14 +40,14 @@ pub(crate) trait StoreRecord: Clone + Serialize + DeserializeOwned + Send + Sync
 /// Record that makes an object known: the highest accepted target.
 pub(crate) trait CommandRecord: StoreRecord {
     fn object(&self) -> ObjectId;
-    fn order(&self) -> Order;
+    fn order(&self) -> ObjectTarget;
 }
 
 /// Command of an object, where nothing else is recorded with it.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub(crate) struct AcceptedCommand {
     pub(crate) object: ObjectId,
-    pub(crate) order: Order,
+    pub(crate) order: ObjectTarget,
     /// Spec of the object; absent if the object was removed unseen.
     pub(crate) spec: Option<ObjectSpec>,
 }
@@ -61,31 +61,31 @@ impl CommandRecord for AcceptedCommand {
         self.object
     }
 
-    fn order(&self) -> Order {
+    fn order(&self) -> ObjectTarget {
         self.order
     }
 }
 
 /// Promise that nothing at or below a revision will be carried out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub(crate) struct Tombstone {
+pub(crate) struct TombstoneFile {
     pub(crate) revision: u32,
 }
 
-impl StoreRecord for Tombstone {
+impl StoreRecord for TombstoneFile {
     const NAME: &'static str = "tombstone";
 }
 
-impl Tombstone {
+impl TombstoneFile {
     /// Whether the tombstone rules out the target.
-    pub(crate) fn covers(self, order: &Order) -> bool {
+    pub(crate) fn covers(self, order: &ObjectTarget) -> bool {
         self.revision >= order.revision
     }
 }
 
 /// Owner of the records stored at the place of an object.
 #[derive(Clone, PartialEq, Debug)]
-pub(crate) enum Found<C> {
+pub(crate) enum VolumeLookup<C> {
     /// No records stored.
     Nothing,
     /// Records of the object.
@@ -100,7 +100,7 @@ pub(crate) trait ObjectStore {
     fn make(&self) -> io::Result<()>;
 
     /// Reads a record; `None` if it was never written, or was removed.
-    fn read<R: StoreRecord>(&self, by: Reader) -> io::Result<Option<R>>;
+    fn read<R: StoreRecord>(&self, by: FileAccess) -> io::Result<Option<R>>;
 
     /// Replaces a record. It is durable when this returns; a crash leaves the old or the new one whole.
     fn write<R: StoreRecord>(&self, record: &R) -> io::Result<()>;
@@ -112,7 +112,7 @@ pub(crate) trait ObjectStore {
     fn purge<C: CommandRecord>(&self) -> io::Result<()>;
 
     /// Records a command, which counts from now on; `last` is the target that counted before.
-    fn accept<C: CommandRecord>(&self, last: Option<&Order>, command: &C) -> io::Result<()> {
+    fn accept<C: CommandRecord>(&self, last: Option<&ObjectTarget>, command: &C) -> io::Result<()> {
         if last.is_some_and(|last| command.order().rank() < last.rank()) {
             return Err(io::Error::other("cannot record command: a higher one was accepted"));
         }
@@ -120,24 +120,24 @@ pub(crate) trait ObjectStore {
     }
 
     /// Records that nothing at or below the revision will be carried out.
-    fn bury(&self, revision: u32) -> io::Result<Tombstone> {
-        let tombstone = Tombstone { revision };
+    fn bury(&self, revision: u32) -> io::Result<TombstoneFile> {
+        let tombstone = TombstoneFile { revision };
         self.write(&tombstone)?;
         Ok(tombstone)
     }
 
     /// Determines the owner of the records, and changes nothing.
-    fn look<C: CommandRecord>(&self, object: ObjectId) -> io::Result<Found<C>> {
-        match self.read::<C>(Reader::Another) {
-            Ok(Some(command)) if command.object() == object => Ok(Found::Ours(command)),
+    fn look<C: CommandRecord>(&self, object: ObjectId) -> io::Result<VolumeLookup<C>> {
+        match self.read::<C>(FileAccess::Another) {
+            Ok(Some(command)) if command.object() == object => Ok(VolumeLookup::Ours(command)),
             Ok(Some(command)) => {
-                Ok(Found::Foreign(format!("has the record of {}, not ours", command.object())))
+                Ok(VolumeLookup::Foreign(format!("has the record of {}, not ours", command.object())))
             }
-            Ok(None) => Ok(Found::Nothing),
+            Ok(None) => Ok(VolumeLookup::Nothing),
             Err(error)
                 if matches!(error.kind(), io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof) =>
             {
-                Ok(Found::Foreign(format!("has no record that can be read: {error}")))
+                Ok(VolumeLookup::Foreign(format!("has no record that can be read: {error}")))
             }
             Err(error) => Err(error),
         }
@@ -160,15 +160,19 @@ mod tests {
     use std::time::Duration;
 
     use chancery_events::id::{IncarnationId, Lineage, Position};
-    use chancery_events::protocol::Standing;
+    use chancery_events::protocol::CommandStatus;
 
     use super::*;
-    use crate::plan::Aim;
+    use crate::plan::TargetGoal;
 
     fn command(position: u64, revision: u32, attempt: u32) -> AcceptedCommand {
-        let (aim, standing, grace) = (Aim::Down, Standing::Open, Duration::from_secs(1));
+        let (aim, standing, grace) = (TargetGoal::Down, CommandStatus::Open, Duration::from_secs(1));
         let object = IncarnationId::issue(Lineage::from_random(42), Position::new(position)).into();
-        AcceptedCommand { object, order: Order { revision, attempt, aim, standing, grace }, spec: None }
+        AcceptedCommand {
+            object,
+            order: ObjectTarget { revision, attempt, aim, standing, grace },
+            spec: None,
+        }
     }
 
     /// Checks what holds for every backend; `reopen` returns another handle of the same records.
@@ -176,27 +180,27 @@ mod tests {
         let (first, second) = (command(1, 2, 1), command(1, 2, 2));
         let id = first.object;
         let records = || reopen().object(id);
-        assert_eq!(records().look::<AcceptedCommand>(id).unwrap(), Found::Nothing);
+        assert_eq!(records().look::<AcceptedCommand>(id).unwrap(), VolumeLookup::Nothing);
         records().make().unwrap();
         records().accept(None, &first).unwrap();
         records().accept(Some(&first.order), &second).unwrap();
         for late in [command(1, 2, 1), command(1, 1, 9)] {
             records().accept(Some(&second.order), &late).unwrap_err();
         }
-        assert_eq!(records().look(id).unwrap(), Found::Ours(second.clone()), "the highest counts");
+        assert_eq!(records().look(id).unwrap(), VolumeLookup::Ours(second.clone()), "the highest counts");
         let other = command(7, 1, 1).object;
-        assert!(matches!(records().look::<AcceptedCommand>(other).unwrap(), Found::Foreign(_)));
-        assert_eq!(records().read::<Tombstone>(Reader::Writer).unwrap(), None);
+        assert!(matches!(records().look::<AcceptedCommand>(other).unwrap(), VolumeLookup::Foreign(_)));
+        assert_eq!(records().read::<TombstoneFile>(FileAccess::Writer).unwrap(), None);
         let tombstone = records().bury(2).unwrap();
-        assert_eq!(records().read(Reader::Writer).unwrap(), Some(tombstone));
+        assert_eq!(records().read(FileAccess::Writer).unwrap(), Some(tombstone));
         assert!(tombstone.covers(&second.order) && !tombstone.covers(&command(1, 3, 1).order));
         let listed = || reopen().list().unwrap().into_iter().map(|(id, _)| id).collect::<Vec<_>>();
         assert_eq!(listed(), [Some(id)]);
-        records().remove::<Tombstone>().unwrap();
-        records().remove::<Tombstone>().unwrap();
-        assert_eq!(records().read::<Tombstone>(Reader::Another).unwrap(), None);
+        records().remove::<TombstoneFile>().unwrap();
+        records().remove::<TombstoneFile>().unwrap();
+        assert_eq!(records().read::<TombstoneFile>(FileAccess::Another).unwrap(), None);
         records().purge::<AcceptedCommand>().unwrap();
-        assert_eq!(records().look::<AcceptedCommand>(id).unwrap(), Found::Nothing);
+        assert_eq!(records().look::<AcceptedCommand>(id).unwrap(), VolumeLookup::Nothing);
         assert_eq!(listed(), []);
     }
 

@@ -29,9 +29,9 @@ pub mod session;
 pub mod simulated;
 
 pub use orchestrator::{InventoryError, Orchestrator, WatchLost, WorkProgress};
-pub use run::{Config, Link, run};
+pub use run::{DeciderChannel, ExecutorConfig, run};
 pub use scope::remembered;
-pub use session::Stop;
+pub use session::ExecutorStop;
 
 /// Waits for a future, or without end if there is none, so that other branches of a `select!` continue.
 pub(crate) async fn or_never<F: Future>(future: Option<F>) -> F::Output {

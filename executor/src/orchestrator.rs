@@ -12,11 +12,11 @@ use std::future::Future;
 use std::sync::Arc;
 
 use chancery_events::id::ObjectId;
-use chancery_events::observation::Report;
+use chancery_events::observation::ObjectReport;
 use chancery_events::protocol::Command;
 
 use crate::logs::LogSource;
-use crate::plan::Changes;
+use crate::plan::UpdateSupport;
 
 /// Inventory that cannot be read now. Nothing follows for any object; the caller lists again, with a bounded
 /// backoff.
@@ -51,7 +51,7 @@ pub enum WorkProgress {
 pub trait Orchestrator: Send + Sync + 'static {
     /// Whether an ensure at a higher revision with another spec updates a running object, or fails. A volume
     /// is never changed.
-    const CHANGES: Changes;
+    const CHANGES: UpdateSupport;
 
     /// Carries out a command. Its outcome is a change, also for a command that was carried out before. A
     /// command or other work that is put off has no outcome.
@@ -69,13 +69,13 @@ pub trait Orchestrator: Send + Sync + 'static {
     /// be determined is omitted, and reported when it can.
     ///
     /// May wait for as long as the API takes. An error includes no part of the inventory. Safe to cancel.
-    fn list(&self) -> impl Future<Output = Result<Vec<Report>, InventoryError>> + Send;
+    fn list(&self) -> impl Future<Output = Result<Vec<ObjectReport>, InventoryError>> + Send;
 
     /// Waits for a change and returns the newest report of each changed object, at most `limit` reports.
     ///
     /// A slow reader misses intermediate states, never the last one. Where the last state cannot be kept, the
     /// watch is lost until [`Orchestrator::list`] has succeeded. There is one reader. Safe to cancel.
-    fn changes(&self, limit: usize) -> impl Future<Output = Result<Vec<Report>, WatchLost>> + Send;
+    fn changes(&self, limit: usize) -> impl Future<Output = Result<Vec<ObjectReport>, WatchLost>> + Send;
 
     /// Returns the output of processes, including incarnations of earlier executor epochs.
     fn logs(&self) -> Arc<dyn LogSource>;

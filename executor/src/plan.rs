@@ -33,30 +33,32 @@
 
 use std::time::Duration;
 
-use chancery_events::fact::Effect;
+use chancery_events::fact::CommandEffect;
 use chancery_events::id::ObjectId;
-use chancery_events::observation::{Exit, Hope, Process, ProcessStatus, Report, Saw};
-use chancery_events::protocol::{Command, ObjectSpec, Standing};
+use chancery_events::observation::{
+    IncarnationExit, ObjectReport, ObservedState, ProcessInfo, ProcessStatus, RetryClass,
+};
+use chancery_events::protocol::{Command, CommandStatus, ObjectSpec};
 use serde::{Deserialize, Serialize};
 
 /// Target of an object, set by a command or an orphan resolution.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Order {
+pub struct ObjectTarget {
     /// Revision of the target; a higher revision supersedes all lower ones.
     pub revision: u32,
     /// Attempt at the revision, from 1.
     pub attempt: u32,
     /// State that the object must reach.
-    pub aim: Aim,
+    pub aim: TargetGoal,
     /// Whether the command still waits for its outcome.
-    pub standing: Standing,
+    pub standing: CommandStatus,
     /// Time from the request to end until the kill, also when a sibling's end stops the object.
     pub grace: Duration,
 }
 
 /// Support for giving a running object another spec.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Changes {
+pub enum UpdateSupport {
     /// Running processes are changed.
     InPlace,
     /// Running processes stay as started; another spec needs another incarnation.
@@ -66,7 +68,7 @@ pub enum Changes {
 /// State that an object must reach.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Aim {
+pub enum TargetGoal {
     /// Running; for a volume, existing.
     Up,
     /// Ended; how the object ended is kept. Not for volumes.
@@ -75,27 +77,33 @@ pub enum Aim {
     Removed,
 }
 
-impl Order {
+impl ObjectTarget {
     /// Returns the target that a command sets.
-    pub fn of(command: &Command) -> Order {
+    pub fn of(command: &Command) -> ObjectTarget {
         let (aim, grace) = match (command.effect, command.object) {
-            (Effect::Ensure, _) => (Aim::Up, command.grace),
-            (Effect::Stop, _) => (Aim::Down, command.grace),
-            (Effect::Kill, ObjectId::Incarnation(_)) => (Aim::Down, Duration::ZERO),
-            (Effect::Kill, ObjectId::Volume(_)) => (Aim::Removed, Duration::ZERO),
+            (CommandEffect::Ensure, _) => (TargetGoal::Up, command.grace),
+            (CommandEffect::Stop, _) => (TargetGoal::Down, command.grace),
+            (CommandEffect::Kill, ObjectId::Incarnation(_)) => (TargetGoal::Down, Duration::ZERO),
+            (CommandEffect::Kill, ObjectId::Volume(_)) => (TargetGoal::Removed, Duration::ZERO),
         };
-        Order { revision: command.revision, attempt: command.attempt, aim, standing: command.standing, grace }
+        ObjectTarget {
+            revision: command.revision,
+            attempt: command.attempt,
+            aim,
+            standing: command.standing,
+            grace,
+        }
     }
 
     /// Returns the target that removes an orphan.
-    pub fn removal(revision: u32) -> Order {
-        let (aim, standing, grace) = (Aim::Removed, Standing::Open, Duration::from_secs(10));
-        Order { revision, attempt: u32::MAX, aim, standing, grace }
+    pub fn removal(revision: u32) -> ObjectTarget {
+        let (aim, standing, grace) = (TargetGoal::Removed, CommandStatus::Open, Duration::from_secs(10));
+        ObjectTarget { revision, attempt: u32::MAX, aim, standing, grace }
     }
 
     /// Whether the target may start a missing object.
     pub(crate) fn may_start(&self) -> bool {
-        self.aim == Aim::Up && self.standing == Standing::Open
+        self.aim == TargetGoal::Up && self.standing == CommandStatus::Open
     }
 
     /// Returns the fencing rank: a target below another one changes nothing.
@@ -106,85 +114,85 @@ impl Order {
 
 /// Durable state of an object in a runtime.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Present {
+pub struct KnownObject {
     /// Highest target recorded.
-    pub order: Order,
+    pub order: ObjectTarget,
     /// Spec of the object; `None` for an object that was removed unseen.
     pub spec: Option<ObjectSpec>,
     /// State of the object.
-    pub state: State,
+    pub state: ObjectState,
 }
 
 /// State of an object in its runtime.
 #[derive(Clone, PartialEq, Debug)]
-pub enum State {
+pub enum ObjectState {
     /// Target recorded, nothing started.
     Accepted,
     /// Parts of the object may exist.
     Starting {
         /// Processes, as far as known.
-        processes: Vec<Process>,
+        processes: Vec<ProcessInfo>,
     },
     /// Everything that the spec asks for was started.
     Up {
         /// Each process.
-        processes: Vec<Process>,
+        processes: Vec<ProcessInfo>,
         /// Whether the incarnation has been ready before.
-        before: Before,
+        before: ReadyHistory,
     },
     /// Running, and being changed to the recorded spec.
     Changing {
         /// Processes from before the change.
-        processes: Vec<Process>,
+        processes: Vec<ProcessInfo>,
     },
     /// Running as before: the change to the last target's spec failed. The running spec is recorded.
     Unchanged {
         /// Each process.
-        processes: Vec<Process>,
+        processes: Vec<ProcessInfo>,
         /// Whether the incarnation has been ready before.
-        before: Before,
+        before: ReadyHistory,
         /// Reason of the failure.
         message: String,
         /// Whether a retry can help.
-        hope: Hope,
+        hope: RetryClass,
     },
     /// Ended after running; only the record of the end exists.
     Ended {
         /// Exit of the object.
-        exit: Exit,
+        exit: IncarnationExit,
         /// Each process.
-        processes: Vec<Process>,
+        processes: Vec<ProcessInfo>,
     },
     /// Start failed; nothing exists.
     Failed {
         /// Reason of the failure.
         message: String,
         /// Whether a retry can help.
-        hope: Hope,
+        hope: RetryClass,
     },
     /// Nothing exists but a tombstone.
     Gone,
 }
 
-impl State {
+impl ObjectState {
     /// Whether the object has ended: nothing of it exists.
     pub fn is_over(&self) -> bool {
         match self {
-            State::Accepted
-            | State::Starting { .. }
-            | State::Up { .. }
-            | State::Changing { .. }
-            | State::Unchanged { .. } => false,
-            State::Ended { .. } | State::Failed { .. } | State::Gone => true,
+            ObjectState::Accepted
+            | ObjectState::Starting { .. }
+            | ObjectState::Up { .. }
+            | ObjectState::Changing { .. }
+            | ObjectState::Unchanged { .. } => false,
+            ObjectState::Ended { .. } | ObjectState::Failed { .. } | ObjectState::Gone => true,
         }
     }
 
     /// Marks the status of all processes that have not ended as unknown: they are no longer visible.
     pub(crate) fn lose_sight(&mut self) {
-        let (State::Starting { processes }
-        | State::Up { processes, .. }
-        | State::Changing { processes }
-        | State::Unchanged { processes, .. }) = self
+        let (ObjectState::Starting { processes }
+        | ObjectState::Up { processes, .. }
+        | ObjectState::Changing { processes }
+        | ObjectState::Unchanged { processes, .. }) = self
         else {
             return;
         };
@@ -205,17 +213,21 @@ impl State {
     /// Whether parts of the object may exist.
     fn is_alive(&self) -> bool {
         match self {
-            State::Starting { .. } | State::Up { .. } | State::Changing { .. } | State::Unchanged { .. } => {
-                true
-            }
-            State::Accepted | State::Ended { .. } | State::Failed { .. } | State::Gone => false,
+            ObjectState::Starting { .. }
+            | ObjectState::Up { .. }
+            | ObjectState::Changing { .. }
+            | ObjectState::Unchanged { .. } => true,
+            ObjectState::Accepted
+            | ObjectState::Ended { .. }
+            | ObjectState::Failed { .. }
+            | ObjectState::Gone => false,
         }
     }
 }
 
 /// Earlier readiness of an incarnation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Before {
+pub enum ReadyHistory {
     /// Never ready so far.
     NeverReady,
     /// Ready at least once.
@@ -224,7 +236,7 @@ pub enum Before {
 
 /// Action to take for a target.
 #[derive(Clone, PartialEq, Debug)]
-pub enum Step {
+pub enum ReconcileStep {
     /// Record the target, then start what the spec asks for.
     Start,
     /// Record the target: the existing object meets it.
@@ -238,14 +250,16 @@ pub enum Step {
     /// Change nothing, and report the state again.
     Answer,
     /// Change nothing, and report that the target cannot be met.
-    Refuse(&'static str, Hope),
+    Refuse(&'static str, RetryClass),
 }
 
 /// Returns why no runtime can carry out a command, if so.
 pub fn misfit(command: &Command) -> Option<&'static str> {
     match (command.object, &command.spec, command.effect) {
-        (ObjectId::Volume(_), ObjectSpec::Volume(_), Effect::Stop) => Some("a volume cannot be stopped"),
-        (ObjectId::Volume(_), ObjectSpec::Volume(_), Effect::Ensure | Effect::Kill)
+        (ObjectId::Volume(_), ObjectSpec::Volume(_), CommandEffect::Stop) => {
+            Some("a volume cannot be stopped")
+        }
+        (ObjectId::Volume(_), ObjectSpec::Volume(_), CommandEffect::Ensure | CommandEffect::Kill)
         | (ObjectId::Incarnation(_), ObjectSpec::Run(_), _) => None,
         (ObjectId::Volume(_), ObjectSpec::Run(_), _)
         | (ObjectId::Incarnation(_), ObjectSpec::Volume(_), _) => Some("its spec is that of something else"),
@@ -253,49 +267,66 @@ pub fn misfit(command: &Command) -> Option<&'static str> {
 }
 
 /// Returns the step for `order`, which comes with `spec`, on a runtime that supports `changes`.
-pub fn step(present: Option<&Present>, order: &Order, spec: Option<&ObjectSpec>, changes: Changes) -> Step {
+pub fn step(
+    present: Option<&KnownObject>,
+    order: &ObjectTarget,
+    spec: Option<&ObjectSpec>,
+    changes: UpdateSupport,
+) -> ReconcileStep {
     // A command with an outcome was met by a start. An incarnation is never started twice.
-    let begin = if order.may_start() { Step::Start } else { Step::Bury };
+    let begin = if order.may_start() { ReconcileStep::Start } else { ReconcileStep::Bury };
     let Some(present) = present else {
         return begin;
     };
     if order.rank() < present.order.rank() {
-        return Step::Answer;
+        return ReconcileStep::Answer;
     }
     let again = order.rank() == present.order.rank();
-    let is_open = order.standing == Standing::Open;
+    let is_open = order.standing == CommandStatus::Open;
     let alive = present.state.is_alive();
     let as_it_runs = runs_as(present.spec.as_ref(), spec);
     match (&present.state, order.aim) {
-        (_, Aim::Up) if alive && present.order.aim != Aim::Up => {
-            Step::Refuse("it is being ended", Hope::Retry)
+        (_, TargetGoal::Up) if alive && present.order.aim != TargetGoal::Up => {
+            ReconcileStep::Refuse("it is being ended", RetryClass::Retry)
         }
-        (State::Unchanged { .. }, Aim::Up) if again && is_open => Step::Answer,
-        (_, Aim::Up) if alive && is_open && !as_it_runs => match changes {
-            Changes::InPlace => Step::Change,
-            Changes::Never => {
-                Step::Refuse("it runs with another spec, and what runs is not changed", Hope::Never)
-            }
+        (ObjectState::Unchanged { .. }, TargetGoal::Up) if again && is_open => ReconcileStep::Answer,
+        (_, TargetGoal::Up) if alive && is_open && !as_it_runs => match changes {
+            UpdateSupport::InPlace => ReconcileStep::Change,
+            UpdateSupport::Never => ReconcileStep::Refuse(
+                "it runs with another spec, and what runs is not changed",
+                RetryClass::Never,
+            ),
         },
         // Also the same target, once its command no longer waits for an outcome.
-        (State::Unchanged { .. }, Aim::Up) => Step::Adopt,
-        (State::Accepted, Aim::Up) => begin,
-        (_, Aim::Up) if again && alive && as_it_runs && spec != present.spec.as_ref() => Step::Adopt,
-        (_, Aim::Up) if again => Step::Answer,
-        (State::Failed { .. } | State::Gone, Aim::Up) => begin,
+        (ObjectState::Unchanged { .. }, TargetGoal::Up) => ReconcileStep::Adopt,
+        (ObjectState::Accepted, TargetGoal::Up) => begin,
+        (_, TargetGoal::Up) if again && alive && as_it_runs && spec != present.spec.as_ref() => {
+            ReconcileStep::Adopt
+        }
+        (_, TargetGoal::Up) if again => ReconcileStep::Answer,
+        (ObjectState::Failed { .. } | ObjectState::Gone, TargetGoal::Up) => begin,
         (
-            State::Starting { .. } | State::Up { .. } | State::Changing { .. } | State::Ended { .. },
-            Aim::Up,
-        ) => Step::Adopt,
+            ObjectState::Starting { .. }
+            | ObjectState::Up { .. }
+            | ObjectState::Changing { .. }
+            | ObjectState::Ended { .. },
+            TargetGoal::Up,
+        ) => ReconcileStep::Adopt,
         // Repeated, because a crash may have come between recording the target and asking.
         (
-            State::Starting { .. } | State::Up { .. } | State::Changing { .. } | State::Unchanged { .. },
-            Aim::Down | Aim::Removed,
-        ) => Step::End(order.grace),
-        (State::Ended { .. }, Aim::Down) => Step::Adopt,
-        (State::Gone, Aim::Down | Aim::Removed) if again => Step::Answer,
-        (State::Accepted | State::Failed { .. } | State::Gone, Aim::Down | Aim::Removed) => Step::Bury,
-        (State::Ended { .. }, Aim::Removed) => Step::Bury,
+            ObjectState::Starting { .. }
+            | ObjectState::Up { .. }
+            | ObjectState::Changing { .. }
+            | ObjectState::Unchanged { .. },
+            TargetGoal::Down | TargetGoal::Removed,
+        ) => ReconcileStep::End(order.grace),
+        (ObjectState::Ended { .. }, TargetGoal::Down) => ReconcileStep::Adopt,
+        (ObjectState::Gone, TargetGoal::Down | TargetGoal::Removed) if again => ReconcileStep::Answer,
+        (
+            ObjectState::Accepted | ObjectState::Failed { .. } | ObjectState::Gone,
+            TargetGoal::Down | TargetGoal::Removed,
+        ) => ReconcileStep::Bury,
+        (ObjectState::Ended { .. }, TargetGoal::Removed) => ReconcileStep::Bury,
     }
 }
 
@@ -309,65 +340,82 @@ fn runs_as(there: Option<&ObjectSpec>, brought: Option<&ObjectSpec>) -> bool {
 /// Returns the spec to record with a target: the new spec if the object is started or changed. Otherwise an
 /// existing object keeps its spec, except for what may be adopted. An object that runs alike takes over the
 /// restart rule; a volume takes over the whole spec.
-pub fn accepted(step: &Step, there: Option<ObjectSpec>, brought: Option<&ObjectSpec>) -> Option<ObjectSpec> {
+pub fn accepted(
+    step: &ReconcileStep,
+    there: Option<ObjectSpec>,
+    brought: Option<&ObjectSpec>,
+) -> Option<ObjectSpec> {
     match step {
-        Step::Start | Step::Change => brought.cloned(),
-        Step::Adopt | Step::End(_) | Step::Bury | Step::Answer | Step::Refuse(..)
+        ReconcileStep::Start | ReconcileStep::Change => brought.cloned(),
+        ReconcileStep::Adopt
+        | ReconcileStep::End(_)
+        | ReconcileStep::Bury
+        | ReconcileStep::Answer
+        | ReconcileStep::Refuse(..)
             if there.is_some() && !runs_as(there.as_ref(), brought) =>
         {
             there
         }
-        Step::Adopt | Step::End(_) | Step::Bury | Step::Answer | Step::Refuse(..) => brought.cloned(),
+        ReconcileStep::Adopt
+        | ReconcileStep::End(_)
+        | ReconcileStep::Bury
+        | ReconcileStep::Answer
+        | ReconcileStep::Refuse(..) => brought.cloned(),
     }
 }
 
 /// Report with a message of its own, or in lists only.
 #[derive(Clone, PartialEq, Debug)]
-pub enum Told {
+pub enum StatusUpdate {
     /// Change, or outcome.
-    Change(Report),
+    Change(ObjectReport),
     /// State between a target and its outcome: listed, so that the object does not count as absent.
-    ListOnly(Report),
+    ListOnly(ObjectReport),
 }
 
 /// Returns the report of an object's state.
-pub fn report(object: ObjectId, present: &Present) -> Told {
-    let Order { revision, aim, .. } = present.order;
-    let report = |revision, saw| Report { object, revision, saw };
+pub fn report(object: ObjectId, present: &KnownObject) -> StatusUpdate {
+    let ObjectTarget { revision, aim, .. } = present.order;
+    let report = |revision, saw| ObjectReport { object, revision, saw };
     // The state reflects a lower revision than that of the target.
-    let below = |saw| Told::ListOnly(report(revision.saturating_sub(1), saw));
+    let below = |saw| StatusUpdate::ListOnly(report(revision.saturating_sub(1), saw));
     match &present.state {
-        State::Accepted => below(Saw::NotReady { processes: Vec::new() }),
-        State::Starting { processes } | State::Changing { processes } => {
-            below(Saw::NotReady { processes: processes.clone() })
+        ObjectState::Accepted => below(ObservedState::NotReady { processes: Vec::new() }),
+        ObjectState::Starting { processes } | ObjectState::Changing { processes } => {
+            below(ObservedState::NotReady { processes: processes.clone() })
         }
-        State::Up { processes, before: been } => match aim {
-            Aim::Up => Told::Change(report(revision, saw(processes, *been))),
+        ObjectState::Up { processes, before: been } => match aim {
+            TargetGoal::Up => StatusUpdate::Change(report(revision, saw(processes, *been))),
             // An object that is still ending reflects no revision of the target that ends it.
-            Aim::Down | Aim::Removed => below(saw(processes, *been)),
+            TargetGoal::Down | TargetGoal::Removed => below(saw(processes, *been)),
         },
-        State::Unchanged { processes, before: been, message, hope } => match aim {
-            Aim::Up => Told::Change(report(revision, Saw::Failed { message: message.clone(), hope: *hope })),
-            Aim::Down | Aim::Removed => below(saw(processes, *been)),
+        ObjectState::Unchanged { processes, before: been, message, hope } => match aim {
+            TargetGoal::Up => StatusUpdate::Change(report(
+                revision,
+                ObservedState::Failed { message: message.clone(), hope: *hope },
+            )),
+            TargetGoal::Down | TargetGoal::Removed => below(saw(processes, *been)),
         },
-        State::Ended { exit, processes } => {
-            Told::Change(report(revision, Saw::Ended { exit: exit.clone(), processes: processes.clone() }))
-        }
-        State::Failed { message, hope } => {
-            Told::Change(report(revision, Saw::Failed { message: message.clone(), hope: *hope }))
-        }
-        State::Gone => Told::Change(report(revision, Saw::Gone)),
+        ObjectState::Ended { exit, processes } => StatusUpdate::Change(report(
+            revision,
+            ObservedState::Ended { exit: exit.clone(), processes: processes.clone() },
+        )),
+        ObjectState::Failed { message, hope } => StatusUpdate::Change(report(
+            revision,
+            ObservedState::Failed { message: message.clone(), hope: *hope },
+        )),
+        ObjectState::Gone => StatusUpdate::Change(report(revision, ObservedState::Gone)),
     }
 }
 
 /// Returns the observed state of started processes.
-fn saw(processes: &[Process], before: Before) -> Saw {
+fn saw(processes: &[ProcessInfo], before: ReadyHistory) -> ObservedState {
     let processes = processes.to_vec();
     let online = processes.iter().all(|p| p.status == ProcessStatus::Online);
     match before {
-        _ if online => Saw::Ready { processes },
-        Before::NeverReady => Saw::Ensured { processes },
-        Before::Ready => Saw::NotReady { processes },
+        _ if online => ObservedState::Ready { processes },
+        ReadyHistory::NeverReady => ObservedState::Ensured { processes },
+        ReadyHistory::Ready => ObservedState::NotReady { processes },
     }
 }
 

@@ -24,11 +24,11 @@ use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
-use crate::run::Link;
+use crate::run::DeciderChannel;
 
 mod lines;
 
-use lines::Lines;
+use lines::LineSplitter;
 
 /// Time limit for opening a channel, and for a response to a request.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -49,22 +49,24 @@ const PROBLEM: usize = 64 << 10;
 
 /// Servers of a fleet.
 #[derive(Clone, Debug)]
-pub struct Remotes {
-    all: Vec<Remote>,
+pub struct DeciderEndpoints {
+    all: Vec<DeciderEndpoint>,
     /// Index of the server of the last channel.
     at: Arc<AtomicUsize>,
 }
 
-impl Remotes {
+impl DeciderEndpoints {
     /// Parses addresses separated by commas, each `http://host[:port][/before]`.
-    pub fn new(servers: &str, fleet: &FleetName) -> Result<Remotes, BadServer> {
-        let all: Vec<_> =
-            servers.split(',').map(|one| Remote::new(one.trim(), fleet)).collect::<Result<_, _>>()?;
-        Ok(Remotes { all, at: Arc::default() })
+    pub fn new(servers: &str, fleet: &FleetName) -> Result<DeciderEndpoints, InvalidServerUrl> {
+        let all: Vec<_> = servers
+            .split(',')
+            .map(|one| DeciderEndpoint::new(one.trim(), fleet))
+            .collect::<Result<_, _>>()?;
+        Ok(DeciderEndpoints { all, at: Arc::default() })
     }
 
     /// Opens a channel, preferably to the server of the last one.
-    pub async fn connect(&self) -> io::Result<Link> {
+    pub async fn connect(&self) -> io::Result<DeciderChannel> {
         let first = self.at.load(Ordering::Relaxed);
         let mut failed = None;
         for tried in 0..self.all.len() {
@@ -83,7 +85,7 @@ impl Remotes {
 
 /// Endpoint of a decider.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Remote {
+pub struct DeciderEndpoint {
     host: String,
     port: u16,
     authority: String,
@@ -94,23 +96,23 @@ pub struct Remote {
 /// Server address that is invalid; the message gives the form.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("write a server as in http://127.0.0.1:7440, not {0:?}")]
-pub struct BadServer(String);
+pub struct InvalidServerUrl(String);
 
 /// Used part of a problem (RFC 9457).
 #[derive(Deserialize)]
-struct Problem {
+struct RemoteProblem {
     detail: String,
 }
 
-impl Remote {
+impl DeciderEndpoint {
     /// Parses the address of a server, `http://host[:port][/before]`; the port is 80 by default.
-    pub fn new(server: &str, fleet: &FleetName) -> Result<Remote, BadServer> {
-        let bad = || BadServer(server.to_owned());
+    pub fn new(server: &str, fleet: &FleetName) -> Result<DeciderEndpoint, InvalidServerUrl> {
+        let bad = || InvalidServerUrl(server.to_owned());
         let uri: Uri = server.parse().map_err(|_| bad())?;
         let (Some("http"), Some(authority), None) = (uri.scheme_str(), uri.authority(), uri.query()) else {
             return Err(bad());
         };
-        Ok(Remote {
+        Ok(DeciderEndpoint {
             host: authority.host().trim_start_matches('[').trim_end_matches(']').to_owned(),
             port: authority.port_u16().unwrap_or(80),
             authority: authority.to_string(),
@@ -119,7 +121,7 @@ impl Remote {
     }
 
     /// Opens a channel.
-    pub async fn connect(&self) -> io::Result<Link> {
+    pub async fn connect(&self) -> io::Result<DeciderChannel> {
         let (id, body) = late(timeout(PATIENCE, self.open()).await)?;
         let (to_decider, said) = mpsc::channel(WAITING);
         let (told, from_decider) = mpsc::channel(WAITING);
@@ -133,7 +135,7 @@ impl Remote {
                 tracing::info!(%error, "the link to the decider is lost");
             }
         });
-        Ok(Link { to_decider, from_decider })
+        Ok(DeciderChannel { to_decider, from_decider })
     }
 
     async fn open(&self) -> io::Result<(String, Incoming)> {
@@ -236,7 +238,7 @@ impl Remote {
 
 /// Forwards the decider's messages until the executor or the server hangs up.
 async fn hear(mut body: Incoming, to: mpsc::Sender<Vec<u8>>) -> io::Result<()> {
-    let mut lines = Lines::new(LONGEST);
+    let mut lines = LineSplitter::new(LONGEST);
     loop {
         let frame = tokio::select! {
             frame = body.frame() => frame,
@@ -257,7 +259,7 @@ async fn refused(response: Response<Incoming>) -> io::Error {
     let body = timeout(PATIENCE, Limited::new(response.into_body(), PROBLEM).collect()).await;
     // An unreadable body adds nothing to the status.
     let body = body.ok().and_then(Result::ok).map(http_body_util::Collected::to_bytes).unwrap_or_default();
-    match serde_json::from_slice::<Problem>(&body) {
+    match serde_json::from_slice::<RemoteProblem>(&body) {
         Ok(problem) => io::Error::other(format!("the server answered {status}: {}", problem.detail)),
         Err(_) => io::Error::other(format!("the server answered {status}")),
     }

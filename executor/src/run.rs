@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use chancery_events::id::ObjectId;
 use chancery_events::name::{ClusterName, ExecutorName};
-use chancery_events::observation::Report;
-use chancery_events::protocol::ToDecider;
-use chancery_events::spec::Runtime;
+use chancery_events::observation::ObjectReport;
+use chancery_events::protocol::ExecutorMessage;
+use chancery_events::spec::ClusterRuntime;
 use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::mpsc;
 use tokio::task::{JoinSet, spawn_blocking};
@@ -19,8 +19,8 @@ use tokio::task::{JoinSet, spawn_blocking};
 use crate::directory::CopyPolicy;
 use crate::or_never;
 use crate::orchestrator::{InventoryError, Orchestrator, WorkProgress};
-use crate::scope::{Scope, ScopeError};
-use crate::session::{Core, Identity, Input, Output, Stop, Work};
+use crate::scope::{ExecutorStoreError, LockedDirectory};
+use crate::session::{ExecutorStop, ObjectWork, SessionAction, SessionCore, SessionIdentity, SessionInput};
 
 /// Maximum number of changes per read from the orchestrator.
 const CHANGES: usize = 256;
@@ -31,13 +31,13 @@ const GOODBYE: Duration = Duration::from_secs(1);
 
 /// Configuration of an executor.
 #[derive(Clone, Debug)]
-pub struct Config {
+pub struct ExecutorConfig {
     /// Name of the executor.
     pub executor: ExecutorName,
     /// Cluster of the executor.
     pub cluster: ClusterName,
     /// Runtime that the executor drives.
-    pub runtime: Runtime,
+    pub runtime: ClusterRuntime,
     /// Directory of `lock`, `scope.json` and `head.json`. One executor per root.
     pub root: PathBuf,
     /// Maximum number of concurrent work starts; 32 is fine.
@@ -46,13 +46,13 @@ pub struct Config {
     pub copies: CopyPolicy,
 }
 
-/// Channel to the decider: JSON texts of [`ToDecider`] and
-/// [`FromDecider`](chancery_events::protocol::FromDecider). A closed half is a lost channel.
+/// Channel to the decider: JSON texts of [`ExecutorMessage`] and
+/// [`DeciderMessage`](chancery_events::protocol::FromDecider). A closed half is a lost channel.
 #[derive(Debug)]
-pub struct Link {
-    /// Sender of one [`ToDecider`] per message.
+pub struct DeciderChannel {
+    /// Sender of one [`ExecutorMessage`] per message.
     pub to_decider: mpsc::Sender<Vec<u8>>,
-    /// Receiver of one [`FromDecider`](chancery_events::protocol::FromDecider) per message.
+    /// Receiver of one [`DeciderMessage`](chancery_events::protocol::FromDecider) per message.
     pub from_decider: mpsc::Receiver<Vec<u8>>,
 }
 
@@ -62,28 +62,29 @@ pub struct Link {
 /// The orchestrator is opened after the executor store is locked: another executor may be working in it.
 /// `connect` is called for each channel; an error is retried after a pause that grows up to 5 s.
 pub async fn run<O, C, F>(
-    config: Config,
+    config: ExecutorConfig,
     open: impl Future<Output = std::io::Result<O>>,
     connect: C,
     shutdown: impl Future<Output = ()>,
-) -> Result<(), Stop>
+) -> Result<(), ExecutorStop>
 where
     O: Orchestrator,
     C: FnMut() -> F,
-    F: Future<Output = std::io::Result<Link>>,
+    F: Future<Output = std::io::Result<DeciderChannel>>,
 {
-    let Config { executor, cluster, runtime, root, at_once, copies } = config;
-    let opened = spawn_blocking(move || Scope::open(&root, copies)).await;
+    let ExecutorConfig { executor, cluster, runtime, root, at_once, copies } = config;
+    let opened = spawn_blocking(move || LockedDirectory::open(&root, copies)).await;
     let opened = opened.expect("opening a scope does not panic");
     let (scope, seen) = opened.map_err(|error| match error {
-        ScopeError::Taken => Stop::ScopeTaken,
-        ScopeError::Copied(copy) => Stop::Copied(copy),
-        ScopeError::Storage(source) => Stop::Storage(source),
+        ExecutorStoreError::Taken => ExecutorStop::ScopeTaken,
+        ExecutorStoreError::Copied(copy) => ExecutorStop::Copied(copy),
+        ExecutorStoreError::Storage(source) => ExecutorStop::Storage(source),
     })?;
-    let orchestrator = Arc::new(open.await.map_err(Stop::Storage)?);
+    let orchestrator = Arc::new(open.await.map_err(ExecutorStop::Storage)?);
     let (id, life) = (scope.id(), scope.life());
-    let core = Core::new(Identity { executor, cluster, runtime, scope: id, life }, seen, at_once);
-    let mut running = Loop {
+    let core =
+        SessionCore::new(SessionIdentity { executor, cluster, runtime, scope: id, life }, seen, at_once);
+    let mut running = ExecutorLoop {
         core,
         orchestrator,
         connect,
@@ -99,91 +100,97 @@ where
     loop {
         let input = tokio::select! {
             biased;
-            () = &mut shutdown => Input::Leave,
+            () = &mut shutdown => SessionInput::Leave,
             input = running.next() => input,
         };
-        if running.act(input).await? == Next::Leave {
+        if running.act(input).await? == LoopFlow::Leave {
             running.say_goodbye().await;
             return Ok(());
         }
     }
 }
 
-type PendingInventory = Pin<Box<dyn Future<Output = Result<Vec<Report>, InventoryError>> + Send>>;
+type PendingInventory = Pin<Box<dyn Future<Output = Result<Vec<ObjectReport>, InventoryError>> + Send>>;
 
-struct Loop<O, C, F> {
-    core: Core,
+struct ExecutorLoop<O, C, F> {
+    core: SessionCore,
     orchestrator: Arc<O>,
     connect: C,
     connecting: Option<Pin<Box<F>>>,
-    link: Option<Link>,
-    outbox: VecDeque<ToDecider>,
+    link: Option<DeciderChannel>,
+    outbox: VecDeque<ExecutorMessage>,
     listing: Option<PendingInventory>,
     /// Tasks of running work; each returns the work if it was put off.
-    works: JoinSet<Option<Work>>,
+    works: JoinSet<Option<ObjectWork>>,
     /// Object of each task in `works`, so that a panicking task still releases its object.
     on: HashMap<tokio::task::Id, ObjectId>,
     /// Executor store, dropped last: its lock excludes other executors until this one writes nothing.
-    scope: Arc<Scope>,
+    scope: Arc<LockedDirectory>,
 }
 
-enum Woken {
-    Input(Input),
-    Linked(std::io::Result<Link>),
-    Listed(Result<Vec<Report>, InventoryError>),
-    Done(tokio::task::Id, Option<Work>),
+enum LoopEvent {
+    Input(SessionInput),
+    Linked(std::io::Result<DeciderChannel>),
+    Listed(Result<Vec<ObjectReport>, InventoryError>),
+    Done(tokio::task::Id, Option<ObjectWork>),
     Sent,
     Unread(serde_json::Error),
     Lost,
 }
 
 #[derive(PartialEq)]
-enum Next {
+enum LoopFlow {
     GoOn,
     Leave,
 }
 
-impl<O, C, F> Loop<O, C, F>
+impl<O, C, F> ExecutorLoop<O, C, F>
 where
     O: Orchestrator,
     C: FnMut() -> F,
-    F: Future<Output = std::io::Result<Link>>,
+    F: Future<Output = std::io::Result<DeciderChannel>>,
 {
     /// Waits for the next input. Safe to cancel.
-    async fn next(&mut self) -> Input {
+    async fn next(&mut self) -> SessionInput {
         loop {
             let woken = self.woken().await;
             match woken {
-                Woken::Input(input) => return input,
-                Woken::Lost => {
+                LoopEvent::Input(input) => return input,
+                LoopEvent::Lost => {
                     self.hang_up();
-                    return Input::Disconnected;
+                    return SessionInput::Disconnected;
                 }
-                Woken::Linked(connected) => {
+                LoopEvent::Linked(connected) => {
                     self.connecting = None;
                     self.link = connected
                         .inspect_err(
                             |error| tracing::warn!(%error, "no decider is reached; it is tried again"),
                         )
                         .ok();
-                    return if self.link.is_some() { Input::Connected } else { Input::Disconnected };
+                    return if self.link.is_some() {
+                        SessionInput::Connected
+                    } else {
+                        SessionInput::Disconnected
+                    };
                 }
-                Woken::Listed(listed) => {
+                LoopEvent::Listed(listed) => {
                     self.listing = None;
-                    return listed.map_or_else(Input::NotListed, Input::Listed);
+                    return listed.map_or_else(SessionInput::NotListed, SessionInput::Listed);
                 }
-                Woken::Done(task, put_off) => {
+                LoopEvent::Done(task, put_off) => {
                     if let Some(object) = self.on.remove(&task) {
-                        return put_off.map_or(Input::Done(object), Input::PutOff);
+                        return put_off.map_or(SessionInput::Done(object), SessionInput::PutOff);
                     }
                 }
-                Woken::Unread(error) => tracing::error!(%error, "a message of the decider cannot be read"),
-                Woken::Sent => {}
+                LoopEvent::Unread(error) => {
+                    tracing::error!(%error, "a message of the decider cannot be read")
+                }
+                LoopEvent::Sent => {}
             }
         }
     }
 
-    async fn woken(&mut self) -> Woken {
+    async fn woken(&mut self) -> LoopEvent {
         let due = self.core.due().map(|due| due.saturating_sub(now()));
         let takes_changes = self.core.takes_changes() && self.outbox.len() < OUTBOX;
         let (to, from) = match &mut self.link {
@@ -193,31 +200,31 @@ where
         tokio::select! {
             biased;
             // Time comes first, so that a flood of messages cannot starve the heartbeat.
-            () = tokio::time::sleep(due.unwrap_or_default()), if due.is_some() => Woken::Input(Input::Tick),
+            () = tokio::time::sleep(due.unwrap_or_default()), if due.is_some() => LoopEvent::Input(SessionInput::Tick),
             Some(done) = self.works.join_next_with_id() => match done {
-                Ok((id, put_off)) => Woken::Done(id, put_off),
+                Ok((id, put_off)) => LoopEvent::Done(id, put_off),
                 Err(error) => {
                     tracing::error!(%error, "work on an object broke off");
-                    Woken::Done(error.id(), None)
+                    LoopEvent::Done(error.id(), None)
                 }
             },
-            connected = or_never(self.connecting.as_mut()) => Woken::Linked(connected),
+            connected = or_never(self.connecting.as_mut()) => LoopEvent::Linked(connected),
             permit = or_never(to.map(mpsc::Sender::reserve)), if !self.outbox.is_empty() => match (permit, self.outbox.pop_front()) {
                 (Ok(permit), Some(message)) => {
                     permit.send(encode(&message));
-                    Woken::Sent
+                    LoopEvent::Sent
                 }
-                (Ok(_), None) => Woken::Sent,
-                (Err(_), _) => Woken::Lost,
+                (Ok(_), None) => LoopEvent::Sent,
+                (Err(_), _) => LoopEvent::Lost,
             },
             message = or_never(from.map(mpsc::Receiver::recv)) => match message.as_deref().map(serde_json::from_slice) {
-                Some(Ok(message)) => Woken::Input(Input::Heard(message)),
-                Some(Err(error)) => Woken::Unread(error),
-                None => Woken::Lost,
+                Some(Ok(message)) => LoopEvent::Input(SessionInput::Heard(message)),
+                Some(Err(error)) => LoopEvent::Unread(error),
+                None => LoopEvent::Lost,
             },
-            listed = or_never(self.listing.as_mut()) => Woken::Listed(listed),
+            listed = or_never(self.listing.as_mut()) => LoopEvent::Listed(listed),
             changes = self.orchestrator.changes(CHANGES), if takes_changes => {
-                Woken::Input(changes.map_or_else(Input::WatchLost, Input::Changed))
+                LoopEvent::Input(changes.map_or_else(SessionInput::WatchLost, SessionInput::Changed))
             }
         }
     }
@@ -228,40 +235,42 @@ where
         self.outbox.clear();
     }
 
-    async fn act(&mut self, input: Input) -> Result<Next, Stop> {
+    async fn act(&mut self, input: SessionInput) -> Result<LoopFlow, ExecutorStop> {
         for output in self.core.handle(now(), input) {
             match output {
-                Output::Connect => self.connecting = Some(Box::pin((self.connect)())),
-                Output::HangUp => self.hang_up(),
+                SessionAction::Connect => self.connecting = Some(Box::pin((self.connect)())),
+                SessionAction::HangUp => self.hang_up(),
                 // The lease does not wait for a long full report to be sent.
-                Output::Say(message @ ToDecider::Heartbeat { .. }) => self.outbox.push_front(message),
-                Output::Say(message) => self.outbox.push_back(message),
-                Output::List => {
+                SessionAction::Say(message @ ExecutorMessage::Heartbeat { .. }) => {
+                    self.outbox.push_front(message)
+                }
+                SessionAction::Say(message) => self.outbox.push_back(message),
+                SessionAction::List => {
                     let orchestrator = self.orchestrator.clone();
                     self.listing = Some(Box::pin(async move { orchestrator.list().await }));
                 }
-                Output::Persist(seen) => {
+                SessionAction::Persist(seen) => {
                     // The task keeps the lock until the head is written, even if the loop is dropped.
                     let scope = self.scope.clone();
                     let kept = spawn_blocking(move || scope.remember(&seen)).await;
-                    kept.expect("keeping a head does not panic").map_err(Stop::Storage)?;
+                    kept.expect("keeping a head does not panic").map_err(ExecutorStop::Storage)?;
                 }
-                Output::Begin(work) => self.begin(work),
-                Output::Stop(stop) => return Err(stop),
-                Output::Leave => return Ok(Next::Leave),
+                SessionAction::Begin(work) => self.begin(work),
+                SessionAction::Stop(stop) => return Err(stop),
+                SessionAction::Leave => return Ok(LoopFlow::Leave),
             }
         }
-        Ok(Next::GoOn)
+        Ok(LoopFlow::GoOn)
     }
 
-    fn begin(&mut self, work: Work) {
+    fn begin(&mut self, work: ObjectWork) {
         let object = work.object();
         let orchestrator = self.orchestrator.clone();
         let task = self.works.spawn(async move {
             let progress = match &work {
-                Work::CarryOut(command) => orchestrator.carry_out(command.clone()).await,
-                Work::Remove { object, revision } => orchestrator.remove(*object, *revision).await,
-                Work::Forget(object) => orchestrator.forget(*object).await,
+                ObjectWork::CarryOut(command) => orchestrator.carry_out(command.clone()).await,
+                ObjectWork::Remove { object, revision } => orchestrator.remove(*object, *revision).await,
+                ObjectWork::Forget(object) => orchestrator.forget(*object).await,
             };
             (progress == WorkProgress::PutOff).then_some(work)
         });
@@ -294,6 +303,6 @@ fn now() -> Duration {
     Duration::try_from(clock_gettime(ClockId::Boottime)).unwrap_or_default()
 }
 
-fn encode(message: &ToDecider) -> Vec<u8> {
+fn encode(message: &ExecutorMessage) -> Vec<u8> {
     serde_json::to_vec(message).expect("a message is always JSON")
 }

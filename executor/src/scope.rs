@@ -10,31 +10,31 @@ use std::io;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
-use chancery_events::id::{Instance, ScopeId};
-use chancery_events::protocol::Life;
+use chancery_events::id::{EpochNonce, ExecutorStoreId};
+use chancery_events::protocol::ExecutorEpoch;
 use rustix::rand::{GetRandomFlags, getrandom};
 use serde::{Deserialize, Serialize};
 
 use crate::directory::{self, CopyPolicy, DirectoryId, IsCopy};
-use crate::durable::{self, Lock, Reader, Record};
-use crate::session::Seen;
+use crate::durable::{self, FileAccess, LockAttempt, StateFile};
+use crate::session::HighestHead;
 
 /// File of the highest head seen.
 const HEAD: &str = "head.json";
 
 /// Directory of one executor, locked until this value is dropped.
 #[derive(Debug)]
-pub(crate) struct Scope {
-    head: Mutex<Record>,
-    id: ScopeId,
-    life: Life,
+pub(crate) struct LockedDirectory {
+    head: Mutex<StateFile>,
+    id: ExecutorStoreId,
+    life: ExecutorEpoch,
     _lock: File,
 }
 
 /// Contents of `scope.json`.
 #[derive(Serialize, Deserialize)]
-struct Kept {
-    id: ScopeId,
+struct ExecutorStoreFile {
+    id: ExecutorStoreId,
     lives: u64,
     /// Directory in which the last executor epoch started.
     directory: DirectoryId,
@@ -42,7 +42,7 @@ struct Kept {
 
 /// Reason why an executor store cannot be opened.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum ScopeError {
+pub(crate) enum ExecutorStoreError {
     /// Store that another executor has locked.
     #[error("another executor holds the scope's lock")]
     Taken,
@@ -54,56 +54,62 @@ pub(crate) enum ScopeError {
     Storage(#[from] io::Error),
 }
 
-impl Scope {
+impl LockedDirectory {
     /// Locks the directory, created if missing, starts an executor epoch in it, and returns the remembered
     /// head.
-    pub(crate) fn open(root: &Path, copies: CopyPolicy) -> Result<(Scope, Option<Seen>), ScopeError> {
+    pub(crate) fn open(
+        root: &Path,
+        copies: CopyPolicy,
+    ) -> Result<(LockedDirectory, Option<HighestHead>), ExecutorStoreError> {
         let head = root.join(HEAD);
-        durable::make_folder(root).map_err(ScopeError::Storage)?;
-        match durable::lock(&root.join("lock")).map_err(ScopeError::Storage)? {
-            Lock::Theirs => Err(ScopeError::Taken),
-            Lock::Ours(lock) => {
-                let seen = durable::read(&head, Reader::Writer).map_err(ScopeError::Storage)?;
+        durable::make_folder(root).map_err(ExecutorStoreError::Storage)?;
+        match durable::lock(&root.join("lock")).map_err(ExecutorStoreError::Storage)? {
+            LockAttempt::Theirs => Err(ExecutorStoreError::Taken),
+            LockAttempt::Ours(lock) => {
+                let seen = durable::read(&head, FileAccess::Writer).map_err(ExecutorStoreError::Storage)?;
                 let (id, life) = begin_life(root, copies)?;
-                let head = Mutex::new(Record::at(head));
-                Ok((Scope { head, id, life, _lock: lock }, seen))
+                let head = Mutex::new(StateFile::at(head));
+                Ok((LockedDirectory { head, id, life, _lock: lock }, seen))
             }
         }
     }
 
-    pub(crate) fn id(&self) -> ScopeId {
+    pub(crate) fn id(&self) -> ExecutorStoreId {
         self.id
     }
 
-    pub(crate) fn life(&self) -> Life {
+    pub(crate) fn life(&self) -> ExecutorEpoch {
         self.life
     }
 
     /// Stores a head; it is on disk when this returns.
-    pub(crate) fn remember(&self, seen: &Seen) -> io::Result<()> {
+    pub(crate) fn remember(&self, seen: &HighestHead) -> io::Result<()> {
         self.head.lock().unwrap_or_else(PoisonError::into_inner).write(seen)
     }
 }
 
 /// Returns the head that the executor over a directory remembers. For other processes: nothing is changed.
 /// The decider names a head once it is durable, so the journal has reached that head.
-pub fn remembered(root: &Path) -> io::Result<Option<Seen>> {
-    durable::read(&root.join(HEAD), Reader::Another)
+pub fn remembered(root: &Path) -> io::Result<Option<HighestHead>> {
+    durable::read(&root.join(HEAD), FileAccess::Another)
 }
 
 /// Counts another executor epoch; it is on disk when this returns.
-fn begin_life(root: &Path, copies: CopyPolicy) -> Result<(ScopeId, Life), ScopeError> {
+fn begin_life(
+    root: &Path,
+    copies: CopyPolicy,
+) -> Result<(ExecutorStoreId, ExecutorEpoch), ExecutorStoreError> {
     let (path, directory) = (root.join("scope.json"), DirectoryId::of(root)?);
-    let mut kept = match durable::read::<Kept>(&path, Reader::Writer)? {
+    let mut kept = match durable::read::<ExecutorStoreFile>(&path, FileAccess::Writer)? {
         Some(kept) => {
             directory::check(root, Some(&kept.directory), &directory, copies)?;
-            Kept { directory, ..kept }
+            ExecutorStoreFile { directory, ..kept }
         }
-        None => Kept { id: ScopeId::from_random(random()?), lives: 0, directory },
+        None => ExecutorStoreFile { id: ExecutorStoreId::from_random(random()?), lives: 0, directory },
     };
     kept.lives += 1;
     durable::write(&path, &kept)?;
-    Ok((kept.id, Life { number: kept.lives, instance: Instance::from_random(random()?) }))
+    Ok((kept.id, ExecutorEpoch { number: kept.lives, instance: EpochNonce::from_random(random()?) }))
 }
 
 pub(crate) fn random() -> io::Result<u64> {
@@ -121,16 +127,19 @@ mod tests {
 
     /// Opens a store once no other process has its lock. A child that another test starts shares the
     /// descriptors of this process until it executes its program.
-    fn try_open(root: &Path, copies: CopyPolicy) -> Result<(Scope, Option<Seen>), ScopeError> {
+    fn try_open(
+        root: &Path,
+        copies: CopyPolicy,
+    ) -> Result<(LockedDirectory, Option<HighestHead>), ExecutorStoreError> {
         loop {
-            match Scope::open(root, copies) {
-                Err(ScopeError::Taken) => std::thread::yield_now(),
+            match LockedDirectory::open(root, copies) {
+                Err(ExecutorStoreError::Taken) => std::thread::yield_now(),
                 opened => return opened,
             }
         }
     }
 
-    fn open(root: &Path) -> (ScopeId, Life) {
+    fn open(root: &Path) -> (ExecutorStoreId, ExecutorEpoch) {
         let (scope, _) = try_open(root, CopyPolicy::Refuse).expect("a scope");
         (scope.id(), scope.life())
     }
@@ -153,7 +162,7 @@ mod tests {
         let copied = std::process::Command::new("cp").arg("-a").args([&original, &copy]).status();
         assert!(copied.expect("cp").success());
         for _ in 0..2 {
-            assert!(matches!(try_open(&copy, CopyPolicy::Refuse), Err(ScopeError::Copied(_))));
+            assert!(matches!(try_open(&copy, CopyPolicy::Refuse), Err(ExecutorStoreError::Copied(_))));
         }
         let (adopted, _) = try_open(&copy, CopyPolicy::Adopt).expect("adopted");
         assert_eq!((adopted.id(), adopted.life().number), (first.0, 2));
@@ -169,6 +178,6 @@ mod tests {
         for copy in ["scope.json", "scope.copy"] {
             std::fs::write(dir.path().join(copy), "{\"id\":\"no").expect("written");
         }
-        assert!(matches!(try_open(dir.path(), CopyPolicy::Refuse), Err(ScopeError::Storage(_))));
+        assert!(matches!(try_open(dir.path(), CopyPolicy::Refuse), Err(ExecutorStoreError::Storage(_))));
     }
 }

@@ -18,20 +18,22 @@
 
 use std::time::Duration;
 
-use chancery_events::fact::Judgement;
-use chancery_events::id::{Attach, Lineage, ObjectId};
-use chancery_events::observation::Report;
-use chancery_events::protocol::{Again, Command, Envelope, FromDecider, Head, Part, ToDecider};
+use chancery_events::fact::OrphanResolution;
+use chancery_events::id::{ConnectionToken, Lineage, ObjectId};
+use chancery_events::observation::ObjectReport;
+use chancery_events::protocol::{
+    Command, DeciderEnvelope, DeciderMessage, ExecutorMessage, HelloRetry, JournalHead, ReportPart,
+};
 use chancery_events::size::json_bytes;
 
 mod lease;
 mod queue;
 mod words;
 
-use lease::Lease;
-use queue::Queue;
-pub use queue::Work;
-pub use words::{Identity, Input, Output, Seen, Stop};
+use lease::SessionLease;
+pub use queue::ObjectWork;
+use queue::WorkQueue;
+pub use words::{ExecutorStop, HighestHead, SessionAction, SessionIdentity, SessionInput};
 
 /// Maximum number of reports in one part of a full report.
 const LEVEL_PART: usize = 500;
@@ -46,30 +48,30 @@ const BACKOFF_FIRST: Duration = Duration::from_millis(100);
 const BACKOFF_MOST: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
-enum Phase {
+enum SessionPhase {
     Waiting { until: Duration },
     Connecting,
     Greeting { since: Duration },
-    Listing(Connection),
-    Attached(Connection),
+    Listing(SessionConnection),
+    Attached(SessionConnection),
 }
 
 /// Connection of one welcome.
 #[derive(Debug)]
-struct Connection {
-    attach: Attach,
+struct SessionConnection {
+    attach: ConnectionToken,
     lineage: Lineage,
     /// Numbers of reports sent and accepted.
     said: u64,
     accepted: u64,
-    inventory: Inventory,
+    inventory: InventoryPart,
     /// Failed lists and lost watches since the last change.
     failures: u32,
 }
 
 /// Whether the decider has received the inventory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Inventory {
+enum InventoryPart {
     /// List requested.
     Asked,
     /// List failed, or changes were missed; the list is requested again at this time.
@@ -80,79 +82,79 @@ enum Inventory {
 
 /// State machine of a session; see the module.
 #[derive(Debug)]
-pub struct Core {
-    identity: Identity,
-    seen: Option<Seen>,
-    persisted: Option<Seen>,
-    phase: Phase,
+pub struct SessionCore {
+    identity: SessionIdentity,
+    seen: Option<HighestHead>,
+    persisted: Option<HighestHead>,
+    phase: SessionPhase,
     failures: u32,
-    lease: Lease,
-    queue: Queue,
+    lease: SessionLease,
+    queue: WorkQueue,
 }
 
-impl Core {
+impl SessionCore {
     /// Creates the session of an executor that remembers `seen`; `at_once` limits overlapping work.
-    pub fn new(identity: Identity, seen: Option<Seen>, at_once: usize) -> Core {
-        Core {
+    pub fn new(identity: SessionIdentity, seen: Option<HighestHead>, at_once: usize) -> SessionCore {
+        SessionCore {
             identity,
             seen,
             persisted: seen,
-            phase: Phase::Waiting { until: Duration::ZERO },
+            phase: SessionPhase::Waiting { until: Duration::ZERO },
             failures: 0,
-            lease: Lease::none(),
-            queue: Queue::new(at_once),
+            lease: SessionLease::none(),
+            queue: WorkQueue::new(at_once),
         }
     }
 
     /// Whether changes are accepted: after the full report, while fewer than 1000 reports wait for
     /// acceptance.
     pub fn takes_changes(&self) -> bool {
-        matches!(&self.phase, Phase::Attached(c)
-            if c.inventory == Inventory::Reported && c.said - c.accepted < WINDOW)
+        matches!(&self.phase, SessionPhase::Attached(c)
+            if c.inventory == InventoryPart::Reported && c.said - c.accepted < WINDOW)
     }
 
     /// Returns when a tick is due, if nothing else happens.
     pub fn due(&self) -> Option<Duration> {
         match &self.phase {
-            Phase::Waiting { until } => Some(*until),
-            Phase::Connecting => None,
-            Phase::Greeting { since } => Some(*since + GREETING),
-            Phase::Listing(c) | Phase::Attached(c) => Some(match c.inventory {
-                Inventory::Unknown { until } => until.min(self.lease.due()),
-                Inventory::Asked | Inventory::Reported => self.lease.due(),
+            SessionPhase::Waiting { until } => Some(*until),
+            SessionPhase::Connecting => None,
+            SessionPhase::Greeting { since } => Some(*since + GREETING),
+            SessionPhase::Listing(c) | SessionPhase::Attached(c) => Some(match c.inventory {
+                InventoryPart::Unknown { until } => until.min(self.lease.due()),
+                InventoryPart::Asked | InventoryPart::Reported => self.lease.due(),
             }),
         }
     }
 
     /// Handles one input at `now` and returns the actions that follow.
-    pub fn handle(&mut self, now: Duration, input: Input) -> Vec<Output> {
+    pub fn handle(&mut self, now: Duration, input: SessionInput) -> Vec<SessionAction> {
         let mut out = Vec::new();
         match input {
-            Input::Connected => self.connected(now, &mut out),
-            Input::Disconnected => self.wait(now),
-            Input::Heard(message) => {
+            SessionInput::Connected => self.connected(now, &mut out),
+            SessionInput::Disconnected => self.wait(now),
+            SessionInput::Heard(message) => {
                 if let Err(stop) = self.heard(now, message, &mut out) {
-                    out.push(Output::Stop(stop));
+                    out.push(SessionAction::Stop(stop));
                     return out;
                 }
             }
-            Input::Listed(reports) => {
+            SessionInput::Listed(reports) => {
                 if let Err(stop) = self.listed(reports, &mut out) {
-                    out.push(Output::Stop(stop));
+                    out.push(SessionAction::Stop(stop));
                     return out;
                 }
             }
-            Input::NotListed(error) => self.not_known(now, &error),
-            Input::Changed(reports) => self.changed(reports, &mut out),
-            Input::WatchLost(error) => self.not_known(now, &error),
-            Input::Done(object) => self.queue.done(object),
-            Input::PutOff(work) => self.queue.put_off(work),
-            Input::Tick => self.tick(now, &mut out),
-            Input::Leave => {
-                if let Phase::Listing(c) | Phase::Attached(c) = &self.phase {
-                    out.push(Output::Say(ToDecider::Goodbye { attach: c.attach }));
+            SessionInput::NotListed(error) => self.not_known(now, &error),
+            SessionInput::Changed(reports) => self.changed(reports, &mut out),
+            SessionInput::WatchLost(error) => self.not_known(now, &error),
+            SessionInput::Done(object) => self.queue.done(object),
+            SessionInput::PutOff(work) => self.queue.put_off(work),
+            SessionInput::Tick => self.tick(now, &mut out),
+            SessionInput::Leave => {
+                if let SessionPhase::Listing(c) | SessionPhase::Attached(c) = &self.phase {
+                    out.push(SessionAction::Say(ExecutorMessage::Goodbye { attach: c.attach }));
                 }
-                out.push(Output::Leave);
+                out.push(SessionAction::Leave);
                 return out;
             }
         }
@@ -160,11 +162,18 @@ impl Core {
         out
     }
 
-    fn connected(&mut self, now: Duration, out: &mut Vec<Output>) {
-        let Identity { executor, cluster, runtime, scope, life } = self.identity.clone();
+    fn connected(&mut self, now: Duration, out: &mut Vec<SessionAction>) {
+        let SessionIdentity { executor, cluster, runtime, scope, life } = self.identity.clone();
         let seen = self.seen.map(|seen| (seen.lineage, seen.head));
-        out.push(Output::Say(ToDecider::Hello { executor, cluster, runtime, scope, life, seen }));
-        self.phase = Phase::Greeting { since: now };
+        out.push(SessionAction::Say(ExecutorMessage::Hello {
+            executor,
+            cluster,
+            runtime,
+            scope,
+            life,
+            seen,
+        }));
+        self.phase = SessionPhase::Greeting { since: now };
     }
 
     /// Schedules another attempt to connect; the lease stays usable until its ¾.
@@ -173,80 +182,87 @@ impl Core {
         let most = if self.lease.length().is_zero() { BACKOFF_MOST } else { self.lease.length() / 3 };
         let until = now + backoff(self.failures).min(most);
         self.failures = self.failures.saturating_add(1);
-        self.phase = Phase::Waiting { until };
+        self.phase = SessionPhase::Waiting { until };
     }
 
-    fn hang_up(&mut self, now: Duration, out: &mut Vec<Output>) {
-        out.push(Output::HangUp);
+    fn hang_up(&mut self, now: Duration, out: &mut Vec<SessionAction>) {
+        out.push(SessionAction::HangUp);
         self.wait(now);
     }
 
-    fn tick(&mut self, now: Duration, out: &mut Vec<Output>) {
+    fn tick(&mut self, now: Duration, out: &mut Vec<SessionAction>) {
         match &mut self.phase {
-            Phase::Waiting { until } if now >= *until => {
-                self.phase = Phase::Connecting;
-                out.push(Output::Connect);
+            SessionPhase::Waiting { until } if now >= *until => {
+                self.phase = SessionPhase::Connecting;
+                out.push(SessionAction::Connect);
             }
-            Phase::Greeting { since } if now >= *since + GREETING => self.hang_up(now, out),
-            Phase::Listing(_) | Phase::Attached(_) if self.lease.is_over(now) => self.hang_up(now, out),
-            Phase::Listing(c) | Phase::Attached(c) => {
-                if matches!(c.inventory, Inventory::Unknown { until } if now >= until) {
-                    c.inventory = Inventory::Asked;
-                    out.push(Output::List);
+            SessionPhase::Greeting { since } if now >= *since + GREETING => self.hang_up(now, out),
+            SessionPhase::Listing(_) | SessionPhase::Attached(_) if self.lease.is_over(now) => {
+                self.hang_up(now, out)
+            }
+            SessionPhase::Listing(c) | SessionPhase::Attached(c) => {
+                if matches!(c.inventory, InventoryPart::Unknown { until } if now >= until) {
+                    c.inventory = InventoryPart::Asked;
+                    out.push(SessionAction::List);
                 }
                 if let Some(beat) = self.lease.beat(now) {
-                    out.push(Output::Say(ToDecider::Heartbeat { attach: c.attach, beat }));
+                    out.push(SessionAction::Say(ExecutorMessage::Heartbeat { attach: c.attach, beat }));
                 }
             }
             // The loop woke too early.
-            Phase::Waiting { .. } | Phase::Connecting | Phase::Greeting { .. } => {}
+            SessionPhase::Waiting { .. } | SessionPhase::Connecting | SessionPhase::Greeting { .. } => {}
         }
     }
 
-    fn heard(&mut self, now: Duration, message: FromDecider, out: &mut Vec<Output>) -> Result<(), Stop> {
+    fn heard(
+        &mut self,
+        now: Duration,
+        message: DeciderMessage,
+        out: &mut Vec<SessionAction>,
+    ) -> Result<(), ExecutorStop> {
         match message {
-            FromDecider::Welcome { envelope, lineage, fleet: _, lease, commands, rest } => {
+            DeciderMessage::Welcome { envelope, lineage, fleet: _, lease, commands, rest } => {
                 self.welcomed(now, &envelope, lineage, lease, out)?;
                 self.wanted(&envelope, commands, rest, out)?;
             }
-            FromDecider::Inventory { envelope, commands, rest } => {
+            DeciderMessage::Inventory { envelope, commands, rest } => {
                 self.wanted(&envelope, commands, rest, out)?;
             }
-            FromDecider::Refused { reason, again } => match again {
-                Again::Later => {
+            DeciderMessage::Refused { reason, again } => match again {
+                HelloRetry::Later => {
                     tracing::warn!(reason, "the decider does not take this executor now; it is asked again");
                     self.hang_up(now, out);
                 }
-                Again::NewerElsewhere => return Err(Stop::NewerElsewhere(reason)),
-                Again::Never => return Err(Stop::Refused(reason)),
+                HelloRetry::NewerElsewhere => return Err(ExecutorStop::NewerElsewhere(reason)),
+                HelloRetry::Never => return Err(ExecutorStop::Refused(reason)),
             },
-            FromDecider::Closed { reason } => {
+            DeciderMessage::Closed { reason } => {
                 tracing::info!(reason, "the session is closed");
                 self.hang_up(now, out);
             }
-            FromDecider::Command { envelope, command } => {
+            DeciderMessage::Command { envelope, command } => {
                 if self.believes(&envelope)? && issued(command.object, &envelope, self.lineage()) {
-                    self.queue.add(Work::CarryOut(command));
+                    self.queue.add(ObjectWork::CarryOut(command));
                 }
             }
-            FromDecider::Forget { envelope, object } => {
+            DeciderMessage::Forget { envelope, object } => {
                 if self.believes(&envelope)? {
-                    self.queue.add(Work::Forget(object));
+                    self.queue.add(ObjectWork::Forget(object));
                 }
             }
-            FromDecider::Judged { envelope, object, judgement, revision } => {
+            DeciderMessage::Judged { envelope, object, judgement, revision } => {
                 if self.believes(&envelope)? && self.may_remove(&envelope, object, judgement) {
-                    self.queue.add(Work::Remove { object, revision });
+                    self.queue.add(ObjectWork::Remove { object, revision });
                 }
             }
-            FromDecider::Accepted { envelope, sequence } => {
+            DeciderMessage::Accepted { envelope, sequence } => {
                 if self.believes(&envelope)?
-                    && let Phase::Listing(c) | Phase::Attached(c) = &mut self.phase
+                    && let SessionPhase::Listing(c) | SessionPhase::Attached(c) = &mut self.phase
                 {
                     c.accepted = c.accepted.max(sequence.min(c.said));
                 }
             }
-            FromDecider::Beat { envelope, beat } => {
+            DeciderMessage::Beat { envelope, beat } => {
                 if self.believes(&envelope)? {
                     self.lease.answered(beat);
                 }
@@ -258,12 +274,12 @@ impl Core {
     fn welcomed(
         &mut self,
         now: Duration,
-        envelope: &Envelope,
+        envelope: &DeciderEnvelope,
         lineage: Lineage,
         lease: Duration,
-        out: &mut Vec<Output>,
-    ) -> Result<(), Stop> {
-        let Phase::Greeting { since } = self.phase else {
+        out: &mut Vec<SessionAction>,
+    ) -> Result<(), ExecutorStop> {
+        let SessionPhase::Greeting { since } = self.phase else {
             tracing::warn!("a welcome that was not asked for");
             return Ok(());
         };
@@ -277,47 +293,57 @@ impl Core {
             }
             if envelope.head.position < seen.head.position {
                 let (theirs, ours) = (envelope.head.position, seen.head.position);
-                return Err(Stop::NewerElsewhere(format!("this one is at {theirs}, and {ours} was seen")));
+                return Err(ExecutorStop::NewerElsewhere(format!(
+                    "this one is at {theirs}, and {ours} was seen"
+                )));
             }
             same_history(&seen.head, &envelope.head)?;
         }
-        self.seen = Some(Seen { lineage, head: envelope.head });
+        self.seen = Some(HighestHead { lineage, head: envelope.head });
         self.failures = 0;
-        self.lease = Lease::since(since, lease);
-        let (attach, inventory) = (envelope.attach, Inventory::Asked);
-        self.phase =
-            Phase::Listing(Connection { attach, lineage, said: 0, accepted: 0, inventory, failures: 0 });
+        self.lease = SessionLease::since(since, lease);
+        let (attach, inventory) = (envelope.attach, InventoryPart::Asked);
+        self.phase = SessionPhase::Listing(SessionConnection {
+            attach,
+            lineage,
+            said: 0,
+            accepted: 0,
+            inventory,
+            failures: 0,
+        });
         // An earlier connection requested the waiting work; the inventory repeats what still counts.
         self.queue.clear_waiting();
-        out.push(Output::List);
+        out.push(SessionAction::List);
         Ok(())
     }
 
     /// Queues a part of the inventory and requests the next part.
     fn wanted(
         &mut self,
-        envelope: &Envelope,
+        envelope: &DeciderEnvelope,
         commands: Vec<Command>,
         rest: Option<ObjectId>,
-        out: &mut Vec<Output>,
-    ) -> Result<(), Stop> {
+        out: &mut Vec<SessionAction>,
+    ) -> Result<(), ExecutorStop> {
         if !self.believes(envelope)? {
             return Ok(());
         }
         for command in commands {
             if issued(command.object, envelope, self.lineage()) {
-                self.queue.add(Work::CarryOut(command));
+                self.queue.add(ObjectWork::CarryOut(command));
             }
         }
         if let Some(after) = rest {
-            out.push(Output::Say(ToDecider::More { attach: envelope.attach, after }));
+            out.push(SessionAction::Say(ExecutorMessage::More { attach: envelope.attach, after }));
         }
         Ok(())
     }
 
     /// Whether a message counts. Remembers the head of the message if it is the highest.
-    fn believes(&mut self, envelope: &Envelope) -> Result<bool, Stop> {
-        let (Phase::Listing(c) | Phase::Attached(c), Some(seen)) = (&self.phase, &mut self.seen) else {
+    fn believes(&mut self, envelope: &DeciderEnvelope) -> Result<bool, ExecutorStop> {
+        let (SessionPhase::Listing(c) | SessionPhase::Attached(c), Some(seen)) =
+            (&self.phase, &mut self.seen)
+        else {
             return Ok(false);
         };
         if c.attach != envelope.attach || envelope.head.term < seen.head.term {
@@ -332,16 +358,20 @@ impl Core {
     }
 
     /// Whether an orphan may be removed: only if its decider and journal cannot be older than what was seen.
-    fn may_remove(&self, envelope: &Envelope, object: ObjectId, judgement: Judgement) -> bool {
+    fn may_remove(&self, envelope: &DeciderEnvelope, object: ObjectId, judgement: OrphanResolution) -> bool {
         let knows_all = self.seen.is_some_and(|seen| envelope.head.position >= seen.head.position);
         let its_own = Some(object.lineage()) == self.lineage();
         match judgement {
-            Judgement::Quarantine => {
+            OrphanResolution::Quarantine => {
                 tracing::warn!(%object, "left as it is: the fleet does not know it as its own");
                 false
             }
-            Judgement::Remove if knows_all && its_own && object.position() <= envelope.head.position => true,
-            Judgement::Remove => {
+            OrphanResolution::Remove
+                if knows_all && its_own && object.position() <= envelope.head.position =>
+            {
+                true
+            }
+            OrphanResolution::Remove => {
                 tracing::error!(%object, "not removed: the decider cannot know that it may be");
                 false
             }
@@ -352,21 +382,27 @@ impl Core {
         self.seen.map(|seen| seen.lineage)
     }
 
-    fn listed(&mut self, reports: Vec<Report>, out: &mut Vec<Output>) -> Result<(), Stop> {
-        let (Phase::Listing(c) | Phase::Attached(c)) = &self.phase else {
+    fn listed(
+        &mut self,
+        reports: Vec<ObjectReport>,
+        out: &mut Vec<SessionAction>,
+    ) -> Result<(), ExecutorStop> {
+        let (SessionPhase::Listing(c) | SessionPhase::Attached(c)) = &self.phase else {
             return Ok(());
         };
-        if c.inventory != Inventory::Asked {
+        if c.inventory != InventoryPart::Asked {
             return Ok(());
         }
         if c.failures > 0 {
             tracing::info!(objects = reports.len(), "inventory known again");
         }
-        let connection = Connection { inventory: Inventory::Reported, ..*c };
+        let connection = SessionConnection { inventory: InventoryPart::Reported, ..*c };
         let head = self.seen.map(|seen| seen.head.position).unwrap_or_default();
         let mut ours = reports.iter().map(|r| r.object).filter(|id| id.lineage() == connection.lineage);
         if let Some(id) = ours.find(|id| id.position() > head) {
-            return Err(Stop::NewerElsewhere(format!("{id} is here, and this one has not issued it yet")));
+            return Err(ExecutorStop::NewerElsewhere(format!(
+                "{id} is here, and this one has not issued it yet"
+            )));
         }
         let attach = connection.attach;
         let mut reports = reports.into_iter().peekable();
@@ -379,50 +415,54 @@ impl Core {
                 bytes += json_bytes(&report);
                 part.push(report);
             }
-            let last = if reports.peek().is_none() { Part::Last } else { Part::More };
-            out.push(Output::Say(ToDecider::Level { attach, reports: part, part: last }));
-            if last == Part::Last {
+            let last = if reports.peek().is_none() { ReportPart::Last } else { ReportPart::More };
+            out.push(SessionAction::Say(ExecutorMessage::Level { attach, reports: part, part: last }));
+            if last == ReportPart::Last {
                 break;
             }
         }
-        self.phase = Phase::Attached(connection);
+        self.phase = SessionPhase::Attached(connection);
         Ok(())
     }
 
     /// Schedules another list: the inventory is unknown, in whole or since the last change.
     fn not_known(&mut self, now: Duration, error: &dyn std::error::Error) {
-        let (Phase::Listing(c) | Phase::Attached(c)) = &mut self.phase else {
+        let (SessionPhase::Listing(c) | SessionPhase::Attached(c)) = &mut self.phase else {
             return;
         };
         let pause = backoff(c.failures);
         c.failures = c.failures.saturating_add(1);
-        c.inventory = Inventory::Unknown { until: now + pause };
+        c.inventory = InventoryPart::Unknown { until: now + pause };
         tracing::warn!(%error, failures = c.failures, ?pause, "inventory unknown, listing again");
     }
 
-    fn changed(&mut self, reports: Vec<Report>, out: &mut Vec<Output>) {
-        let Phase::Attached(c) = &mut self.phase else {
+    fn changed(&mut self, reports: Vec<ObjectReport>, out: &mut Vec<SessionAction>) {
+        let SessionPhase::Attached(c) = &mut self.phase else {
             // The next full report covers the changes.
             return;
         };
         c.failures = 0;
         for report in reports {
             c.said += 1;
-            out.push(Output::Say(ToDecider::Report { attach: c.attach, sequence: c.said, report }));
+            out.push(SessionAction::Say(ExecutorMessage::Report {
+                attach: c.attach,
+                sequence: c.said,
+                report,
+            }));
         }
     }
 
-    fn begin_work(&mut self, now: Duration, out: &mut Vec<Output>) {
+    fn begin_work(&mut self, now: Duration, out: &mut Vec<SessionAction>) {
         // Work waits until the list was checked: it may show that this decider is an old one.
-        if !self.lease.may_act(now) || matches!(self.phase, Phase::Listing(_)) {
+        if !self.lease.may_act(now) || matches!(self.phase, SessionPhase::Listing(_)) {
             return;
         }
         while let Some(work) = self.queue.next() {
             if let (Some(seen), true) = (self.seen, self.seen != self.persisted) {
-                out.push(Output::Persist(seen));
+                out.push(SessionAction::Persist(seen));
                 self.persisted = Some(seen);
             }
-            out.push(Output::Begin(work));
+            out.push(SessionAction::Begin(work));
         }
     }
 }
@@ -433,7 +473,7 @@ fn backoff(failures: u32) -> Duration {
 }
 
 /// Whether the journal has issued the object: a command can only follow its object.
-fn issued(object: ObjectId, envelope: &Envelope, lineage: Option<Lineage>) -> bool {
+fn issued(object: ObjectId, envelope: &DeciderEnvelope, lineage: Option<Lineage>) -> bool {
     let issued = Some(object.lineage()) != lineage || object.position() <= envelope.head.position;
     if !issued {
         tracing::error!(%object, "a command for an object that its journal has not issued is ignored");
@@ -441,9 +481,9 @@ fn issued(object: ObjectId, envelope: &Envelope, lineage: Option<Lineage>) -> bo
     issued
 }
 
-fn same_history(known: &Head, told: &Head) -> Result<(), Stop> {
+fn same_history(known: &JournalHead, told: &JournalHead) -> Result<(), ExecutorStop> {
     if known.position == told.position && known.hash != told.hash {
-        return Err(Stop::Diverged(known.position.get()));
+        return Err(ExecutorStop::Diverged(known.position.get()));
     }
     Ok(())
 }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 /// Type that a path should have.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Wanted {
+pub enum ExpectedType {
     /// Regular file.
     File,
     /// Any directory.
@@ -16,7 +16,7 @@ pub enum Wanted {
 
 /// Renames `path`, unless it is missing or has the wanted type, and returns the new name. A symbolic link
 /// counts as its target.
-pub fn set_aside(path: &Path, wanted: Wanted) -> io::Result<Option<PathBuf>> {
+pub fn set_aside(path: &Path, wanted: ExpectedType) -> io::Result<Option<PathBuf>> {
     let found = match path.symlink_metadata() {
         // A dangling link is neither a file nor a directory.
         Ok(link) => path.metadata().unwrap_or(link),
@@ -24,8 +24,8 @@ pub fn set_aside(path: &Path, wanted: Wanted) -> io::Result<Option<PathBuf>> {
         Err(error) => return Err(error),
     };
     let fits = match wanted {
-        Wanted::File => found.is_file(),
-        Wanted::Directory => found.is_dir(),
+        ExpectedType::File => found.is_file(),
+        ExpectedType::Directory => found.is_dir(),
     };
     if fits {
         return Ok(None);
@@ -54,18 +54,21 @@ mod tests {
     fn what_is_of_the_wrong_type_is_renamed_and_nothing_else_is_touched() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("spare");
-        assert_eq!(set_aside(&path, Wanted::File).expect("nothing there"), None);
+        assert_eq!(set_aside(&path, ExpectedType::File).expect("nothing there"), None);
         for number in 1..=2 {
             std::fs::create_dir(&path).expect("made");
-            assert_eq!(set_aside(&path, Wanted::Directory).expect("as wanted"), None);
-            let aside = set_aside(&path, Wanted::File).expect("renamed");
+            assert_eq!(set_aside(&path, ExpectedType::Directory).expect("as wanted"), None);
+            let aside = set_aside(&path, ExpectedType::File).expect("renamed");
             assert_eq!(aside, Some(dir.path().join(format!("spare.set-aside-{number}"))));
         }
         std::fs::write(&path, "kept").expect("written");
-        assert_eq!(set_aside(&path, Wanted::File).expect("as wanted"), None);
-        let aside = set_aside(&path, Wanted::Directory).expect("renamed").expect("a name");
+        assert_eq!(set_aside(&path, ExpectedType::File).expect("as wanted"), None);
+        let aside = set_aside(&path, ExpectedType::Directory).expect("renamed").expect("a name");
         assert_eq!(std::fs::read_to_string(aside).expect("read"), "kept");
         std::os::unix::fs::symlink("nowhere", &path).expect("a link");
-        assert!(set_aside(&path, Wanted::File).expect("renamed").is_some(), "a link that leads nowhere");
+        assert!(
+            set_aside(&path, ExpectedType::File).expect("renamed").is_some(),
+            "a link that leads nowhere"
+        );
     }
 }

@@ -20,22 +20,24 @@
 use std::fmt;
 use std::sync::Arc;
 
-use chancery_events::id::{Lineage, Position, Term, Writer};
-use chancery_events::record::{BadBody, Begins, Hash, Header, HeaderParts, Record, Watermark};
+use chancery_events::id::{Lineage, Position, Term, WriterId};
+use chancery_events::record::{
+    HeaderParts, InboxWatermark, InvalidBody, Record, RecordHash, RecordHeader, RecordStart,
+};
 use chancery_events::time::Time;
 use serde::{Deserialize, Serialize};
 
 /// Place of a reader in the chain: after a valid record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Cursor {
+pub struct ChainCursor {
     /// Position of the last event.
     pub position: Position,
     /// Hash of the last record.
-    pub hash: Hash,
+    pub hash: RecordHash,
     /// Term of the last record.
     pub term: Term,
     /// Writer of the term.
-    pub writer: Writer,
+    pub writer: WriterId,
     /// Lineage of the last record.
     pub lineage: Lineage,
     /// Time of the last record.
@@ -44,24 +46,24 @@ pub struct Cursor {
 
 /// Identity of a writer in each of its records.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Signature {
+pub struct WriterIdentity {
     /// Fleet that the journal belongs to.
     pub fleet: Arc<str>,
     /// Build of the writer.
     pub build: Arc<str>,
     /// Id of this start of the writer.
-    pub writer: Writer,
+    pub writer: WriterId,
 }
 
-impl Cursor {
+impl ChainCursor {
     /// Returns the cursor after `record`, valid or not: for a writer that continues before the record is
     /// durable.
-    pub fn after(record: &Record) -> Cursor {
-        Cursor::behind(record.header(), record.hash())
+    pub fn after(record: &Record) -> ChainCursor {
+        ChainCursor::behind(record.header(), record.hash())
     }
 
-    pub(crate) fn behind(header: &Header, hash: Hash) -> Cursor {
-        Cursor {
+    pub(crate) fn behind(header: &RecordHeader, hash: RecordHash) -> ChainCursor {
+        ChainCursor {
             position: header.last(),
             hash,
             term: header.term,
@@ -77,7 +79,7 @@ impl Cursor {
     }
 
     /// Returns the header parts of the same writer's next record.
-    pub fn follow(&self, by: &Signature, now: Time, watermark: Option<Watermark>) -> HeaderParts {
+    pub fn follow(&self, by: &WriterIdentity, now: Time, watermark: Option<InboxWatermark>) -> HeaderParts {
         HeaderParts {
             fleet: by.fleet.clone(),
             lineage: self.lineage,
@@ -93,20 +95,25 @@ impl Cursor {
     }
 
     /// Returns the header parts of the record by which `by` takes over.
-    pub fn take_over(&self, by: &Signature, now: Time, watermark: Option<Watermark>) -> HeaderParts {
+    pub fn take_over(
+        &self,
+        by: &WriterIdentity,
+        now: Time,
+        watermark: Option<InboxWatermark>,
+    ) -> HeaderParts {
         let parts = self.follow(by, now, watermark);
-        HeaderParts { term: self.term.next(), begins: Some(Begins::Term), ..parts }
+        HeaderParts { term: self.term.next(), begins: Some(RecordStart::Term), ..parts }
     }
 
     /// Returns the header parts of the record by which `by` starts another lineage.
-    pub fn renew(&self, by: &Signature, now: Time, lineage: Lineage) -> HeaderParts {
-        let begins = Some(Begins::Lineage { previous: self.lineage });
+    pub fn renew(&self, by: &WriterIdentity, now: Time, lineage: Lineage) -> HeaderParts {
+        let begins = Some(RecordStart::Lineage { previous: self.lineage });
         HeaderParts { term: self.term.next(), lineage, begins, ..self.follow(by, now, None) }
     }
 }
 
 /// Returns the header parts of a journal's first record.
-pub fn genesis(by: &Signature, now: Time, lineage: Lineage) -> HeaderParts {
+pub fn genesis(by: &WriterIdentity, now: Time, lineage: Lineage) -> HeaderParts {
     HeaderParts {
         fleet: by.fleet.clone(),
         lineage,
@@ -115,9 +122,9 @@ pub fn genesis(by: &Signature, now: Time, lineage: Lineage) -> HeaderParts {
         writer: by.writer,
         time: now,
         build: by.build.clone(),
-        begins: Some(Begins::Term),
+        begins: Some(RecordStart::Term),
         watermark: None,
-        prev: Hash::ZERO,
+        prev: RecordHash::ZERO,
     }
 }
 
@@ -152,24 +159,24 @@ pub enum SkipReason {
 
 /// Result of the validity rule for a record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Judgement {
+pub enum ChainCheck {
     /// The record is valid; the cursor after it.
-    Valid(Cursor),
+    Valid(ChainCursor),
     /// The record is skipped.
     Skip(SkipReason),
 }
 
 /// Applies the validity rule. `at` is `None` before the first record; `hash` is that of the record's bytes.
-pub fn judge(at: Option<&Cursor>, fleet: &str, header: &Header, hash: Hash) -> Judgement {
+pub fn judge(at: Option<&ChainCursor>, fleet: &str, header: &RecordHeader, hash: RecordHash) -> ChainCheck {
     let refusal = if *header.fleet == *fleet { refusal(at, header) } else { Some(SkipReason::Fleet) };
     match refusal {
-        Some(reason) => Judgement::Skip(reason),
-        None => Judgement::Valid(Cursor::behind(header, hash)),
+        Some(reason) => ChainCheck::Skip(reason),
+        None => ChainCheck::Valid(ChainCursor::behind(header, hash)),
     }
 }
 
-fn refusal(at: Option<&Cursor>, header: &Header) -> Option<SkipReason> {
-    let (next, prev) = at.map_or((Position::FIRST, Hash::ZERO), |at| (at.next(), at.hash));
+fn refusal(at: Option<&ChainCursor>, header: &RecordHeader) -> Option<SkipReason> {
+    let (next, prev) = at.map_or((Position::FIRST, RecordHash::ZERO), |at| (at.next(), at.hash));
     if header.first != next {
         return Some(if header.first < next { SkipReason::Taken } else { SkipReason::Gap });
     }
@@ -178,20 +185,20 @@ fn refusal(at: Option<&Cursor>, header: &Header) -> Option<SkipReason> {
     }
     let Some(at) = at else {
         return match header.begins {
-            Some(Begins::Term) if header.term == Term::FIRST => None,
-            Some(Begins::Term) | None => Some(SkipReason::Term),
-            Some(Begins::Lineage { .. }) => Some(SkipReason::Lineage),
+            Some(RecordStart::Term) if header.term == Term::FIRST => None,
+            Some(RecordStart::Term) | None => Some(SkipReason::Term),
+            Some(RecordStart::Lineage { .. }) => Some(SkipReason::Lineage),
         };
     };
     let is_same = header.lineage == at.lineage && header.term == at.term && header.writer == at.writer;
     match header.begins {
-        Some(Begins::Lineage { previous }) if previous != at.lineage || header.lineage == at.lineage => {
+        Some(RecordStart::Lineage { previous }) if previous != at.lineage || header.lineage == at.lineage => {
             Some(SkipReason::Lineage)
         }
-        None | Some(Begins::Term) if is_same => None,
-        None | Some(Begins::Term) if header.lineage != at.lineage => Some(SkipReason::Lineage),
-        Some(Begins::Term | Begins::Lineage { .. }) if header.term == at.term.next() => None,
-        Some(Begins::Term | Begins::Lineage { .. }) => Some(SkipReason::Term),
+        None | Some(RecordStart::Term) if is_same => None,
+        None | Some(RecordStart::Term) if header.lineage != at.lineage => Some(SkipReason::Lineage),
+        Some(RecordStart::Term | RecordStart::Lineage { .. }) if header.term == at.term.next() => None,
+        Some(RecordStart::Term | RecordStart::Lineage { .. }) => Some(SkipReason::Term),
         None if header.term == at.term => Some(SkipReason::Writer),
         None => Some(SkipReason::Term),
     }
@@ -199,14 +206,14 @@ fn refusal(at: Option<&Cursor>, header: &Header) -> Option<SkipReason> {
 
 /// Record that continues the chain but cannot be accepted: the reader must stop.
 #[derive(Debug, Clone, thiserror::Error)]
-pub enum Broken {
+pub enum ChainError {
     /// The body cannot be read.
     #[error("take the record at position {position}")]
     Body {
         /// First position of the record.
         position: Position,
         /// Reason why the body is invalid.
-        source: BadBody,
+        source: InvalidBody,
     },
     /// The time is before that of the previous record.
     #[error("take the record at position {position}: its time {time} is before the last record's, {last}")]
@@ -228,36 +235,36 @@ pub enum Broken {
     },
 }
 
-impl Broken {
+impl ChainError {
     /// Returns the first position of the record.
     pub const fn position(&self) -> Position {
         match self {
-            Broken::Body { position, .. }
-            | Broken::Time { position, .. }
-            | Broken::Begun { position, .. } => *position,
+            ChainError::Body { position, .. }
+            | ChainError::Time { position, .. }
+            | ChainError::Begun { position, .. } => *position,
         }
     }
 }
 
 /// Result of reading an entry of a log.
 #[derive(Debug)]
-pub enum Link {
+pub enum ChainEntry {
     /// Next valid record.
     Record(Record),
     /// Entry that is not part of the chain.
-    Skip(Skipped),
+    Skip(SkippedRecord),
 }
 
 /// Log entry that was skipped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Skipped {
+pub struct SkippedRecord {
     /// Reason for the skip.
     pub reason: SkipReason,
     /// Hash of the entry's bytes, by which a writer recognizes its own records.
-    pub hash: Hash,
+    pub hash: RecordHash,
 }
 
-impl fmt::Display for Skipped {
+impl fmt::Display for SkippedRecord {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "record {}: {}", self.hash, self.reason)
     }
@@ -265,19 +272,19 @@ impl fmt::Display for Skipped {
 
 /// Reader's state in a chain: judges the entries of a log in their order.
 #[derive(Clone, Debug)]
-pub struct Chain {
+pub struct ChainReader {
     fleet: Arc<str>,
-    at: Option<Cursor>,
+    at: Option<ChainCursor>,
 }
 
-impl Chain {
+impl ChainReader {
     /// Creates a chain after `at`; before the first record if `None`.
-    pub const fn new(fleet: Arc<str>, at: Option<Cursor>) -> Chain {
-        Chain { fleet, at }
+    pub const fn new(fleet: Arc<str>, at: Option<ChainCursor>) -> ChainReader {
+        ChainReader { fleet, at }
     }
 
     /// Returns the cursor after the last valid record; `None` before the first.
-    pub const fn at(&self) -> Option<&Cursor> {
+    pub const fn at(&self) -> Option<&ChainCursor> {
         self.at.as_ref()
     }
 
@@ -292,43 +299,43 @@ impl Chain {
     }
 
     /// Accepts the next entry of the log. Does not advance on an error.
-    pub fn take(&mut self, bytes: impl Into<Arc<[u8]>>) -> Result<Link, Broken> {
+    pub fn take(&mut self, bytes: impl Into<Arc<[u8]>>) -> Result<ChainEntry, ChainError> {
         let bytes = bytes.into();
-        let hash = Hash::of(&bytes);
-        let Ok((header, body)) = Header::peek(&bytes) else {
-            return Ok(Link::Skip(Skipped { reason: SkipReason::Noise, hash }));
+        let hash = RecordHash::of(&bytes);
+        let Ok((header, body)) = RecordHeader::peek(&bytes) else {
+            return Ok(ChainEntry::Skip(SkippedRecord { reason: SkipReason::Noise, hash }));
         };
         let cursor = match self.judge(&header, hash)? {
-            Judgement::Valid(cursor) => cursor,
-            Judgement::Skip(reason) => return Ok(Link::Skip(Skipped { reason, hash })),
+            ChainCheck::Valid(cursor) => cursor,
+            ChainCheck::Skip(reason) => return Ok(ChainEntry::Skip(SkippedRecord { reason, hash })),
         };
         let position = header.first;
         let record = Record::from_parts(header, body, hash, bytes)
-            .map_err(|source| Broken::Body { position, source })?;
+            .map_err(|source| ChainError::Body { position, source })?;
         self.at = Some(cursor);
-        Ok(Link::Record(record))
+        Ok(ChainEntry::Record(record))
     }
 
     /// Accepts a record that its writer already has, or returns the reason why the record is skipped.
-    pub fn take_record(&mut self, record: &Record) -> Result<Result<(), SkipReason>, Broken> {
+    pub fn take_record(&mut self, record: &Record) -> Result<Result<(), SkipReason>, ChainError> {
         match self.judge(record.header(), record.hash())? {
-            Judgement::Skip(reason) => Ok(Err(reason)),
-            Judgement::Valid(cursor) => {
+            ChainCheck::Skip(reason) => Ok(Err(reason)),
+            ChainCheck::Valid(cursor) => {
                 self.at = Some(cursor);
                 Ok(Ok(()))
             }
         }
     }
 
-    fn judge(&self, header: &Header, hash: Hash) -> Result<Judgement, Broken> {
+    fn judge(&self, header: &RecordHeader, hash: RecordHash) -> Result<ChainCheck, ChainError> {
         let judgement = judge(self.at.as_ref(), &self.fleet, header, hash);
-        if let (Judgement::Valid(_), Some(at)) = (judgement, &self.at) {
+        if let (ChainCheck::Valid(_), Some(at)) = (judgement, &self.at) {
             let position = header.first;
             if header.time < at.time {
-                return Err(Broken::Time { position, time: header.time, last: at.time });
+                return Err(ChainError::Time { position, time: header.time, last: at.time });
             }
             if header.begins.is_some() && header.term == at.term {
-                return Err(Broken::Begun { position, term: at.term });
+                return Err(ChainError::Begun { position, term: at.term });
             }
         }
         Ok(judgement)

@@ -1,18 +1,18 @@
 //! Conformance suite for every kind of journal: memory, segments and Kafka run the same checks.
 //!
-//! A [`Bench`] opens the same log repeatedly, and puts foreign bytes into the log if the kind of journal
+//! A [`JournalFixture`] opens the same log repeatedly, and puts foreign bytes into the log if the kind of journal
 //! allows that. Each check starts with an empty log. A failed check panics and states what it expected.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
-use chancery_events::id::{Lineage, Position, Writer};
-use chancery_events::record::{Draft, HeaderParts, MAX_BYTES, NotPushed, Record, TERM_STARTED};
+use chancery_events::id::{Lineage, Position, WriterId};
+use chancery_events::record::{DraftError, HeaderParts, MAX_BYTES, Record, RecordDraft, TERM_STARTED};
 use chancery_events::time::Time;
 
-use crate::chain::{Cursor, Signature, SkipReason, genesis};
-use crate::journal::{AppendError, Delivery, Journal, Sink};
+use crate::chain::{ChainCursor, SkipReason, WriterIdentity, genesis};
+use crate::journal::{AppendError, DeliverySink, Journal, JournalDelivery};
 
 /// Fleet of the journals under test.
 pub const FLEET: &str = "conformance";
@@ -20,19 +20,19 @@ pub const FLEET: &str = "conformance";
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Fixture that opens the journals under test.
-pub trait Bench {
+pub trait JournalFixture {
     /// Creates an empty log.
     fn new() -> Self;
     /// Opens the log. The previous journal has been closed.
-    fn open(&mut self, sink: Sink) -> Box<dyn Journal>;
+    fn open(&mut self, sink: DeliverySink) -> Box<dyn Journal>;
     /// Opens the log for another writer while others have it open; `None` if only one can.
-    fn open_beside(&mut self, sink: Sink) -> Option<Box<dyn Journal>>;
+    fn open_beside(&mut self, sink: DeliverySink) -> Option<Box<dyn Journal>>;
     /// Puts bytes into the log, bypassing the journal. Returns whether that is possible.
     fn inject(&mut self, bytes: &[u8]) -> bool;
 }
 
 /// Runs every check.
-pub fn run<B: Bench>() {
+pub fn run<B: JournalFixture>() {
     begins_empty::<B>();
     delivers_in_order::<B>();
     is_the_same_when_opened_again::<B>();
@@ -47,34 +47,37 @@ pub fn run<B: Bench>() {
 }
 
 /// Writer that creates records as a decider does.
-pub struct Author {
-    by: Signature,
-    at: Option<Cursor>,
+pub struct TestWriter {
+    by: WriterIdentity,
+    at: Option<ChainCursor>,
     time: i64,
 }
 
-impl Author {
+impl TestWriter {
     /// Creates a writer that continues after `at`.
-    pub fn new(writer: u64, at: Option<Cursor>) -> Author {
-        let by =
-            Signature { fleet: FLEET.into(), build: "0.0.0".into(), writer: Writer::from_random(writer) };
-        Author { by, at, time: at.map_or(0, |at| at.time.micros()) }
+    pub fn new(writer: u64, at: Option<ChainCursor>) -> TestWriter {
+        let by = WriterIdentity {
+            fleet: FLEET.into(),
+            build: "0.0.0".into(),
+            writer: WriterId::from_random(writer),
+        };
+        TestWriter { by, at, time: at.map_or(0, |at| at.time.micros()) }
     }
 
     /// Returns the cursor after the last record.
-    pub fn at(&self) -> Option<Cursor> {
+    pub fn at(&self) -> Option<ChainCursor> {
         self.at
     }
 
     fn seal(&mut self, parts: impl FnOnce(&Self, Time) -> HeaderParts, lines: &[String]) -> Record {
         self.time += 1;
-        let mut draft = Draft::new();
+        let mut draft = RecordDraft::new();
         for line in lines {
             draft.push(line.as_bytes()).expect("an event fits");
         }
         let parts = parts(self, Time::from_micros(self.time));
         let record = draft.seal(parts).expect("a record");
-        self.at = Some(Cursor::after(&record));
+        self.at = Some(ChainCursor::after(&record));
         record
     }
 
@@ -116,21 +119,21 @@ fn event(type_name: &str, size: usize) -> String {
     format!(r#"{{"k":"fact","t":"{type_name}","d":{{"x":"{}"}}}}"#, "x".repeat(size))
 }
 
-struct Desk {
+struct TestJournal {
     journal: Box<dyn Journal>,
-    delivered: Receiver<Delivery>,
+    delivered: Receiver<JournalDelivery>,
 }
 
-fn sink() -> (Sink, Receiver<Delivery>) {
+fn sink() -> (DeliverySink, Receiver<JournalDelivery>) {
     let (to, delivered) = channel();
     // A desk that was dropped does not receive.
     (Box::new(move |delivery| drop(to.send(delivery))), delivered)
 }
 
-impl Desk {
-    fn open(bench: &mut impl Bench) -> Desk {
+impl TestJournal {
+    fn open(bench: &mut impl JournalFixture) -> TestJournal {
         let (sink, delivered) = sink();
-        Desk { journal: bench.open(sink), delivered }
+        TestJournal { journal: bench.open(sink), delivered }
     }
 
     fn append(&self, record: &Record) {
@@ -142,11 +145,11 @@ impl Desk {
         let mut all = Vec::new();
         while all.len() < count {
             match self.delivered.recv_timeout(PATIENCE) {
-                Ok(Delivery::Records(records)) => {
+                Ok(JournalDelivery::Records(records)) => {
                     assert!(!records.is_empty(), "a delivery holds a record");
                     all.extend(records);
                 }
-                Ok(Delivery::Skipped(_)) => {}
+                Ok(JournalDelivery::Skipped(_)) => {}
                 other => panic!("wanted {count} records, had {}, then {other:?}", all.len()),
             }
         }
@@ -158,8 +161,10 @@ impl Desk {
     fn skipped(&self, record: &Record) -> SkipReason {
         loop {
             match self.delivered.recv_timeout(PATIENCE) {
-                Ok(Delivery::Skipped(skipped)) if skipped.hash == record.hash() => return skipped.reason,
-                Ok(Delivery::Skipped(_)) => {}
+                Ok(JournalDelivery::Skipped(skipped)) if skipped.hash == record.hash() => {
+                    return skipped.reason;
+                }
+                Ok(JournalDelivery::Skipped(_)) => {}
                 other => panic!("wanted {record:?} to be skipped, not {other:?}"),
             }
         }
@@ -195,10 +200,10 @@ fn assert_same(found: &[Arc<Record>], wanted: &[Record]) {
     }
 }
 
-fn written<B: Bench>(count: usize) -> (B, Desk, Author, Vec<Record>) {
+fn written<B: JournalFixture>(count: usize) -> (B, TestJournal, TestWriter, Vec<Record>) {
     let mut bench = B::new();
-    let desk = Desk::open(&mut bench);
-    let mut author = Author::new(1, None);
+    let desk = TestJournal::open(&mut bench);
+    let mut author = TestWriter::new(1, None);
     let mut records = vec![author.genesis()];
     records.extend((1..count).map(|at| author.record(1 + at % 3, 300)));
     for record in &records {
@@ -208,15 +213,15 @@ fn written<B: Bench>(count: usize) -> (B, Desk, Author, Vec<Record>) {
     (bench, desk, author, records)
 }
 
-fn begins_empty<B: Bench>() {
+fn begins_empty<B: JournalFixture>() {
     let mut bench = B::new();
-    let desk = Desk::open(&mut bench);
+    let desk = TestJournal::open(&mut bench);
     assert_eq!((desk.journal.head(), desk.journal.source().head()), (None, None));
     assert!(desk.all(1).is_empty());
     desk.close();
 }
 
-fn delivers_in_order<B: Bench>() {
+fn delivers_in_order<B: JournalFixture>() {
     let (_bench, desk, author, records) = written::<B>(500);
     assert_eq!(desk.journal.head(), author.at());
     assert_eq!(desk.journal.source().head(), author.at());
@@ -224,11 +229,11 @@ fn delivers_in_order<B: Bench>() {
     desk.close();
 }
 
-fn is_the_same_when_opened_again<B: Bench>() {
+fn is_the_same_when_opened_again<B: JournalFixture>() {
     let (mut bench, desk, mut author, mut records) = written::<B>(20);
     desk.close();
     for _ in 0..3 {
-        let desk = Desk::open(&mut bench);
+        let desk = TestJournal::open(&mut bench);
         assert_eq!(desk.journal.head(), author.at());
         let more = author.record(2, 100);
         desk.append(&more);
@@ -239,7 +244,7 @@ fn is_the_same_when_opened_again<B: Bench>() {
     }
 }
 
-fn is_read_from_any_position<B: Bench>() {
+fn is_read_from_any_position<B: JournalFixture>() {
     let (_bench, desk, author, records) = written::<B>(300);
     let last = author.at().expect("a head").position.get();
     for from in (0..=last).step_by(7).chain(last - 3..=last + 2) {
@@ -249,7 +254,7 @@ fn is_read_from_any_position<B: Bench>() {
     desk.close();
 }
 
-fn a_reader_goes_on<B: Bench>() {
+fn a_reader_goes_on<B: JournalFixture>() {
     let (_bench, desk, mut author, records) = written::<B>(10);
     let mut reader = desk.journal.source().records(Position::new(5)).expect("readable");
     let wanted = records.partition_point(|record| record.last().get() < 5);
@@ -264,26 +269,26 @@ fn a_reader_goes_on<B: Bench>() {
     desk.close();
 }
 
-fn refuses_what_does_not_continue<B: Bench>() {
+fn refuses_what_does_not_continue<B: JournalFixture>() {
     let (_bench, desk, author, records) = written::<B>(5);
     assert_eq!(desk.append_in_vain(&records[4]), SkipReason::Taken);
-    let mut ahead = Author::new(1, author.at());
+    let mut ahead = TestWriter::new(1, author.at());
     ahead.record(1, 10);
     assert_eq!(desk.append_in_vain(&ahead.record(1, 10)), SkipReason::Gap);
-    let other_past = author.at().map(|at| Cursor { hash: records[2].hash(), ..at });
-    assert_eq!(desk.append_in_vain(&Author::new(1, other_past).record(1, 10)), SkipReason::Prev);
-    assert_eq!(desk.append_in_vain(&Author::new(2, author.at()).record(1, 10)), SkipReason::Writer);
+    let other_past = author.at().map(|at| ChainCursor { hash: records[2].hash(), ..at });
+    assert_eq!(desk.append_in_vain(&TestWriter::new(1, other_past).record(1, 10)), SkipReason::Prev);
+    assert_eq!(desk.append_in_vain(&TestWriter::new(2, author.at()).record(1, 10)), SkipReason::Writer);
     assert_eq!(desk.journal.head(), author.at());
     assert_same(&desk.all(1), &records);
     desk.close();
 }
 
-fn no_record_is_too_large<B: Bench>() {
+fn no_record_is_too_large<B: JournalFixture>() {
     let (_bench, desk, mut author, _) = written::<B>(1);
-    let mut draft = Draft::new();
+    let mut draft = RecordDraft::new();
     assert!(matches!(
         draft.push(event("thing.happened.v1", MAX_BYTES).as_bytes()),
-        Err(NotPushed::TooLarge { .. })
+        Err(DraftError::TooLarge { .. })
     ));
     let largest = author.record(1, MAX_BYTES - 1200);
     desk.append(&largest);
@@ -292,9 +297,9 @@ fn no_record_is_too_large<B: Bench>() {
     desk.close();
 }
 
-fn a_takeover_shuts_out_the_last_writer<B: Bench>() {
+fn a_takeover_shuts_out_the_last_writer<B: JournalFixture>() {
     let (mut bench, desk, mut zombie, _) = written::<B>(5);
-    let mut author = Author::new(2, zombie.at());
+    let mut author = TestWriter::new(2, zombie.at());
     let (takeover, late) = (author.takeover(), zombie.record(1, 10));
     let (sink, delivered) = sink();
     let Some(journal) = bench.open_beside(sink) else {
@@ -304,7 +309,7 @@ fn a_takeover_shuts_out_the_last_writer<B: Bench>() {
         assert_eq!(desk.append_in_vain(&late), SkipReason::Taken);
         return desk.close();
     };
-    let other = Desk { journal, delivered };
+    let other = TestJournal { journal, delivered };
     other.append(&takeover);
     assert_same(&other.records(1), std::slice::from_ref(&takeover));
     assert_same(&desk.records(1), &[takeover]);
@@ -317,7 +322,7 @@ fn a_takeover_shuts_out_the_last_writer<B: Bench>() {
     other.close();
 }
 
-fn a_lineage_can_begin<B: Bench>() {
+fn a_lineage_can_begin<B: JournalFixture>() {
     let (mut bench, desk, mut author, mut records) = written::<B>(5);
     records.push(author.renewal());
     records.push(author.record(1, 10));
@@ -326,18 +331,18 @@ fn a_lineage_can_begin<B: Bench>() {
     }
     assert_same(&desk.records(2), &records[5..]);
     desk.close();
-    let desk = Desk::open(&mut bench);
+    let desk = TestJournal::open(&mut bench);
     assert_eq!(desk.journal.head(), author.at());
     assert_same(&desk.all(1), &records);
     desk.close();
 }
 
-fn strangers_are_skipped_or_delivered<B: Bench>() {
+fn strangers_are_skipped_or_delivered<B: JournalFixture>() {
     let (mut bench, desk, author, mut records) = written::<B>(5);
     if !bench.inject(b"noise") {
         return desk.close();
     }
-    let mut stranger = Author::new(3, author.at());
+    let mut stranger = TestWriter::new(3, author.at());
     records.push(stranger.takeover());
     for bytes in [records[3].bytes().to_vec(), records[5].bytes().to_vec(), records[5].bytes().to_vec()] {
         bench.inject(&bytes);
@@ -347,12 +352,12 @@ fn strangers_are_skipped_or_delivered<B: Bench>() {
     assert_eq!(desk.journal.head(), stranger.at());
     assert_same(&desk.all(1), &records);
     desk.close();
-    let desk = Desk::open(&mut bench);
+    let desk = TestJournal::open(&mut bench);
     assert_eq!(desk.journal.head(), stranger.at());
     desk.close();
 }
 
-fn nothing_is_taken_after_closing<B: Bench>() {
+fn nothing_is_taken_after_closing<B: JournalFixture>() {
     let (_bench, desk, mut author, _) = written::<B>(2);
     desk.journal.close().expect("closed");
     desk.journal.close().expect("closed once more");

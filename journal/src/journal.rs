@@ -1,9 +1,9 @@
 //! Interface of every journal, independent of its storage.
 //!
-//! A writer appends without waiting. The writer's [`Sink`] receives the outcome in log order, together with
+//! A writer appends without waiting. The writer's [`DeliverySink`] receives the outcome in log order, together with
 //! records of others. Invariants: sinks and readers receive only records that are durable *and* valid, each
 //! exactly once and in order. The journal reports nothing as durable that it cannot vouch for, and nothing
-//! after [`Delivery::Stopped`].
+//! after [`JournalDelivery::Stopped`].
 
 use std::error::Error;
 use std::sync::Arc;
@@ -13,17 +13,17 @@ use chancery_events::id::Position;
 use chancery_events::record::Record;
 use chancery_events::subject::Subject;
 
-use crate::chain::{Broken, Cursor, SkipReason, Skipped};
+use crate::chain::{ChainCursor, ChainError, SkipReason, SkippedRecord};
 
 /// Notification from a journal to its writer.
 #[derive(Debug)]
-pub enum Delivery {
+pub enum JournalDelivery {
     /// Next durable and valid records in order, from this writer and from others. At least one; all records
     /// that one sync made durable are delivered together.
     Records(Vec<Arc<Record>>),
     /// Log entry that is not valid. If its hash is that of an own append, another writer has taken over, and
     /// the record of that writer was delivered before.
-    Skipped(Skipped),
+    Skipped(SkippedRecord),
     /// Append that may or may not be in the log, now or later: the writer must step down. Only a new term
     /// that is read back as valid proves the outcome.
     Indefinite(Box<dyn Error + Send + Sync>),
@@ -34,7 +34,7 @@ pub enum Delivery {
 
 /// Callback that receives deliveries, one call at a time, on the journal's own thread or within
 /// [`Journal::append_here`]. The callback must return quickly and must not call the journal.
-pub type Sink = Box<dyn FnMut(Delivery) + Send>;
+pub type DeliverySink = Box<dyn FnMut(JournalDelivery) + Send>;
 
 /// Journal of a fleet, open for writing. Delivers what follows the head as of its opening.
 pub trait Journal: Send + Sync {
@@ -49,12 +49,12 @@ pub trait Journal: Send + Sync {
     }
 
     /// Returns the last record that is durable and valid; `None` before the first.
-    fn head(&self) -> Option<Cursor>;
+    fn head(&self) -> Option<ChainCursor>;
 
     /// Returns a reader of the same journal.
-    fn source(&self) -> Arc<dyn Source>;
+    fn source(&self) -> Arc<dyn JournalReader>;
 
-    /// Reports an append without an outcome after `within` as [`Delivery::Indefinite`] from now on. For a
+    /// Reports an append without an outcome after `within` as [`JournalDelivery::Indefinite`] from now on. For a
     /// process that must end while the storage does not answer. The default does nothing, for journals whose
     /// appends do not wait for others.
     fn bound_outcomes(&self, within: Duration) {
@@ -67,12 +67,12 @@ pub trait Journal: Send + Sync {
 
 /// Records in order, from a journal that grows: `None` means that the head is reached, and a later call
 /// continues when there is more. An error is final.
-pub type Records = Box<dyn Iterator<Item = Result<Arc<Record>, ReadError>> + Send>;
+pub type RecordIter = Box<dyn Iterator<Item = Result<Arc<Record>, ReadError>> + Send>;
 
 /// Returns the results of `step`, up to the first error.
 pub(crate) fn records_by(
     mut step: impl FnMut() -> Result<Option<Arc<Record>>, ReadError> + Send + 'static,
-) -> Records {
+) -> RecordIter {
     let mut has_failed = false;
     Box::new(std::iter::from_fn(move || {
         if has_failed {
@@ -85,12 +85,12 @@ pub(crate) fn records_by(
 }
 
 /// Reader of a journal, independent of its writer: returns durable and valid records only.
-pub trait Source: Send + Sync {
+pub trait JournalReader: Send + Sync {
     /// Returns the last record that can be read; `None` before the first.
-    fn head(&self) -> Option<Cursor>;
+    fn head(&self) -> Option<ChainCursor>;
 
     /// Returns the records from the one that contains `from`; none yet if `from` is beyond the head.
-    fn records(&self, from: Position) -> Result<Records, ReadError>;
+    fn records(&self, from: Position) -> Result<RecordIter, ReadError>;
 
     /// Returns the reason why this reader cannot follow the journal; `None` if it can.
     fn trouble(&self) -> Option<String> {
@@ -99,7 +99,7 @@ pub trait Source: Send + Sync {
 
     /// Returns the records from `from` on that have events about the subject or issue its id, in order. Ends
     /// at the head as of each read. May include other records, unless the journal has an index of subjects.
-    fn records_about(&self, subject: &Subject, from: Position) -> Result<Records, ReadError> {
+    fn records_about(&self, subject: &Subject, from: Position) -> Result<RecordIter, ReadError> {
         let _ = subject;
         self.records(from)
     }
@@ -116,7 +116,7 @@ pub enum AppendError {
     Invalid(SkipReason),
     /// The writer violated the rules of the chain: an internal error.
     #[error(transparent)]
-    Broken(#[from] Broken),
+    Broken(#[from] ChainError),
     /// The journal is closed, or has stopped and notified its sink.
     #[error("append a record: the journal is closed")]
     Closed,
@@ -153,5 +153,5 @@ pub enum ReadError {
     },
     /// The record continues the chain but cannot be accepted.
     #[error(transparent)]
-    Broken(#[from] Broken),
+    Broken(#[from] ChainError),
 }

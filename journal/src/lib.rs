@@ -19,8 +19,13 @@ pub mod witness;
 
 pub mod conformance;
 
-pub use aside::{Wanted, set_aside};
-pub use chain::{Broken, Chain, Cursor, Judgement, Signature, SkipReason, Skipped, genesis, judge};
-pub use journal::{AppendError, CloseError, Delivery, Journal, ReadError, Records, Sink, Source};
+pub use aside::{ExpectedType, set_aside};
+pub use chain::{
+    ChainCheck, ChainCursor, ChainError, ChainReader, SkipReason, SkippedRecord, WriterIdentity, genesis,
+    judge,
+};
+pub use journal::{
+    AppendError, CloseError, DeliverySink, Journal, JournalDelivery, JournalReader, ReadError, RecordIter,
+};
 pub use mirror::is_mirror;
-pub use witness::{Loss, Witness};
+pub use witness::{JournalLoss, JournalWitness};

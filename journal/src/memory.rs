@@ -12,14 +12,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use chancery_events::id::Position;
 use chancery_events::record::Record;
 
-use crate::chain::{Broken, Chain, Cursor, Link, Skipped};
+use crate::chain::{ChainCursor, ChainEntry, ChainError, ChainReader, SkippedRecord};
 use crate::journal::{
-    AppendError, CloseError, Delivery, Journal, ReadError, Records, Sink, Source, records_by,
+    AppendError, CloseError, DeliverySink, Journal, JournalDelivery, JournalReader, ReadError, RecordIter,
+    records_by,
 };
 
 /// Actual result of an append whose outcome stays unknown to its writer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Fate {
+pub enum AppendFate {
     /// The append is in the log.
     Landed,
     /// The append is not in the log, and never will be.
@@ -30,13 +31,13 @@ pub enum Fate {
 
 /// Log that outlives its writers.
 #[derive(Clone)]
-pub struct MemoryLog(Arc<Mutex<State>>);
+pub struct MemoryLog(Arc<Mutex<MemoryLogState>>);
 
-struct State {
+struct MemoryLogState {
     /// Chain of all readers: they all judge alike.
-    chain: Chain,
+    chain: ChainReader,
     /// Durable entries, including invalid ones, with their verdicts.
-    entries: Vec<Entry>,
+    entries: Vec<MemoryEntry>,
     /// Appends that are not durable yet, with the numbers of their writers.
     waiting: VecDeque<(u64, Arc<[u8]>)>,
     /// Appends of unknown outcome that are still in flight.
@@ -44,53 +45,53 @@ struct State {
     is_held: bool,
     /// Number of writers so far.
     writers: u64,
-    handles: Vec<Weak<Handle>>,
+    handles: Vec<Weak<MemoryWriter>>,
 }
 
 #[derive(Clone)]
-struct Entry {
+struct MemoryEntry {
     bytes: Arc<[u8]>,
-    verdict: Verdict,
+    verdict: MemoryEntryCheck,
 }
 
 #[derive(Clone)]
-enum Verdict {
+enum MemoryEntryCheck {
     Record(Arc<Record>),
-    Skip(Skipped),
+    Skip(SkippedRecord),
     /// Entry that no reader passes.
-    Stop(Broken),
+    Stop(ChainError),
 }
 
 /// View of a [`MemoryLog`] by one writer.
 pub struct MemoryJournal {
     log: MemoryLog,
-    handle: Arc<Handle>,
+    handle: Arc<MemoryWriter>,
 }
 
-struct Handle {
+struct MemoryWriter {
     number: u64,
-    view: Mutex<View>,
-    switches: Mutex<Switches>,
+    view: Mutex<MemoryView>,
+    switches: Mutex<MemoryControls>,
 }
 
-struct Switches {
+struct MemoryControls {
     is_closed: bool,
     /// Maximum number of appends that wait.
     bound: usize,
-    next_fate: Option<Fate>,
+    next_fate: Option<AppendFate>,
 }
 
-impl Default for Switches {
-    fn default() -> Switches {
-        Switches { is_closed: false, bound: usize::MAX, next_fate: None }
+impl Default for MemoryControls {
+    fn default() -> MemoryControls {
+        MemoryControls { is_closed: false, bound: usize::MAX, next_fate: None }
     }
 }
 
-struct View {
+struct MemoryView {
     /// Number of entries read.
     place: usize,
-    head: Option<Cursor>,
-    sink: Sink,
+    head: Option<ChainCursor>,
+    sink: DeliverySink,
     has_stopped: bool,
 }
 
@@ -99,27 +100,27 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl State {
+impl MemoryLogState {
     fn land(&mut self, bytes: Arc<[u8]>) {
-        if let Some(Entry { verdict: verdict @ Verdict::Stop(_), .. }) = self.entries.last() {
+        if let Some(MemoryEntry { verdict: verdict @ MemoryEntryCheck::Stop(_), .. }) = self.entries.last() {
             let verdict = verdict.clone();
-            self.entries.push(Entry { bytes, verdict });
+            self.entries.push(MemoryEntry { bytes, verdict });
             return;
         }
         let verdict = match self.chain.take(bytes.clone()) {
-            Ok(Link::Record(record)) => Verdict::Record(Arc::new(record)),
-            Ok(Link::Skip(skipped)) => Verdict::Skip(skipped),
-            Err(broken) => Verdict::Stop(broken),
+            Ok(ChainEntry::Record(record)) => MemoryEntryCheck::Record(Arc::new(record)),
+            Ok(ChainEntry::Skip(skipped)) => MemoryEntryCheck::Skip(skipped),
+            Err(broken) => MemoryEntryCheck::Stop(broken),
         };
-        self.entries.push(Entry { bytes, verdict });
+        self.entries.push(MemoryEntry { bytes, verdict });
     }
 }
 
 impl MemoryLog {
     /// Creates an empty log. Appends are durable immediately.
     pub fn new(fleet: &str) -> MemoryLog {
-        MemoryLog(Arc::new(Mutex::new(State {
-            chain: Chain::new(fleet.into(), None),
+        MemoryLog(Arc::new(Mutex::new(MemoryLogState {
+            chain: ChainReader::new(fleet.into(), None),
             entries: Vec::new(),
             waiting: VecDeque::new(),
             late: VecDeque::new(),
@@ -130,17 +131,17 @@ impl MemoryLog {
     }
 
     /// Opens the log for a writer; `sink` receives what follows the entries that are durable now.
-    pub fn open(&self, sink: Sink) -> Result<MemoryJournal, Broken> {
+    pub fn open(&self, sink: DeliverySink) -> Result<MemoryJournal, ChainError> {
         let mut state = lock(&self.0);
         for entry in &state.entries {
-            if let Verdict::Stop(broken) = &entry.verdict {
+            if let MemoryEntryCheck::Stop(broken) = &entry.verdict {
                 return Err(broken.clone());
             }
         }
         let (place, head) = (state.entries.len(), state.chain.at().copied());
-        let view = Mutex::new(View { place, head, sink, has_stopped: false });
+        let view = Mutex::new(MemoryView { place, head, sink, has_stopped: false });
         state.writers += 1;
-        let handle = Arc::new(Handle { number: state.writers, view, switches: Mutex::default() });
+        let handle = Arc::new(MemoryWriter { number: state.writers, view, switches: Mutex::default() });
         state.handles.retain(|handle| handle.strong_count() > 0);
         state.handles.push(Arc::downgrade(&handle));
         Ok(MemoryJournal { log: self.clone(), handle })
@@ -211,7 +212,7 @@ impl MemoryLog {
     }
 
     /// Returns a reader of the log, without a writer.
-    pub fn source(&self) -> Arc<dyn Source> {
+    pub fn source(&self) -> Arc<dyn JournalReader> {
         Arc::new(MemorySource(self.clone()))
     }
 
@@ -223,7 +224,7 @@ impl MemoryLog {
     }
 }
 
-impl Handle {
+impl MemoryWriter {
     fn deliver(&self, log: &MemoryLog) {
         // Locked while the sink is called, so that two threads cannot deliver out of order.
         let mut view = lock(&self.view);
@@ -235,18 +236,18 @@ impl Handle {
         for entry in entries {
             view.place += 1;
             match entry.verdict {
-                Verdict::Record(record) => {
-                    view.head = Some(Cursor::after(&record));
+                MemoryEntryCheck::Record(record) => {
+                    view.head = Some(ChainCursor::after(&record));
                     records.push(record);
                 }
-                Verdict::Skip(skipped) => {
+                MemoryEntryCheck::Skip(skipped) => {
                     view.flush(&mut records);
-                    (view.sink)(Delivery::Skipped(skipped));
+                    (view.sink)(JournalDelivery::Skipped(skipped));
                 }
-                Verdict::Stop(broken) => {
+                MemoryEntryCheck::Stop(broken) => {
                     view.flush(&mut records);
                     view.has_stopped = true;
-                    (view.sink)(Delivery::Stopped(broken.into()));
+                    (view.sink)(JournalDelivery::Stopped(broken.into()));
                     return;
                 }
             }
@@ -255,17 +256,17 @@ impl Handle {
     }
 }
 
-impl View {
+impl MemoryView {
     fn flush(&mut self, records: &mut Vec<Arc<Record>>) {
         if !records.is_empty() {
-            (self.sink)(Delivery::Records(std::mem::take(records)));
+            (self.sink)(JournalDelivery::Records(std::mem::take(records)));
         }
     }
 }
 
 impl MemoryJournal {
     /// Hides the outcome of the next append from the writer.
-    pub fn blur_next(&self, fate: Fate) {
+    pub fn blur_next(&self, fate: AppendFate) {
         lock(&self.handle.switches).next_fate = Some(fate);
     }
 
@@ -318,14 +319,14 @@ impl Journal for MemoryJournal {
         let bytes = record.bytes().clone();
         let mut state = lock(&self.log.0);
         match fate {
-            None | Some(Fate::Landed) => state.waiting.push_back((self.handle.number, bytes)),
-            Some(Fate::Late) => state.late.push_back(bytes),
-            Some(Fate::Lost) => {}
+            None | Some(AppendFate::Landed) => state.waiting.push_back((self.handle.number, bytes)),
+            Some(AppendFate::Late) => state.late.push_back(bytes),
+            Some(AppendFate::Lost) => {}
         }
         let is_held = state.is_held;
         drop(state);
         if fate.is_some() {
-            (lock(&self.handle.view).sink)(Delivery::Indefinite("the connection was lost".into()));
+            (lock(&self.handle.view).sink)(JournalDelivery::Indefinite("the connection was lost".into()));
         }
         if !is_held {
             self.log.step(usize::MAX);
@@ -333,11 +334,11 @@ impl Journal for MemoryJournal {
         Ok(())
     }
 
-    fn head(&self) -> Option<Cursor> {
+    fn head(&self) -> Option<ChainCursor> {
         lock(&self.handle.view).head
     }
 
-    fn source(&self) -> Arc<dyn Source> {
+    fn source(&self) -> Arc<dyn JournalReader> {
         self.log.source()
     }
 
@@ -350,32 +351,34 @@ impl Journal for MemoryJournal {
 
 struct MemorySource(MemoryLog);
 
-impl Source for MemorySource {
-    fn head(&self) -> Option<Cursor> {
+impl JournalReader for MemorySource {
+    fn head(&self) -> Option<ChainCursor> {
         lock(&self.0.0).chain.at().copied()
     }
 
-    fn records(&self, from: Position) -> Result<Records, ReadError> {
-        let mut reader = Reader { log: self.0.clone(), place: 0, from };
+    fn records(&self, from: Position) -> Result<RecordIter, ReadError> {
+        let mut reader = MemoryRecords { log: self.0.clone(), place: 0, from };
         Ok(records_by(move || reader.step()))
     }
 }
 
-struct Reader {
+struct MemoryRecords {
     log: MemoryLog,
     place: usize,
     from: Position,
 }
 
-impl Reader {
+impl MemoryRecords {
     fn step(&mut self) -> Result<Option<Arc<Record>>, ReadError> {
         let state = lock(&self.log.0);
         while let Some(entry) = state.entries.get(self.place) {
             self.place += 1;
             match &entry.verdict {
-                Verdict::Record(record) if record.last() >= self.from => return Ok(Some(record.clone())),
-                Verdict::Record(_) | Verdict::Skip(_) => {}
-                Verdict::Stop(broken) => return Err(broken.clone().into()),
+                MemoryEntryCheck::Record(record) if record.last() >= self.from => {
+                    return Ok(Some(record.clone()));
+                }
+                MemoryEntryCheck::Record(_) | MemoryEntryCheck::Skip(_) => {}
+                MemoryEntryCheck::Stop(broken) => return Err(broken.clone().into()),
             }
         }
         Ok(None)

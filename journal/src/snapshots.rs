@@ -13,16 +13,16 @@ use std::io::{self, BufRead as _, BufReader, BufWriter, Read, Seek as _, SeekFro
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use chancery_events::id::{Lineage, Position, Term, Writer};
-use chancery_events::record::{Hash, Watermark};
+use chancery_events::id::{Lineage, Position, Term, WriterId};
+use chancery_events::record::{InboxWatermark, RecordHash};
 use chancery_events::time::Time;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-use crate::aside::{Wanted, set_aside};
-use crate::chain::Cursor;
+use crate::aside::{ExpectedType, set_aside};
+use crate::chain::ChainCursor;
 use crate::private;
-use crate::witness::Witness;
+use crate::witness::JournalWitness;
 
 pub use thinning::superfluous;
 
@@ -34,7 +34,7 @@ const HASHED: usize = META - 65;
 
 /// Metadata of a snapshot.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Meta {
+pub struct SnapshotMeta {
     format: u32,
     /// Fleet that the journal belongs to.
     pub fleet: Arc<str>,
@@ -43,28 +43,28 @@ pub struct Meta {
     /// Last position that the state includes.
     pub position: Position,
     /// Hash of the record that ends at the position.
-    pub hash: Hash,
+    pub hash: RecordHash,
     /// Term of that record.
     pub term: Term,
     /// Writer of that record.
-    pub writer: Writer,
+    pub writer: WriterId,
     /// Time of that record.
     pub time: Time,
     /// Watermark up to which the inbox is answered.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub watermark: Option<Watermark>,
+    pub watermark: Option<InboxWatermark>,
     /// Fingerprint of the state's format, which may differ between builds.
     pub fingerprint: String,
     /// SHA-256 of the state's bytes.
-    pub state_hash: Hash,
+    pub state_hash: RecordHash,
     /// Length of the state in bytes.
     pub len: u64,
 }
 
-impl Meta {
+impl SnapshotMeta {
     /// Returns the cursor of a reader that starts with this state.
-    pub const fn cursor(&self) -> Cursor {
-        Cursor {
+    pub const fn cursor(&self) -> ChainCursor {
+        ChainCursor {
             position: self.position,
             hash: self.hash,
             term: self.term,
@@ -90,7 +90,7 @@ fn failed(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Sna
 
 /// Directory of snapshots. The journal's lock ensures that only one process writes.
 #[derive(Clone, Debug)]
-pub struct Snapshots {
+pub struct SnapshotStore {
     dir: PathBuf,
 }
 
@@ -98,28 +98,29 @@ pub struct Snapshots {
 #[derive(Debug)]
 pub struct Snapshot {
     /// Metadata of the snapshot.
-    pub meta: Meta,
+    pub meta: SnapshotMeta,
     /// Bytes of the state.
     pub state: io::Take<BufReader<File>>,
 }
 
-impl Snapshots {
+impl SnapshotStore {
     /// Opens a directory, created if it is missing, and removes unfinished files of a crash.
-    pub fn open(dir: impl Into<PathBuf>) -> Result<Snapshots, SnapshotError> {
+    pub fn open(dir: impl Into<PathBuf>) -> Result<SnapshotStore, SnapshotError> {
         let dir = dir.into();
-        set_aside(&dir, Wanted::Directory).map_err(failed("set aside", &dir))?;
+        set_aside(&dir, ExpectedType::Directory).map_err(failed("set aside", &dir))?;
         private::create_dir_all(&dir).map_err(failed("make the folder", &dir))?;
         for entry in fs::read_dir(&dir).map_err(failed("list", &dir))? {
             let path = entry.map_err(failed("list", &dir))?.path();
             let is_ours = path.extension().is_some_and(|extension| extension == "tmp" || extension == "snap");
-            if is_ours && set_aside(&path, Wanted::File).map_err(failed("set aside", &path))?.is_some() {
+            if is_ours && set_aside(&path, ExpectedType::File).map_err(failed("set aside", &path))?.is_some()
+            {
                 continue;
             }
             if path.extension().is_some_and(|extension| extension == "tmp") {
                 fs::remove_file(&path).map_err(failed("remove", &path))?;
             }
         }
-        Ok(Snapshots { dir })
+        Ok(SnapshotStore { dir })
     }
 
     /// Writes a snapshot of the state after `at`; `state` writes the state. Then deletes superfluous
@@ -127,13 +128,13 @@ impl Snapshots {
     pub fn write(
         &self,
         fleet: Arc<str>,
-        at: &Cursor,
-        watermark: Option<Watermark>,
+        at: &ChainCursor,
+        watermark: Option<InboxWatermark>,
         fingerprint: &str,
         state: impl FnOnce(&mut dyn Write) -> io::Result<()>,
-        stands: impl Fn(&Meta) -> bool,
-    ) -> Result<Meta, SnapshotError> {
-        let meta = Meta {
+        stands: impl Fn(&SnapshotMeta) -> bool,
+    ) -> Result<SnapshotMeta, SnapshotError> {
+        let meta = SnapshotMeta {
             format: FORMAT,
             fleet,
             lineage: at.lineage,
@@ -144,7 +145,7 @@ impl Snapshots {
             time: at.time,
             watermark,
             fingerprint: fingerprint.to_owned(),
-            state_hash: Hash::ZERO,
+            state_hash: RecordHash::ZERO,
             len: 0,
         };
         let path = self.dir.join(format!("{:020}.snap", at.position));
@@ -158,7 +159,7 @@ impl Snapshots {
 
     /// Deletes superfluous and abandoned snapshots. Abandoned ones must not count: as the newest, they would
     /// displace those written from now on.
-    fn thin(&self, written: Position, stands: impl Fn(&Meta) -> bool) -> Result<(), SnapshotError> {
+    fn thin(&self, written: Position, stands: impl Fn(&SnapshotMeta) -> bool) -> Result<(), SnapshotError> {
         // A snapshot with an unreadable first line may be of another build, and counts.
         let is_abandoned = |(position, path): &(Position, PathBuf)| {
             *position != written && first_line(path).is_ok_and(|meta| !stands(&meta))
@@ -179,7 +180,7 @@ impl Snapshots {
     /// Returns the newest intact snapshot that `is_usable` accepts, and logs a warning for each one skipped.
     pub fn load_newest(
         &self,
-        mut is_usable: impl FnMut(&Meta) -> bool,
+        mut is_usable: impl FnMut(&SnapshotMeta) -> bool,
     ) -> Result<Option<Snapshot>, SnapshotError> {
         for (position, path) in self.list()? {
             match read_file(&path) {
@@ -222,7 +223,7 @@ pub fn list(dir: &Path) -> Result<Vec<(Position, PathBuf)>, SnapshotError> {
 
 /// Returns the witnesses of a directory's snapshots. The first line is sufficient: it is written after the
 /// whole state, and a damaged one proves nothing.
-pub fn witnesses(dir: &Path) -> Result<Vec<Witness>, SnapshotError> {
+pub fn witnesses(dir: &Path) -> Result<Vec<JournalWitness>, SnapshotError> {
     let mut found = Vec::new();
     for (position, path) in list(dir)? {
         // Paths that are not files are set aside when the directory is opened; opening one here may block.
@@ -230,20 +231,20 @@ pub fn witnesses(dir: &Path) -> Result<Vec<Witness>, SnapshotError> {
             continue;
         }
         if let Some(meta) = first_line(&path).ok().filter(|meta| meta.position == position) {
-            found.push(Witness::at(format!("the snapshot {}", path.display()), &meta.cursor()));
+            found.push(JournalWitness::at(format!("the snapshot {}", path.display()), &meta.cursor()));
         }
     }
     Ok(found)
 }
 
 /// Writer that hashes and counts the bytes passed through.
-struct Hashing<W> {
+struct SnapshotHasher<W> {
     to: W,
     hash: Sha256,
     len: u64,
 }
 
-impl<W: Write> Write for Hashing<W> {
+impl<W: Write> Write for SnapshotHasher<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let written = self.to.write(bytes)?;
         self.hash.update(&bytes[..written]);
@@ -258,22 +259,23 @@ impl<W: Write> Write for Hashing<W> {
 
 fn write_file(
     path: &Path,
-    mut meta: Meta,
+    mut meta: SnapshotMeta,
     state: impl FnOnce(&mut dyn Write) -> io::Result<()>,
-) -> io::Result<Meta> {
+) -> io::Result<SnapshotMeta> {
     let mut file = private::create(path)?;
     file.write_all(&[b' '; META])?;
-    let mut body = Hashing { to: BufWriter::with_capacity(1 << 20, file), hash: Sha256::new(), len: 0 };
+    let mut body =
+        SnapshotHasher { to: BufWriter::with_capacity(1 << 20, file), hash: Sha256::new(), len: 0 };
     state(&mut body)?;
     body.flush()?;
-    meta.state_hash = Hash::from_bytes(body.hash.finalize().into());
+    meta.state_hash = RecordHash::from_bytes(body.hash.finalize().into());
     meta.len = body.len;
     let mut line = serde_json::to_vec(&meta)?;
     if line.len() > HASHED {
         return Err(io::Error::other("its first line is too long"));
     }
     line.resize(HASHED, b' ');
-    let hash = Hash::of(&line);
+    let hash = RecordHash::of(&line);
     writeln!(line, "{hash}")?;
     let mut file = body.to.into_inner().map_err(io::IntoInnerError::into_error)?;
     file.seek(SeekFrom::Start(0))?;
@@ -286,21 +288,21 @@ fn damaged(reason: &'static str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, reason)
 }
 
-fn first_line(path: &Path) -> io::Result<Meta> {
+fn first_line(path: &Path) -> io::Result<SnapshotMeta> {
     read_meta(&mut BufReader::with_capacity(META, File::open(path)?))
 }
 
-fn read_meta(file: &mut BufReader<File>) -> io::Result<Meta> {
+fn read_meta(file: &mut BufReader<File>) -> io::Result<SnapshotMeta> {
     let mut line = Vec::with_capacity(META);
     file.take(META as u64).read_until(b'\n', &mut line)?;
     if line.len() != META || !line.ends_with(b"\n") {
         return Err(damaged("its first line does not end"));
     }
     let (said, hash) = line.split_at(HASHED);
-    if hash.trim_ascii_end() != Hash::of(said).to_string().as_bytes() {
+    if hash.trim_ascii_end() != RecordHash::of(said).to_string().as_bytes() {
         return Err(damaged("its first line is not the one that was written"));
     }
-    let meta: Meta = serde_json::from_slice(said)?;
+    let meta: SnapshotMeta = serde_json::from_slice(said)?;
     if meta.format != FORMAT {
         return Err(damaged("it is in the format of another build"));
     }
@@ -310,9 +312,9 @@ fn read_meta(file: &mut BufReader<File>) -> io::Result<Meta> {
 fn read_file(path: &Path) -> io::Result<Snapshot> {
     let mut file = BufReader::with_capacity(1 << 20, File::open(path)?);
     let meta = read_meta(&mut file)?;
-    let mut body = Hashing { to: io::sink(), hash: Sha256::new(), len: 0 };
+    let mut body = SnapshotHasher { to: io::sink(), hash: Sha256::new(), len: 0 };
     io::copy(&mut file, &mut body)?;
-    if body.len != meta.len || Hash::from_bytes(body.hash.finalize().into()) != meta.state_hash {
+    if body.len != meta.len || RecordHash::from_bytes(body.hash.finalize().into()) != meta.state_hash {
         return Err(damaged("the state is not the one that was written"));
     }
     file.seek(SeekFrom::Start(META as u64))?;
@@ -324,27 +326,27 @@ fn read_file(path: &Path) -> io::Result<Snapshot> {
 mod tests {
     use super::*;
 
-    fn cursor(position: u64) -> Cursor {
-        Cursor {
+    fn cursor(position: u64) -> ChainCursor {
+        ChainCursor {
             position: Position::new(position),
-            hash: Hash::of(&position.to_be_bytes()),
+            hash: RecordHash::of(&position.to_be_bytes()),
             term: Term::FIRST,
-            writer: Writer::from_random(1),
+            writer: WriterId::from_random(1),
             lineage: Lineage::from_random(2),
             time: Time::from_micros(3),
         }
     }
 
-    fn with_three() -> (tempfile::TempDir, Snapshots) {
+    fn with_three() -> (tempfile::TempDir, SnapshotStore) {
         let dir = tempfile::tempdir().expect("a folder");
-        let snapshots = Snapshots::open(dir.path().join("snapshots")).expect("a folder");
+        let snapshots = SnapshotStore::open(dir.path().join("snapshots")).expect("a folder");
         for position in [10, 200, 3000] {
             put(&snapshots, position);
         }
         (dir, snapshots)
     }
 
-    fn newest(snapshots: &Snapshots) -> Option<String> {
+    fn newest(snapshots: &SnapshotStore) -> Option<String> {
         let mut snapshot = snapshots.load_newest(|meta| meta.fingerprint == "shape").expect("listed")?;
         let mut state = String::new();
         snapshot.state.read_to_string(&mut state).expect("read");
@@ -352,25 +354,25 @@ mod tests {
     }
 
     /// Writes a state that names its position.
-    fn put(snapshots: &Snapshots, position: u64) {
+    fn put(snapshots: &SnapshotStore, position: u64) {
         put_of(snapshots, &cursor(position), |_| true);
     }
 
-    fn put_of(snapshots: &Snapshots, at: &Cursor, stands: impl Fn(&Meta) -> bool) {
+    fn put_of(snapshots: &SnapshotStore, at: &ChainCursor, stands: impl Fn(&SnapshotMeta) -> bool) {
         let state = format!("state at {}", at.position);
         let state = |to: &mut dyn Write| to.write_all(state.as_bytes());
         let written = snapshots.write("f".into(), at, None, "shape", state, stands).expect("written");
         assert_eq!(written.cursor(), *at);
     }
 
-    fn kept(snapshots: &Snapshots) -> Vec<u64> {
+    fn kept(snapshots: &SnapshotStore) -> Vec<u64> {
         snapshots.list().expect("listed").into_iter().map(|(at, _)| at.get()).collect()
     }
 
     #[test]
     fn the_newest_two_are_kept_and_fewer_and_fewer_of_the_older_ones() {
         let dir = tempfile::tempdir().expect("a folder");
-        let snapshots = Snapshots::open(dir.path()).expect("a folder");
+        let snapshots = SnapshotStore::open(dir.path()).expect("a folder");
         for position in (1..=40).map(|at| at * 100) {
             put(&snapshots, position);
         }
@@ -381,15 +383,15 @@ mod tests {
     #[test]
     fn those_of_an_abandoned_history_push_out_nothing_and_go() {
         let dir = tempfile::tempdir().expect("a folder");
-        let snapshots = Snapshots::open(dir.path()).expect("a folder");
+        let snapshots = SnapshotStore::open(dir.path()).expect("a folder");
         for position in [100, 200, 700, 800, 900] {
             put(&snapshots, position);
         }
         // The journal was restored from a copy up to 250, and continues from there as another lineage.
         let lineage = Lineage::from_random(7);
-        let stands = |meta: &Meta| meta.position.get() <= 250 || meta.lineage == lineage;
+        let stands = |meta: &SnapshotMeta| meta.position.get() <= 250 || meta.lineage == lineage;
         for position in [300, 310, 320, 800] {
-            put_of(&snapshots, &Cursor { lineage, ..cursor(position) }, stands);
+            put_of(&snapshots, &ChainCursor { lineage, ..cursor(position) }, stands);
             assert!(kept(&snapshots).contains(&position), "{position} is the newest that is of use");
         }
         assert_eq!(kept(&snapshots), [800, 320, 300, 100]);
@@ -407,7 +409,7 @@ mod tests {
     }
 
     /// Positions of the snapshots that are witnesses.
-    fn positions(snapshots: &Snapshots) -> Vec<u64> {
+    fn positions(snapshots: &SnapshotStore) -> Vec<u64> {
         let found = witnesses(&snapshots.dir).expect("listed");
         found.iter().map(|witness| witness.position.get()).collect()
     }
@@ -443,7 +445,10 @@ mod tests {
         assert!(snapshots.load_newest(|_| false).expect("listed").is_none());
         let unfinished = dir.path().join("snapshots/00000000000000004000.tmp");
         fs::write(&unfinished, "half").expect("written");
-        assert_eq!(newest(&Snapshots::open(dir.path().join("snapshots")).expect("open")), newest(&snapshots));
+        assert_eq!(
+            newest(&SnapshotStore::open(dir.path().join("snapshots")).expect("open")),
+            newest(&snapshots)
+        );
         assert!(!unfinished.exists());
     }
 }

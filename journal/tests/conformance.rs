@@ -4,23 +4,23 @@ use std::path::Path;
 use std::sync::Arc;
 
 use chancery_events::record::Record;
-use chancery_journal::conformance::{Bench, FLEET, run};
+use chancery_journal::conformance::{FLEET, JournalFixture, run};
 use chancery_journal::memory::MemoryLog;
-use chancery_journal::segments::{Options, SegmentJournal};
-use chancery_journal::{AppendError, CloseError, Cursor, Journal, Sink, Source};
+use chancery_journal::segments::{SegmentJournal, SegmentOptions};
+use chancery_journal::{AppendError, ChainCursor, CloseError, DeliverySink, Journal, JournalReader};
 
 struct Memory(MemoryLog);
 
-impl Bench for Memory {
+impl JournalFixture for Memory {
     fn new() -> Memory {
         Memory(MemoryLog::new(FLEET))
     }
 
-    fn open(&mut self, sink: Sink) -> Box<dyn Journal> {
+    fn open(&mut self, sink: DeliverySink) -> Box<dyn Journal> {
         Box::new(self.0.open(sink).expect("open"))
     }
 
-    fn open_beside(&mut self, sink: Sink) -> Option<Box<dyn Journal>> {
+    fn open_beside(&mut self, sink: DeliverySink) -> Option<Box<dyn Journal>> {
         Some(self.open(sink))
     }
 
@@ -39,24 +39,28 @@ fn the_journal_in_memory_conforms() {
 struct Segments<const FIRST: u64, const LARGEST: u64>(tempfile::TempDir);
 
 impl<const FIRST: u64, const LARGEST: u64> Segments<FIRST, LARGEST> {
-    fn options(dir: &Path) -> Options {
-        let sizes = Options { first_segment: FIRST, largest_segment: LARGEST, ..Options::new(dir, FLEET) };
-        Options { pause: std::time::Duration::from_millis(1), ..sizes }
+    fn options(dir: &Path) -> SegmentOptions {
+        let sizes = SegmentOptions {
+            first_segment: FIRST,
+            largest_segment: LARGEST,
+            ..SegmentOptions::new(dir, FLEET)
+        };
+        SegmentOptions { pause: std::time::Duration::from_millis(1), ..sizes }
     }
 }
 
-impl<const FIRST: u64, const LARGEST: u64> Bench for Segments<FIRST, LARGEST> {
+impl<const FIRST: u64, const LARGEST: u64> JournalFixture for Segments<FIRST, LARGEST> {
     fn new() -> Self {
         Segments(tempfile::tempdir().expect("a folder"))
     }
 
-    fn open(&mut self, sink: Sink) -> Box<dyn Journal> {
+    fn open(&mut self, sink: DeliverySink) -> Box<dyn Journal> {
         let (journal, opened) = SegmentJournal::open(&Self::options(self.0.path()), sink).expect("open");
         assert_eq!(opened.cut, None);
         Box::new(journal)
     }
 
-    fn open_beside(&mut self, sink: Sink) -> Option<Box<dyn Journal>> {
+    fn open_beside(&mut self, sink: DeliverySink) -> Option<Box<dyn Journal>> {
         assert!(SegmentJournal::open(&Self::options(self.0.path()), sink).is_err(), "locked");
         None
     }
@@ -86,16 +90,16 @@ struct Here(Segments<2048, 8192>);
 
 struct HereJournal(Box<dyn Journal>);
 
-impl Bench for Here {
+impl JournalFixture for Here {
     fn new() -> Here {
         Here(Segments::new())
     }
 
-    fn open(&mut self, sink: Sink) -> Box<dyn Journal> {
+    fn open(&mut self, sink: DeliverySink) -> Box<dyn Journal> {
         Box::new(HereJournal(self.0.open(sink)))
     }
 
-    fn open_beside(&mut self, sink: Sink) -> Option<Box<dyn Journal>> {
+    fn open_beside(&mut self, sink: DeliverySink) -> Option<Box<dyn Journal>> {
         self.0.open_beside(sink)
     }
 
@@ -109,11 +113,11 @@ impl Journal for HereJournal {
         self.0.append_here(record)
     }
 
-    fn head(&self) -> Option<Cursor> {
+    fn head(&self) -> Option<ChainCursor> {
         self.0.head()
     }
 
-    fn source(&self) -> Arc<dyn Source> {
+    fn source(&self) -> Arc<dyn JournalReader> {
         self.0.source()
     }
 

@@ -9,17 +9,17 @@ use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use chancery_events::id::Position;
-use chancery_journal::conformance::{Author, FLEET};
-use chancery_journal::segments::{Options, Outcome, SegmentJournal, verify};
-use chancery_journal::{AppendError, CloseError, Delivery, Journal};
+use chancery_journal::conformance::{FLEET, TestWriter};
+use chancery_journal::segments::{SegmentJournal, SegmentOptions, VerifyOutcome, verify};
+use chancery_journal::{AppendError, CloseError, Journal, JournalDelivery};
 use rustix::process::{Resource, Rlimit, setrlimit};
 
 const DIR: &str = "CHANCERY_FULL_DISK";
 const LIMIT: &str = "CHANCERY_FULL_DISK_LIMIT";
 const PATIENCE: Duration = Duration::from_mins(1);
 
-fn options(dir: PathBuf) -> Options {
-    Options { first_segment: 4 << 10, largest_segment: 64 << 10, ..Options::new(dir, FLEET) }
+fn options(dir: PathBuf) -> SegmentOptions {
+    SegmentOptions { first_segment: 4 << 10, largest_segment: 64 << 10, ..SegmentOptions::new(dir, FLEET) }
 }
 
 /// Appends until the journal stops, and says what was acknowledged before.
@@ -32,7 +32,7 @@ fn a_writer_under_a_limit() {
     let (journal, _) = SegmentJournal::open(&options(dir.into()), sink).expect("open");
     let limit = std::env::var(LIMIT).expect("a limit").parse().expect("a number");
     setrlimit(Resource::Fsize, Rlimit { current: Some(limit), maximum: Some(limit) }).expect("a limit");
-    let mut author = Author::new(1, None);
+    let mut author = TestWriter::new(1, None);
     let mut next = author.genesis();
     loop {
         // Several in one group, so that it is cut off within.
@@ -44,10 +44,10 @@ fn a_writer_under_a_limit() {
             }
         }
         match delivered.recv_timeout(PATIENCE).expect("an outcome") {
-            Delivery::Records(records) => {
+            JournalDelivery::Records(records) => {
                 println!("acknowledged {}", records.last().expect("one").last());
             }
-            Delivery::Stopped(error) => {
+            JournalDelivery::Stopped(error) => {
                 println!("stopped {error}");
                 break;
             }
@@ -83,18 +83,18 @@ fn a_disk_that_is_full_in_the_middle_of_a_write_stops_the_journal_and_loses_noth
             .unwrap_or_default();
         assert!(acknowledged > 0, "limit {limit}: {told}");
 
-        assert_eq!(verify(&journal).expect("readable").outcome, Outcome::Sound);
+        assert_eq!(verify(&journal).expect("readable").outcome, VerifyOutcome::Sound);
         let (to, delivered) = channel();
         let sink = Box::new(move |delivery| drop(to.send(delivery)));
         let (journal, opened) = SegmentJournal::open(&options(journal), sink).expect("open");
         let head = opened.head.expect("a head");
         assert!(head.position >= Position::new(acknowledged), "limit {limit}: {head:?}, {acknowledged}");
         // With room again it goes on.
-        let mut author = Author::new(1, Some(head));
+        let mut author = TestWriter::new(1, Some(head));
         for _ in 0..40 {
             journal.append(author.record(2, 300)).expect("queued");
         }
         journal.close().expect("closed");
-        assert!(delivered.iter().all(|delivery| matches!(delivery, Delivery::Records(_))));
+        assert!(delivered.iter().all(|delivery| matches!(delivery, JournalDelivery::Records(_))));
     }
 }

@@ -27,17 +27,17 @@ use chancery_events::name::{DeploymentName, PlanName, VolumeName};
 use chancery_events::subject::Subject;
 use chancery_events::time::Time;
 
-use crate::context::Context;
-use crate::fleet::Fleet;
+use crate::context::DecisionContext;
+use crate::fleet::FleetState;
 use crate::grace::DeadlineGrace;
-use crate::index::{Alarm, Timer};
-use crate::rebalance::Rounds;
-use crate::scheduler::Search;
+use crate::index::{DeadlineKey, TimerKey};
+use crate::rebalance::RebalanceRounds;
+use crate::scheduler::PlacementCache;
 use crate::{deployment, disruption, incarnation, operation, policy, rebalance, replica, request, volume};
 
 /// Progress of checking the outdated reservations of a plan.
 #[derive(Clone, Debug)]
-struct Checked {
+struct ReservationCheck {
     /// Generation whose policy was applied.
     generation: u32,
     /// Token of the nodes and capabilities.
@@ -48,7 +48,7 @@ struct Checked {
 
 /// One step: its subject, its cause and its facts.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Step {
+pub struct DueStep {
     /// Entity that the step is about.
     pub subject: Subject,
     /// Position of the cause.
@@ -59,33 +59,33 @@ pub struct Step {
 
 /// State of the decider between steps that no journal needs: the rotation of plans, and failed searches.
 #[derive(Clone, Debug)]
-pub struct Agenda {
+pub struct AdvanceState {
     /// Time until which deadlines wait. Executors have a lease to return after a takeover, and half a lease
     /// where their messages are late.
     pub grace: DeadlineGrace,
     /// Time of the last request for a step.
     now: Time,
-    search: Search,
+    search: PlacementCache,
     last: Option<PlanName>,
     tried: BTreeMap<(PlanName, (DeploymentName, Option<OperationId>)), Position>,
     /// Plans with outdated reservations, and how far these were checked.
-    checked: BTreeMap<PlanName, Checked>,
-    rounds: Rounds,
+    checked: BTreeMap<PlanName, ReservationCheck>,
+    rounds: RebalanceRounds,
     parked: BTreeSet<Subject>,
     at_work: Option<(Subject, Position)>,
 }
 
-impl Agenda {
+impl AdvanceState {
     /// Creates an agenda without failed searches or quarantined entities. Deadlines wait until `grace`.
-    pub fn new(grace: Time) -> Agenda {
-        Agenda {
+    pub fn new(grace: Time) -> AdvanceState {
+        AdvanceState {
             grace: DeadlineGrace::until(grace),
             now: Time::EPOCH,
-            search: Search::default(),
+            search: PlacementCache::default(),
             last: None,
             tried: BTreeMap::new(),
             checked: BTreeMap::new(),
-            rounds: Rounds::default(),
+            rounds: RebalanceRounds::default(),
             parked: BTreeSet::new(),
             at_work: None,
         }
@@ -118,14 +118,14 @@ impl Agenda {
         mut due: impl Iterator<Item = T>,
         about: impl Fn(&T) -> Option<(Subject, Position)>,
         facts: impl Fn(&T) -> Vec<Fact>,
-    ) -> Option<Step> {
+    ) -> Option<DueStep> {
         due.find_map(|due| {
             let (subject, cause) = about(&due)?;
             if !self.begin(&subject, cause) {
                 return None;
             }
             let facts = facts(&due);
-            (!facts.is_empty()).then_some(Step { subject, cause, facts })
+            (!facts.is_empty()).then_some(DueStep { subject, cause, facts })
         })
     }
 
@@ -149,7 +149,7 @@ fn begin(
 }
 
 /// Returns the next step, if anything is due at `ctx.now`.
-pub fn advance(fleet: &Fleet, agenda: &mut Agenda, ctx: &Context) -> Option<Step> {
+pub fn advance(fleet: &FleetState, agenda: &mut AdvanceState, ctx: &DecisionContext) -> Option<DueStep> {
     agenda.now = ctx.now;
     overdue(fleet, agenda, ctx)
         // Before anything that lets an operation start, which the end of a delay does too.
@@ -164,7 +164,7 @@ pub fn advance(fleet: &Fleet, agenda: &mut Agenda, ctx: &Context) -> Option<Step
 }
 
 /// Returns when work is due next, if nothing happens before.
-pub fn next_alarm(fleet: &Fleet, agenda: &Agenda) -> Option<Time> {
+pub fn next_alarm(fleet: &FleetState, agenda: &AdvanceState) -> Option<Time> {
     let (index, now) = (fleet.index(), agenda.now);
     let alarm = index.alarms.first().map(|(when, _)| agenda.grace.rings_at(*when));
     let timer = index.timers.first().map(|(when, _)| *when);
@@ -174,7 +174,7 @@ pub fn next_alarm(fleet: &Fleet, agenda: &Agenda) -> Option<Time> {
 }
 
 /// Work that waits for nothing else.
-enum Due<'a> {
+enum DueWork<'a> {
     /// Incarnation on an expunged node.
     Lost(IncarnationId),
     /// Volume on an expunged node.
@@ -184,26 +184,30 @@ enum Due<'a> {
     /// Incarnation whose volumes are available.
     Served(IncarnationId),
     /// Deadline that has passed.
-    Alarm(&'a Alarm),
+    Alarm(&'a DeadlineKey),
 }
 
-impl Due<'_> {
+impl DueWork<'_> {
     /// Subject of the work, and position of its cause.
-    fn about(&self, fleet: &Fleet) -> Option<(Subject, Position)> {
+    fn about(&self, fleet: &FleetState) -> Option<(Subject, Position)> {
         let (subject, cause) = match self {
-            Due::Lost(id) => {
+            DueWork::Lost(id) => {
                 let node = fleet.incarnations().get(id)?.node.clone();
                 (Subject::Incarnation(*id), Some(Subject::Node(node)))
             }
-            Due::LostVolume(name) | Due::UnusedVolume(name) => (Subject::Volume((*name).clone()), None),
-            Due::Served(id) | Due::Alarm(Alarm::Incarnation(id)) => (Subject::Incarnation(*id), None),
-            Due::Alarm(Alarm::Operation(id)) => (Subject::Operation(*id), None),
-            Due::Alarm(Alarm::Request(id)) => (Subject::Request(*id), None),
-            Due::Alarm(Alarm::Deployment(key)) => {
+            DueWork::LostVolume(name) | DueWork::UnusedVolume(name) => {
+                (Subject::Volume((*name).clone()), None)
+            }
+            DueWork::Served(id) | DueWork::Alarm(DeadlineKey::Incarnation(id)) => {
+                (Subject::Incarnation(*id), None)
+            }
+            DueWork::Alarm(DeadlineKey::Operation(id)) => (Subject::Operation(*id), None),
+            DueWork::Alarm(DeadlineKey::Request(id)) => (Subject::Request(*id), None),
+            DueWork::Alarm(DeadlineKey::Deployment(key)) => {
                 let (plan, name) = (**key).clone();
                 (Subject::Plan(plan.clone()), Some(Subject::Deployment(plan, name)))
             }
-            Due::Alarm(Alarm::Progress(plan)) => {
+            DueWork::Alarm(DeadlineKey::Progress(plan)) => {
                 let current = fleet.plans().get(plan)?.current.clone()?;
                 (Subject::Plan(plan.clone()), Some(Subject::Deployment(plan.clone(), current)))
             }
@@ -212,52 +216,52 @@ impl Due<'_> {
         Some((subject, cause))
     }
 
-    fn facts(&self, fleet: &Fleet, ctx: &Context) -> Vec<Fact> {
+    fn facts(&self, fleet: &FleetState, ctx: &DecisionContext) -> Vec<Fact> {
         match self {
-            Due::Lost(id) => incarnation::lost(fleet, *id, ctx),
-            Due::LostVolume(name) => volume::lost(fleet, name, ctx),
-            Due::UnusedVolume(name) => volume::destroy(fleet, name, ctx),
-            Due::Served(id) => volume::serve(fleet, *id, ctx),
-            Due::Alarm(Alarm::Operation(id)) => operation::expire(fleet, *id, ctx),
-            Due::Alarm(Alarm::Incarnation(id)) => incarnation::overdue(fleet, *id, ctx),
-            Due::Alarm(Alarm::Deployment(key)) => deployment::overdue(fleet, key, ctx),
-            Due::Alarm(Alarm::Progress(name)) => deployment::no_progress(fleet, name, ctx),
-            Due::Alarm(Alarm::Request(id)) => request::expire(fleet, *id, ctx),
+            DueWork::Lost(id) => incarnation::lost(fleet, *id, ctx),
+            DueWork::LostVolume(name) => volume::lost(fleet, name, ctx),
+            DueWork::UnusedVolume(name) => volume::destroy(fleet, name, ctx),
+            DueWork::Served(id) => volume::serve(fleet, *id, ctx),
+            DueWork::Alarm(DeadlineKey::Operation(id)) => operation::expire(fleet, *id, ctx),
+            DueWork::Alarm(DeadlineKey::Incarnation(id)) => incarnation::overdue(fleet, *id, ctx),
+            DueWork::Alarm(DeadlineKey::Deployment(key)) => deployment::overdue(fleet, key, ctx),
+            DueWork::Alarm(DeadlineKey::Progress(name)) => deployment::no_progress(fleet, name, ctx),
+            DueWork::Alarm(DeadlineKey::Request(id)) => request::expire(fleet, *id, ctx),
         }
     }
 }
 
-fn overdue(fleet: &Fleet, agenda: &mut Agenda, ctx: &Context) -> Option<Step> {
+fn overdue(fleet: &FleetState, agenda: &mut AdvanceState, ctx: &DecisionContext) -> Option<DueStep> {
     let (index, grace) = (fleet.index(), agenda.grace);
-    let lost = index.lost.iter().map(|id| Due::Lost(*id));
-    let volumes = index.volumes.lost.iter().map(Due::LostVolume);
-    let volumes = volumes.chain(index.volumes.unused.iter().map(Due::UnusedVolume));
-    let served = index.volumes.served.iter().map(|id| Due::Served(*id));
+    let lost = index.lost.iter().map(|id| DueWork::Lost(*id));
+    let volumes = index.volumes.lost.iter().map(DueWork::LostVolume);
+    let volumes = volumes.chain(index.volumes.unused.iter().map(DueWork::UnusedVolume));
+    let served = index.volumes.served.iter().map(|id| DueWork::Served(*id));
     let alarms = index.alarms.iter().take_while(|(when, _)| grace.rings_at(*when) <= ctx.now);
-    let due = lost.chain(volumes).chain(served).chain(alarms.map(|(_, alarm)| Due::Alarm(alarm)));
+    let due = lost.chain(volumes).chain(served).chain(alarms.map(|(_, alarm)| DueWork::Alarm(alarm)));
     agenda.first(due, |due| due.about(fleet), |due| due.facts(fleet, ctx))
 }
 
 /// Returns a step of scheduled work.
-fn time(fleet: &Fleet, agenda: &mut Agenda, ctx: &Context) -> Option<Step> {
+fn time(fleet: &FleetState, agenda: &mut AdvanceState, ctx: &DecisionContext) -> Option<DueStep> {
     let due = fleet.index().timers.iter().take_while(|(when, _)| *when <= ctx.now).map(|(_, timer)| timer);
-    let about = |timer: &&Timer| {
+    let about = |timer: &&TimerKey| {
         let subject = match timer {
-            Timer::Replica(name) => Subject::Replica(name.clone()),
-            Timer::Plan(name) => Subject::Plan(name.clone()),
+            TimerKey::Replica(name) => Subject::Replica(name.clone()),
+            TimerKey::Plan(name) => Subject::Plan(name.clone()),
         };
         let cause = fleet.meta(&subject)?.changed.position;
         Some((subject, cause))
     };
     agenda.first(due, about, |timer| match timer {
-        Timer::Replica(name) => replica::start_again(fleet, name, ctx),
-        Timer::Plan(name) => deployment::step(fleet, name, ctx),
+        TimerKey::Replica(name) => replica::start_again(fleet, name, ctx),
+        TimerKey::Plan(name) => deployment::step(fleet, name, ctx),
     })
 }
 
 /// Checks unstarted reservations that an earlier policy of their plan placed: once after an edit, and again
 /// when nodes have changed. A reservation that the policy forbids gets another placement.
-fn replace(fleet: &Fleet, agenda: &mut Agenda, ctx: &Context) -> Option<Step> {
+fn replace(fleet: &FleetState, agenda: &mut AdvanceState, ctx: &DecisionContext) -> Option<DueStep> {
     let outdated = &fleet.index().outdated;
     let shape = fleet.index().places.shape();
     agenda.checked.retain(|name, _| outdated.contains(name));
@@ -276,10 +280,10 @@ fn replace(fleet: &Fleet, agenda: &mut Agenda, ctx: &Context) -> Option<Step> {
             }
             agenda.turn_to(&subject, plan.meta.changed.position);
             let facts = operation::replace(fleet, place.1, ctx);
-            let checked = Checked { generation: plan.generation, shape: Arc::clone(shape), last };
+            let checked = ReservationCheck { generation: plan.generation, shape: Arc::clone(shape), last };
             agenda.checked.insert(name.clone(), checked);
             if !facts.is_empty() {
-                return Some(Step { subject, cause: plan.meta.changed.position, facts });
+                return Some(DueStep { subject, cause: plan.meta.changed.position, facts });
             }
         }
     }
@@ -287,19 +291,19 @@ fn replace(fleet: &Fleet, agenda: &mut Agenda, ctx: &Context) -> Option<Step> {
 }
 
 /// Returns the next move of a rebalance, or its end.
-fn rebalance(fleet: &Fleet, agenda: &mut Agenda, ctx: &Context) -> Option<Step> {
-    let Agenda { rounds, search, parked, at_work, .. } = agenda;
+fn rebalance(fleet: &FleetState, agenda: &mut AdvanceState, ctx: &DecisionContext) -> Option<DueStep> {
+    let AdvanceState { rounds, search, parked, at_work, .. } = agenda;
     rebalance::advance(fleet, rounds, search, ctx, |subject, cause| begin(parked, at_work, subject, cause))
 }
 
 /// Finds plans whose spread has become uneven, or even.
-fn look(fleet: &Fleet, agenda: &mut Agenda, ctx: &Context) -> Option<Step> {
-    let Agenda { rounds, search, parked, at_work, .. } = agenda;
+fn look(fleet: &FleetState, agenda: &mut AdvanceState, ctx: &DecisionContext) -> Option<DueStep> {
+    let AdvanceState { rounds, search, parked, at_work, .. } = agenda;
     rebalance::look(fleet, rounds, search, ctx, |subject, cause| begin(parked, at_work, subject, cause))
 }
 
 /// Returns one step for the next due plan in rotation, so that a large deployment does not delay others.
-fn deploy(fleet: &Fleet, agenda: &mut Agenda, ctx: &Context) -> Option<Step> {
+fn deploy(fleet: &FleetState, agenda: &mut AdvanceState, ctx: &DecisionContext) -> Option<DueStep> {
     let due = &fleet.index().due;
     let after = agenda.last.clone().map_or(Bound::Unbounded, Bound::Excluded);
     let turn = due.range((after, Bound::Unbounded)).chain(due.iter());
@@ -318,7 +322,7 @@ fn deploy(fleet: &Fleet, agenda: &mut Agenda, ctx: &Context) -> Option<Step> {
 
 /// Searches placements for operations without one. The operations of a deployment have equal requirements:
 /// after one search fails, the others wait until capacity may have grown.
-fn prepare(fleet: &Fleet, agenda: &mut Agenda, ctx: &Context) -> Option<Step> {
+fn prepare(fleet: &FleetState, agenda: &mut AdvanceState, ctx: &DecisionContext) -> Option<DueStep> {
     let grown = fleet.index().grown;
     for name in &fleet.index().unplaced {
         let subject = Subject::Plan(name.clone());
@@ -340,12 +344,13 @@ fn prepare(fleet: &Fleet, agenda: &mut Agenda, ctx: &Context) -> Option<Step> {
             }
             agenda.turn_to(&subject, operation.position());
             let found = operation::prepare(fleet, &mut agenda.search, plan, *operation, speaks, ctx);
-            let in_vain = |facts: &Vec<Fact>| facts.iter().any(|fact| matches!(fact, Fact::PlanWaiting(_)));
+            let in_vain =
+                |facts: &Vec<Fact>| facts.iter().any(|fact| matches!(fact, Fact::PlanUnschedulable(_)));
             if found.as_ref().is_none_or(in_vain) {
                 agenda.tried.insert(group, grown);
             }
             if let Some(facts) = found {
-                return Some(Step { subject, cause: operation.position(), facts });
+                return Some(DueStep { subject, cause: operation.position(), facts });
             }
         }
     }

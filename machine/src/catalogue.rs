@@ -18,20 +18,20 @@ use chancery_events::intent::{
     CapabilityApply, CapabilityDelete, CapabilitySetActivity, ClusterApply, ClusterDelete, ClusterSetActivity,
 };
 use chancery_events::observation::SessionEnd;
-use chancery_events::refusal::{Code, Refusal};
-use chancery_events::spec::Activity;
+use chancery_events::refusal::{Refusal, RefusalCode};
+use chancery_events::spec::ClusterActivity;
 
-use crate::fleet::{Contradiction, Fleet};
-use crate::meta::{At, Meta};
+use crate::fleet::{FleetState, StateContradiction};
+use crate::meta::{EntityMeta, FactPosition};
 use crate::state::{Capability, Cluster, Session};
 
-type Decided = Result<Vec<Fact>, Refusal>;
+type DecidedFacts = Result<Vec<Fact>, Refusal>;
 
-pub(crate) fn cluster_apply(fleet: &Fleet, ask: &ClusterApply) -> Decided {
+pub(crate) fn cluster_apply(fleet: &FleetState, ask: &ClusterApply) -> DecidedFacts {
     match fleet.clusters().get(&ask.name) {
         Some(now) if now.spec == ask.spec => Ok(vec![]),
         Some(now) => Err(Refusal::new(
-            Code::InUse,
+            RefusalCode::InUse,
             format!("cluster {} is of runtime {}, which cannot be edited", ask.name, now.spec.runtime),
         )
         .at("/spec/runtime", "differs")),
@@ -39,7 +39,7 @@ pub(crate) fn cluster_apply(fleet: &Fleet, ask: &ClusterApply) -> Decided {
     }
 }
 
-pub(crate) fn cluster_set_activity(fleet: &Fleet, ask: &ClusterSetActivity) -> Decided {
+pub(crate) fn cluster_set_activity(fleet: &FleetState, ask: &ClusterSetActivity) -> DecidedFacts {
     let now = fleet.find::<Cluster>(&ask.name)?;
     if now.activity == ask.activity {
         return Ok(vec![]);
@@ -47,12 +47,15 @@ pub(crate) fn cluster_set_activity(fleet: &Fleet, ask: &ClusterSetActivity) -> D
     Ok(vec![ClusterActivityChanged { name: ask.name.clone(), activity: ask.activity }.into()])
 }
 
-pub(crate) fn cluster_delete(fleet: &Fleet, ask: &ClusterDelete) -> Decided {
+pub(crate) fn cluster_delete(fleet: &FleetState, ask: &ClusterDelete) -> DecidedFacts {
     let now = fleet.find::<Cluster>(&ask.name)?;
     let nodes =
         fleet.nodes().sorted().into_iter().filter(|node| node.cluster.as_ref() == Some(&ask.name)).count();
     if nodes > 0 {
-        return Err(Refusal::new(Code::InUse, format!("cluster {} still has {nodes} nodes", ask.name)));
+        return Err(Refusal::new(
+            RefusalCode::InUse,
+            format!("cluster {} still has {nodes} nodes", ask.name),
+        ));
     }
     // The inventory lists volumes first, and without nodes has nothing else.
     let first = fleet.index().inventory(&ask.name).next();
@@ -60,7 +63,7 @@ pub(crate) fn cluster_delete(fleet: &Fleet, ask: &ClusterDelete) -> Decided {
         && let Some(first) = fleet.index().volumes.name(first)
     {
         let detail = format!("cluster {} still has volumes, among them {first}", ask.name);
-        return Err(Refusal::new(Code::InUse, detail));
+        return Err(Refusal::new(RefusalCode::InUse, detail));
     }
     let closed = now.session.map(|session| {
         let (cluster, end) = (ask.name.clone(), SessionEnd::Removed);
@@ -69,14 +72,14 @@ pub(crate) fn cluster_delete(fleet: &Fleet, ask: &ClusterDelete) -> Decided {
     Ok(closed.into_iter().chain([ClusterDeleted { name: ask.name.clone() }.into()]).collect())
 }
 
-pub(crate) fn capability_apply(fleet: &Fleet, ask: &CapabilityApply) -> Vec<Fact> {
+pub(crate) fn capability_apply(fleet: &FleetState, ask: &CapabilityApply) -> Vec<Fact> {
     match fleet.capabilities().get(&ask.name) {
         Some(now) if now.spec == ask.spec => vec![],
         Some(_) | None => vec![CapabilityApplied { name: ask.name.clone(), spec: ask.spec.clone() }.into()],
     }
 }
 
-pub(crate) fn capability_set_activity(fleet: &Fleet, ask: &CapabilitySetActivity) -> Decided {
+pub(crate) fn capability_set_activity(fleet: &FleetState, ask: &CapabilitySetActivity) -> DecidedFacts {
     let now = fleet.find::<Capability>(&ask.name)?;
     if now.activity == ask.activity {
         return Ok(vec![]);
@@ -84,39 +87,43 @@ pub(crate) fn capability_set_activity(fleet: &Fleet, ask: &CapabilitySetActivity
     Ok(vec![CapabilityActivityChanged { name: ask.name.clone(), activity: ask.activity }.into()])
 }
 
-pub(crate) fn capability_delete(fleet: &Fleet, ask: &CapabilityDelete) -> Decided {
+pub(crate) fn capability_delete(fleet: &FleetState, ask: &CapabilityDelete) -> DecidedFacts {
     fleet.find::<Capability>(&ask.name)?;
     let mut nodes =
         fleet.nodes().sorted().into_iter().filter(|node| node.spec.capabilities.contains(&ask.name));
     if let Some(first) = nodes.next() {
         let more = nodes.count();
         let detail = format!("capability {} is named by node {} and {more} more", ask.name, first.name);
-        return Err(Refusal::new(Code::InUse, detail));
+        return Err(Refusal::new(RefusalCode::InUse, detail));
     }
     Ok(vec![CapabilityDeleted { name: ask.name.clone() }.into()])
 }
 
-pub(crate) fn cluster_applied(fleet: &mut Fleet, fact: &ClusterApplied, at: At) -> Result<(), Contradiction> {
+pub(crate) fn cluster_applied(
+    fleet: &mut FleetState,
+    fact: &ClusterApplied,
+    at: FactPosition,
+) -> Result<(), StateContradiction> {
     if fleet.clusters().get(&fact.name).is_some() {
         return fleet.bump::<Cluster>(&fact.name, at, |cluster| cluster.spec = fact.spec.clone());
     }
     let (name, spec) = (fact.name.clone(), fact.spec.clone());
-    let activity = Activity::Active;
-    fleet.put(Cluster { name, spec, activity, session: None, scope: None, meta: Meta::new(at) });
+    let activity = ClusterActivity::Active;
+    fleet.put(Cluster { name, spec, activity, session: None, scope: None, meta: EntityMeta::new(at) });
     Ok(())
 }
 
 pub(crate) fn cluster_activity_changed(
-    fleet: &mut Fleet,
+    fleet: &mut FleetState,
     fact: &ClusterActivityChanged,
-    at: At,
-) -> Result<(), Contradiction> {
+    at: FactPosition,
+) -> Result<(), StateContradiction> {
     fleet.bump::<Cluster>(&fact.name, at, |cluster| cluster.activity = fact.activity)
 }
 
-pub(crate) fn capability_applied(fleet: &mut Fleet, fact: &CapabilityApplied, at: At) {
-    let mut meta = Meta::new(at);
-    let mut activity = Activity::Active;
+pub(crate) fn capability_applied(fleet: &mut FleetState, fact: &CapabilityApplied, at: FactPosition) {
+    let mut meta = EntityMeta::new(at);
+    let mut activity = ClusterActivity::Active;
     if let Some(now) = fleet.capabilities().get(&fact.name) {
         (meta, activity) = (now.meta, now.activity);
         meta.bump(at);
@@ -125,15 +132,18 @@ pub(crate) fn capability_applied(fleet: &mut Fleet, fact: &CapabilityApplied, at
 }
 
 pub(crate) fn capability_activity_changed(
-    fleet: &mut Fleet,
+    fleet: &mut FleetState,
     fact: &CapabilityActivityChanged,
-    at: At,
-) -> Result<(), Contradiction> {
+    at: FactPosition,
+) -> Result<(), StateContradiction> {
     fleet.bump::<Capability>(&fact.name, at, |capability| capability.activity = fact.activity)
 }
 
 /// Deletes the cluster and its retained sessions.
-pub(crate) fn cluster_deleted(fleet: &mut Fleet, fact: &ClusterDeleted) -> Result<(), Contradiction> {
+pub(crate) fn cluster_deleted(
+    fleet: &mut FleetState,
+    fact: &ClusterDeleted,
+) -> Result<(), StateContradiction> {
     let of_it = |session: &&Session| session.cluster == fact.name;
     let sessions: Vec<_> =
         fleet.sessions().sorted().into_iter().filter(of_it).map(|session| session.id).collect();
@@ -143,6 +153,9 @@ pub(crate) fn cluster_deleted(fleet: &mut Fleet, fact: &ClusterDeleted) -> Resul
     fleet.remove::<Cluster>(&fact.name)
 }
 
-pub(crate) fn capability_deleted(fleet: &mut Fleet, fact: &CapabilityDeleted) -> Result<(), Contradiction> {
+pub(crate) fn capability_deleted(
+    fleet: &mut FleetState,
+    fact: &CapabilityDeleted,
+) -> Result<(), StateContradiction> {
     fleet.remove::<Capability>(&fact.name)
 }

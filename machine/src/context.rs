@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use chancery_events::fact::Fact;
-use chancery_events::id::{Id, Kind, Lineage, Position};
+use chancery_events::id::{EntityId, IdKind, Lineage, Position};
 use chancery_events::name::Actor;
 use chancery_events::time::Time;
 
@@ -12,7 +12,7 @@ use crate::fleet::DeploymentKey;
 
 /// Input of every decision besides the state: nothing else affects it.
 #[derive(Clone, Debug)]
-pub struct Context {
+pub struct DecisionContext {
     /// Time of the commit.
     pub now: Time,
     /// Wall clock, by which senders date intents, if followed and ahead of the commit's time; else that time.
@@ -30,7 +30,7 @@ pub struct Context {
 /// Retry of failed commands: after `initial`, then `factor` times as long each time, up to `max`, `attempts`
 /// in all. Jitter of up to a tenth is added, which differs between incarnations.
 #[derive(Clone, Copy, Debug)]
-pub struct Backoff {
+pub struct CommandBackoff {
     /// Delay before the second attempt.
     pub initial: Duration,
     /// Growth of the delay with each attempt.
@@ -42,10 +42,10 @@ pub struct Backoff {
 }
 
 /// Backoff of commands.
-pub const BACKOFF: Backoff =
-    Backoff { initial: Duration::from_secs(1), factor: 2, max: Duration::from_mins(1), attempts: 5 };
+pub const BACKOFF: CommandBackoff =
+    CommandBackoff { initial: Duration::from_secs(1), factor: 2, max: Duration::from_mins(1), attempts: 5 };
 
-impl Backoff {
+impl CommandBackoff {
     /// Returns the delay after the failed `attempt` (from 1), `None` if it was the last. `salt` draws the
     /// jitter.
     pub fn wait(self, attempt: u32, salt: u64) -> Option<Duration> {
@@ -62,7 +62,7 @@ impl Backoff {
 
 /// Draft of facts, with the positions that ids derive from.
 #[derive(Debug)]
-pub(crate) struct Draft {
+pub(crate) struct FactDraft {
     now: Time,
     lineage: Lineage,
     next: Position,
@@ -70,9 +70,9 @@ pub(crate) struct Draft {
     failed: BTreeSet<DeploymentKey>,
 }
 
-impl Draft {
-    pub(crate) fn new(ctx: &Context) -> Draft {
-        Draft {
+impl FactDraft {
+    pub(crate) fn new(ctx: &DecisionContext) -> FactDraft {
+        FactDraft {
             now: ctx.now,
             lineage: ctx.lineage,
             next: ctx.next,
@@ -92,8 +92,8 @@ impl Draft {
     }
 
     /// Id that the next fact issues.
-    pub(crate) fn id<K: Kind>(&self) -> Id<K> {
-        Id::issue(self.lineage, self.next)
+    pub(crate) fn id<K: IdKind>(&self) -> EntityId<K> {
+        EntityId::issue(self.lineage, self.next)
     }
 
     pub(crate) fn push(&mut self, fact: impl Into<Fact>) {

@@ -4,18 +4,18 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use chancery_events::fact::{Fact, InboxSkipped, IntentAccepted, IntentRefused, Outcome};
+use chancery_events::fact::{Fact, InboxSkipped, IntentAccepted, IntentOutcome, IntentRefused};
 use chancery_events::id::{Position, SessionId};
-use chancery_events::intent::{Intent, Request};
+use chancery_events::intent::{Intent, IntentRequest};
 use chancery_events::name::ClusterName;
 use chancery_events::observation::Observation;
-use chancery_events::refusal::{Code, Refusal};
+use chancery_events::refusal::{Refusal, RefusalCode};
 use chancery_events::subject::Subject;
 
-use crate::context::Context;
-use crate::fleet::{Contradiction, Fleet};
-use crate::keys::{AHEAD, Accepted, Keys, Known};
-use crate::meta::At;
+use crate::context::DecisionContext;
+use crate::fleet::{FleetState, StateContradiction};
+use crate::keys::{AHEAD, AcceptedIntent, IdempotencyKeys, StoredVerdict};
+use crate::meta::FactPosition;
 use crate::state::{ApprovalRequest, Cluster, Incarnation, Operation, Plan, Replica, RequestState, Volume};
 use crate::{
     catalogue, deployment, disruption, incarnation, node, operation, plan, policy, rebalance, replica,
@@ -24,34 +24,38 @@ use crate::{
 
 /// Result of looking up the key of an intent.
 #[derive(Debug)]
-pub enum Repeat<'a> {
+pub enum IdempotencyCheck<'a> {
     /// New intent, to be decided.
     New,
     /// Repeated intent, which gets the same verdict.
-    Known(&'a Known),
+    Known(&'a StoredVerdict),
     /// Refusal of an intent whose key was used for another body; the first verdict stays.
     Reused(Refusal),
 }
 
 /// Looks up the idempotency key of an intent.
-pub fn repeat<'a>(keys: &'a Keys, request: &Request) -> Repeat<'a> {
+pub fn repeat<'a>(keys: &'a IdempotencyKeys, request: &IntentRequest) -> IdempotencyCheck<'a> {
     match keys.get(request.key()) {
-        None => Repeat::New,
-        Some(known) if known.digest == request.digest() => Repeat::Known(known),
+        None => IdempotencyCheck::New,
+        Some(known) if known.digest == request.digest() => IdempotencyCheck::Known(known),
         Some(known) => {
             let detail =
                 format!("id {} was used for another intent, at position {}", request.id, known.verdict);
-            Repeat::Reused(Refusal::new(Code::KeyReused, detail))
+            IdempotencyCheck::Reused(Refusal::new(RefusalCode::KeyReused, detail))
         }
     }
 }
 
 /// Decides a new intent: returns its facts, or a refusal. No facts mean that the intent changes nothing.
-pub fn decide(fleet: &Fleet, request: &Request, ctx: &Context) -> Result<Vec<Fact>, Refusal> {
+pub fn decide(
+    fleet: &FleetState,
+    request: &IntentRequest,
+    ctx: &DecisionContext,
+) -> Result<Vec<Fact>, Refusal> {
     if let Some(time) = request.time {
         let floor = fleet.keys().floor(request.key());
         if time <= floor {
-            let Request { actor, source, .. } = request;
+            let IntentRequest { actor, source, .. } = request;
             let retry = match floor.since(ctx.wall) {
                 Duration::ZERO => "dated now".to_owned(),
                 wait => format!("in {} s, dated then", wait.as_secs() + 1),
@@ -60,12 +64,12 @@ pub fn decide(fleet: &Fleet, request: &Request, ctx: &Context) -> Result<Vec<Fac
                 "it is dated {time}; intents of {actor} from {source} up to {floor} may have been decided: if it was not, \
                  send it with another id {retry}"
             );
-            return Err(Refusal::new(Code::Expired, detail));
+            return Err(Refusal::new(RefusalCode::Expired, detail));
         }
         // Journal time may be far behind a correct clock: after the machine slept, or its clock was set.
         if time > ctx.wall + AHEAD {
             let detail = format!("it is dated {time}, more than five minutes ahead of {}", ctx.wall);
-            return Err(Refusal::new(Code::FromTheFuture, detail));
+            return Err(Refusal::new(RefusalCode::FromTheFuture, detail));
         }
     }
     let subject = request.intent.subject();
@@ -73,7 +77,7 @@ pub fn decide(fleet: &Fleet, request: &Request, ctx: &Context) -> Result<Vec<Fac
         let found = subject.as_ref().and_then(|subject| fleet.meta(subject)).map_or(0, |meta| meta.version);
         if found != expected {
             let detail = format!("it was based on version {expected}, and the version is {found}");
-            return Err(Refusal::new(Code::VersionConflict, detail));
+            return Err(Refusal::new(RefusalCode::VersionConflict, detail));
         }
     }
     let decided = by_type(fleet, &request.intent, ctx)?;
@@ -81,7 +85,7 @@ pub fn decide(fleet: &Fleet, request: &Request, ctx: &Context) -> Result<Vec<Fac
 }
 
 /// Decides an intent without regard to the approval that it may need as a whole.
-fn by_type(fleet: &Fleet, intent: &Intent, ctx: &Context) -> Result<Vec<Fact>, Refusal> {
+fn by_type(fleet: &FleetState, intent: &Intent, ctx: &DecisionContext) -> Result<Vec<Fact>, Refusal> {
     match intent {
         Intent::ClusterApply(ask) => catalogue::cluster_apply(fleet, ask),
         Intent::ClusterSetActivity(ask) => catalogue::cluster_set_activity(fleet, ask),
@@ -108,7 +112,7 @@ fn by_type(fleet: &Fleet, intent: &Intent, ctx: &Context) -> Result<Vec<Fact>, R
         Intent::DeploymentPause(ask) => deployment::pause(fleet, ask),
         Intent::DeploymentResume(ask) => deployment::resume(fleet, ask),
         Intent::DeploymentPromote(ask) => deployment::promote(fleet, ask),
-        Intent::DeploymentWithdraw(ask) => deployment::withdraw(fleet, ask),
+        Intent::DeploymentAbort(ask) => deployment::withdraw(fleet, ask),
         Intent::ReplicaCreate(ask) => replica::create(fleet, ask, ctx),
         Intent::ReplicaRelocate(ask) => replica::relocate(fleet, ask, ctx),
         Intent::ReplicaRestart(ask) => replica::restart(fleet, ask, ctx),
@@ -129,17 +133,17 @@ fn by_type(fleet: &Fleet, intent: &Intent, ctx: &Context) -> Result<Vec<Fact>, R
 
 /// Returns the fact that records the verdict on an intent. An undated intent gets the commit's time.
 pub fn verdict(
-    fleet: &Fleet,
-    request: &Request,
+    fleet: &FleetState,
+    request: &IntentRequest,
     decided: &Result<Vec<Fact>, Refusal>,
-    ctx: &Context,
+    ctx: &DecisionContext,
 ) -> Fact {
     let (key, digest, at) = (request.key(), request.digest(), request.time.unwrap_or(ctx.now));
     let subject = request.intent.subject();
     let now = subject.as_ref().and_then(|subject| fleet.meta(subject)).map(|meta| meta.version);
     match decided {
         Ok(facts) => {
-            let outcome = if facts.is_empty() { Outcome::Unchanged } else { Outcome::Changed };
+            let outcome = if facts.is_empty() { IntentOutcome::Unchanged } else { IntentOutcome::Changed };
             if let Some(id) = request::of_verdict(fleet, &request.intent, facts, ctx) {
                 let version = fleet.approval_requests().get(&id).map_or(1, |request| request.meta.version);
                 let (subject, version) = (Some(Subject::Request(id)), Some(version));
@@ -166,15 +170,15 @@ pub fn verdict(
 
 /// Returns the facts that follow from an observation. A stale observation, or one that changes nothing, has
 /// none and is not recorded.
-pub fn observe(fleet: &Fleet, observation: &Observation, ctx: &Context) -> Vec<Fact> {
+pub fn observe(fleet: &FleetState, observation: &Observation, ctx: &DecisionContext) -> Vec<Fact> {
     // An executor reports on the objects of its cluster, and on nothing else.
     let hosts = |session: SessionId, cluster: Option<&ClusterName>| {
         let session = fleet.sessions().get(&session);
         session.is_some_and(|session| session.end.is_none() && cluster == Some(&session.cluster))
     };
     match observation {
-        Observation::SessionHello(saw) => session::hello(fleet, saw),
-        Observation::SessionOver(saw) => session::over(fleet, saw),
+        Observation::SessionRequested(saw) => session::hello(fleet, saw),
+        Observation::SessionEnded(saw) => session::over(fleet, saw),
         Observation::IncarnationReported(saw) => {
             let cluster = fleet.incarnations().get(&saw.report.incarnation).map(|of| &of.cluster);
             if hosts(saw.session, cluster) {
@@ -191,18 +195,18 @@ pub fn observe(fleet: &Fleet, observation: &Observation, ctx: &Context) -> Vec<F
                 Vec::new()
             }
         }
-        Observation::ObjectReported(saw) => session::object(fleet, saw),
+        Observation::OrphanReported(saw) => session::object(fleet, saw),
     }
 }
 
 /// Folds one fact without judging it. An error is a contradiction in the journal: the caller must stop.
-pub fn evolve(fleet: &mut Fleet, fact: &Fact, at: At) -> Result<(), Contradiction> {
+pub fn evolve(fleet: &mut FleetState, fact: &Fact, at: FactPosition) -> Result<(), StateContradiction> {
     let evolved = evolve_entities(fleet, fact, at);
     fleet.settle();
     evolved
 }
 
-fn evolve_entities(fleet: &mut Fleet, fact: &Fact, at: At) -> Result<(), Contradiction> {
+fn evolve_entities(fleet: &mut FleetState, fact: &Fact, at: FactPosition) -> Result<(), StateContradiction> {
     fleet.head = at.position;
     match fact {
         Fact::TermStarted(fact) => {
@@ -218,10 +222,10 @@ fn evolve_entities(fleet: &mut Fleet, fact: &Fact, at: At) -> Result<(), Contrad
         Fact::IntentAccepted(fact) => accepted(fleet, fact, at),
         Fact::IntentRefused(fact) => refused(fleet, fact, at),
         // The header records which inbox messages are answered; no entity changes.
-        Fact::InboxRefused(_) | Fact::InboxSkipped(_) | Fact::InboxAdvanced(_) => {}
+        Fact::InboxMessageRefused(_) | Fact::InboxSkipped(_) | Fact::InboxAdvanced(_) => {}
         // The time is that of the record.
         Fact::TimeRecorded(_) => {}
-        Fact::EntityParked(fact) => return park(fleet, &fact.subject, &fact.detail, at),
+        Fact::EntityQuarantined(fact) => return park(fleet, &fact.subject, &fact.detail, at),
         Fact::ClusterApplied(fact) => return catalogue::cluster_applied(fleet, fact, at),
         Fact::ClusterActivityChanged(fact) => return catalogue::cluster_activity_changed(fleet, fact, at),
         Fact::ClusterDeleted(fact) => return catalogue::cluster_deleted(fleet, fact),
@@ -231,7 +235,7 @@ fn evolve_entities(fleet: &mut Fleet, fact: &Fact, at: At) -> Result<(), Contrad
         }
         Fact::CapabilityDeleted(fact) => return catalogue::capability_deleted(fleet, fact),
         Fact::NodeApplied(fact) => return node::applied(fleet, fact, at),
-        Fact::NodeMoved(fact) => return node::moved(fleet, fact, at),
+        Fact::NodeStateChanged(fact) => return node::moved(fleet, fact, at),
         Fact::NodeDeleted(fact) => return node::deleted(fleet, fact),
         Fact::DisruptionScheduled(fact) => return disruption::scheduled(fleet, fact, at),
         Fact::DisruptionApproved(fact) => return disruption::approved(fleet, fact, at),
@@ -242,10 +246,10 @@ fn evolve_entities(fleet: &mut Fleet, fact: &Fact, at: At) -> Result<(), Contrad
         Fact::PlanBalanceChanged(fact) => return rebalance::balance_changed(fleet, fact, at),
         Fact::PlanRebalanceStarted(fact) => return rebalance::started(fleet, fact, at),
         Fact::PlanRebalanceEnded(fact) => return rebalance::ended(fleet, fact, at),
-        Fact::PlanRemoving(fact) => return plan::removing(fleet, fact, at),
+        Fact::PlanDeletionStarted(fact) => return plan::removing(fleet, fact, at),
         Fact::PlanApplied(fact) => return plan::applied(fleet, fact, at),
         Fact::PlanActivityChanged(fact) => return plan::activity_changed(fleet, fact, at),
-        Fact::PlanWaiting(fact) => return plan::waiting(fleet, fact, at),
+        Fact::PlanUnschedulable(fact) => return plan::waiting(fleet, fact, at),
         Fact::PlanDeleted(fact) => return plan::deleted(fleet, fact),
         Fact::DeploymentCreated(fact) => return deployment::created(fleet, fact, at),
         Fact::DeploymentStarted(fact) => return deployment::started(fleet, fact, at),
@@ -253,37 +257,37 @@ fn evolve_entities(fleet: &mut Fleet, fact: &Fact, at: At) -> Result<(), Contrad
         Fact::DeploymentResumed(fact) => return deployment::resumed(fleet, fact, at),
         Fact::DeploymentStalled(fact) => return deployment::stalled(fleet, fact, at),
         Fact::DeploymentCutOver(fact) => return deployment::cut_over(fleet, fact, at),
-        Fact::DeploymentEnding(fact) => return deployment::ending(fleet, fact, at),
+        Fact::DeploymentHalted(fact) => return deployment::ending(fleet, fact, at),
         Fact::DeploymentEnded(fact) => return deployment::ended(fleet, fact, at),
         Fact::ReplicaCreated(fact) => replica::created(fleet, fact, at),
-        Fact::ReplicaAssigned(fact) => return replica::assigned(fleet, fact, at),
+        Fact::ReplicaDeploymentChanged(fact) => return replica::assigned(fleet, fact, at),
         Fact::ReplicaDeleted(fact) => return replica::deleted(fleet, fact, at),
-        Fact::OperationOpened(fact) => return operation::opened(fleet, fact, at),
+        Fact::OperationCreated(fact) => return operation::opened(fleet, fact, at),
         Fact::OperationApproved(fact) => return operation::approved(fleet, fact, at),
-        Fact::OperationBegun(fact) => return operation::begun(fleet, fact, at),
+        Fact::OperationStarted(fact) => return operation::begun(fleet, fact, at),
         Fact::OperationEnded(fact) => return operation::ended(fleet, fact, at),
         Fact::RequestOpened(fact) => request::opened(fleet, fact, at),
         Fact::RequestApproved(fact) => return request::approved(fleet, fact, at),
         Fact::RequestEnded(fact) => return request::ended(fleet, fact, at),
         Fact::ApprovalBypassed(fact) => return node::bypassed(fleet, fact, at),
         Fact::IncarnationReserved(fact) => return incarnation::reserved(fleet, fact, at),
-        Fact::IncarnationCommanded(fact) => return incarnation::commanded(fleet, fact, at),
-        Fact::IncarnationBegun(fact) => return incarnation::begun(fleet, fact, at),
-        Fact::CommandFailed(fact) => return incarnation::command_failed(fleet, fact, at),
-        Fact::IncarnationEnsured(fact) => return incarnation::ensured(fleet, fact, at),
+        Fact::IncarnationStopRequested(fact) => return incarnation::commanded(fleet, fact, at),
+        Fact::IncarnationStartRequested(fact) => return incarnation::begun(fleet, fact, at),
+        Fact::IncarnationCommandFailed(fact) => return incarnation::command_failed(fleet, fact, at),
+        Fact::IncarnationStarted(fact) => return incarnation::ensured(fleet, fact, at),
         Fact::IncarnationRunning(fact) => return incarnation::running(fleet, fact, at),
-        Fact::IncarnationStatus(fact) => return incarnation::status(fleet, fact, at),
+        Fact::IncarnationProcessesChanged(fact) => return incarnation::status(fleet, fact, at),
         Fact::IncarnationEnded(fact) => return incarnation::ended(fleet, fact, at),
         Fact::VolumeCreated(fact) => return volume::created(fleet, fact, at),
         Fact::VolumeReady(fact) => return volume::ready(fleet, fact, at),
-        Fact::VolumeFailed(fact) => return volume::command_failed(fleet, fact, at),
+        Fact::VolumeCommandFailed(fact) => return volume::command_failed(fleet, fact, at),
         Fact::VolumeLost(fact) => return volume::was_lost(fleet, fact, at),
-        Fact::VolumeRemoving(fact) => return volume::removing(fleet, fact, at),
-        Fact::VolumeDestroying(fact) => return volume::destroying(fleet, fact, at),
+        Fact::VolumeDeletionStarted(fact) => return volume::removing(fleet, fact, at),
+        Fact::VolumeDestroyRequested(fact) => return volume::destroying(fleet, fact, at),
         Fact::VolumeDestroyed(fact) => return volume::destroyed(fleet, fact),
         Fact::SessionOpened(fact) => return session::opened(fleet, fact, at),
         Fact::SessionClosed(fact) => return session::closed(fleet, fact, at),
-        Fact::ObjectJudged(fact) => {
+        Fact::OrphanResolved(fact) => {
             return fleet.bump::<Cluster>(&fact.cluster, at, |_| {});
         }
     }
@@ -291,20 +295,22 @@ fn evolve_entities(fleet: &mut Fleet, fact: &Fact, at: At) -> Result<(), Contrad
 }
 
 /// Skips an event that is not a fact: only the head changes.
-pub fn pass(fleet: &mut Fleet, position: Position) {
+pub fn pass(fleet: &mut FleetState, position: Position) {
     fleet.head = position;
 }
 
-fn accepted(fleet: &mut Fleet, fact: &IntentAccepted, at: At) {
-    let reply = Accepted { outcome: fact.outcome, subject: fact.subject.clone(), version: fact.version };
+fn accepted(fleet: &mut FleetState, fact: &IntentAccepted, at: FactPosition) {
+    let reply =
+        AcceptedIntent { outcome: fact.outcome, subject: fact.subject.clone(), version: fact.version };
     let (verdict, decided) = (at.position, at.time);
-    let known = Known { digest: fact.digest, verdict, reply: Arc::new(Ok(reply)), at: fact.at, decided };
+    let known =
+        StoredVerdict { digest: fact.digest, verdict, reply: Arc::new(Ok(reply)), at: fact.at, decided };
     fleet.keys.remember(fact.key, known);
 }
 
-fn refused(fleet: &mut Fleet, fact: &IntentRefused, at: At) {
+fn refused(fleet: &mut FleetState, fact: &IntentRefused, at: FactPosition) {
     // These codes are about the key or its time, not about the intent: they must not move the window.
-    if matches!(fact.code, Code::KeyReused | Code::Expired | Code::FromTheFuture) {
+    if matches!(fact.code, RefusalCode::KeyReused | RefusalCode::Expired | RefusalCode::FromTheFuture) {
         return;
     }
     let refusal = Refusal {
@@ -315,12 +321,18 @@ fn refused(fleet: &mut Fleet, fact: &IntentRefused, at: At) {
         errors: fact.errors.clone(),
     };
     let (verdict, decided) = (at.position, at.time);
-    let known = Known { digest: fact.digest, verdict, reply: Arc::new(Err(refusal)), at: fact.at, decided };
+    let known =
+        StoredVerdict { digest: fact.digest, verdict, reply: Arc::new(Err(refusal)), at: fact.at, decided };
     fleet.keys.remember(fact.key, known);
 }
 
 /// Removes a quarantined entity from the queues that lead to it.
-fn park(fleet: &mut Fleet, subject: &Subject, detail: &str, at: At) -> Result<(), Contradiction> {
+fn park(
+    fleet: &mut FleetState,
+    subject: &Subject,
+    detail: &str,
+    at: FactPosition,
+) -> Result<(), StateContradiction> {
     match subject {
         Subject::Plan(name) => fleet.bump::<Plan>(name, at, |plan| plan.parked = Some(detail.to_owned())),
         Subject::Incarnation(id) => fleet.bump::<Incarnation>(id, at, |incarnation| {

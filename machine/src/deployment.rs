@@ -26,40 +26,46 @@ mod step;
 mod waits;
 
 use chancery_events::fact::{
-    DeploymentCreated, DeploymentCutOver, DeploymentEnd, DeploymentEnded, DeploymentEnding, DeploymentPaused,
+    DeploymentCreated, DeploymentCutOver, DeploymentEnd, DeploymentEnded, DeploymentHalted, DeploymentPaused,
     DeploymentResumed, Fact,
 };
 use chancery_events::intent::{
-    DeploymentCancel, DeploymentCreate, DeploymentPause, DeploymentPromote, DeploymentResume,
-    DeploymentWithdraw, Turn,
+    DeploymentAbort, DeploymentCancel, DeploymentCreate, DeploymentPause, DeploymentPromote,
+    DeploymentResume, OverlapPolicy,
 };
-use chancery_events::lifecycle::{DeploymentWord, SetWord};
+use chancery_events::lifecycle::{DeploymentStatus, SetWord};
 use chancery_events::name::{DeploymentName, PlanName};
-use chancery_events::refusal::{Code, Refusal};
-use chancery_events::spec::{Activity, DeploymentSpec, OperationKind, PlanVersion, Strategy};
+use chancery_events::refusal::{Refusal, RefusalCode};
+use chancery_events::spec::{
+    ClusterActivity, DeploymentSpec, DeploymentStrategy, OperationKind, PlanVersion,
+};
 use chancery_events::template;
 
-use crate::context::{Context, Draft};
-use crate::fleet::Fleet;
+use crate::context::{DecisionContext, FactDraft};
+use crate::fleet::FleetState;
 use crate::plan;
-use crate::refuse::{Faults, bad_transition};
+use crate::refuse::{BodyErrors, bad_transition};
 use crate::state::{Deployment, DeploymentState, Plan};
 
 pub(crate) use fold::{created, cut_over, ended, ending, paused, progress, resumed, stalled, started};
 pub(crate) use rollback::rollback;
 pub(crate) use step::{disturb, fail, no_progress, overdue, step, take_over, takes_over};
-pub use waits::{Wait, waits_for};
+pub use waits::{DeploymentWait, waits_for};
 
 /// Maximum size of a payload's filled arguments and environment, in bytes: Linux allows at most 2 MiB.
 const FILLED_BYTES: usize = 1 << 20;
 
-pub(crate) fn create(fleet: &Fleet, ask: &DeploymentCreate, ctx: &Context) -> Result<Vec<Fact>, Refusal> {
+pub(crate) fn create(
+    fleet: &FleetState,
+    ask: &DeploymentCreate,
+    ctx: &DecisionContext,
+) -> Result<Vec<Fact>, Refusal> {
     let owner = fleet.find::<Plan>(&ask.plan)?;
     if let Some(now) = fleet.deployment(&ask.plan, &ask.name) {
         if *now.spec == ask.spec {
             // A pending deployment can be asked to supersede the current one.
-            let waits = now.state == DeploymentState::Pending && ask.turn == Turn::Supersede;
-            let mut draft = Draft::new(ctx);
+            let waits = now.state == DeploymentState::Pending && ask.turn == OverlapPolicy::Supersede;
+            let mut draft = FactDraft::new(ctx);
             if waits {
                 supersede_current(fleet, owner, &ask.name, &mut draft);
             }
@@ -67,19 +73,19 @@ pub(crate) fn create(fleet: &Fleet, ask: &DeploymentCreate, ctx: &Context) -> Re
         }
         let detail = format!("plan {} has a deployment {} that asks for something else", ask.plan, ask.name);
         let advice = "is taken: a deployment is never changed, so give this one a name of its own";
-        return Err(Refusal::new(Code::AlreadyExists, detail).at("/name", advice));
+        return Err(Refusal::new(RefusalCode::AlreadyExists, detail).at("/name", advice));
     }
-    if owner.activity == Activity::Inactive {
-        return Err(Refusal::new(Code::Inactive, format!("plan {} is inactive", ask.plan)));
+    if owner.activity == ClusterActivity::Inactive {
+        return Err(Refusal::new(RefusalCode::Inactive, format!("plan {} is inactive", ask.plan)));
     }
     check(owner.next_version(), &ask.spec, ctx.replicas)?;
     if owner.removing.is_some() {
-        return Err(Refusal::new(Code::InUse, format!("plan {} is being removed", ask.plan)));
+        return Err(Refusal::new(RefusalCode::InUse, format!("plan {} is being removed", ask.plan)));
     }
     let (plan, name) = (ask.plan.clone(), ask.name.clone());
-    let mut draft = Draft::new(ctx);
+    let mut draft = FactDraft::new(ctx);
     supersede_next(owner, &name, &mut draft);
-    if ask.turn == Turn::Supersede {
+    if ask.turn == OverlapPolicy::Supersede {
         supersede_current(fleet, owner, &name, &mut draft);
     }
     let (generation, by) = (owner.generation, ctx.actor.clone());
@@ -88,7 +94,7 @@ pub(crate) fn create(fleet: &Fleet, ask: &DeploymentCreate, ctx: &Context) -> Re
 }
 
 /// Ends the plan's pending deployment.
-fn supersede_next(plan: &Plan, by: &DeploymentName, draft: &mut Draft) {
+fn supersede_next(plan: &Plan, by: &DeploymentName, draft: &mut FactDraft) {
     if let Some(next) = plan.next.clone() {
         let end = DeploymentEnd::Superseded { by: by.clone() };
         draft.push(DeploymentEnded { plan: plan.name.clone(), name: next, end });
@@ -96,15 +102,15 @@ fn supersede_next(plan: &Plan, by: &DeploymentName, draft: &mut Draft) {
 }
 
 /// Halts the plan's current deployment, unless that aborts its running operations already.
-fn supersede_current(fleet: &Fleet, plan: &Plan, by: &DeploymentName, draft: &mut Draft) {
+fn supersede_current(fleet: &FleetState, plan: &Plan, by: &DeploymentName, draft: &mut FactDraft) {
     if let Some(current) = current(fleet, plan).filter(|current| may_abort(current)) {
         let why = DeploymentEnd::Superseded { by: by.clone() };
-        draft.push(DeploymentEnding { plan: plan.name.clone(), name: current.name.clone(), why });
+        draft.push(DeploymentHalted { plan: plan.name.clone(), name: current.name.clone(), why });
     }
 }
 
 fn check(plan: PlanVersion<'_>, spec: &DeploymentSpec, most: u32) -> Result<(), Refusal> {
-    let mut faults = Faults::default();
+    let mut faults = BodyErrors::default();
     let bound = format!("must be at most {most}, which is the server's setting limits.replicas");
     faults.check(spec.count <= most, "/spec/count", bound);
     check_strategy(&mut faults, spec);
@@ -114,7 +120,7 @@ fn check(plan: PlanVersion<'_>, spec: &DeploymentSpec, most: u32) -> Result<(), 
         let one = "must be at most one: the plan claims a volume by name, which has one user at a time";
         faults.check(spec.count <= 1, "/spec/count", one);
     }
-    let rolling = matches!(spec.strategy, Strategy::Rolling { .. });
+    let rolling = matches!(spec.strategy, DeploymentStrategy::Rolling { .. });
     let beside = "must be rolling: the plan has volumes, and another set would begin without what is in them";
     faults.check(rolling || !plan.has_volumes(), "/spec/strategy", beside);
     for payload in spec.coordinates.keys() {
@@ -129,7 +135,7 @@ fn check(plan: PlanVersion<'_>, spec: &DeploymentSpec, most: u32) -> Result<(), 
 }
 
 /// Checks that the coordinates fill the texts of the version.
-fn check_texts(faults: &mut Faults, plan: PlanVersion<'_>, spec: &DeploymentSpec) {
+fn check_texts(faults: &mut BodyErrors, plan: PlanVersion<'_>, spec: &DeploymentSpec) {
     for payload in plan.payloads() {
         let coordinates = spec.coordinates.get(&payload.name);
         let mut bytes = 0;
@@ -161,7 +167,7 @@ pub(crate) fn can_run(plan: &Plan, deployment: &Deployment) -> Result<(), Refusa
     if deployment.spec.count > 0 {
         return Ok(());
     }
-    let mut faults = Faults::default();
+    let mut faults = BodyErrors::default();
     check_texts(&mut faults, plan.version_of(deployment.generation), &deployment.spec);
     faults.done().map_err(|refusal| {
         let (plan, name) = (&plan.name, &deployment.name);
@@ -169,23 +175,23 @@ pub(crate) fn can_run(plan: &Plan, deployment: &Deployment) -> Result<(), Refusa
             "deployment {name} of plan {plan} wanted no replicas and lacks coordinates: deploy with them first ({})",
             refusal.detail
         );
-        Refusal::new(Code::BadTransition, detail)
+        Refusal::new(RefusalCode::BadTransition, detail)
     })
 }
 
-fn check_strategy(faults: &mut Faults, spec: &DeploymentSpec) {
+fn check_strategy(faults: &mut BodyErrors, spec: &DeploymentSpec) {
     let at = "/spec/strategy";
     match spec.strategy {
-        Strategy::Rolling { wave, pause, .. } => {
+        DeploymentStrategy::Rolling { wave, pause, .. } => {
             faults.check(wave != Some(0), format!("{at}/rolling/wave"), "must be at least one");
             let right = pause <= plan::LONGEST;
             faults.check(right, format!("{at}/rolling/pause"), "must be at most a year");
         }
-        Strategy::Graceful { timeout, .. } => {
+        DeploymentStrategy::Graceful { timeout, .. } => {
             let right = (1..=plan::LONGEST).contains(&timeout);
             faults.check(right, format!("{at}/graceful/timeout"), "must be from 1 ms to a year");
         }
-        Strategy::Canary { count } => {
+        DeploymentStrategy::Canary { count } => {
             let right = (1..=spec.count).contains(&count);
             faults.check(right, format!("{at}/canary/count"), "must be from one to the deployment's count");
         }
@@ -193,7 +199,7 @@ fn check_strategy(faults: &mut Faults, spec: &DeploymentSpec) {
 }
 
 /// Current deployment of the plan: in progress, paused or halted.
-pub(crate) fn current<'a>(fleet: &'a Fleet, plan: &Plan) -> Option<&'a Deployment> {
+pub(crate) fn current<'a>(fleet: &'a FleetState, plan: &Plan) -> Option<&'a Deployment> {
     fleet.deployments().get(&(plan.name.clone(), plan.current.clone()?))
 }
 
@@ -208,16 +214,16 @@ pub(crate) fn may_abort(deployment: &Deployment) -> bool {
 }
 
 /// Returns the status value of a deployment's state; for a halted one, that of its recorded end.
-pub const fn state_word(state: &DeploymentState) -> DeploymentWord {
+pub const fn state_word(state: &DeploymentState) -> DeploymentStatus {
     match state {
-        DeploymentState::Pending => DeploymentWord::Pending,
-        DeploymentState::InProgress => DeploymentWord::InProgress,
-        DeploymentState::Paused => DeploymentWord::Paused,
+        DeploymentState::Pending => DeploymentStatus::Pending,
+        DeploymentState::InProgress => DeploymentStatus::InProgress,
+        DeploymentState::Paused => DeploymentStatus::Paused,
         DeploymentState::Ending(end) | DeploymentState::Ended(end) => end_word(end),
     }
 }
 
-pub(crate) fn cancel(fleet: &Fleet, ask: &DeploymentCancel) -> Result<Vec<Fact>, Refusal> {
+pub(crate) fn cancel(fleet: &FleetState, ask: &DeploymentCancel) -> Result<Vec<Fact>, Refusal> {
     let now = fleet.find::<Deployment>(&(ask.plan.clone(), ask.name.clone()))?;
     let (plan, name) = (ask.plan.clone(), ask.name.clone());
     match &now.state {
@@ -227,7 +233,7 @@ pub(crate) fn cancel(fleet: &Fleet, ask: &DeploymentCancel) -> Result<Vec<Fact>,
         DeploymentState::InProgress
         | DeploymentState::Paused
         | DeploymentState::Ending(DeploymentEnd::Failed { .. }) => {
-            Ok(vec![DeploymentEnding { plan, name, why: DeploymentEnd::Cancelled }.into()])
+            Ok(vec![DeploymentHalted { plan, name, why: DeploymentEnd::Cancelled }.into()])
         }
         DeploymentState::Ending(DeploymentEnd::Cancelled)
         | DeploymentState::Ended(DeploymentEnd::Cancelled) => Ok(vec![]),
@@ -237,7 +243,7 @@ pub(crate) fn cancel(fleet: &Fleet, ask: &DeploymentCancel) -> Result<Vec<Fact>,
     }
 }
 
-pub(crate) fn pause(fleet: &Fleet, ask: &DeploymentPause) -> Result<Vec<Fact>, Refusal> {
+pub(crate) fn pause(fleet: &FleetState, ask: &DeploymentPause) -> Result<Vec<Fact>, Refusal> {
     let now = fleet.find::<Deployment>(&(ask.plan.clone(), ask.name.clone()))?;
     match &now.state {
         DeploymentState::Paused => Ok(vec![]),
@@ -250,7 +256,7 @@ pub(crate) fn pause(fleet: &Fleet, ask: &DeploymentPause) -> Result<Vec<Fact>, R
     }
 }
 
-pub(crate) fn resume(fleet: &Fleet, ask: &DeploymentResume) -> Result<Vec<Fact>, Refusal> {
+pub(crate) fn resume(fleet: &FleetState, ask: &DeploymentResume) -> Result<Vec<Fact>, Refusal> {
     let now = fleet.find::<Deployment>(&(ask.plan.clone(), ask.name.clone()))?;
     match &now.state {
         DeploymentState::InProgress => Ok(vec![]),
@@ -265,15 +271,15 @@ pub(crate) fn resume(fleet: &Fleet, ask: &DeploymentResume) -> Result<Vec<Fact>,
 
 /// Returns the canary deployment, if it is in progress or paused.
 fn canary<'a>(
-    fleet: &'a Fleet,
+    fleet: &'a FleetState,
     plan: &PlanName,
     name: &DeploymentName,
     to: &str,
 ) -> Result<&'a Deployment, Refusal> {
     let now = fleet.find::<Deployment>(&(plan.clone(), name.clone()))?;
-    if !matches!(now.spec.strategy, Strategy::Canary { .. }) {
+    if !matches!(now.spec.strategy, DeploymentStrategy::Canary { .. }) {
         let detail = format!("deployment {name} has no canary: its strategy is another one");
-        return Err(Refusal::new(Code::BadTransition, detail));
+        return Err(Refusal::new(RefusalCode::BadTransition, detail));
     }
     if !is_begun(now) {
         return Err(bad_transition(&format!("deployment {name}"), state_word(&now.state).word(), to));
@@ -281,7 +287,7 @@ fn canary<'a>(
     Ok(now)
 }
 
-pub(crate) fn promote(fleet: &Fleet, ask: &DeploymentPromote) -> Result<Vec<Fact>, Refusal> {
+pub(crate) fn promote(fleet: &FleetState, ask: &DeploymentPromote) -> Result<Vec<Fact>, Refusal> {
     let now = canary(fleet, &ask.plan, &ask.name, "promoted")?;
     let (plan, name) = (ask.plan.clone(), ask.name.clone());
     Ok(match now.set {
@@ -290,18 +296,18 @@ pub(crate) fn promote(fleet: &Fleet, ask: &DeploymentPromote) -> Result<Vec<Fact
     })
 }
 
-pub(crate) fn withdraw(fleet: &Fleet, ask: &DeploymentWithdraw) -> Result<Vec<Fact>, Refusal> {
+pub(crate) fn withdraw(fleet: &FleetState, ask: &DeploymentAbort) -> Result<Vec<Fact>, Refusal> {
     let now = canary(fleet, &ask.plan, &ask.name, "withdrawn")?;
     let (plan, name) = (ask.plan.clone(), ask.name.clone());
     match now.set {
-        SetWord::Old => Ok(vec![DeploymentEnding { plan, name, why: DeploymentEnd::Cancelled }.into()]),
+        SetWord::Old => Ok(vec![DeploymentHalted { plan, name, why: DeploymentEnd::Cancelled }.into()]),
         SetWord::New => Err(bad_transition(&format!("deployment {name}"), "promoted", "withdrawn")),
     }
 }
 
 /// Whether an operation of the deployment is queued after its approval.
 pub(crate) fn takes_turns(
-    fleet: &Fleet,
+    fleet: &FleetState,
     plan: &PlanName,
     deployment: Option<&DeploymentName>,
     kind: OperationKind,
@@ -310,21 +316,23 @@ pub(crate) fn takes_turns(
     found.is_some_and(|deployment| match deployment.state {
         DeploymentState::Paused => true,
         DeploymentState::InProgress => match deployment.spec.strategy {
-            Strategy::Rolling { wave, per_domain, pause } => {
+            DeploymentStrategy::Rolling { wave, per_domain, pause } => {
                 wave.is_some() || per_domain || pause > 0 || kind == OperationKind::Update
             }
-            Strategy::Graceful { .. } | Strategy::Canary { .. } => kind == OperationKind::Update,
+            DeploymentStrategy::Graceful { .. } | DeploymentStrategy::Canary { .. } => {
+                kind == OperationKind::Update
+            }
         },
         DeploymentState::Pending | DeploymentState::Ending(_) | DeploymentState::Ended(_) => false,
     })
 }
 
 /// Returns the status value of a deployment's end.
-pub const fn end_word(end: &DeploymentEnd) -> DeploymentWord {
+pub const fn end_word(end: &DeploymentEnd) -> DeploymentStatus {
     match end {
-        DeploymentEnd::Completed => DeploymentWord::Completed,
-        DeploymentEnd::Failed { .. } => DeploymentWord::Failed,
-        DeploymentEnd::Cancelled => DeploymentWord::Cancelled,
-        DeploymentEnd::Superseded { .. } => DeploymentWord::Superseded,
+        DeploymentEnd::Completed => DeploymentStatus::Completed,
+        DeploymentEnd::Failed { .. } => DeploymentStatus::Failed,
+        DeploymentEnd::Cancelled => DeploymentStatus::Cancelled,
+        DeploymentEnd::Superseded { .. } => DeploymentStatus::Superseded,
     }
 }

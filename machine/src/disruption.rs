@@ -15,26 +15,26 @@
 use std::collections::BTreeSet;
 
 use chancery_events::fact::{
-    Asker, DisruptionApproved, DisruptionCompleted, DisruptionDeleted, DisruptionScheduled, Fact,
-    NodeDeleted, NodeMoved, OperationEnd,
+    DisruptionApproved, DisruptionCompleted, DisruptionDeleted, DisruptionScheduled, Fact, NodeDeleted,
+    NodeStateChanged, OperationEnd, Requester,
 };
 use chancery_events::id::Position;
 use chancery_events::intent::{
     DisruptionApprove, DisruptionComplete, DisruptionDelete, DisruptionSchedule, NodeDelete,
 };
 use chancery_events::name::{DisruptionName, DomainName, NodeName, ReplicaName};
-use chancery_events::refusal::{Code, Refusal};
-use chancery_events::spec::{DisruptionSpec, DisruptionState, Evict, NodeState, OperationKind};
+use chancery_events::refusal::{Refusal, RefusalCode};
+use chancery_events::spec::{DisruptionAction, DisruptionSpec, DisruptionState, NodeState, OperationKind};
 use chancery_events::subject::Subject;
 use chancery_events::time::Time;
 
-use crate::advance::Step;
-use crate::context::{Context, Draft};
-use crate::fleet::{Contradiction, Fleet};
+use crate::advance::DueStep;
+use crate::context::{DecisionContext, FactDraft};
+use crate::fleet::{FleetState, StateContradiction};
 use crate::incarnation;
-use crate::meta::{At, Stamp};
-use crate::operation::{self, Want};
-use crate::refuse::{Faults, bad_transition};
+use crate::meta::{FactPosition, FactStamp};
+use crate::operation::{self, OperationRequest};
+use crate::refuse::{BodyErrors, bad_transition};
 use crate::state::{
     Disruption, Incarnation, IncarnationState, Node, Operation, OperationState, Plan, Replica,
 };
@@ -47,19 +47,19 @@ const MOST: usize = 100;
 /// Name of the disruption that empties a node before its deletion.
 const REMOVAL: &str = "removal";
 
-fn find<'a>(fleet: &'a Fleet, on: &NodeName, name: &DisruptionName) -> Result<&'a Disruption, Refusal> {
+fn find<'a>(fleet: &'a FleetState, on: &NodeName, name: &DisruptionName) -> Result<&'a Disruption, Refusal> {
     fleet.find::<Node>(on)?.disruptions.get(name).ok_or_else(|| {
         let detail = format!("node {on} has no disruption {name}");
-        Refusal::new(Code::NotFound, detail).at("/name", "does not exist")
+        Refusal::new(RefusalCode::NotFound, detail).at("/name", "does not exist")
     })
 }
 
-pub(crate) fn schedule(fleet: &Fleet, ask: &DisruptionSchedule) -> Result<Vec<Fact>, Refusal> {
+pub(crate) fn schedule(fleet: &FleetState, ask: &DisruptionSchedule) -> Result<Vec<Fact>, Refusal> {
     let node = fleet.find::<Node>(&ask.node)?;
     if node.state == NodeState::Expunged {
-        return Err(Refusal::new(Code::BadTransition, format!("node {} is expunged", ask.node)));
+        return Err(Refusal::new(RefusalCode::BadTransition, format!("node {} is expunged", ask.node)));
     }
-    let mut faults = Faults::default();
+    let mut faults = BodyErrors::default();
     let reason = &ask.spec.reason;
     let plain = reason.len() <= 512 && !reason.chars().any(char::is_control);
     faults.check(plain, "/spec/reason", "must be at most 512 bytes, without control characters");
@@ -68,11 +68,11 @@ pub(crate) fn schedule(fleet: &Fleet, ask: &DisruptionSchedule) -> Result<Vec<Fa
         Some(now) if now.spec == ask.spec => return Ok(vec![]),
         Some(_) => {
             let detail = format!("node {} has a disruption {} that says something else", ask.node, ask.name);
-            return Err(Refusal::new(Code::AlreadyExists, detail).at("/name", "is taken"));
+            return Err(Refusal::new(RefusalCode::AlreadyExists, detail).at("/name", "is taken"));
         }
         None if node.disruptions.len() >= MOST => {
             let detail = format!("node {} has {MOST} disruptions: delete one that is completed", ask.node);
-            return Err(Refusal::new(Code::TooLarge, detail));
+            return Err(Refusal::new(RefusalCode::TooLarge, detail));
         }
         None => {}
     }
@@ -80,9 +80,14 @@ pub(crate) fn schedule(fleet: &Fleet, ask: &DisruptionSchedule) -> Result<Vec<Fa
     Ok(vec![DisruptionScheduled { node: on, name, spec: ask.spec.clone() }.into()])
 }
 
-pub(crate) fn approve(fleet: &Fleet, ask: &DisruptionApprove, ctx: &Context) -> Result<Vec<Fact>, Refusal> {
+pub(crate) fn approve(
+    fleet: &FleetState,
+    ask: &DisruptionApprove,
+    ctx: &DecisionContext,
+) -> Result<Vec<Fact>, Refusal> {
     let now = find(fleet, &ask.node, &ask.name)?;
-    let by = ctx.actor.clone().ok_or_else(|| Refusal::new(Code::Invalid, "an approval needs an actor"))?;
+    let by =
+        ctx.actor.clone().ok_or_else(|| Refusal::new(RefusalCode::Invalid, "an approval needs an actor"))?;
     let (on, name) = (ask.node.clone(), ask.name.clone());
     match now.state {
         DisruptionState::Scheduled => Ok(vec![DisruptionApproved { node: on, name, by }.into()]),
@@ -93,12 +98,16 @@ pub(crate) fn approve(fleet: &Fleet, ask: &DisruptionApprove, ctx: &Context) -> 
     }
 }
 
-pub(crate) fn complete(fleet: &Fleet, ask: &DisruptionComplete, ctx: &Context) -> Result<Vec<Fact>, Refusal> {
+pub(crate) fn complete(
+    fleet: &FleetState,
+    ask: &DisruptionComplete,
+    ctx: &DecisionContext,
+) -> Result<Vec<Fact>, Refusal> {
     let now = find(fleet, &ask.node, &ask.name)?;
     let (on, name) = (ask.node.clone(), ask.name.clone());
-    let mut draft = Draft::new(ctx);
+    let mut draft = FactDraft::new(ctx);
     if now.state != DisruptionState::Completed {
-        let by = Asker::Disruption { node: on.clone(), name: name.clone() };
+        let by = Requester::Disruption { node: on.clone(), name: name.clone() };
         draft.push(DisruptionCompleted { node: on, name });
         // A remaining move ends when a placement is searched for it.
         for operation in waiting_moves(fleet, &ask.node, &by).into_iter().take(MOVES) {
@@ -110,15 +119,15 @@ pub(crate) fn complete(fleet: &Fleet, ask: &DisruptionComplete, ctx: &Context) -
 }
 
 /// Whether the operation was requested by a disruption that has ended.
-pub(crate) fn is_over(fleet: &Fleet, operation: &Operation) -> bool {
-    let Some(Asker::Disruption { node, name }) = operation.by.as_deref() else { return false };
+pub(crate) fn is_over(fleet: &FleetState, operation: &Operation) -> bool {
+    let Some(Requester::Disruption { node, name }) = operation.by.as_deref() else { return false };
     let disruption = fleet.nodes().get(node).and_then(|node| node.disruptions.get(name));
     // A later disruption with the same name, which is not approved, did not request the operation.
     disruption.is_none_or(|disruption| disruption.state != DisruptionState::Approved)
 }
 
 /// Moves away from the node that the disruption requested and that have not started.
-fn waiting_moves<'a>(fleet: &'a Fleet, node: &NodeName, by: &Asker) -> Vec<&'a Operation> {
+fn waiting_moves<'a>(fleet: &'a FleetState, node: &NodeName, by: &Requester) -> Vec<&'a Operation> {
     let held = fleet.index().places.incarnations(node).filter_map(|id| fleet.incarnations().get(&id));
     // A replica may have two incarnations there.
     let names: BTreeSet<&ReplicaName> = held.map(|incarnation| &incarnation.replica).collect();
@@ -128,31 +137,36 @@ fn waiting_moves<'a>(fleet: &'a Fleet, node: &NodeName, by: &Asker) -> Vec<&'a O
     operations.filter(|operation| operation.by.as_deref() == Some(by)).collect()
 }
 
-pub(crate) fn delete(fleet: &Fleet, ask: &DisruptionDelete) -> Result<Vec<Fact>, Refusal> {
+pub(crate) fn delete(fleet: &FleetState, ask: &DisruptionDelete) -> Result<Vec<Fact>, Refusal> {
     let now = find(fleet, &ask.node, &ask.name)?;
     let (on, name) = (ask.node.clone(), ask.name.clone());
     match now.state {
         DisruptionState::Completed => Ok(vec![DisruptionDeleted { node: on, name }.into()]),
         DisruptionState::Scheduled | DisruptionState::Approved => {
             let detail = format!("disruption {name} of node {on} is {}: complete it first", now.state);
-            Err(Refusal::new(Code::InUse, detail))
+            Err(Refusal::new(RefusalCode::InUse, detail))
         }
     }
 }
 
 /// Empties a node, and deletes it then.
-pub(crate) fn remove_node(fleet: &Fleet, ask: &NodeDelete, ctx: &Context) -> Result<Vec<Fact>, Refusal> {
+pub(crate) fn remove_node(
+    fleet: &FleetState,
+    ask: &NodeDelete,
+    ctx: &DecisionContext,
+) -> Result<Vec<Fact>, Refusal> {
     let on = fleet.find::<Node>(&ask.name)?;
-    let by = ctx.actor.clone().ok_or_else(|| Refusal::new(Code::Invalid, "a removal needs an actor"))?;
+    let by =
+        ctx.actor.clone().ok_or_else(|| Refusal::new(RefusalCode::Invalid, "a removal needs an actor"))?;
     let going = |disruption: &Disruption| {
-        disruption.state == DisruptionState::Approved && disruption.spec.evict == Evict::AndRemove
+        disruption.state == DisruptionState::Approved && disruption.spec.evict == DisruptionAction::AndRemove
     };
     if on.disruptions.values().any(going) {
         return Ok(vec![]);
     }
     let name = removal(on)?;
     let reason = format!("{by} deletes the node");
-    let spec = DisruptionSpec { start: None, evict: Evict::AndRemove, reason };
+    let spec = DisruptionSpec { start: None, evict: DisruptionAction::AndRemove, reason };
     let (node, again) = (ask.name.clone(), name.clone());
     Ok(vec![
         DisruptionScheduled { node: node.clone(), name, spec }.into(),
@@ -165,17 +179,17 @@ fn removal(node: &Node) -> Result<DisruptionName, Refusal> {
     let names = std::iter::once(REMOVAL.to_owned()).chain((2..=MOST).map(|n| format!("{REMOVAL}-{n}")));
     let mut free = names.filter_map(|name| name.parse::<DisruptionName>().ok());
     free.find(|name| !node.disruptions.contains_key(name)).ok_or_else(|| {
-        Refusal::new(Code::TooLarge, format!("node {} has {MOST} disruptions: delete one", node.name))
+        Refusal::new(RefusalCode::TooLarge, format!("node {} has {MOST} disruptions: delete one", node.name))
     })
 }
 
 /// Returns the next step of the disruptions that empty nodes, if one is due. Each node is passed to `begin`
 /// first, which returns whether it may be considered.
 pub(crate) fn step(
-    fleet: &Fleet,
-    ctx: &Context,
+    fleet: &FleetState,
+    ctx: &DecisionContext,
     mut begin: impl FnMut(&Subject, Position) -> bool,
-) -> Option<Step> {
+) -> Option<DueStep> {
     let due = fleet.index().evicting.iter().take_while(|(from, ..)| *from <= ctx.now);
     let mut turn: Option<&DomainName> = None;
     for (_, _, domain, name, disruption) in due {
@@ -184,10 +198,11 @@ pub(crate) fn step(
         if !begin(&subject, cause) {
             continue;
         }
-        let mut draft = Draft::new(ctx);
+        let mut draft = FactDraft::new(ctx);
         if fleet.index().places.held(name).incarnations.is_empty() {
             // A node with volumes is never deleted: a client deletes them first.
-            let goes = node.disruptions.get(disruption).map(|of| of.spec.evict) == Some(Evict::AndRemove);
+            let goes =
+                node.disruptions.get(disruption).map(|of| of.spec.evict) == Some(DisruptionAction::AndRemove);
             if goes && volume::on_node(fleet, name).is_some() {
                 continue;
             }
@@ -201,7 +216,7 @@ pub(crate) fn step(
         }
         let facts = draft.done();
         if !facts.is_empty() {
-            return Some(Step { subject, cause, facts });
+            return Some(DueStep { subject, cause, facts });
         }
     }
     None
@@ -209,25 +224,31 @@ pub(crate) fn step(
 
 /// Returns when the next disruption starts to empty its node, or a plan's next move may be made, if that is
 /// later than now.
-pub(crate) fn next_start(fleet: &Fleet, now: Time) -> Option<Time> {
+pub(crate) fn next_start(fleet: &FleetState, now: Time) -> Option<Time> {
     let index = fleet.index();
     let start = index.evicting.iter().map(|(from, ..)| *from).find(|from| *from > now);
     let setback = index.setbacks.iter().map(|(until, _)| *until).find(|until| *until > now);
     start.into_iter().chain(setback.filter(|_| !index.evicting.is_empty())).min()
 }
 
-fn completed(node: &Node, name: &DisruptionName, draft: &mut Draft) {
+fn completed(node: &Node, name: &DisruptionName, draft: &mut FactDraft) {
     let then = node.disruptions.get(name).map(|disruption| disruption.spec.evict);
     draft.push(DisruptionCompleted { node: node.name.clone(), name: name.clone() });
     if matches!(node.state, NodeState::Allocated | NodeState::Allocating) {
-        draft.push(NodeMoved { name: node.name.clone(), to: NodeState::Evicted, cluster: None });
+        draft.push(NodeStateChanged { name: node.name.clone(), to: NodeState::Evicted, cluster: None });
     }
-    if then == Some(Evict::AndRemove) {
+    if then == Some(DisruptionAction::AndRemove) {
         draft.push(NodeDeleted { name: node.name.clone() });
     }
 }
 
-fn move_one(fleet: &Fleet, node: &Node, name: &DisruptionName, ctx: &Context, draft: &mut Draft) {
+fn move_one(
+    fleet: &FleetState,
+    node: &Node,
+    name: &DisruptionName,
+    ctx: &DecisionContext,
+    draft: &mut FactDraft,
+) {
     let held = fleet.index().places.held(&node.name);
     let mut reserved = held.reserved.iter().filter_map(|id| fleet.incarnations().get(id));
     if let Some(incarnation) = reserved.find(|incarnation| !has_begun(fleet, incarnation)) {
@@ -247,21 +268,25 @@ fn move_one(fleet: &Fleet, node: &Node, name: &DisruptionName, ctx: &Context, dr
         runs.find_map(|id| movable(fleet, plan, fleet.incarnations().get(&id)?))
     });
     if let Some(replica) = replica {
-        let by = Asker::Disruption { node: node.name.clone(), name: name.clone() };
-        let want = Want::by(OperationKind::Relocate, Some(by));
+        let by = Requester::Disruption { node: node.name.clone(), name: name.clone() };
+        let want = OperationRequest::by(OperationKind::Relocate, Some(by));
         operation::open(fleet, replica, &want, ctx, draft);
     }
 }
 
 /// Whether the operation of the reservation has started.
-fn has_begun(fleet: &Fleet, incarnation: &Incarnation) -> bool {
+fn has_begun(fleet: &FleetState, incarnation: &Incarnation) -> bool {
     let holder = fleet.operations().get(&incarnation.operation);
     holder.is_some_and(|operation| matches!(operation.state, OperationState::Running))
 }
 
 /// Replica of an incarnation that may be moved away now. The incarnation is active and runs, no open
 /// operation has started or ends it, and its volumes can move.
-pub(crate) fn movable<'a>(fleet: &'a Fleet, plan: &Plan, incarnation: &Incarnation) -> Option<&'a Replica> {
+pub(crate) fn movable<'a>(
+    fleet: &'a FleetState,
+    plan: &Plan,
+    incarnation: &Incarnation,
+) -> Option<&'a Replica> {
     let replica = fleet.replicas().get(&incarnation.replica)?;
     let active = replica.active.as_ref().is_some_and(|active| active.incarnation == incarnation.id);
     let runs = matches!(incarnation.state, IncarnationState::Running | IncarnationState::Updating(_));
@@ -274,8 +299,8 @@ pub(crate) fn movable<'a>(fleet: &'a Fleet, plan: &Plan, incarnation: &Incarnati
 
 impl Replica {
     /// Whether a move can replace every open operation of the replica.
-    fn is_free_to_move(&self, fleet: &Fleet) -> bool {
-        let gives_way = |open: crate::state::Open| {
+    fn is_free_to_move(&self, fleet: &FleetState) -> bool {
+        let gives_way = |open: crate::state::OpenOperation| {
             let operation = fleet.operations().get(&open.id);
             let moves = operation.is_some_and(|operation| operation.evicts() || operation.wants.is_some());
             let waits =
@@ -287,44 +312,60 @@ impl Replica {
 }
 
 fn change(
-    fleet: &mut Fleet,
+    fleet: &mut FleetState,
     node: &NodeName,
     name: &DisruptionName,
-    at: At,
+    at: FactPosition,
     how: impl FnOnce(&mut Disruption),
-) -> Result<(), Contradiction> {
+) -> Result<(), StateContradiction> {
     if !fleet.want::<Node>(node)?.disruptions.contains_key(name) {
         let problem = format!("the fact is about its disruption {name}, and it has none");
-        return Err(Contradiction { subject: Subject::Node(node.clone()), problem });
+        return Err(StateContradiction { subject: Subject::Node(node.clone()), problem });
     }
     fleet.bump::<Node>(node, at, |node| {
         if let Some(disruption) = node.disruptions.get_mut(name) {
             how(disruption);
-            disruption.since = Stamp::from(at);
+            disruption.since = FactStamp::from(at);
         }
     })
 }
 
-pub(crate) fn scheduled(fleet: &mut Fleet, fact: &DisruptionScheduled, at: At) -> Result<(), Contradiction> {
+pub(crate) fn scheduled(
+    fleet: &mut FleetState,
+    fact: &DisruptionScheduled,
+    at: FactPosition,
+) -> Result<(), StateContradiction> {
     let (spec, state) = (fact.spec.clone(), DisruptionState::Scheduled);
-    let disruption = Disruption { spec, state, by: None, since: Stamp::from(at) };
+    let disruption = Disruption { spec, state, by: None, since: FactStamp::from(at) };
     fleet.bump::<Node>(&fact.node, at, |node| {
         node.disruptions.insert(fact.name.clone(), disruption);
     })
 }
 
-pub(crate) fn approved(fleet: &mut Fleet, fact: &DisruptionApproved, at: At) -> Result<(), Contradiction> {
+pub(crate) fn approved(
+    fleet: &mut FleetState,
+    fact: &DisruptionApproved,
+    at: FactPosition,
+) -> Result<(), StateContradiction> {
     change(fleet, &fact.node, &fact.name, at, |disruption| {
         disruption.state = DisruptionState::Approved;
         disruption.by = Some(fact.by.clone());
     })
 }
 
-pub(crate) fn over(fleet: &mut Fleet, fact: &DisruptionCompleted, at: At) -> Result<(), Contradiction> {
+pub(crate) fn over(
+    fleet: &mut FleetState,
+    fact: &DisruptionCompleted,
+    at: FactPosition,
+) -> Result<(), StateContradiction> {
     change(fleet, &fact.node, &fact.name, at, |disruption| disruption.state = DisruptionState::Completed)
 }
 
-pub(crate) fn deleted(fleet: &mut Fleet, fact: &DisruptionDeleted, at: At) -> Result<(), Contradiction> {
+pub(crate) fn deleted(
+    fleet: &mut FleetState,
+    fact: &DisruptionDeleted,
+    at: FactPosition,
+) -> Result<(), StateContradiction> {
     fleet.bump::<Node>(&fact.node, at, |node| {
         node.disruptions.remove(&fact.name);
     })

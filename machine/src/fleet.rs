@@ -1,6 +1,6 @@
 //! State of a fleet: a table for each kind of entity, idempotency keys, and indexes that make steps cheap.
 //!
-//! All changes go through [`Fleet::put`], [`Fleet::change`] or [`Fleet::remove`], which update the indexes
+//! All changes go through [`FleetState::put`], [`FleetState::change`] or [`FleetState::remove`], which update the indexes
 //! and record the previous state. A failed commit is thus rolled back as a whole, and a projector learns what
 //! changed.
 #![allow(unused_parens, reason = "the keys of most kinds have one part, and are no tuples")]
@@ -11,25 +11,25 @@ use std::sync::Arc;
 use chancery_events::each_kind;
 use chancery_events::id::{IncarnationId, Lineage, OperationId, Position, Term};
 use chancery_events::kind::keys;
-pub use chancery_events::lineage::Lineages;
+pub use chancery_events::lineage::LineageHistory;
 use chancery_events::name::{ClusterName, DeploymentName, DomainName, NodeName, PlanName, ReplicaName};
 use chancery_events::refusal::Refusal;
 use chancery_events::subject::Subject;
 use serde::{Deserialize, Serialize};
 
-use crate::index::Index;
-use crate::keys::{Keys, KeysBefore};
-use crate::marks::Both;
-use crate::meta::{At, Meta};
+use crate::index::FleetIndex;
+use crate::keys::{IdempotencyKeys, KeysSavepoint};
+use crate::marks::IndexChange;
+use crate::meta::{EntityMeta, FactPosition};
 use crate::refuse::not_found;
 pub use crate::state::IMAGE_FINGERPRINT;
 use crate::state::{self, Deployment, Incarnation, Operation, Replica};
-use crate::table::{Scope, Slot, Table};
+use crate::table::{EntityTable, SavepointId, TableSlot};
 
 /// Fact that does not fit the state: the journal contradicts itself, or this build misreads it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{subject}: {problem}")]
-pub struct Contradiction {
+pub struct StateContradiction {
     /// Affected entity.
     pub subject: Subject,
     /// Description of the contradiction.
@@ -41,12 +41,12 @@ pub type DeploymentKey = (PlanName, DeploymentName);
 
 /// Previous values of fields that belong to no entity.
 #[derive(Clone, Debug)]
-pub(crate) struct Globals {
+pub(crate) struct FleetGlobals {
     head: Position,
     term: Term,
-    lineages: Lineages,
+    lineages: LineageHistory,
     decider: Option<Arc<str>>,
-    keys: KeysBefore,
+    keys: KeysSavepoint,
     /// Field of the index, the only one that does not follow from the tables. A value that stayed ahead of
     /// the head would hide capacity that grows up to there.
     grown: Position,
@@ -54,7 +54,7 @@ pub(crate) struct Globals {
 
 /// Changed entity in its previous state: `None` if it did not exist. Rare kinds have only the subject.
 #[derive(Clone, Debug)]
-pub enum Was<'a> {
+pub enum ChangedEntity<'a> {
     /// A replica.
     Replica(&'a ReplicaName, Option<&'a Arc<Replica>>),
     /// An incarnation.
@@ -66,24 +66,26 @@ pub enum Was<'a> {
 }
 
 /// Fields of an entity that the indexes depend on; by default, no index does.
-pub(crate) trait Indexed: Clone + Sized {
+pub(crate) trait IndexedEntity: Clone + Sized {
     /// Indexed fields: no other field of the entity affects the indexes.
     type Marks: PartialEq + for<'a> From<&'a Self>;
     /// Updates the indexes after a change at `at`. `this` is the entity after the change, or before removal.
-    fn index(_index: &mut Index, _this: &Self, _both: Both<'_, Self::Marks>, _at: Position) {}
+    fn index(_index: &mut FleetIndex, _this: &Self, _both: IndexChange<'_, Self::Marks>, _at: Position) {}
 }
 
 /// Entity with a table in the fleet.
-pub(crate) trait Entity: Indexed {
+pub(crate) trait FleetEntity: IndexedEntity {
     type Key: Clone + Eq + Hash + Ord;
     fn key(&self) -> Self::Key;
     fn subject(key: &Self::Key) -> Subject;
-    fn table(fleet: &Fleet) -> &Table<Self::Key, Self>;
-    fn table_mut(fleet: &mut Fleet) -> &mut Table<Self::Key, Self>;
+    fn table(fleet: &FleetState) -> &EntityTable<Self::Key, Self>;
+    fn table_mut(fleet: &mut FleetState) -> &mut EntityTable<Self::Key, Self>;
     /// Returns the table, and the undo log and index that follow each change of it.
-    fn parts(fleet: &mut Fleet) -> (&mut Table<Self::Key, Self>, &mut Option<Vec<Before>>, &mut Index);
-    fn before(key: Self::Key, entity: Option<Arc<Self>>) -> Before;
-    fn meta_mut(&mut self) -> &mut Meta;
+    fn parts(
+        fleet: &mut FleetState,
+    ) -> (&mut EntityTable<Self::Key, Self>, &mut Option<Vec<UndoEntry>>, &mut FleetIndex);
+    fn before(key: Self::Key, entity: Option<Arc<Self>>) -> UndoEntry;
+    fn meta_mut(&mut self) -> &mut EntityMeta;
     fn marks(&self) -> Self::Marks {
         self.into()
     }
@@ -99,38 +101,38 @@ macro_rules! tables {
     (@entities $($kind:ident $table:ident $entity:ident ($($field:ident: $type:ident),+))*) => {
         /// State of a fleet, folded from all facts so far.
         #[derive(Clone, Debug)]
-        pub struct Fleet {
+        pub struct FleetState {
             pub(crate) head: Position,
             pub(crate) term: Term,
-            pub(crate) lineages: Lineages,
+            pub(crate) lineages: LineageHistory,
             /// Address of the decider of the term, if reported.
             pub(crate) decider: Option<Arc<str>>,
-            pub(crate) keys: Keys,
-            $(pub(crate) $table: Table<($(keys::$type),+), state::$entity>,)*
-            pub(crate) index: Index,
-            notes: Option<Vec<Before>>,
+            pub(crate) keys: IdempotencyKeys,
+            $(pub(crate) $table: EntityTable<($(keys::$type),+), state::$entity>,)*
+            pub(crate) index: FleetIndex,
+            notes: Option<Vec<UndoEntry>>,
             /// Current savepoint of the notes.
-            scope: Scope,
+            scope: SavepointId,
         }
 
         /// Entity in its state before a change.
         #[derive(Clone, Debug)]
-        pub(crate) enum Before {
+        pub(crate) enum UndoEntry {
             $($entity(($(keys::$type),+), Option<Arc<state::$entity>>),)*
-            Globals(Box<Globals>),
+            Globals(Box<FleetGlobals>),
         }
 
-        impl Before {
+        impl UndoEntry {
             /// Subject of the entity; `None` for fields of no entity.
             fn subject(&self) -> Option<Subject> {
                 match self {
-                    $(Before::$entity(key, _) => Some(state::$entity::subject(key)),)*
-                    Before::Globals(_) => None,
+                    $(UndoEntry::$entity(key, _) => Some(state::$entity::subject(key)),)*
+                    UndoEntry::Globals(_) => None,
                 }
             }
         }
 
-        $(impl Entity for state::$entity {
+        $(impl FleetEntity for state::$entity {
             type Key = ($(keys::$type),+);
             fn key(&self) -> Self::Key {
                 ($(self.$field.clone()),+)
@@ -139,36 +141,36 @@ macro_rules! tables {
                 let ($($field),+) = key;
                 Subject::$kind($($field.clone()),+)
             }
-            fn table(fleet: &Fleet) -> &Table<Self::Key, state::$entity> {
+            fn table(fleet: &FleetState) -> &EntityTable<Self::Key, state::$entity> {
                 &fleet.$table
             }
-            fn table_mut(fleet: &mut Fleet) -> &mut Table<Self::Key, state::$entity> {
+            fn table_mut(fleet: &mut FleetState) -> &mut EntityTable<Self::Key, state::$entity> {
                 &mut fleet.$table
             }
             fn parts(
-                fleet: &mut Fleet,
-            ) -> (&mut Table<Self::Key, state::$entity>, &mut Option<Vec<Before>>, &mut Index) {
+                fleet: &mut FleetState,
+            ) -> (&mut EntityTable<Self::Key, state::$entity>, &mut Option<Vec<UndoEntry>>, &mut FleetIndex) {
                 (&mut fleet.$table, &mut fleet.notes, &mut fleet.index)
             }
-            fn before(key: Self::Key, entity: Option<Arc<state::$entity>>) -> Before {
-                Before::$entity(key, entity)
+            fn before(key: Self::Key, entity: Option<Arc<state::$entity>>) -> UndoEntry {
+                UndoEntry::$entity(key, entity)
             }
-            fn meta_mut(&mut self) -> &mut Meta {
+            fn meta_mut(&mut self) -> &mut EntityMeta {
                 &mut self.meta
             }
         })*
 
-        impl Fleet {
+        impl FleetState {
             /// Creates the state of an empty journal.
-            pub fn new(lineage: Lineage) -> Fleet {
-                Fleet {
+            pub fn new(lineage: Lineage) -> FleetState {
+                FleetState {
                     head: Position::ZERO,
                     term: Term::default(),
-                    lineages: Lineages::new(lineage),
+                    lineages: LineageHistory::new(lineage),
                     decider: None,
-                    keys: Keys::default(),
-                    $($table: Table::default(),)*
-                    index: Index::default(),
+                    keys: IdempotencyKeys::default(),
+                    $($table: EntityTable::default(),)*
+                    index: FleetIndex::default(),
                     notes: None,
                     scope: 0,
                 }
@@ -176,13 +178,13 @@ macro_rules! tables {
 
             $(
                 /// All entities of the kind, by key.
-                pub fn $table(&self) -> &Table<($(keys::$type),+), state::$entity> {
+                pub fn $table(&self) -> &EntityTable<($(keys::$type),+), state::$entity> {
                     &self.$table
                 }
             )*
 
             /// Metadata of an entity, if it exists.
-            pub(crate) fn meta(&self, subject: &Subject) -> Option<&Meta> {
+            pub(crate) fn meta(&self, subject: &Subject) -> Option<&EntityMeta> {
                 match subject {
                     Subject::Fleet => None,
                     $(Subject::$kind($($field),+) => {
@@ -196,10 +198,10 @@ macro_rules! tables {
             }
 
             /// Restores an entity; returns the fields that belong to no entity.
-            fn put_back_entity(&mut self, before: Before, indexes: Indexes) -> Option<Box<Globals>> {
+            fn put_back_entity(&mut self, before: UndoEntry, indexes: IndexMode) -> Option<Box<FleetGlobals>> {
                 match before {
-                    $(Before::$entity(key, entity) => self.restore::<state::$entity>(key, entity.as_ref(), indexes),)*
-                    Before::Globals(globals) => return Some(globals),
+                    $(UndoEntry::$entity(key, entity) => self.restore::<state::$entity>(key, entity.as_ref(), indexes),)*
+                    UndoEntry::Globals(globals) => return Some(globals),
                 }
                 None
             }
@@ -207,19 +209,19 @@ macro_rules! tables {
 
         /// Fleet without derived data, as stored in a snapshot.
         #[derive(Serialize, Deserialize)]
-        pub struct Image {
+        pub struct FleetSnapshot {
             head: Position,
             term: Term,
-            lineages: Lineages,
+            lineages: LineageHistory,
             decider: Option<Arc<str>>,
-            keys: Keys,
+            keys: IdempotencyKeys,
             $($table: Vec<Arc<state::$entity>>,)*
         }
 
-        impl Image {
+        impl FleetSnapshot {
             /// Creates the image, in the order of keys: equal fleets have equal images.
-            pub fn of(fleet: &Fleet) -> Image {
-                Image {
+            pub fn of(fleet: &FleetState) -> FleetSnapshot {
+                FleetSnapshot {
                     head: fleet.head,
                     term: fleet.term,
                     lineages: fleet.lineages.clone(),
@@ -230,8 +232,8 @@ macro_rules! tables {
             }
 
             /// Creates the fleet, with its indexes.
-            pub fn fleet(self) -> Fleet {
-                let mut fleet = Fleet::new(self.lineages.current);
+            pub fn fleet(self) -> FleetState {
+                let mut fleet = FleetState::new(self.lineages.current);
                 fleet.head = self.head;
                 fleet.term = self.term;
                 fleet.lineages = self.lineages;
@@ -249,7 +251,7 @@ macro_rules! tables {
 
 each_kind!(tables);
 
-impl Fleet {
+impl FleetState {
     /// Last folded position.
     pub fn head(&self) -> Position {
         self.head
@@ -261,7 +263,7 @@ impl Fleet {
     }
 
     /// Lineages of the journal.
-    pub fn lineages(&self) -> &Lineages {
+    pub fn lineages(&self) -> &LineageHistory {
         &self.lineages
     }
 
@@ -276,12 +278,12 @@ impl Fleet {
     }
 
     /// Stored idempotency keys.
-    pub fn keys(&self) -> &Keys {
+    pub fn keys(&self) -> &IdempotencyKeys {
         &self.keys
     }
 
     /// Indexes derived from the tables.
-    pub fn index(&self) -> &Index {
+    pub fn index(&self) -> &FleetIndex {
         &self.index
     }
 
@@ -292,9 +294,9 @@ impl Fleet {
         indexed.or_else(|| self.nodes.get(node).map(|node| (node.cluster.as_ref(), &node.spec.domain)))
     }
 
-    /// Starts to record changes, for [`Fleet::roll_back`] or [`Fleet::changed`]. Discards earlier records.
+    /// Starts to record changes, for [`FleetState::roll_back`] or [`FleetState::changed`]. Discards earlier records.
     pub fn note(&mut self) {
-        let globals = Globals {
+        let globals = FleetGlobals {
             head: self.head,
             term: self.term,
             lineages: self.lineages.clone(),
@@ -304,28 +306,28 @@ impl Fleet {
         };
         let mut notes = self.notes.take().unwrap_or_default();
         notes.clear();
-        notes.push(Before::Globals(Box::new(globals)));
+        notes.push(UndoEntry::Globals(Box::new(globals)));
         self.notes = Some(notes);
         self.scope += 1;
     }
 
-    /// Restores the state at the last call of [`Fleet::note`].
+    /// Restores the state at the last call of [`FleetState::note`].
     pub fn roll_back(&mut self) {
-        self.put_back(Indexes::Follow);
+        self.put_back(IndexMode::Follow);
         self.settle();
     }
 
     /// Rolls back after a panic, which may leave an entity or index half changed: rebuilds the indexes.
     pub fn roll_back_broken(&mut self) {
-        self.put_back(Indexes::Broken);
+        self.put_back(IndexMode::Broken);
         let grown = self.index.grown;
-        self.index = Index::default();
+        self.index = FleetIndex::default();
         self.index_everything();
         self.index.grown = grown;
         self.settle();
     }
 
-    fn index_all<E: Entity>(&mut self) {
+    fn index_all<E: FleetEntity>(&mut self) {
         let mut index = std::mem::take(&mut self.index);
         for entity in E::table(self).in_order() {
             E::index(&mut index, entity, [None, Some(&entity.marks())], self.head);
@@ -333,12 +335,12 @@ impl Fleet {
         self.index = index;
     }
 
-    fn put_back(&mut self, indexes: Indexes) {
+    fn put_back(&mut self, indexes: IndexMode) {
         let Some(notes) = self.notes.take() else { return };
         for before in notes.into_iter().rev() {
             let Some(globals) = self.put_back_entity(before, indexes) else { continue };
             // The first of the notes: after it, nothing is restored that could change these fields.
-            let Globals { head, term, lineages, decider, keys, grown } = *globals;
+            let FleetGlobals { head, term, lineages, decider, keys, grown } = *globals;
             self.head = head;
             self.term = term;
             self.lineages = lineages;
@@ -353,32 +355,32 @@ impl Fleet {
         self.index.settle();
     }
 
-    fn restore<E: Entity>(&mut self, key: E::Key, entity: Option<&Arc<E>>, indexes: Indexes) {
+    fn restore<E: FleetEntity>(&mut self, key: E::Key, entity: Option<&Arc<E>>, indexes: IndexMode) {
         let now = self.place(key, entity).map(|slot| slot.entity);
-        if indexes == Indexes::Follow {
+        if indexes == IndexMode::Follow {
             self.follow(now.as_deref(), entity.map(AsRef::as_ref));
         }
     }
 
     /// Changes the table only; returns the previous slot.
-    fn place<E: Entity>(&mut self, key: E::Key, entity: Option<&Arc<E>>) -> Option<Slot<E>> {
-        let slot = entity.map(|entity| Slot { entity: Arc::clone(entity), noted: self.scope });
+    fn place<E: FleetEntity>(&mut self, key: E::Key, entity: Option<&Arc<E>>) -> Option<TableSlot<E>> {
+        let slot = entity.map(|entity| TableSlot { entity: Arc::clone(entity), noted: self.scope });
         E::table_mut(self).set(key, slot)
     }
 
-    /// Returns every entity changed since the last [`Fleet::note`], in its state then, in order. Of an entity
+    /// Returns every entity changed since the last [`FleetState::note`], in its state then, in order. Of an entity
     /// that was removed and set again, the first entry counts.
-    pub fn changed(&self) -> impl Iterator<Item = Was<'_>> {
+    pub fn changed(&self) -> impl Iterator<Item = ChangedEntity<'_>> {
         self.notes.iter().flatten().filter_map(|before| match before {
-            Before::Replica(key, entity) => Some(Was::Replica(key, entity.as_ref())),
-            Before::Incarnation(key, entity) => Some(Was::Incarnation(*key, entity.as_ref())),
-            Before::Operation(key, entity) => Some(Was::Operation(*key, entity.as_ref())),
-            other => other.subject().map(Was::Other),
+            UndoEntry::Replica(key, entity) => Some(ChangedEntity::Replica(key, entity.as_ref())),
+            UndoEntry::Incarnation(key, entity) => Some(ChangedEntity::Incarnation(*key, entity.as_ref())),
+            UndoEntry::Operation(key, entity) => Some(ChangedEntity::Operation(*key, entity.as_ref())),
+            other => other.subject().map(ChangedEntity::Other),
         })
     }
 
     /// Returns the entity, or the refusal for an intent that names it.
-    pub(crate) fn find<E: Entity>(&self, key: &E::Key) -> Result<&E, Refusal> {
+    pub(crate) fn find<E: FleetEntity>(&self, key: &E::Key) -> Result<&E, Refusal> {
         E::table(self).get(key).ok_or_else(|| not_found(&E::subject(key)))
     }
 
@@ -388,34 +390,34 @@ impl Fleet {
     }
 
     /// Returns the entity, or the contradiction that it does not exist.
-    pub(crate) fn want<E: Entity>(&self, key: &E::Key) -> Result<&E, Contradiction> {
+    pub(crate) fn want<E: FleetEntity>(&self, key: &E::Key) -> Result<&E, StateContradiction> {
         E::table(self).get(key).ok_or_else(|| absent::<E>(key))
     }
 
     /// Inserts or replaces an entity.
-    pub(crate) fn put<E: Entity>(&mut self, entity: E) {
+    pub(crate) fn put<E: FleetEntity>(&mut self, entity: E) {
         self.put_shared(&Arc::new(entity));
     }
 
-    fn put_shared<E: Entity>(&mut self, entity: &Arc<E>) {
+    fn put_shared<E: FleetEntity>(&mut self, entity: &Arc<E>) {
         self.set::<E>(&entity.key(), Some(entity));
     }
 
     /// Changes an existing entity in place; clones it only for the notes or if it is shared.
-    pub(crate) fn change<E: Entity>(
+    pub(crate) fn change<E: FleetEntity>(
         &mut self,
         key: &E::Key,
         how: impl FnOnce(&mut E),
-    ) -> Result<(), Contradiction> {
+    ) -> Result<(), StateContradiction> {
         self.change_and(key, how)
     }
 
     /// Changes an existing entity in place, and returns the result of `how`.
-    pub(crate) fn change_and<E: Entity, T>(
+    pub(crate) fn change_and<E: FleetEntity, T>(
         &mut self,
         key: &E::Key,
         how: impl FnOnce(&mut E) -> T,
-    ) -> Result<T, Contradiction> {
+    ) -> Result<T, StateContradiction> {
         let (scope, head) = (self.scope, self.head);
         let (table, notes, index) = E::parts(self);
         let slot = table.slot(key).ok_or_else(|| absent::<E>(key))?;
@@ -433,12 +435,12 @@ impl Fleet {
     }
 
     /// Changes an entity by a fact about it.
-    pub(crate) fn bump<E: Entity>(
+    pub(crate) fn bump<E: FleetEntity>(
         &mut self,
         key: &E::Key,
-        at: At,
+        at: FactPosition,
         how: impl FnOnce(&mut E),
-    ) -> Result<(), Contradiction> {
+    ) -> Result<(), StateContradiction> {
         self.change_and(key, |entity| {
             how(entity);
             entity.meta_mut().bump(at);
@@ -446,12 +448,12 @@ impl Fleet {
     }
 
     /// Changes an entity by a fact about something else.
-    pub(crate) fn touch<E: Entity>(
+    pub(crate) fn touch<E: FleetEntity>(
         &mut self,
         key: &E::Key,
-        at: At,
+        at: FactPosition,
         how: impl FnOnce(&mut E),
-    ) -> Result<(), Contradiction> {
+    ) -> Result<(), StateContradiction> {
         self.change_and(key, |entity| {
             how(entity);
             entity.meta_mut().touch(at);
@@ -459,7 +461,7 @@ impl Fleet {
     }
 
     /// Removes an existing entity.
-    pub(crate) fn remove<E: Entity>(&mut self, key: &E::Key) -> Result<(), Contradiction> {
+    pub(crate) fn remove<E: FleetEntity>(&mut self, key: &E::Key) -> Result<(), StateContradiction> {
         if E::table(self).get(key).is_none() {
             return Err(absent::<E>(key));
         }
@@ -467,7 +469,7 @@ impl Fleet {
         Ok(())
     }
 
-    fn set<E: Entity>(&mut self, key: &E::Key, entity: Option<&Arc<E>>) {
+    fn set<E: FleetEntity>(&mut self, key: &E::Key, entity: Option<&Arc<E>>) {
         let old = self.place(key.clone(), entity);
         let is_noted = old.as_ref().is_some_and(|old| old.noted == self.scope);
         let old = old.map(|old| old.entity);
@@ -479,7 +481,7 @@ impl Fleet {
     }
 
     /// Updates the indexes after an entity was inserted, replaced or removed.
-    fn follow<E: Entity>(&mut self, old: Option<&E>, new: Option<&E>) {
+    fn follow<E: FleetEntity>(&mut self, old: Option<&E>, new: Option<&E>) {
         let Some(this) = new.or(old) else { return };
         let (old, new) = (old.map(E::marks), new.map(E::marks));
         E::index(&mut self.index, this, [old.as_ref(), new.as_ref()], self.head);
@@ -488,11 +490,14 @@ impl Fleet {
 
 /// Whether indexes are updated while entities are restored.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Indexes {
+enum IndexMode {
     Follow,
     Broken,
 }
 
-pub(crate) fn absent<E: Entity>(key: &E::Key) -> Contradiction {
-    Contradiction { subject: E::subject(key), problem: "the fact is about it, and it does not exist".into() }
+pub(crate) fn absent<E: FleetEntity>(key: &E::Key) -> StateContradiction {
+    StateContradiction {
+        subject: E::subject(key),
+        problem: "the fact is about it, and it does not exist".into(),
+    }
 }

@@ -25,62 +25,65 @@ mod end;
 mod fold;
 
 use chancery_events::fact::{
-    CommandFailed, Effect, Fact, IncarnationBegun, IncarnationCommanded, IncarnationEnd, IncarnationEnsured,
-    IncarnationRunning, IncarnationStatus, OperationEnd,
+    CommandEffect, Fact, IncarnationCommandFailed, IncarnationEnd, IncarnationProcessesChanged,
+    IncarnationRunning, IncarnationStartRequested, IncarnationStarted, IncarnationStopRequested,
+    OperationEnd,
 };
 use chancery_events::id::IncarnationId;
 use chancery_events::name::PlanName;
-use chancery_events::observation::{Exit, Hope, IncarnationReport, Process, ProcessStatus, Saw};
+use chancery_events::observation::{
+    IncarnationExit, IncarnationReport, ObservedState, ProcessInfo, ProcessStatus, RetryClass,
+};
 use chancery_events::spec::{OperationKind, PlanVersion, UnreadyAction};
 use chancery_events::time::Time;
 
-use crate::context::{BACKOFF, Context, Draft};
-use crate::fleet::Fleet;
+use crate::context::{BACKOFF, DecisionContext, FactDraft};
+use crate::fleet::FleetState;
 use crate::state::{Incarnation, IncarnationState, Operation, OperationState};
 use crate::{operation, volume};
 
-pub(crate) use again::{Cause, wait};
+pub(crate) use again::{EndCause, wait};
 pub(crate) use end::{displace, lost, promise};
 pub(crate) use fold::{
-    By, asked, begun, command_failed, commanded, ended, ensured, reserved, running, status,
+    OperationRef, asked, begun, command_failed, commanded, ended, ensured, reserved, running, status,
 };
 
 /// Time after SIGTERM's grace period for the executor's report, before a kill is requested.
 const SLACK: std::time::Duration = std::time::Duration::from_secs(5);
 
 /// Returns the deadline of a stop that is requested now.
-pub(crate) fn stop_deadline(fleet: &Fleet, incarnation: &Incarnation, now: Time) -> Time {
+pub(crate) fn stop_deadline(fleet: &FleetState, incarnation: &Incarnation, now: Time) -> Time {
     let plan = fleet.plans().get(&incarnation.plan);
     now + plan.map_or(SLACK, |plan| plan.policy().timeouts().stop() + SLACK)
 }
 
 /// Version of the incarnation, current or intended.
-pub(crate) fn version_of<'a>(fleet: &'a Fleet, incarnation: &Incarnation) -> Option<PlanVersion<'a>> {
+pub(crate) fn version_of<'a>(fleet: &'a FleetState, incarnation: &Incarnation) -> Option<PlanVersion<'a>> {
     let plan = fleet.plans().get(&incarnation.plan)?;
     let key = (plan.name.clone(), incarnation.deployment.clone());
     Some(plan.version_of(fleet.deployments().get(&key)?.generation))
 }
 
 /// Returns the deadline of a start that is requested now.
-pub(crate) fn start_deadline(fleet: &Fleet, plan: &PlanName, now: Time) -> Option<Time> {
+pub(crate) fn start_deadline(fleet: &FleetState, plan: &PlanName, now: Time) -> Option<Time> {
     Some(now + fleet.plans().get(plan)?.policy().timeouts().start())
 }
 
 /// Returns the facts of a report.
-pub(crate) fn report(fleet: &Fleet, report: &IncarnationReport, ctx: &Context) -> Vec<Fact> {
+pub(crate) fn report(fleet: &FleetState, report: &IncarnationReport, ctx: &DecisionContext) -> Vec<Fact> {
     let Some(incarnation) = fleet.incarnations().get(&report.incarnation) else { return Vec::new() };
-    let mut draft = Draft::new(ctx);
+    let mut draft = FactDraft::new(ctx);
     match (&incarnation.state, &report.saw) {
         (IncarnationState::Reserved | IncarnationState::Ended(_), _) => {}
-        (_, Saw::Ended { exit, processes }) => {
+        (_, ObservedState::Ended { exit, processes }) => {
             let end = match (&incarnation.state, exit) {
                 (IncarnationState::Stopping(then), _) => (**then).clone(),
-                (_, Exit::Clean) => IncarnationEnd::Destroyed,
-                (_, Exit::Failed { reason }) => IncarnationEnd::Failed { reason: reason.clone() },
+                (_, IncarnationExit::Clean) => IncarnationEnd::Destroyed,
+                (_, IncarnationExit::Failed { reason }) => IncarnationEnd::Failed { reason: reason.clone() },
             };
             end::by_proof(fleet, incarnation, end, processes.clone(), ctx, &mut draft);
         }
-        (state, Saw::Gone) if report.revision >= incarnation.revision => {
+        (state, ObservedState::Gone) if report.revision >= incarnation.revision => {
             let end = match state {
                 IncarnationState::Stopping(then) => (**then).clone(),
                 IncarnationState::Creating => {
@@ -96,23 +99,27 @@ pub(crate) fn report(fleet: &Fleet, report: &IncarnationReport, ctx: &Context) -
             };
             end::by_proof(fleet, incarnation, end, Vec::new(), ctx, &mut draft);
         }
-        (_, Saw::Gone) => {}
-        (_, Saw::Failed { message, hope }) => {
+        (_, ObservedState::Gone) => {}
+        (_, ObservedState::Failed { message, hope }) => {
             failed(fleet, incarnation, report.revision, message, *hope, ctx, &mut draft);
         }
         // The report reflects an earlier command: what it observed may have ended.
-        (_, Saw::Ready { .. } | Saw::Ensured { .. } | Saw::NotReady { .. })
+        (_, ObservedState::Ready { .. } | ObservedState::Ensured { .. } | ObservedState::NotReady { .. })
             if report.revision < incarnation.revision => {}
         (
             IncarnationState::Creating | IncarnationState::Starting | IncarnationState::Updating(_),
-            Saw::Ready { processes },
+            ObservedState::Ready { processes },
         ) => ready(fleet, incarnation, processes, ctx, &mut draft),
-        (IncarnationState::Creating, Saw::Ensured { processes } | Saw::NotReady { processes }) => {
+        (
+            IncarnationState::Creating,
+            ObservedState::Ensured { processes } | ObservedState::NotReady { processes },
+        ) => {
             draft.push(was_ensured(incarnation, processes, None));
         }
-        (IncarnationState::Updating(to), Saw::Ensured { processes } | Saw::NotReady { processes })
-            if incarnation.command.is_some() =>
-        {
+        (
+            IncarnationState::Updating(to),
+            ObservedState::Ensured { processes } | ObservedState::NotReady { processes },
+        ) if incarnation.command.is_some() => {
             let runs = *to == incarnation.deployment;
             let deadline = runs.then(|| unready_deadline(fleet, incarnation, processes, ctx.now)).flatten();
             draft.push(was_ensured(incarnation, processes, deadline));
@@ -120,7 +127,9 @@ pub(crate) fn report(fleet: &Fleet, report: &IncarnationReport, ctx: &Context) -
         }
         (
             IncarnationState::Starting | IncarnationState::Running | IncarnationState::Updating(_),
-            Saw::Ready { processes } | Saw::Ensured { processes } | Saw::NotReady { processes },
+            ObservedState::Ready { processes }
+            | ObservedState::Ensured { processes }
+            | ObservedState::NotReady { processes },
         ) => {
             let deadline = (incarnation.state == IncarnationState::Running)
                 .then(|| unready_deadline(fleet, incarnation, processes, ctx.now))
@@ -131,38 +140,45 @@ pub(crate) fn report(fleet: &Fleet, report: &IncarnationReport, ctx: &Context) -
             }
             end_unresponsive(fleet, incarnation, processes, ctx, &mut draft);
         }
-        (IncarnationState::Stopping(_), Saw::Ready { .. } | Saw::Ensured { .. } | Saw::NotReady { .. }) => {}
+        (
+            IncarnationState::Stopping(_),
+            ObservedState::Ready { .. } | ObservedState::Ensured { .. } | ObservedState::NotReady { .. },
+        ) => {}
     }
     draft.done()
 }
 
 fn was_ensured(
     incarnation: &Incarnation,
-    processes: &[Process],
+    processes: &[ProcessInfo],
     deadline: Option<Time>,
-) -> IncarnationEnsured {
+) -> IncarnationStarted {
     let (incarnation, replica) = (incarnation.id, incarnation.replica.clone());
-    IncarnationEnsured { incarnation, replica, processes: processes.to_vec(), deadline }
+    IncarnationStarted { incarnation, replica, processes: processes.to_vec(), deadline }
 }
 
-fn was_seen(incarnation: &Incarnation, processes: &[Process], deadline: Option<Time>) -> IncarnationStatus {
+fn was_seen(
+    incarnation: &Incarnation,
+    processes: &[ProcessInfo],
+    deadline: Option<Time>,
+) -> IncarnationProcessesChanged {
     let (incarnation, replica) = (incarnation.id, incarnation.replica.clone());
-    IncarnationStatus { incarnation, replica, processes: processes.to_vec(), deadline }
+    IncarnationProcessesChanged { incarnation, replica, processes: processes.to_vec(), deadline }
 }
 
 /// Returns when an incarnation with these processes ends unless it becomes ready, by the plan's current
 /// policy. An incarnation that is unready already keeps a deadline of this session. A process of unknown
 /// status, as after a restart of its executor, sets no deadline.
 fn unready_deadline(
-    fleet: &Fleet,
+    fleet: &FleetState,
     incarnation: &Incarnation,
-    processes: &[Process],
+    processes: &[ProcessInfo],
     now: Time,
 ) -> Option<Time> {
     if processes.iter().all(|process| process.status == ProcessStatus::Online) {
         return None;
     }
-    let fails = |process: &Process| {
+    let fails = |process: &ProcessInfo| {
         matches!(process.status, ProcessStatus::Unready { .. } | ProcessStatus::Unresponsive { .. })
     };
     let kept = incarnation.deadline.filter(|_| is_watched(fleet, incarnation));
@@ -177,29 +193,35 @@ fn unready_deadline(
 
 /// Whether the session that set the incarnation's unready deadline is open: only then could its executor have
 /// reported that the incarnation is ready again.
-fn is_watched(fleet: &Fleet, incarnation: &Incarnation) -> bool {
+fn is_watched(fleet: &FleetState, incarnation: &Incarnation) -> bool {
     let session = fleet.clusters().get(&incarnation.cluster).and_then(|cluster| cluster.session);
     incarnation.unready_session.is_some() && incarnation.unready_session == session
 }
 
 /// Ends an incarnation that was ready and no longer responds. Before readiness, the start deadline applies.
 fn end_unresponsive(
-    fleet: &Fleet,
+    fleet: &FleetState,
     incarnation: &Incarnation,
-    processes: &[Process],
-    ctx: &Context,
-    draft: &mut Draft,
+    processes: &[ProcessInfo],
+    ctx: &DecisionContext,
+    draft: &mut FactDraft,
 ) {
     let is_up = matches!(incarnation.state, IncarnationState::Running | IncarnationState::Updating(_));
-    let is_hung = |process: &&Process| matches!(process.status, ProcessStatus::Unresponsive { .. });
-    if is_up && let Some(reason) = processes.iter().find(is_hung).and_then(Process::trouble) {
+    let is_hung = |process: &&ProcessInfo| matches!(process.status, ProcessStatus::Unresponsive { .. });
+    if is_up && let Some(reason) = processes.iter().find(is_hung).and_then(ProcessInfo::trouble) {
         end::failing(fleet, incarnation, reason, ctx, draft);
     }
 }
 
 /// Makes a ready incarnation the active one. The incarnation that it replaces is stopped, and its end
 /// completes the operation; without one, the operation succeeds now.
-fn ready(fleet: &Fleet, incarnation: &Incarnation, processes: &[Process], ctx: &Context, draft: &mut Draft) {
+fn ready(
+    fleet: &FleetState,
+    incarnation: &Incarnation,
+    processes: &[ProcessInfo],
+    ctx: &DecisionContext,
+    draft: &mut FactDraft,
+) {
     let operation = brings_up(fleet, incarnation);
     let active = fleet.replicas().get(&incarnation.replica).and_then(|replica| replica.active.as_ref());
     let replaced = active
@@ -218,26 +240,26 @@ fn ready(fleet: &Fleet, incarnation: &Incarnation, processes: &[Process], ctx: &
 }
 
 /// Running operation that starts or changes the incarnation, if any.
-fn brings_up<'a>(fleet: &'a Fleet, incarnation: &Incarnation) -> Option<&'a Operation> {
+fn brings_up<'a>(fleet: &'a FleetState, incarnation: &Incarnation) -> Option<&'a Operation> {
     let operation = running_operation(fleet, incarnation)?;
     let down = matches!(operation.kind, OperationKind::Stop | OperationKind::Delete);
     (!down && operation.incarnation == Some(incarnation.id)).then_some(operation)
 }
 
-fn running_operation<'a>(fleet: &'a Fleet, incarnation: &Incarnation) -> Option<&'a Operation> {
+fn running_operation<'a>(fleet: &'a FleetState, incarnation: &Incarnation) -> Option<&'a Operation> {
     let replica = fleet.replicas().get(&incarnation.replica)?;
     let operation = fleet.operations().get(&replica.operation?.id)?;
     matches!(operation.state, OperationState::Running).then_some(operation)
 }
 
 fn failed(
-    fleet: &Fleet,
+    fleet: &FleetState,
     incarnation: &Incarnation,
     revision: u32,
     error: &str,
-    hope: Hope,
-    ctx: &Context,
-    draft: &mut Draft,
+    hope: RetryClass,
+    ctx: &DecisionContext,
+    draft: &mut FactDraft,
 ) {
     let Some(command) = incarnation.command.filter(|_| revision == incarnation.revision) else { return };
     if command.not_before > ctx.now {
@@ -246,17 +268,19 @@ fn failed(
     let salt = incarnation.id.position().get();
     let wait = match (hope, command.effect) {
         // A revert is retried until it succeeds.
-        (_, Effect::Ensure)
+        (_, CommandEffect::Ensure)
             if *incarnation.asked_for() == incarnation.deployment && is_changed(incarnation) =>
         {
             BACKOFF.wait(command.attempt, salt).or(Some(BACKOFF.max))
         }
-        (Hope::Never, Effect::Ensure) => None,
-        (Hope::Retry, Effect::Ensure) => BACKOFF.wait(command.attempt, salt),
+        (RetryClass::Never, CommandEffect::Ensure) => None,
+        (RetryClass::Retry, CommandEffect::Ensure) => BACKOFF.wait(command.attempt, salt),
         // A stop is retried until it succeeds.
-        (_, Effect::Stop | Effect::Kill) => BACKOFF.wait(command.attempt, salt).or(Some(BACKOFF.max)),
+        (_, CommandEffect::Stop | CommandEffect::Kill) => {
+            BACKOFF.wait(command.attempt, salt).or(Some(BACKOFF.max))
+        }
     };
-    draft.push(CommandFailed {
+    draft.push(IncarnationCommandFailed {
         incarnation: incarnation.id,
         revision,
         attempt: command.attempt,
@@ -272,12 +296,12 @@ fn failed(
 
 /// Aborts the requested start or change of an incarnation.
 pub(crate) fn give_up(
-    fleet: &Fleet,
+    fleet: &FleetState,
     incarnation: &Incarnation,
     how: OperationEnd,
     then: IncarnationEnd,
-    ctx: &Context,
-    draft: &mut Draft,
+    ctx: &DecisionContext,
+    draft: &mut FactDraft,
 ) {
     match &incarnation.state {
         IncarnationState::Updating(_) => revert(fleet, incarnation, how, draft),
@@ -291,8 +315,8 @@ pub(crate) fn give_up(
 }
 
 /// Reverts a change: the operation ends now, and the previous version is requested until it runs.
-fn revert(fleet: &Fleet, incarnation: &Incarnation, how: OperationEnd, draft: &mut Draft) {
-    draft.push(IncarnationBegun {
+fn revert(fleet: &FleetState, incarnation: &Incarnation, how: OperationEnd, draft: &mut FactDraft) {
+    draft.push(IncarnationStartRequested {
         incarnation: incarnation.id,
         replica: incarnation.replica.clone(),
         deployment: incarnation.deployment.clone(),
@@ -310,12 +334,12 @@ fn is_changed(incarnation: &Incarnation) -> bool {
 
 /// Aborts a start: the operation ends now, and the incarnation is stopped until its end is proved.
 fn unwind(
-    fleet: &Fleet,
+    fleet: &FleetState,
     incarnation: &Incarnation,
     how: OperationEnd,
     then: IncarnationEnd,
-    ctx: &Context,
-    draft: &mut Draft,
+    ctx: &DecisionContext,
+    draft: &mut FactDraft,
 ) {
     draft.push(operation::stop(fleet, incarnation, then, ctx));
     if let Some(operation) = brings_up(fleet, incarnation) {
@@ -324,8 +348,8 @@ fn unwind(
 }
 
 /// Handles the expiry of an incarnation's deadline.
-pub(crate) fn overdue(fleet: &Fleet, id: IncarnationId, ctx: &Context) -> Vec<Fact> {
-    let mut draft = Draft::new(ctx);
+pub(crate) fn overdue(fleet: &FleetState, id: IncarnationId, ctx: &DecisionContext) -> Vec<Fact> {
+    let mut draft = FactDraft::new(ctx);
     let Some(incarnation) = fleet.incarnations().get(&id) else { return Vec::new() };
     match &incarnation.state {
         IncarnationState::Creating | IncarnationState::Starting | IncarnationState::Updating(_) => {
@@ -333,10 +357,10 @@ pub(crate) fn overdue(fleet: &Fleet, id: IncarnationId, ctx: &Context) -> Vec<Fa
             let then = IncarnationEnd::Failed { reason: reason.clone() };
             give_up(fleet, incarnation, OperationEnd::Failed { reason }, then, ctx, &mut draft);
         }
-        IncarnationState::Stopping(then) => draft.push(IncarnationCommanded {
+        IncarnationState::Stopping(then) => draft.push(IncarnationStopRequested {
             incarnation: id,
             replica: incarnation.replica.clone(),
-            effect: Effect::Kill,
+            effect: CommandEffect::Kill,
             then: (**then).clone(),
             deadline: None,
         }),
@@ -352,7 +376,7 @@ pub(crate) fn overdue(fleet: &Fleet, id: IncarnationId, ctx: &Context) -> Vec<Fa
                 // The next report sets another deadline.
                 draft.push(was_seen(incarnation, &incarnation.processes, None));
             } else if let Some(since) = incarnation.unready {
-                let why = incarnation.processes.iter().find_map(Process::trouble);
+                let why = incarnation.processes.iter().find_map(ProcessInfo::trouble);
                 let why = why.map_or(String::new(), |why| format!(": {why}"));
                 end::failing(fleet, incarnation, format!("not ready since {since}{why}"), ctx, &mut draft);
             }

@@ -18,33 +18,33 @@ use chancery_events::id::{IncarnationId, Lineage, ObjectId, OperationId, Positio
 use chancery_events::name::{
     ClusterName, DisruptionName, DomainName, GroupName, NodeName, PlanName, ReplicaName,
 };
-use chancery_events::spec::{DisruptionState, Evict, PlanPolicy};
+use chancery_events::spec::{DisruptionAction, DisruptionState, PlanPolicy};
 use chancery_events::subject::Subject;
 use chancery_events::time::Time;
 use rustc_hash::FxHashMap;
 
 use crate::fleet::DeploymentKey;
 use crate::marks::{
-    Both, DeploymentMarks, IncarnationMarks, OperationMarks, PlanMarks, ReplicaMarks, RequestMarks, Stage,
-    VolumeMarks,
+    DeploymentIndexKey, DeploymentStage, IncarnationIndexKey, IndexChange, OperationIndexKey, PlanIndexKey,
+    ReplicaIndexKey, RequestIndexKey, VolumeIndexKey,
 };
-use crate::meta::Meta;
-use crate::places::{Holding, PlaceChange, Places};
+use crate::meta::EntityMeta;
+use crate::places::{CapacityIndex, PlaceChange, ReservationChange};
 use crate::state::{
     ApprovalRequest, Deployment, Incarnation, Node, Operation, Plan, Policy, Replica, Volume,
 };
 
-pub(crate) use plan::Victims;
-pub use plan::{DeploymentIndex, PlanIndex, Queue, Queues};
+pub(crate) use plan::DeletionCandidates;
+pub use plan::{DeploymentIndex, OperationQueue, PlanIndex, RolloutQueues};
 pub(crate) use policies::is_about_work;
-pub use policies::{Policies, PolicyIndex};
+pub use policies::{ApprovalIndex, PolicyIndex};
 pub use spread::{DomainCount, NodeCount, PlanSpread};
-pub use volumes::Volumes;
-pub(crate) use work::Work;
+pub use volumes::VolumeIndex;
+pub(crate) use work::DeploymentWork;
 
 /// Entity with a deadline.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum Alarm {
+pub enum DeadlineKey {
     /// Operation that waits for approval.
     Operation(OperationId),
     /// Incarnation whose state can time out.
@@ -59,14 +59,14 @@ pub enum Alarm {
 
 /// Approval requests by state.
 #[derive(Clone, PartialEq, Default, Debug)]
-pub struct Requests {
+pub struct RequestIndex {
     /// Waiting requests by target: one each, except within a commit that supersedes one.
     pub open: BTreeSet<(Subject, String, RequestId)>,
     /// Requests that no longer wait.
     pub ended: BTreeSet<RequestId>,
 }
 
-impl Requests {
+impl RequestIndex {
     /// Returns the request that waits for the target.
     pub(crate) fn waiting(&self, target: &(Subject, String)) -> Option<RequestId> {
         let first = RequestId::issue(Lineage::from_random(0), Position::ZERO);
@@ -78,7 +78,7 @@ impl Requests {
 
 /// Work that is due at a time.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum Timer {
+pub enum TimerKey {
     /// Replica with an automatic restart.
     Replica(ReplicaName),
     /// Plan whose deployment continues after a delay.
@@ -87,28 +87,28 @@ pub enum Timer {
 
 /// Map for lookups: nothing depends on an order.
 #[derive(Clone, PartialEq, Eq)]
-pub(crate) struct Lookup<K: Eq + Hash, V>(FxHashMap<K, V>);
+pub(crate) struct LookupMap<K: Eq + Hash, V>(FxHashMap<K, V>);
 
-impl<K: Eq + Hash, V> Deref for Lookup<K, V> {
+impl<K: Eq + Hash, V> Deref for LookupMap<K, V> {
     type Target = FxHashMap<K, V>;
     fn deref(&self) -> &FxHashMap<K, V> {
         &self.0
     }
 }
 
-impl<K: Eq + Hash, V> DerefMut for Lookup<K, V> {
+impl<K: Eq + Hash, V> DerefMut for LookupMap<K, V> {
     fn deref_mut(&mut self) -> &mut FxHashMap<K, V> {
         &mut self.0
     }
 }
 
-impl<K: Eq + Hash, V> Default for Lookup<K, V> {
-    fn default() -> Lookup<K, V> {
-        Lookup(FxHashMap::default())
+impl<K: Eq + Hash, V> Default for LookupMap<K, V> {
+    fn default() -> LookupMap<K, V> {
+        LookupMap(FxHashMap::default())
     }
 }
 
-impl<K: Eq + Hash + Ord + fmt::Debug, V: fmt::Debug> fmt::Debug for Lookup<K, V> {
+impl<K: Eq + Hash + Ord + fmt::Debug, V: fmt::Debug> fmt::Debug for LookupMap<K, V> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_map().entries(self.0.iter().collect::<BTreeMap<_, _>>()).finish()
     }
@@ -116,11 +116,11 @@ impl<K: Eq + Hash + Ord + fmt::Debug, V: fmt::Debug> fmt::Debug for Lookup<K, V>
 
 /// Indexes of a fleet.
 #[derive(Clone, Debug, Default)]
-pub struct Index {
+pub struct FleetIndex {
     /// Nodes by the properties that placement needs.
-    pub places: Places,
+    pub places: CapacityIndex,
     /// Plan indexes by name.
-    plans: Lookup<PlanName, PlanIndex>,
+    plans: LookupMap<PlanName, PlanIndex>,
     /// Plans with work that is due.
     pub due: BTreeSet<PlanName>,
     /// Plans with operations that have no placement.
@@ -132,11 +132,11 @@ pub struct Index {
     /// Plans that are being rebalanced.
     pub rebalancing: BTreeSet<PlanName>,
     /// Deadlines by time.
-    pub alarms: BTreeSet<(Time, Alarm)>,
+    pub alarms: BTreeSet<(Time, DeadlineKey)>,
     /// Work that is due later.
-    pub timers: BTreeSet<(Time, Timer)>,
+    pub timers: BTreeSet<(Time, TimerKey)>,
     /// Policies, and the operations that wait for them.
-    pub policies: Policies,
+    pub policies: ApprovalIndex,
     /// Nodes with an approved disruption.
     pub disturbed: BTreeSet<NodeName>,
     /// Approved disruptions that drain their nodes, by start time and update domain.
@@ -144,15 +144,15 @@ pub struct Index {
     /// Plans whose replicas no disruption moves before a time, after a failed move.
     pub setbacks: BTreeSet<(Time, PlanName)>,
     /// Number of a group's incarnations with a reservation, by node.
-    groups: BTreeMap<GroupName, Lookup<NodeName, u32>>,
+    groups: BTreeMap<GroupName, LookupMap<NodeName, u32>>,
     /// Commands without an outcome, by the time before which they are not sent.
     pub outstanding: BTreeSet<(Time, ObjectId)>,
     /// Desired inventory by cluster: volumes, and incarnations with a command that have not ended.
     commanded: BTreeMap<ClusterName, BTreeSet<ObjectId>>,
     /// Volumes, and the incarnations that wait for them.
-    pub volumes: Volumes,
+    pub volumes: VolumeIndex,
     /// Approval requests.
-    pub requests: Requests,
+    pub requests: RequestIndex,
     /// Incarnations that have not ended on expunged nodes.
     pub lost: BTreeSet<IncarnationId>,
     /// Last position at which capacity may have grown.
@@ -164,7 +164,7 @@ pub struct Index {
 /// Updates an entity's entry in a set: `entry` builds it from the fields that `value` selects, if any.
 pub(crate) fn follow<'a, M, V: PartialEq, T: Ord>(
     set: &mut BTreeSet<T>,
-    both: Both<'a, M>,
+    both: IndexChange<'a, M>,
     value: impl Fn(&'a M) -> Option<V>,
     entry: impl Fn(V) -> T,
 ) {
@@ -181,7 +181,7 @@ pub(crate) fn follow<'a, M, V: PartialEq, T: Ord>(
 /// Updates the entry in one of several sets, selected by `key`; removes empty sets.
 pub(crate) fn follow_by<'a, M, V: PartialEq, K: Ord, T: Ord>(
     sets: &mut BTreeMap<K, BTreeSet<T>>,
-    both: Both<'a, M>,
+    both: IndexChange<'a, M>,
     value: impl Fn(&'a M) -> Option<V>,
     key: impl Fn(V) -> K,
     entry: impl Fn() -> T,
@@ -204,7 +204,7 @@ pub(crate) fn follow_by<'a, M, V: PartialEq, K: Ord, T: Ord>(
 }
 
 /// Updates the number of entities for which `holds` is true.
-pub(crate) fn count<'a, M>(count: &mut u32, both: Both<'a, M>, holds: impl Fn(&'a M) -> bool) {
+pub(crate) fn count<'a, M>(count: &mut u32, both: IndexChange<'a, M>, holds: impl Fn(&'a M) -> bool) {
     let [old, new] = both.map(|marks| u32::from(marks.is_some_and(&holds)));
     *count = *count + new - old;
 }
@@ -228,7 +228,7 @@ macro_rules! plan_index {
     };
 }
 
-impl Index {
+impl FleetIndex {
     /// Index of the plan.
     pub fn plan_index(&self, plan: &PlanName) -> Option<&PlanIndex> {
         self.plans.get(plan)
@@ -251,12 +251,12 @@ impl Index {
     }
 
     /// Updates the indexes after a change of a cluster or capability, which can make other nodes suitable.
-    pub(crate) fn catalogue(&mut self, new: Option<&Meta>) {
+    pub(crate) fn catalogue(&mut self, new: Option<&EntityMeta>) {
         self.places.reshape();
         self.grown = new.map_or(self.grown, |new| self.grown.max(new.changed.position));
     }
 
-    pub(crate) fn node(&mut self, both: Both<'_, Node>) {
+    pub(crate) fn node(&mut self, both: IndexChange<'_, Node>) {
         let [old, new] = both;
         let Some(name) = new.or(old).map(|node| &node.name) else { return };
         let was = self.places.is_expunged(name);
@@ -284,20 +284,25 @@ impl Index {
     }
 
     /// Number of the group's incarnations with a reservation, by node.
-    pub(crate) fn group(&self, group: &GroupName) -> Option<&Lookup<NodeName, u32>> {
+    pub(crate) fn group(&self, group: &GroupName) -> Option<&LookupMap<NodeName, u32>> {
         self.groups.get(group)
     }
 
-    pub(crate) fn policy(&mut self, [old, new]: Both<'_, Policy>) {
+    pub(crate) fn policy(&mut self, [old, new]: IndexChange<'_, Policy>) {
         if let Some(name) = new.or(old).map(|policy| &policy.name) {
             self.policies.policy(name, new.map(|policy| &policy.spec));
         }
     }
 
-    pub(crate) fn request(&mut self, this: &ApprovalRequest, both: Both<'_, RequestMarks>) {
-        let Requests { open, ended } = &mut self.requests;
+    pub(crate) fn request(&mut self, this: &ApprovalRequest, both: IndexChange<'_, RequestIndexKey>) {
+        let RequestIndex { open, ended } = &mut self.requests;
         follow(ended, both, |marks| marks.waits_until.is_none().then_some(this.id), |id| id);
-        follow(&mut self.alarms, both, |marks| marks.waits_until, |until| (until, Alarm::Request(this.id)));
+        follow(
+            &mut self.alarms,
+            both,
+            |marks| marks.waits_until,
+            |until| (until, DeadlineKey::Request(this.id)),
+        );
         follow(
             open,
             both,
@@ -309,7 +314,7 @@ impl Index {
         );
     }
 
-    pub(crate) fn plan(&mut self, this: &Plan, both: Both<'_, PlanMarks>) {
+    pub(crate) fn plan(&mut self, this: &Plan, both: IndexChange<'_, PlanIndexKey>) {
         let name = |(): ()| this.name.clone();
         follow(&mut self.setbacks, both, |marks| marks.setback, |until| (until, name(())));
         follow(&mut self.rebalancing, both, |marks| marks.rebalancing.then_some(()), name);
@@ -345,7 +350,7 @@ impl Index {
         }
     }
 
-    pub(crate) fn deployment(&mut self, this: &Deployment, both: Both<'_, DeploymentMarks>) {
+    pub(crate) fn deployment(&mut self, this: &Deployment, both: IndexChange<'_, DeploymentIndexKey>) {
         let [was_given_up, given_up] = both.map(|marks| begins_nothing(marks.and_then(|marks| marks.stage)));
         let mut waiting = BTreeSet::new();
         let [_, new] = both;
@@ -364,18 +369,18 @@ impl Index {
             &mut self.alarms,
             both,
             |marks| marks.deadline,
-            |when| (when, Alarm::Deployment(Box::new((this.plan.clone(), this.name.clone())))),
+            |when| (when, DeadlineKey::Deployment(Box::new((this.plan.clone(), this.name.clone())))),
         );
     }
 
-    pub(crate) fn replica(&mut self, this: &Replica, both: Both<'_, ReplicaMarks>) {
-        follow(&mut self.timers, both, |marks| marks.again, |at| (at, Timer::Replica(this.name.clone())));
+    pub(crate) fn replica(&mut self, this: &Replica, both: IndexChange<'_, ReplicaIndexKey>) {
+        follow(&mut self.timers, both, |marks| marks.again, |at| (at, TimerKey::Replica(this.name.clone())));
         self.with_plan(&this.plan, |places, plan| plan.replica(places, this, both));
     }
 
-    pub(crate) fn operation(&mut self, this: &Operation, both: Both<'_, OperationMarks>) {
-        follow(&mut self.alarms, both, OperationMarks::waits_until, |until| {
-            (until, Alarm::Operation(this.id))
+    pub(crate) fn operation(&mut self, this: &Operation, both: IndexChange<'_, OperationIndexKey>) {
+        follow(&mut self.alarms, both, OperationIndexKey::waits_until, |until| {
+            (until, DeadlineKey::Operation(this.id))
         });
         let given_up = || {
             let of = self.plans.get(&this.plan).zip(this.deployment.as_ref());
@@ -387,7 +392,12 @@ impl Index {
     }
 
     /// Updates the indexes after a change of an incarnation at position `at`.
-    pub(crate) fn incarnation(&mut self, this: &Incarnation, both: Both<'_, IncarnationMarks>, at: Position) {
+    pub(crate) fn incarnation(
+        &mut self,
+        this: &Incarnation,
+        both: IndexChange<'_, IncarnationIndexKey>,
+        at: Position,
+    ) {
         let live = both.map(|marks| marks.filter(|marks| marks.live));
         if live[0].is_some() && both[1].is_some() && live[1].is_none() {
             self.grown = self.grown.max(at);
@@ -402,9 +412,11 @@ impl Index {
             }
             _ => {
                 for (marks, change) in live.into_iter().zip([PlaceChange::GiveBack, PlaceChange::Take]) {
-                    let Some(IncarnationMarks { amounts, volumes, reserved, .. }) = marks else { continue };
+                    let Some(IncarnationIndexKey { amounts, volumes, reserved, .. }) = marks else {
+                        continue;
+                    };
                     let (amounts, reserved) = (*amounts, *reserved);
-                    let holding = Holding { incarnation, plan, node, amounts, volumes, reserved };
+                    let holding = ReservationChange { incarnation, plan, node, amounts, volumes, reserved };
                     let site = self.places.hold(&holding, change);
                     let index = plan_index!(self.plans, plan);
                     index.spread.incarnation(site, change);
@@ -424,16 +436,16 @@ impl Index {
             &mut self.alarms,
             both,
             |marks| marks.deadline,
-            |when| (when, Alarm::Incarnation(incarnation)),
+            |when| (when, DeadlineKey::Incarnation(incarnation)),
         );
         follow(&mut self.outstanding, both, |marks| marks.outstanding, |when| (when, object()));
-        let cluster = |marks: &IncarnationMarks| marks.commanded.then_some(&this.cluster);
+        let cluster = |marks: &IncarnationIndexKey| marks.commanded.then_some(&this.cluster);
         follow_by(&mut self.commanded, both, cluster, Clone::clone, object);
         self.volumes.run(incarnation, both.map(|marks| marks.and_then(|marks| marks.waits_for.as_deref())));
     }
 
     /// Updates the indexes after a change of a volume at position `at`.
-    pub(crate) fn volume(&mut self, this: &Volume, both: Both<'_, VolumeMarks>, at: Position) {
+    pub(crate) fn volume(&mut self, this: &Volume, both: IndexChange<'_, VolumeIndexKey>, at: Position) {
         let [old, new] = both;
         // More storage may be free, or an incarnation can use the volume that could not.
         if old.is_some() {
@@ -450,7 +462,7 @@ impl Index {
         self.volumes.volume(this, both, |node| self.places.is_expunged(node));
     }
 
-    fn with_plan(&mut self, name: &PlanName, how: impl FnOnce(&Places, &mut PlanIndex)) {
+    fn with_plan(&mut self, name: &PlanName, how: impl FnOnce(&CapacityIndex, &mut PlanIndex)) {
         let index = plan_index!(self.plans, name);
         how(&self.places, index);
         if !std::mem::replace(&mut index.is_unsettled, true) {
@@ -471,12 +483,12 @@ impl Index {
             follow(&mut self.crowded, both, |agenda| agenda.is_crowded.then_some(()), plan);
             follow(&mut self.unplaced, both, |agenda| agenda.is_unplaced.then_some(()), plan);
             follow(&mut self.outdated, both, |agenda| agenda.is_outdated.then_some(()), plan);
-            follow(&mut self.timers, both, |agenda| agenda.later, |when| (when, Timer::Plan(plan(()))));
+            follow(&mut self.timers, both, |agenda| agenda.later, |when| (when, TimerKey::Plan(plan(()))));
             follow(
                 &mut self.alarms,
                 both,
                 |agenda| agenda.stalls_at,
-                |when| (when, Alarm::Progress(plan(()))),
+                |when| (when, DeadlineKey::Progress(plan(()))),
             );
             if index.is_empty() {
                 self.plans.remove(&name);
@@ -488,14 +500,14 @@ impl Index {
 /// Approved disruptions that drain the node, as entries of [`Index::evicting`].
 fn evictions(node: &Node) -> impl Iterator<Item = (Time, Position, DomainName, NodeName, DisruptionName)> {
     let approved = node.disruptions.iter().filter(|(_, of)| of.state == DisruptionState::Approved);
-    approved.filter(|(_, of)| of.spec.evict != Evict::No).map(|(name, of)| {
+    approved.filter(|(_, of)| of.spec.evict != DisruptionAction::No).map(|(name, of)| {
         let from = of.since.time.max(of.spec.start.unwrap_or(Time::EPOCH));
         (from, of.since.position, node.spec.domain.clone(), node.name.clone(), name.clone())
     })
 }
 
 fn count_groups(
-    all: &mut BTreeMap<GroupName, Lookup<NodeName, u32>>,
+    all: &mut BTreeMap<GroupName, LookupMap<NodeName, u32>>,
     groups: &[GroupName],
     node: &NodeName,
     change: PlaceChange,
@@ -514,6 +526,6 @@ fn count_groups(
 }
 
 /// Whether a deployment in this stage starts nothing, or nothing more.
-fn begins_nothing(stage: Option<Stage>) -> bool {
-    stage.is_some_and(|stage| !matches!(stage, Stage::InProgress | Stage::Paused))
+fn begins_nothing(stage: Option<DeploymentStage>) -> bool {
+    stage.is_some_and(|stage| !matches!(stage, DeploymentStage::InProgress | DeploymentStage::Paused))
 }

@@ -23,7 +23,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use chancery_events::digest::Digest;
-use chancery_events::fact::Outcome;
+use chancery_events::fact::IntentOutcome;
 use chancery_events::id::Position;
 use chancery_events::refusal::Refusal;
 use chancery_events::subject::Subject;
@@ -42,20 +42,20 @@ const FLOORS: usize = 100_000;
 
 /// First verdict on a key.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub struct Known {
+pub struct StoredVerdict {
     /// Digest of the requested body.
     pub digest: Digest,
     /// Position of the `accepted` or `refused` fact.
     pub verdict: Position,
     /// Reply of the verdict, which a repeat of the intent gets again.
-    pub reply: Arc<Result<Accepted, Refusal>>,
+    pub reply: Arc<Result<AcceptedIntent, Refusal>>,
     /// Time of the intent.
     pub at: Time,
     /// Time of the decision.
     pub decided: Time,
 }
 
-impl Known {
+impl StoredVerdict {
     /// Time from which the key's age counts.
     fn ages_from(&self) -> Time {
         if self.at > self.decided + AHEAD { self.at } else { self.decided }
@@ -64,9 +64,9 @@ impl Known {
 
 /// Reply to an accepted intent.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub struct Accepted {
+pub struct AcceptedIntent {
     /// Whether the intent changed anything.
-    pub outcome: Outcome,
+    pub outcome: IntentOutcome,
     /// Subject of the intent.
     pub subject: Option<Subject>,
     /// Version of the subject after the intent.
@@ -74,24 +74,24 @@ pub struct Accepted {
 }
 
 /// First bits of a producer's keys.
-pub(crate) type Producer = u64;
+pub(crate) type ProducerBits = u64;
 /// First bits of an actor's keys.
 pub(crate) type ActorBits = u64;
 
 /// Returns the actor of a producer.
-const fn actor_of(producer: Producer) -> ActorBits {
+const fn actor_of(producer: ProducerBits) -> ActorBits {
     producer >> 24
 }
 
 /// Idempotency keys of a fleet.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(from = "StoredKeys")]
-pub struct Keys {
+pub struct IdempotencyKeys {
     #[serde(serialize_with = "in_order")]
-    known: FxHashMap<Digest, Known>,
+    known: FxHashMap<Digest, StoredVerdict>,
     /// Windows by producer.
     #[serde(rename = "floors", serialize_with = "floors")]
-    windows: FxHashMap<Producer, Window>,
+    windows: FxHashMap<ProducerBits, ProducerWindow>,
     #[serde(serialize_with = "actor_floors")]
     actors: FxHashMap<ActorBits, ActorWindows>,
     /// Floor of actors without windows of their own.
@@ -101,41 +101,41 @@ pub struct Keys {
     by_actor: BTreeSet<(usize, ActorBits)>,
     /// Windows with keys, by the time from which the age of the first key counts.
     #[serde(skip)]
-    by_time: BTreeSet<(Time, Producer)>,
+    by_time: BTreeSet<(Time, ProducerBits)>,
     /// Windows without keys, by their floor.
     #[serde(skip)]
-    empty: BTreeSet<(Time, Producer)>,
+    empty: BTreeSet<(Time, ProducerBits)>,
     /// Actors without windows, by their floor.
     #[serde(skip)]
     idle: BTreeSet<(Time, ActorBits)>,
     #[serde(skip)]
-    undo: Option<Vec<Undo>>,
+    undo: Option<Vec<KeyUndo>>,
     #[serde(skip)]
-    bounds: Bounds,
+    bounds: KeyBounds,
 }
 
 /// Limits on what is kept; lower in tests.
 #[derive(Clone, Copy, Debug)]
-struct Bounds {
+struct KeyBounds {
     keys: usize,
     floors: usize,
 }
 
-impl Default for Bounds {
-    fn default() -> Bounds {
-        Bounds { keys: COUNT, floors: FLOORS }
+impl Default for KeyBounds {
+    fn default() -> KeyBounds {
+        KeyBounds { keys: COUNT, floors: FLOORS }
     }
 }
 
 /// Keys of one producer.
 #[derive(Clone, Debug, Default)]
-struct Window {
+struct ProducerWindow {
     /// Keys in the order of the times from which their age counts, then of their decisions.
     keys: VecDeque<(Time, Digest)>,
     floor: Time,
 }
 
-impl Window {
+impl ProducerWindow {
     /// Adds a key after the keys whose age counts from the same time or an earlier one.
     fn add(&mut self, from: Time, key: Digest) {
         // The last position is almost always right.
@@ -161,7 +161,7 @@ struct ActorWindows {
     windows: usize,
     keys: usize,
     /// Windows with keys, by their number of keys.
-    by_size: BTreeSet<(usize, Producer)>,
+    by_size: BTreeSet<(usize, ProducerBits)>,
     /// Floor of producers without a window.
     floor: Time,
 }
@@ -169,15 +169,15 @@ struct ActorWindows {
 /// Keys as stored in a snapshot.
 #[derive(Deserialize)]
 struct StoredKeys {
-    known: FxHashMap<Digest, Known>,
-    floors: BTreeMap<Producer, Time>,
+    known: FxHashMap<Digest, StoredVerdict>,
+    floors: BTreeMap<ProducerBits, Time>,
     actors: BTreeMap<ActorBits, Time>,
     floor: Time,
 }
 
-impl From<StoredKeys> for Keys {
-    fn from(stored: StoredKeys) -> Keys {
-        let mut keys = Keys { floor: stored.floor, ..Keys::default() };
+impl From<StoredKeys> for IdempotencyKeys {
+    fn from(stored: StoredKeys) -> IdempotencyKeys {
+        let mut keys = IdempotencyKeys { floor: stored.floor, ..IdempotencyKeys::default() };
         for (actor, floor) in stored.actors {
             keys.put_actor(actor, floor);
         }
@@ -189,34 +189,34 @@ impl From<StoredKeys> for Keys {
         for (key, known) in known {
             keys.change(key.prefix(), |window| window.add(known.ages_from(), *key));
         }
-        Keys { known: stored.known, ..keys }
+        IdempotencyKeys { known: stored.known, ..keys }
     }
 }
 
-impl PartialEq for Keys {
+impl PartialEq for IdempotencyKeys {
     /// Compares the keys and floors, not the undo log.
-    fn eq(&self, other: &Keys) -> bool {
-        let floors = |keys: &Keys| (keys.floor, keys.floors(), keys.actor_floors());
+    fn eq(&self, other: &IdempotencyKeys) -> bool {
+        let floors = |keys: &IdempotencyKeys| (keys.floor, keys.floors(), keys.actor_floors());
         self.known == other.known && floors(self) == floors(other)
     }
 }
 
 /// Undo record of one change.
 #[derive(Clone, Debug)]
-enum Undo {
+enum KeyUndo {
     /// New key, the time from which its age counts, and what existed before.
-    Added(Digest, Time, Before),
+    Added(Digest, Time, KeyBefore),
     /// Removed key, and the previous floor of its producer.
-    Removed(Digest, Box<Known>, Time),
+    Removed(Digest, Box<StoredVerdict>, Time),
     /// Removed floor of a producer, and the previous floor of its actor.
-    Floor(Producer, Time, Time),
+    Floor(ProducerBits, Time, Time),
     /// Removed floor of an actor.
     Actor(ActorBits, Time),
 }
 
 /// State before a key was added.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Before {
+enum KeyBefore {
     /// Neither actor nor window.
     Nothing,
     /// Actor without a window of the producer.
@@ -225,15 +225,15 @@ enum Before {
     Window,
 }
 
-/// Savepoint for [`Keys::roll_back`].
+/// Savepoint for [`IdempotencyKeys::roll_back`].
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct KeysBefore {
+pub(crate) struct KeysSavepoint {
     floor: Time,
 }
 
-impl Keys {
+impl IdempotencyKeys {
     /// Returns the verdict on a key, if known.
-    pub fn get(&self, key: Digest) -> Option<&Known> {
+    pub fn get(&self, key: Digest) -> Option<&StoredVerdict> {
         self.known.get(&key)
     }
 
@@ -258,7 +258,7 @@ impl Keys {
     }
 
     /// Floors of producers that have their own.
-    pub(crate) fn floors(&self) -> BTreeMap<Producer, Time> {
+    pub(crate) fn floors(&self) -> BTreeMap<ProducerBits, Time> {
         self.windows.iter().map(|(producer, window)| (*producer, window.floor)).collect()
     }
 
@@ -268,20 +268,20 @@ impl Keys {
     }
 
     /// Adds a key that is decided now, and removes keys and floors beyond the limits.
-    pub(crate) fn remember(&mut self, key: Digest, known: Known) {
+    pub(crate) fn remember(&mut self, key: Digest, known: StoredVerdict) {
         // The first verdict stays.
         if self.known.contains_key(&key) {
             return;
         }
         let (now, from, producer) = (known.decided, known.ages_from(), key.prefix());
         let before = match self.windows.get(&producer) {
-            Some(_) => Before::Window,
-            None if self.actors.contains_key(&actor_of(producer)) => Before::Actor,
-            None => Before::Nothing,
+            Some(_) => KeyBefore::Window,
+            None if self.actors.contains_key(&actor_of(producer)) => KeyBefore::Actor,
+            None => KeyBefore::Nothing,
         };
         self.known.insert(key, known);
         self.change(producer, |window| window.add(from, key));
-        self.note(Undo::Added(key, from, before));
+        self.note(KeyUndo::Added(key, from, before));
         let start = now.before(AGE);
         while let Some((_, producer)) = self.by_time.first().copied().filter(|(time, _)| *time < start) {
             self.remove_first(producer);
@@ -296,7 +296,7 @@ impl Keys {
             && let Some((floor, producer)) = self.empty.first().copied()
         {
             let actor = actor_of(producer);
-            self.note(Undo::Floor(producer, floor, self.floor_of(actor)));
+            self.note(KeyUndo::Floor(producer, floor, self.floor_of(actor)));
             if let Some(own) = self.actors.get_mut(&actor) {
                 own.floor = own.floor.max(floor);
             }
@@ -305,14 +305,14 @@ impl Keys {
         while self.idle.len() > self.bounds.floors
             && let Some((floor, actor)) = self.idle.first().copied()
         {
-            self.note(Undo::Actor(actor, floor));
+            self.note(KeyUndo::Actor(actor, floor));
             self.floor = self.floor.max(floor);
             self.drop_actor(actor);
         }
     }
 
     /// Removes the first key of a producer, and raises its floor.
-    fn remove_first(&mut self, producer: Producer) {
+    fn remove_first(&mut self, producer: ProducerBits) {
         let Some((_, key)) = self.windows.get(&producer).and_then(|window| window.keys.front().copied())
         else {
             return;
@@ -324,11 +324,11 @@ impl Keys {
             floor = window.floor;
             window.floor = floor.max(known.at);
         });
-        self.note(Undo::Removed(key, Box::new(known), floor));
+        self.note(KeyUndo::Removed(key, Box::new(known), floor));
     }
 
     /// Changes a producer's window, created if missing, and the sets sorted by it.
-    fn change(&mut self, producer: Producer, change: impl FnOnce(&mut Window)) {
+    fn change(&mut self, producer: ProducerBits, change: impl FnOnce(&mut ProducerWindow)) {
         self.sort(producer, false);
         if !self.windows.contains_key(&producer) {
             let (actor, common) = (actor_of(producer), self.floor);
@@ -336,7 +336,7 @@ impl Keys {
             let own = own.or_insert_with(|| ActorWindows { floor: common, ..ActorWindows::default() });
             self.idle.remove(&(own.floor, actor));
             own.windows += 1;
-            self.windows.insert(producer, Window { floor: own.floor, ..Window::default() });
+            self.windows.insert(producer, ProducerWindow { floor: own.floor, ..ProducerWindow::default() });
         }
         if let Some(window) = self.windows.get_mut(&producer) {
             change(window);
@@ -345,7 +345,7 @@ impl Keys {
     }
 
     /// Removes a producer's window; the actor stays.
-    fn drop_window(&mut self, producer: Producer) {
+    fn drop_window(&mut self, producer: ProducerBits) {
         self.sort(producer, false);
         let actor = actor_of(producer);
         if self.windows.remove(&producer).is_some()
@@ -372,7 +372,7 @@ impl Keys {
     }
 
     /// Adds a window to the sorted sets, or removes it.
-    fn sort(&mut self, producer: Producer, put: bool) {
+    fn sort(&mut self, producer: ProducerBits, put: bool) {
         fn mark<T: Ord>(set: &mut BTreeSet<T>, item: T, put: bool) {
             if put {
                 set.insert(item);
@@ -396,45 +396,45 @@ impl Keys {
         }
     }
 
-    fn note(&mut self, undo: Undo) {
+    fn note(&mut self, undo: KeyUndo) {
         if let Some(notes) = &mut self.undo {
             notes.push(undo);
         }
     }
 
-    pub(crate) fn begin(&mut self) -> KeysBefore {
+    pub(crate) fn begin(&mut self) -> KeysSavepoint {
         self.undo = Some(Vec::new());
-        KeysBefore { floor: self.floor }
+        KeysSavepoint { floor: self.floor }
     }
 
-    pub(crate) fn roll_back(&mut self, before: KeysBefore) {
+    pub(crate) fn roll_back(&mut self, before: KeysSavepoint) {
         for undo in self.undo.take().unwrap_or_default().into_iter().rev() {
             match undo {
-                Undo::Added(key, from, before) => {
+                KeyUndo::Added(key, from, before) => {
                     let producer = key.prefix();
                     self.known.remove(&key);
                     self.change(producer, |window| window.remove_last(from));
-                    if before != Before::Window {
+                    if before != KeyBefore::Window {
                         self.drop_window(producer);
                     }
-                    if before == Before::Nothing {
+                    if before == KeyBefore::Nothing {
                         self.drop_actor(actor_of(producer));
                     }
                 }
-                Undo::Removed(key, known, floor) => {
+                KeyUndo::Removed(key, known, floor) => {
                     self.change(key.prefix(), |window| {
                         window.keys.push_front((known.ages_from(), key));
                         window.floor = floor;
                     });
                     self.known.insert(key, *known);
                 }
-                Undo::Floor(producer, floor, of_actor) => {
+                KeyUndo::Floor(producer, floor, of_actor) => {
                     self.change(producer, |window| window.floor = floor);
                     if let Some(own) = self.actors.get_mut(&actor_of(producer)) {
                         own.floor = of_actor;
                     }
                 }
-                Undo::Actor(actor, floor) => self.put_actor(actor, floor),
+                KeyUndo::Actor(actor, floor) => self.put_actor(actor, floor),
             }
         }
         self.floor = before.floor;
@@ -442,14 +442,20 @@ impl Keys {
 }
 
 /// Serializes in order, so that equal keys are equal bytes.
-fn in_order<S: Serializer>(known: &FxHashMap<Digest, Known>, serializer: S) -> Result<S::Ok, S::Error> {
+fn in_order<S: Serializer>(
+    known: &FxHashMap<Digest, StoredVerdict>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
     let mut known: Vec<_> = known.iter().collect();
     known.sort_unstable_by_key(|(key, _)| **key);
     serializer.collect_map(known)
 }
 
 /// Serializes the floors only: the rest follows from the keys.
-fn floors<S: Serializer>(windows: &FxHashMap<Producer, Window>, serializer: S) -> Result<S::Ok, S::Error> {
+fn floors<S: Serializer>(
+    windows: &FxHashMap<ProducerBits, ProducerWindow>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
     let floors: BTreeMap<_, _> = windows.iter().map(|(producer, window)| (producer, window.floor)).collect();
     serializer.collect_map(floors)
 }

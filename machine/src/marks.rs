@@ -6,52 +6,52 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use chancery_events::amount::Amounts;
+use chancery_events::amount::Resources;
 use chancery_events::digest::Digest;
 use chancery_events::fact::DeploymentEnd;
 use chancery_events::lifecycle::{SetWord, WillWord};
 use chancery_events::name::{DeploymentName, DomainName, NodeName, ReplicaName, StorageClass, VolumeName};
-use chancery_events::spec::{Approval, Balance, OperationKind, PlanSpec, Strategy};
+use chancery_events::spec::{ApprovalMode, BalancePolicy, DeploymentStrategy, OperationKind, PlanSpec};
 use chancery_events::time::Time;
 
 use crate::state::{
-    Active, ApprovalRequest, Deployment, DeploymentState, Incarnation, IncarnationState, Operation,
+    ApprovalRequest, Deployment, DeploymentState, Incarnation, IncarnationRef, IncarnationState, Operation,
     OperationState, Plan, Replica, RequestState, Volume, VolumeState,
 };
 
 /// Indexed fields of an entity before and after a change; `None` where it does not exist.
-pub(crate) type Both<'a, M> = [Option<&'a M>; 2];
+pub(crate) type IndexChange<'a, M> = [Option<&'a M>; 2];
 
 /// Whole entity, for kinds that rarely change.
 #[derive(PartialEq)]
-pub(crate) struct Whole<E>(pub(crate) E);
+pub(crate) struct WholeEntity<E>(pub(crate) E);
 
-impl<E: Clone> From<&E> for Whole<E> {
-    fn from(entity: &E) -> Whole<E> {
-        Whole(entity.clone())
+impl<E: Clone> From<&E> for WholeEntity<E> {
+    fn from(entity: &E) -> WholeEntity<E> {
+        WholeEntity(entity.clone())
     }
 }
 
-impl<E> Whole<E> {
-    pub(crate) fn both(both: Both<'_, Whole<E>>) -> Both<'_, E> {
+impl<E> WholeEntity<E> {
+    pub(crate) fn both(both: IndexChange<'_, WholeEntity<E>>) -> IndexChange<'_, E> {
         both.map(|whole| whole.map(|whole| &whole.0))
     }
 }
 
 /// No indexed field.
 #[derive(PartialEq)]
-pub(crate) struct Unmarked;
+pub(crate) struct NotIndexed;
 
-impl<E> From<&E> for Unmarked {
-    fn from(_: &E) -> Unmarked {
-        Unmarked
+impl<E> From<&E> for NotIndexed {
+    fn from(_: &E) -> NotIndexed {
+        NotIndexed
     }
 }
 
 /// Indexed fields of a plan.
 #[derive(Clone, PartialEq, Default, Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a question of its own")]
-pub struct PlanMarks {
+pub struct PlanIndexKey {
     pub(crate) current: Option<DeploymentName>,
     pub(crate) waiting: bool,
     pub(crate) parked: bool,
@@ -67,42 +67,42 @@ pub struct PlanMarks {
     pub(crate) rebalancing: bool,
 }
 
-impl From<&Plan> for PlanMarks {
-    fn from(plan: &Plan) -> PlanMarks {
-        PlanMarks {
+impl From<&Plan> for PlanIndexKey {
+    fn from(plan: &Plan) -> PlanIndexKey {
+        PlanIndexKey {
             current: plan.current.clone(),
             waiting: plan.next.is_some(),
             parked: plan.parked.is_some(),
             removing: plan.removing.is_some(),
             setback: plan.setback.map(|setback| setback.until),
-            updates_alone: plan.policy().approval().of(OperationKind::Update) == Approval::Automatic,
+            updates_alone: plan.policy().approval().of(OperationKind::Update) == ApprovalMode::Automatic,
             generation: plan.generation,
             spec: Some(Arc::clone(plan.policy().shared())),
-            uneven: plan.balance == Balance::Uneven,
+            uneven: plan.balance == BalancePolicy::Uneven,
             rebalancing: plan.rebalance.is_some(),
         }
     }
 }
 
 #[derive(PartialEq)]
-pub(crate) struct RequestMarks {
+pub(crate) struct RequestIndexKey {
     /// Expiry time, while the request waits.
     pub(crate) waits_until: Option<Time>,
 }
 
-impl From<&ApprovalRequest> for RequestMarks {
-    fn from(request: &ApprovalRequest) -> RequestMarks {
+impl From<&ApprovalRequest> for RequestIndexKey {
+    fn from(request: &ApprovalRequest) -> RequestIndexKey {
         let waits_until = match request.state {
             RequestState::Pending { expires } => Some(expires),
             RequestState::Approved { .. } | RequestState::Ended(_) => None,
         };
-        RequestMarks { waits_until }
+        RequestIndexKey { waits_until }
     }
 }
 
 /// Stage of a deployment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Stage {
+pub(crate) enum DeploymentStage {
     Pending,
     InProgress,
     Paused,
@@ -115,11 +115,11 @@ pub(crate) enum Stage {
 
 /// Indexed fields of a deployment; without stage and version, if it does not exist.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct DeploymentMarks {
-    pub(crate) stage: Option<Stage>,
+pub struct DeploymentIndexKey {
+    pub(crate) stage: Option<DeploymentStage>,
     pub(crate) count: u32,
     pub(crate) version: Option<Digest>,
-    pub(crate) strategy: Strategy,
+    pub(crate) strategy: DeploymentStrategy,
     pub(crate) set: SetWord,
     pub(crate) rested: Option<Time>,
     /// Last progress, and time limit until the next, while the deployment is in progress and not stalled.
@@ -128,22 +128,22 @@ pub struct DeploymentMarks {
     pub(crate) deadline: Option<Time>,
 }
 
-impl From<&Deployment> for DeploymentMarks {
-    fn from(deployment: &Deployment) -> DeploymentMarks {
+impl From<&Deployment> for DeploymentIndexKey {
+    fn from(deployment: &Deployment) -> DeploymentIndexKey {
         let stage = match &deployment.state {
-            DeploymentState::Pending => Stage::Pending,
-            DeploymentState::InProgress => Stage::InProgress,
-            DeploymentState::Paused => Stage::Paused,
+            DeploymentState::Pending => DeploymentStage::Pending,
+            DeploymentState::InProgress => DeploymentStage::InProgress,
+            DeploymentState::Paused => DeploymentStage::Paused,
             DeploymentState::Ending(DeploymentEnd::Failed { .. }) if !deployment.spec.auto_rollback => {
-                Stage::Settling
+                DeploymentStage::Settling
             }
-            DeploymentState::Ending(_) => Stage::Aborting,
-            DeploymentState::Ended(_) => Stage::Over,
+            DeploymentState::Ending(_) => DeploymentStage::Aborting,
+            DeploymentState::Ended(_) => DeploymentStage::Over,
         };
-        let begun = matches!(stage, Stage::InProgress | Stage::Paused);
+        let begun = matches!(stage, DeploymentStage::InProgress | DeploymentStage::Paused);
         let patience = Duration::from_millis(deployment.spec.progress_deadline);
-        let waits = stage == Stage::InProgress && deployment.stalled.is_none();
-        DeploymentMarks {
+        let waits = stage == DeploymentStage::InProgress && deployment.stalled.is_none();
+        DeploymentIndexKey {
             stage: Some(stage),
             progress: deployment.progressed.filter(|_| waits).map(|last| (last, patience)),
             count: deployment.spec.count,
@@ -158,7 +158,7 @@ impl From<&Deployment> for DeploymentMarks {
 
 #[derive(PartialEq)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a question of its own")]
-pub(crate) struct ReplicaMarks {
+pub(crate) struct ReplicaIndexKey {
     pub(crate) deployment: DeploymentName,
     pub(crate) going: bool,
     /// Whether the delete of the replica has not started.
@@ -183,7 +183,7 @@ pub(crate) struct ReplicaMarks {
     pub(crate) again: Option<Time>,
 }
 
-impl ReplicaMarks {
+impl ReplicaIndexKey {
     /// Whether the replica has a reservation at the place.
     pub(crate) fn holds(&self, place: &(NodeName, DomainName)) -> bool {
         self.places.iter().flatten().any(|held| held == place)
@@ -195,13 +195,13 @@ impl ReplicaMarks {
     }
 }
 
-impl From<&Replica> for ReplicaMarks {
-    fn from(replica: &Replica) -> ReplicaMarks {
+impl From<&Replica> for ReplicaIndexKey {
+    fn from(replica: &Replica) -> ReplicaIndexKey {
         let active = replica.active.as_ref();
         let healthy = active.is_some_and(|active| active.healthy);
-        let place = |run: &Active| (run.node.clone(), run.domain.clone());
+        let place = |run: &IncarnationRef| (run.node.clone(), run.domain.clone());
         // Two incarnations of the replica on one node count as one replica there.
-        let elsewhere = |other: &&Active| active.is_none_or(|active| active.node != other.node);
+        let elsewhere = |other: &&IncarnationRef| active.is_none_or(|active| active.node != other.node);
         let other = replica.passive.as_deref().filter(elsewhere);
         let remaining = replica.remaining();
         let operation = replica.operation;
@@ -211,7 +211,7 @@ impl From<&Replica> for ReplicaMarks {
         let remains = [active, other]
             .iter()
             .position(|run| run.zip(remaining).is_some_and(|(run, remaining)| run.node == remaining.node));
-        ReplicaMarks {
+        ReplicaIndexKey {
             deployment: replica.deployment.clone(),
             going: replica.is_going(),
             undecided: replica.is_going() && replica.will != WillWord::Deleted,
@@ -232,7 +232,7 @@ impl From<&Replica> for ReplicaMarks {
 
 /// Stage of an operation.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Turn {
+pub(crate) enum OperationStage {
     Preparing,
     Waiting { until: Time },
     Approved,
@@ -241,8 +241,8 @@ pub(crate) enum Turn {
 }
 
 #[derive(PartialEq)]
-pub(crate) struct OperationMarks {
-    pub(crate) turn: Turn,
+pub(crate) struct OperationIndexKey {
+    pub(crate) turn: OperationStage,
     pub(crate) domain: Option<DomainName>,
     /// Whether the operation starts an incarnation, is running, and can still be aborted.
     pub(crate) may_abort: bool,
@@ -250,41 +250,44 @@ pub(crate) struct OperationMarks {
     pub(crate) by_policy: Option<String>,
 }
 
-impl OperationMarks {
+impl OperationIndexKey {
     /// Expiry time, if the operation waits for approval.
     pub(crate) fn waits_until(&self) -> Option<Time> {
         match self.turn {
-            Turn::Waiting { until } => Some(until),
-            Turn::Preparing | Turn::Approved | Turn::Running | Turn::Over => None,
+            OperationStage::Waiting { until } => Some(until),
+            OperationStage::Preparing
+            | OperationStage::Approved
+            | OperationStage::Running
+            | OperationStage::Over => None,
         }
     }
 }
 
-impl From<&Operation> for OperationMarks {
-    fn from(operation: &Operation) -> OperationMarks {
+impl From<&Operation> for OperationIndexKey {
+    fn from(operation: &Operation) -> OperationIndexKey {
         let turn = match &operation.state {
-            OperationState::Preparing => Turn::Preparing,
-            OperationState::PendingApproval(proposal) => Turn::Waiting { until: proposal.expires },
-            OperationState::Approved => Turn::Approved,
-            OperationState::Running => Turn::Running,
-            OperationState::Ended(_) => Turn::Over,
+            OperationState::Preparing => OperationStage::Preparing,
+            OperationState::PendingApproval(proposal) => OperationStage::Waiting { until: proposal.expires },
+            OperationState::Approved => OperationStage::Approved,
+            OperationState::Running => OperationStage::Running,
+            OperationState::Ended(_) => OperationStage::Over,
         };
-        let is_over = matches!(turn, Turn::Over);
+        let is_over = matches!(turn, OperationStage::Over);
         let approved = operation.approved.as_ref().filter(|_| !is_over);
         let by_policy = approved.and_then(|(by, _)| by.policy()).map(str::to_owned);
         let brings_up =
             matches!(operation.kind, OperationKind::Create | OperationKind::Start | OperationKind::Update);
-        let may_abort = matches!(turn, Turn::Running) && brings_up && !operation.is_past_return;
-        OperationMarks { turn, domain: operation.domain.clone(), may_abort, by_policy }
+        let may_abort = matches!(turn, OperationStage::Running) && brings_up && !operation.is_past_return;
+        OperationIndexKey { turn, domain: operation.domain.clone(), may_abort, by_policy }
     }
 }
 
 #[derive(PartialEq)]
-pub(crate) struct IncarnationMarks {
+pub(crate) struct IncarnationIndexKey {
     /// Whether no start was requested.
     pub(crate) reserved: bool,
     /// Reserved resources.
-    pub(crate) amounts: Amounts,
+    pub(crate) amounts: Resources,
     pub(crate) volumes: BTreeMap<StorageClass, u64>,
     pub(crate) live: bool,
     pub(crate) commanded: bool,
@@ -295,10 +298,10 @@ pub(crate) struct IncarnationMarks {
     pub(crate) waits_for: Option<Vec<VolumeName>>,
 }
 
-impl From<&Incarnation> for IncarnationMarks {
-    fn from(incarnation: &Incarnation) -> IncarnationMarks {
+impl From<&Incarnation> for IncarnationIndexKey {
+    fn from(incarnation: &Incarnation) -> IncarnationIndexKey {
         let live = incarnation.is_live();
-        IncarnationMarks {
+        IncarnationIndexKey {
             reserved: incarnation.state == IncarnationState::Reserved,
             amounts: incarnation.holds(),
             volumes: incarnation.ties.volumes.clone(),
@@ -312,7 +315,7 @@ impl From<&Incarnation> for IncarnationMarks {
 }
 
 #[derive(PartialEq)]
-pub(crate) struct VolumeMarks {
+pub(crate) struct VolumeIndexKey {
     pub(crate) node: NodeName,
     pub(crate) owner: Option<ReplicaName>,
     /// Whether incarnations that will use the volume have to wait.
@@ -325,8 +328,8 @@ pub(crate) struct VolumeMarks {
     pub(crate) outstanding: Option<Time>,
 }
 
-impl From<&Volume> for VolumeMarks {
-    fn from(volume: &Volume) -> VolumeMarks {
+impl From<&Volume> for VolumeIndexKey {
+    fn from(volume: &Volume) -> VolumeIndexKey {
         let goes = volume.removing.is_some();
         let blocks = match volume.state {
             VolumeState::Ready => goes || volume.user.is_some(),
@@ -334,7 +337,7 @@ impl From<&Volume> for VolumeMarks {
             // Incarnations that wait for the volume proceed and fail, unless it will be deleted.
             VolumeState::Lost(_) => goes,
         };
-        VolumeMarks {
+        VolumeIndexKey {
             node: volume.node.clone(),
             owner: volume.owner.clone(),
             blocks,

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 /// Journal position of a fact that is being folded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct At {
+pub struct FactPosition {
     /// Position of the fact.
     pub position: Position,
     /// Time of the commit.
@@ -19,44 +19,44 @@ pub struct At {
 
 /// Position and time of a fact.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Stamp {
+pub struct FactStamp {
     /// Position of the fact.
     pub position: Position,
     /// Time of the commit.
     pub time: Time,
 }
 
-impl From<At> for Stamp {
-    fn from(at: At) -> Stamp {
-        Stamp { position: at.position, time: at.time }
+impl From<FactPosition> for FactStamp {
+    fn from(at: FactPosition) -> FactStamp {
+        FactStamp { position: at.position, time: at.time }
     }
 }
 
 /// Metadata of an entity.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Meta {
+pub struct EntityMeta {
     /// Number of facts about the entity, which is their first subject.
     pub version: u64,
     /// First fact about the entity.
-    pub created: Stamp,
+    pub created: FactStamp,
     /// Last fact that changed the entity.
-    pub changed: Stamp,
+    pub changed: FactStamp,
 }
 
-impl Meta {
+impl EntityMeta {
     /// Creates the metadata of a new entity.
-    pub fn new(at: At) -> Meta {
-        Meta { version: 1, created: at.into(), changed: at.into() }
+    pub fn new(at: FactPosition) -> EntityMeta {
+        EntityMeta { version: 1, created: at.into(), changed: at.into() }
     }
 
     /// Records a fact whose first subject is the entity.
-    pub fn bump(&mut self, at: At) {
+    pub fn bump(&mut self, at: FactPosition) {
         self.version += 1;
         self.changed = at.into();
     }
 
     /// Records a change by a fact about another entity.
-    pub fn touch(&mut self, at: At) {
+    pub fn touch(&mut self, at: FactPosition) {
         self.changed = at.into();
     }
 }

@@ -17,28 +17,28 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use chancery_events::fact::{ApprovalBypassed, Fact, NodeApplied, NodeDeleted, NodeMoved};
-use chancery_events::intent::{Cascade, NodeApply, NodeDelete, NodeSetState};
+use chancery_events::fact::{ApprovalBypassed, Fact, NodeApplied, NodeDeleted, NodeStateChanged};
+use chancery_events::intent::{CascadePolicy, NodeApply, NodeDelete, NodeSetState};
 use chancery_events::name::ClusterName;
-use chancery_events::refusal::{Code, Refusal};
-use chancery_events::spec::{Activity, NodeSpec, NodeState};
+use chancery_events::refusal::{Refusal, RefusalCode};
+use chancery_events::spec::{ClusterActivity, NodeSpec, NodeState};
 
-use crate::context::Context;
+use crate::context::DecisionContext;
 use crate::disruption;
-use crate::fleet::{Contradiction, Fleet};
-use crate::meta::{At, Meta};
-use crate::refuse::{Faults, bad_transition};
+use crate::fleet::{FleetState, StateContradiction};
+use crate::meta::{EntityMeta, FactPosition};
+use crate::refuse::{BodyErrors, bad_transition};
 use crate::request;
-use crate::state::{Bypass, Cluster, Node};
+use crate::state::{ApprovalBypass, Cluster, Node};
 use crate::volume;
 
-pub(crate) fn apply(fleet: &Fleet, ask: &NodeApply) -> Result<Vec<Fact>, Refusal> {
+pub(crate) fn apply(fleet: &FleetState, ask: &NodeApply) -> Result<Vec<Fact>, Refusal> {
     check(fleet, &ask.spec)?;
     let now = fleet.nodes().get(&ask.name);
     let mut facts = Vec::new();
     if let Some(now) = now {
         if now.state == NodeState::Expunged {
-            return Err(Refusal::new(Code::BadTransition, format!("node {} is expunged", ask.name)));
+            return Err(Refusal::new(RefusalCode::BadTransition, format!("node {} is expunged", ask.name)));
         }
         check_held(fleet, now, &ask.spec)?;
     }
@@ -55,7 +55,7 @@ pub(crate) fn apply(fleet: &Fleet, ask: &NodeApply) -> Result<Vec<Fact>, Refusal
             Some((state, _)) => {
                 let detail =
                     format!("node {} is {state} and cannot be allocated to {cluster} from there", ask.name);
-                return Err(Refusal::new(Code::BadTransition, detail).at("/cluster", "differs"));
+                return Err(Refusal::new(RefusalCode::BadTransition, detail).at("/cluster", "differs"));
             }
         }
     }
@@ -65,11 +65,11 @@ pub(crate) fn apply(fleet: &Fleet, ask: &NodeApply) -> Result<Vec<Fact>, Refusal
 /// Returns both steps for one commit: a crash leaves the node unallocated or allocated, never between.
 fn allocate(ask: &NodeApply, cluster: &ClusterName) -> [Fact; 2] {
     [NodeState::Allocating, NodeState::Allocated]
-        .map(|to| NodeMoved { name: ask.name.clone(), to, cluster: Some(cluster.clone()) }.into())
+        .map(|to| NodeStateChanged { name: ask.name.clone(), to, cluster: Some(cluster.clone()) }.into())
 }
 
-fn check(fleet: &Fleet, spec: &NodeSpec) -> Result<(), Refusal> {
-    let mut faults = Faults::default();
+fn check(fleet: &FleetState, spec: &NodeSpec) -> Result<(), Refusal> {
+    let mut faults = BodyErrors::default();
     faults.check(spec.total.cpu > 0, "/spec/total/cpu", "must be more than zero");
     faults.check(spec.total.memory > 0, "/spec/total/memory", "must be more than zero");
     faults.check(spec.reserved.fits(spec.total), "/spec/reserved", "is more than the total");
@@ -90,12 +90,12 @@ fn check(fleet: &Fleet, spec: &NodeSpec) -> Result<(), Refusal> {
     faults.done()
 }
 
-fn check_held(fleet: &Fleet, now: &Node, spec: &NodeSpec) -> Result<(), Refusal> {
+fn check_held(fleet: &FleetState, now: &Node, spec: &NodeSpec) -> Result<(), Refusal> {
     let held = fleet.index().places.held(&now.name);
     let room = spec.total.checked_sub(spec.reserved).unwrap_or_default();
     if !held.amounts.fits(room) {
         let detail = format!("placements hold {} of node {}; less cannot be had", held.amounts, now.name);
-        return Err(Refusal::new(Code::InUse, detail).at("/spec/total", "is less than what is held"));
+        return Err(Refusal::new(RefusalCode::InUse, detail).at("/spec/total", "is less than what is held"));
     }
     for class in held.volumes.keys().chain(held.stored.keys()) {
         let bytes = held.storage(class);
@@ -103,21 +103,23 @@ fn check_held(fleet: &Fleet, now: &Node, spec: &NodeSpec) -> Result<(), Refusal>
         if has < bytes {
             let detail =
                 format!("placements and volumes hold {bytes} bytes of class {class} on node {}", now.name);
-            return Err(Refusal::new(Code::InUse, detail).at("/spec/storage", "is less than what is held"));
+            return Err(
+                Refusal::new(RefusalCode::InUse, detail).at("/spec/storage", "is less than what is held")
+            );
         }
     }
     let in_use = !held.incarnations.is_empty() || volume::on_node(fleet, &now.name).is_some();
     if in_use && spec.domain != now.spec.domain {
         let detail = format!("node {} has incarnations or volumes, its domain cannot be edited", now.name);
-        return Err(Refusal::new(Code::InUse, detail).at("/spec/domain", "differs"));
+        return Err(Refusal::new(RefusalCode::InUse, detail).at("/spec/domain", "differs"));
     }
     Ok(())
 }
 
-fn check_cluster(fleet: &Fleet, cluster: &ClusterName) -> Result<(), Refusal> {
+fn check_cluster(fleet: &FleetState, cluster: &ClusterName) -> Result<(), Refusal> {
     let found = fleet.find::<Cluster>(cluster).map_err(|refusal| refusal.at("/cluster", "does not exist"))?;
-    if found.activity == Activity::Inactive {
-        let refusal = Refusal::new(Code::Inactive, format!("cluster {cluster} is inactive"));
+    if found.activity == ClusterActivity::Inactive {
+        let refusal = Refusal::new(RefusalCode::Inactive, format!("cluster {cluster} is inactive"));
         return Err(refusal.at("/cluster", "is inactive"));
     }
     Ok(())
@@ -125,7 +127,7 @@ fn check_cluster(fleet: &Fleet, cluster: &ClusterName) -> Result<(), Refusal> {
 
 /// Checks that `break_glass` is a valid reason for an expunge.
 fn check_break_glass(ask: &NodeSetState) -> Result<(), Refusal> {
-    let mut faults = Faults::default();
+    let mut faults = BodyErrors::default();
     if let Some(reason) = &ask.break_glass {
         let plain = (1..=512).contains(&reason.len()) && !reason.chars().any(char::is_control);
         faults.check(plain, "/break_glass", "must be a reason of 1 to 512 bytes, without control characters");
@@ -134,13 +136,17 @@ fn check_break_glass(ask: &NodeSetState) -> Result<(), Refusal> {
     faults.done()
 }
 
-pub(crate) fn set_state(fleet: &Fleet, ask: &NodeSetState, ctx: &Context) -> Result<Vec<Fact>, Refusal> {
+pub(crate) fn set_state(
+    fleet: &FleetState,
+    ask: &NodeSetState,
+    ctx: &DecisionContext,
+) -> Result<Vec<Fact>, Refusal> {
     use NodeState::{Allocated, Allocating, Evicted, Expunged, Sanitizing, Unallocated};
     let now = fleet.find::<Node>(&ask.name)?;
     let impossible = || bad_transition(&format!("node {}", ask.name), now.state.word(), ask.state.word());
     if matches!(ask.state, Allocating | Allocated) != ask.cluster.is_some() {
         let what = "is for allocating and allocated, and needed there";
-        return Err(Refusal::new(Code::Invalid, format!("/cluster: {what}")).at("/cluster", what));
+        return Err(Refusal::new(RefusalCode::Invalid, format!("/cluster: {what}")).at("/cluster", what));
     }
     check_break_glass(ask)?;
     if now.state == ask.state {
@@ -168,12 +174,13 @@ pub(crate) fn set_state(fleet: &Fleet, ask: &NodeSetState, ctx: &Context) -> Res
     if ask.state == Sanitizing {
         check_without_volumes(fleet, now)?;
     }
-    let moved =
-        |to: &NodeState| NodeMoved { name: ask.name.clone(), to: *to, cluster: ask.cluster.clone() }.into();
+    let moved = |to: &NodeState| {
+        NodeStateChanged { name: ask.name.clone(), to: *to, cluster: ask.cluster.clone() }.into()
+    };
     let mut facts = Vec::new();
     if let Some(reason) = ask.break_glass.clone() {
         let by = ctx.actor.clone();
-        let by = by.ok_or_else(|| Refusal::new(Code::Invalid, "a break-glass needs an actor"))?;
+        let by = by.ok_or_else(|| Refusal::new(RefusalCode::Invalid, "a break-glass needs an actor"))?;
         let (node, policies) = (ask.name.clone(), request::bypassed(fleet, &ask.name));
         facts.push(ApprovalBypassed { node, by, reason, policies }.into());
     }
@@ -181,7 +188,7 @@ pub(crate) fn set_state(fleet: &Fleet, ask: &NodeSetState, ctx: &Context) -> Res
     Ok(facts)
 }
 
-fn check_empty(fleet: &Fleet, node: &Node) -> Result<(), Refusal> {
+fn check_empty(fleet: &FleetState, node: &Node) -> Result<(), Refusal> {
     let held = fleet.index().places.held(&node.name);
     match held.incarnations.first() {
         None => Ok(()),
@@ -191,41 +198,52 @@ fn check_empty(fleet: &Fleet, node: &Node) -> Result<(), Refusal> {
                 .incarnations()
                 .get(&first.1)
                 .map_or(String::new(), |i| format!(", among them {}", i.replica));
-            Err(Refusal::new(Code::InUse, format!("node {} holds {count} incarnations{replica}", node.name)))
+            Err(Refusal::new(
+                RefusalCode::InUse,
+                format!("node {} holds {count} incarnations{replica}", node.name),
+            ))
         }
     }
 }
 
 /// Whether volumes of the cluster are on the node, which then returns without being sanitized.
-fn has_volumes_of(fleet: &Fleet, node: &Node, cluster: Option<&ClusterName>) -> bool {
+fn has_volumes_of(fleet: &FleetState, node: &Node, cluster: Option<&ClusterName>) -> bool {
     let first = volume::on_node(fleet, &node.name).and_then(|(first, _)| fleet.volumes().get(first));
     first.is_some_and(|volume| Some(&volume.cluster) == cluster)
 }
 
-fn check_without_volumes(fleet: &Fleet, node: &Node) -> Result<(), Refusal> {
+fn check_without_volumes(fleet: &FleetState, node: &Node) -> Result<(), Refusal> {
     match volume::on_node(fleet, &node.name) {
         None => Ok(()),
         Some((first, count)) => {
             let detail = format!("node {} has {count} volumes, among them {first}", node.name);
-            Err(Refusal::new(Code::InUse, detail))
+            Err(Refusal::new(RefusalCode::InUse, detail))
         }
     }
 }
 
-pub(crate) fn delete(fleet: &Fleet, ask: &NodeDelete, ctx: &Context) -> Result<Vec<Fact>, Refusal> {
+pub(crate) fn delete(
+    fleet: &FleetState,
+    ask: &NodeDelete,
+    ctx: &DecisionContext,
+) -> Result<Vec<Fact>, Refusal> {
     let now = fleet.find::<Node>(&ask.name)?;
     match (check_empty(fleet, now), ask.cascade) {
         (Ok(()), _) => {}
-        (Err(in_use), Cascade::No) => return Err(in_use),
+        (Err(in_use), CascadePolicy::No) => return Err(in_use),
         // Incarnations of an expunged node are ending, and their replicas are placed elsewhere.
-        (Err(in_use), Cascade::Yes) if now.state == NodeState::Expunged => return Err(in_use),
-        (Err(_), Cascade::Yes) => return disruption::remove_node(fleet, ask, ctx),
+        (Err(in_use), CascadePolicy::Yes) if now.state == NodeState::Expunged => return Err(in_use),
+        (Err(_), CascadePolicy::Yes) => return disruption::remove_node(fleet, ask, ctx),
     }
     check_without_volumes(fleet, now)?;
     Ok(vec![NodeDeleted { name: ask.name.clone() }.into()])
 }
 
-pub(crate) fn applied(fleet: &mut Fleet, fact: &NodeApplied, at: At) -> Result<(), Contradiction> {
+pub(crate) fn applied(
+    fleet: &mut FleetState,
+    fact: &NodeApplied,
+    at: FactPosition,
+) -> Result<(), StateContradiction> {
     let spec = Arc::new(fact.spec.clone());
     if fleet.nodes().get(&fact.name).is_some() {
         return fleet.bump::<Node>(&fact.name, at, |node| node.spec = spec);
@@ -238,23 +256,31 @@ pub(crate) fn applied(fleet: &mut Fleet, fact: &NodeApplied, at: At) -> Result<(
         cluster: None,
         disruptions: BTreeMap::new(),
         bypass: None,
-        meta: Meta::new(at),
+        meta: EntityMeta::new(at),
     });
     Ok(())
 }
 
-pub(crate) fn moved(fleet: &mut Fleet, fact: &NodeMoved, at: At) -> Result<(), Contradiction> {
+pub(crate) fn moved(
+    fleet: &mut FleetState,
+    fact: &NodeStateChanged,
+    at: FactPosition,
+) -> Result<(), StateContradiction> {
     fleet.bump::<Node>(&fact.name, at, |node| {
         node.state = fact.to;
         node.cluster.clone_from(&fact.cluster);
     })
 }
 
-pub(crate) fn bypassed(fleet: &mut Fleet, fact: &ApprovalBypassed, at: At) -> Result<(), Contradiction> {
+pub(crate) fn bypassed(
+    fleet: &mut FleetState,
+    fact: &ApprovalBypassed,
+    at: FactPosition,
+) -> Result<(), StateContradiction> {
     let ApprovalBypassed { node, by, reason, policies } = fact.clone();
-    fleet.bump::<Node>(&node, at, |node| node.bypass = Some(Bypass { by, reason, policies }))
+    fleet.bump::<Node>(&node, at, |node| node.bypass = Some(ApprovalBypass { by, reason, policies }))
 }
 
-pub(crate) fn deleted(fleet: &mut Fleet, fact: &NodeDeleted) -> Result<(), Contradiction> {
+pub(crate) fn deleted(fleet: &mut FleetState, fact: &NodeDeleted) -> Result<(), StateContradiction> {
     fleet.remove::<Node>(&fact.name)
 }

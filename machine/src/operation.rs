@@ -46,43 +46,43 @@ mod place;
 
 use std::collections::BTreeSet;
 
-use chancery_events::fact::{Approver, Asker, Fact, OperationEnd, Proposal};
+use chancery_events::fact::{ApprovalActor, ApprovalProposal, Fact, OperationEnd, Requester};
 use chancery_events::intent::{OperationApprove, OperationReject};
-use chancery_events::lifecycle::OperationWord;
+use chancery_events::lifecycle::OperationStatus;
 use chancery_events::name::{Actor, NodeName};
-use chancery_events::refusal::{Code, Refusal};
-use chancery_events::spec::{Approval, OperationKind, PlanVersion};
+use chancery_events::refusal::{Refusal, RefusalCode};
+use chancery_events::spec::{ApprovalMode, OperationKind, PlanVersion};
 
-use crate::context::{Context, Draft};
-use crate::fleet::Fleet;
+use crate::context::{DecisionContext, FactDraft};
+use crate::fleet::FleetState;
 use crate::policy;
-use crate::refuse::Faults;
+use crate::refuse::BodyErrors;
 use crate::state::{Deployment, Operation, OperationState, Plan};
 
 pub(crate) use begin::{begin, stop, take_turn};
 pub(crate) use end::{abort, end, expire};
-pub(crate) use fold::{Version, approved, begun, close, ended, opened};
-pub(crate) use open::{Want, open, push_opened};
+pub(crate) use fold::{VersionUpdate, approved, begun, close, ended, opened};
+pub(crate) use open::{OperationRequest, open, push_opened};
 pub(crate) use place::{gives_way, place_of_move, prepare, replace};
 
 /// Maximum number of operations in one approval or rejection.
 const BULK: usize = 200;
 
 /// Rule of the requester or the plan that approves the operation automatically, if any.
-fn rule(plan: &Plan, kind: OperationKind, by: Option<&Asker>) -> Option<Approver> {
-    if let Some(Asker::Rule(rule)) = by {
-        return Some(Approver::Rule(rule.clone()));
+fn rule(plan: &Plan, kind: OperationKind, by: Option<&Requester>) -> Option<ApprovalActor> {
+    if let Some(Requester::Rule(rule)) = by {
+        return Some(ApprovalActor::Rule(rule.clone()));
     }
-    if let Some(Asker::Disruption { node, name }) = by {
+    if let Some(Requester::Disruption { node, name }) = by {
         // The approval of a disruption covers its operations.
-        return Some(Approver::Rule(format!("disruption/{node}/{name}")));
+        return Some(ApprovalActor::Rule(format!("disruption/{node}/{name}")));
     }
-    let own = plan.policy().approval().of(kind) == Approval::Automatic;
-    own.then(|| Approver::Rule(format!("plan/{}/approval/{kind}", plan.name)))
+    let own = plan.policy().approval().of(kind) == ApprovalMode::Automatic;
+    own.then(|| ApprovalActor::Rule(format!("plan/{}/approval/{kind}", plan.name)))
 }
 
 /// Reason why the version cannot run on the node, independent of approval.
-fn obstacle(fleet: &Fleet, node: &NodeName, version: PlanVersion<'_>) -> Option<String> {
+fn obstacle(fleet: &FleetState, node: &NodeName, version: PlanVersion<'_>) -> Option<String> {
     let empty = version.payloads().iter().find(|payload| payload.run.is_none())?;
     let cluster = fleet.clusters().get(fleet.whereabouts(node)?.0?)?;
     let what = cluster.spec.runtime.needs_program()?;
@@ -91,7 +91,7 @@ fn obstacle(fleet: &Fleet, node: &NodeName, version: PlanVersion<'_>) -> Option<
 
 /// Deployment and version that the operation starts, or would start.
 fn version_of<'a>(
-    fleet: &'a Fleet,
+    fleet: &'a FleetState,
     plan: &'a Plan,
     operation: &Operation,
 ) -> Option<(&'a Deployment, PlanVersion<'a>)> {
@@ -100,14 +100,14 @@ fn version_of<'a>(
 }
 
 /// Reason why the operation's node cannot carry it out now.
-fn obstacle_of(fleet: &Fleet, operation: &Operation) -> Option<String> {
+fn obstacle_of(fleet: &FleetState, operation: &Operation) -> Option<String> {
     let plan = fleet.plans().get(&operation.plan)?;
     let (_, version) = version_of(fleet, plan, operation)?;
     obstacle(fleet, operation.node.as_ref()?, version)
 }
 
 /// Whether the operation's deployment no longer starts operations.
-pub(crate) fn is_given_up(fleet: &Fleet, operation: &Operation) -> bool {
+pub(crate) fn is_given_up(fleet: &FleetState, operation: &Operation) -> bool {
     let key = operation.deployment.clone().map(|name| (operation.plan.clone(), name));
     let deployment = key.and_then(|key| fleet.deployments().get(&key));
     operation.by.is_none()
@@ -120,10 +120,10 @@ pub(crate) fn is_given_up(fleet: &Fleet, operation: &Operation) -> bool {
 }
 
 /// Actor who requested the operation, if any. Operations of a disruption never wait for approval.
-fn asked_by(fleet: &Fleet, operation: &Operation) -> Option<Actor> {
+fn asked_by(fleet: &FleetState, operation: &Operation) -> Option<Actor> {
     match operation.by.as_deref() {
-        Some(Asker::Actor(actor)) => Some(actor.clone()),
-        Some(Asker::Disruption { .. } | Asker::Rule(_)) => None,
+        Some(Requester::Actor(actor)) => Some(actor.clone()),
+        Some(Requester::Disruption { .. } | Requester::Rule(_)) => None,
         None => {
             let name = operation.deployment.clone()?;
             fleet.deployments().get(&(operation.plan.clone(), name))?.by.clone()
@@ -131,8 +131,12 @@ fn asked_by(fleet: &Fleet, operation: &Operation) -> Option<Actor> {
     }
 }
 
-pub(crate) fn approve(fleet: &Fleet, ask: &OperationApprove, ctx: &Context) -> Result<Vec<Fact>, Refusal> {
-    let mut faults = Faults::default();
+pub(crate) fn approve(
+    fleet: &FleetState,
+    ask: &OperationApprove,
+    ctx: &DecisionContext,
+) -> Result<Vec<Fact>, Refusal> {
+    let mut faults = BodyErrors::default();
     faults.check(!ask.operations.is_empty(), "/operations", "must name at least one");
     faults.check(ask.operations.len() <= BULK, "/operations", format!("must be at most {BULK}"));
     let mut seen = BTreeSet::new();
@@ -140,9 +144,9 @@ pub(crate) fn approve(fleet: &Fleet, ask: &OperationApprove, ctx: &Context) -> R
         faults.check(seen.insert(shown.operation), format!("/operations/{i}"), "is named twice");
     }
     faults.done()?;
-    let mut draft = Draft::new(ctx);
-    let by = Approver::Actor(
-        ctx.actor.clone().ok_or_else(|| Refusal::new(Code::Invalid, "an approval needs an actor"))?,
+    let mut draft = FactDraft::new(ctx);
+    let by = ApprovalActor::Actor(
+        ctx.actor.clone().ok_or_else(|| Refusal::new(RefusalCode::Invalid, "an approval needs an actor"))?,
     );
     for (i, shown) in ask.operations.iter().enumerate() {
         let id = shown.operation;
@@ -151,44 +155,54 @@ pub(crate) fn approve(fleet: &Fleet, ask: &OperationApprove, ctx: &Context) -> R
         let operation = found.map_err(|refusal| refusal.at(pointer.as_str(), "does not exist"))?;
         let OperationState::PendingApproval(proposal) = &operation.state else {
             let detail = format!("operation {id} is {}, not pending approval", state_word(&operation.state));
-            return Err(Refusal::new(Code::NotPending, detail).at(pointer, "does not wait for approval"));
+            return Err(
+                Refusal::new(RefusalCode::NotPending, detail).at(pointer, "does not wait for approval")
+            );
         };
         if proposal.expires <= ctx.now {
             let detail = format!("operation {id} expired at {}", proposal.expires);
-            return Err(Refusal::new(Code::NotPending, detail).at(pointer, "has expired"));
+            return Err(Refusal::new(RefusalCode::NotPending, detail).at(pointer, "has expired"));
         }
         if proposal.hash != shown.hash {
             let detail = format!("operation {id} would do something else than was shown: look at it again");
-            return Err(Refusal::new(Code::HashMismatch, detail).at(format!("{pointer}/hash"), "differs"));
+            return Err(
+                Refusal::new(RefusalCode::HashMismatch, detail).at(format!("{pointer}/hash"), "differs")
+            );
         }
         if is_given_up(fleet, operation) {
             let detail = format!("the deployment of operation {id} is ending");
-            return Err(Refusal::new(Code::NotPending, detail).at(pointer, "is not wanted any more"));
+            return Err(Refusal::new(RefusalCode::NotPending, detail).at(pointer, "is not wanted any more"));
         }
         if let Some(broken) = place::forbidden(fleet, operation) {
             let detail = format!(
                 "operation {id} needs another place, since the policy of plan {} has changed: {broken}",
                 operation.plan
             );
-            return Err(Refusal::new(Code::HashMismatch, detail).at(format!("{pointer}/hash"), "is void"));
+            return Err(
+                Refusal::new(RefusalCode::HashMismatch, detail).at(format!("{pointer}/hash"), "is void")
+            );
         }
         if let Some(obstacle) = obstacle_of(fleet, operation) {
-            return Err(Refusal::new(Code::Unsupported, obstacle).at(pointer, "cannot be carried out"));
+            return Err(Refusal::new(RefusalCode::Unsupported, obstacle).at(pointer, "cannot be carried out"));
         }
         let asked_by = asked_by(fleet, operation);
         if let Some(policy) = policy::four_eyes(fleet, operation)
-            && asked_by.is_some_and(|asked| Approver::Actor(asked) == by)
+            && asked_by.is_some_and(|asked| ApprovalActor::Actor(asked) == by)
         {
             let detail = format!("policy {policy} wants another to approve operation {id} than asked for it");
-            return Err(Refusal::new(Code::Denied, detail).at(pointer, "needs a second pair of eyes"));
+            return Err(Refusal::new(RefusalCode::Denied, detail).at(pointer, "needs a second pair of eyes"));
         }
         begin::approve(fleet, operation, proposal.hash, by.clone(), ctx, &mut draft);
     }
     Ok(draft.done())
 }
 
-pub(crate) fn reject(fleet: &Fleet, ask: &OperationReject, ctx: &Context) -> Result<Vec<Fact>, Refusal> {
-    let mut faults = Faults::default();
+pub(crate) fn reject(
+    fleet: &FleetState,
+    ask: &OperationReject,
+    ctx: &DecisionContext,
+) -> Result<Vec<Fact>, Refusal> {
+    let mut faults = BodyErrors::default();
     faults.check(!ask.operations.is_empty(), "/operations", "must name at least one");
     faults.check(ask.operations.len() <= BULK, "/operations", format!("must be at most {BULK}"));
     let plain = ask.reason.len() <= 512 && !ask.reason.chars().any(char::is_control);
@@ -198,15 +212,16 @@ pub(crate) fn reject(fleet: &Fleet, ask: &OperationReject, ctx: &Context) -> Res
         faults.check(seen.insert(id), format!("/operations/{i}"), "is named twice");
     }
     faults.done()?;
-    let by = ctx.actor.clone().ok_or_else(|| Refusal::new(Code::Invalid, "a rejection needs an actor"))?;
-    let mut draft = Draft::new(ctx);
+    let by =
+        ctx.actor.clone().ok_or_else(|| Refusal::new(RefusalCode::Invalid, "a rejection needs an actor"))?;
+    let mut draft = FactDraft::new(ctx);
     for (i, id) in ask.operations.iter().enumerate() {
         let place = format!("/operations/{i}");
         let found = fleet.find::<Operation>(id);
         let operation = found.map_err(|refusal| refusal.at(place.as_str(), "does not exist"))?;
         if !matches!(operation.state, OperationState::PendingApproval(_) | OperationState::Preparing) {
             let detail = format!("operation {id} is {}, not pending approval", state_word(&operation.state));
-            return Err(Refusal::new(Code::NotPending, detail).at(place, "does not wait for approval"));
+            return Err(Refusal::new(RefusalCode::NotPending, detail).at(place, "does not wait for approval"));
         }
         let end = OperationEnd::Rejected { by: by.clone(), reason: ask.reason.clone() };
         end::end(fleet, operation, end, &mut draft);
@@ -215,37 +230,37 @@ pub(crate) fn reject(fleet: &Fleet, ask: &OperationReject, ctx: &Context) -> Res
 }
 
 /// Returns the status value of a state.
-pub const fn state_word(state: &OperationState) -> OperationWord {
+pub const fn state_word(state: &OperationState) -> OperationStatus {
     match state {
-        OperationState::Preparing => OperationWord::Preparing,
-        OperationState::PendingApproval(_) => OperationWord::PendingApproval,
-        OperationState::Approved => OperationWord::Approved,
-        OperationState::Running => OperationWord::Running,
+        OperationState::Preparing => OperationStatus::Preparing,
+        OperationState::PendingApproval(_) => OperationStatus::PendingApproval,
+        OperationState::Approved => OperationStatus::Approved,
+        OperationState::Running => OperationStatus::Running,
         OperationState::Ended(end) => end_word(end),
     }
 }
 
 /// Returns the status value of an end.
-pub const fn end_word(end: &OperationEnd) -> OperationWord {
+pub const fn end_word(end: &OperationEnd) -> OperationStatus {
     match end {
-        OperationEnd::Succeeded => OperationWord::Succeeded,
-        OperationEnd::Failed { .. } => OperationWord::Failed,
-        OperationEnd::Rejected { .. } => OperationWord::Rejected,
-        OperationEnd::Expired => OperationWord::Expired,
-        OperationEnd::Cancelled { .. } => OperationWord::Cancelled,
-        OperationEnd::Superseded { .. } => OperationWord::Superseded,
+        OperationEnd::Succeeded => OperationStatus::Succeeded,
+        OperationEnd::Failed { .. } => OperationStatus::Failed,
+        OperationEnd::Rejected { .. } => OperationStatus::Rejected,
+        OperationEnd::Expired => OperationStatus::Expired,
+        OperationEnd::Cancelled { .. } => OperationStatus::Cancelled,
+        OperationEnd::Superseded { .. } => OperationStatus::Superseded,
     }
 }
 
 /// Approves a pending operation on behalf of a rule.
 pub(crate) fn approve_by(
-    fleet: &Fleet,
+    fleet: &FleetState,
     operation: &Operation,
-    by: Approver,
-    ctx: &Context,
-    draft: &mut Draft,
+    by: ApprovalActor,
+    ctx: &DecisionContext,
+    draft: &mut FactDraft,
 ) {
-    let OperationState::PendingApproval(Proposal { hash, .. }) = operation.state else { return };
+    let OperationState::PendingApproval(ApprovalProposal { hash, .. }) = operation.state else { return };
     match obstacle_of(fleet, operation) {
         Some(reason) => end(fleet, operation, OperationEnd::Failed { reason }, draft),
         None => begin::approve(fleet, operation, hash, by, ctx, draft),

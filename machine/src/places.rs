@@ -1,46 +1,46 @@
 //! Nodes by the properties that placement needs: class first, then update domain, then free capacity.
 //!
 //! Nodes with equal cluster, zone, labels and capabilities form a *class*. The conditions of a plan are
-//! evaluated once for each class, not for each node. A class has a [`Shelf`] for each update domain: its
+//! evaluated once for each class, not for each node. A class has a [`FreeCapacityIndex`] for each update domain: its
 //! nodes by free capacity, from which the best fit is taken.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
-use chancery_events::amount::Amounts;
+use chancery_events::amount::Resources;
 use chancery_events::id::IncarnationId;
 use chancery_events::name::{
-    CapabilityName, ClusterName, DomainName, Key, NodeName, PlanName, StorageClass, ZoneName,
+    CapabilityName, ClusterName, DomainName, KeyName, NodeName, PlanName, StorageClass, ZoneName,
 };
 use chancery_events::spec::NodeState;
 use rustc_hash::FxHashMap;
 
 use crate::index::mark;
-use crate::shelf::{Free, Shelf};
+use crate::shelf::{FreeCapacity, FreeCapacityIndex};
 use crate::state::Node;
 
 /// Common properties of the nodes of a class.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub struct ClassKey {
+pub struct NodeClass {
     /// Cluster name.
     pub cluster: ClusterName,
     /// Zone name.
     pub zone: Option<ZoneName>,
     /// Node labels.
-    pub labels: BTreeMap<Key, String>,
+    pub labels: BTreeMap<KeyName, String>,
     /// Capability names.
     pub capabilities: BTreeSet<CapabilityName>,
 }
 
 /// Shelves of a class, by update domain.
-pub type Class = BTreeMap<DomainName, usize>;
+pub type ClassDomains = BTreeMap<DomainName, usize>;
 
 /// Reservations on a node.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
-pub struct Held {
+pub struct NodeReservations {
     /// Reserved resources.
-    pub amounts: Amounts,
+    pub amounts: Resources,
     /// Storage reserved for volumes that do not exist yet, bytes by class.
     pub volumes: BTreeMap<StorageClass, u64>,
     /// Storage reserved by volumes, bytes by class.
@@ -51,15 +51,15 @@ pub struct Held {
     pub reserved: BTreeSet<IncarnationId>,
 }
 
-static NOTHING: Held = Held {
-    amounts: Amounts::ZERO,
+static NOTHING: NodeReservations = NodeReservations {
+    amounts: Resources::ZERO,
     volumes: BTreeMap::new(),
     stored: BTreeMap::new(),
     incarnations: Vec::new(),
     reserved: BTreeSet::new(),
 };
 
-impl Held {
+impl NodeReservations {
     /// Plans of the incarnations, each once.
     pub(crate) fn plans(&self) -> impl Iterator<Item = &PlanName> {
         let next = |last: &&PlanName| {
@@ -118,11 +118,11 @@ impl PlaceChange {
 }
 
 /// Reservation of an incarnation, to be added or released.
-pub(crate) struct Holding<'a> {
+pub(crate) struct ReservationChange<'a> {
     pub(crate) incarnation: IncarnationId,
     pub(crate) plan: &'a PlanName,
     pub(crate) node: &'a NodeName,
-    pub(crate) amounts: Amounts,
+    pub(crate) amounts: Resources,
     pub(crate) volumes: &'a BTreeMap<StorageClass, u64>,
     /// Whether no start was requested.
     pub(crate) reserved: bool,
@@ -130,10 +130,10 @@ pub(crate) struct Holding<'a> {
 
 /// Class, domain and shelf of an allocated node.
 #[derive(Clone, Debug)]
-struct Spot {
-    class: Arc<ClassKey>,
+struct NodeSlot {
+    class: Arc<NodeClass>,
     domain: DomainName,
-    room: Amounts,
+    room: Resources,
     shelf: usize,
     number: SiteNumber,
 }
@@ -144,53 +144,53 @@ pub(crate) struct SiteNumber(u32);
 
 /// Everything known of a node here.
 #[derive(Clone, Debug)]
-struct Site {
+struct NodeEntry {
     number: SiteNumber,
-    spot: Option<Spot>,
-    held: Held,
+    spot: Option<NodeSlot>,
+    held: NodeReservations,
     storage: BTreeMap<StorageClass, u64>,
     is_expunged: bool,
 }
 
 /// Nodes by the properties that placement needs.
 #[derive(Clone, Default)]
-pub struct Places {
-    classes: BTreeMap<Arc<ClassKey>, Class>,
+pub struct CapacityIndex {
+    classes: BTreeMap<Arc<NodeClass>, ClassDomains>,
     /// Shelves of classes; spare shelves are empty, and reused.
-    shelves: Vec<Shelf>,
+    shelves: Vec<FreeCapacityIndex>,
     spare: Vec<usize>,
-    sites: Sites,
+    sites: NodeEntries,
     shape: Arc<()>,
     freed: Arc<()>,
 }
 
 #[derive(Clone, Default)]
-struct Sites {
-    by_name: FxHashMap<NodeName, Site>,
+struct NodeEntries {
+    by_name: FxHashMap<NodeName, NodeEntry>,
     /// Numbers of unknown nodes: a rollback may name a node before it exists again.
     gone: FxHashMap<NodeName, SiteNumber>,
     /// Names of nodes by number.
     names: Vec<NodeName>,
 }
 
-impl Sites {
-    fn get(&self, node: &NodeName) -> Option<&Site> {
+impl NodeEntries {
+    fn get(&self, node: &NodeName) -> Option<&NodeEntry> {
         self.by_name.get(node)
     }
 
-    fn get_mut(&mut self, node: &NodeName) -> Option<&mut Site> {
+    fn get_mut(&mut self, node: &NodeName) -> Option<&mut NodeEntry> {
         self.by_name.get_mut(node)
     }
 
     /// Returns the entry of the node, created if missing.
-    fn of(&mut self, node: &NodeName) -> &mut Site {
+    fn of(&mut self, node: &NodeName) -> &mut NodeEntry {
         // Most nodes exist: no name is cloned for them.
         if !self.by_name.contains_key(node) {
             let number = self.gone.remove(node).unwrap_or_else(|| {
                 self.names.push(node.clone());
                 SiteNumber(u32::try_from(self.names.len() - 1).unwrap_or(u32::MAX))
             });
-            self.by_name.insert(node.clone(), Site::new(number));
+            self.by_name.insert(node.clone(), NodeEntry::new(number));
         }
         self.by_name.get_mut(node).expect("it was inserted above")
     }
@@ -203,21 +203,27 @@ impl Sites {
     }
 }
 
-impl Site {
-    fn new(number: SiteNumber) -> Site {
-        Site { number, spot: None, held: Held::default(), storage: BTreeMap::new(), is_expunged: false }
+impl NodeEntry {
+    fn new(number: SiteNumber) -> NodeEntry {
+        NodeEntry {
+            number,
+            spot: None,
+            held: NodeReservations::default(),
+            storage: BTreeMap::new(),
+            is_expunged: false,
+        }
     }
 
     /// Whether nothing is known of the node: removing the entry loses nothing.
     fn is_empty(&self) -> bool {
-        let Site { number: _, spot, held, storage, is_expunged } = self;
+        let NodeEntry { number: _, spot, held, storage, is_expunged } = self;
         spot.is_none() && storage.is_empty() && !*is_expunged && *held == NOTHING
     }
 }
 
-impl Places {
+impl CapacityIndex {
     /// Classes of allocated nodes.
-    pub fn classes(&self) -> &BTreeMap<Arc<ClassKey>, Class> {
+    pub fn classes(&self) -> &BTreeMap<Arc<NodeClass>, ClassDomains> {
         &self.classes
     }
 
@@ -236,7 +242,7 @@ impl Places {
         &self.freed
     }
 
-    pub(crate) fn shelf(&self, number: usize) -> &Shelf {
+    pub(crate) fn shelf(&self, number: usize) -> &FreeCapacityIndex {
         &self.shelves[number]
     }
 
@@ -258,13 +264,13 @@ impl Places {
     }
 
     /// Reservations on the node.
-    pub fn held(&self, node: &NodeName) -> &Held {
+    pub fn held(&self, node: &NodeName) -> &NodeReservations {
         self.sites.get(node).map_or(&NOTHING, |site| &site.held)
     }
 
     /// Unreserved resources of the node for placements.
-    pub fn free(&self, node: &Node) -> Amounts {
-        room(node).checked_sub(self.held(&node.name).amounts).unwrap_or(Amounts::ZERO)
+    pub fn free(&self, node: &Node) -> Resources {
+        room(node).checked_sub(self.held(&node.name).amounts).unwrap_or(Resources::ZERO)
     }
 
     /// First of the required storage classes of which the node has too little.
@@ -320,7 +326,7 @@ impl Places {
     pub(crate) fn node(&mut self, name: &NodeName, new: Option<&Node>) {
         self.freed = Arc::new(());
         let site = self.sites.of(name);
-        let mut site = std::mem::replace(site, Site::new(site.number));
+        let mut site = std::mem::replace(site, NodeEntry::new(site.number));
         if let Some(spot) = site.spot.take() {
             self.shelves[spot.shelf].take(name, spot.free(&site.held));
             self.leave(&spot);
@@ -332,7 +338,11 @@ impl Places {
             let open = new.is_undisturbed();
             if let (NodeState::Allocated, Some(cluster), true) = (new.state, &new.cluster, open) {
                 let spot = self.join(class_of(cluster, new), &new.spec.domain, room(new), site.number);
-                self.shelves[spot.shelf].add(Free::new(spot.free(&site.held), name.clone(), spot.number));
+                self.shelves[spot.shelf].add(FreeCapacity::new(
+                    spot.free(&site.held),
+                    name.clone(),
+                    spot.number,
+                ));
                 site.spot = Some(spot);
             }
         }
@@ -344,7 +354,13 @@ impl Places {
     }
 
     /// Assigns a node to the shelf of the class and domain, created if missing.
-    fn join(&mut self, class: ClassKey, domain: &DomainName, room: Amounts, number: SiteNumber) -> Spot {
+    fn join(
+        &mut self,
+        class: NodeClass,
+        domain: &DomainName,
+        room: Resources,
+        number: SiteNumber,
+    ) -> NodeSlot {
         let class = match self.classes.get_key_value(&class) {
             Some((class, _)) => Arc::clone(class),
             None => Arc::new(class),
@@ -354,18 +370,18 @@ impl Places {
             *at
         } else {
             let at = self.spare.pop().unwrap_or_else(|| {
-                self.shelves.push(Shelf::default());
+                self.shelves.push(FreeCapacityIndex::default());
                 self.shelves.len() - 1
             });
             domains.insert(domain.clone(), at);
             self.shape = Arc::new(());
             at
         };
-        Spot { class, domain: domain.clone(), room, shelf: at, number }
+        NodeSlot { class, domain: domain.clone(), room, shelf: at, number }
     }
 
     /// Frees the shelf if it has no more nodes.
-    fn leave(&mut self, spot: &Spot) {
+    fn leave(&mut self, spot: &NodeSlot) {
         if !self.shelves[spot.shelf].is_empty() {
             return;
         }
@@ -380,10 +396,10 @@ impl Places {
     }
 
     /// Adds or releases a reservation. Returns the number of the node.
-    pub(crate) fn hold(&mut self, of: &Holding<'_>, change: PlaceChange) -> SiteNumber {
+    pub(crate) fn hold(&mut self, of: &ReservationChange<'_>, change: PlaceChange) -> SiteNumber {
         let site = self.sites.of(of.node);
         let number = site.number;
-        let Site { spot, held, .. } = site;
+        let NodeEntry { spot, held, .. } = site;
         let before = spot.as_ref().map(|spot| spot.free(held));
         held.run(of.plan, of.incarnation, change);
         if of.reserved {
@@ -398,12 +414,15 @@ impl Places {
             }
             PlaceChange::GiveBack => {
                 self.freed = Arc::new(());
-                held.amounts = held.amounts.checked_sub(of.amounts).unwrap_or(Amounts::ZERO);
+                held.amounts = held.amounts.checked_sub(of.amounts).unwrap_or(Resources::ZERO);
                 for (class, bytes) in of.volumes {
                     give_back(&mut held.volumes, class, *bytes);
                 }
                 if held.incarnations.is_empty() {
-                    *held = Held { stored: std::mem::take(&mut held.stored), ..Held::default() };
+                    *held = NodeReservations {
+                        stored: std::mem::take(&mut held.stored),
+                        ..NodeReservations::default()
+                    };
                 }
             }
         }
@@ -426,7 +445,7 @@ fn give_back(sums: &mut BTreeMap<StorageClass, u64>, class: &StorageClass, bytes
 }
 
 /// Prints the logical content, in order: numbers of shelves depend on history.
-impl fmt::Debug for Places {
+impl fmt::Debug for CapacityIndex {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let shelves = self.classes.iter().map(|(class, domains)| {
             let shelves: BTreeMap<_, _> =
@@ -449,16 +468,16 @@ impl fmt::Debug for Places {
     }
 }
 
-impl Spot {
+impl NodeSlot {
     /// Unreserved resources of the node.
-    fn free(&self, held: &Held) -> Amounts {
-        self.room.checked_sub(held.amounts).unwrap_or(Amounts::ZERO)
+    fn free(&self, held: &NodeReservations) -> Resources {
+        self.room.checked_sub(held.amounts).unwrap_or(Resources::ZERO)
     }
 }
 
 /// Class of a node in a cluster.
-pub(crate) fn class_of(cluster: &ClusterName, node: &Node) -> ClassKey {
-    ClassKey {
+pub(crate) fn class_of(cluster: &ClusterName, node: &Node) -> NodeClass {
+    NodeClass {
         cluster: cluster.clone(),
         zone: node.spec.zone.clone(),
         labels: node.spec.labels.clone(),
@@ -467,6 +486,6 @@ pub(crate) fn class_of(cluster: &ClusterName, node: &Node) -> ClassKey {
 }
 
 /// Resources of a node for placements: the total without the reserved part.
-pub(crate) fn room(node: &Node) -> Amounts {
-    node.spec.total.checked_sub(node.spec.reserved).unwrap_or(Amounts::ZERO)
+pub(crate) fn room(node: &Node) -> Resources {
+    node.spec.total.checked_sub(node.spec.reserved).unwrap_or(Resources::ZERO)
 }

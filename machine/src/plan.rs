@@ -15,26 +15,27 @@ mod specs;
 use std::collections::{BTreeMap, BTreeSet};
 
 use chancery_events::fact::{
-    DeploymentEnd, DeploymentEnded, DeploymentEnding, Fact, PlanActivityChanged, PlanApplied, PlanDeleted,
-    PlanRemoving, PlanWaiting,
+    DeploymentEnd, DeploymentEnded, DeploymentHalted, Fact, PlanActivityChanged, PlanApplied, PlanDeleted,
+    PlanDeletionStarted, PlanUnschedulable,
 };
-use chancery_events::intent::{Cascade, PlanApply, PlanDelete, PlanSetActivity};
+use chancery_events::intent::{CascadePolicy, PlanApply, PlanDelete, PlanSetActivity};
 use chancery_events::name::PortName;
 use chancery_events::observation::PROCESSES_BYTES;
-use chancery_events::refusal::{Code, Refusal};
+use chancery_events::refusal::{Refusal, RefusalCode};
 use chancery_events::spec::{
-    Activity, Balance, OnDelete, Payload, PlanSpec, Probe, Protocol, port_variable, volume_variable,
+    BalancePolicy, ClusterActivity, Payload, PlanSpec, PortProtocol, ReadinessProbe, VolumeDeletion,
+    port_variable, volume_variable,
 };
 use chancery_events::template;
 
-use crate::context::Context;
+use crate::context::DecisionContext;
 use crate::deployment;
-use crate::fleet::{Contradiction, Fleet};
-use crate::meta::{At, Meta};
-use crate::refuse::Faults;
+use crate::fleet::{FleetState, StateContradiction};
+use crate::meta::{EntityMeta, FactPosition};
+use crate::refuse::BodyErrors;
 use crate::state::{Deployment, Plan};
 
-pub use specs::Specs;
+pub use specs::PlanSpecs;
 
 /// Placeholders that the executor fills, besides `port.NAME` and `volume.NAME`.
 pub(crate) const FILLED_BY_EXECUTOR: [&str; 4] = ["replica", "incarnation", "node", "process"];
@@ -46,7 +47,7 @@ const PROCESSES: u16 = 1024;
 /// Longest timeout, in milliseconds: a year.
 pub(crate) const LONGEST: u64 = 365 * 24 * 60 * 60 * 1000;
 
-pub(crate) fn apply(fleet: &Fleet, ask: &PlanApply) -> Result<Vec<Fact>, Refusal> {
+pub(crate) fn apply(fleet: &FleetState, ask: &PlanApply) -> Result<Vec<Fact>, Refusal> {
     check(&ask.spec)?;
     let (name, spec) = (ask.name.clone(), ask.spec.clone());
     let Some(now) = fleet.plans().get(&ask.name) else {
@@ -61,7 +62,7 @@ pub(crate) fn apply(fleet: &Fleet, ask: &PlanApply) -> Result<Vec<Fact>, Refusal
 }
 
 fn check(spec: &PlanSpec) -> Result<(), Refusal> {
-    let mut faults = Faults::default();
+    let mut faults = BodyErrors::default();
     faults.check(!spec.payloads.is_empty(), "/spec/payloads", "must name at least one");
     faults.check(spec.payloads.len() <= PAYLOADS, "/spec/payloads", format!("must be at most {PAYLOADS}"));
     let (mut names, mut volumes) = (BTreeSet::new(), BTreeSet::new());
@@ -110,7 +111,7 @@ fn check(spec: &PlanSpec) -> Result<(), Refusal> {
     faults.done()
 }
 
-fn check_payload(faults: &mut Faults, at: &str, payload: &Payload) {
+fn check_payload(faults: &mut BodyErrors, at: &str, payload: &Payload) {
     let right = (1..=PROCESSES).contains(&payload.processes);
     faults.check(right, format!("{at}/processes"), format!("must be from 1 to {PROCESSES}"));
     let largest = u64::MAX / u64::from(u16::MAX) / PAYLOADS as u64;
@@ -136,7 +137,7 @@ fn check_payload(faults: &mut Faults, at: &str, payload: &Payload) {
         faults.check(fresh, format!("{at}/mount"), "is named twice");
         let fresh = !fresh || variables.insert(volume_variable(&volume.mount));
         faults.check(fresh, format!("{at}/mount"), "has the same variable as another");
-        let by_name = volume.volume.is_some() && volume.on_delete == OnDelete::Destroy;
+        let by_name = volume.volume.is_some() && volume.on_delete == VolumeDeletion::Destroy;
         faults.check(
             !by_name,
             format!("{at}/on_delete"),
@@ -176,9 +177,14 @@ const PROBE_PERIOD: u64 = 100;
 /// Largest threshold of a probe.
 const PROBE_THRESHOLD: u32 = 1000;
 
-fn check_probe(faults: &mut Faults, at: &str, probe: &Probe, ports: &BTreeMap<&PortName, Protocol>) {
+fn check_probe(
+    faults: &mut BodyErrors,
+    at: &str,
+    probe: &ReadinessProbe,
+    ports: &BTreeMap<&PortName, PortProtocol>,
+) {
     let port = probe.port();
-    faults.check(ports.get(port) == Some(&Protocol::Tcp), at, format!("there is no TCP port {port}"));
+    faults.check(ports.get(port) == Some(&PortProtocol::Tcp), at, format!("there is no TCP port {port}"));
     if let Some(path) = probe.path() {
         let sane = path.starts_with('/') && path.bytes().all(|b| b.is_ascii_graphic());
         faults.check(sane, format!("{at}/http/path"), "must begin with / and hold no spaces");
@@ -226,7 +232,7 @@ pub(crate) fn texts<'a>(payload: &'a Payload, at: &str) -> Vec<(&'a str, String)
     argv.chain(env).collect()
 }
 
-pub(crate) fn set_activity(fleet: &Fleet, ask: &PlanSetActivity) -> Result<Vec<Fact>, Refusal> {
+pub(crate) fn set_activity(fleet: &FleetState, ask: &PlanSetActivity) -> Result<Vec<Fact>, Refusal> {
     let now = fleet.find::<Plan>(&ask.name)?;
     if now.activity == ask.activity {
         return Ok(vec![]);
@@ -234,7 +240,11 @@ pub(crate) fn set_activity(fleet: &Fleet, ask: &PlanSetActivity) -> Result<Vec<F
     Ok(vec![PlanActivityChanged { name: ask.name.clone(), activity: ask.activity }.into()])
 }
 
-pub(crate) fn delete(fleet: &Fleet, ask: &PlanDelete, ctx: &Context) -> Result<Vec<Fact>, Refusal> {
+pub(crate) fn delete(
+    fleet: &FleetState,
+    ask: &PlanDelete,
+    ctx: &DecisionContext,
+) -> Result<Vec<Fact>, Refusal> {
     let now = fleet.find::<Plan>(&ask.name)?;
     if now.removing.is_some() {
         return Ok(vec![]);
@@ -243,40 +253,49 @@ pub(crate) fn delete(fleet: &Fleet, ask: &PlanDelete, ctx: &Context) -> Result<V
     let deployment = now.current.as_ref().or(now.next.as_ref());
     match (ask.cascade, replicas, deployment) {
         (_, 0, None) => Ok(vec![PlanDeleted { name: ask.name.clone() }.into()]),
-        (Cascade::Yes, ..) => remove(fleet, now, ctx),
-        (Cascade::No, 0, Some(deployment)) => {
+        (CascadePolicy::Yes, ..) => remove(fleet, now, ctx),
+        (CascadePolicy::No, 0, Some(deployment)) => {
             let detail = format!("deployment {deployment} of plan {} is not over: cancel it first", ask.name);
-            Err(Refusal::new(Code::InUse, detail))
+            Err(Refusal::new(RefusalCode::InUse, detail))
         }
-        (Cascade::No, ..) => {
+        (CascadePolicy::No, ..) => {
             let detail =
                 format!("plan {} still has {replicas} replicas: deploy a count of 0 first", ask.name);
-            Err(Refusal::new(Code::InUse, detail))
+            Err(Refusal::new(RefusalCode::InUse, detail))
         }
     }
 }
 
 /// Deletes a plan: its deployments end, its replicas are deleted one by one, then the plan.
-fn remove(fleet: &Fleet, plan: &Plan, ctx: &Context) -> Result<Vec<Fact>, Refusal> {
-    let by = ctx.actor.clone().ok_or_else(|| Refusal::new(Code::Invalid, "a removal needs an actor"))?;
+fn remove(fleet: &FleetState, plan: &Plan, ctx: &DecisionContext) -> Result<Vec<Fact>, Refusal> {
+    let by =
+        ctx.actor.clone().ok_or_else(|| Refusal::new(RefusalCode::Invalid, "a removal needs an actor"))?;
     let name = &plan.name;
-    let mut facts: Vec<Fact> = vec![PlanRemoving { name: name.clone(), by }.into()];
+    let mut facts: Vec<Fact> = vec![PlanDeletionStarted { name: name.clone(), by }.into()];
     if let Some(next) = plan.next.clone() {
         let end = DeploymentEnd::Cancelled;
         facts.push(DeploymentEnded { plan: name.clone(), name: next, end }.into());
     }
     if let Some(current) = deployment::current(fleet, plan).filter(|current| deployment::may_abort(current)) {
         let (plan, why) = (name.clone(), DeploymentEnd::Cancelled);
-        facts.push(DeploymentEnding { plan, name: current.name.clone(), why }.into());
+        facts.push(DeploymentHalted { plan, name: current.name.clone(), why }.into());
     }
     Ok(facts)
 }
 
-pub(crate) fn removing(fleet: &mut Fleet, fact: &PlanRemoving, at: At) -> Result<(), Contradiction> {
+pub(crate) fn removing(
+    fleet: &mut FleetState,
+    fact: &PlanDeletionStarted,
+    at: FactPosition,
+) -> Result<(), StateContradiction> {
     fleet.bump::<Plan>(&fact.name, at, |plan| plan.removing = Some(fact.by.clone()))
 }
 
-pub(crate) fn applied(fleet: &mut Fleet, fact: &PlanApplied, at: At) -> Result<(), Contradiction> {
+pub(crate) fn applied(
+    fleet: &mut FleetState,
+    fact: &PlanApplied,
+    at: FactPosition,
+) -> Result<(), StateContradiction> {
     if fleet.plans().get(&fact.name).is_some() {
         return fleet.bump::<Plan>(&fact.name, at, |plan| {
             plan.specs.edit(plan.generation, fact.spec.clone());
@@ -286,36 +305,40 @@ pub(crate) fn applied(fleet: &mut Fleet, fact: &PlanApplied, at: At) -> Result<(
     fleet.put(Plan {
         name: fact.name.clone(),
         generation: fact.generation,
-        specs: Specs::first(fact.spec.clone()),
-        activity: Activity::Active,
+        specs: PlanSpecs::first(fact.spec.clone()),
+        activity: ClusterActivity::Active,
         deployments: Vec::new(),
         current: None,
         next: None,
         unfit: Vec::new(),
         setback: None,
         totals: BTreeMap::new(),
-        balance: Balance::Even,
+        balance: BalancePolicy::Even,
         rebalance: None,
         removing: None,
         parked: None,
-        meta: Meta::new(at),
+        meta: EntityMeta::new(at),
     });
     Ok(())
 }
 
 pub(crate) fn activity_changed(
-    fleet: &mut Fleet,
+    fleet: &mut FleetState,
     fact: &PlanActivityChanged,
-    at: At,
-) -> Result<(), Contradiction> {
+    at: FactPosition,
+) -> Result<(), StateContradiction> {
     fleet.bump::<Plan>(&fact.name, at, |plan| plan.activity = fact.activity)
 }
 
-pub(crate) fn waiting(fleet: &mut Fleet, fact: &PlanWaiting, at: At) -> Result<(), Contradiction> {
+pub(crate) fn waiting(
+    fleet: &mut FleetState,
+    fact: &PlanUnschedulable,
+    at: FactPosition,
+) -> Result<(), StateContradiction> {
     fleet.bump::<Plan>(&fact.plan, at, |plan| plan.unfit.clone_from(&fact.reasons))
 }
 
-pub(crate) fn deleted(fleet: &mut Fleet, fact: &PlanDeleted) -> Result<(), Contradiction> {
+pub(crate) fn deleted(fleet: &mut FleetState, fact: &PlanDeleted) -> Result<(), StateContradiction> {
     let plan = fleet.want::<Plan>(&fact.name)?;
     for name in plan.deployments.clone() {
         fleet.remove::<Deployment>(&(fact.name.clone(), name))?;

@@ -12,22 +12,22 @@
 
 use std::collections::BTreeSet;
 
-use chancery_events::fact::{Approver, Fact, PolicyApplied, PolicyDeleted};
+use chancery_events::fact::{ApprovalActor, Fact, PolicyApplied, PolicyDeleted};
 use chancery_events::id::Position;
 use chancery_events::intent::{PolicyApply, PolicyDelete};
 use chancery_events::name::{PlanName, PolicyName};
 use chancery_events::refusal::Refusal;
-use chancery_events::spec::{Day, OperationKind, PolicyKind, PolicySpec, Rule, Window};
+use chancery_events::spec::{ApprovalWindow, OperationKind, PolicyKind, PolicyRule, PolicySpec, Weekday};
 use chancery_events::subject::Subject;
 use chancery_events::time::Time;
 
-use crate::advance::Step;
-use crate::context::{Context, Draft};
-use crate::fleet::{Contradiction, Fleet};
+use crate::advance::DueStep;
+use crate::context::{DecisionContext, FactDraft};
+use crate::fleet::{FleetState, StateContradiction};
 pub(crate) use crate::index::is_about_work;
-use crate::meta::{At, Meta};
+use crate::meta::{EntityMeta, FactPosition};
 use crate::operation;
-use crate::refuse::Faults;
+use crate::refuse::BodyErrors;
 use crate::state::{Operation, OperationState, Policy};
 
 /// Maximum number of windows of a policy.
@@ -46,18 +46,22 @@ pub(crate) fn is_about_plan(spec: &PolicySpec, kind: PolicyKind, plan: &PlanName
 /// Four-eyes policies that are weakened if the policy is changed, or, without a `new` one, deleted. Empty if
 /// all work that required two people still does. May name a policy that is not weakened: combinations of
 /// policies are not considered.
-pub(crate) fn weakened(fleet: &Fleet, name: &PolicyName, new: Option<&PolicySpec>) -> BTreeSet<PolicyName> {
+pub(crate) fn weakened(
+    fleet: &FleetState,
+    name: &PolicyName,
+    new: Option<&PolicySpec>,
+) -> BTreeSet<PolicyName> {
     let four_eyes = &fleet.index().policies.four_eyes;
     let old = fleet.policies().get(name).map(|policy| &*policy.spec);
     let mut found = BTreeSet::new();
-    if let Some(old) = old.filter(|old| old.rule == Rule::FourEyes {}) {
-        let by_itself = new.is_some_and(|new| new.rule == Rule::FourEyes {} && covers(new, old));
+    if let Some(old) = old.filter(|old| old.rule == PolicyRule::FourEyes {}) {
+        let by_itself = new.is_some_and(|new| new.rule == PolicyRule::FourEyes {} && covers(new, old));
         let others = || four_eyes.iter().filter(|(other, _)| *other != name);
         if !by_itself && !others().any(|(_, other)| covers(other, old)) {
             found.insert(name.clone());
         }
     }
-    if let Some(new) = new.filter(|new| matches!(new.rule, Rule::Approve { .. })) {
+    if let Some(new) = new.filter(|new| matches!(new.rule, PolicyRule::Approve { .. })) {
         let approved_already = old.is_some_and(|old| covers(old, new) && approves_no_more(new, old));
         if !approved_already {
             let passed = four_eyes.iter().filter(|(_, spec)| meets(spec, new));
@@ -95,8 +99,8 @@ fn meets(one: &PolicySpec, other: &PolicySpec) -> bool {
 /// Whether the new policy approves at no other time, and no more concurrently, than the old one.
 fn approves_no_more(new: &PolicySpec, old: &PolicySpec) -> bool {
     let (
-        Rule::Approve { windows: new, in_flight: new_most },
-        Rule::Approve { windows: old, in_flight: old_most },
+        PolicyRule::Approve { windows: new, in_flight: new_most },
+        PolicyRule::Approve { windows: old, in_flight: old_most },
     ) = (&new.rule, &old.rule)
     else {
         return false;
@@ -107,12 +111,12 @@ fn approves_no_more(new: &PolicySpec, old: &PolicySpec) -> bool {
 }
 
 /// Whether a policy with these windows approves, for each minute of the week from Monday.
-fn open_minutes(windows: &[Window]) -> Vec<bool> {
+fn open_minutes(windows: &[ApprovalWindow]) -> Vec<bool> {
     const MINUTES: usize = 7 * 24 * 60;
     // Openings less closings at each minute of two weeks: a window may last into the next week.
     let mut steps = vec![0_i32; 2 * MINUTES + 1];
     for window in windows {
-        let days = if window.days.is_empty() { Day::ALL } else { &window.days };
+        let days = if window.days.is_empty() { Weekday::ALL } else { &window.days };
         for day in days {
             let from = *day as usize * 24 * 60 + usize::from(window.from);
             steps[from] += 1;
@@ -128,9 +132,9 @@ fn open_minutes(windows: &[Window]) -> Vec<bool> {
     open
 }
 
-pub(crate) fn apply(fleet: &Fleet, ask: &PolicyApply) -> Result<Vec<Fact>, Refusal> {
-    let mut faults = Faults::default();
-    if let Rule::Approve { windows, in_flight } = &ask.spec.rule {
+pub(crate) fn apply(fleet: &FleetState, ask: &PolicyApply) -> Result<Vec<Fact>, Refusal> {
+    let mut faults = BodyErrors::default();
+    if let PolicyRule::Approve { windows, in_flight } = &ask.spec.rule {
         let at = "/spec/rule/approve";
         faults.check(*in_flight != Some(0), format!("{at}/in_flight"), "must be at least one");
         faults.check(windows.len() <= WINDOWS, format!("{at}/windows"), format!("must be at most {WINDOWS}"));
@@ -147,28 +151,32 @@ pub(crate) fn apply(fleet: &Fleet, ask: &PolicyApply) -> Result<Vec<Fact>, Refus
     Ok(if same { vec![] } else { vec![applied()] })
 }
 
-pub(crate) fn delete(fleet: &Fleet, ask: &PolicyDelete) -> Result<Vec<Fact>, Refusal> {
+pub(crate) fn delete(fleet: &FleetState, ask: &PolicyDelete) -> Result<Vec<Fact>, Refusal> {
     fleet.find::<Policy>(&ask.name)?;
     Ok(vec![PolicyDeleted { name: ask.name.clone() }.into()])
 }
 
-pub(crate) fn applied(fleet: &mut Fleet, fact: &PolicyApplied, at: At) -> Result<(), Contradiction> {
+pub(crate) fn applied(
+    fleet: &mut FleetState,
+    fact: &PolicyApplied,
+    at: FactPosition,
+) -> Result<(), StateContradiction> {
     let spec = std::sync::Arc::new(fact.spec.clone());
     if fleet.policies().get(&fact.name).is_some() {
         return fleet.bump::<Policy>(&fact.name, at, |policy| policy.spec = spec);
     }
-    fleet.put(Policy { name: fact.name.clone(), spec, meta: Meta::new(at) });
+    fleet.put(Policy { name: fact.name.clone(), spec, meta: EntityMeta::new(at) });
     Ok(())
 }
 
-pub(crate) fn deleted(fleet: &mut Fleet, fact: &PolicyDeleted) -> Result<(), Contradiction> {
+pub(crate) fn deleted(fleet: &mut FleetState, fact: &PolicyDeleted) -> Result<(), StateContradiction> {
     fleet.remove::<Policy>(&fact.name)
 }
 
 /// Four-eyes policy that covers the operation, if any: the approver must be another person than the
 /// requester. A policy covers a move by the domain that the replica leaves, and by the domain that it moves
 /// to.
-pub(crate) fn four_eyes<'a>(fleet: &'a Fleet, operation: &Operation) -> Option<&'a PolicyName> {
+pub(crate) fn four_eyes<'a>(fleet: &'a FleetState, operation: &Operation) -> Option<&'a PolicyName> {
     let replica = fleet.replicas().get(&operation.replica);
     let active = replica.and_then(|replica| replica.active.as_ref()).map(|active| &active.domain);
     let about =
@@ -180,10 +188,10 @@ pub(crate) fn four_eyes<'a>(fleet: &'a Fleet, operation: &Operation) -> Option<&
 /// Approves the oldest operation that a policy may approve now. Each operation is passed to `begin` first,
 /// which returns whether it may be considered.
 pub(crate) fn step(
-    fleet: &Fleet,
-    ctx: &Context,
+    fleet: &FleetState,
+    ctx: &DecisionContext,
     mut begin: impl FnMut(&Subject, Position) -> bool,
-) -> Option<Step> {
+) -> Option<DueStep> {
     let policies = &fleet.index().policies;
     policies.approving.iter().find_map(|(name, of)| {
         if !is_open(&of.spec, ctx.now) || !has_room(fleet, name, &of.spec) {
@@ -199,16 +207,16 @@ pub(crate) fn step(
             {
                 return None;
             }
-            let mut draft = Draft::new(ctx);
-            operation::approve_by(fleet, operation, Approver::of_policy(name), ctx, &mut draft);
+            let mut draft = FactDraft::new(ctx);
+            operation::approve_by(fleet, operation, ApprovalActor::of_policy(name), ctx, &mut draft);
             let facts = draft.done();
-            (!facts.is_empty()).then_some(Step { subject, cause, facts })
+            (!facts.is_empty()).then_some(DueStep { subject, cause, facts })
         })
     })
 }
 
-fn has_room(fleet: &Fleet, name: &PolicyName, spec: &PolicySpec) -> bool {
-    let Rule::Approve { in_flight: Some(most), .. } = spec.rule else { return true };
+fn has_room(fleet: &FleetState, name: &PolicyName, spec: &PolicySpec) -> bool {
+    let PolicyRule::Approve { in_flight: Some(most), .. } = spec.rule else { return true };
     let in_flight = fleet.index().policies.in_flight.get(name.as_str()).map_or(0, BTreeSet::len);
     (in_flight as u64) < u64::from(most)
 }
@@ -218,7 +226,7 @@ fn is_open(spec: &PolicySpec, now: Time) -> bool {
 }
 
 /// Returns when a policy with waiting operations may approve next, if that is later than now.
-pub(crate) fn next_window(fleet: &Fleet, now: Time) -> Option<Time> {
+pub(crate) fn next_window(fleet: &FleetState, now: Time) -> Option<Time> {
     let waiting = fleet.index().policies.approving.values().filter(|of| !of.waiting.is_empty());
     waiting.filter_map(|of| opens(&of.spec, now)).filter(|at| *at > now).min()
 }
@@ -226,15 +234,17 @@ pub(crate) fn next_window(fleet: &Fleet, now: Time) -> Option<Time> {
 /// Returns now if a window of the policy is open, or else when the next one opens.
 fn opens(spec: &PolicySpec, now: Time) -> Option<Time> {
     match &spec.rule {
-        Rule::FourEyes {} => None,
-        Rule::Approve { windows, .. } if windows.is_empty() => Some(now),
-        Rule::Approve { windows, .. } => windows.iter().flat_map(|window| occurrences(window, now)).min(),
+        PolicyRule::FourEyes {} => None,
+        PolicyRule::Approve { windows, .. } if windows.is_empty() => Some(now),
+        PolicyRule::Approve { windows, .. } => {
+            windows.iter().flat_map(|window| occurrences(window, now)).min()
+        }
     }
 }
 
 /// Returns for each day of the window: now if it is open since then, or else its next opening.
-fn occurrences(window: &Window, now: Time) -> impl Iterator<Item = Time> {
-    let days = if window.days.is_empty() { Day::ALL } else { &window.days };
+fn occurrences(window: &ApprovalWindow, now: Time) -> impl Iterator<Item = Time> {
+    let days = if window.days.is_empty() { Weekday::ALL } else { &window.days };
     days.iter().map(move |day| {
         // The epoch was a Thursday.
         let monday = now.micros() - (now.micros() + 3 * DAY).rem_euclid(WEEK);
@@ -259,12 +269,13 @@ mod tests {
     fn a_window_opens_on_its_days_and_may_last_over_midnight_and_the_week() {
         // 2026-11-21 was a Saturday.
         let at = |text: &str| text.parse::<Time>().expect("a time");
-        let nightly = Window { days: vec![Day::Sat, Day::Sun], from: 22 * 60, minutes: 8 * 60 };
-        let spec = |window: &Window| PolicySpec {
+        let nightly =
+            ApprovalWindow { days: vec![Weekday::Sat, Weekday::Sun], from: 22 * 60, minutes: 8 * 60 };
+        let spec = |window: &ApprovalWindow| PolicySpec {
             kinds: vec![],
             plans: vec![],
             domains: vec![],
-            rule: Rule::Approve { windows: vec![window.clone()], in_flight: None },
+            rule: PolicyRule::Approve { windows: vec![window.clone()], in_flight: None },
         };
         let cases = [
             ("2026-11-21T21:59:59Z", "2026-11-21T22:00:00Z", "before it"),
@@ -277,7 +288,7 @@ mod tests {
         for (now, opens_at, why) in cases {
             assert_eq!(opens(&spec(&nightly), at(now)), Some(at(opens_at)), "{why}");
         }
-        let always = Window { days: vec![], from: 0, minutes: 24 * 60 };
+        let always = ApprovalWindow { days: vec![], from: 0, minutes: 24 * 60 };
         assert_eq!(opens(&spec(&always), at("2026-11-23T06:00:00Z")), Some(at("2026-11-23T06:00:00Z")));
     }
 }

@@ -21,27 +21,28 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use chancery_events::fact::{
-    Asker, Fact, OperationEnd, PlanBalanceChanged, PlanRebalanceEnded, PlanRebalanceStarted, RebalanceEnd,
+    Fact, OperationEnd, PlanBalanceChanged, PlanRebalanceEnded, PlanRebalanceStarted, RebalanceEnd, Requester,
 };
 use chancery_events::id::Position;
 use chancery_events::intent::PlanRebalance;
 use chancery_events::name::{DeploymentName, PlanName};
-use chancery_events::refusal::{Code, Refusal};
+use chancery_events::refusal::{Refusal, RefusalCode};
 use chancery_events::spec::{
-    Activity, Approval, Balance, Company, OperationKind, Placement, PlanPolicy, PlanVersion, Purpose,
+    AffinityKind, ApprovalMode, BalancePolicy, ClusterActivity, OperationKind, PlacementPolicy, PlanPolicy,
+    PlanVersion, ProbePurpose,
 };
 use chancery_events::subject::Subject;
 use chancery_events::time::Time;
 
-use crate::advance::Step;
-use crate::context::{Context, Draft};
+use crate::advance::DueStep;
+use crate::context::{DecisionContext, FactDraft};
 use crate::disruption;
-use crate::fleet::{Contradiction, Fleet};
+use crate::fleet::{FleetState, StateContradiction};
 use crate::index::{PlanIndex, PlanSpread};
-use crate::meta::At;
-use crate::operation::{self, Want};
-use crate::scheduler::{Place, Search};
-use crate::state::{Active, Operation, Plan, Rebalance, Replica};
+use crate::meta::FactPosition;
+use crate::operation::{self, OperationRequest};
+use crate::scheduler::{NodePlacement, PlacementCache};
+use crate::state::{IncarnationRef, Operation, Plan, RebalanceProgress, Replica};
 
 /// Minimum time from the start of one round of checks to the start of the next.
 const ROUND: Duration = Duration::from_secs(10);
@@ -49,7 +50,12 @@ const ROUND: Duration = Duration::from_secs(10);
 const STEP: usize = 64;
 
 /// Whether a placement makes the spread more even than the replica's current one.
-pub(crate) fn improves(fleet: &Fleet, spread: &PlanSpread, from: &Active, to: &Place) -> bool {
+pub(crate) fn improves(
+    fleet: &FleetState,
+    spread: &PlanSpread,
+    from: &IncarnationRef,
+    to: &NodePlacement,
+) -> bool {
     if from.domain == to.domain {
         let on_node = |node| spread.on_node(&fleet.index().places, node).remaining;
         on_node(&to.node) + 1 < on_node(&from.node)
@@ -62,9 +68,13 @@ pub(crate) fn improves(fleet: &Fleet, spread: &PlanSpread, from: &Active, to: &P
 ///
 /// Of equal replicas (of one deployment, in one domain) one is checked, on the fullest node of them. All are
 /// checked where volumes or affinities distinguish them.
-pub(crate) fn improvement<'a>(fleet: &'a Fleet, search: &mut Search, plan: &Plan) -> Option<&'a Replica> {
+pub(crate) fn improvement<'a>(
+    fleet: &'a FleetState,
+    search: &mut PlacementCache,
+    plan: &Plan,
+) -> Option<&'a Replica> {
     let index = fleet.index().plan_index(&plan.name)?;
-    if *plan.policy().placement() == Placement::Pack || !index.spread.is_crowded() {
+    if *plan.policy().placement() == PlacementPolicy::Pack || !index.spread.is_crowded() {
         return None;
     }
     let mut domains: Vec<_> = index.spread.domains().into_iter().filter(|(_, count)| *count > 1).collect();
@@ -108,27 +118,27 @@ pub(crate) fn improvement<'a>(fleet: &'a Fleet, search: &mut Search, plan: &Plan
 
 /// Whether acceptable placements may differ between replicas of the version.
 fn are_different(policy: PlanPolicy<'_>, version: PlanVersion<'_>) -> bool {
-    version.has_volumes() || policy.affinity().iter().any(|affinity| affinity.nodes == Company::Together)
+    version.has_volumes() || policy.affinity().iter().any(|affinity| affinity.nodes == AffinityKind::Together)
 }
 
 /// Whether any replica of the plan has a version with volumes: its old incarnation ends before the new one is
 /// started.
-fn has_volumes(fleet: &Fleet, plan: &Plan, index: &PlanIndex) -> bool {
+fn has_volumes(fleet: &FleetState, plan: &Plan, index: &PlanIndex) -> bool {
     let used = index.deployments.iter().filter(|(_, of)| of.present > 0).map(|(name, _)| name);
     let mut deployments = used.filter_map(|name| fleet.deployment(&plan.name, name));
     deployments.any(|deployment| plan.version_of(deployment.generation).has_volumes())
 }
 
 /// Whether a running replica has no open operation, and its volumes can move with it.
-fn is_movable(fleet: &Fleet, plan: &Plan, replica: &Replica) -> bool {
+fn is_movable(fleet: &FleetState, plan: &Plan, replica: &Replica) -> bool {
     let run = replica.remaining().and_then(|run| fleet.incarnations().get(&run.incarnation));
     let is_free = replica.open().next().is_none() && replica.passive.is_none();
     is_free && run.is_some_and(|run| disruption::movable(fleet, plan, run).is_some())
 }
 
 fn is_improved(
-    fleet: &Fleet,
-    search: &mut Search,
+    fleet: &FleetState,
+    search: &mut PlacementCache,
     plan: &Plan,
     spread: &PlanSpread,
     replica: &Replica,
@@ -137,31 +147,35 @@ fn is_improved(
     replica.remaining().zip(place).is_some_and(|(from, to)| improves(fleet, spread, from, &to))
 }
 
-pub(crate) fn ask(fleet: &Fleet, ask: &PlanRebalance, ctx: &Context) -> Result<Vec<Fact>, Refusal> {
+pub(crate) fn ask(
+    fleet: &FleetState,
+    ask: &PlanRebalance,
+    ctx: &DecisionContext,
+) -> Result<Vec<Fact>, Refusal> {
     let plan = fleet.find::<Plan>(&ask.name)?;
     let requested_by =
-        ctx.actor.clone().ok_or_else(|| Refusal::new(Code::Invalid, "a rebalance needs an actor"))?;
+        ctx.actor.clone().ok_or_else(|| Refusal::new(RefusalCode::Invalid, "a rebalance needs an actor"))?;
     if plan.rebalance.is_some() {
         return Ok(vec![]);
     }
     if plan.removing.is_some() {
-        return Err(Refusal::new(Code::InUse, format!("plan {} is being removed", ask.name)));
+        return Err(Refusal::new(RefusalCode::InUse, format!("plan {} is being removed", ask.name)));
     }
-    if plan.activity == Activity::Inactive {
-        return Err(Refusal::new(Code::Inactive, format!("plan {} is inactive", ask.name)));
+    if plan.activity == ClusterActivity::Inactive {
+        return Err(Refusal::new(RefusalCode::Inactive, format!("plan {} is inactive", ask.name)));
     }
     if let Some(current) = plan.current.as_ref().or(plan.next.as_ref()) {
         let detail =
             format!("deployment {current} of plan {} is not over, and places its replicas", ask.name);
-        return Err(Refusal::new(Code::InUse, detail));
+        return Err(Refusal::new(RefusalCode::InUse, detail));
     }
-    if *plan.policy().placement() == Placement::Pack {
+    if *plan.policy().placement() == PlacementPolicy::Pack {
         let detail = format!("plan {} has placement pack, which does not spread its replicas", ask.name);
-        return Err(Refusal::new(Code::Unsupported, detail));
+        return Err(Refusal::new(RefusalCode::Unsupported, detail));
     }
-    if improvement(fleet, &mut Search::default(), plan).is_none() {
+    if improvement(fleet, &mut PlacementCache::default(), plan).is_none() {
         return match bound_by_volumes(fleet, plan) {
-            Some(reason) => Err(Refusal::new(Code::InUse, reason)),
+            Some(reason) => Err(Refusal::new(RefusalCode::InUse, reason)),
             None => Ok(vec![]),
         };
     }
@@ -169,7 +183,7 @@ pub(crate) fn ask(fleet: &Fleet, ask: &PlanRebalance, ctx: &Context) -> Result<V
 }
 
 /// Reason why volumes prevent the rebalance of a plan with uneven domains.
-fn bound_by_volumes(fleet: &Fleet, plan: &Plan) -> Option<String> {
+fn bound_by_volumes(fleet: &FleetState, plan: &Plan) -> Option<String> {
     let index = fleet.index().plan_index(&plan.name)?;
     let spread = &index.spread;
     let counts = spread.domains();
@@ -186,8 +200,8 @@ fn bound_by_volumes(fleet: &Fleet, plan: &Plan) -> Option<String> {
 
 /// Maximum number of concurrent moves of the plan. Unlimited where people approve moves and both incarnations
 /// run concurrently; else the rest of the budget that disruptions leave.
-fn bound(fleet: &Fleet, plan: &Plan, index: &PlanIndex) -> usize {
-    let by_rule = plan.policy().approval().of(OperationKind::Relocate) == Approval::Automatic;
+fn bound(fleet: &FleetState, plan: &Plan, index: &PlanIndex) -> usize {
+    let by_rule = plan.policy().approval().of(OperationKind::Relocate) == ApprovalMode::Automatic;
     if by_rule || has_volumes(fleet, plan, index) {
         plan.policy().budget().saturating_sub(index.evictions) as usize
     } else {
@@ -196,19 +210,25 @@ fn bound(fleet: &Fleet, plan: &Plan, index: &PlanIndex) -> usize {
 }
 
 /// Reason why the plan makes no further moves.
-fn stops_because(plan: &Plan, rebalance: &Rebalance) -> Option<String> {
+fn stops_because(plan: &Plan, rebalance: &RebalanceProgress) -> Option<String> {
     let deployment = || plan.current.as_ref().or(plan.next.as_ref());
     let deployed = || deployment().map(|name| format!("deployment {name} places the replicas"));
-    let packs =
-        || (*plan.policy().placement() == Placement::Pack).then(|| "the placement is pack now".to_owned());
-    let inactive = || (plan.activity == Activity::Inactive).then(|| "the plan is inactive".to_owned());
+    let packs = || {
+        (*plan.policy().placement() == PlacementPolicy::Pack).then(|| "the placement is pack now".to_owned())
+    };
+    let inactive = || (plan.activity == ClusterActivity::Inactive).then(|| "the plan is inactive".to_owned());
     let removed = || plan.removing.as_ref().map(|by| format!("{by} removes the plan"));
     rebalance.stops.clone().or_else(deployed).or_else(packs).or_else(inactive).or_else(removed)
 }
 
 /// Returns the next step of a rebalance: a move, or its end. Empty if the rebalance waits.
-pub(crate) fn step(fleet: &Fleet, search: &mut Search, plan: &Plan, ctx: &Context) -> Vec<Fact> {
-    let mut draft = Draft::new(ctx);
+pub(crate) fn step(
+    fleet: &FleetState,
+    search: &mut PlacementCache,
+    plan: &Plan,
+    ctx: &DecisionContext,
+) -> Vec<Fact> {
+    let mut draft = FactDraft::new(ctx);
     let (Some(rebalance), Some(index)) = (&plan.rebalance, fleet.index().plan_index(&plan.name)) else {
         return Vec::new();
     };
@@ -232,9 +252,9 @@ pub(crate) fn step(fleet: &Fleet, search: &mut Search, plan: &Plan, ctx: &Contex
         return Vec::new();
     }
     if let Some(replica) = improvement(fleet, search, plan) {
-        let by = Some(Asker::Actor(rebalance.requested_by.clone()));
-        let purpose = Some(Purpose::Rebalance);
-        let want = Want { purpose, ..Want::by(OperationKind::Relocate, by) };
+        let by = Some(Requester::Actor(rebalance.requested_by.clone()));
+        let purpose = Some(ProbePurpose::Rebalance);
+        let want = OperationRequest { purpose, ..OperationRequest::by(OperationKind::Relocate, by) };
         operation::open(fleet, replica, &want, ctx, &mut draft);
     } else if moves.len() == 0 {
         draft.push(PlanRebalanceEnded { plan: name, end: RebalanceEnd::Completed });
@@ -244,7 +264,7 @@ pub(crate) fn step(fleet: &Fleet, search: &mut Search, plan: &Plan, ctx: &Contex
 
 /// State in which a plan's rebalance had nothing to do, valid until any part changes.
 #[derive(Clone, Debug)]
-struct Waits {
+struct RebalanceIdle {
     at: Position,
     open: u32,
     thinned: Option<Arc<()>>,
@@ -252,11 +272,11 @@ struct Waits {
     shape: Arc<()>,
 }
 
-impl Waits {
-    fn new(fleet: &Fleet, plan: &Plan) -> Waits {
+impl RebalanceIdle {
+    fn new(fleet: &FleetState, plan: &Plan) -> RebalanceIdle {
         let index = fleet.index();
         let own = index.plan_index(&plan.name);
-        Waits {
+        RebalanceIdle {
             at: plan.meta.changed.position,
             open: own.map_or(0, |own| own.open),
             thinned: own.map(|own| Arc::clone(&own.spread.thinned)),
@@ -265,8 +285,8 @@ impl Waits {
         }
     }
 
-    fn holds(&self, fleet: &Fleet, plan: &Plan) -> bool {
-        let now = Waits::new(fleet, plan);
+    fn holds(&self, fleet: &FleetState, plan: &Plan) -> bool {
+        let now = RebalanceIdle::new(fleet, plan);
         let thinned = self.thinned.as_ref().zip(now.thinned.as_ref());
         let same = Arc::ptr_eq(&self.freed, &now.freed)
             && Arc::ptr_eq(&self.shape, &now.shape)
@@ -277,7 +297,7 @@ impl Waits {
 
 /// State of the rounds of checks: not journaled, a new decider starts again.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Rounds {
+pub(crate) struct RebalanceRounds {
     /// Time at which the last round started.
     began: Time,
     /// Head at which the last round started.
@@ -285,17 +305,17 @@ pub(crate) struct Rounds {
     /// Plan that was checked last in the current round.
     last: Option<PlanName>,
     goes_on: bool,
-    waits: BTreeMap<PlanName, Waits>,
+    waits: BTreeMap<PlanName, RebalanceIdle>,
 }
 
 /// Returns the next step of the rebalances in progress.
 pub(crate) fn advance(
-    fleet: &Fleet,
-    rounds: &mut Rounds,
-    search: &mut Search,
-    ctx: &Context,
+    fleet: &FleetState,
+    rounds: &mut RebalanceRounds,
+    search: &mut PlacementCache,
+    ctx: &DecisionContext,
     mut begin: impl FnMut(&Subject, Position) -> bool,
-) -> Option<Step> {
+) -> Option<DueStep> {
     let rebalancing = &fleet.index().rebalancing;
     rounds.waits.retain(|name, _| rebalancing.contains(name));
     for plan in rebalancing.iter().filter_map(|name| fleet.plans().get(name)) {
@@ -306,21 +326,21 @@ pub(crate) fn advance(
         }
         let facts = step(fleet, search, plan, ctx);
         if !facts.is_empty() {
-            return Some(Step { subject, cause, facts });
+            return Some(DueStep { subject, cause, facts });
         }
-        rounds.waits.insert(plan.name.clone(), Waits::new(fleet, plan));
+        rounds.waits.insert(plan.name.clone(), RebalanceIdle::new(fleet, plan));
     }
     None
 }
 
 /// Returns the step for the next plan whose recorded balance is outdated.
 pub(crate) fn look(
-    fleet: &Fleet,
-    rounds: &mut Rounds,
-    search: &mut Search,
-    ctx: &Context,
+    fleet: &FleetState,
+    rounds: &mut RebalanceRounds,
+    search: &mut PlacementCache,
+    ctx: &DecisionContext,
     mut begin: impl FnMut(&Subject, Position) -> bool,
-) -> Option<Step> {
+) -> Option<DueStep> {
     if !rounds.goes_on {
         if next_round(fleet, rounds, ctx.now).is_none_or(|next| ctx.now < next) {
             return None;
@@ -338,11 +358,14 @@ pub(crate) fn look(
         if !begin(&subject, cause) {
             continue;
         }
-        let balance =
-            if improvement(fleet, search, plan).is_some() { Balance::Uneven } else { Balance::Even };
+        let balance = if improvement(fleet, search, plan).is_some() {
+            BalancePolicy::Uneven
+        } else {
+            BalancePolicy::Even
+        };
         if balance != plan.balance {
             let facts = vec![PlanBalanceChanged { plan: name.clone(), balance }.into()];
-            return Some(Step { subject, cause, facts });
+            return Some(DueStep { subject, cause, facts });
         }
     }
     rounds.goes_on = left == 0;
@@ -350,7 +373,7 @@ pub(crate) fn look(
 }
 
 /// Time of the next round, if anything has happened since the last one started.
-pub(crate) fn next_round(fleet: &Fleet, rounds: &Rounds, now: Time) -> Option<Time> {
+pub(crate) fn next_round(fleet: &FleetState, rounds: &RebalanceRounds, now: Time) -> Option<Time> {
     if rounds.goes_on {
         return Some(now);
     }
@@ -359,19 +382,29 @@ pub(crate) fn next_round(fleet: &Fleet, rounds: &Rounds, now: Time) -> Option<Ti
 }
 
 pub(crate) fn balance_changed(
-    fleet: &mut Fleet,
+    fleet: &mut FleetState,
     fact: &PlanBalanceChanged,
-    at: At,
-) -> Result<(), Contradiction> {
+    at: FactPosition,
+) -> Result<(), StateContradiction> {
     fleet.bump::<Plan>(&fact.plan, at, |plan| plan.balance = fact.balance)
 }
 
-pub(crate) fn started(fleet: &mut Fleet, fact: &PlanRebalanceStarted, at: At) -> Result<(), Contradiction> {
+pub(crate) fn started(
+    fleet: &mut FleetState,
+    fact: &PlanRebalanceStarted,
+    at: FactPosition,
+) -> Result<(), StateContradiction> {
     let requested_by = fact.requested_by.clone();
-    fleet.bump::<Plan>(&fact.plan, at, |plan| plan.rebalance = Some(Rebalance { requested_by, stops: None }))
+    fleet.bump::<Plan>(&fact.plan, at, |plan| {
+        plan.rebalance = Some(RebalanceProgress { requested_by, stops: None })
+    })
 }
 
-pub(crate) fn ended(fleet: &mut Fleet, fact: &PlanRebalanceEnded, at: At) -> Result<(), Contradiction> {
+pub(crate) fn ended(
+    fleet: &mut FleetState,
+    fact: &PlanRebalanceEnded,
+    at: FactPosition,
+) -> Result<(), StateContradiction> {
     fleet.bump::<Plan>(&fact.plan, at, |plan| plan.rebalance = None)
 }
 
@@ -386,6 +419,6 @@ pub(crate) fn stops_after(operation: &Operation, end: &OperationEnd) -> Option<S
             return None;
         }
     };
-    let is_move = operation.purpose == Some(Purpose::Rebalance);
+    let is_move = operation.purpose == Some(ProbePurpose::Rebalance);
     is_move.then(|| format!("the relocate of {} {why}", operation.replica))
 }

@@ -1,23 +1,23 @@
 //! Refusals that several modules word alike.
 
-use chancery_events::refusal::{Code, Refusal};
+use chancery_events::refusal::{Refusal, RefusalCode};
 use chancery_events::subject::Subject;
 
 pub(crate) fn not_found(subject: &Subject) -> Refusal {
     let text = subject.to_string();
     let (kind, name) = text.split_once('/').unwrap_or(("fleet", ""));
-    Refusal::new(Code::NotFound, format!("there is no {kind} {name}"))
+    Refusal::new(RefusalCode::NotFound, format!("there is no {kind} {name}"))
 }
 
 pub(crate) fn bad_transition(what: &str, from: &str, to: &str) -> Refusal {
-    Refusal::new(Code::BadTransition, format!("{what} is {from}, and cannot become {to} from there"))
+    Refusal::new(RefusalCode::BadTransition, format!("{what} is {from}, and cannot become {to} from there"))
 }
 
 /// Errors in a body, collected so that its sender can fix all of them together.
 #[derive(Default)]
-pub(crate) struct Faults(std::collections::BTreeMap<String, String>);
+pub(crate) struct BodyErrors(std::collections::BTreeMap<String, String>);
 
-impl Faults {
+impl BodyErrors {
     pub(crate) fn add(&mut self, pointer: impl Into<String>, what: impl Into<String>) {
         self.0.entry(pointer.into()).or_insert(what.into());
     }
@@ -34,7 +34,7 @@ impl Faults {
             1 => String::new(),
             many => format!(" (and {} more)", many - 1),
         };
-        let mut refusal = Refusal::new(Code::Invalid, format!("{pointer}: {what}{more}"));
+        let mut refusal = Refusal::new(RefusalCode::Invalid, format!("{pointer}: {what}{more}"));
         refusal.errors = self.0;
         Err(refusal)
     }

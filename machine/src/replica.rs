@@ -14,98 +14,109 @@
 //! only when a start would be accepted.
 
 use chancery_events::fact::{
-    Again, Asker, DeploymentEnd, Fact, IncarnationEnd, OperationEnd, OperationEnded, ReplicaAssigned,
-    ReplicaCreated, ReplicaDeleted,
+    DeploymentEnd, Fact, IncarnationEnd, OperationEnd, OperationEnded, ReplicaCreated, ReplicaDeleted,
+    ReplicaDeploymentChanged, Requester, RestartBackoff,
 };
 use chancery_events::id::OperationId;
 use chancery_events::intent::{
     ReplicaCreate, ReplicaDelete, ReplicaRelocate, ReplicaRestart, ReplicaStart, ReplicaStop,
 };
-use chancery_events::lifecycle::{PhaseWord, WillWord};
+use chancery_events::lifecycle::{PhaseStatus, WillWord};
 use chancery_events::name::{DeploymentName, NodeName, ReplicaName};
-use chancery_events::refusal::{Code, Refusal};
-use chancery_events::spec::{Activity, OperationKind, Restart};
+use chancery_events::refusal::{Refusal, RefusalCode};
+use chancery_events::spec::{ClusterActivity, OperationKind, RestartPolicy};
 use smallvec::SmallVec;
 
-use crate::context::{Context, Draft};
-use crate::fleet::{Contradiction, Fleet};
-use crate::meta::{At, Meta};
-use crate::operation::{self, Want};
+use crate::context::{DecisionContext, FactDraft};
+use crate::fleet::{FleetState, StateContradiction};
+use crate::meta::{EntityMeta, FactPosition};
+use crate::operation::{self, OperationRequest};
 use crate::refuse::bad_transition;
 use crate::state::{
-    Deployment, DeploymentState, Incarnation, IncarnationState, Node, Open, Operation, OperationState, Plan,
-    Replica,
+    Deployment, DeploymentState, Incarnation, IncarnationState, Node, OpenOperation, Operation,
+    OperationState, Plan, Replica,
 };
 use crate::{deployment, volume};
 
 impl Replica {
     /// Scheduled automatic restart, unless an open operation or an incarnation precedes it.
-    pub fn comes_again(&self) -> Option<Again> {
-        let up = |open: Open| !matches!(open.kind, OperationKind::Stop | OperationKind::Delete);
+    pub fn comes_again(&self) -> Option<RestartBackoff> {
+        let up = |open: OpenOperation| !matches!(open.kind, OperationKind::Stop | OperationKind::Delete);
         self.again.filter(|_| !self.open().any(up) && self.runs().next().is_none())
     }
 }
 
 /// Returns the phase of a replica, given its active incarnation.
-pub fn phase(replica: &Replica, active: Option<&Incarnation>) -> PhaseWord {
+pub fn phase(replica: &Replica, active: Option<&Incarnation>) -> PhaseStatus {
     if replica.will == WillWord::Deleted {
-        return PhaseWord::Deleting;
+        return PhaseStatus::Deleting;
     }
     match replica.operation.filter(|open| open.begun).map(|open| open.kind) {
-        Some(OperationKind::Update) if active.is_some() => return PhaseWord::Updating,
-        Some(OperationKind::Restart) if active.is_some() => return PhaseWord::Restarting,
+        Some(OperationKind::Update) if active.is_some() => return PhaseStatus::Updating,
+        Some(OperationKind::Restart) if active.is_some() => return PhaseStatus::Restarting,
         // Otherwise the incarnation determines the phase.
         Some(_) | None => {}
     }
     match active.map(|incarnation| &incarnation.state) {
-        Some(IncarnationState::Reserved) => return PhaseWord::Pending,
-        Some(IncarnationState::Creating | IncarnationState::Starting) => return PhaseWord::Starting,
-        Some(IncarnationState::Running) => return PhaseWord::Running,
+        Some(IncarnationState::Reserved) => return PhaseStatus::Pending,
+        Some(IncarnationState::Creating | IncarnationState::Starting) => return PhaseStatus::Starting,
+        Some(IncarnationState::Running) => return PhaseStatus::Running,
         // The incarnation is being reverted.
-        Some(IncarnationState::Updating(_)) => return PhaseWord::Updating,
-        Some(IncarnationState::Stopping(_)) => return PhaseWord::Stopping,
+        Some(IncarnationState::Updating(_)) => return PhaseStatus::Updating,
+        Some(IncarnationState::Stopping(_)) => return PhaseStatus::Stopping,
         Some(IncarnationState::Ended(_)) | None => {}
     }
-    let brings_up = |open: Open| !matches!(open.kind, OperationKind::Stop | OperationKind::Delete);
+    let brings_up = |open: OpenOperation| !matches!(open.kind, OperationKind::Stop | OperationKind::Delete);
     if replica.open().any(brings_up) {
-        return PhaseWord::Pending;
+        return PhaseStatus::Pending;
     }
     match (replica.will, replica.last.as_deref()) {
         (WillWord::Running, Some(IncarnationEnd::Failed { .. } | IncarnationEnd::Unwound { .. }) | None) => {
-            PhaseWord::Failed
+            PhaseStatus::Failed
         }
         // The replica was stopped for a replacement that failed.
-        (WillWord::Running, Some(IncarnationEnd::Destroyed)) if replica.again.is_some() => PhaseWord::Failed,
+        (WillWord::Running, Some(IncarnationEnd::Destroyed)) if replica.again.is_some() => {
+            PhaseStatus::Failed
+        }
         (WillWord::Running, Some(IncarnationEnd::Destroyed))
-        | (WillWord::Stopped | WillWord::Proposed, _) => PhaseWord::Stopped,
-        (WillWord::Deleted, _) => PhaseWord::Deleting,
+        | (WillWord::Stopped | WillWord::Proposed, _) => PhaseStatus::Stopped,
+        (WillWord::Deleted, _) => PhaseStatus::Deleting,
     }
 }
 
 /// Open operation of the replica with the given kind, if any.
-fn open<'a>(fleet: &'a Fleet, replica: &Replica, wanted: OperationKind) -> Option<&'a Operation> {
+fn open<'a>(fleet: &'a FleetState, replica: &Replica, wanted: OperationKind) -> Option<&'a Operation> {
     replica.open().find(|open| open.kind == wanted).and_then(|open| fleet.operations().get(&open.id))
 }
 
 /// Returns only the facts that create an operation.
-fn opened(fleet: &Fleet, replica: &Replica, want: &Want<'_>, ctx: &Context) -> Vec<Fact> {
-    let mut draft = Draft::new(ctx);
+fn opened(
+    fleet: &FleetState,
+    replica: &Replica,
+    want: &OperationRequest<'_>,
+    ctx: &DecisionContext,
+) -> Vec<Fact> {
+    let mut draft = FactDraft::new(ctx);
     operation::open(fleet, replica, want, ctx, &mut draft);
     draft.done()
 }
 
 /// Requester that an operation records.
-fn asker(ctx: &Context) -> Option<Asker> {
-    ctx.actor.clone().map(Asker::Actor)
+fn asker(ctx: &DecisionContext) -> Option<Requester> {
+    ctx.actor.clone().map(Requester::Actor)
 }
 
 /// Checks that a requested node exists.
-fn check_node(fleet: &Fleet, node: Option<&NodeName>) -> Result<(), Refusal> {
+fn check_node(fleet: &FleetState, node: Option<&NodeName>) -> Result<(), Refusal> {
     let found = node.map_or(Ok(()), |name| fleet.find::<Node>(name).map(|_| ()));
     found.map_err(|refusal| refusal.at("/node", "does not exist"))
 }
 
-pub(crate) fn start(fleet: &Fleet, ask: &ReplicaStart, ctx: &Context) -> Result<Vec<Fact>, Refusal> {
+pub(crate) fn start(
+    fleet: &FleetState,
+    ask: &ReplicaStart,
+    ctx: &DecisionContext,
+) -> Result<Vec<Fact>, Refusal> {
     let replica = fleet.find::<Replica>(&ask.name)?;
     check_node(fleet, ask.node.as_ref())?;
     let what = format!("replica {}", ask.name);
@@ -116,7 +127,7 @@ pub(crate) fn start(fleet: &Fleet, ask: &ReplicaStart, ctx: &Context) -> Result<
     let down = [OperationKind::Stop, OperationKind::Delete];
     let is_coming = replica.open().any(|open| !down.contains(&open.kind));
     let active = replica.active.as_ref().and_then(|active| fleet.incarnations().get(&active.incarnation));
-    let mut draft = Draft::new(ctx);
+    let mut draft = FactDraft::new(ctx);
     match stop {
         Some(stop) if matches!(stop.state, OperationState::Running) => {
             return Err(bad_transition(&what, "stopping", "running"));
@@ -139,17 +150,20 @@ pub(crate) fn start(fleet: &Fleet, ask: &ReplicaStart, ctx: &Context) -> Result<
         None => {}
     }
     let plan = fleet.plans().get(&replica.plan);
-    if plan.is_none_or(|plan| plan.activity == Activity::Inactive) {
-        return Err(Refusal::new(Code::Inactive, format!("plan {} is inactive", replica.plan)));
+    if plan.is_none_or(|plan| plan.activity == ClusterActivity::Inactive) {
+        return Err(Refusal::new(RefusalCode::Inactive, format!("plan {} is inactive", replica.plan)));
     }
-    let want = Want { node: ask.node.as_ref(), ..Want::by(OperationKind::Start, asker(ctx)) };
+    let want = OperationRequest {
+        node: ask.node.as_ref(),
+        ..OperationRequest::by(OperationKind::Start, asker(ctx))
+    };
     operation::push_opened(&ask.name, &want, None, &mut draft);
     Ok(draft.done())
 }
 
 /// Checks that a relocate or restart can be created. Returns `None` if an equal one is open.
 fn may_replace(
-    fleet: &Fleet,
+    fleet: &FleetState,
     replica: &Replica,
     kind: OperationKind,
     node: Option<&NodeName>,
@@ -169,7 +183,7 @@ fn may_replace(
         if open.begun || !gives_way {
             let done = if open.begun { "is being carried out" } else { "waits" };
             let detail = format!("{what} cannot be {to} now: a {} of it {done}", open.kind);
-            return Err(Refusal::new(Code::InUse, detail));
+            return Err(Refusal::new(RefusalCode::InUse, detail));
         }
     }
     Ok(Some(()))
@@ -182,7 +196,11 @@ fn runs(active: Option<&Incarnation>) -> bool {
     })
 }
 
-pub(crate) fn relocate(fleet: &Fleet, ask: &ReplicaRelocate, ctx: &Context) -> Result<Vec<Fact>, Refusal> {
+pub(crate) fn relocate(
+    fleet: &FleetState,
+    ask: &ReplicaRelocate,
+    ctx: &DecisionContext,
+) -> Result<Vec<Fact>, Refusal> {
     let replica = fleet.find::<Replica>(&ask.name)?;
     check_node(fleet, ask.node.as_ref())?;
     if may_replace(fleet, replica, OperationKind::Relocate, ask.node.as_ref())?.is_none() {
@@ -195,13 +213,20 @@ pub(crate) fn relocate(fleet: &Fleet, ask: &ReplicaRelocate, ctx: &Context) -> R
     }
     if let Some(node) = ask.node.as_ref().filter(|node| active.is_some_and(|active| active.node == **node)) {
         let detail = format!("{what} is on node {node} already");
-        return Err(Refusal::new(Code::Invalid, detail).at("/node", "is where it runs"));
+        return Err(Refusal::new(RefusalCode::Invalid, detail).at("/node", "is where it runs"));
     }
-    let want = Want { node: ask.node.as_ref(), ..Want::by(OperationKind::Relocate, asker(ctx)) };
+    let want = OperationRequest {
+        node: ask.node.as_ref(),
+        ..OperationRequest::by(OperationKind::Relocate, asker(ctx))
+    };
     Ok(opened(fleet, replica, &want, ctx))
 }
 
-pub(crate) fn restart(fleet: &Fleet, ask: &ReplicaRestart, ctx: &Context) -> Result<Vec<Fact>, Refusal> {
+pub(crate) fn restart(
+    fleet: &FleetState,
+    ask: &ReplicaRestart,
+    ctx: &DecisionContext,
+) -> Result<Vec<Fact>, Refusal> {
     let replica = fleet.find::<Replica>(&ask.name)?;
     if replica.active.is_none() && replica.operation.is_none() {
         return start(fleet, &ReplicaStart { name: ask.name.clone(), node: None }, ctx);
@@ -214,18 +239,22 @@ pub(crate) fn restart(fleet: &Fleet, ask: &ReplicaRestart, ctx: &Context) -> Res
         let now = phase(replica, active).word();
         return Err(bad_transition(&format!("replica {}", ask.name), now, "restarted"));
     }
-    Ok(opened(fleet, replica, &Want::by(OperationKind::Restart, asker(ctx)), ctx))
+    Ok(opened(fleet, replica, &OperationRequest::by(OperationKind::Restart, asker(ctx)), ctx))
 }
 
-pub(crate) fn create(fleet: &Fleet, ask: &ReplicaCreate, ctx: &Context) -> Result<Vec<Fact>, Refusal> {
+pub(crate) fn create(
+    fleet: &FleetState,
+    ask: &ReplicaCreate,
+    ctx: &DecisionContext,
+) -> Result<Vec<Fact>, Refusal> {
     let plan = fleet.find::<Plan>(&ask.plan)?;
     check_node(fleet, ask.node.as_ref())?;
-    if plan.activity == Activity::Inactive || plan.removing.is_some() {
-        return Err(Refusal::new(Code::Inactive, format!("plan {} is inactive", ask.plan)));
+    if plan.activity == ClusterActivity::Inactive || plan.removing.is_some() {
+        return Err(Refusal::new(RefusalCode::Inactive, format!("plan {} is inactive", ask.plan)));
     }
     if let Some(current) = plan.current.as_ref().or(plan.next.as_ref()) {
         let detail = format!("deployment {current} of plan {} is not over, and says how many", ask.plan);
-        return Err(Refusal::new(Code::InUse, detail));
+        return Err(Refusal::new(RefusalCode::InUse, detail));
     }
     let completed = |name: &DeploymentName| {
         let found = fleet.deployment(&plan.name, name);
@@ -233,20 +262,23 @@ pub(crate) fn create(fleet: &Fleet, ask: &ReplicaCreate, ctx: &Context) -> Resul
     };
     let deployment = plan.deployments.iter().rev().find_map(completed).ok_or_else(|| {
         let detail = format!("plan {} has no deployment that was completed: deploy one first", ask.plan);
-        Refusal::new(Code::BadTransition, detail)
+        Refusal::new(RefusalCode::BadTransition, detail)
     })?;
     deployment::can_run(plan, deployment)?;
     let version = plan.version_of(deployment.generation);
     let replicas = fleet.index().plan_index(&plan.name).map_or(0, |index| index.replicas);
     if version.claims_by_name() && replicas > 0 {
         let detail = format!("plan {} claims a volume by name, which one replica alone can use", plan.name);
-        return Err(Refusal::new(Code::InUse, detail));
+        return Err(Refusal::new(RefusalCode::InUse, detail));
     }
-    let mut draft = Draft::new(ctx);
+    let mut draft = FactDraft::new(ctx);
     let name = ReplicaName::issue(version.service(), draft.position());
     let (plan, deployment) = (plan.name.clone(), deployment.name.clone());
     draft.push(ReplicaCreated { name: name.clone(), plan, deployment });
-    let want = Want { node: ask.node.as_ref(), ..Want::by(OperationKind::Create, asker(ctx)) };
+    let want = OperationRequest {
+        node: ask.node.as_ref(),
+        ..OperationRequest::by(OperationKind::Create, asker(ctx))
+    };
     operation::push_opened(&name, &want, None, &mut draft);
     Ok(draft.done())
 }
@@ -255,17 +287,17 @@ pub(crate) fn create(fleet: &Fleet, ask: &ReplicaCreate, ctx: &Context) -> Resul
 /// stopped for an aborted operation, or for a failed one after which the rule restarts it, starts in any case.
 /// While a deployment of its version is in progress, that deployment starts the replica, with its queue and
 /// failure handling.
-pub(crate) fn start_again(fleet: &Fleet, name: &ReplicaName, ctx: &Context) -> Vec<Fact> {
-    let mut draft = Draft::new(ctx);
+pub(crate) fn start_again(fleet: &FleetState, name: &ReplicaName, ctx: &DecisionContext) -> Vec<Fact> {
+    let mut draft = FactDraft::new(ctx);
     let Some(replica) = fleet.replicas().get(name) else { return Vec::new() };
     if let Some(deployment) = carried_out(fleet, replica) {
-        return opened(fleet, replica, &Want::of(OperationKind::Start, &deployment.name), ctx);
+        return opened(fleet, replica, &OperationRequest::of(OperationKind::Start, &deployment.name), ctx);
     }
-    let by = Some(Asker::Rule(format!("plan/{}/restart", replica.plan)));
+    let by = Some(Requester::Rule(format!("plan/{}/restart", replica.plan)));
     let operation = OperationId::issue(ctx.lineage, draft.position());
-    operation::push_opened(name, &Want::by(OperationKind::Start, by), None, &mut draft);
+    operation::push_opened(name, &OperationRequest::by(OperationKind::Start, by), None, &mut draft);
     let plan = fleet.plans().get(&replica.plan);
-    let is_never = plan.is_some_and(|plan| *plan.policy().restart() == Restart::Never);
+    let is_never = plan.is_some_and(|plan| *plan.policy().restart() == RestartPolicy::Never);
     if is_never && !replica.recovers {
         let reason = format!("the policy of plan {} has changed: restart is never", replica.plan);
         let end = OperationEnd::Failed { reason };
@@ -275,38 +307,46 @@ pub(crate) fn start_again(fleet: &Fleet, name: &ReplicaName, ctx: &Context) -> V
 }
 
 /// Deployment in progress that has the replica's version, if any.
-fn carried_out<'a>(fleet: &'a Fleet, replica: &Replica) -> Option<&'a Deployment> {
+fn carried_out<'a>(fleet: &'a FleetState, replica: &Replica) -> Option<&'a Deployment> {
     let current = deployment::current(fleet, fleet.plans().get(&replica.plan)?)?;
     let own = fleet.deployment(&replica.plan, &replica.deployment)?;
     (current.state == DeploymentState::InProgress && own.version == current.version).then_some(current)
 }
 
-pub(crate) fn stop(fleet: &Fleet, ask: &ReplicaStop, ctx: &Context) -> Result<Vec<Fact>, Refusal> {
+pub(crate) fn stop(
+    fleet: &FleetState,
+    ask: &ReplicaStop,
+    ctx: &DecisionContext,
+) -> Result<Vec<Fact>, Refusal> {
     let replica = fleet.find::<Replica>(&ask.name)?;
     if replica.is_going() {
         return Err(bad_transition(&format!("replica {}", ask.name), "being deleted", "stopped"));
     }
     if replica.will == WillWord::Proposed {
         let detail = format!("replica {} was never approved: reject its create, or delete it", ask.name);
-        return Err(Refusal::new(Code::BadTransition, detail));
+        return Err(Refusal::new(RefusalCode::BadTransition, detail));
     }
     let stopped =
         replica.will == WillWord::Stopped && replica.active.is_none() && replica.operation.is_none();
     if stopped || open(fleet, replica, OperationKind::Stop).is_some() {
         return Ok(vec![]);
     }
-    Ok(opened(fleet, replica, &Want::by(OperationKind::Stop, asker(ctx)), ctx))
+    Ok(opened(fleet, replica, &OperationRequest::by(OperationKind::Stop, asker(ctx)), ctx))
 }
 
-pub(crate) fn delete(fleet: &Fleet, ask: &ReplicaDelete, ctx: &Context) -> Result<Vec<Fact>, Refusal> {
+pub(crate) fn delete(
+    fleet: &FleetState,
+    ask: &ReplicaDelete,
+    ctx: &DecisionContext,
+) -> Result<Vec<Fact>, Refusal> {
     let replica = fleet.find::<Replica>(&ask.name)?;
     if replica.is_going() {
         return Ok(vec![]);
     }
-    Ok(opened(fleet, replica, &Want::by(OperationKind::Delete, asker(ctx)), ctx))
+    Ok(opened(fleet, replica, &OperationRequest::by(OperationKind::Delete, asker(ctx)), ctx))
 }
 
-pub(crate) fn created(fleet: &mut Fleet, fact: &ReplicaCreated, at: At) {
+pub(crate) fn created(fleet: &mut FleetState, fact: &ReplicaCreated, at: FactPosition) {
     fleet.put(Replica {
         name: fact.name.clone(),
         plan: fact.plan.clone(),
@@ -323,11 +363,15 @@ pub(crate) fn created(fleet: &mut Fleet, fact: &ReplicaCreated, at: At) {
         last: None,
         operations: SmallVec::new(),
         incarnations: SmallVec::new(),
-        meta: Meta::new(at),
+        meta: EntityMeta::new(at),
     });
 }
 
-pub(crate) fn assigned(fleet: &mut Fleet, fact: &ReplicaAssigned, at: At) -> Result<(), Contradiction> {
+pub(crate) fn assigned(
+    fleet: &mut FleetState,
+    fact: &ReplicaDeploymentChanged,
+    at: FactPosition,
+) -> Result<(), StateContradiction> {
     fleet.bump::<Replica>(&fact.name, at, |replica| {
         replica.deployment = fact.deployment.clone();
         // The previous restarts were of the previous version.
@@ -336,7 +380,11 @@ pub(crate) fn assigned(fleet: &mut Fleet, fact: &ReplicaAssigned, at: At) -> Res
 }
 
 /// Deletes a replica with its operations and incarnations; the plan keeps the totals.
-pub(crate) fn deleted(fleet: &mut Fleet, fact: &ReplicaDeleted, at: At) -> Result<(), Contradiction> {
+pub(crate) fn deleted(
+    fleet: &mut FleetState,
+    fact: &ReplicaDeleted,
+    at: FactPosition,
+) -> Result<(), StateContradiction> {
     let replica = fleet.want::<Replica>(&fact.name)?;
     let (operations, incarnations) = (replica.operations.clone(), replica.incarnations.clone());
     let plan = replica.plan.clone();

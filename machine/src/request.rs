@@ -33,21 +33,22 @@ use chancery_events::fact::{
 };
 use chancery_events::id::RequestId;
 use chancery_events::intent::{
-    Cascade, DisruptionApprove, Intent, NodeDelete, NodeSetState, PlanApply, PlanDelete, PolicyApply,
+    CascadePolicy, DisruptionApprove, Intent, NodeDelete, NodeSetState, PlanApply, PlanDelete, PolicyApply,
     PolicyDelete, RequestApprove, RequestReject, VolumeDelete,
 };
-use chancery_events::lifecycle::{RequestWord, WillWord};
+use chancery_events::lifecycle::{RequestStatus, WillWord};
 use chancery_events::name::{NodeName, PlanName, PolicyName, ReplicaName, VolumeName};
-use chancery_events::refusal::{Code, Refusal};
+use chancery_events::refusal::{Refusal, RefusalCode};
 use chancery_events::spec::{
-    Approval, DisruptionState, Evict, NodeState, OperationKind, PlanSpec, PolicyKind, PolicySpec,
+    ApprovalMode, DisruptionAction, DisruptionState, NodeState, OperationKind, PlanSpec, PolicyKind,
+    PolicySpec,
 };
 
-use crate::context::{Context, Draft};
-use crate::fleet::{Contradiction, Fleet};
-use crate::meta::{At, Meta};
+use crate::context::{DecisionContext, FactDraft};
+use crate::fleet::{FleetState, StateContradiction};
+use crate::meta::{EntityMeta, FactPosition};
 use crate::policy;
-use crate::refuse::Faults;
+use crate::refuse::BodyErrors;
 use crate::state::{ApprovalRequest, Node, RequestState};
 
 /// Time that a request waits for approval, where no plan's timeout is shorter.
@@ -59,7 +60,7 @@ const NAMES: usize = 64;
 
 /// Approval that a change needs.
 #[derive(Clone, PartialEq, Eq, Debug)]
-enum Needs {
+enum RequiredApproval {
     /// No approval.
     Nothing,
     /// Any person.
@@ -68,48 +69,53 @@ enum Needs {
     Another(BTreeSet<PolicyName>),
 }
 
-impl Needs {
-    fn of(person: Approval, policies: BTreeSet<PolicyName>) -> Needs {
+impl RequiredApproval {
+    fn of(person: ApprovalMode, policies: BTreeSet<PolicyName>) -> RequiredApproval {
         match (person, policies.is_empty()) {
-            (_, false) => Needs::Another(policies),
-            (Approval::Manual, true) => Needs::Person,
-            (Approval::Automatic, true) => Needs::Nothing,
+            (_, false) => RequiredApproval::Another(policies),
+            (ApprovalMode::Manual, true) => RequiredApproval::Person,
+            (ApprovalMode::Automatic, true) => RequiredApproval::Nothing,
         }
     }
 
     fn policies(self) -> BTreeSet<PolicyName> {
         match self {
-            Needs::Nothing | Needs::Person => BTreeSet::new(),
-            Needs::Another(policies) => policies,
+            RequiredApproval::Nothing | RequiredApproval::Person => BTreeSet::new(),
+            RequiredApproval::Another(policies) => policies,
         }
     }
 }
 
 /// Change with its current effects and the approval that it needs.
-struct Assessed {
+struct AssessedChange {
     change: RequestedChange,
     effects: Vec<RequestEffect>,
     hash: Digest,
-    needs: Needs,
+    needs: RequiredApproval,
     /// Time that the request waits for approval.
     wait: Duration,
 }
 
 /// Replicas by plan.
-type Members = BTreeMap<PlanName, BTreeSet<ReplicaName>>;
+type PlanMembers = BTreeMap<PlanName, BTreeSet<ReplicaName>>;
 
-impl Assessed {
-    fn new(change: RequestedChange, needs: Needs, kind: PolicyKind, members: &Members) -> Assessed {
-        Assessed::with_volumes(change, needs, kind, members, &BTreeSet::new())
+impl AssessedChange {
+    fn new(
+        change: RequestedChange,
+        needs: RequiredApproval,
+        kind: PolicyKind,
+        members: &PlanMembers,
+    ) -> AssessedChange {
+        AssessedChange::with_volumes(change, needs, kind, members, &BTreeSet::new())
     }
 
     fn with_volumes(
         change: RequestedChange,
-        needs: Needs,
+        needs: RequiredApproval,
         kind: PolicyKind,
-        members: &Members,
+        members: &PlanMembers,
         volumes: &BTreeSet<VolumeName>,
-    ) -> Assessed {
+    ) -> AssessedChange {
         let mut digests = vec![change.json()];
         digests.extend(volumes.iter().map(|name| name.as_str().to_owned()));
         let mut effects = Vec::with_capacity(members.len());
@@ -122,63 +128,73 @@ impl Assessed {
         }
         let parts: Vec<_> = digests.iter().map(String::as_bytes).collect();
         let hash = Digest::of(&parts);
-        Assessed { change, effects, hash, needs, wait: WAIT }
+        AssessedChange { change, effects, hash, needs, wait: WAIT }
     }
 }
 
 /// Assesses an intent whose immediate effect would need approval in single operations. `None` for others.
-fn assess(fleet: &Fleet, intent: &Intent) -> Option<Assessed> {
+fn assess(fleet: &FleetState, intent: &Intent) -> Option<AssessedChange> {
     match intent {
-        Intent::PlanDelete(ask) if ask.cascade == Cascade::Yes => plan_delete(fleet, &ask.name),
-        Intent::NodeDelete(ask) if ask.cascade == Cascade::Yes => {
+        Intent::PlanDelete(ask) if ask.cascade == CascadePolicy::Yes => plan_delete(fleet, &ask.name),
+        Intent::NodeDelete(ask) if ask.cascade == CascadePolicy::Yes => {
             let node = fleet.nodes().get(&ask.name)?;
             let change = RequestedChange::NodeDelete { name: ask.name.clone() };
             let (moves, manual, policies) = moves(fleet, node);
-            (!moves.is_empty())
-                .then(|| Assessed::new(change, Needs::of(manual, policies), PolicyKind::Relocate, &moves))
+            (!moves.is_empty()).then(|| {
+                AssessedChange::new(
+                    change,
+                    RequiredApproval::of(manual, policies),
+                    PolicyKind::Relocate,
+                    &moves,
+                )
+            })
         }
         Intent::DisruptionApprove(ask) => {
             let node = fleet.nodes().get(&ask.node)?;
             let disruption = node.disruptions.get(&ask.name)?;
-            let empties =
-                disruption.state == DisruptionState::Scheduled && disruption.spec.evict != Evict::No;
+            let empties = disruption.state == DisruptionState::Scheduled
+                && disruption.spec.evict != DisruptionAction::No;
             let (node_name, name) = (ask.node.clone(), ask.name.clone());
             let spec = disruption.spec.clone();
             let change = RequestedChange::DisruptionApprove { node: node_name, name, spec };
             let (moves, _, policies) = moves(fleet, node);
             // The approval of a disruption is already a person's approval of its moves.
-            let needs = Needs::of(Approval::Automatic, policies);
-            empties.then(|| Assessed::new(change, needs, PolicyKind::Relocate, &moves))
+            let needs = RequiredApproval::of(ApprovalMode::Automatic, policies);
+            empties.then(|| AssessedChange::new(change, needs, PolicyKind::Relocate, &moves))
         }
         Intent::NodeSetState(ask) if ask.state == NodeState::Expunged => expunge(fleet, &ask.name),
         Intent::VolumeDelete(ask) => volume_delete(fleet, &ask.name),
         Intent::PlanApply(ask) => {
             let from = fleet.plans().get(&ask.name)?.specs.newest();
-            let needs = Needs::of(Approval::Automatic, weakened_by_plan(fleet, &ask.name, from, &ask.spec));
+            let needs = RequiredApproval::of(
+                ApprovalMode::Automatic,
+                weakened_by_plan(fleet, &ask.name, from, &ask.spec),
+            );
             let (from, to) = (Box::new((**from).clone()), Box::new(ask.spec.clone()));
             let change = RequestedChange::PlanApply { name: ask.name.clone(), from, to };
-            Some(Assessed::new(change, needs, PolicyKind::Delete, &Members::new()))
+            Some(AssessedChange::new(change, needs, PolicyKind::Delete, &PlanMembers::new()))
         }
         Intent::PolicyApply(ask) => {
             let now = fleet.policies().get(&ask.name);
             let weakened = policy::weakened(fleet, &ask.name, Some(&ask.spec));
-            let needs = Needs::of(Approval::Automatic, weakened);
+            let needs = RequiredApproval::of(ApprovalMode::Automatic, weakened);
             let from = now.map(|policy| (*policy.spec).clone());
             let change = RequestedChange::PolicyApply { name: ask.name.clone(), from, to: ask.spec.clone() };
-            Some(Assessed::new(change, needs, PolicyKind::Delete, &Members::new()))
+            Some(AssessedChange::new(change, needs, PolicyKind::Delete, &PlanMembers::new()))
         }
         Intent::PolicyDelete(ask) => {
             let from = (*fleet.policies().get(&ask.name)?.spec).clone();
-            let needs = Needs::of(Approval::Automatic, policy::weakened(fleet, &ask.name, None));
+            let needs =
+                RequiredApproval::of(ApprovalMode::Automatic, policy::weakened(fleet, &ask.name, None));
             let change = RequestedChange::PolicyDelete { name: ask.name.clone(), from };
-            Some(Assessed::new(change, needs, PolicyKind::Delete, &Members::new()))
+            Some(AssessedChange::new(change, needs, PolicyKind::Delete, &PlanMembers::new()))
         }
         // Other intents end nothing, or only by operations. A test checks every intent that may wait.
         _ => None,
     }
 }
 
-fn plan_delete(fleet: &Fleet, name: &PlanName) -> Option<Assessed> {
+fn plan_delete(fleet: &FleetState, name: &PlanName) -> Option<AssessedChange> {
     let plan = fleet.plans().get(name)?;
     let index = fleet.index().plan_index(name)?;
     // A replica whose create was never approved is deleted with it; one whose delete was approved is deleted
@@ -195,7 +211,7 @@ fn plan_delete(fleet: &Fleet, name: &PlanName) -> Option<Assessed> {
     }
     let manual = plan.policy().approval().of(OperationKind::Delete);
     let mut policies = BTreeSet::new();
-    if manual == Approval::Manual {
+    if manual == ApprovalMode::Manual {
         let nodes = index.spread.nodes(&fleet.index().places);
         let nodes = nodes.filter_map(|(node, _)| fleet.nodes().get(node));
         let domains: BTreeSet<_> = nodes.map(|node| Some(&node.spec.domain)).chain([None]).collect();
@@ -204,26 +220,27 @@ fn plan_delete(fleet: &Fleet, name: &PlanName) -> Option<Assessed> {
         });
     }
     let change = RequestedChange::PlanDelete { name: name.clone() };
-    let members = Members::from([(name.clone(), replicas)]);
-    let mut assessed = Assessed::new(change, Needs::of(manual, policies), PolicyKind::Delete, &members);
+    let members = PlanMembers::from([(name.clone(), replicas)]);
+    let mut assessed =
+        AssessedChange::new(change, RequiredApproval::of(manual, policies), PolicyKind::Delete, &members);
     assessed.wait = WAIT.min(plan.policy().timeouts().approval());
     Some(assessed)
 }
 
 /// Four-eyes policies that match the predicate.
-fn four_eyes(fleet: &Fleet, about: impl Fn(&PolicySpec) -> bool) -> BTreeSet<PolicyName> {
+fn four_eyes(fleet: &FleetState, about: impl Fn(&PolicySpec) -> bool) -> BTreeSet<PolicyName> {
     let all = fleet.index().policies.four_eyes.iter();
     all.filter(|(_, spec)| about(spec)).map(|(name, _)| name.clone()).collect()
 }
 
 /// Replicas that emptying the node would move, and the approval that single moves would need.
-fn moves(fleet: &Fleet, node: &Node) -> (Members, Approval, BTreeSet<PolicyName>) {
-    let (mut manual, mut policies) = (Approval::Automatic, BTreeSet::new());
+fn moves(fleet: &FleetState, node: &Node) -> (PlanMembers, ApprovalMode, BTreeSet<PolicyName>) {
+    let (mut manual, mut policies) = (ApprovalMode::Automatic, BTreeSet::new());
     let members = on_node(fleet, &node.name);
     for plan in members.keys() {
         let by = fleet.plans().get(plan).map(|plan| plan.policy().approval().of(OperationKind::Relocate));
-        if by == Some(Approval::Manual) {
-            manual = Approval::Manual;
+        if by == Some(ApprovalMode::Manual) {
+            manual = ApprovalMode::Manual;
             // The destination of a replica is not known yet.
             policies.extend(four_eyes(fleet, |spec| policy::is_about_plan(spec, PolicyKind::Relocate, plan)));
         }
@@ -231,8 +248,8 @@ fn moves(fleet: &Fleet, node: &Node) -> (Members, Approval, BTreeSet<PolicyName>
     (members, manual, policies)
 }
 
-fn on_node(fleet: &Fleet, node: &NodeName) -> Members {
-    let mut members = Members::new();
+fn on_node(fleet: &FleetState, node: &NodeName) -> PlanMembers {
+    let mut members = PlanMembers::new();
     for (plan, id) in &fleet.index().places.held(node).incarnations {
         if let Some(incarnation) = fleet.incarnations().get(id) {
             members.entry(plan.clone()).or_default().insert(incarnation.replica.clone());
@@ -241,7 +258,7 @@ fn on_node(fleet: &Fleet, node: &NodeName) -> Members {
     members
 }
 
-fn expunge(fleet: &Fleet, name: &NodeName) -> Option<Assessed> {
+fn expunge(fleet: &FleetState, name: &NodeName) -> Option<AssessedChange> {
     let node = fleet.nodes().get(name)?;
     let members = on_node(fleet, name);
     let volumes: BTreeSet<VolumeName> =
@@ -258,16 +275,16 @@ fn expunge(fleet: &Fleet, name: &NodeName) -> Option<Assessed> {
     };
     let count = u32::try_from(volumes.len()).unwrap_or(u32::MAX);
     let change = RequestedChange::NodeExpunge { name: name.clone(), volumes: count };
-    let needs = Needs::of(Approval::Automatic, four_eyes(fleet, about));
-    Some(Assessed::with_volumes(change, needs, PolicyKind::Expunge, &members, &volumes))
+    let needs = RequiredApproval::of(ApprovalMode::Automatic, four_eyes(fleet, about));
+    Some(AssessedChange::with_volumes(change, needs, PolicyKind::Expunge, &members, &volumes))
 }
 
-fn volume_delete(fleet: &Fleet, name: &VolumeName) -> Option<Assessed> {
+fn volume_delete(fleet: &FleetState, name: &VolumeName) -> Option<AssessedChange> {
     let volume = fleet.volumes().get(name)?;
     let owner = volume.owner.as_ref().and_then(|owner| fleet.replicas().get(owner));
     let plan = owner.and_then(|owner| fleet.plans().get(&owner.plan));
     let manual =
-        plan.is_none_or(|plan| plan.policy().approval().of(OperationKind::Delete) == Approval::Manual);
+        plan.is_none_or(|plan| plan.policy().approval().of(OperationKind::Delete) == ApprovalMode::Manual);
     let domain = fleet.nodes().get(&volume.node).map(|node| &node.spec.domain);
     let about = |spec: &PolicySpec| {
         // A volume without owner may be kept for any plan.
@@ -275,14 +292,19 @@ fn volume_delete(fleet: &Fleet, name: &VolumeName) -> Option<Assessed> {
         policy::is_about_work(spec, PolicyKind::Delete, plan, domain)
     };
     let change = RequestedChange::VolumeDelete { name: name.clone(), id: volume.id };
-    let needs = Needs::of(Approval::Automatic, four_eyes(fleet, |spec| manual && about(spec)));
-    Some(Assessed::new(change, needs, PolicyKind::Delete, &Members::new()))
+    let needs = RequiredApproval::of(ApprovalMode::Automatic, four_eyes(fleet, |spec| manual && about(spec)));
+    Some(AssessedChange::new(change, needs, PolicyKind::Delete, &PlanMembers::new()))
 }
 
 /// Four-eyes policies that the plan would bypass by approving kinds automatically.
-fn weakened_by_plan(fleet: &Fleet, name: &PlanName, from: &PlanSpec, to: &PlanSpec) -> BTreeSet<PolicyName> {
+fn weakened_by_plan(
+    fleet: &FleetState,
+    name: &PlanName,
+    from: &PlanSpec,
+    to: &PlanSpec,
+) -> BTreeSet<PolicyName> {
     let weaker = |kind: &&OperationKind| {
-        from.approval.of(**kind) == Approval::Manual && to.approval.of(**kind) == Approval::Automatic
+        from.approval.of(**kind) == ApprovalMode::Manual && to.approval.of(**kind) == ApprovalMode::Automatic
     };
     let kinds: Vec<_> =
         OperationKind::ALL.iter().filter(weaker).map(|kind| PolicyKind::from(*kind)).collect();
@@ -291,14 +313,14 @@ fn weakened_by_plan(fleet: &Fleet, name: &PlanName, from: &PlanSpec, to: &PlanSp
 
 /// Returns the facts of an accepted intent, or those of a request if the intent needs approval.
 pub(crate) fn hold(
-    fleet: &Fleet,
+    fleet: &FleetState,
     intent: &Intent,
     decided: Vec<Fact>,
-    ctx: &Context,
+    ctx: &DecisionContext,
 ) -> Result<Vec<Fact>, Refusal> {
     let may_wait = intent.entry().ending.may_wait() && !decided.is_empty() && !breaks_glass(intent);
     let held = may_wait.then(|| assess(fleet, intent)).flatten();
-    match held.filter(|held| held.needs != Needs::Nothing) {
+    match held.filter(|held| held.needs != RequiredApproval::Nothing) {
         Some(held) => open(fleet, held, ctx),
         None => Ok(decided),
     }
@@ -309,19 +331,20 @@ fn breaks_glass(intent: &Intent) -> bool {
 }
 
 /// Policies that an expunge with `break_glass` bypasses.
-pub(crate) fn bypassed(fleet: &Fleet, node: &NodeName) -> Vec<PolicyName> {
+pub(crate) fn bypassed(fleet: &FleetState, node: &NodeName) -> Vec<PolicyName> {
     expunge(fleet, node).map(|held| held.needs.policies().into_iter().collect()).unwrap_or_default()
 }
 
-fn open(fleet: &Fleet, held: Assessed, ctx: &Context) -> Result<Vec<Fact>, Refusal> {
-    let by = ctx.actor.clone().ok_or_else(|| Refusal::new(Code::Invalid, "a request needs an actor"))?;
+fn open(fleet: &FleetState, held: AssessedChange, ctx: &DecisionContext) -> Result<Vec<Fact>, Refusal> {
+    let by =
+        ctx.actor.clone().ok_or_else(|| Refusal::new(RefusalCode::Invalid, "a request needs an actor"))?;
     let waiting = waiting(fleet, &held.change);
     if waiting.is_some_and(|waiting| waiting.hash == held.hash && waiting.is_pending_at(ctx)) {
         return Ok(Vec::new());
     }
-    let mut draft = Draft::new(ctx);
+    let mut draft = FactDraft::new(ctx);
     let id = draft.id();
-    let Assessed { change, effects, hash, needs, wait } = held;
+    let AssessedChange { change, effects, hash, needs, wait } = held;
     let policies = needs.policies().into_iter().collect();
     draft.push(RequestOpened { change, by, effects, policies, hash, expires: ctx.now + wait });
     if let Some(waiting) = waiting {
@@ -331,19 +354,24 @@ fn open(fleet: &Fleet, held: Assessed, ctx: &Context) -> Result<Vec<Fact>, Refus
 }
 
 /// Request that waits for the target of the change, if any.
-fn waiting<'a>(fleet: &'a Fleet, change: &RequestedChange) -> Option<&'a ApprovalRequest> {
+fn waiting<'a>(fleet: &'a FleetState, change: &RequestedChange) -> Option<&'a ApprovalRequest> {
     fleet.approval_requests().get(&fleet.index().requests.waiting(&change.target())?)
 }
 
 /// Request as which an intent without other facts waits, if any: a request that was just created, or an
 /// earlier one for the same change.
-pub(crate) fn of_verdict(fleet: &Fleet, intent: &Intent, facts: &[Fact], ctx: &Context) -> Option<RequestId> {
+pub(crate) fn of_verdict(
+    fleet: &FleetState,
+    intent: &Intent,
+    facts: &[Fact],
+    ctx: &DecisionContext,
+) -> Option<RequestId> {
     match (facts.first(), intent.entry().ending) {
         (Some(Fact::RequestOpened(_)), _) => Some(RequestId::issue(ctx.lineage, ctx.next)),
         (None, ending) if ending.may_wait() => {
             let held = assess(fleet, intent)?;
             let waiting = waiting(fleet, &held.change)?;
-            (held.needs != Needs::Nothing && waiting.hash == held.hash).then_some(waiting.id)
+            (held.needs != RequiredApproval::Nothing && waiting.hash == held.hash).then_some(waiting.id)
         }
         _ => None,
     }
@@ -351,15 +379,15 @@ pub(crate) fn of_verdict(fleet: &Fleet, intent: &Intent, facts: &[Fact], ctx: &C
 
 impl ApprovalRequest {
     /// Whether the request can be approved at the time of the context.
-    fn is_pending_at(&self, ctx: &Context) -> bool {
+    fn is_pending_at(&self, ctx: &DecisionContext) -> bool {
         matches!(self.state, RequestState::Pending { expires } if expires > ctx.now)
     }
 
     /// Intent that is carried out when the request is approved.
     fn intent(&self) -> Intent {
         match self.change.clone() {
-            RequestedChange::PlanDelete { name } => PlanDelete { name, cascade: Cascade::Yes }.into(),
-            RequestedChange::NodeDelete { name } => NodeDelete { name, cascade: Cascade::Yes }.into(),
+            RequestedChange::PlanDelete { name } => PlanDelete { name, cascade: CascadePolicy::Yes }.into(),
+            RequestedChange::NodeDelete { name } => NodeDelete { name, cascade: CascadePolicy::Yes }.into(),
             RequestedChange::NodeExpunge { name, .. } => {
                 NodeSetState { name, state: NodeState::Expunged, cluster: None, break_glass: None }.into()
             }
@@ -373,45 +401,50 @@ impl ApprovalRequest {
 }
 
 /// Returns the request if it is pending.
-fn pending<'a>(fleet: &'a Fleet, id: RequestId, ctx: &Context) -> Result<&'a ApprovalRequest, Refusal> {
+fn pending<'a>(
+    fleet: &'a FleetState,
+    id: RequestId,
+    ctx: &DecisionContext,
+) -> Result<&'a ApprovalRequest, Refusal> {
     let request = fleet.find::<ApprovalRequest>(&id)?;
     if request.is_pending_at(ctx) {
         return Ok(request);
     }
     let state = match &request.state {
-        RequestState::Pending { .. } => RequestWord::Expired,
+        RequestState::Pending { .. } => RequestStatus::Expired,
         state => state_word(state),
     };
-    Err(Refusal::new(Code::NotPending, format!("request {id} is {state}, not pending")))
+    Err(Refusal::new(RefusalCode::NotPending, format!("request {id} is {state}, not pending")))
 }
 
 /// Approves a request. `carry_out` decides its intent as if it needed no approval.
 pub(crate) fn approve(
-    fleet: &Fleet,
+    fleet: &FleetState,
     ask: &RequestApprove,
-    ctx: &Context,
-    carry_out: impl FnOnce(&Intent, &Context) -> Result<Vec<Fact>, Refusal>,
+    ctx: &DecisionContext,
+    carry_out: impl FnOnce(&Intent, &DecisionContext) -> Result<Vec<Fact>, Refusal>,
 ) -> Result<Vec<Fact>, Refusal> {
     let request = pending(fleet, ask.request, ctx)?;
-    let by = ctx.actor.clone().ok_or_else(|| Refusal::new(Code::Invalid, "an approval needs an actor"))?;
+    let by =
+        ctx.actor.clone().ok_or_else(|| Refusal::new(RefusalCode::Invalid, "an approval needs an actor"))?;
     let (id, intent) = (request.id, request.intent());
     let now = assess(fleet, &intent).filter(|now| now.hash == request.hash);
     if now.is_none() || ask.hash != request.hash {
         let detail =
             format!("request {id} would do something else by now than was shown: ask for the change again");
-        return Err(Refusal::new(Code::HashMismatch, detail).at("/hash", "differs"));
+        return Err(Refusal::new(RefusalCode::HashMismatch, detail).at("/hash", "differs"));
     }
     // The current policies count, not those at the time of the request.
     let policies = now.map(|now| now.needs.policies()).unwrap_or_default();
     if let Some(policy) = policies.first().filter(|_| request.by == by) {
         let detail =
             format!("policy {policy} wants another to approve request {id} than {by}, who asked for it");
-        return Err(Refusal::new(Code::Denied, detail));
+        return Err(Refusal::new(RefusalCode::Denied, detail));
     }
     // The intent is carried out for its requester.
-    let context = Context { actor: Some(request.by.clone()), next: ctx.next.plus(1), ..ctx.clone() };
+    let context = DecisionContext { actor: Some(request.by.clone()), next: ctx.next.plus(1), ..ctx.clone() };
     let carried_out = carry_out(&intent, &context)?;
-    let mut draft = Draft::new(ctx);
+    let mut draft = FactDraft::new(ctx);
     draft.push(RequestApproved { request: id, by: by.clone(), hash: ask.hash });
     for mut fact in carried_out {
         if let Fact::DisruptionApproved(fact) = &mut fact {
@@ -422,19 +455,24 @@ pub(crate) fn approve(
     Ok(draft.done())
 }
 
-pub(crate) fn reject(fleet: &Fleet, ask: &RequestReject, ctx: &Context) -> Result<Vec<Fact>, Refusal> {
-    let mut faults = Faults::default();
+pub(crate) fn reject(
+    fleet: &FleetState,
+    ask: &RequestReject,
+    ctx: &DecisionContext,
+) -> Result<Vec<Fact>, Refusal> {
+    let mut faults = BodyErrors::default();
     let plain = ask.reason.len() <= 512 && !ask.reason.chars().any(char::is_control);
     faults.check(plain, "/reason", "must be at most 512 bytes, without control characters");
     faults.done()?;
     let request = pending(fleet, ask.request, ctx)?;
-    let by = ctx.actor.clone().ok_or_else(|| Refusal::new(Code::Invalid, "a rejection needs an actor"))?;
+    let by =
+        ctx.actor.clone().ok_or_else(|| Refusal::new(RefusalCode::Invalid, "a rejection needs an actor"))?;
     let end = RequestEnd::Rejected { by, reason: ask.reason.clone() };
     Ok(vec![RequestEnded { request: request.id, end }.into()])
 }
 
 /// Ends a request that was not approved in time.
-pub(crate) fn expire(fleet: &Fleet, id: RequestId, ctx: &Context) -> Vec<Fact> {
+pub(crate) fn expire(fleet: &FleetState, id: RequestId, ctx: &DecisionContext) -> Vec<Fact> {
     let overdue = fleet
         .approval_requests()
         .get(&id)
@@ -443,17 +481,17 @@ pub(crate) fn expire(fleet: &Fleet, id: RequestId, ctx: &Context) -> Vec<Fact> {
 }
 
 /// Returns the status value of a state.
-pub const fn state_word(state: &RequestState) -> RequestWord {
+pub const fn state_word(state: &RequestState) -> RequestStatus {
     match state {
-        RequestState::Pending { .. } => RequestWord::Pending,
-        RequestState::Approved { .. } => RequestWord::Approved,
-        RequestState::Ended(RequestEnd::Rejected { .. }) => RequestWord::Rejected,
-        RequestState::Ended(RequestEnd::Expired) => RequestWord::Expired,
-        RequestState::Ended(RequestEnd::Superseded { .. }) => RequestWord::Superseded,
+        RequestState::Pending { .. } => RequestStatus::Pending,
+        RequestState::Approved { .. } => RequestStatus::Approved,
+        RequestState::Ended(RequestEnd::Rejected { .. }) => RequestStatus::Rejected,
+        RequestState::Ended(RequestEnd::Expired) => RequestStatus::Expired,
+        RequestState::Ended(RequestEnd::Superseded { .. }) => RequestStatus::Superseded,
     }
 }
 
-pub(crate) fn opened(fleet: &mut Fleet, fact: &RequestOpened, at: At) {
+pub(crate) fn opened(fleet: &mut FleetState, fact: &RequestOpened, at: FactPosition) {
     fleet.put(ApprovalRequest {
         id: RequestId::issue(at.lineage, at.position),
         change: fact.change.clone(),
@@ -462,19 +500,32 @@ pub(crate) fn opened(fleet: &mut Fleet, fact: &RequestOpened, at: At) {
         policies: fact.policies.clone(),
         hash: fact.hash,
         state: RequestState::Pending { expires: fact.expires },
-        meta: Meta::new(at),
+        meta: EntityMeta::new(at),
     });
 }
 
-pub(crate) fn approved(fleet: &mut Fleet, fact: &RequestApproved, at: At) -> Result<(), Contradiction> {
+pub(crate) fn approved(
+    fleet: &mut FleetState,
+    fact: &RequestApproved,
+    at: FactPosition,
+) -> Result<(), StateContradiction> {
     close(fleet, fact.request, RequestState::Approved { by: fact.by.clone() }, at)
 }
 
-pub(crate) fn ended(fleet: &mut Fleet, fact: &RequestEnded, at: At) -> Result<(), Contradiction> {
+pub(crate) fn ended(
+    fleet: &mut FleetState,
+    fact: &RequestEnded,
+    at: FactPosition,
+) -> Result<(), StateContradiction> {
     close(fleet, fact.request, RequestState::Ended(fact.end.clone()), at)
 }
 
-fn close(fleet: &mut Fleet, id: RequestId, state: RequestState, at: At) -> Result<(), Contradiction> {
+fn close(
+    fleet: &mut FleetState,
+    id: RequestId,
+    state: RequestState,
+    at: FactPosition,
+) -> Result<(), StateContradiction> {
     fleet.bump::<ApprovalRequest>(&id, at, |request| request.state = state)?;
     let ended = &fleet.index().requests.ended;
     let surplus: Vec<_> = ended.iter().take(ended.len().saturating_sub(KEPT)).copied().collect();

@@ -30,23 +30,23 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 use std::sync::Arc;
 
-use chancery_events::amount::Amounts;
+use chancery_events::amount::Resources;
 use chancery_events::digest::Digest;
-use chancery_events::fact::Unfit;
+use chancery_events::fact::UnschedulableReason;
 use chancery_events::name::{
     CapabilityName, ClusterName, DeploymentName, DomainName, NodeName, PlanName, StorageClass,
 };
 use chancery_events::size::cut;
 use chancery_events::spec::{
-    Activity, Affinity, Company, Comparator, Matcher, NodeState, Otherwise, Placement, PlanPolicy, PlanSpec,
-    PlanVersion, Sharing,
+    AffinityKind, AffinityPolicy, AffinityRule, CapabilityMatcher, ClusterActivity, MatchComparator,
+    NodeSharing, NodeState, PlacementPolicy, PlanPolicy, PlanSpec, PlanVersion,
 };
 
-use crate::fleet::Fleet;
+use crate::fleet::FleetState;
 use crate::index::{NodeCount, PlanIndex, PlanSpread};
-use crate::places::{ClassKey, SiteNumber, class_of};
-use crate::shelf::{Free, Shelf};
-use crate::state::{Active, Capability, Incarnation, Node};
+use crate::places::{NodeClass, SiteNumber, class_of};
+use crate::shelf::{FreeCapacity, FreeCapacityIndex};
+use crate::state::{Capability, Incarnation, IncarnationRef, Node};
 
 /// Maximum number of reasons.
 const REASONS: usize = 32;
@@ -57,7 +57,7 @@ const NAMED: usize = 64;
 
 /// Node that was found for a replica.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Place {
+pub struct NodePlacement {
     /// Name of the node.
     pub node: NodeName,
     /// Update domain of the node.
@@ -68,7 +68,7 @@ pub struct Place {
 
 /// Request for a placement.
 #[derive(Clone, Copy, Debug)]
-pub struct Need<'a> {
+pub struct PlacementRequest<'a> {
     /// Name of the plan.
     pub plan: &'a PlanName,
     /// Name of the plan's deployment.
@@ -81,7 +81,7 @@ pub struct Need<'a> {
 
 /// Further constraints on the node.
 #[derive(Clone, Copy, Default, Debug)]
-pub struct Limits<'a> {
+pub struct PlacementConstraints<'a> {
     /// Required node, if any.
     pub only: Option<&'a NodeName>,
     /// Excluded node, if any.
@@ -91,12 +91,12 @@ pub struct Limits<'a> {
     /// Checked reservation of the replica, which never excludes a node.
     pub held: Option<&'a Incarnation>,
     /// Incarnation to be replaced, if the replica remains there otherwise: it does not count.
-    pub leaves: Option<&'a Active>,
+    pub leaves: Option<&'a IncarnationRef>,
     /// Existing volumes that the replica will use: only their cluster is acceptable.
-    pub stored: &'a [Stored],
+    pub stored: &'a [ExistingVolume],
 }
 
-impl Limits<'_> {
+impl PlacementConstraints<'_> {
     /// Incarnations of the replica itself on the node.
     fn runs(&self, node: &NodeName) -> impl Iterator<Item = &Incarnation> {
         self.own.into_iter().chain(self.held).filter(move |run| run.node == *node)
@@ -105,7 +105,7 @@ impl Limits<'_> {
 
 /// Volume that exists already.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Stored {
+pub struct ExistingVolume {
     /// Cluster of the volume.
     pub cluster: ClusterName,
     /// Node on which the volume's storage is counted.
@@ -122,7 +122,7 @@ pub struct Stored {
 /// needs nothing, an arriving one its whole capacity, a new one the claimed size.
 pub(crate) fn storage(
     version: PlanVersion<'_>,
-    stored: &[Stored],
+    stored: &[ExistingVolume],
     node: &NodeName,
 ) -> BTreeMap<StorageClass, u64> {
     let mut needed = version.volumes();
@@ -137,14 +137,14 @@ pub(crate) fn storage(
 }
 
 /// Cluster of the volumes, if the node is in another one.
-fn is_elsewhere(node: &Node, stored: &[Stored]) -> Option<ClusterName> {
+fn is_elsewhere(node: &Node, stored: &[ExistingVolume]) -> Option<ClusterName> {
     let volume = stored.iter().find(|volume| node.cluster.as_ref() != Some(&volume.cluster))?;
     Some(volume.cluster.clone())
 }
 
 /// Affinities that count.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Strict {
+pub(crate) enum AffinityFilter {
     /// All affinities, also soft ones.
     All,
     /// Only the affinities that must not be violated.
@@ -154,11 +154,11 @@ pub(crate) enum Strict {
 /// Cache of placement searches from one placement to the next: acceptable domains of plans, and their
 /// replicas in each. The cache saves time and never changes a result.
 #[derive(Clone, Debug, Default)]
-pub struct Search(BTreeMap<(PlanName, DeploymentName), Field>);
+pub struct PlacementCache(BTreeMap<(PlanName, DeploymentName), PlanCandidates>);
 
 /// Candidate domains for the replicas of a plan.
 #[derive(Clone, Debug)]
-struct Field {
+struct PlanCandidates {
     /// Policy of the search.
     policy: Arc<PlanSpec>,
     /// Version of the search.
@@ -167,35 +167,50 @@ struct Field {
     shape: Arc<()>,
     /// Token of the spread, replaced when a domain loses a replica of the plan.
     eased: Arc<()>,
-    needs: Amounts,
+    needs: Resources,
     /// Domains by name, each with the free-capacity indexes of acceptable classes.
     domains: Vec<(DomainName, Vec<usize>)>,
     /// Domains by load, then by name; a load may have grown since.
     order: BTreeSet<(u32, usize)>,
-    least: Least,
+    least: DomainMinimum,
 }
 
-impl Search {
+impl PlacementCache {
     /// Returns the best placement for one more incarnation, if any; else [`explain`] returns the reasons.
-    pub fn place(&mut self, fleet: &Fleet, need: &Need<'_>, limits: &Limits<'_>) -> Option<Place> {
-        let found = self.best(fleet, need, limits, Strict::All);
-        let breakable = need.policy.affinity().iter().any(|affinity| affinity.otherwise == Otherwise::Allow);
+    pub fn place(
+        &mut self,
+        fleet: &FleetState,
+        need: &PlacementRequest<'_>,
+        limits: &PlacementConstraints<'_>,
+    ) -> Option<NodePlacement> {
+        let found = self.best(fleet, need, limits, AffinityFilter::All);
+        let breakable =
+            need.policy.affinity().iter().any(|affinity| affinity.otherwise == AffinityPolicy::Allow);
         if found.is_some() || !breakable {
             return found;
         }
-        let place = self.best(fleet, need, limits, Strict::Firm)?;
-        Some(Place { strained: strain(fleet, need.policy, &place.node, limits, Strict::All), ..place })
+        let place = self.best(fleet, need, limits, AffinityFilter::Firm)?;
+        Some(NodePlacement {
+            strained: strain(fleet, need.policy, &place.node, limits, AffinityFilter::All),
+            ..place
+        })
     }
 
-    fn best(&mut self, fleet: &Fleet, need: &Need<'_>, limits: &Limits<'_>, strict: Strict) -> Option<Place> {
-        let loads = Loads::new(fleet, need, limits);
+    fn best(
+        &mut self,
+        fleet: &FleetState,
+        need: &PlacementRequest<'_>,
+        limits: &PlacementConstraints<'_>,
+        strict: AffinityFilter,
+    ) -> Option<NodePlacement> {
+        let loads = ReplicaLoads::new(fleet, need, limits);
         if let Some(few) = few(fleet, need.policy, limits, strict) {
             return best_of(fleet, need, limits, strict, &loads, few);
         }
         let key = (need.plan.clone(), need.deployment.clone());
         let known = self.0.get(&key).is_some_and(|field| field.holds(fleet, &loads, need));
         if !known {
-            self.0.insert(key.clone(), Field::new(fleet, &loads, need));
+            self.0.insert(key.clone(), PlanCandidates::new(fleet, &loads, need));
         }
         self.0.get_mut(&key).and_then(|field| field.best(fleet, need, &loads, limits, strict))
     }
@@ -207,23 +222,27 @@ impl Search {
 }
 
 /// Replicas that count for a placement.
-struct Loads<'a> {
-    fleet: &'a Fleet,
+struct ReplicaLoads<'a> {
+    fleet: &'a FleetState,
     plan: &'a PlanName,
     index: Option<&'a PlanIndex>,
     /// Version of the new set, while there are two, and whether that set counts.
     set: Option<(Digest, bool)>,
-    leaves: Option<&'a Active>,
+    leaves: Option<&'a IncarnationRef>,
 }
 
-impl<'a> Loads<'a> {
-    fn new(fleet: &'a Fleet, need: &Need<'a>, limits: &Limits<'a>) -> Loads<'a> {
+impl<'a> ReplicaLoads<'a> {
+    fn new(
+        fleet: &'a FleetState,
+        need: &PlacementRequest<'a>,
+        limits: &PlacementConstraints<'a>,
+    ) -> ReplicaLoads<'a> {
         let index = fleet.index().plan_index(need.plan);
         let set = index.and_then(|index| {
             let new = index.new_set()?;
             Some((new, index.deployments.get(need.deployment)?.version == Some(new)))
         });
-        Loads { fleet, plan: need.plan, index, set, leaves: limits.leaves }
+        ReplicaLoads { fleet, plan: need.plan, index, set, leaves: limits.leaves }
     }
 
     fn spread(&self) -> Option<&'a PlanSpread> {
@@ -269,11 +288,11 @@ impl<'a> Loads<'a> {
     }
 }
 
-impl Field {
-    fn new(fleet: &Fleet, loads: &Loads<'_>, need: &Need<'_>) -> Field {
+impl PlanCandidates {
+    fn new(fleet: &FleetState, loads: &ReplicaLoads<'_>, need: &PlacementRequest<'_>) -> PlanCandidates {
         let places = &fleet.index().places;
         let mut domains: BTreeMap<&DomainName, Vec<usize>> = BTreeMap::new();
-        let suits = |key: &ClassKey| class_unfit(fleet, need.policy, key).is_none();
+        let suits = |key: &NodeClass| class_unfit(fleet, need.policy, key).is_none();
         let classes = places.classes().iter().filter(|(key, _)| suits(key));
         for (domain, shelf) in classes.flat_map(|(_, class)| class) {
             domains.entry(domain).or_default().push(*shelf);
@@ -281,10 +300,10 @@ impl Field {
         let domains: Vec<_> =
             domains.into_iter().map(|(domain, shelves)| (domain.clone(), shelves)).collect();
         // The replaced incarnation counts here: each search replaces another one.
-        let all = Loads { leaves: None, ..*loads };
+        let all = ReplicaLoads { leaves: None, ..*loads };
         let order =
             domains.iter().enumerate().map(|(rank, (domain, _))| (all.domain(domain), rank)).collect();
-        Field {
+        PlanCandidates {
             policy: Arc::clone(need.policy.shared()),
             version: Arc::clone(need.version.shared()),
             shape: Arc::clone(places.shape()),
@@ -292,12 +311,12 @@ impl Field {
             needs: need.version.amounts(),
             domains,
             order,
-            least: Least::default(),
+            least: DomainMinimum::default(),
         }
     }
 
     /// Whether the candidates are valid, apart from grown loads. Sets change too often to be cached.
-    fn holds(&self, fleet: &Fleet, loads: &Loads<'_>, need: &Need<'_>) -> bool {
+    fn holds(&self, fleet: &FleetState, loads: &ReplicaLoads<'_>, need: &PlacementRequest<'_>) -> bool {
         Arc::ptr_eq(&self.policy, need.policy.shared())
             && Arc::ptr_eq(&self.version, need.version.shared())
             && Arc::ptr_eq(&self.shape, fleet.index().places.shape())
@@ -307,16 +326,16 @@ impl Field {
 
     fn best(
         &mut self,
-        fleet: &Fleet,
-        need: &Need<'_>,
-        loads: &Loads<'_>,
-        limits: &Limits<'_>,
-        strict: Strict,
-    ) -> Option<Place> {
-        let pick = Pick { fleet, loads, limits, strict, need, needs: self.needs };
+        fleet: &FleetState,
+        need: &PlacementRequest<'_>,
+        loads: &ReplicaLoads<'_>,
+        limits: &PlacementConstraints<'_>,
+        strict: AffinityFilter,
+    ) -> Option<NodePlacement> {
+        let pick = CapacityQuery { fleet, loads, limits, strict, need, needs: self.needs };
         match need.policy.placement() {
-            Placement::Spread => self.most_even(&pick),
-            Placement::Pack => {
+            PlacementPolicy::Spread => self.most_even(&pick),
+            PlacementPolicy::Pack => {
                 let shelves = self.domains.iter().enumerate();
                 let shelves =
                     shelves.flat_map(|(rank, (_, shelves))| shelves.iter().map(move |at| (rank, at)));
@@ -326,13 +345,13 @@ impl Field {
         }
     }
 
-    fn place(&self, free: &Free, rank: usize) -> Place {
-        Place { node: free.node.clone(), domain: self.domains[rank].0.clone(), strained: None }
+    fn place(&self, free: &FreeCapacity, rank: usize) -> NodePlacement {
+        NodePlacement { node: free.node.clone(), domain: self.domains[rank].0.clone(), strained: None }
     }
 
-    fn most_even(&mut self, pick: &Pick<'_>) -> Option<Place> {
+    fn most_even(&mut self, pick: &CapacityQuery<'_>) -> Option<NodePlacement> {
         let loads = pick.loads;
-        let all = Loads { leaves: None, ..*loads };
+        let all = ReplicaLoads { leaves: None, ..*loads };
         // The domain that is left has one replica less than in `order`, and precedes others of equal load.
         let mut own = loads.leaves.and_then(|leaves| {
             let rank = self.domains.binary_search_by(|(domain, _)| domain.cmp(&leaves.domain)).ok()?;
@@ -365,10 +384,10 @@ impl Field {
     }
 
     /// Returns the best node of a domain.
-    fn in_domain(&mut self, pick: &Pick<'_>, rank: usize, load: u32) -> Option<Place> {
+    fn in_domain(&mut self, pick: &CapacityQuery<'_>, rank: usize, load: u32) -> Option<NodePlacement> {
         // Without replicas of the plan in the domain, there are none on its nodes.
         let floor = if load == 0 { 0 } else { self.least.of(pick, rank) };
-        let mut best: Option<(u32, &Free)> = None;
+        let mut best: Option<(u32, &FreeCapacity)> = None;
         for at in &self.domains[rank].1 {
             pick.most_even(pick.fleet.index().places.shelf(*at), floor, &mut best);
         }
@@ -379,18 +398,18 @@ impl Field {
 }
 
 /// Query of free-capacity indexes.
-struct Pick<'a> {
-    fleet: &'a Fleet,
-    loads: &'a Loads<'a>,
-    limits: &'a Limits<'a>,
-    strict: Strict,
-    need: &'a Need<'a>,
-    needs: Amounts,
+struct CapacityQuery<'a> {
+    fleet: &'a FleetState,
+    loads: &'a ReplicaLoads<'a>,
+    limits: &'a PlacementConstraints<'a>,
+    strict: AffinityFilter,
+    need: &'a PlacementRequest<'a>,
+    needs: Resources,
 }
 
-impl<'a> Pick<'a> {
+impl<'a> CapacityQuery<'a> {
     fn suits(&self, node: &NodeName, known: NodeCount) -> bool {
-        let Pick { fleet, limits, strict, need, .. } = *self;
+        let CapacityQuery { fleet, limits, strict, need, .. } = *self;
         limits.not != Some(node)
             && !is_shared(need.policy, known, node, limits)
             && strain(fleet, need.policy, node, limits, strict).is_none()
@@ -398,14 +417,19 @@ impl<'a> Pick<'a> {
     }
 
     /// Returns the node with the least free capacity.
-    fn tightest(&self, at: usize) -> Option<&'a Free> {
+    fn tightest(&self, at: usize) -> Option<&'a FreeCapacity> {
         let nodes = self.fleet.index().places.shelf(at);
         nodes.fitting(self.needs).find(|free| self.suits(&free.node, self.loads.known(free.site)))
     }
 
     /// Finds the node with the fewest of the plan's replicas, then with the least free capacity, if it is
     /// better than the best so far. No node has fewer replicas than the floor.
-    fn most_even(&self, nodes: &'a Shelf, floor: u32, best: &mut Option<(u32, &'a Free)>) {
+    fn most_even(
+        &self,
+        nodes: &'a FreeCapacityIndex,
+        floor: u32,
+        best: &mut Option<(u32, &'a FreeCapacity)>,
+    ) {
         // Whether the best so far is in this index: later nodes have more free capacity.
         let mut is_here = false;
         for free in nodes.fitting(self.needs) {
@@ -424,7 +448,7 @@ impl<'a> Pick<'a> {
 
     /// Whether the same nodes suit each of the plan's replicas, as long as no node gains free capacity.
     fn is_plain(&self) -> bool {
-        let Limits { only, not, own, held, leaves, stored } = self.limits;
+        let PlacementConstraints { only, not, own, held, leaves, stored } = self.limits;
         let plain = only.is_none() && not.is_none() && own.is_none() && held.is_none();
         let plain = plain && leaves.is_none() && stored.is_empty() && self.loads.set.is_none();
         plain && self.need.policy.affinity().is_empty() && !self.need.version.has_volumes()
@@ -434,26 +458,26 @@ impl<'a> Pick<'a> {
 /// Fewest replicas on a suitable node of each domain. A count is valid as long as no node gains free capacity
 /// or loses replicas.
 #[derive(Clone, Debug, Default)]
-struct Least {
+struct DomainMinimum {
     counts: BTreeMap<usize, u32>,
     freed: Arc<()>,
     thinned: Arc<()>,
 }
 
-impl Least {
+impl DomainMinimum {
     /// Returns the count of the domain; zero if unknown.
-    fn of(&self, pick: &Pick<'_>, rank: usize) -> u32 {
+    fn of(&self, pick: &CapacityQuery<'_>, rank: usize) -> u32 {
         let holds = pick.is_plain() && self.holds(pick);
         if holds { self.counts.get(&rank).copied().unwrap_or(0) } else { 0 }
     }
 
-    fn holds(&self, pick: &Pick<'_>) -> bool {
+    fn holds(&self, pick: &CapacityQuery<'_>) -> bool {
         let spread = pick.loads.spread();
         Arc::ptr_eq(&self.freed, pick.fleet.index().places.freed())
             && spread.is_some_and(|spread| Arc::ptr_eq(&self.thinned, &spread.thinned))
     }
 
-    fn note(&mut self, pick: &Pick<'_>, rank: usize, count: u32) {
+    fn note(&mut self, pick: &CapacityQuery<'_>, rank: usize, count: u32) {
         let Some(spread) = pick.loads.spread().filter(|_| count > 0 && pick.is_plain()) else { return };
         if !self.holds(pick) {
             self.counts.clear();
@@ -464,7 +488,12 @@ impl Least {
     }
 }
 
-fn has_storage(fleet: &Fleet, version: PlanVersion<'_>, node: &NodeName, limits: &Limits<'_>) -> bool {
+fn has_storage(
+    fleet: &FleetState,
+    version: PlanVersion<'_>,
+    node: &NodeName,
+    limits: &PlacementConstraints<'_>,
+) -> bool {
     if !version.has_volumes() {
         return true;
     }
@@ -478,14 +507,19 @@ pub(crate) fn is_shared(
     policy: PlanPolicy<'_>,
     known: NodeCount,
     node: &NodeName,
-    limits: &Limits<'_>,
+    limits: &PlacementConstraints<'_>,
 ) -> bool {
     let own = u32::from(limits.runs(node).next().is_some());
-    *policy.sharing() == Sharing::Never && known.held > own
+    *policy.sharing() == NodeSharing::Never && known.held > own
 }
 
 /// Counts the reservations of a group on the node, without those of the replica itself.
-fn others(fleet: &Fleet, affinity: &Affinity, node: &NodeName, limits: &Limits<'_>) -> u32 {
+fn others(
+    fleet: &FleetState,
+    affinity: &AffinityRule,
+    node: &NodeName,
+    limits: &PlacementConstraints<'_>,
+) -> u32 {
     let own: u32 = limits.runs(node).map(|_| 1).sum();
     fleet
         .index()
@@ -495,44 +529,48 @@ fn others(fleet: &Fleet, affinity: &Affinity, node: &NodeName, limits: &Limits<'
 
 /// Affinities that the node would violate, as text.
 pub(crate) fn strain(
-    fleet: &Fleet,
+    fleet: &FleetState,
     policy: PlanPolicy<'_>,
     node: &NodeName,
-    limits: &Limits<'_>,
-    strict: Strict,
+    limits: &PlacementConstraints<'_>,
+    strict: AffinityFilter,
 ) -> Option<String> {
-    let counts = |affinity: &&Affinity| strict == Strict::All || affinity.otherwise == Otherwise::Fail;
+    let counts = |affinity: &&AffinityRule| {
+        strict == AffinityFilter::All || affinity.otherwise == AffinityPolicy::Fail
+    };
     let broken = policy.affinity().iter().filter(counts).filter_map(|affinity| {
         let here = others(fleet, affinity, node, limits) > 0;
         match affinity.nodes {
-            Company::Apart if here => Some(format!("one of group {} is there", affinity.group)),
-            Company::Together if !here && is_somewhere(fleet, affinity, limits) => {
+            AffinityKind::Apart if here => Some(format!("one of group {} is there", affinity.group)),
+            AffinityKind::Together if !here && is_somewhere(fleet, affinity, limits) => {
                 Some(format!("none of group {} is there", affinity.group))
             }
-            Company::Apart | Company::Together => None,
+            AffinityKind::Apart | AffinityKind::Together => None,
         }
     });
     let broken: Vec<_> = broken.collect();
     (!broken.is_empty()).then(|| broken.join(", "))
 }
 
-fn is_somewhere(fleet: &Fleet, affinity: &Affinity, limits: &Limits<'_>) -> bool {
+fn is_somewhere(fleet: &FleetState, affinity: &AffinityRule, limits: &PlacementConstraints<'_>) -> bool {
     let group = fleet.index().group(&affinity.group);
     group.is_some_and(|group| group.keys().any(|node| others(fleet, affinity, node, limits) > 0))
 }
 
 /// Nodes to which the placement is restricted, if these are few and known.
 fn few<'a>(
-    fleet: &'a Fleet,
+    fleet: &'a FleetState,
     policy: PlanPolicy<'_>,
-    limits: &Limits<'a>,
-    strict: Strict,
+    limits: &PlacementConstraints<'a>,
+    strict: AffinityFilter,
 ) -> Option<BTreeSet<&'a NodeName>> {
     if let Some(only) = limits.only {
         return Some(BTreeSet::from([only]));
     }
-    let counts = |affinity: &&Affinity| strict == Strict::All || affinity.otherwise == Otherwise::Fail;
-    let together = |affinity: &&Affinity| affinity.nodes == Company::Together;
+    let counts = |affinity: &&AffinityRule| {
+        strict == AffinityFilter::All || affinity.otherwise == AffinityPolicy::Fail
+    };
+    let together = |affinity: &&AffinityRule| affinity.nodes == AffinityKind::Together;
     let mut binding = policy.affinity().iter().filter(counts).filter(together);
     let binding = binding.find(|affinity| is_somewhere(fleet, affinity, limits))?;
     fleet.index().group(&binding.group).map(|group| group.keys().collect())
@@ -540,28 +578,28 @@ fn few<'a>(
 
 /// Returns the best of a few nodes, as a search of all nodes would.
 fn best_of(
-    fleet: &Fleet,
-    need: &Need<'_>,
-    limits: &Limits<'_>,
-    strict: Strict,
-    loads: &Loads<'_>,
+    fleet: &FleetState,
+    need: &PlacementRequest<'_>,
+    limits: &PlacementConstraints<'_>,
+    strict: AffinityFilter,
+    loads: &ReplicaLoads<'_>,
     few: BTreeSet<&NodeName>,
-) -> Option<Place> {
+) -> Option<NodePlacement> {
     let nodes = few.into_iter().filter_map(|name| fleet.nodes().get(name));
     let fit = nodes.filter(|node| unfit(fleet, need, limits, node, strict).is_none());
     let best = fit.min_by_key(|node| {
         let places = &fleet.index().places;
         let site = places.number(&node.name).unwrap_or_default();
-        let free = Free::new(places.free(node), node.name.clone(), site);
+        let free = FreeCapacity::new(places.free(node), node.name.clone(), site);
         let domain = &node.spec.domain;
         let other = loads.leaves.is_none_or(|leaves| leaves.domain != *domain);
         let evenness = || {
             let on_node = loads.node(&node.name, loads.known(site));
             (loads.domain(domain), other, domain.clone(), on_node)
         };
-        ((*need.policy.placement() == Placement::Spread).then(evenness), free)
+        ((*need.policy.placement() == PlacementPolicy::Spread).then(evenness), free)
     })?;
-    Some(Place { node: best.name.clone(), domain: best.spec.domain.clone(), strained: None })
+    Some(NodePlacement { node: best.name.clone(), domain: best.spec.domain.clone(), strained: None })
 }
 
 #[cfg(test)]
@@ -571,36 +609,47 @@ std::thread_local! {
 }
 
 /// Returns a reason for each node, nodes grouped by reason. Checks every node.
-pub fn explain(fleet: &Fleet, need: &Need<'_>, limits: &Limits<'_>) -> Vec<Unfit> {
+pub fn explain(
+    fleet: &FleetState,
+    need: &PlacementRequest<'_>,
+    limits: &PlacementConstraints<'_>,
+) -> Vec<UnschedulableReason> {
     #[cfg(test)]
     EXPLAINED.set(EXPLAINED.get() + 1);
-    let mut reasons: BTreeMap<String, Unfit> = BTreeMap::new();
+    let mut reasons: BTreeMap<String, UnschedulableReason> = BTreeMap::new();
     for node in fleet.nodes().sorted() {
-        let Some(mut reason) = unfit(fleet, need, limits, node, Strict::Firm) else { continue };
+        let Some(mut reason) = unfit(fleet, need, limits, node, AffinityFilter::Firm) else { continue };
         cut(&mut reason, REASON_BYTES);
         if reasons.len() >= REASONS && !reasons.contains_key(&reason) {
             continue;
         }
-        let entry =
-            reasons.entry(reason.clone()).or_insert_with(|| Unfit { reason, count: 0, nodes: Vec::new() });
+        let entry = reasons.entry(reason.clone()).or_insert_with(|| UnschedulableReason {
+            reason,
+            count: 0,
+            nodes: Vec::new(),
+        });
         entry.count += 1;
         if entry.nodes.len() < NAMED {
             entry.nodes.push(node.name.clone());
         }
     }
     if reasons.is_empty() && fleet.nodes().is_empty() {
-        return vec![Unfit { reason: "there are no nodes".into(), count: 0, nodes: Vec::new() }];
+        return vec![UnschedulableReason {
+            reason: "there are no nodes".into(),
+            count: 0,
+            nodes: Vec::new(),
+        }];
     }
     reasons.into_values().collect()
 }
 
 /// First reason against the node, if any.
 pub(crate) fn unfit(
-    fleet: &Fleet,
-    need: &Need<'_>,
-    limits: &Limits<'_>,
+    fleet: &FleetState,
+    need: &PlacementRequest<'_>,
+    limits: &PlacementConstraints<'_>,
     node: &Node,
-    strict: Strict,
+    strict: AffinityFilter,
 ) -> Option<String> {
     if limits.not == Some(&node.name) {
         return Some("it is to leave the node".into());
@@ -642,7 +691,7 @@ pub(crate) fn unfit(
 }
 
 /// Reason why the node's own properties violate the policy, whatever runs on it.
-pub(crate) fn unfit_class(fleet: &Fleet, policy: PlanPolicy<'_>, node: &Node) -> Option<String> {
+pub(crate) fn unfit_class(fleet: &FleetState, policy: PlanPolicy<'_>, node: &Node) -> Option<String> {
     match &node.cluster {
         Some(cluster) => class_unfit(fleet, policy, &class_of(cluster, node)),
         None => Some(format!("the node is {}", node.state)),
@@ -650,8 +699,12 @@ pub(crate) fn unfit_class(fleet: &Fleet, policy: PlanPolicy<'_>, node: &Node) ->
 }
 
 /// First reason against every node of the class, if any.
-fn class_unfit(fleet: &Fleet, policy: PlanPolicy<'_>, class: &ClassKey) -> Option<String> {
-    if fleet.clusters().get(&class.cluster).is_none_or(|cluster| cluster.activity == Activity::Inactive) {
+fn class_unfit(fleet: &FleetState, policy: PlanPolicy<'_>, class: &NodeClass) -> Option<String> {
+    if fleet
+        .clusters()
+        .get(&class.cluster)
+        .is_none_or(|cluster| cluster.activity == ClusterActivity::Inactive)
+    {
         return Some(format!("cluster {} is not active", class.cluster));
     }
     if let Some(wanted) = policy.cluster()
@@ -673,18 +726,22 @@ fn class_unfit(fleet: &Fleet, policy: PlanPolicy<'_>, class: &ClassKey) -> Optio
 }
 
 /// Reason why the capabilities do not satisfy the matcher.
-fn mismatch(fleet: &Fleet, matcher: &Matcher, has: &BTreeSet<CapabilityName>) -> Option<String> {
+fn mismatch(
+    fleet: &FleetState,
+    matcher: &CapabilityMatcher,
+    has: &BTreeSet<CapabilityName>,
+) -> Option<String> {
     let counts = |capability: &&Capability| {
-        capability.activity == Activity::Active && capability.spec.kind == matcher.kind
+        capability.activity == ClusterActivity::Active && capability.spec.kind == matcher.kind
     };
     let known = |name: &CapabilityName| fleet.capabilities().get(name).filter(counts);
     let held = |name: &CapabilityName| has.contains(name) && known(name).is_some();
     let mut scores = has.iter().filter_map(known).map(|capability| capability.spec.score);
     let holds = match matcher.comparator {
-        Comparator::In => matcher.names.iter().any(held),
-        Comparator::NotIn => !matcher.names.iter().any(held),
-        Comparator::Eq => matcher.names.iter().all(held),
-        Comparator::Gte | Comparator::Lte => {
+        MatchComparator::In => matcher.names.iter().any(held),
+        MatchComparator::NotIn => !matcher.names.iter().any(held),
+        MatchComparator::Eq => matcher.names.iter().all(held),
+        MatchComparator::Gte | MatchComparator::Lte => {
             let bounds: Option<Vec<u32>> = matcher
                 .names
                 .iter()
@@ -692,7 +749,7 @@ fn mismatch(fleet: &Fleet, matcher: &Matcher, has: &BTreeSet<CapabilityName>) ->
                 .collect();
             match bounds {
                 None => false,
-                Some(bounds) if matcher.comparator == Comparator::Gte => {
+                Some(bounds) if matcher.comparator == MatchComparator::Gte => {
                     scores.any(|score| bounds.iter().all(|bound| score >= *bound))
                 }
                 Some(bounds) => scores.any(|score| bounds.iter().all(|bound| score <= *bound)),

@@ -11,20 +11,20 @@
 //! remembers its last store. No other store is accepted while the old one may contain a live object. Two ways
 //! remain: an executor on the old store, or the operator's assertion that the nodes are lost.
 
-use chancery_events::fact::{Fact, Judgement, ObjectJudged, SessionClosed, SessionOpened};
-use chancery_events::id::{ObjectId, ScopeId, SessionId};
-use chancery_events::observation::{ObjectReported, SessionHello, SessionOver};
+use chancery_events::fact::{Fact, OrphanResolution, OrphanResolved, SessionClosed, SessionOpened};
+use chancery_events::id::{ExecutorStoreId, ObjectId, SessionId};
+use chancery_events::observation::{OrphanReported, SessionEnded, SessionRequested};
 
-use crate::fleet::{Contradiction, Fleet};
-use crate::meta::{At, Meta};
-use crate::state::{Cluster, Scope, Session};
+use crate::fleet::{FleetState, StateContradiction};
+use crate::meta::{EntityMeta, FactPosition};
+use crate::state::{Cluster, ClusterStore, Session};
 
 /// Maximum number of closed sessions kept for each cluster.
 const KEPT: usize = 20;
 
 /// Reason why a hello is refused.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum HelloRefused {
+pub enum SessionRefused {
     /// Cluster that does not exist (yet).
     #[error("there is no cluster {0}")]
     NoCluster(String),
@@ -63,7 +63,7 @@ pub enum HelloRefused {
         /// Executor of the other store.
         holder: String,
         /// Id of the other store.
-        scope: ScopeId,
+        scope: ExecutorStoreId,
         /// First replica or volume that may be in the other store.
         what: String,
         /// Node of the replica or volume.
@@ -73,12 +73,12 @@ pub enum HelloRefused {
 
 /// Returns the session that a hello resumes, or `None` if a new one must be opened. Fails with the reason for
 /// a refusal.
-pub fn resumes(fleet: &Fleet, hello: &SessionHello) -> Result<Option<SessionId>, HelloRefused> {
+pub fn resumes(fleet: &FleetState, hello: &SessionRequested) -> Result<Option<SessionId>, SessionRefused> {
     let name = hello.cluster.to_string();
-    let cluster = fleet.clusters().get(&hello.cluster).ok_or(HelloRefused::NoCluster(name.clone()))?;
+    let cluster = fleet.clusters().get(&hello.cluster).ok_or(SessionRefused::NoCluster(name.clone()))?;
     if cluster.spec.runtime != hello.runtime {
         let runtime = cluster.spec.runtime.to_string();
-        return Err(HelloRefused::OtherRuntime { cluster: name, runtime });
+        return Err(SessionRefused::OtherRuntime { cluster: name, runtime });
     }
     let Some(session) = cluster.session.and_then(|id| fleet.sessions().get(&id)) else {
         return left_elsewhere(fleet, cluster, hello.scope).map_or(Ok(None), Err);
@@ -88,14 +88,18 @@ pub fn resumes(fleet: &Fleet, hello: &SessionHello) -> Result<Option<SessionId>,
         return if session.scope == hello.scope {
             Ok(Some(session.id))
         } else {
-            Err(HelloRefused::Namesake { cluster: name, holder })
+            Err(SessionRefused::Namesake { cluster: name, holder })
         };
     }
-    Err(HelloRefused::Held { cluster: name, holder })
+    Err(SessionRefused::Held { cluster: name, holder })
 }
 
 /// Object that may be in another store, which forbids a session of this one.
-fn left_elsewhere(fleet: &Fleet, cluster: &Cluster, scope: Option<ScopeId>) -> Option<HelloRefused> {
+fn left_elsewhere(
+    fleet: &FleetState,
+    cluster: &Cluster,
+    scope: Option<ExecutorStoreId>,
+) -> Option<SessionRefused> {
     let old = cluster.scope.as_ref().filter(|old| Some(old.id) != scope)?;
     let mut wanted = fleet.index().inventory(&cluster.name);
     let (what, node) = wanted.find_map(|id| match id {
@@ -111,7 +115,7 @@ fn left_elsewhere(fleet: &Fleet, cluster: &Cluster, scope: Option<ScopeId>) -> O
             may_be.then(|| (format!("volume {}", left.name), left.node.to_string()))
         }
     })?;
-    Some(HelloRefused::LeftElsewhere {
+    Some(SessionRefused::LeftElsewhere {
         cluster: cluster.name.to_string(),
         holder: old.executor.to_string(),
         scope: old.id,
@@ -120,7 +124,7 @@ fn left_elsewhere(fleet: &Fleet, cluster: &Cluster, scope: Option<ScopeId>) -> O
     })
 }
 
-pub(crate) fn hello(fleet: &Fleet, saw: &SessionHello) -> Vec<Fact> {
+pub(crate) fn hello(fleet: &FleetState, saw: &SessionRequested) -> Vec<Fact> {
     match resumes(fleet, saw) {
         Ok(None) => {
             let (cluster, executor) = (saw.cluster.clone(), saw.executor.clone());
@@ -130,7 +134,7 @@ pub(crate) fn hello(fleet: &Fleet, saw: &SessionHello) -> Vec<Fact> {
     }
 }
 
-pub(crate) fn over(fleet: &Fleet, saw: &SessionOver) -> Vec<Fact> {
+pub(crate) fn over(fleet: &FleetState, saw: &SessionEnded) -> Vec<Fact> {
     let open = fleet.sessions().get(&saw.session).filter(|session| session.end.is_none());
     let closed =
         |s: &Session| SessionClosed { session: s.id, cluster: s.cluster.clone(), end: saw.end }.into();
@@ -140,7 +144,7 @@ pub(crate) fn over(fleet: &Fleet, saw: &SessionOver) -> Vec<Fact> {
 /// Resolves an object with the fleet's labels that the fleet does not contain. The object is removed only if
 /// this journal issued its id and it has ended. The head is past everything that the executor has seen, which
 /// is checked before.
-pub(crate) fn object(fleet: &Fleet, saw: &ObjectReported) -> Vec<Fact> {
+pub(crate) fn object(fleet: &FleetState, saw: &OrphanReported) -> Vec<Fact> {
     let Some(session) = fleet.sessions().get(&saw.session) else { return Vec::new() };
     let id = saw.object;
     let live = match id {
@@ -155,26 +159,34 @@ pub(crate) fn object(fleet: &Fleet, saw: &ObjectReported) -> Vec<Fact> {
     // A volume is destroyed only by name: remains of a destroyed volume stay for an operator to inspect.
     let may_go = matches!(id, ObjectId::Incarnation(_));
     let ours = may_go && fleet.lineages().issued(id.lineage(), id.position(), fleet.head());
-    let judgement = if ours { Judgement::Remove } else { Judgement::Quarantine };
+    let judgement = if ours { OrphanResolution::Remove } else { OrphanResolution::Quarantine };
     let revision = saw.revision.saturating_add(1);
-    vec![ObjectJudged { cluster: session.cluster.clone(), object: id, judgement, revision }.into()]
+    vec![OrphanResolved { cluster: session.cluster.clone(), object: id, judgement, revision }.into()]
 }
 
-pub(crate) fn opened(fleet: &mut Fleet, fact: &SessionOpened, at: At) -> Result<(), Contradiction> {
+pub(crate) fn opened(
+    fleet: &mut FleetState,
+    fact: &SessionOpened,
+    at: FactPosition,
+) -> Result<(), StateContradiction> {
     let id = SessionId::issue(at.lineage, at.position);
     fleet.bump::<Cluster>(&fact.cluster, at, |cluster| {
         cluster.session = Some(id);
         if let Some(id) = fact.scope {
-            cluster.scope = Some(Scope { id, executor: fact.executor.clone(), until: None });
+            cluster.scope = Some(ClusterStore { id, executor: fact.executor.clone(), until: None });
         }
     })?;
     let (cluster, executor) = (fact.cluster.clone(), fact.executor.clone());
     let (runtime, scope) = (fact.runtime, fact.scope);
-    fleet.put(Session { id, cluster, executor, runtime, scope, end: None, meta: Meta::new(at) });
+    fleet.put(Session { id, cluster, executor, runtime, scope, end: None, meta: EntityMeta::new(at) });
     Ok(())
 }
 
-pub(crate) fn closed(fleet: &mut Fleet, fact: &SessionClosed, at: At) -> Result<(), Contradiction> {
+pub(crate) fn closed(
+    fleet: &mut FleetState,
+    fact: &SessionClosed,
+    at: FactPosition,
+) -> Result<(), StateContradiction> {
     fleet.bump::<Session>(&fact.session, at, |session| session.end = Some(fact.end))?;
     fleet.touch::<Cluster>(&fact.cluster, at, |cluster| {
         cluster.session = None;

@@ -6,7 +6,7 @@
 
 use std::cmp::Ordering;
 
-use chancery_events::amount::Amounts;
+use chancery_events::amount::Resources;
 use chancery_events::name::NodeName;
 
 use crate::places::SiteNumber;
@@ -16,7 +16,7 @@ const ROW: usize = 128;
 
 /// Free capacity of a node, ordered by cores, memory, disk, name.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Free {
+pub(crate) struct FreeCapacity {
     cpu: u64,
     memory: u64,
     disk: u64,
@@ -24,44 +24,44 @@ pub(crate) struct Free {
     pub(crate) site: SiteNumber,
 }
 
-impl Free {
-    pub(crate) fn new(amounts: Amounts, node: NodeName, site: SiteNumber) -> Free {
-        Free { cpu: amounts.cpu, memory: amounts.memory, disk: amounts.disk, node, site }
+impl FreeCapacity {
+    pub(crate) fn new(amounts: Resources, node: NodeName, site: SiteNumber) -> FreeCapacity {
+        FreeCapacity { cpu: amounts.cpu, memory: amounts.memory, disk: amounts.disk, node, site }
     }
 
-    fn amounts(&self) -> Amounts {
-        Amounts { cpu: self.cpu, memory: self.memory, disk: self.disk }
+    fn amounts(&self) -> Resources {
+        Resources { cpu: self.cpu, memory: self.memory, disk: self.disk }
     }
 
     /// Compares the entry with a node of the free capacity.
-    fn beside(&self, Amounts { cpu, memory, disk }: Amounts, node: &NodeName) -> Ordering {
+    fn beside(&self, Resources { cpu, memory, disk }: Resources, node: &NodeName) -> Ordering {
         (self.cpu, self.memory, self.disk).cmp(&(cpu, memory, disk)).then_with(|| self.node.cmp(node))
     }
 }
 
-impl std::fmt::Debug for Free {
+impl std::fmt::Debug for FreeCapacity {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Free { cpu, memory, disk, node, site: _ } = self;
+        let FreeCapacity { cpu, memory, disk, node, site: _ } = self;
         f.debug_tuple("Free").field(cpu).field(memory).field(disk).field(node).finish()
     }
 }
 
 #[derive(Clone, Debug)]
-struct Row {
-    nodes: Vec<Free>,
+struct FreeCapacityLeaf {
+    nodes: Vec<FreeCapacity>,
     memory: u64,
     disk: u64,
 }
 
-impl Row {
-    fn new(nodes: Vec<Free>) -> Row {
-        let mut row = Row { nodes, memory: 0, disk: 0 };
+impl FreeCapacityLeaf {
+    fn new(nodes: Vec<FreeCapacity>) -> FreeCapacityLeaf {
+        let mut row = FreeCapacityLeaf { nodes, memory: 0, disk: 0 };
         row.measure();
         row
     }
 
     /// Returns where a node of the free capacity is, or would be inserted.
-    fn place_of(&self, amounts: Amounts, node: &NodeName) -> Result<usize, usize> {
+    fn place_of(&self, amounts: Resources, node: &NodeName) -> Result<usize, usize> {
         self.nodes.binary_search_by(|free| free.beside(amounts, node))
     }
 
@@ -73,19 +73,19 @@ impl Row {
 
 /// Nodes ordered by free capacity: see the module.
 #[derive(Clone, Default)]
-pub(crate) struct Shelf {
+pub(crate) struct FreeCapacityIndex {
     /// Rows, none of them empty.
-    rows: Vec<Row>,
+    rows: Vec<FreeCapacityLeaf>,
 }
 
-impl Shelf {
+impl FreeCapacityIndex {
     /// Returns the nodes with enough free capacity, the least free first.
-    pub(crate) fn fitting(&self, needs: Amounts) -> impl Iterator<Item = &Free> {
+    pub(crate) fn fitting(&self, needs: Resources) -> impl Iterator<Item = &FreeCapacity> {
         let from = self.rows.partition_point(|row| row.nodes.last().is_some_and(|last| last.cpu < needs.cpu));
         let rows = self.rows[from..].iter();
         rows.filter(move |row| needs.memory <= row.memory && needs.disk <= row.disk).flat_map(move |row| {
             let from = row.nodes.partition_point(|free| free.cpu < needs.cpu);
-            let enough = move |free: &&Free| needs.memory <= free.memory && needs.disk <= free.disk;
+            let enough = move |free: &&FreeCapacity| needs.memory <= free.memory && needs.disk <= free.disk;
             row.nodes[from..].iter().filter(enough)
         })
     }
@@ -96,22 +96,23 @@ impl Shelf {
     }
 
     /// Returns all nodes in order.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &Free> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &FreeCapacity> {
         self.rows.iter().flat_map(|row| &row.nodes)
     }
 
     /// Returns the row where a node of the free capacity is, or would be inserted.
-    fn row_of(&self, amounts: Amounts, node: &NodeName) -> usize {
-        let stands_before =
-            |row: &Row| row.nodes.first().is_some_and(|first| first.beside(amounts, node).is_le());
+    fn row_of(&self, amounts: Resources, node: &NodeName) -> usize {
+        let stands_before = |row: &FreeCapacityLeaf| {
+            row.nodes.first().is_some_and(|first| first.beside(amounts, node).is_le())
+        };
         self.rows.partition_point(stands_before).saturating_sub(1)
     }
 
-    pub(crate) fn add(&mut self, free: Free) {
+    pub(crate) fn add(&mut self, free: FreeCapacity) {
         let amounts = free.amounts();
         let at = self.row_of(amounts, &free.node);
         let Some(row) = self.rows.get_mut(at) else {
-            self.rows.push(Row::new(vec![free]));
+            self.rows.push(FreeCapacityLeaf::new(vec![free]));
             return;
         };
         let Err(place) = row.place_of(amounts, &free.node) else { return };
@@ -121,11 +122,11 @@ impl Shelf {
         if row.nodes.len() > ROW {
             let rest = row.nodes.split_off(ROW / 2);
             row.measure();
-            self.rows.insert(at + 1, Row::new(rest));
+            self.rows.insert(at + 1, FreeCapacityLeaf::new(rest));
         }
     }
 
-    pub(crate) fn take(&mut self, node: &NodeName, amounts: Amounts) -> Option<Free> {
+    pub(crate) fn take(&mut self, node: &NodeName, amounts: Resources) -> Option<FreeCapacity> {
         let at = self.row_of(amounts, node);
         let row = self.rows.get_mut(at)?;
         let taken = row.nodes.remove(row.place_of(amounts, node).ok()?);
@@ -145,15 +146,15 @@ impl Shelf {
     }
 
     /// Changes the free capacity of a node.
-    pub(crate) fn change(&mut self, node: &NodeName, before: Amounts, after: Amounts) {
+    pub(crate) fn change(&mut self, node: &NodeName, before: Resources, after: Resources) {
         if let Some(free) = self.take(node, before) {
-            self.add(Free::new(after, free.node, free.site));
+            self.add(FreeCapacity::new(after, free.node, free.site));
         }
     }
 }
 
 /// Prints the nodes; their division into rows depends on history.
-impl std::fmt::Debug for Shelf {
+impl std::fmt::Debug for FreeCapacityIndex {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_list().entries(self.iter()).finish()
     }
@@ -164,21 +165,21 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
-    use crate::testing::Dice;
+    use crate::testing::TestRandom;
 
-    fn amounts(dice: &mut Dice) -> Amounts {
-        Amounts { cpu: dice.below(40), memory: dice.below(40), disk: dice.below(3) }
+    fn amounts(dice: &mut TestRandom) -> Resources {
+        Resources { cpu: dice.below(40), memory: dice.below(40), disk: dice.below(3) }
     }
 
     #[test]
     fn it_finds_what_a_walk_over_all_nodes_finds() {
-        let mut dice = Dice(7);
-        let (mut shelf, mut all) = (Shelf::default(), BTreeSet::new());
+        let mut dice = TestRandom(7);
+        let (mut shelf, mut all) = (FreeCapacityIndex::default(), BTreeSet::new());
         for round in 0..6000 {
             // The shelf grows to many rows, then shrinks to none.
             if dice.below(10) < if round < 3000 { 8 } else { 2 } {
                 let name = format!("node-{}", dice.below(900)).parse().expect("a name");
-                let free = Free::new(amounts(&mut dice), name, SiteNumber::default());
+                let free = FreeCapacity::new(amounts(&mut dice), name, SiteNumber::default());
                 all.insert(free.clone());
                 shelf.add(free);
             } else if !all.is_empty() {
@@ -189,7 +190,7 @@ mod tests {
             }
             let needs = amounts(&mut dice);
             let suits = |node: &NodeName| node.as_str().len().is_multiple_of(2);
-            let fits = |free: &&Free| {
+            let fits = |free: &&FreeCapacity| {
                 needs.cpu <= free.cpu
                     && needs.memory <= free.memory
                     && needs.disk <= free.disk

@@ -6,40 +6,44 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use chancery_events::amount::Amounts;
+use chancery_events::amount::Resources;
 use chancery_events::digest::Digest;
 use chancery_events::fact::{
-    Again, Approver, Asker, DeploymentEnd, Effect, IncarnationEnd, OperationEnd, Proposal, RequestEffect,
-    RequestEnd, RequestedChange, Rollback, Unfit,
+    ApprovalActor, ApprovalProposal, CommandEffect, DeploymentEnd, IncarnationEnd, OperationEnd,
+    RequestEffect, RequestEnd, RequestedChange, Requester, RestartBackoff, RollbackReference,
+    UnschedulableReason,
 };
-use chancery_events::id::{IncarnationId, OperationId, Position, RequestId, ScopeId, SessionId, VolumeId};
+use chancery_events::id::{
+    ExecutorStoreId, IncarnationId, OperationId, Position, RequestId, SessionId, VolumeId,
+};
 use chancery_events::lifecycle::{SetWord, WillWord};
 use chancery_events::name::{
     Actor, CapabilityName, ClusterName, DeploymentName, DisruptionName, DomainName, ExecutorName, NodeName,
     PlanName, PolicyName, ReplicaName, StorageClass, VolumeName,
 };
-use chancery_events::observation::{Process, SessionEnd};
+use chancery_events::observation::{ProcessInfo, SessionEnd};
 use chancery_events::spec::{
-    Activity, Balance, CapabilitySpec, ClusterSpec, DeploymentSpec, DisruptionSpec, DisruptionState,
-    NodeSpec, NodeState, OnDelete, OperationKind, PolicySpec, Purpose, Runtime,
+    BalancePolicy, CapabilitySpec, ClusterActivity, ClusterRuntime, ClusterSpec, DeploymentSpec,
+    DisruptionSpec, DisruptionState, NodeSpec, NodeState, OperationKind, PolicySpec, ProbePurpose,
+    VolumeDeletion,
 };
 use chancery_events::time::Time;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
-use crate::fleet::Indexed;
-use crate::index::Index;
+use crate::fleet::IndexedEntity;
+use crate::index::FleetIndex;
 use crate::marks::{
-    Both, DeploymentMarks, IncarnationMarks, OperationMarks, PlanMarks, ReplicaMarks, RequestMarks, Unmarked,
-    VolumeMarks, Whole,
+    DeploymentIndexKey, IncarnationIndexKey, IndexChange, NotIndexed, OperationIndexKey, PlanIndexKey,
+    ReplicaIndexKey, RequestIndexKey, VolumeIndexKey, WholeEntity,
 };
-use crate::meta::{Meta, Stamp};
-pub use crate::plan::Specs;
+use crate::meta::{EntityMeta, FactStamp};
+pub use crate::plan::PlanSpecs;
 
 mod questions;
 mod ties;
 
-pub use ties::{Bonds, Ties};
+pub use ties::{BoxedExtras, IncarnationExtras};
 
 /// Format of fleet snapshots; changes with the shape or kinds of entities. Other snapshots are not read.
 pub const IMAGE_FINGERPRINT: &str = "fleet-image-16";
@@ -52,20 +56,20 @@ pub struct Cluster {
     /// Cluster specification.
     pub spec: ClusterSpec,
     /// Whether nodes can be allocated to the cluster and placements made in it.
-    pub activity: Activity,
+    pub activity: ClusterActivity,
     /// Live session of the cluster.
     pub session: Option<SessionId>,
     /// Executor store that may record objects of this cluster.
-    pub scope: Option<Scope>,
+    pub scope: Option<ClusterStore>,
     /// Cluster metadata.
-    pub meta: Meta,
+    pub meta: EntityMeta,
 }
 
 /// Executor store of a cluster.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Scope {
+pub struct ClusterStore {
     /// Store id.
-    pub id: ScopeId,
+    pub id: ExecutorStoreId,
     /// Executor that used the store last.
     pub executor: ExecutorName,
     /// Position at which the last session closed: the store has no record of incarnations first commanded
@@ -81,9 +85,9 @@ pub struct Capability {
     /// Capability specification.
     pub spec: CapabilitySpec,
     /// Whether the capability counts in placement.
-    pub activity: Activity,
+    pub activity: ClusterActivity,
     /// Capability metadata.
-    pub meta: Meta,
+    pub meta: EntityMeta,
 }
 
 /// Host with capacity for placements.
@@ -100,14 +104,14 @@ pub struct Node {
     /// Planned and past disruptions of the node.
     pub disruptions: BTreeMap<DisruptionName, Disruption>,
     /// Expunge that did not wait for the approval that policies require.
-    pub bypass: Option<Bypass>,
+    pub bypass: Option<ApprovalBypass>,
     /// Node metadata.
-    pub meta: Meta,
+    pub meta: EntityMeta,
 }
 
 /// Approval that was bypassed (break-glass).
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Bypass {
+pub struct ApprovalBypass {
     /// Actor who bypassed the approval.
     pub by: Actor,
     /// Reason, for people.
@@ -126,7 +130,7 @@ pub struct Disruption {
     /// Actor who approved the disruption.
     pub by: Option<Actor>,
     /// Position and time of the last state change.
-    pub since: Stamp,
+    pub since: FactStamp,
 }
 
 /// Rule about approvals, in addition to the rules of plans.
@@ -137,7 +141,7 @@ pub struct Policy {
     /// Policy specification.
     pub spec: Arc<PolicySpec>,
     /// Policy metadata.
-    pub meta: Meta,
+    pub meta: EntityMeta,
 }
 
 /// Workload: the processes to run, and where they may run.
@@ -148,9 +152,9 @@ pub struct Plan {
     /// Number of the current version, from 1; each edit adds 1.
     pub generation: u32,
     /// Current version, and earlier versions that a deployment still refers to.
-    pub specs: Specs,
+    pub specs: PlanSpecs,
     /// Whether the plan accepts deployments.
-    pub activity: Activity,
+    pub activity: ClusterActivity,
     /// Deployments of the plan, oldest first.
     pub deployments: Vec<DeploymentName>,
     /// Deployment being carried out.
@@ -158,26 +162,26 @@ pub struct Plan {
     /// Queued deployment.
     pub next: Option<DeploymentName>,
     /// Reasons why operations have no placement.
-    pub unfit: Vec<Unfit>,
+    pub unfit: Vec<UnschedulableReason>,
     /// Number of operations that ever ended, by kind and outcome.
     pub totals: BTreeMap<(OperationKind, String), u64>,
     /// Last move of a replica by a disruption, if it failed.
-    pub setback: Option<Setback>,
+    pub setback: Option<DrainBackoff>,
     /// Whether a move would make the spread more even, when the plan last had no other work.
-    pub balance: Balance,
+    pub balance: BalancePolicy,
     /// Rebalance in progress.
-    pub rebalance: Option<Rebalance>,
+    pub rebalance: Option<RebalanceProgress>,
     /// Actor who requested the deletion of the plan and all its entities.
     pub removing: Option<Actor>,
     /// Reason why the plan is quarantined.
     pub parked: Option<String>,
     /// Plan metadata.
-    pub meta: Meta,
+    pub meta: EntityMeta,
 }
 
 /// Rebalance in progress: replicas of a plan are moved until its spread is even.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Rebalance {
+pub struct RebalanceProgress {
     /// Actor on whose behalf the moves are requested.
     pub requested_by: Actor,
     /// Reason why no further move is made: a move failed, was rejected or expired.
@@ -186,7 +190,7 @@ pub struct Rebalance {
 
 /// Failed move by a disruption.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Setback {
+pub struct DrainBackoff {
     /// Time before which no disruption moves a replica of the plan.
     pub until: Time,
     /// Number of consecutive failed moves.
@@ -237,16 +241,16 @@ pub struct Deployment {
     /// Time at which the deployment was reported stalled, if it has made no progress since.
     pub stalled: Option<Time>,
     /// Rollback target, if the deployment is a rollback.
-    pub rollback: Option<Rollback>,
+    pub rollback: Option<RollbackReference>,
     /// Actor who requested the deployment.
     pub by: Option<Actor>,
     /// Deployment metadata.
-    pub meta: Meta,
+    pub meta: EntityMeta,
 }
 
 /// Summary of an incarnation that has not ended, kept in its replica.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub struct Active {
+pub struct IncarnationRef {
     /// Incarnation id.
     pub incarnation: IncarnationId,
     /// Node of the incarnation.
@@ -261,7 +265,7 @@ pub struct Active {
 
 /// Summary of an operation that has not ended, kept in its replica.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Open {
+pub struct OpenOperation {
     /// Operation id.
     pub id: OperationId,
     /// Operation kind.
@@ -286,13 +290,13 @@ pub struct Replica {
     /// Desired state of the replica.
     pub will: WillWord,
     /// Active incarnation, if it has not ended.
-    pub active: Option<Active>,
+    pub active: Option<IncarnationRef>,
     /// Secondary incarnation that has not ended: the replacement of the active one, or its predecessor.
-    pub passive: Option<Box<Active>>,
+    pub passive: Option<Box<IncarnationRef>>,
     /// Operation that has not ended, and may have started.
-    pub operation: Option<Open>,
+    pub operation: Option<OpenOperation>,
     /// Operation queued behind `operation`: a stop or delete.
-    pub next: Option<Open>,
+    pub next: Option<OpenOperation>,
     /// Whether a failed move by a disruption stopped the replica, and it does not run again yet.
     pub downed: bool,
     /// Whether the replica is started again whatever its restart policy becomes, until an operation starts on
@@ -300,9 +304,9 @@ pub struct Replica {
     /// restarts it.
     pub recovers: bool,
     /// Next automatic restart by the plan's policy, unless a requested operation starts before.
-    pub again: Option<Again>,
+    pub again: Option<RestartBackoff>,
     /// Last of consecutive automatic restarts.
-    pub row: Option<Again>,
+    pub row: Option<RestartBackoff>,
     /// End of the last incarnation.
     pub last: Option<Box<IncarnationEnd>>,
     /// Retained operations of the replica, oldest first. Most replicas have one.
@@ -310,7 +314,7 @@ pub struct Replica {
     /// Retained incarnations of the replica, oldest first.
     pub incarnations: SmallVec<[IncarnationId; 1]>,
     /// Replica metadata.
-    pub meta: Meta,
+    pub meta: EntityMeta,
 }
 
 /// States of an operation.
@@ -319,7 +323,7 @@ pub enum OperationState {
     /// Without placement yet.
     Preparing,
     /// Waiting for approval.
-    PendingApproval(Proposal),
+    PendingApproval(ApprovalProposal),
     /// Approved and queued.
     Approved,
     /// Approved, and being carried out.
@@ -342,13 +346,13 @@ pub struct Operation {
     /// Deployment that requested the operation.
     pub deployment: Option<DeploymentName>,
     /// Requester of the operation, if not a deployment.
-    pub by: Option<Box<Asker>>,
+    pub by: Option<Box<Requester>>,
     /// Deployment whose coordinates and generation the replica has after success.
     pub version: DeploymentName,
     /// Only acceptable node, if the request names one.
     pub wants: Option<NodeName>,
     /// Purpose, if the kind and the requester do not imply it.
-    pub purpose: Option<Purpose>,
+    pub purpose: Option<ProbePurpose>,
     /// Operation state.
     pub state: OperationState,
     /// Whether volumes restrict the placement: those that the replica owns, or claims by name.
@@ -356,7 +360,7 @@ pub struct Operation {
     /// Hash of the proposed change, once known.
     pub hash: Option<Digest>,
     /// Approver, and the position and time of the approval.
-    pub approved: Option<(Approver, Stamp)>,
+    pub approved: Option<(ApprovalActor, FactStamp)>,
     /// Incarnation that the operation starts, changes or ends.
     pub incarnation: Option<IncarnationId>,
     /// Actual or planned node of that incarnation.
@@ -366,7 +370,7 @@ pub struct Operation {
     /// Whether the new incarnation is ready and active: the operation only has to end the predecessor.
     pub is_past_return: bool,
     /// Operation metadata.
-    pub meta: Meta,
+    pub meta: EntityMeta,
 }
 
 /// States of an incarnation. See [`crate::incarnation`] for the table.
@@ -390,9 +394,9 @@ pub enum IncarnationState {
 
 /// Command without an outcome.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Outstanding {
+pub struct PendingCommand {
     /// Requested effect.
-    pub effect: Effect,
+    pub effect: CommandEffect,
     /// Number of the attempt, from 1.
     pub attempt: u32,
     /// Time before which the command is not sent.
@@ -421,9 +425,9 @@ pub struct Incarnation {
     /// Incarnation state.
     pub state: IncarnationState,
     /// Resources that the incarnation needs on its node.
-    pub amounts: Amounts,
+    pub amounts: Resources,
     /// Predecessor and storage of the incarnation.
-    pub ties: Ties,
+    pub ties: BoxedExtras,
     /// Time at which the incarnation was first ready.
     pub since: Option<Time>,
     /// Time since which the incarnation is unready, after it was ready.
@@ -431,7 +435,7 @@ pub struct Incarnation {
     /// Session in which the deadline of the unready incarnation was set.
     pub unready_session: Option<SessionId>,
     /// Processes as last reported.
-    pub processes: Vec<Process>,
+    pub processes: Vec<ProcessInfo>,
     /// Whether all processes were online in the last report.
     pub ready: bool,
     /// Number of commands issued.
@@ -439,15 +443,15 @@ pub struct Incarnation {
     /// Position of the first command.
     pub commanded: Option<Position>,
     /// Effect of the last command.
-    pub asked: Option<Effect>,
+    pub asked: Option<CommandEffect>,
     /// Last command, while it has no outcome.
-    pub command: Option<Outstanding>,
+    pub command: Option<PendingCommand>,
     /// Time at which the current state times out.
     pub deadline: Option<Time>,
     /// Whether the incarnation starts as soon as its volumes are available: it waits for nothing else.
     pub due: bool,
     /// Incarnation metadata.
-    pub meta: Meta,
+    pub meta: EntityMeta,
 }
 
 /// States of a volume. See [`crate::volume`] for the table.
@@ -481,11 +485,11 @@ pub struct Volume {
     /// Replica that owns the volume.
     pub owner: Option<ReplicaName>,
     /// Action when the owner is deleted.
-    pub on_delete: OnDelete,
+    pub on_delete: VolumeDeletion,
     /// Volume state.
     pub state: VolumeState,
     /// Requester of the deletion, if the volume will be deleted.
-    pub removing: Option<Asker>,
+    pub removing: Option<Requester>,
     /// Incarnation that uses the volume.
     pub user: Option<IncarnationId>,
     /// Whether the volume may contain data: an incarnation that uses it was started.
@@ -493,11 +497,11 @@ pub struct Volume {
     /// Number of commands issued.
     pub revision: u32,
     /// Last command, while it has no outcome.
-    pub command: Option<Outstanding>,
+    pub command: Option<PendingCommand>,
     /// Last error of the volume.
     pub error: Option<String>,
     /// Volume metadata.
-    pub meta: Meta,
+    pub meta: EntityMeta,
 }
 
 /// States of an approval request. See [`crate::request`] for the table.
@@ -535,7 +539,7 @@ pub struct ApprovalRequest {
     /// Request state.
     pub state: RequestState,
     /// Request metadata.
-    pub meta: Meta,
+    pub meta: EntityMeta,
 }
 
 /// Lease of an executor on a cluster.
@@ -548,20 +552,20 @@ pub struct Session {
     /// Executor name.
     pub executor: ExecutorName,
     /// Runtime that the executor drives.
-    pub runtime: Runtime,
+    pub runtime: ClusterRuntime,
     /// Executor store of the session.
-    pub scope: Option<ScopeId>,
+    pub scope: Option<ExecutorStoreId>,
     /// Reason why the session ended.
     pub end: Option<SessionEnd>,
     /// Session metadata.
-    pub meta: Meta,
+    pub meta: EntityMeta,
 }
 
 macro_rules! indexed {
     ($($entity:ident $marks:ty $(, |$index:ident, $this:ident, $both:ident, $at:ident| $follow:expr)?;)*) => {$(
-        impl Indexed for $entity {
+        impl IndexedEntity for $entity {
             type Marks = $marks;
-            $(fn index($index: &mut Index, $this: &$entity, $both: Both<'_, $marks>, $at: Position) {
+            $(fn index($index: &mut FleetIndex, $this: &$entity, $both: IndexChange<'_, $marks>, $at: Position) {
                 $follow
             })?
         }
@@ -569,16 +573,16 @@ macro_rules! indexed {
 }
 
 indexed! {
-    Cluster Whole<Cluster>, |i, _this, both, _at| i.catalogue(both[1].map(|new| &new.0.meta));
-    Capability Whole<Capability>, |i, _this, both, _at| i.catalogue(both[1].map(|new| &new.0.meta));
-    Node Whole<Node>, |i, _this, both, _at| i.node(Whole::both(both));
-    Plan PlanMarks, |i, this, both, _at| i.plan(this, both);
-    Deployment DeploymentMarks, |i, this, both, _at| i.deployment(this, both);
-    Replica ReplicaMarks, |i, this, both, _at| i.replica(this, both);
-    Incarnation IncarnationMarks, |i, this, both, at| i.incarnation(this, both, at);
-    Operation OperationMarks, |i, this, both, _at| i.operation(this, both);
-    Session Unmarked;
-    Policy Whole<Policy>, |i, _this, both, _at| i.policy(Whole::both(both));
-    Volume VolumeMarks, |i, this, both, at| i.volume(this, both, at);
-    ApprovalRequest RequestMarks, |i, this, both, _at| i.request(this, both);
+    Cluster WholeEntity<Cluster>, |i, _this, both, _at| i.catalogue(both[1].map(|new| &new.0.meta));
+    Capability WholeEntity<Capability>, |i, _this, both, _at| i.catalogue(both[1].map(|new| &new.0.meta));
+    Node WholeEntity<Node>, |i, _this, both, _at| i.node(WholeEntity::both(both));
+    Plan PlanIndexKey, |i, this, both, _at| i.plan(this, both);
+    Deployment DeploymentIndexKey, |i, this, both, _at| i.deployment(this, both);
+    Replica ReplicaIndexKey, |i, this, both, _at| i.replica(this, both);
+    Incarnation IncarnationIndexKey, |i, this, both, at| i.incarnation(this, both, at);
+    Operation OperationIndexKey, |i, this, both, _at| i.operation(this, both);
+    Session NotIndexed;
+    Policy WholeEntity<Policy>, |i, _this, both, _at| i.policy(WholeEntity::both(both));
+    Volume VolumeIndexKey, |i, this, both, at| i.volume(this, both, at);
+    ApprovalRequest RequestIndexKey, |i, this, both, _at| i.request(this, both);
 }

@@ -7,25 +7,25 @@ use rustc_hash::FxHashMap;
 
 /// Entities by key, each shared: cloning the table clones no entity.
 #[derive(Clone, Debug)]
-pub struct Table<K, V>(FxHashMap<K, Slot<V>>);
+pub struct EntityTable<K, V>(FxHashMap<K, TableSlot<V>>);
 
 /// Entity, and the savepoint at which it was last noted.
 #[derive(Debug)]
-pub(crate) struct Slot<V> {
+pub(crate) struct TableSlot<V> {
     pub(crate) entity: Arc<V>,
-    pub(crate) noted: Scope,
+    pub(crate) noted: SavepointId,
 }
 
-impl<V> Clone for Slot<V> {
-    fn clone(&self) -> Slot<V> {
-        Slot { entity: Arc::clone(&self.entity), noted: self.noted }
+impl<V> Clone for TableSlot<V> {
+    fn clone(&self) -> TableSlot<V> {
+        TableSlot { entity: Arc::clone(&self.entity), noted: self.noted }
     }
 }
 
 /// Number of a savepoint, counted from the first.
-pub(crate) type Scope = u64;
+pub(crate) type SavepointId = u64;
 
-impl<K: Clone + Eq + Hash + Ord, V> Table<K, V> {
+impl<K: Clone + Eq + Hash + Ord, V> EntityTable<K, V> {
     /// Returns the entity with the key.
     pub fn get<Q>(&self, key: &Q) -> Option<&V>
     where
@@ -58,12 +58,12 @@ impl<K: Clone + Eq + Hash + Ord, V> Table<K, V> {
     }
 
     /// Slot of the key.
-    pub(crate) fn slot(&mut self, key: &K) -> Option<&mut Slot<V>> {
+    pub(crate) fn slot(&mut self, key: &K) -> Option<&mut TableSlot<V>> {
         self.0.get_mut(key)
     }
 
     /// Sets or removes a slot; returns the previous one.
-    pub(crate) fn set(&mut self, key: K, slot: Option<Slot<V>>) -> Option<Slot<V>> {
+    pub(crate) fn set(&mut self, key: K, slot: Option<TableSlot<V>>) -> Option<TableSlot<V>> {
         match slot {
             Some(slot) => self.0.insert(key, slot),
             None => self.0.remove(&key),
@@ -71,8 +71,8 @@ impl<K: Clone + Eq + Hash + Ord, V> Table<K, V> {
     }
 }
 
-impl<K, V> Default for Table<K, V> {
-    fn default() -> Table<K, V> {
-        Table(FxHashMap::default())
+impl<K, V> Default for EntityTable<K, V> {
+    fn default() -> EntityTable<K, V> {
+        EntityTable(FxHashMap::default())
     }
 }

@@ -2,26 +2,28 @@
 
 use std::time::Duration;
 
-use chancery_events::fact::{Effect, Fact};
+use chancery_events::fact::{CommandEffect, Fact};
 use chancery_events::id::{
-    IncarnationId, Lineage, ObjectId, OperationId, Position, ScopeId, SessionId, Term,
+    ExecutorStoreId, IncarnationId, Lineage, ObjectId, OperationId, Position, SessionId, Term,
 };
-use chancery_events::intent::{Intent, OperationApprove, OperationReject, Request, RequestApprove, Shown};
+use chancery_events::intent::{
+    ApprovedOperation, Intent, IntentRequest, OperationApprove, OperationReject, RequestApprove,
+};
 use chancery_events::name::ReplicaName;
 use chancery_events::observation::{
-    Exit, Hope, IncarnationReport, IncarnationReported, Observation, Process, ProcessStatus, Report, Saw,
-    SessionHello, VolumeReported,
+    IncarnationExit, IncarnationReport, IncarnationReported, ObjectReport, Observation, ObservedState,
+    ProcessInfo, ProcessStatus, RetryClass, SessionRequested, VolumeReported,
 };
 use chancery_events::refusal::Refusal;
-use chancery_events::spec::{OperationKind, Runtime};
+use chancery_events::spec::{ClusterRuntime, OperationKind};
 use chancery_events::subject::Subject;
 use chancery_events::time::Time;
 
-use crate::advance::{Agenda, advance};
-use crate::context::Context;
+use crate::advance::{AdvanceState, advance};
+use crate::context::DecisionContext;
 use crate::decide::{decide, evolve, observe, pass, verdict};
-use crate::fleet::{Fleet, Image};
-use crate::meta::At;
+use crate::fleet::{FleetSnapshot, FleetState};
+use crate::meta::FactPosition;
 use crate::replica::phase;
 use crate::state::{Incarnation, Operation, OperationState, RequestState};
 
@@ -37,9 +39,9 @@ pub(crate) fn intent(type_name: &str, data: &serde_json::Value) -> Intent {
 
 /// Random numbers from a seed (xorshift64*).
 #[derive(Clone)]
-pub(crate) struct Dice(pub(crate) u64);
+pub(crate) struct TestRandom(pub(crate) u64);
 
-impl Dice {
+impl TestRandom {
     pub(crate) fn below(&mut self, bound: u64) -> u64 {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
@@ -54,40 +56,40 @@ impl Dice {
 
 /// Fleet with its clock and log.
 #[derive(Clone)]
-pub(crate) struct World {
-    pub(crate) fleet: Fleet,
+pub(crate) struct TestFleet {
+    pub(crate) fleet: FleetState,
     pub(crate) now: Time,
     /// Facts since the last call of `told`, without verdicts.
     pub(crate) log: Vec<Fact>,
     /// Facts and verdicts, each as it was folded.
-    pub(crate) folded: Vec<(At, Fact)>,
+    pub(crate) folded: Vec<(FactPosition, Fact)>,
     /// Time of full counts, which cost as much as the fleet is large.
-    pub(crate) counted: Counted,
+    pub(crate) counted: CountInterval,
     /// Maximum number of replicas of a deployment.
     pub(crate) replicas: u32,
-    agenda: Agenda,
+    agenda: AdvanceState,
     lineage: Lineage,
     ids: u64,
 }
 
 /// Time at which indexes are compared with a full count.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Counted {
+pub(crate) enum CountInterval {
     Always,
     AtTheEnd,
 }
 
-impl World {
-    pub(crate) fn new() -> World {
+impl TestFleet {
+    pub(crate) fn new() -> TestFleet {
         let lineage = Lineage::from_random(1);
         let now = Time::EPOCH + Duration::from_secs(1_000_000);
-        let (fleet, agenda) = (Fleet::new(lineage), Agenda::new(now));
-        World {
+        let (fleet, agenda) = (FleetState::new(lineage), AdvanceState::new(now));
+        TestFleet {
             fleet,
             now,
             log: Vec::new(),
             folded: Vec::new(),
-            counted: Counted::Always,
+            counted: CountInterval::Always,
             replicas: 1_000_000,
             agenda,
             lineage,
@@ -97,8 +99,8 @@ impl World {
 
     /// World of a process cluster `local` with a session and `count` nodes, alternating between domains `d1`
     /// and `d2`.
-    pub(crate) fn with_nodes(count: usize) -> World {
-        let mut world = World::new();
+    pub(crate) fn with_nodes(count: usize) -> TestFleet {
+        let mut world = TestFleet::new();
         world.must("cluster.apply", &serde_json::json!({"name": "local", "spec": {"runtime": "process"}}));
         for i in 1..=count {
             world.add_node(&format!("node-{i}"), &format!("d{}", 2 - i % 2));
@@ -145,7 +147,7 @@ impl World {
     }
 
     fn fold_one(&mut self, fact: &Fact, position: Position) {
-        let at = At { position, time: self.now, term: Term::FIRST, lineage: self.lineage };
+        let at = FactPosition { position, time: self.now, term: Term::FIRST, lineage: self.lineage };
         evolve(&mut self.fleet, fact, at).unwrap_or_else(|error| panic!("{fact:?}: {error}"));
         self.folded.push((at, fact.clone()));
     }
@@ -155,14 +157,14 @@ impl World {
             self.fold_one(fact, position);
         }
         self.log.extend(facts.iter().cloned());
-        if self.counted == Counted::Always {
+        if self.counted == CountInterval::Always {
             self.check();
         }
     }
 
     /// Checks that the indexes equal a full count.
     pub(crate) fn check(&self) {
-        let again = Image::of(&self.fleet).fleet();
+        let again = FleetSnapshot::of(&self.fleet).fleet();
         let (mut a, mut b) = (self.fleet.index().clone(), again.index().clone());
         (a.grown, b.grown) = (Position::ZERO, Position::ZERO);
         assert_eq!(format!("{a:?}"), format!("{b:?}"), "the indexes differ from a full count");
@@ -176,9 +178,9 @@ impl World {
         }
     }
 
-    fn context(&self, skip: u64) -> Context {
+    fn context(&self, skip: u64) -> DecisionContext {
         let next = self.fleet.head().plus(1 + skip);
-        Context {
+        DecisionContext {
             now: self.now,
             wall: self.now,
             next,
@@ -188,10 +190,10 @@ impl World {
         }
     }
 
-    pub(crate) fn request(&mut self, intent: Intent) -> Request {
+    pub(crate) fn request(&mut self, intent: Intent) -> IntentRequest {
         self.ids += 1;
         let id = name(&format!("id-{}", self.ids));
-        Request {
+        IntentRequest {
             id,
             source: name("test"),
             actor: name("ann"),
@@ -203,8 +205,8 @@ impl World {
         }
     }
 
-    pub(crate) fn ask_request(&mut self, request: &Request) -> Result<Vec<Fact>, Refusal> {
-        let context = Context { actor: Some(request.actor.clone()), ..self.context(2) };
+    pub(crate) fn ask_request(&mut self, request: &IntentRequest) -> Result<Vec<Fact>, Refusal> {
+        let context = DecisionContext { actor: Some(request.actor.clone()), ..self.context(2) };
         let decided = decide(&self.fleet, request, &context);
         let said = verdict(&self.fleet, request, &decided, &context);
         let position = self.fleet.head().plus(1);
@@ -267,7 +269,7 @@ impl World {
 
     pub(crate) fn approve(&mut self, operation: OperationId) -> Result<Vec<Fact>, Refusal> {
         let hash = self.fleet.operations().get(&operation).and_then(|o| o.hash).expect("a hash");
-        let ask = OperationApprove { operations: vec![Shown { operation, hash }] };
+        let ask = OperationApprove { operations: vec![ApprovedOperation { operation, hash }] };
         let request = self.request(ask.into());
         let facts = self.ask_request(&request);
         self.run();
@@ -311,7 +313,12 @@ impl World {
         self.fleet.incarnations().sorted().into_iter().filter(commanded).map(|i| i.id).collect()
     }
 
-    pub(crate) fn report_at(&mut self, incarnation: IncarnationId, revision: u32, saw: Saw) -> Vec<Fact> {
+    pub(crate) fn report_at(
+        &mut self,
+        incarnation: IncarnationId,
+        revision: u32,
+        saw: ObservedState,
+    ) -> Vec<Fact> {
         let session = self.fleet.clusters().get("local").and_then(|c| c.session).expect("a session");
         let report = IncarnationReport { incarnation, revision, saw };
         let facts = self.see(&IncarnationReported { session, report }.into());
@@ -319,7 +326,7 @@ impl World {
         facts
     }
 
-    pub(crate) fn report(&mut self, incarnation: IncarnationId, saw: Saw) -> Vec<Fact> {
+    pub(crate) fn report(&mut self, incarnation: IncarnationId, saw: ObservedState) -> Vec<Fact> {
         let revision = self.fleet.incarnations().get(&incarnation).map_or(1, |i| i.revision);
         self.report_at(incarnation, revision, saw)
     }
@@ -345,13 +352,18 @@ impl World {
             Some(ObjectId::Volume(id)) => {
                 let name = self.fleet.index().volumes.name(id).expect("it is asked for").clone();
                 let asked = self.fleet.volumes().get(&name).and_then(|volume| volume.command);
-                let is_made = asked.is_some_and(|command| command.effect == Effect::Ensure);
-                let saw = if is_made { Saw::Ready { processes: vec![] } } else { Saw::Gone };
+                let is_made = asked.is_some_and(|command| command.effect == CommandEffect::Ensure);
+                let saw =
+                    if is_made { ObservedState::Ready { processes: vec![] } } else { ObservedState::Gone };
                 self.report_volume(name.as_str(), saw);
             }
             Some(ObjectId::Incarnation(id)) => {
                 let asked = self.fleet.incarnations().get(&id).and_then(|i| i.asked);
-                let saw = if asked == Some(Effect::Ensure) { ready() } else { ended(Exit::Clean) };
+                let saw = if asked == Some(CommandEffect::Ensure) {
+                    ready()
+                } else {
+                    ended(IncarnationExit::Clean)
+                };
                 self.report(id, saw);
             }
         }
@@ -359,10 +371,10 @@ impl World {
     }
 
     /// Reports an observation of a volume, at its revision.
-    pub(crate) fn report_volume(&mut self, name: &str, saw: Saw) -> Vec<Fact> {
+    pub(crate) fn report_volume(&mut self, name: &str, saw: ObservedState) -> Vec<Fact> {
         let volume = self.fleet.volumes().get(name).expect("a volume").clone();
         let session = self.fleet.clusters().get("local").and_then(|c| c.session).expect("a session");
-        let report = Report { object: volume.id, revision: volume.revision, saw };
+        let report = ObjectReport { object: volume.id, revision: volume.revision, saw };
         let facts = self.see(&VolumeReported { session, name: volume.name, report }.into());
         self.run();
         facts
@@ -423,28 +435,33 @@ impl World {
 }
 
 /// Request of a process executor for a cluster, with the store of this number.
-pub(crate) fn hello(cluster: &str, executor: &str, scope: u64) -> SessionHello {
-    let scope = Some(ScopeId::from_random(scope));
-    SessionHello { cluster: name(cluster), executor: name(executor), runtime: Runtime::Process, scope }
+pub(crate) fn hello(cluster: &str, executor: &str, scope: u64) -> SessionRequested {
+    let scope = Some(ExecutorStoreId::from_random(scope));
+    SessionRequested {
+        cluster: name(cluster),
+        executor: name(executor),
+        runtime: ClusterRuntime::Process,
+        scope,
+    }
 }
 
-pub(crate) fn process(status: ProcessStatus) -> Process {
-    Process { payload: name("app"), index: 0, pid: Some(7), addresses: vec![], status }
+pub(crate) fn process(status: ProcessStatus) -> ProcessInfo {
+    ProcessInfo { payload: name("app"), index: 0, pid: Some(7), addresses: vec![], status }
 }
 
-pub(crate) fn ready() -> Saw {
-    Saw::Ready { processes: vec![process(ProcessStatus::Online)] }
+pub(crate) fn ready() -> ObservedState {
+    ObservedState::Ready { processes: vec![process(ProcessStatus::Online)] }
 }
 
-pub(crate) fn ended(exit: Exit) -> Saw {
-    Saw::Ended { exit, processes: vec![process(ProcessStatus::Exited { code: 0 })] }
+pub(crate) fn ended(exit: IncarnationExit) -> ObservedState {
+    ObservedState::Ended { exit, processes: vec![process(ProcessStatus::Exited { code: 0 })] }
 }
 
-pub(crate) fn crashed() -> Saw {
-    let exit = Exit::Failed { reason: "app-0 exited with 3".into() };
-    Saw::Ended { exit, processes: vec![process(ProcessStatus::Exited { code: 3 })] }
+pub(crate) fn crashed() -> ObservedState {
+    let exit = IncarnationExit::Failed { reason: "app-0 exited with 3".into() };
+    ObservedState::Ended { exit, processes: vec![process(ProcessStatus::Exited { code: 3 })] }
 }
 
-pub(crate) fn failed(hope: Hope) -> Saw {
-    Saw::Failed { message: "no such program".into(), hope }
+pub(crate) fn failed(hope: RetryClass) -> ObservedState {
+    ObservedState::Failed { message: "no such program".into(), hope }
 }

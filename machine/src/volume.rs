@@ -20,19 +20,19 @@ mod fold;
 use std::collections::BTreeMap;
 
 use chancery_events::fact::{
-    Asker, Effect, Fact, IncarnationBegun, OperationEnd, VolumeCreated, VolumeDestroyed, VolumeDestroying,
-    VolumeFailed, VolumeLost, VolumeReady, VolumeRemoving,
+    CommandEffect, Fact, IncarnationStartRequested, OperationEnd, Requester, VolumeCommandFailed,
+    VolumeCreated, VolumeDeletionStarted, VolumeDestroyRequested, VolumeDestroyed, VolumeLost, VolumeReady,
 };
 use chancery_events::id::{IncarnationId, VolumeId};
 use chancery_events::intent::VolumeDelete;
 use chancery_events::name::{NodeName, ReplicaName, StorageClass, VolumeName};
-use chancery_events::observation::{Exit, Hope, Report, Saw};
+use chancery_events::observation::{IncarnationExit, ObjectReport, ObservedState, RetryClass};
 use chancery_events::refusal::Refusal;
 use chancery_events::spec::{PlanVersion, VolumeClaim};
 
-use crate::context::{BACKOFF, Context, Draft};
-use crate::fleet::Fleet;
-use crate::scheduler::Stored;
+use crate::context::{BACKOFF, DecisionContext, FactDraft};
+use crate::fleet::FleetState;
+use crate::scheduler::ExistingVolume;
 use crate::state::{Incarnation, Operation, Volume, VolumeState};
 use crate::{incarnation, operation};
 
@@ -57,7 +57,7 @@ pub(crate) fn names(version: PlanVersion<'_>, replica: &ReplicaName) -> Vec<Volu
 }
 
 /// Volumes that the incarnation uses now.
-pub(crate) fn used_by(fleet: &Fleet, incarnation: &Incarnation) -> Vec<VolumeName> {
+pub(crate) fn used_by(fleet: &FleetState, incarnation: &Incarnation) -> Vec<VolumeName> {
     let used = |name: &&VolumeName| {
         fleet.volumes().get(*name).is_some_and(|volume| volume.user == Some(incarnation.id))
     };
@@ -65,17 +65,17 @@ pub(crate) fn used_by(fleet: &Fleet, incarnation: &Incarnation) -> Vec<VolumeNam
 }
 
 /// Volumes that the replica owns.
-pub(crate) fn owned(fleet: &Fleet, replica: &ReplicaName) -> Vec<VolumeName> {
+pub(crate) fn owned(fleet: &FleetState, replica: &ReplicaName) -> Vec<VolumeName> {
     fleet.index().volumes.owned(replica).cloned().collect()
 }
 
 /// Existing volumes for a replica, or the reason why it cannot use one.
 pub(crate) fn stored(
-    fleet: &Fleet,
+    fleet: &FleetState,
     version: PlanVersion<'_>,
     replica: &ReplicaName,
-) -> Result<Vec<Stored>, String> {
-    let mut stored: Vec<Stored> = Vec::new();
+) -> Result<Vec<ExistingVolume>, String> {
+    let mut stored: Vec<ExistingVolume> = Vec::new();
     let mut own = owned(fleet, replica).len();
     for (name, claim) in version.claims(replica) {
         own += usize::from(claim.volume.is_none() && fleet.volumes().get(&name).is_none());
@@ -95,7 +95,7 @@ pub(crate) fn stored(
             let clusters = (&other.cluster, &volume.cluster);
             return Err(format!("its volumes are in clusters {} and {}", clusters.0, clusters.1));
         }
-        stored.push(Stored {
+        stored.push(ExistingVolume {
             cluster: volume.cluster.clone(),
             node: volume.node.clone(),
             class: volume.class.clone(),
@@ -108,7 +108,7 @@ pub(crate) fn stored(
 
 /// Reason why the replica must wait for a volume: another incarnation than `old` uses it.
 pub(crate) fn used_by_another(
-    fleet: &Fleet,
+    fleet: &FleetState,
     version: PlanVersion<'_>,
     replica: &ReplicaName,
     old: &Incarnation,
@@ -138,21 +138,26 @@ fn misfit(volume: &Volume, claim: &VolumeClaim, replica: &ReplicaName) -> Option
     (has < wants).then(|| format!("volume {name} has {has} bytes, and {wants} are wanted"))
 }
 
-pub(crate) fn delete(fleet: &Fleet, ask: &VolumeDelete, ctx: &Context) -> Result<Vec<Fact>, Refusal> {
+pub(crate) fn delete(
+    fleet: &FleetState,
+    ask: &VolumeDelete,
+    ctx: &DecisionContext,
+) -> Result<Vec<Fact>, Refusal> {
     let volume = fleet.find::<Volume>(&ask.name)?;
-    let (name, by) = (ask.name.clone(), ctx.actor.clone().map(Asker::Actor));
-    let removing = by.filter(|_| volume.removing.is_none()).map(|by| VolumeRemoving { name, by }.into());
+    let (name, by) = (ask.name.clone(), ctx.actor.clone().map(Requester::Actor));
+    let removing =
+        by.filter(|_| volume.removing.is_none()).map(|by| VolumeDeletionStarted { name, by }.into());
     Ok(removing.into_iter().collect())
 }
 
 /// Returns the facts of a report.
 pub(crate) fn report(
-    fleet: &Fleet,
+    fleet: &FleetState,
     name: &VolumeName,
-    report: &Report<VolumeId>,
-    ctx: &Context,
+    report: &ObjectReport<VolumeId>,
+    ctx: &DecisionContext,
 ) -> Vec<Fact> {
-    let mut draft = Draft::new(ctx);
+    let mut draft = FactDraft::new(ctx);
     let Some(volume) = fleet.volumes().get(name).filter(|volume| volume.id == report.object) else {
         return Vec::new();
     };
@@ -160,42 +165,53 @@ pub(crate) fn report(
     match (&volume.state, &report.saw) {
         // The report reflects an earlier command.
         _ if report.revision < volume.revision => {}
-        (VolumeState::Ensuring, Saw::Ready { .. }) => draft.push(VolumeReady { name }),
+        (VolumeState::Ensuring, ObservedState::Ready { .. }) => draft.push(VolumeReady { name }),
         // The volume existed all along; its disk was perhaps absent. On an expunged node it stays lost.
-        (VolumeState::Lost(_), Saw::Ready { .. }) if !fleet.index().places.is_expunged(&volume.node) => {
+        (VolumeState::Lost(_), ObservedState::Ready { .. })
+            if !fleet.index().places.is_expunged(&volume.node) =>
+        {
             draft.push(VolumeReady { name });
         }
-        (_, Saw::Failed { message, hope }) => failed(fleet, volume, message, *hope, ctx, &mut draft),
-        (VolumeState::Destroying, Saw::Gone) => draft.push(VolumeDestroyed { name }),
-        (VolumeState::Ensuring | VolumeState::Ready, Saw::Ended { exit, .. }) => {
+        (_, ObservedState::Failed { message, hope }) => {
+            failed(fleet, volume, message, *hope, ctx, &mut draft)
+        }
+        (VolumeState::Destroying, ObservedState::Gone) => draft.push(VolumeDestroyed { name }),
+        (VolumeState::Ensuring | VolumeState::Ready, ObservedState::Ended { exit, .. }) => {
             let reason = match exit {
-                Exit::Failed { reason } => reason.clone(),
-                Exit::Clean => "it was taken away".to_owned(),
+                IncarnationExit::Failed { reason } => reason.clone(),
+                IncarnationExit::Clean => "it was taken away".to_owned(),
             };
             draft.push(VolumeLost { name, reason });
         }
-        (VolumeState::Ensuring | VolumeState::Ready, Saw::Gone) => {
+        (VolumeState::Ensuring | VolumeState::Ready, ObservedState::Gone) => {
             draft.push(VolumeLost { name, reason: "nothing of it was there any more".into() });
         }
         (
             VolumeState::Ready | VolumeState::Lost(_) | VolumeState::Destroying,
-            Saw::Ready { .. } | Saw::Ended { .. } | Saw::Gone,
+            ObservedState::Ready { .. } | ObservedState::Ended { .. } | ObservedState::Gone,
         )
-        | (_, Saw::Ensured { .. } | Saw::NotReady { .. }) => {}
+        | (_, ObservedState::Ensured { .. } | ObservedState::NotReady { .. }) => {}
     }
     draft.done()
 }
 
-fn failed(fleet: &Fleet, volume: &Volume, error: &str, hope: Hope, ctx: &Context, draft: &mut Draft) {
+fn failed(
+    fleet: &FleetState,
+    volume: &Volume,
+    error: &str,
+    hope: RetryClass,
+    ctx: &DecisionContext,
+    draft: &mut FactDraft,
+) {
     let Some(command) = volume.command.filter(|command| command.not_before <= ctx.now) else { return };
     let wait = BACKOFF.wait(command.attempt, volume.id.position().get());
     let wait = match (hope, command.effect) {
-        (Hope::Never, Effect::Ensure) => None,
-        (Hope::Retry, Effect::Ensure) => wait,
+        (RetryClass::Never, CommandEffect::Ensure) => None,
+        (RetryClass::Retry, CommandEffect::Ensure) => wait,
         // A destroy is retried until it succeeds.
-        (_, Effect::Stop | Effect::Kill) => wait.or(Some(BACKOFF.max)),
+        (_, CommandEffect::Stop | CommandEffect::Kill) => wait.or(Some(BACKOFF.max)),
     };
-    draft.push(VolumeFailed {
+    draft.push(VolumeCommandFailed {
         name: volume.name.clone(),
         revision: volume.revision,
         attempt: command.attempt,
@@ -206,8 +222,8 @@ fn failed(fleet: &Fleet, volume: &Volume, error: &str, hope: Hope, ctx: &Context
         return;
     }
     if volume.removing.is_none() {
-        let by = Asker::Rule(UNMADE.into());
-        draft.push(VolumeRemoving { name: volume.name.clone(), by });
+        let by = Requester::Rule(UNMADE.into());
+        draft.push(VolumeDeletionStarted { name: volume.name.clone(), by });
     }
     let reason = format!("volume {} could not be made: {error}", volume.name);
     // Other operations fail in the same way, when the volume is created again for them.
@@ -218,13 +234,13 @@ fn failed(fleet: &Fleet, volume: &Volume, error: &str, hope: Hope, ctx: &Context
     }
 }
 
-fn brings_up<'a>(fleet: &'a Fleet, incarnation: &Incarnation) -> Option<&'a Operation> {
+fn brings_up<'a>(fleet: &'a FleetState, incarnation: &Incarnation) -> Option<&'a Operation> {
     fleet.operations().get(&incarnation.operation).filter(|operation| operation.is_open())
 }
 
 /// Records the loss of a volume whose node the operator expunged.
-pub(crate) fn lost(fleet: &Fleet, name: &VolumeName, ctx: &Context) -> Vec<Fact> {
-    let mut draft = Draft::new(ctx);
+pub(crate) fn lost(fleet: &FleetState, name: &VolumeName, ctx: &DecisionContext) -> Vec<Fact> {
+    let mut draft = FactDraft::new(ctx);
     if let Some(volume) = fleet.volumes().get(name) {
         let reason = format!("node {} was expunged", volume.node);
         draft.push(VolumeLost { name: name.clone(), reason });
@@ -233,14 +249,14 @@ pub(crate) fn lost(fleet: &Fleet, name: &VolumeName, ctx: &Context) -> Vec<Fact>
 }
 
 /// Destroys an unused volume that is to be deleted. On an expunged node, no command is needed.
-pub(crate) fn destroy(fleet: &Fleet, name: &VolumeName, ctx: &Context) -> Vec<Fact> {
-    let mut draft = Draft::new(ctx);
+pub(crate) fn destroy(fleet: &FleetState, name: &VolumeName, ctx: &DecisionContext) -> Vec<Fact> {
+    let mut draft = FactDraft::new(ctx);
     if let Some(volume) = fleet.volumes().get(name) {
         let name = name.clone();
         if fleet.index().places.is_expunged(&volume.node) {
             draft.push(VolumeDestroyed { name });
         } else {
-            draft.push(VolumeDestroying { name });
+            draft.push(VolumeDestroyRequested { name });
         }
     }
     draft.done()
@@ -248,8 +264,8 @@ pub(crate) fn destroy(fleet: &Fleet, name: &VolumeName, ctx: &Context) -> Vec<Fa
 
 /// Serves an incarnation that waits only for its volumes. Creates missing ones, starts it when all are free,
 /// or fails its operation if that is impossible.
-pub(crate) fn serve(fleet: &Fleet, id: IncarnationId, ctx: &Context) -> Vec<Fact> {
-    let mut draft = Draft::new(ctx);
+pub(crate) fn serve(fleet: &FleetState, id: IncarnationId, ctx: &DecisionContext) -> Vec<Fact> {
+    let mut draft = FactDraft::new(ctx);
     let Some(incarnation) = fleet.incarnations().get(&id) else { return Vec::new() };
     match wanting(fleet, incarnation) {
         Err(reason) => {
@@ -257,7 +273,7 @@ pub(crate) fn serve(fleet: &Fleet, id: IncarnationId, ctx: &Context) -> Vec<Fact
                 operation::end(fleet, operation, OperationEnd::Failed { reason }, &mut draft);
             }
         }
-        Ok(missing) if missing.is_empty() => draft.push(IncarnationBegun {
+        Ok(missing) if missing.is_empty() => draft.push(IncarnationStartRequested {
             incarnation: id,
             replica: incarnation.replica.clone(),
             deployment: incarnation.deployment.clone(),
@@ -274,7 +290,7 @@ pub(crate) fn serve(fleet: &Fleet, id: IncarnationId, ctx: &Context) -> Vec<Fact
 }
 
 /// Whether one incarnation can start as the other one ends: all its volumes exist, unused by a third.
-pub(crate) fn passes_on(fleet: &Fleet, old: &Incarnation, new: &Incarnation) -> bool {
+pub(crate) fn passes_on(fleet: &FleetState, old: &Incarnation, new: &Incarnation) -> bool {
     let free = |name: &VolumeName| {
         fleet.volumes().get(name).is_some_and(|volume| {
             let is_left = volume.user.is_none_or(|user| user == old.id);
@@ -285,7 +301,7 @@ pub(crate) fn passes_on(fleet: &Fleet, old: &Incarnation, new: &Incarnation) -> 
 }
 
 /// Reason why an incarnation waited too long for its volumes.
-pub(crate) fn late(fleet: &Fleet, incarnation: &Incarnation) -> String {
+pub(crate) fn late(fleet: &FleetState, incarnation: &Incarnation) -> String {
     let waits_for = incarnation.ties.mounts.iter().find_map(|name| {
         let volume = fleet.volumes().get(name)?;
         let user = volume.user.and_then(|user| fleet.incarnations().get(&user));
@@ -301,7 +317,7 @@ pub(crate) fn late(fleet: &Fleet, incarnation: &Incarnation) -> String {
 }
 
 /// Volumes to create for the incarnation, or the reason why it can never have all.
-fn wanting(fleet: &Fleet, incarnation: &Incarnation) -> Result<Vec<VolumeCreated>, String> {
+fn wanting(fleet: &FleetState, incarnation: &Incarnation) -> Result<Vec<VolumeCreated>, String> {
     let version = incarnation::version_of(fleet, incarnation).ok_or("its version is forgotten")?;
     let replica = &incarnation.replica;
     let (mut missing, mut needed) = (Vec::<VolumeCreated>::new(), BTreeMap::<StorageClass, u64>::new());
@@ -343,7 +359,7 @@ fn wanting(fleet: &Fleet, incarnation: &Incarnation) -> Result<Vec<VolumeCreated
 }
 
 /// First volume that is counted on the node, and the number of volumes there.
-pub(crate) fn on_node<'a>(fleet: &'a Fleet, node: &NodeName) -> Option<(&'a VolumeName, usize)> {
+pub(crate) fn on_node<'a>(fleet: &'a FleetState, node: &NodeName) -> Option<(&'a VolumeName, usize)> {
     let on_it = fleet.index().volumes.on_node(node)?;
     on_it.first().map(|first| (first, on_it.len()))
 }

@@ -20,34 +20,36 @@ use std::hash::Hash;
 use chancery_events::id::{IncarnationId, OperationId};
 use chancery_events::name::{ClusterName, NodeName, PlanName, ReplicaName, VolumeName};
 use chancery_events::subject::Subject;
-use chancery_machine::fleet::{DeploymentKey, Fleet};
+use chancery_machine::fleet::{DeploymentKey, FleetState};
 use chancery_machine::state::Replica;
 use rustc_hash::FxHashSet;
 use sled::IVec;
 
-use crate::counts::{Counts, Step};
-use crate::fold::{Past, Touched, View};
-use crate::index::Entries;
-use crate::kind::{Keyed as _, Row, RowKey, with_row};
+use crate::counts::{CountStep, RowCounts};
+use crate::fold::{PastState, StateView, TouchedEntities};
+use crate::index::IndexEntries;
+use crate::kind::{KeyedRow as _, ReadModelRow, RowKey, with_row};
 use crate::row_of;
-use crate::rows::{ClusterRow, DeploymentRow, IncarnationRow, IncarnationWord, NodeRow, PlanRow, VolumeRow};
-use crate::store::{BadRow, decode, encode};
+use crate::rows::{
+    ClusterRow, DeploymentRow, IncarnationRow, IncarnationStatus, NodeRow, PlanRow, VolumeRow,
+};
+use crate::store::{InvalidRow, decode, encode};
 
 /// Rows as they are before the change.
-pub(crate) trait Rows {
+pub(crate) trait RowLookup {
     /// Error of a read.
-    type Error: From<BadRow>;
+    type Error: From<InvalidRow>;
     /// Returns the bytes under a key.
     fn row(&self, key: &[u8]) -> Result<Option<IVec>, Self::Error>;
 }
 
 /// Keys to write, or to remove. No key occurs twice.
 #[derive(Default, Debug)]
-pub(crate) struct Changes(pub(crate) Vec<(Vec<u8>, Option<Vec<u8>>)>);
+pub(crate) struct RowWrites(pub(crate) Vec<(Vec<u8>, Option<Vec<u8>>)>);
 
 /// Entities whose rows are visited.
 #[derive(Default)]
-struct Sets {
+struct TouchedKeys {
     clusters: FxHashSet<ClusterName>,
     nodes: FxHashSet<NodeName>,
     plans: FxHashSet<PlanName>,
@@ -60,13 +62,13 @@ struct Sets {
     others: FxHashSet<RowKey>,
 }
 
-impl Sets {
-    fn of(touched: &Touched) -> Sets {
-        let mut sets = Sets {
+impl TouchedKeys {
+    fn of(touched: &TouchedEntities) -> TouchedKeys {
+        let mut sets = TouchedKeys {
             replicas: touched.replicas.keys().cloned().collect(),
             incarnations: touched.incarnations.keys().copied().collect(),
             operations: touched.operations.keys().copied().collect(),
-            ..Sets::default()
+            ..TouchedKeys::default()
         };
         for subject in touched.others.iter().cloned() {
             let _ = match subject {
@@ -83,14 +85,21 @@ impl Sets {
 }
 
 /// Returns the changes that follow from touched entities, and updates the counts.
-pub(crate) fn changes<S: Rows>(
-    fleet: &Fleet,
-    counts: &mut Counts,
-    touched: &Touched,
+pub(crate) fn changes<S: RowLookup>(
+    fleet: &FleetState,
+    counts: &mut RowCounts,
+    touched: &TouchedEntities,
     rows: &S,
-) -> Result<Changes, S::Error> {
-    let past = Past { fleet, touched };
-    let mut visit = Visit { fleet, past, counts, rows, sets: Sets::of(touched), changes: Changes::default() };
+) -> Result<RowWrites, S::Error> {
+    let past = PastState { fleet, touched };
+    let mut visit = RowWriteBuilder {
+        fleet,
+        past,
+        counts,
+        rows,
+        sets: TouchedKeys::of(touched),
+        changes: RowWrites::default(),
+    };
     visit.incarnations();
     visit.operations();
     visit.replicas();
@@ -99,37 +108,44 @@ pub(crate) fn changes<S: Rows>(
     Ok(visit.changes)
 }
 
-struct Visit<'a, S> {
-    fleet: &'a Fleet,
-    past: Past<'a>,
-    counts: &'a mut Counts,
+struct RowWriteBuilder<'a, S> {
+    fleet: &'a FleetState,
+    past: PastState<'a>,
+    counts: &'a mut RowCounts,
     rows: &'a S,
-    sets: Sets,
-    changes: Changes,
+    sets: TouchedKeys,
+    changes: RowWrites,
 }
 
 /// Row before and after.
-type Turn<R> = (Option<R>, Option<R>);
+type RowChange<R> = (Option<R>, Option<R>);
 
 fn drain<T: Eq + Hash>(set: &mut FxHashSet<T>) -> FxHashSet<T> {
     std::mem::take(set)
 }
 
 /// Returns what leaves the counts, and what enters them.
-fn turned<'a, T>(old: Option<&'a T>, new: Option<&'a T>) -> impl Iterator<Item = (&'a T, Step)> {
-    old.map(|old| (old, Step::Down)).into_iter().chain(new.map(|new| (new, Step::Up)))
+fn turned<'a, T>(old: Option<&'a T>, new: Option<&'a T>) -> impl Iterator<Item = (&'a T, CountStep)> {
+    old.map(|old| (old, CountStep::Down)).into_iter().chain(new.map(|new| (new, CountStep::Up)))
 }
 
 /// Whether the incarnation has its reservation on the node.
 fn holds(row: Option<&IncarnationRow>) -> bool {
     row.is_some_and(|row| {
-        !matches!(row.state, IncarnationWord::Destroyed | IncarnationWord::Failed | IncarnationWord::Unwound)
+        !matches!(
+            row.state,
+            IncarnationStatus::Destroyed | IncarnationStatus::Failed | IncarnationStatus::Unwound
+        )
     })
 }
 
-impl<S: Rows> Visit<'_, S> {
+impl<S: RowLookup> RowWriteBuilder<'_, S> {
     /// Writes a row if it differs from the old one, which is read back. Returns `None` if nothing changed.
-    fn turn<R: Row>(&mut self, key: &RowKey, new: Option<R>) -> Result<Option<Turn<R>>, S::Error> {
+    fn turn<R: ReadModelRow>(
+        &mut self,
+        key: &RowKey,
+        new: Option<R>,
+    ) -> Result<Option<RowChange<R>>, S::Error> {
         let key = key.stored();
         let old = self.rows.row(&key)?;
         let bytes = new.as_ref().map(encode);
@@ -142,7 +158,7 @@ impl<S: Rows> Visit<'_, S> {
     }
 
     /// Writes a row if it differs from the old one. Returns whether it does.
-    fn follow<R: Row>(&mut self, key: &RowKey, old: Option<&R>, new: Option<&R>) -> bool {
+    fn follow<R: ReadModelRow>(&mut self, key: &RowKey, old: Option<&R>, new: Option<&R>) -> bool {
         let differs = old != new;
         if differs {
             self.put(key.stored(), old, new, new.map(encode));
@@ -150,7 +166,13 @@ impl<S: Rows> Visit<'_, S> {
         differs
     }
 
-    fn put<R: Row>(&mut self, key: Vec<u8>, old: Option<&R>, new: Option<&R>, bytes: Option<Vec<u8>>) {
+    fn put<R: ReadModelRow>(
+        &mut self,
+        key: Vec<u8>,
+        old: Option<&R>,
+        new: Option<&R>,
+        bytes: Option<Vec<u8>>,
+    ) {
         if !old.zip(new).is_some_and(|(old, new)| old.is_indexed_as(new)) {
             self.entries(old, new);
         }
@@ -158,9 +180,9 @@ impl<S: Rows> Visit<'_, S> {
     }
 
     /// Removes the index entries of the old row, and adds those of the new one.
-    fn entries<R: Row>(&mut self, old: Option<&R>, new: Option<&R>) {
+    fn entries<R: ReadModelRow>(&mut self, old: Option<&R>, new: Option<&R>) {
         let of = |row: Option<&R>| {
-            let mut entries = Entries::default();
+            let mut entries = IndexEntries::default();
             if let Some(row) = row {
                 row.index(&mut entries);
             }

@@ -5,24 +5,24 @@
 
 use chancery_events::name::{ClusterName, PlanName};
 use chancery_events::spec::OperationKind;
-use chancery_machine::fleet::Fleet;
+use chancery_machine::fleet::FleetState;
 use chancery_machine::operation::state_word;
 use rustc_hash::FxHashMap;
 
 use crate::row_of::phase_word;
-use crate::rows::{OperationWord, PhaseWord};
+use crate::rows::{OperationStatus, PhaseStatus};
 
 /// States of operations that have not ended.
-pub(crate) const OPEN: [OperationWord; 4] = [
-    OperationWord::Preparing,
-    OperationWord::PendingApproval,
-    OperationWord::Approved,
-    OperationWord::Running,
+pub(crate) const OPEN: [OperationStatus; 4] = [
+    OperationStatus::Preparing,
+    OperationStatus::PendingApproval,
+    OperationStatus::Approved,
+    OperationStatus::Running,
 ];
 
 /// Direction of a count.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Step {
+pub(crate) enum CountStep {
     Up,
     Down,
 }
@@ -30,15 +30,15 @@ pub(crate) enum Step {
 /// Counts of a plan.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(crate) struct PlanCounts {
-    phases: [u64; PhaseWord::ALL.len()],
+    phases: [u64; PhaseStatus::ALL.len()],
     open: [[u64; OPEN.len()]; OperationKind::ALL.len()],
 }
 
 static NONE: PlanCounts =
-    PlanCounts { phases: [0; PhaseWord::ALL.len()], open: [[0; OPEN.len()]; OperationKind::ALL.len()] };
+    PlanCounts { phases: [0; PhaseStatus::ALL.len()], open: [[0; OPEN.len()]; OperationKind::ALL.len()] };
 
 impl PlanCounts {
-    pub(crate) fn in_phase(&self, phase: PhaseWord) -> u64 {
+    pub(crate) fn in_phase(&self, phase: PhaseStatus) -> u64 {
         self.phases[phase as usize]
     }
 
@@ -47,41 +47,41 @@ impl PlanCounts {
     }
 
     /// Returns the operations of the kind in the state; zero for ended states.
-    pub(crate) fn open(&self, kind: OperationKind, state: OperationWord) -> u64 {
+    pub(crate) fn open(&self, kind: OperationKind, state: OperationStatus) -> u64 {
         place(state).map_or(0, |place| self.open[kind as usize][place])
     }
 }
 
-fn place(state: OperationWord) -> Option<usize> {
+fn place(state: OperationStatus) -> Option<usize> {
     OPEN.iter().position(|open| *open == state)
 }
 
-fn step(count: &mut u64, way: Step) {
+fn step(count: &mut u64, way: CountStep) {
     match way {
-        Step::Up => *count += 1,
-        Step::Down => *count = count.checked_sub(1).expect("what goes was counted when it came"),
+        CountStep::Up => *count += 1,
+        CountStep::Down => *count = count.checked_sub(1).expect("what goes was counted when it came"),
     }
 }
 
 /// All counts of a state.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
-pub struct Counts {
+pub struct RowCounts {
     plans: FxHashMap<PlanName, PlanCounts>,
     clusters: FxHashMap<ClusterName, u64>,
 }
 
-impl Counts {
+impl RowCounts {
     /// Counts the state.
-    pub fn of(fleet: &Fleet) -> Counts {
-        let mut counts = Counts::default();
+    pub fn of(fleet: &FleetState) -> RowCounts {
+        let mut counts = RowCounts::default();
         for replica in fleet.replicas().sorted() {
-            counts.replica(&replica.plan, phase_word(fleet, replica), Step::Up);
+            counts.replica(&replica.plan, phase_word(fleet, replica), CountStep::Up);
         }
         for operation in fleet.operations().sorted() {
-            counts.operation(&operation.plan, operation.kind, state_word(&operation.state), Step::Up);
+            counts.operation(&operation.plan, operation.kind, state_word(&operation.state), CountStep::Up);
         }
         for node in fleet.nodes().sorted() {
-            node.cluster.iter().for_each(|cluster| counts.node(cluster, Step::Up));
+            node.cluster.iter().for_each(|cluster| counts.node(cluster, CountStep::Up));
         }
         counts
     }
@@ -94,7 +94,7 @@ impl Counts {
         self.clusters.get(cluster).copied().unwrap_or(0)
     }
 
-    pub(crate) fn replica(&mut self, plan: &PlanName, phase: PhaseWord, way: Step) {
+    pub(crate) fn replica(&mut self, plan: &PlanName, phase: PhaseStatus, way: CountStep) {
         self.with_plan(plan, |counts| step(&mut counts.phases[phase as usize], way));
     }
 
@@ -103,15 +103,15 @@ impl Counts {
         &mut self,
         plan: &PlanName,
         kind: OperationKind,
-        state: OperationWord,
-        way: Step,
+        state: OperationStatus,
+        way: CountStep,
     ) {
         if let Some(place) = place(state) {
             self.with_plan(plan, |counts| step(&mut counts.open[kind as usize][place], way));
         }
     }
 
-    pub(crate) fn node(&mut self, cluster: &ClusterName, way: Step) {
+    pub(crate) fn node(&mut self, cluster: &ClusterName, way: CountStep) {
         if let Some(count) = self.clusters.get_mut(cluster) {
             step(count, way);
             if *count == 0 {

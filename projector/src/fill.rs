@@ -7,13 +7,13 @@
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread;
 
-use crate::changes::Changes;
-use crate::counts::Counts;
-use crate::fold::Folding;
-use crate::index::Entries;
-use crate::kind::Row;
-use crate::row_of::{Visitor, every};
-use crate::store::{Store, StoreError, encode};
+use crate::changes::RowWrites;
+use crate::counts::RowCounts;
+use crate::fold::FoldedState;
+use crate::index::IndexEntries;
+use crate::kind::ReadModelRow;
+use crate::row_of::{RowVisitor, every};
+use crate::store::{RowStore, StoreError, encode};
 
 /// Number of rows and index entries sorted together. Rows of a kind come in order, their entries do not.
 const SORTED: usize = 40_000;
@@ -21,13 +21,13 @@ const SORTED: usize = 40_000;
 const WRITTEN: usize = 1_000;
 
 /// Row or index entry, as it is stored.
-type Pair = (Vec<u8>, Vec<u8>);
+type StoreEntry = (Vec<u8>, Vec<u8>);
 
 /// Writes all rows of the state, while another thread makes them. Returns their number, with index entries.
-pub(crate) fn fill(store: &Store, state: &Folding, counts: &Counts) -> Result<u64, StoreError> {
+pub(crate) fn fill(store: &RowStore, state: &FoldedState, counts: &RowCounts) -> Result<u64, StoreError> {
     tracing::info!(position = %state.at.position, "rows are made from the state");
     thread::scope(|scope| {
-        let (filled, pairs) = sync_channel::<Vec<Pair>>(1);
+        let (filled, pairs) = sync_channel::<Vec<StoreEntry>>(1);
         let writer = scope.spawn(move || -> Result<u64, StoreError> {
             let mut count = 0;
             for mut pairs in pairs {
@@ -35,41 +35,41 @@ pub(crate) fn fill(store: &Store, state: &Folding, counts: &Counts) -> Result<u6
                 pairs.sort_unstable();
                 let mut pairs = pairs.into_iter().map(|(key, value)| (key, Some(value))).peekable();
                 while pairs.peek().is_some() {
-                    store.apply(Changes(pairs.by_ref().take(WRITTEN).collect()), None)?;
+                    store.apply(RowWrites(pairs.by_ref().take(WRITTEN).collect()), None)?;
                 }
             }
             Ok(count)
         });
-        let mut filling = Filling { filled, pairs: Vec::with_capacity(SORTED) };
+        let mut filling = BulkLoader { filled, pairs: Vec::with_capacity(SORTED) };
         let is_whole = every(&state.fleet, counts, &mut filling).and_then(|()| filling.pass_on()).is_ok();
         drop(filling);
         let count = writer.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
         debug_assert!(is_whole, "a writer that ends early says why");
-        store.apply(Changes::default(), Some(&state.at))?;
+        store.apply(RowWrites::default(), Some(&state.at))?;
         Ok(count)
     })
 }
 
-struct Filling {
-    filled: SyncSender<Vec<Pair>>,
-    pairs: Vec<Pair>,
+struct BulkLoader {
+    filled: SyncSender<Vec<StoreEntry>>,
+    pairs: Vec<StoreEntry>,
 }
 
 /// Error for a writer that has ended, and returns why.
 struct WriterEnded;
 
-impl Filling {
+impl BulkLoader {
     fn pass_on(&mut self) -> Result<(), WriterEnded> {
         let pairs = std::mem::replace(&mut self.pairs, Vec::with_capacity(SORTED));
         self.filled.send(pairs).map_err(|_| WriterEnded)
     }
 }
 
-impl Visitor for Filling {
+impl RowVisitor for BulkLoader {
     type Error = WriterEnded;
 
-    fn row<R: Row>(&mut self, row: &R) -> Result<(), WriterEnded> {
-        let mut entries = Entries::default();
+    fn row<R: ReadModelRow>(&mut self, row: &R) -> Result<(), WriterEnded> {
+        let mut entries = IndexEntries::default();
         row.index(&mut entries);
         self.pairs.push((row.key().stored(), encode(row)));
         self.pairs.extend(entries.0.into_iter().map(|entry| (entry, Vec::new())));

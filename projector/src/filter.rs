@@ -5,19 +5,19 @@ use std::str::FromStr;
 
 use chancery_events::name::ReplicaName;
 
-use crate::index::Index;
-use crate::kind::{Row, RowKind};
+use crate::index::RowIndex;
+use crate::kind::{ReadModelRow, RowKind};
 
 /// Condition of a filter on a row.
-type Test<R> = Box<dyn Fn(&R) -> bool + Send + Sync>;
+type RowPredicate<R> = Box<dyn Fn(&R) -> bool + Send + Sync>;
 
 /// Filter that a kind has.
-pub struct Def<R> {
+pub struct FilterDef<R> {
     pub(crate) name: &'static str,
-    pub(crate) read: fn(&str) -> Result<Filter<R>, String>,
+    pub(crate) read: fn(&str) -> Result<RowFilter<R>, String>,
 }
 
-impl<R> fmt::Debug for Def<R> {
+impl<R> fmt::Debug for FilterDef<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name)
     }
@@ -25,40 +25,40 @@ impl<R> fmt::Debug for Def<R> {
 
 /// Access path to the rows that pass a filter.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) enum Way {
+pub(crate) enum AccessPath {
     /// Prefix of row keys.
     Rows(Vec<u8>),
     /// Prefix of index entries.
     Entries(Vec<u8>),
     /// Index by plan and replica, and a replica, whose row has the plan.
-    Replica(Index, ReplicaName),
+    Replica(RowIndex, ReplicaName),
 }
 
 /// Filter with its value.
-pub(crate) struct Filter<R> {
-    pub(crate) holds: Test<R>,
-    pub(crate) way: Option<Way>,
+pub(crate) struct RowFilter<R> {
+    pub(crate) holds: RowPredicate<R>,
+    pub(crate) way: Option<AccessPath>,
 }
 
-impl<R> fmt::Debug for Filter<R> {
+impl<R> fmt::Debug for RowFilter<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "filter by {:?}", self.way)
     }
 }
 
-impl<R: 'static> Filter<R> {
+impl<R: 'static> RowFilter<R> {
     /// Filters by a value with a text form, perhaps with an index.
     pub(crate) fn led<T>(
         text: &str,
         holds: fn(&R, &T) -> bool,
-        way: fn(T) -> Option<Way>,
-    ) -> Result<Filter<R>, String>
+        way: fn(T) -> Option<AccessPath>,
+    ) -> Result<RowFilter<R>, String>
     where
         T: FromStr<Err: fmt::Display> + Send + Sync + 'static,
     {
         let read = || text.parse::<T>().map_err(|error| error.to_string());
         let (value, way) = (read()?, way(read()?));
-        Ok(Filter { holds: Box::new(move |row| holds(row, &value)), way })
+        Ok(RowFilter { holds: Box::new(move |row| holds(row, &value)), way })
     }
 
     /// Filters by one of a set of values.
@@ -66,8 +66,8 @@ impl<R: 'static> Filter<R> {
         text: &str,
         all: &'static [T],
         of: fn(&R) -> T,
-        way: fn(T) -> Option<Way>,
-    ) -> Result<Filter<R>, String>
+        way: fn(T) -> Option<AccessPath>,
+    ) -> Result<RowFilter<R>, String>
     where
         T: Copy + fmt::Display + PartialEq + Send + Sync,
     {
@@ -75,13 +75,13 @@ impl<R: 'static> Filter<R> {
             let words: Vec<_> = all.iter().map(ToString::to_string).collect();
             format!("write one of {}", words.join(", "))
         })?;
-        Ok(Filter { holds: Box::new(move |row| of(row) == value), way: way(value) })
+        Ok(RowFilter { holds: Box::new(move |row| of(row) == value), way: way(value) })
     }
 }
 
 /// Filter that cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum BadFilter {
+pub enum InvalidFilter {
     /// Filter that the kind does not have.
     #[error("list {kind} by {name:?}: there is no such filter; known are {}", known.join(", "))]
     Unknown {
@@ -105,16 +105,17 @@ pub enum BadFilter {
 }
 
 /// Reads the filters of a query: all must hold.
-pub(crate) fn read<R: Row>(given: &[(String, String)]) -> Result<Vec<Filter<R>>, BadFilter> {
+pub(crate) fn read<R: ReadModelRow>(given: &[(String, String)]) -> Result<Vec<RowFilter<R>>, InvalidFilter> {
     let kind = R::KIND;
     let mut filters = Vec::with_capacity(given.len());
     for (name, value) in given {
-        let def = R::FILTERS.iter().find(|def| def.name == name).ok_or_else(|| BadFilter::Unknown {
+        let def = R::FILTERS.iter().find(|def| def.name == name).ok_or_else(|| InvalidFilter::Unknown {
             kind,
             name: name.chars().take(100).collect(),
             known: kind.filters(),
         })?;
-        let filter = (def.read)(value).map_err(|reason| BadFilter::Value { kind, name: def.name, reason })?;
+        let filter =
+            (def.read)(value).map_err(|reason| InvalidFilter::Value { kind, name: def.name, reason })?;
         filters.push(filter);
     }
     Ok(filters)
@@ -126,14 +127,14 @@ macro_rules! by_name {
         $crate::filter::by_name!($name, $type, $holds, |_| None)
     };
     ($name:literal, $type:ty, $holds:expr, $index:path) => {
-        $crate::filter::by_name!($name, $type, $holds, |name| Some($crate::filter::Way::Entries(
+        $crate::filter::by_name!($name, $type, $holds, |name| Some($crate::filter::AccessPath::Entries(
             $index.of(name.as_str())
         )))
     };
     ($name:literal, $type:ty, $holds:expr, $way:expr) => {
-        $crate::filter::Def {
+        $crate::filter::FilterDef {
             name: $name,
-            read: |text| $crate::filter::Filter::<Self>::led::<$type>(text, $holds, $way),
+            read: |text| $crate::filter::RowFilter::<Self>::led::<$type>(text, $holds, $way),
         }
     };
 }
@@ -145,9 +146,9 @@ macro_rules! by_word {
         $crate::filter::by_word!($name, $all, $of, |_| None)
     };
     ($name:literal, $all:expr, $of:expr, $way:expr) => {
-        $crate::filter::Def {
+        $crate::filter::FilterDef {
             name: $name,
-            read: |text| $crate::filter::Filter::<Self>::word(text, $all, $of, $way),
+            read: |text| $crate::filter::RowFilter::<Self>::word(text, $all, $of, $way),
         }
     };
 }

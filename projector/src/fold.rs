@@ -5,16 +5,16 @@
 
 use std::sync::Arc;
 
-use chancery_events::event::{BadEvent, Told};
+use chancery_events::event::{FoldableEvent, InvalidEvent};
 use chancery_events::fact::Fact;
 use chancery_events::id::{IncarnationId, OperationId, Position};
 use chancery_events::name::ReplicaName;
-use chancery_events::record::{Record, Watermark};
+use chancery_events::record::{InboxWatermark, Record};
 use chancery_events::subject::Subject;
-use chancery_journal::Cursor;
+use chancery_journal::ChainCursor;
 use chancery_machine::decide::{evolve, pass};
-use chancery_machine::fleet::{Contradiction, Fleet, Was};
-use chancery_machine::meta::At;
+use chancery_machine::fleet::{ChangedEntity, FleetState, StateContradiction};
+use chancery_machine::meta::FactPosition;
 use chancery_machine::state::{Incarnation, Operation, Replica};
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -37,7 +37,7 @@ pub enum FoldError {
         /// Position of the event.
         position: Position,
         /// Problem of the event.
-        source: BadEvent,
+        source: InvalidEvent,
     },
     /// Journal that contradicts itself, or is misread by this build.
     #[error("fold the event at position {position}")]
@@ -45,7 +45,7 @@ pub enum FoldError {
         /// Position of the event.
         position: Position,
         /// Fact that does not fit the state.
-        source: Contradiction,
+        source: StateContradiction,
     },
     /// Record that is not the next one: read from the fold's position.
     #[error("fold the record at position {found}: the next one begins at {expected}")]
@@ -65,7 +65,7 @@ pub enum FoldError {
 
 /// Result of folding a record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Folded {
+pub enum FoldOutcome {
     /// Record folded now.
     Now,
     /// Record that was folded before.
@@ -74,32 +74,32 @@ pub enum Folded {
 
 /// State at a position of the journal.
 #[derive(Clone, Debug)]
-pub struct Folding {
+pub struct FoldedState {
     /// State of the fleet.
-    pub fleet: Fleet,
+    pub fleet: FleetState,
     /// Last record that was folded.
-    pub at: Cursor,
+    pub at: ChainCursor,
     /// Watermark of the inbox at that record.
-    pub watermark: Option<Watermark>,
+    pub watermark: Option<InboxWatermark>,
 }
 
 /// Folds a journal, from its start or from a state.
 #[derive(Clone, Default, Debug)]
-pub struct Fold(Option<Folding>);
+pub struct JournalFold(Option<FoldedState>);
 
-impl Fold {
+impl JournalFold {
     /// Continues from a state; `None` is the start.
-    pub const fn from(state: Option<Folding>) -> Fold {
-        Fold(state)
+    pub const fn from(state: Option<FoldedState>) -> JournalFold {
+        JournalFold(state)
     }
 
     /// Returns the state and its cursor; `None` before the first record.
-    pub const fn state(&self) -> Option<&Folding> {
+    pub const fn state(&self) -> Option<&FoldedState> {
         self.0.as_ref()
     }
 
     /// Returns the state, by value.
-    pub fn into_state(self) -> Option<Folding> {
+    pub fn into_state(self) -> Option<FoldedState> {
         self.0
     }
 
@@ -109,29 +109,33 @@ impl Fold {
     }
 
     /// Folds the next record. A record that was folded before changes nothing.
-    pub fn take(&mut self, record: &Record) -> Result<Folded, FoldError> {
+    pub fn take(&mut self, record: &Record) -> Result<FoldOutcome, FoldError> {
         self.next(record, || facts(record), None)
     }
 
     /// Folds the next record, and adds the entities that it touched.
-    pub fn take_touching(&mut self, record: &Record, touched: &mut Touched) -> Result<Folded, FoldError> {
+    pub fn take_touching(
+        &mut self,
+        record: &Record,
+        touched: &mut TouchedEntities,
+    ) -> Result<FoldOutcome, FoldError> {
         self.next(record, || facts(record), Some(touched))
     }
 
     /// Folds a record that another thread has decoded.
-    pub(crate) fn take_decoded(&mut self, decoded: Decoded) -> Result<Folded, FoldError> {
+    pub(crate) fn take_decoded(&mut self, decoded: DecodedRecord) -> Result<FoldOutcome, FoldError> {
         self.next(&decoded.record, || decoded.facts, None)
     }
 
     fn next(
         &mut self,
         record: &Record,
-        facts: impl FnOnce() -> Result<Facts, FoldError>,
-        touched: Option<&mut Touched>,
-    ) -> Result<Folded, FoldError> {
+        facts: impl FnOnce() -> Result<RecordFacts, FoldError>,
+        touched: Option<&mut TouchedEntities>,
+    ) -> Result<FoldOutcome, FoldError> {
         let position = self.position();
         if record.last() <= position {
-            return Ok(Folded::Before);
+            return Ok(FoldOutcome::Before);
         }
         let (expected, found) = (position.plus(1), record.first());
         if found != expected {
@@ -139,46 +143,52 @@ impl Fold {
         }
         let header = record.header();
         let Some(state) = &mut self.0 else {
-            let mut fleet = Fleet::new(header.lineage);
+            let mut fleet = FleetState::new(header.lineage);
             fold(&mut fleet, record, &facts()?, touched)?;
-            self.0 = Some(Folding { fleet, at: Cursor::after(record), watermark: header.watermark.clone() });
-            return Ok(Folded::Now);
+            self.0 = Some(FoldedState {
+                fleet,
+                at: ChainCursor::after(record),
+                watermark: header.watermark.clone(),
+            });
+            return Ok(FoldOutcome::Now);
         };
         if header.prev != state.at.hash {
             return Err(FoldError::Fork { found });
         }
         fold(&mut state.fleet, record, &facts()?, touched)?;
-        state.at = Cursor::after(record);
+        state.at = ChainCursor::after(record);
         if header.watermark.is_some() {
             state.watermark.clone_from(&header.watermark);
         }
-        Ok(Folded::Now)
+        Ok(FoldOutcome::Now)
     }
 }
 
 /// Facts of a record, with their positions.
-type Facts = Vec<(Position, Fact)>;
+type RecordFacts = Vec<(Position, Fact)>;
 
 /// Record whose events have been read, up to the first error.
-pub(crate) struct Decoded {
+pub(crate) struct DecodedRecord {
     record: Arc<Record>,
-    facts: Result<Facts, FoldError>,
+    facts: Result<RecordFacts, FoldError>,
 }
 
-impl Decoded {
-    pub(crate) fn new(record: Arc<Record>) -> Decoded {
-        Decoded { facts: facts(&record), record }
+impl DecodedRecord {
+    pub(crate) fn new(record: Arc<Record>) -> DecodedRecord {
+        DecodedRecord { facts: facts(&record), record }
     }
 }
 
 /// Returns the facts. Data of intents and observations is not read, but an unknown type shows a newer build.
-fn facts(record: &Record) -> Result<Facts, FoldError> {
-    let mut facts = Facts::with_capacity(record.header().count as usize);
+fn facts(record: &Record) -> Result<RecordFacts, FoldError> {
+    let mut facts = RecordFacts::with_capacity(record.header().count as usize);
     for (position, line) in record.events() {
-        match Told::read(line) {
-            Ok(Told::Fact(fact)) => facts.push((position, fact)),
-            Ok(Told::Nothing) => {}
-            Err(BadEvent::UnknownType { type_name }) => return Err(FoldError::Newer { position, type_name }),
+        match FoldableEvent::read(line) {
+            Ok(FoldableEvent::Fact(fact)) => facts.push((position, fact)),
+            Ok(FoldableEvent::Nothing) => {}
+            Err(InvalidEvent::UnknownType { type_name }) => {
+                return Err(FoldError::Newer { position, type_name });
+            }
             Err(source) => return Err(FoldError::Event { position, source }),
         }
     }
@@ -186,15 +196,20 @@ fn facts(record: &Record) -> Result<Facts, FoldError> {
 }
 
 fn fold(
-    fleet: &mut Fleet,
+    fleet: &mut FleetState,
     record: &Record,
-    facts: &Facts,
-    touched: Option<&mut Touched>,
+    facts: &RecordFacts,
+    touched: Option<&mut TouchedEntities>,
 ) -> Result<(), FoldError> {
     let header = record.header();
     fleet.note();
     let folded = facts.iter().try_for_each(|(position, fact)| {
-        let at = At { position: *position, time: header.time, term: header.term, lineage: header.lineage };
+        let at = FactPosition {
+            position: *position,
+            time: header.time,
+            term: header.term,
+            lineage: header.lineage,
+        };
         evolve(fleet, fact, at).map_err(|source| FoldError::Contradiction { position: *position, source })
     });
     if folded.is_err() {
@@ -210,14 +225,14 @@ fn fold(
 
 /// Entities that were touched, each once; of numerous kinds, with their value before.
 #[derive(Clone, Default, Debug)]
-pub struct Touched {
+pub struct TouchedEntities {
     pub(crate) replicas: FxHashMap<ReplicaName, Option<Arc<Replica>>>,
     pub(crate) incarnations: FxHashMap<IncarnationId, Option<Arc<Incarnation>>>,
     pub(crate) operations: FxHashMap<OperationId, Option<Arc<Operation>>>,
     pub(crate) others: FxHashSet<Subject>,
 }
 
-impl Touched {
+impl TouchedEntities {
     /// Returns the number of entities.
     pub fn len(&self) -> usize {
         self.replicas.len() + self.incarnations.len() + self.operations.len() + self.others.len()
@@ -229,19 +244,19 @@ impl Touched {
     }
 
     /// Adds what the last fold changed. The value before the first of all changes stays.
-    fn add(&mut self, fleet: &Fleet) {
+    fn add(&mut self, fleet: &FleetState) {
         for was in fleet.changed() {
             match was {
-                Was::Replica(name, was) => {
+                ChangedEntity::Replica(name, was) => {
                     self.replicas.entry(name.clone()).or_insert_with(|| was.cloned());
                 }
-                Was::Incarnation(id, was) => {
+                ChangedEntity::Incarnation(id, was) => {
                     self.incarnations.entry(id).or_insert_with(|| was.cloned());
                 }
-                Was::Operation(id, was) => {
+                ChangedEntity::Operation(id, was) => {
                     self.operations.entry(id).or_insert_with(|| was.cloned());
                 }
-                Was::Other(subject) => {
+                ChangedEntity::Other(subject) => {
                     self.others.insert(subject);
                 }
             }
@@ -250,7 +265,7 @@ impl Touched {
 }
 
 /// Entities of numerous kinds in a state.
-pub trait View {
+pub trait StateView {
     /// Returns a replica.
     fn replica(&self, name: &ReplicaName) -> Option<&Replica>;
     /// Returns an incarnation.
@@ -259,7 +274,7 @@ pub trait View {
     fn operation(&self, id: OperationId) -> Option<&Operation>;
 }
 
-impl View for Fleet {
+impl StateView for FleetState {
     fn replica(&self, name: &ReplicaName) -> Option<&Replica> {
         self.replicas().get(name)
     }
@@ -275,12 +290,12 @@ impl View for Fleet {
 
 /// State before the touched entities changed.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Past<'a> {
-    pub(crate) fleet: &'a Fleet,
-    pub(crate) touched: &'a Touched,
+pub(crate) struct PastState<'a> {
+    pub(crate) fleet: &'a FleetState,
+    pub(crate) touched: &'a TouchedEntities,
 }
 
-impl View for Past<'_> {
+impl StateView for PastState<'_> {
     fn replica(&self, name: &ReplicaName) -> Option<&Replica> {
         self.touched.replicas.get(name).map_or_else(|| self.fleet.replica(name), Option::as_deref)
     }

@@ -7,14 +7,14 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use chancery_events::event::{BadEvent, Event, EventKind, Line};
-use chancery_events::fact::{Approver, Fact, OperationApproved};
+use chancery_events::event::{Event, EventKind, EventLine, InvalidEvent};
+use chancery_events::fact::{ApprovalActor, Fact, OperationApproved};
 use chancery_events::id::{Lineage, Position};
 use chancery_events::name::{Actor, ExecutorName};
 use chancery_events::record::Record;
 use chancery_events::subject::Subject;
 use chancery_events::time::{Time, shown};
-use chancery_journal::{ReadError, Source};
+use chancery_journal::{JournalReader, ReadError};
 use memchr::memmem::Finder;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -32,7 +32,7 @@ const DEPTH: usize = 16;
 /// Who was behind an event.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum Who {
+pub enum EventInitiator {
     /// A person or program, by an intent.
     Actor(Actor),
     /// An executor, by an observation.
@@ -45,7 +45,7 @@ pub enum Who {
 
 /// The event at the beginning of a chain of causes.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, JsonSchema)]
-pub struct Because {
+pub struct RootCause {
     /// Its position.
     pub position: Position,
     /// Its type, with version.
@@ -55,14 +55,14 @@ pub struct Because {
 
 /// Start of a chain of causes, and its initiator.
 #[derive(Clone)]
-struct Root {
-    who: Who,
-    because: Because,
+struct CauseRoot {
+    who: EventInitiator,
+    because: RootCause,
 }
 
 /// One event of an entity's history.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
-pub struct Entry {
+pub struct HistoryEntry {
     /// Its position.
     pub position: Position,
     /// Its commit's time.
@@ -76,11 +76,11 @@ pub struct Entry {
     #[serde(rename = "type")]
     pub type_name: String,
     /// Who was behind it.
-    pub who: Who,
+    pub who: EventInitiator,
     /// Of a fact: the position of what led to it.
     pub cause: Option<Position>,
     /// Of a fact: what its causes lead back to.
-    pub because: Option<Because>,
+    pub because: Option<RootCause>,
     /// What it says, as it is stored.
     #[schemars(with = "serde_json::Value")]
     pub data: Box<RawValue>,
@@ -93,7 +93,7 @@ pub struct Entry {
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct HistoryPage {
     /// The events.
-    pub entries: Vec<Entry>,
+    pub entries: Vec<HistoryEntry>,
     /// Where to go on; `None` if the head was reached. A page may be short and still not be the last.
     pub next: Option<Position>,
 }
@@ -110,26 +110,26 @@ pub enum HistoryError {
         /// Position of the event.
         position: Position,
         /// Problem of the event.
-        source: BadEvent,
+        source: InvalidEvent,
     },
 }
 
 /// Reads histories from a journal. Cheap to clone.
 #[derive(Clone)]
-pub struct History {
-    source: Arc<dyn Source>,
+pub struct HistoryReader {
+    source: Arc<dyn JournalReader>,
     max_bytes: usize,
 }
 
-impl History {
+impl HistoryReader {
     /// Returns the histories of this journal.
-    pub fn new(source: Arc<dyn Source>) -> History {
-        History { source, max_bytes: usize::MAX }
+    pub fn new(source: Arc<dyn JournalReader>) -> HistoryReader {
+        HistoryReader { source, max_bytes: usize::MAX }
     }
 
     /// Ends pages before their events exceed `max_bytes`, except for the first event.
     #[must_use]
-    pub fn max_bytes(mut self, max_bytes: usize) -> History {
+    pub fn max_bytes(mut self, max_bytes: usize) -> HistoryReader {
         self.max_bytes = max_bytes;
         self
     }
@@ -179,10 +179,10 @@ impl History {
         record: &Record,
         position: Position,
         bytes: &[u8],
-        known: &mut BTreeMap<Position, Root>,
-    ) -> Result<Option<Entry>, HistoryError> {
+        known: &mut BTreeMap<Position, CauseRoot>,
+    ) -> Result<Option<HistoryEntry>, HistoryError> {
         let bad = |source| HistoryError::Event { position, source };
-        let line = Line::read(bytes).map_err(bad)?;
+        let line = EventLine::read(bytes).map_err(bad)?;
         let (kind, type_name, cause) = (line.kind, line.type_name.to_string(), line.cause);
         let data = line.data.to_owned();
         let event = line.event().map_err(bad)?;
@@ -192,10 +192,10 @@ impl History {
         let root = self.root(&event, position, record, known, DEPTH)?;
         // Most later entries of the page result from this event.
         known.insert(position, root.clone());
-        let Root { who, because } = root;
+        let CauseRoot { who, because } = root;
         let because = Some(because).filter(|because| because.position != position);
         let (time, lineage) = (record.header().time, record.header().lineage);
-        Ok(Some(Entry { position, time, kind, type_name, who, cause, because, data, lineage }))
+        Ok(Some(HistoryEntry { position, time, kind, type_name, who, cause, because, data, lineage }))
     }
 
     /// Follows causes back to an intent, an observation or a rule.
@@ -204,19 +204,19 @@ impl History {
         event: &Event,
         position: Position,
         record: &Record,
-        known: &mut BTreeMap<Position, Root>,
+        known: &mut BTreeMap<Position, CauseRoot>,
         depth: usize,
-    ) -> Result<Root, HistoryError> {
+    ) -> Result<CauseRoot, HistoryError> {
         let itself =
-            |who| Root { who, because: Because { position, type_name: event.type_name().to_owned() } };
+            |who| CauseRoot { who, because: RootCause { position, type_name: event.type_name().to_owned() } };
         let cause = match event {
-            Event::Intent(request) => return Ok(itself(Who::Actor(request.actor.clone()))),
-            Event::Observation { by, .. } => return Ok(itself(Who::Executor(by.clone()))),
+            Event::Intent(request) => return Ok(itself(EventInitiator::Actor(request.actor.clone()))),
+            Event::Observation { by, .. } => return Ok(itself(EventInitiator::Executor(by.clone()))),
             Event::Fact {
-                fact: Fact::OperationApproved(OperationApproved { by: Approver::Rule(rule), .. }),
+                fact: Fact::OperationApproved(OperationApproved { by: ApprovalActor::Rule(rule), .. }),
                 ..
             } => {
-                return Ok(itself(Who::Rule(rule.clone())));
+                return Ok(itself(EventInitiator::Rule(rule.clone())));
             }
             Event::Fact { cause, .. } => *cause,
         };
@@ -225,13 +225,13 @@ impl History {
         }
         // A fact that is its own cause, as a takeover is, has no other initiator.
         if cause == Position::ZERO || cause >= position || depth == 0 {
-            return Ok(itself(Who::Decider));
+            return Ok(itself(EventInitiator::Decider));
         }
         let earlier =
             if record.first() <= cause { None } else { self.source.records(cause)?.next().transpose()? };
         let holder = earlier.as_deref().unwrap_or(record);
         let found = holder.events().find(|(at, _)| *at == cause);
-        let Some((_, line)) = found else { return Ok(itself(Who::Decider)) };
+        let Some((_, line)) = found else { return Ok(itself(EventInitiator::Decider)) };
         let before = Event::read(line).map_err(|source| HistoryError::Event { position: cause, source })?;
         let root = self.root(&before, cause, holder, known, depth - 1)?;
         known.insert(cause, root.clone());

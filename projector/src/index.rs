@@ -20,7 +20,7 @@ use chancery_events::name::{PlanName, ReplicaName};
 /// Indexes of rows. The number precedes the entries in the store, after all kinds of rows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
-pub(crate) enum Index {
+pub(crate) enum RowIndex {
     ReplicaPlan = 0x80,
     ReplicaNode,
     ReplicaPhase,
@@ -35,7 +35,7 @@ pub(crate) enum Index {
     DeploymentStalled,
 }
 
-impl Index {
+impl RowIndex {
     /// Returns the prefix of the entries of a name.
     pub(crate) fn of(self, name: &str) -> Vec<u8> {
         let mut prefix = Vec::with_capacity(80);
@@ -61,9 +61,9 @@ impl Index {
 
 /// Index entries of a row, as they are stored.
 #[derive(Default, Debug)]
-pub struct Entries(pub(crate) Vec<Vec<u8>>);
+pub struct IndexEntries(pub(crate) Vec<Vec<u8>>);
 
-impl Entries {
+impl IndexEntries {
     /// Adds the entry that leads from a prefix to a key.
     pub(crate) fn put(&mut self, mut prefix: Vec<u8>, key: &[u8]) {
         prefix.extend_from_slice(key);

@@ -7,19 +7,19 @@ use std::fmt;
 
 use chancery_events::each_kind;
 use chancery_events::id::Position;
-use chancery_events::kind::{KeyPart, Kind, keys};
+use chancery_events::kind::{EntityKind, KeyPart, keys};
 use chancery_events::name::PlanName;
 use chancery_events::subject::Subject;
-use chancery_machine::fleet::Fleet;
+use chancery_machine::fleet::FleetState;
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::counts::Counts;
-use crate::filter::Def;
-use crate::index::Entries;
-use crate::reach::{Reached, Through};
-use crate::row_of::{Visitor, command};
+use crate::counts::RowCounts;
+use crate::filter::FilterDef;
+use crate::index::IndexEntries;
+use crate::reach::{ReachabilityFields, ReachabilitySource};
+use crate::row_of::{RowVisitor, command};
 use crate::rows;
 
 macro_rules! row_kinds {
@@ -43,8 +43,8 @@ macro_rules! row_kinds {
             pub const ALL: &[RowKind] = &[$(RowKind::$rows),*];
 
             /// Returns the kind of entity that the rows show.
-            pub const fn kind(self) -> Kind {
-                match self { $(RowKind::$rows => Kind::$kind),* }
+            pub const fn kind(self) -> EntityKind {
+                match self { $(RowKind::$rows => EntityKind::$kind),* }
             }
         }
 
@@ -93,7 +93,7 @@ macro_rules! row_kinds {
             }
         }
 
-        $(impl Keyed for rows::$row {
+        $(impl KeyedRow for rows::$row {
             const KIND: RowKind = RowKind::$rows;
             type Key = ($(keys::$type),+);
 
@@ -139,7 +139,7 @@ macro_rules! row_kinds {
         }
 
         /// Visits every row of the state, kind by kind.
-        pub(crate) fn every<V: Visitor>(fleet: &Fleet, counts: &Counts, to: &mut V) -> Result<(), V::Error> {
+        pub(crate) fn every<V: RowVisitor>(fleet: &FleetState, counts: &RowCounts, to: &mut V) -> Result<(), V::Error> {
             $(for entity in fleet.$table().sorted() {
                 let key = RowKey::$kind($(entity.$field.clone()),+);
                 with_row!(key.kind(), R => R::of_key(fleet, counts, &key).map_or(Ok(()), |row| to.row(&row)))?;
@@ -183,7 +183,7 @@ impl fmt::Display for RowKind {
 /// Text that is no key of the kind.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("read {text:?} as the key of one of {kind}: {reason}")]
-pub struct BadKey {
+pub struct InvalidKey {
     /// Kind of the row.
     pub kind: RowKind,
     /// Text that was given, cut short.
@@ -194,8 +194,8 @@ pub struct BadKey {
 
 impl RowKey {
     /// Reads the key that follows the kind in a path.
-    pub fn parse(kind: RowKind, text: &str) -> Result<RowKey, BadKey> {
-        RowKey::read(kind, text).map_err(|reason| BadKey {
+    pub fn parse(kind: RowKind, text: &str) -> Result<RowKey, InvalidKey> {
+        RowKey::read(kind, text).map_err(|reason| InvalidKey {
             kind,
             text: text.chars().take(100).collect(),
             reason,
@@ -230,7 +230,7 @@ impl fmt::Display for RowKey {
 }
 
 /// Identity of a row, which follows from the register.
-pub trait Keyed: Sized {
+pub trait KeyedRow: Sized {
     /// Kind of the row.
     const KIND: RowKind;
 
@@ -250,25 +250,25 @@ pub trait Keyed: Sized {
 }
 
 /// Row of some kind: how it follows from the state, and how it is found.
-pub trait Row:
-    Keyed + Serialize + DeserializeOwned + Clone + PartialEq + fmt::Debug + JsonSchema + Send + Sync + 'static
+pub trait ReadModelRow:
+    KeyedRow + Serialize + DeserializeOwned + Clone + PartialEq + fmt::Debug + JsonSchema + Send + Sync + 'static
 {
     /// Filters that a list of the kind takes.
     #[doc(hidden)]
-    const FILTERS: &'static [Def<Self>];
+    const FILTERS: &'static [FilterDef<Self>];
 
     /// Returns the row of an existing entity. A pure function of the state; the counts are one too.
-    fn of(fleet: &Fleet, counts: &Counts, key: &Self::Key) -> Option<Self>;
+    fn of(fleet: &FleetState, counts: &RowCounts, key: &Self::Key) -> Option<Self>;
 
     /// Returns the row by a key of any kind.
     #[doc(hidden)]
-    fn of_key(fleet: &Fleet, counts: &Counts, key: &RowKey) -> Option<Self> {
+    fn of_key(fleet: &FleetState, counts: &RowCounts, key: &RowKey) -> Option<Self> {
         Self::of(fleet, counts, &Self::typed_key(key)?)
     }
 
     /// Adds the index entries.
     #[doc(hidden)]
-    fn index(&self, _to: &mut Entries) {}
+    fn index(&self, _to: &mut IndexEntries) {}
 
     /// Whether the row has the same index entries as another row of its key.
     #[doc(hidden)]
@@ -284,7 +284,7 @@ pub trait Row:
 
     /// Returns the executor that the entity is reached through, if any, and the fields for the result.
     #[doc(hidden)]
-    fn reached_through(&mut self) -> Option<(Through, Reached<'_>)> {
+    fn reached_through(&mut self) -> Option<(ReachabilitySource, ReachabilityFields<'_>)> {
         None
     }
 }

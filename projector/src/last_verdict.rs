@@ -12,7 +12,7 @@ use chancery_events::id::{Lineage, Position};
 
 /// Required freshness of a read, besides the position that it names.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub enum Consistency {
+pub enum ReadConsistency {
     /// At least as new as every verdict that the server gave before the request.
     #[default]
     Verdicts,
@@ -51,10 +51,10 @@ impl LastVerdict {
 
     /// Returns the position that the rows must have for a read now; `named` is the position that the read
     /// names.
-    pub fn wanted(&self, consistency: Consistency, named: Option<Position>) -> Position {
+    pub fn wanted(&self, consistency: ReadConsistency, named: Option<Position>) -> Position {
         let verdict = match consistency {
-            Consistency::Verdicts => self.position(),
-            Consistency::Eventual => Position::ZERO,
+            ReadConsistency::Verdicts => self.position(),
+            ReadConsistency::Eventual => Position::ZERO,
         };
         named.map_or(verdict, |named| named.max(verdict))
     }
@@ -83,11 +83,11 @@ mod tests {
     #[test]
     fn a_read_wants_the_last_verdict_and_the_position_that_it_names() {
         let cases = [
-            (Consistency::Verdicts, None, 5, "the last verdict"),
-            (Consistency::Verdicts, Some(3), 5, "a position before it"),
-            (Consistency::Verdicts, Some(9), 9, "a position behind it"),
-            (Consistency::Eventual, None, 0, "nothing"),
-            (Consistency::Eventual, Some(3), 3, "the position alone"),
+            (ReadConsistency::Verdicts, None, 5, "the last verdict"),
+            (ReadConsistency::Verdicts, Some(3), 5, "a position before it"),
+            (ReadConsistency::Verdicts, Some(9), 9, "a position behind it"),
+            (ReadConsistency::Eventual, None, 0, "nothing"),
+            (ReadConsistency::Eventual, Some(3), 3, "the position alone"),
         ];
         let last = LastVerdict::at(Position::new(5));
         for (consistency, named, wanted, why) in cases {

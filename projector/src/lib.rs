@@ -47,16 +47,16 @@ pub mod watch;
 
 #[cfg(feature = "store")]
 pub use self::{
-    counts::Counts,
-    filter::BadFilter,
-    fold::{Fold, FoldError, Folded, Folding, Touched, View},
-    history::{History, HistoryError, HistoryPage},
-    kind::{BadKey, Keyed, Row, RowKey, RowKind},
-    last_verdict::{Consistency, LastVerdict},
-    page::{JsonPage, JsonRow, Page, PageToken, Query, QueryError},
+    counts::RowCounts,
+    filter::InvalidFilter,
+    fold::{FoldError, FoldOutcome, FoldedState, JournalFold, StateView, TouchedEntities},
+    history::{HistoryError, HistoryPage, HistoryReader},
+    kind::{InvalidKey, KeyedRow, ReadModelRow, RowKey, RowKind},
+    last_verdict::{LastVerdict, ReadConsistency},
+    page::{JsonPage, JsonRow, ListQuery, PageToken, QueryError, RowPage},
     past::OperationSearch,
     projector::{ProjectError, Projector},
-    query::Reader,
-    store::{FoundRows, StoreError, Tuning},
-    watch::{Applied, NotReached, Watch},
+    query::RowReader,
+    store::{FoundRows, StoreError, StoreTuning},
+    watch::{AppliedPosition, PositionWaitError, PositionWatch},
 };

@@ -4,10 +4,10 @@ use std::fmt;
 use std::str::FromStr;
 
 use chancery_events::id::Position;
-use chancery_events::record::Hash;
+use chancery_events::record::RecordHash;
 use data_encoding::BASE64URL_NOPAD;
 
-use crate::filter::BadFilter;
+use crate::filter::InvalidFilter;
 use crate::kind::RowKind;
 use crate::store::StoreError;
 
@@ -20,7 +20,7 @@ const TOKEN_MAX: usize = 1024;
 
 /// Query of a list.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
-pub struct Query {
+pub struct ListQuery {
     /// Filters by name and value, as in a request. All must hold; a name may occur twice.
     pub filters: Vec<(String, String)>,
     /// Number of rows: 1 to [`LIMIT_MAX`] (default: [`LIMIT_DEFAULT`]).
@@ -31,29 +31,29 @@ pub struct Query {
     pub max_bytes: Option<usize>,
 }
 
-impl Query {
+impl ListQuery {
     /// Returns a query for all rows of a kind, a page at a time.
-    pub fn all() -> Query {
-        Query::default()
+    pub fn all() -> ListQuery {
+        ListQuery::default()
     }
 
     /// Adds a filter that must hold too.
     #[must_use]
-    pub fn by(mut self, name: &str, value: impl fmt::Display) -> Query {
+    pub fn by(mut self, name: &str, value: impl fmt::Display) -> ListQuery {
         self.filters.push((name.to_owned(), value.to_string()));
         self
     }
 
     /// Sets the number of rows.
     #[must_use]
-    pub fn limit(mut self, limit: usize) -> Query {
+    pub fn limit(mut self, limit: usize) -> ListQuery {
         self.limit = Some(limit);
         self
     }
 
     /// Continues after a page.
     #[must_use]
-    pub fn after(mut self, token: PageToken) -> Query {
+    pub fn after(mut self, token: PageToken) -> ListQuery {
         self.token = Some(token);
         self
     }
@@ -64,14 +64,14 @@ impl Query {
         filters.sort();
         let text = serde_json::to_vec(&(kind.word(), filters)).expect("pairs of strings are JSON");
         let mut digest = [0; 8];
-        digest.copy_from_slice(&Hash::of(&text).bytes()[..8]);
+        digest.copy_from_slice(&RecordHash::of(&text).bytes()[..8]);
         digest
     }
 }
 
 /// Page of rows.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Page<T> {
+pub struct RowPage<T> {
     /// Rows in a stable order: that of their keys, or that of the index for the filters.
     pub items: Vec<T>,
     /// Token of the next page; `None` on the last page. A page before the last may have fewer rows than
@@ -118,7 +118,7 @@ pub struct PageToken {
 /// Text that is no token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("read the page token: use one that a page came with, unchanged")]
-pub struct BadToken;
+pub struct InvalidPageToken;
 
 impl fmt::Display for PageToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -130,14 +130,14 @@ impl fmt::Display for PageToken {
 }
 
 impl FromStr for PageToken {
-    type Err = BadToken;
-    fn from_str(text: &str) -> Result<PageToken, BadToken> {
+    type Err = InvalidPageToken;
+    fn from_str(text: &str) -> Result<PageToken, InvalidPageToken> {
         if text.len() > TOKEN_MAX {
-            return Err(BadToken);
+            return Err(InvalidPageToken);
         }
-        let bytes = BASE64URL_NOPAD.decode(text.as_bytes()).map_err(|_| BadToken)?;
-        let (digest, rest) = bytes.split_first_chunk().ok_or(BadToken)?;
-        let (way, last) = rest.split_first().ok_or(BadToken)?;
+        let bytes = BASE64URL_NOPAD.decode(text.as_bytes()).map_err(|_| InvalidPageToken)?;
+        let (digest, rest) = bytes.split_first_chunk().ok_or(InvalidPageToken)?;
+        let (way, last) = rest.split_first().ok_or(InvalidPageToken)?;
         Ok(PageToken { digest: *digest, way: *way, last: last.to_vec() })
     }
 }
@@ -147,7 +147,7 @@ impl FromStr for PageToken {
 pub enum QueryError {
     /// Invalid filter: change the query.
     #[error(transparent)]
-    Filter(#[from] BadFilter),
+    Filter(#[from] InvalidFilter),
     /// Token of another list: start again, or use the filters that it came from.
     #[error("list {kind}: the page token is of a list with other filters")]
     OtherToken {

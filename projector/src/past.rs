@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
-use chancery_events::fact::{Begins, Fact, OperationEnd, OperationOpened};
+use chancery_events::fact::{ApprovalStart, Fact, OperationCreated, OperationEnd};
 use chancery_events::id::{IncarnationId, OperationId, Position};
 use chancery_events::name::{DeploymentName, NodeName, PlanName};
 use chancery_events::spec::OperationKind;
@@ -12,7 +12,7 @@ use chancery_events::subject::Subject;
 use chancery_machine::operation::state_word;
 use chancery_machine::state::OperationState;
 
-use crate::history::{Entry, History, HistoryError, LIMIT_MAX};
+use crate::history::{HistoryEntry, HistoryError, HistoryReader, LIMIT_MAX};
 use crate::row_of::operation_message;
 use crate::rows::OperationRow;
 
@@ -35,7 +35,7 @@ struct ReplicaHistory {
 
 /// Search for the row of an ended operation in its replica's history: page by page, as histories are long.
 pub struct OperationSearch {
-    history: History,
+    history: HistoryReader,
     operation: OperationId,
     at: SearchPlace,
 }
@@ -50,7 +50,7 @@ enum SearchPlace {
 
 impl OperationSearch {
     /// Returns a search that has read nothing yet.
-    pub fn new(history: History, operation: OperationId) -> OperationSearch {
+    pub fn new(history: HistoryReader, operation: OperationId) -> OperationSearch {
         OperationSearch { history, operation, at: SearchPlace::Operation }
     }
 
@@ -61,7 +61,7 @@ impl OperationSearch {
             SearchPlace::Operation => {
                 let own = self.history.of(&Subject::Operation(id), id.position(), 1)?;
                 let opened = own.entries.first().filter(|entry| entry.position == id.position());
-                let Some(Fact::OperationOpened(opened)) = opened.and_then(fact) else {
+                let Some(Fact::OperationCreated(opened)) = opened.and_then(fact) else {
                     return Ok(ControlFlow::Break(None));
                 };
                 let replica = Subject::Replica(opened.replica);
@@ -86,18 +86,18 @@ impl OperationSearch {
     }
 }
 
-fn fact(entry: &Entry) -> Option<Fact> {
+fn fact(entry: &HistoryEntry) -> Option<Fact> {
     Fact::read(&entry.type_name, entry.data.get())?.ok()
 }
 
 impl ReplicaHistory {
-    fn fold(&mut self, id: OperationId, entry: &Entry, fact: &Fact) {
+    fn fold(&mut self, id: OperationId, entry: &HistoryEntry, fact: &Fact) {
         match fact {
             Fact::ReplicaCreated(x) => {
                 (self.plan, self.deployment) = (Some(x.plan.clone()), Some(x.deployment.clone()));
             }
-            Fact::ReplicaAssigned(x) => self.deployment = Some(x.deployment.clone()),
-            Fact::OperationOpened(x) => self.opened(id, entry, x),
+            Fact::ReplicaDeploymentChanged(x) => self.deployment = Some(x.deployment.clone()),
+            Fact::OperationCreated(x) => self.opened(id, entry, x),
             Fact::IncarnationReserved(x) => {
                 self.runs.insert(entry.position, (x.deployment.clone(), x.node.clone()));
                 if x.operation == id {
@@ -114,15 +114,15 @@ impl ReplicaHistory {
                 if x.operation == id {
                     self.change(entry, 1, |row, state| {
                         *state = match x.begins {
-                            Begins::Now => OperationState::Running,
-                            Begins::Later => OperationState::Approved,
+                            ApprovalStart::Now => OperationState::Running,
+                            ApprovalStart::Later => OperationState::Approved,
                         };
                         row.approved_by = Some(x.by.clone());
                         row.incarnation = row.incarnation.or(x.incarnation);
                     });
                 }
             }
-            Fact::OperationBegun(x) => {
+            Fact::OperationStarted(x) => {
                 self.ask(x.operation, x.incarnation);
                 if x.operation == id {
                     self.change(entry, 1, |row, state| {
@@ -134,7 +134,7 @@ impl ReplicaHistory {
             Fact::OperationEnded(x) if x.operation == id => {
                 self.change(entry, 1, |_, state| *state = OperationState::Ended(x.end.clone()));
             }
-            Fact::IncarnationBegun(x) => {
+            Fact::IncarnationStartRequested(x) => {
                 self.asked.insert(x.incarnation, x.deployment.clone());
             }
             Fact::IncarnationRunning(x) => {
@@ -161,7 +161,7 @@ impl ReplicaHistory {
         }
     }
 
-    fn opened(&mut self, id: OperationId, entry: &Entry, fact: &OperationOpened) {
+    fn opened(&mut self, id: OperationId, entry: &HistoryEntry, fact: &OperationCreated) {
         let (Some(plan), Some(deployment)) = (self.plan.clone(), self.deployment.clone()) else { return };
         let runs_by = fact.version.clone().unwrap_or(deployment);
         // An update that needs no placement changes the active incarnation.
@@ -205,7 +205,7 @@ impl ReplicaHistory {
 
     fn change(
         &mut self,
-        entry: &Entry,
+        entry: &HistoryEntry,
         versions: u64,
         how: impl FnOnce(&mut OperationRow, &mut OperationState),
     ) {

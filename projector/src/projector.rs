@@ -22,18 +22,18 @@ use std::thread;
 
 use chancery_events::id::Position;
 use chancery_events::record::Record;
-use chancery_journal::snapshots::{SnapshotError, Snapshots};
+use chancery_journal::snapshots::{SnapshotError, SnapshotStore};
 use chancery_journal::witness::has_record_of;
-use chancery_journal::{Cursor, ReadError, Source};
+use chancery_journal::{ChainCursor, JournalReader, ReadError};
 
-use crate::changes::{Changes, changes};
-use crate::counts::Counts;
+use crate::changes::{RowWrites, changes};
+use crate::counts::RowCounts;
 use crate::fill::fill;
-use crate::fold::{Decoded, Fold, FoldError, Folding, Touched};
-use crate::query::{Epoch, Reader};
+use crate::fold::{DecodedRecord, FoldError, FoldedState, JournalFold, TouchedEntities};
+use crate::query::{BatchCounter, RowReader};
 use crate::snapshot;
-use crate::store::{FoundRows, Store, StoreError, Tuning};
-use crate::watch::{Applied, Watch};
+use crate::store::{FoundRows, RowStore, StoreError, StoreTuning};
+use crate::watch::{AppliedPosition, PositionWatch};
 
 /// Maximum number of records decoded ahead of the fold while the store is filled.
 const AHEAD: usize = 8;
@@ -49,7 +49,7 @@ pub enum ProjectError {
     Read(#[from] ReadError),
     /// Snapshot directory that cannot be read.
     #[error(transparent)]
-    Snapshots(#[from] SnapshotError),
+    SnapshotStore(#[from] SnapshotError),
     /// Failure of the store: open the projector again.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -60,10 +60,10 @@ pub enum ProjectError {
 
 /// Follows a journal with state and rows. For one thread.
 pub struct Projector {
-    source: Arc<dyn Source>,
-    fold: Fold,
-    counts: Counts,
-    store: Store,
+    source: Arc<dyn JournalReader>,
+    fold: JournalFold,
+    counts: RowCounts,
+    store: RowStore,
     /// Position of the rows; zero before the store is filled.
     rows: Position,
     /// Whether the store has rows. If not, the first records fill it.
@@ -72,9 +72,9 @@ pub struct Projector {
     snapshot: Position,
     /// Rows and index entries written or removed.
     written: u64,
-    tuning: Tuning,
-    watch: Watch,
-    epoch: Arc<Epoch>,
+    tuning: StoreTuning,
+    watch: PositionWatch,
+    epoch: Arc<BatchCounter>,
     has_failed: bool,
 }
 
@@ -84,9 +84,9 @@ impl Projector {
     pub fn open(
         dir: &Path,
         fleet: &str,
-        source: Arc<dyn Source>,
-        snapshots: Option<&Snapshots>,
-        tuning: Tuning,
+        source: Arc<dyn JournalReader>,
+        snapshots: Option<&SnapshotStore>,
+        tuning: StoreTuning,
     ) -> Result<Projector, ProjectError> {
         Projector::open_found(FoundRows::open(dir, tuning)?, fleet, source, snapshots)
     }
@@ -95,23 +95,23 @@ impl Projector {
     pub fn open_found(
         rows: FoundRows,
         fleet: &str,
-        source: Arc<dyn Source>,
-        snapshots: Option<&Snapshots>,
+        source: Arc<dyn JournalReader>,
+        snapshots: Option<&SnapshotStore>,
     ) -> Result<Projector, ProjectError> {
         let tuning = rows.tuning();
         let state = snapshots.map(|from| snapshot::newest(from, fleet, &*source)).transpose()?.flatten();
         let (store, rows) = usable(rows, &*source, state.as_ref())?;
         let snapshot = state.as_ref().map_or(Position::ZERO, |state| state.at.position);
-        let mut fold = Fold::from(state);
+        let mut fold = JournalFold::from(state);
         let is_filled = rows.is_some();
         let applied = match rows {
             Some(rows) => {
                 follow(&mut fold, &*source, rows.position)?;
                 applied(&fold)
             }
-            None => Applied::default(),
+            None => AppliedPosition::default(),
         };
-        let counts = fold.state().map_or_else(Counts::default, |state| Counts::of(&state.fleet));
+        let counts = fold.state().map_or_else(RowCounts::default, |state| RowCounts::of(&state.fleet));
         Ok(Projector {
             source,
             fold,
@@ -122,15 +122,15 @@ impl Projector {
             snapshot,
             written: 0,
             tuning,
-            watch: Watch::new(applied),
-            epoch: Arc::new(Epoch::default()),
+            watch: PositionWatch::new(applied),
+            epoch: Arc::new(BatchCounter::default()),
             has_failed: false,
         })
     }
 
     /// Returns a reader of the rows.
-    pub fn reader(&self) -> Reader {
-        Reader::new(self.store.tree().clone(), self.watch.clone(), Arc::clone(&self.epoch))
+    pub fn reader(&self) -> RowReader {
+        RowReader::new(self.store.tree().clone(), self.watch.clone(), Arc::clone(&self.epoch))
     }
 
     /// Returns the last position in state and rows.
@@ -152,7 +152,7 @@ impl Projector {
 
     /// Returns the state and its cursor; `None` before the first record. Clone it to write a snapshot
     /// elsewhere.
-    pub fn state(&self) -> Option<&Folding> {
+    pub fn state(&self) -> Option<&FoldedState> {
         self.fold.state()
     }
 
@@ -204,8 +204,8 @@ impl Projector {
         let batch = self.tuning.batch;
         let Projector { fold, counts, store, rows, written, watch, epoch, .. } = self;
         thread::scope(|scope| {
-            let mut writer = Writer { scope, store, epoch, watch, rows, written, writing: None };
-            let mut touched = Touched::default();
+            let mut writer = BatchWriter { scope, store, epoch, watch, rows, written, writing: None };
+            let mut touched = TouchedEntities::default();
             let mut stopped = None;
             for record in records {
                 let folded = record
@@ -239,7 +239,7 @@ impl Projector {
             let (decoded, ahead) = sync_channel(AHEAD);
             scope.spawn(move || {
                 for record in records {
-                    if decoded.send(record.map(Decoded::new)).is_err() {
+                    if decoded.send(record.map(DecodedRecord::new)).is_err() {
                         break;
                     }
                 }
@@ -251,7 +251,7 @@ impl Projector {
         });
         // Records folded before an error are valid.
         if let Some(state) = self.fold.state() {
-            self.counts = Counts::of(&state.fleet);
+            self.counts = RowCounts::of(&state.fleet);
             self.written += fill(&self.store, state, &self.counts)?;
             self.is_filled = true;
             let applied = applied(&self.fold);
@@ -262,7 +262,7 @@ impl Projector {
     }
 
     #[cfg(test)]
-    pub(crate) fn store(&self) -> &Store {
+    pub(crate) fn store(&self) -> &RowStore {
         &self.store
     }
 
@@ -272,7 +272,7 @@ impl Projector {
     }
 
     #[cfg(test)]
-    pub(crate) fn counts(&self) -> &Counts {
+    pub(crate) fn counts(&self) -> &RowCounts {
         &self.counts
     }
 }
@@ -285,19 +285,24 @@ impl Drop for Projector {
 }
 
 /// Writes batches, the next one when the last is applied.
-struct Writer<'scope, 'all> {
+struct BatchWriter<'scope, 'all> {
     scope: &'scope thread::Scope<'scope, 'all>,
-    store: &'scope Store,
-    epoch: &'scope Epoch,
-    watch: &'scope Watch,
+    store: &'scope RowStore,
+    epoch: &'scope BatchCounter,
+    watch: &'scope PositionWatch,
     rows: &'scope mut Position,
     written: &'scope mut u64,
-    writing: Option<thread::ScopedJoinHandle<'scope, Result<Applied, StoreError>>>,
+    writing: Option<thread::ScopedJoinHandle<'scope, Result<AppliedPosition, StoreError>>>,
 }
 
-impl Writer<'_, '_> {
+impl BatchWriter<'_, '_> {
     /// Starts to write the touched rows on another thread, after the rows being written.
-    fn begin(&mut self, fold: &Fold, counts: &mut Counts, touched: &Touched) -> Result<(), StoreError> {
+    fn begin(
+        &mut self,
+        fold: &JournalFold,
+        counts: &mut RowCounts,
+        touched: &TouchedEntities,
+    ) -> Result<(), StoreError> {
         self.wait()?;
         if let Some((changes, at)) = self.next(fold, counts, touched)? {
             let (store, epoch) = (self.store, self.epoch);
@@ -307,7 +312,12 @@ impl Writer<'_, '_> {
     }
 
     /// Writes the last rows on this thread.
-    fn end(&mut self, fold: &Fold, counts: &mut Counts, touched: &Touched) -> Result<(), StoreError> {
+    fn end(
+        &mut self,
+        fold: &JournalFold,
+        counts: &mut RowCounts,
+        touched: &TouchedEntities,
+    ) -> Result<(), StoreError> {
         self.wait()?;
         if let Some((changes, at)) = self.next(fold, counts, touched)? {
             let applied = write(self.store, self.epoch, changes, &at)?;
@@ -319,10 +329,10 @@ impl Writer<'_, '_> {
     /// Returns the touched rows, each once, and the cursor. Earlier rows are written: they are read here.
     fn next(
         &mut self,
-        fold: &Fold,
-        counts: &mut Counts,
-        touched: &Touched,
-    ) -> Result<Option<(Changes, Cursor)>, StoreError> {
+        fold: &JournalFold,
+        counts: &mut RowCounts,
+        touched: &TouchedEntities,
+    ) -> Result<Option<(RowWrites, ChainCursor)>, StoreError> {
         let Some(state) = fold.state().filter(|state| state.at.position > *self.rows) else {
             return Ok(None);
         };
@@ -339,20 +349,25 @@ impl Writer<'_, '_> {
         Ok(())
     }
 
-    fn tell(&mut self, applied: Applied) {
+    fn tell(&mut self, applied: AppliedPosition) {
         *self.rows = applied.position;
         self.watch.tell(applied);
     }
 }
 
 /// Writes one whole batch.
-fn write(store: &Store, epoch: &Epoch, changes: Changes, at: &Cursor) -> Result<Applied, StoreError> {
+fn write(
+    store: &RowStore,
+    epoch: &BatchCounter,
+    changes: RowWrites,
+    at: &ChainCursor,
+) -> Result<AppliedPosition, StoreError> {
     epoch.batch(|| store.apply(changes, Some(at)))?;
-    Ok(Applied { position: at.position, time: at.time, stopped: None })
+    Ok(AppliedPosition { position: at.position, time: at.time, stopped: None })
 }
 
-fn applied(fold: &Fold) -> Applied {
-    fold.state().map_or_else(Applied::default, |state| Applied {
+fn applied(fold: &JournalFold) -> AppliedPosition {
+    fold.state().map_or_else(AppliedPosition::default, |state| AppliedPosition {
         position: state.at.position,
         time: state.at.time,
         stopped: None,
@@ -362,11 +377,11 @@ fn applied(fold: &Fold) -> Applied {
 /// Returns the store, and the cursor of its rows if they are usable.
 fn usable(
     found: FoundRows,
-    source: &dyn Source,
-    state: Option<&Folding>,
-) -> Result<(Store, Option<Cursor>), ProjectError> {
+    source: &dyn JournalReader,
+    state: Option<&FoldedState>,
+) -> Result<(RowStore, Option<ChainCursor>), ProjectError> {
     let tuning = found.tuning();
-    let store = Store::settle(found)?;
+    let store = RowStore::settle(found)?;
     let Some(rows) = store.cursor()? else { return Ok((store, None)) };
     if !has_record_of(source, &rows)? {
         return Ok((
@@ -381,7 +396,7 @@ fn usable(
 }
 
 /// Folds the state alone, up to a position that the journal has.
-fn follow(fold: &mut Fold, source: &dyn Source, to: Position) -> Result<(), ProjectError> {
+fn follow(fold: &mut JournalFold, source: &dyn JournalReader, to: Position) -> Result<(), ProjectError> {
     if fold.position() >= to {
         return Ok(());
     }

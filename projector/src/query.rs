@@ -15,15 +15,15 @@ use chancery_events::id::Position;
 use chancery_events::name::PlanName;
 use sled::IVec;
 
-use crate::filter::{self, Filter, Way};
-use crate::index::Index;
-use crate::kind::{Row, RowKey, with_row};
-use crate::page::{JsonPage, JsonRow, LIMIT_DEFAULT, LIMIT_MAX, Page, PageToken, Query, QueryError};
-use crate::reach::Reach;
+use crate::filter::{self, AccessPath, RowFilter};
+use crate::index::RowIndex;
+use crate::kind::{ReadModelRow, RowKey, with_row};
+use crate::page::{JsonPage, JsonRow, LIMIT_DEFAULT, LIMIT_MAX, ListQuery, PageToken, QueryError, RowPage};
+use crate::reach::ReachabilityLookup;
 use crate::row_of::waits_because;
 use crate::rows::{PlanRow, ReplicaRow};
 use crate::store::{StoreError, decode};
-use crate::watch::{Applied, NotReached, Watch};
+use crate::watch::{AppliedPosition, PositionWaitError, PositionWatch};
 
 /// Maximum number of reads of a page, when batches come between.
 const ATTEMPTS: u32 = 4;
@@ -34,9 +34,9 @@ const PROBES: usize = 200;
 
 /// Counter that is odd while a batch is applied.
 #[derive(Debug, Default)]
-pub(crate) struct Epoch(AtomicU64);
+pub(crate) struct BatchCounter(AtomicU64);
 
-impl Epoch {
+impl BatchCounter {
     /// Runs the function that applies a batch.
     pub(crate) fn batch<T>(&self, apply: impl FnOnce() -> T) -> T {
         self.0.fetch_add(1, Ordering::SeqCst);
@@ -53,54 +53,58 @@ impl Epoch {
 
 /// Reads rows: cheap to clone, for any thread.
 #[derive(Clone, Debug)]
-pub struct Reader {
+pub struct RowReader {
     tree: sled::Tree,
-    watch: Watch,
-    epoch: Arc<Epoch>,
+    watch: PositionWatch,
+    epoch: Arc<BatchCounter>,
 }
 
-impl Reader {
-    pub(crate) fn new(tree: sled::Tree, watch: Watch, epoch: Arc<Epoch>) -> Reader {
-        Reader { tree, watch, epoch }
+impl RowReader {
+    pub(crate) fn new(tree: sled::Tree, watch: PositionWatch, epoch: Arc<BatchCounter>) -> RowReader {
+        RowReader { tree, watch, epoch }
     }
 
     /// Returns the progress of the rows.
-    pub fn applied(&self) -> Applied {
+    pub fn applied(&self) -> AppliedPosition {
         self.watch.now()
     }
 
     /// Returns the watch on the rows' progress.
-    pub fn watch(&self) -> &Watch {
+    pub fn watch(&self) -> &PositionWatch {
         &self.watch
     }
 
     /// Waits on this thread until the position is in the rows.
-    pub fn wait(&self, min_position: Position, timeout: Duration) -> Result<Applied, NotReached> {
+    pub fn wait(
+        &self,
+        min_position: Position,
+        timeout: Duration,
+    ) -> Result<AppliedPosition, PositionWaitError> {
         self.watch.wait(min_position, timeout)
     }
 
     /// Returns the row of a key.
-    pub fn get<R: Row>(&self, key: &R::Key) -> Result<Option<R>, QueryError> {
+    pub fn get<R: ReadModelRow>(&self, key: &R::Key) -> Result<Option<R>, QueryError> {
         self.row(&R::row_key(key))
     }
 
-    fn row<R: Row>(&self, key: &RowKey) -> Result<Option<R>, QueryError> {
+    fn row<R: ReadModelRow>(&self, key: &RowKey) -> Result<Option<R>, QueryError> {
         self.steady(|| {
             let Some(mut row) = self.bytes::<R>(&key.stored())? else { return Ok(None) };
-            Reasons::new(self).add(&mut row)?;
-            Reach::new(self).add(&mut row)?;
+            ReasonLookup::new(self).add(&mut row)?;
+            ReachabilityLookup::new(self).add(&mut row)?;
             Ok(Some(row))
         })
     }
 
-    pub(crate) fn bytes<R: Row>(&self, key: &[u8]) -> Result<Option<R>, StoreError> {
+    pub(crate) fn bytes<R: ReadModelRow>(&self, key: &[u8]) -> Result<Option<R>, StoreError> {
         let bytes = self.tree.get(key).map_err(read_failed)?;
         Ok(bytes.map(|bytes| decode(key, &bytes)).transpose()?)
     }
 
     /// Returns the row of a key of any kind, as JSON.
     pub fn get_json(&self, key: &RowKey) -> Result<Option<JsonRow>, QueryError> {
-        fn json<R: Row>(row: &R) -> JsonRow {
+        fn json<R: ReadModelRow>(row: &R) -> JsonRow {
             let body = serde_json::to_string(row).expect("rows have string keys and no failing parts");
             JsonRow { body, version: row.version(), position: row.position() }
         }
@@ -108,31 +112,31 @@ impl Reader {
     }
 
     /// Returns a page of a list of any kind, as JSON.
-    pub fn list_json(&self, kind: crate::kind::RowKind, query: &Query) -> Result<JsonPage, QueryError> {
+    pub fn list_json(&self, kind: crate::kind::RowKind, query: &ListQuery) -> Result<JsonPage, QueryError> {
         with_row!(kind, R => self.json_page::<R>(query))
     }
 
-    fn json_page<R: Row>(&self, query: &Query) -> Result<JsonPage, QueryError> {
+    fn json_page<R: ReadModelRow>(&self, query: &ListQuery) -> Result<JsonPage, QueryError> {
         let max = query.max_bytes.unwrap_or(usize::MAX);
         let (rows, next, position) = self.page(query, |rows: &mut JsonRows, row: R| rows.add(&row, max))?;
         Ok(JsonPage { items: format!("[{}]", rows.text), count: rows.count, next, position })
     }
 
     /// Returns a page of a list.
-    pub fn list<R: Row>(&self, query: &Query) -> Result<Page<R>, QueryError> {
+    pub fn list<R: ReadModelRow>(&self, query: &ListQuery) -> Result<RowPage<R>, QueryError> {
         let add = |items: &mut Vec<R>, row: R| {
             items.push(row);
-            Added::Taken
+            PageOutcome::Taken
         };
         let (items, next, position) = self.page(query, add)?;
-        Ok(Page { items, next, position })
+        Ok(RowPage { items, next, position })
     }
 
     /// Returns a page of a list, made of its rows one by one.
-    fn page<R: Row, T: Default>(
+    fn page<R: ReadModelRow, T: Default>(
         &self,
-        query: &Query,
-        add: impl Fn(&mut T, R) -> Added,
+        query: &ListQuery,
+        add: impl Fn(&mut T, R) -> PageOutcome,
     ) -> Result<(T, Option<PageToken>, Position), QueryError> {
         let limit = query.limit.unwrap_or(LIMIT_DEFAULT);
         if limit == 0 || limit > LIMIT_MAX {
@@ -153,7 +157,7 @@ impl Reader {
             let Some(prefix) = self.prefix(&filters, way)? else {
                 return Ok((rows, None, position));
             };
-            let (mut reasons, mut reach) = (Reasons::new(self), Reach::new(self));
+            let (mut reasons, mut reach) = (ReasonLookup::new(self), ReachabilityLookup::new(self));
             let last = self.scan(&filters, &prefix, after, limit, |mut row| {
                 reasons.add(&mut row)?;
                 reach.add(&mut row)?;
@@ -177,7 +181,7 @@ impl Reader {
     }
 
     /// Returns the access path with the fewest entries: 0 is all of the kind, n is that of the n-th filter.
-    fn best_way<R: Row>(&self, filters: &[Filter<R>]) -> Result<u8, QueryError> {
+    fn best_way<R: ReadModelRow>(&self, filters: &[RowFilter<R>]) -> Result<u8, QueryError> {
         let ways: Vec<_> = (1..=filters.len().min(usize::from(u8::MAX)))
             .filter(|n| filters[n - 1].way.is_some())
             .map(|n| n as u8)
@@ -197,28 +201,32 @@ impl Reader {
     }
 
     /// Returns the key prefix of an access path; `None` if it has no rows.
-    fn prefix<R: Row>(&self, filters: &[Filter<R>], way: u8) -> Result<Option<Cow<'_, [u8]>>, QueryError> {
+    fn prefix<R: ReadModelRow>(
+        &self,
+        filters: &[RowFilter<R>],
+        way: u8,
+    ) -> Result<Option<Cow<'_, [u8]>>, QueryError> {
         let filter = usize::from(way).checked_sub(1).and_then(|n| filters.get(n));
         Ok(match filter.and_then(|filter| filter.way.clone()) {
             None => Some(vec![R::KIND as u8].into()),
-            Some(Way::Rows(prefix) | Way::Entries(prefix)) => Some(prefix.into()),
-            Some(Way::Replica(index, name)) => {
+            Some(AccessPath::Rows(prefix) | AccessPath::Entries(prefix)) => Some(prefix.into()),
+            Some(AccessPath::Replica(index, name)) => {
                 let replica = self.bytes::<ReplicaRow>(&RowKey::Replica(name.clone()).stored())?;
-                replica.map(|replica| Index::of_replica(index, &replica.plan, &name).into())
+                replica.map(|replica| RowIndex::of_replica(index, &replica.plan, &name).into())
             }
         })
     }
 
     /// Gives up to `limit` rows after `after`. Returns the key to continue after, if there may be more.
-    fn scan<R: Row>(
+    fn scan<R: ReadModelRow>(
         &self,
-        filters: &[Filter<R>],
+        filters: &[RowFilter<R>],
         prefix: &[u8],
         after: Option<&[u8]>,
         limit: usize,
-        mut add: impl FnMut(R) -> Result<Added, StoreError>,
+        mut add: impl FnMut(R) -> Result<PageOutcome, StoreError>,
     ) -> Result<Option<Vec<u8>>, StoreError> {
-        let is_index = prefix[0] >= Index::ReplicaPlan as u8;
+        let is_index = prefix[0] >= RowIndex::ReplicaPlan as u8;
         let mut from = prefix.to_vec();
         if let Some(after) = after {
             from.extend_from_slice(after);
@@ -242,7 +250,7 @@ impl Reader {
             };
             // Since it was read, an entry may have lost its row, or the row the reason for its entry.
             if let Some(row) = row.filter(|row| filters.iter().all(|filter| (filter.holds)(row))) {
-                if add(row)? == Added::Full {
+                if add(row)? == PageOutcome::Full {
                     return Ok(rest(last));
                 }
                 count += 1;
@@ -255,7 +263,7 @@ impl Reader {
 
 /// Result of adding a row to a page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Added {
+enum PageOutcome {
     /// Row on the page.
     Taken,
     /// Row that is not added: the page is full.
@@ -271,22 +279,22 @@ struct JsonRows {
 
 impl JsonRows {
     /// Adds a row, unless the rows would then have more than `max` bytes. The first row is always taken.
-    fn add<R: Row>(&mut self, row: &R, max: usize) -> Added {
+    fn add<R: ReadModelRow>(&mut self, row: &R, max: usize) -> PageOutcome {
         let row = serde_json::to_string(row).expect("rows have string keys and no failing parts");
         if self.count > 0 {
             if self.text.len() + 1 + row.len() > max {
-                return Added::Full;
+                return PageOutcome::Full;
             }
             self.text.push(',');
         }
         self.text.push_str(&row);
         self.count += 1;
-        Added::Taken
+        PageOutcome::Taken
     }
 }
 
 /// Returns the row key of an index entry: the last 16 bytes are an id, or all after the prefix a name.
-fn row_key<R: Row>(entry: &[u8], prefix: usize) -> Vec<u8> {
+fn row_key<R: ReadModelRow>(entry: &[u8], prefix: usize) -> Vec<u8> {
     let is_id = matches!(R::KIND, crate::kind::RowKind::Incarnations | crate::kind::RowKind::Operations);
     let from = if is_id { entry.len().saturating_sub(16) } else { prefix };
     let mut key = vec![R::KIND as u8];
@@ -299,17 +307,17 @@ fn read_failed(source: sled::Error) -> StoreError {
 }
 
 /// Reasons for missing placements, from the plans' rows, each read once.
-struct Reasons<'a> {
-    reader: &'a Reader,
+struct ReasonLookup<'a> {
+    reader: &'a RowReader,
     known: BTreeMap<PlanName, String>,
 }
 
-impl<'a> Reasons<'a> {
-    fn new(reader: &'a Reader) -> Reasons<'a> {
-        Reasons { reader, known: BTreeMap::new() }
+impl<'a> ReasonLookup<'a> {
+    fn new(reader: &'a RowReader) -> ReasonLookup<'a> {
+        ReasonLookup { reader, known: BTreeMap::new() }
     }
 
-    fn add<R: Row>(&mut self, row: &mut R) -> Result<(), StoreError> {
+    fn add<R: ReadModelRow>(&mut self, row: &mut R) -> Result<(), StoreError> {
         let Some((plan, message)) = row.waits_with() else { return Ok(()) };
         if let Some(known) = self.known.get(plan) {
             message.clone_from(known);

@@ -6,14 +6,14 @@ use std::collections::BTreeMap;
 use chancery_events::id::IncarnationId;
 use chancery_events::name::ClusterName;
 
-use crate::kind::{Row, RowKey};
-use crate::query::Reader;
+use crate::kind::{ReadModelRow, RowKey};
+use crate::query::RowReader;
 use crate::rows::{ClusterRow, IncarnationRow, Reachability};
 use crate::store::StoreError;
 
 /// Executor through which an entity is reached.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Through {
+pub enum ReachabilitySource {
     /// Executor of this cluster.
     Cluster(ClusterName),
     /// Executor of this incarnation's cluster.
@@ -22,15 +22,18 @@ pub enum Through {
 
 /// Fields of a row that show reachability.
 #[derive(Debug)]
-pub struct Reached<'a> {
+pub struct ReachabilityFields<'a> {
     reachability: &'a mut Reachability,
     message: &'a mut String,
 }
 
-impl<'a> Reached<'a> {
+impl<'a> ReachabilityFields<'a> {
     /// Returns `None` if no executor is required.
-    pub(crate) fn of(reachability: &'a mut Reachability, message: &'a mut String) -> Option<Reached<'a>> {
-        (*reachability == Reachability::Unknown).then_some(Reached { reachability, message })
+    pub(crate) fn of(
+        reachability: &'a mut Reachability,
+        message: &'a mut String,
+    ) -> Option<ReachabilityFields<'a>> {
+        (*reachability == Reachability::Unknown).then_some(ReachabilityFields { reachability, message })
     }
 
     /// Sets the reachability found for the cluster.
@@ -43,21 +46,21 @@ impl<'a> Reached<'a> {
 }
 
 /// Reachability of clusters, each read once.
-pub(crate) struct Reach<'a> {
-    reader: &'a Reader,
+pub(crate) struct ReachabilityLookup<'a> {
+    reader: &'a RowReader,
     known: BTreeMap<ClusterName, Reachability>,
 }
 
-impl<'a> Reach<'a> {
-    pub(crate) fn new(reader: &'a Reader) -> Reach<'a> {
-        Reach { reader, known: BTreeMap::new() }
+impl<'a> ReachabilityLookup<'a> {
+    pub(crate) fn new(reader: &'a RowReader) -> ReachabilityLookup<'a> {
+        ReachabilityLookup { reader, known: BTreeMap::new() }
     }
 
-    pub(crate) fn add<R: Row>(&mut self, row: &mut R) -> Result<(), StoreError> {
+    pub(crate) fn add<R: ReadModelRow>(&mut self, row: &mut R) -> Result<(), StoreError> {
         let Some((through, reached)) = row.reached_through() else { return Ok(()) };
         let cluster = match through {
-            Through::Cluster(cluster) => cluster,
-            Through::Incarnation(id) => {
+            ReachabilitySource::Cluster(cluster) => cluster,
+            ReachabilitySource::Incarnation(id) => {
                 let row = self.reader.bytes::<IncarnationRow>(&RowKey::Incarnation(id).stored())?;
                 // Deleted since: the next batch deletes the row that names it.
                 let Some(row) = row else { return Ok(()) };

@@ -5,21 +5,26 @@
 
 use std::collections::BTreeMap;
 
-use chancery_events::amount::Amounts;
+use chancery_events::amount::Resources;
 use chancery_events::digest::Digest;
-use chancery_events::fact::{Approver, Asker, Effect, RequestEffect, RequestedChange, Rollback, Unfit};
-use chancery_events::id::{IncarnationId, OperationId, Position, RequestId, ScopeId, SessionId, VolumeId};
+use chancery_events::fact::{
+    ApprovalActor, CommandEffect, RequestEffect, RequestedChange, Requester, RollbackReference,
+    UnschedulableReason,
+};
+use chancery_events::id::{
+    ExecutorStoreId, IncarnationId, OperationId, Position, RequestId, SessionId, VolumeId,
+};
 pub use chancery_events::lifecycle::{
-    DeploymentWord, OperationWord, PhaseWord, RequestWord, SetWord, WillWord,
+    DeploymentStatus, OperationStatus, PhaseStatus, RequestStatus, SetWord, WillWord,
 };
 use chancery_events::name::{
     Actor, CapabilityName, CapabilityType, ClusterName, DeploymentName, DisruptionName, DomainName,
-    ExecutorName, Key, NodeName, PlanName, PolicyName, ReplicaName, StorageClass, VolumeName, ZoneName,
+    ExecutorName, KeyName, NodeName, PlanName, PolicyName, ReplicaName, StorageClass, VolumeName, ZoneName,
 };
-use chancery_events::observation::Process;
+use chancery_events::observation::ProcessInfo;
 use chancery_events::spec::{
-    Activity, Balance, Coordinates, DisruptionState, Evict, NodeState, OnDelete, OperationKind, PlanSpec,
-    PolicySpec, Runtime, Strategy,
+    BalancePolicy, ClusterActivity, ClusterRuntime, DeploymentStrategy, DisruptionAction, DisruptionState,
+    NodeState, OperationKind, PayloadCoordinates, PlanSpec, PolicySpec, VolumeDeletion,
 };
 use chancery_events::subject::Subject;
 use chancery_events::time::{Time, shown};
@@ -28,14 +33,14 @@ use serde::{Deserialize, Serialize};
 
 chancery_events::state_words! {
     /// The states of an incarnation, as readers see them.
-    IncarnationWord {
+    IncarnationStatus {
         Reserved = "reserved", Creating = "creating", Starting = "starting", Running = "running",
         Updating = "updating", Stopping = "stopping", Destroyed = "destroyed", Failed = "failed", Unwound = "unwound",
     }
     /// Whether anybody hears of what runs. `unknown` says nothing about it: only proof ends an incarnation.
     Reachability { Known = "known", Unknown = "unknown" }
     /// The states of a volume, as readers see them.
-    VolumeWord { Ensuring = "ensuring", Ready = "ready", Lost = "lost", Destroying = "destroying" }
+    VolumeStatus { Ensuring = "ensuring", Ready = "ready", Lost = "lost", Destroying = "destroying" }
     /// Kinds of changes that wait for approval.
     RequestedKind {
         PlanDelete = "plan_delete", NodeDelete = "node_delete", NodeExpunge = "node_expunge",
@@ -43,7 +48,7 @@ chancery_events::state_words! {
         PolicyDelete = "policy_delete", VolumeDelete = "volume_delete",
     }
     /// The states of a session, as readers see them.
-    SessionWord { Open = "open", Lost = "lost", Left = "left", Removed = "removed" }
+    SessionStatus { Open = "open", Lost = "lost", Left = "left", Removed = "removed" }
 }
 
 macro_rules! rows {
@@ -74,9 +79,9 @@ rows! {
         /// Its name.
         name: ClusterName,
         /// What its orchestrator is made of.
-        runtime: Runtime,
+        runtime: ClusterRuntime,
         /// Whether it is in use.
-        activity: Activity,
+        activity: ClusterActivity,
         /// The executor that holds it.
         executor: Option<ExecutorName>,
         /// That executor's session.
@@ -93,7 +98,7 @@ rows! {
         /// Higher is better, within a type.
         score: u32,
         /// Whether it counts.
-        activity: Activity,
+        activity: ClusterActivity,
     }
     /// A node.
     NodeRow {
@@ -108,13 +113,13 @@ rows! {
         /// Where it stands.
         zone: Option<ZoneName>,
         /// For selectors.
-        labels: BTreeMap<Key, String>,
+        labels: BTreeMap<KeyName, String>,
         /// All that it has.
-        total: Amounts,
+        total: Resources,
         /// What of it is not for placements.
-        reserved: Amounts,
+        reserved: Resources,
         /// What is free for placements.
-        remaining: Amounts,
+        remaining: Resources,
         /// What it has, by name.
         capabilities: Vec<CapabilityName>,
         /// Its storage, by class.
@@ -133,7 +138,7 @@ rows! {
         /// Counts its edits.
         generation: u32,
         /// Whether it takes deployments.
-        activity: Activity,
+        activity: ClusterActivity,
         /// What it is.
         spec: PlanSpec,
         /// The deployment being carried out.
@@ -145,7 +150,7 @@ rows! {
         /// Its operations: kind, then `preparing`, `pending_approval`, `approved`, `running` now, and outcomes ever.
         operations: BTreeMap<String, BTreeMap<String, u64>>,
         /// Why operations without a place have none, by node.
-        waiting: Vec<Unfit>,
+        waiting: Vec<UnschedulableReason>,
         /// How the replicas are spread over update domains.
         spread: SpreadRow,
         /// Why it is as it is.
@@ -162,19 +167,19 @@ rows! {
         /// How many replicas.
         count: u32,
         /// Which version of each payload.
-        coordinates: Coordinates,
+        coordinates: PayloadCoordinates,
         /// How it is carried out.
-        strategy: Strategy,
+        strategy: DeploymentStrategy,
         /// Milliseconds without progress until it is called stalled.
         progress_deadline: u64,
         /// Whether it is rolled back when it fails or is stalled.
         auto_rollback: bool,
         /// The deployment whose version it deploys again, if it is a rollback, and the rule that requested the rollback.
-        rollback: Option<Rollback>,
+        rollback: Option<RollbackReference>,
         /// Who asked for it.
         by: Option<Actor>,
         /// Its state.
-        state: DeploymentWord,
+        state: DeploymentStatus,
         /// Time of its last progress; absent until it is started.
         #[serde(with = "shown::option")]
         #[schemars(with = "Option<String>")]
@@ -199,7 +204,7 @@ rows! {
         /// What is wanted of it.
         will: WillWord,
         /// What people see of it.
-        phase: PhaseWord,
+        phase: PhaseStatus,
         /// Whether it runs and all its processes are online.
         ready: bool,
         /// Whether an executor of its cluster is heard of: if not, the rest is as it was last seen.
@@ -209,9 +214,9 @@ rows! {
         /// Its incarnation that is not over, and that counts.
         incarnation: Option<IncarnationId>,
         /// Its other one: that is to take its place, or has lost it.
-        passive: Option<PassiveRow>,
+        passive: Option<SecondaryRow>,
         /// Its processes.
-        processes: Vec<Process>,
+        processes: Vec<ProcessInfo>,
         /// Its operation that is not over.
         operation: Option<OperationId>,
         /// When its plan's rule starts it again.
@@ -240,19 +245,19 @@ rows! {
         /// In which cluster.
         cluster: ClusterName,
         /// Its state.
-        state: IncarnationWord,
+        state: IncarnationStatus,
         /// Whether all its processes are online.
         ready: bool,
         /// Whether an executor of its cluster is heard of: if not, the rest is as it was last seen.
         reachability: Reachability,
         /// What it holds.
-        amounts: Amounts,
+        amounts: Resources,
         /// What it holds of storage, by class, for volumes that are not there yet.
         volumes: BTreeMap<StorageClass, u64>,
         /// The volumes that it uses, from when it is begun.
         mounts: Vec<VolumeName>,
         /// Its processes.
-        processes: Vec<Process>,
+        processes: Vec<ProcessInfo>,
         /// Counts its commands.
         revision: u32,
         /// The operation that brings or brought it up.
@@ -281,11 +286,11 @@ rows! {
         /// On which deployment's behalf.
         deployment: Option<DeploymentName>,
         /// Who asked for it, where no deployment did.
-        by: Option<Asker>,
+        by: Option<Requester>,
         /// The deployment by whose version its replica runs when it has succeeded.
         runs_by: DeploymentName,
         /// Its state.
-        state: OperationWord,
+        state: OperationStatus,
         /// The hash of what it does: approving needs it.
         hash: Option<Digest>,
         /// Where.
@@ -293,7 +298,7 @@ rows! {
         /// The incarnation concerned.
         incarnation: Option<IncarnationId>,
         /// Who approved it.
-        approved_by: Option<Approver>,
+        approved_by: Option<ApprovalActor>,
         /// Why it is as it is.
         message: String,
     }
@@ -306,11 +311,11 @@ rows! {
         /// Who.
         executor: ExecutorName,
         /// What it drives.
-        runtime: Runtime,
+        runtime: ClusterRuntime,
         /// Where it looks for what runs.
-        scope: Option<ScopeId>,
+        scope: Option<ExecutorStoreId>,
         /// Its state.
-        state: SessionWord,
+        state: SessionStatus,
     }
     /// A command without an outcome.
     CommandRow {
@@ -319,7 +324,7 @@ rows! {
         /// Which.
         revision: u32,
         /// What.
-        effect: Effect,
+        effect: CommandEffect,
         /// Which attempt, from 1.
         attempt: u32,
         /// Where.
@@ -343,7 +348,7 @@ rows! {
         /// Its id.
         id: VolumeId,
         /// Its state.
-        state: VolumeWord,
+        state: VolumeStatus,
         /// In which cluster, which it never leaves.
         cluster: ClusterName,
         /// In whose storage it is counted.
@@ -355,13 +360,13 @@ rows! {
         /// The replica whose own it is.
         owner: Option<ReplicaName>,
         /// What becomes of it when that is deleted.
-        on_delete: OnDelete,
+        on_delete: VolumeDeletion,
         /// The replica that uses it.
         replica: Option<ReplicaName>,
         /// With which run.
         incarnation: Option<IncarnationId>,
         /// Who asked that it goes, if it is to.
-        removing: Option<Asker>,
+        removing: Option<Requester>,
         /// Why it is as it is.
         message: String,
     }
@@ -370,7 +375,7 @@ rows! {
         /// Id of the request.
         id: RequestId,
         /// State of the request.
-        state: RequestWord,
+        state: RequestStatus,
         /// Kind of the change.
         kind: RequestedKind,
         /// Entity that would change.
@@ -398,13 +403,13 @@ rows! {
 
 /// The other run of a replica.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
-pub struct PassiveRow {
+pub struct SecondaryRow {
     /// Which.
     pub incarnation: IncarnationId,
     /// Where.
     pub node: NodeName,
     /// Its state.
-    pub state: IncarnationWord,
+    pub state: IncarnationStatus,
 }
 
 /// A disruption of a node.
@@ -415,7 +420,7 @@ pub struct DisruptionRow {
     /// Its state.
     pub state: DisruptionState,
     /// What it does to what runs there.
-    pub evict: Evict,
+    pub evict: DisruptionAction,
     /// When the node is emptied, if it is.
     #[serde(with = "shown::option")]
     #[schemars(with = "Option<String>")]
@@ -448,7 +453,7 @@ pub struct SpreadRow {
     pub domains: BTreeMap<DomainName, u32>,
     /// Whether a move that is allowed would make the spread more even. It is looked at while nothing else is being done
     /// for the plan, at most every ten seconds.
-    pub balance: Balance,
+    pub balance: BalancePolicy,
     /// Actor on whose behalf a rebalance is in progress.
     pub rebalance_requested_by: Option<Actor>,
 }

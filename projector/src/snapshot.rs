@@ -4,32 +4,32 @@ use std::io::{self, Read, Write};
 use std::sync::Arc;
 
 use bincode::config::standard;
-use chancery_events::record::Hash;
-use chancery_journal::Source;
-use chancery_journal::snapshots::{Meta, SnapshotError, Snapshots};
+use chancery_events::record::RecordHash;
+use chancery_journal::JournalReader;
+use chancery_journal::snapshots::{SnapshotError, SnapshotMeta, SnapshotStore};
 use chancery_journal::witness::has_record_of;
-use chancery_machine::fleet::{Fleet, IMAGE_FINGERPRINT, Image};
+use chancery_machine::fleet::{FleetSnapshot, FleetState, IMAGE_FINGERPRINT};
 use sha2::{Digest as _, Sha256};
 
-use crate::fold::Folding;
+use crate::fold::FoldedState;
 
 /// Returns the shape of a snapshot's state: the image's, and the codec's.
 pub fn fingerprint() -> String {
     format!("{IMAGE_FINGERPRINT} bincode-2")
 }
 
-impl Folding {
+impl FoldedState {
     /// Writes the state: the same bytes on every server for the same position.
     pub fn encode(&self, mut to: &mut dyn Write) -> io::Result<()> {
-        let image = Image::of(&self.fleet);
+        let image = FleetSnapshot::of(&self.fleet);
         bincode::serde::encode_into_std_write(&image, &mut to, standard()).map_err(io::Error::other)?;
         Ok(())
     }
 
     /// Returns the SHA-256 of the state.
-    pub fn hash(&self) -> io::Result<Hash> {
-        struct Hashing(Sha256);
-        impl Write for Hashing {
+    pub fn hash(&self) -> io::Result<RecordHash> {
+        struct StateHasher(Sha256);
+        impl Write for StateHasher {
             fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
                 self.0.update(bytes);
                 Ok(bytes.len())
@@ -38,9 +38,9 @@ impl Folding {
                 Ok(())
             }
         }
-        let mut hashing = Hashing(Sha256::new());
+        let mut hashing = StateHasher(Sha256::new());
         self.encode(&mut hashing)?;
-        Ok(Hash::from_bytes(hashing.0.finalize().into()))
+        Ok(RecordHash::from_bytes(hashing.0.finalize().into()))
     }
 
     /// Writes a snapshot. This may take long, and needs no projector: clone the state and write it elsewhere.
@@ -48,21 +48,22 @@ impl Folding {
     pub fn write(
         &self,
         fleet: Arc<str>,
-        to: &Snapshots,
-        journal: &dyn Source,
-    ) -> Result<Meta, SnapshotError> {
-        let stands = |meta: &Meta| look_up(meta, journal).unwrap_or(true);
+        to: &SnapshotStore,
+        journal: &dyn JournalReader,
+    ) -> Result<SnapshotMeta, SnapshotError> {
+        let stands = |meta: &SnapshotMeta| look_up(meta, journal).unwrap_or(true);
         to.write(fleet, &self.at, self.watermark.clone(), &fingerprint(), |to| self.encode(to), stands)
     }
 }
 
-/// Reads a state that [`Folding::encode`] wrote.
-pub fn decode(mut from: &mut dyn Read) -> Result<Fleet, bincode::error::DecodeError> {
-    bincode::serde::decode_from_std_read::<Image, _, _>(&mut from, standard()).map(Image::fleet)
+/// Reads a state that [`FoldedState::encode`] wrote.
+pub fn decode(mut from: &mut dyn Read) -> Result<FleetState, bincode::error::DecodeError> {
+    bincode::serde::decode_from_std_read::<FleetSnapshot, _, _>(&mut from, standard())
+        .map(FleetSnapshot::fleet)
 }
 
 /// Whether the journal has the snapshot's record, if that can be found out.
-fn look_up(meta: &Meta, journal: &dyn Source) -> Option<bool> {
+fn look_up(meta: &SnapshotMeta, journal: &dyn JournalReader) -> Option<bool> {
     let found = has_record_of(journal, &meta.cursor()).inspect_err(|error| {
         let error = error as &dyn std::error::Error;
         tracing::warn!(position = %meta.position, error, "a snapshot's record cannot be looked up");
@@ -72,7 +73,11 @@ fn look_up(meta: &Meta, journal: &dyn Source) -> Option<bool> {
 
 /// Returns the newest usable state: of this fleet and this build's shape, whole, and at a record of the
 /// journal. Unusable snapshots are passed over, and logged.
-pub fn newest(from: &Snapshots, fleet: &str, journal: &dyn Source) -> Result<Option<Folding>, SnapshotError> {
+pub fn newest(
+    from: &SnapshotStore,
+    fleet: &str,
+    journal: &dyn JournalReader,
+) -> Result<Option<FoldedState>, SnapshotError> {
     let fingerprint = fingerprint();
     let mut tried = Vec::new();
     loop {
@@ -87,7 +92,7 @@ pub fn newest(from: &Snapshots, fleet: &str, journal: &dyn Source) -> Result<Opt
         match decode(&mut found.state) {
             Ok(fleet) => {
                 if fleet.head() == at.position && fleet.lineages().current == at.lineage {
-                    return Ok(Some(Folding { fleet, at, watermark: found.meta.watermark }));
+                    return Ok(Some(FoldedState { fleet, at, watermark: found.meta.watermark }));
                 }
                 tracing::error!(position = %at.position, "a snapshot was passed over: its state is of another position");
             }

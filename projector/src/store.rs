@@ -17,15 +17,15 @@ use std::thread;
 use std::time::Duration;
 
 use bincode::config::standard;
-use chancery_events::record::Hash;
-use chancery_journal::{Cursor, Wanted, private, set_aside};
+use chancery_events::record::RecordHash;
+use chancery_journal::{ChainCursor, ExpectedType, private, set_aside};
 use chancery_machine::fleet::IMAGE_FINGERPRINT;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sled::IVec;
 
-use crate::changes::{Changes, Rows};
-use crate::kind::{Row, RowKind, with_row};
+use crate::changes::{RowLookup, RowWrites};
+use crate::kind::{ReadModelRow, RowKind, with_row};
 
 /// Number of changes to rows, entries and keys that their schemas do not show, above all to content.
 const LAYOUT: u32 = 6;
@@ -42,7 +42,7 @@ const ROOM: u64 = 4 << 20;
 
 /// Memory and disk use of the store.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Tuning {
+pub struct StoreTuning {
     /// Bytes of rows that are kept in memory (default: 64 MiB).
     pub cache: u64,
     /// Interval of flushes to disk, in milliseconds (default: 500).
@@ -51,9 +51,9 @@ pub struct Tuning {
     pub batch: usize,
 }
 
-impl Default for Tuning {
-    fn default() -> Tuning {
-        Tuning { cache: 64 << 20, flush: 500, batch: 500 }
+impl Default for StoreTuning {
+    fn default() -> StoreTuning {
+        StoreTuning { cache: 64 << 20, flush: 500, batch: 500 }
     }
 }
 
@@ -81,13 +81,13 @@ pub enum StoreError {
     },
     /// Content that differs from what was written.
     #[error(transparent)]
-    Row(#[from] BadRow),
+    Row(#[from] InvalidRow),
 }
 
 /// Row that cannot be read back.
 #[derive(Debug, thiserror::Error)]
 #[error("read back a row of kind {kind}")]
-pub struct BadRow {
+pub struct InvalidRow {
     kind: u8,
     source: bincode::error::DecodeError,
 }
@@ -100,26 +100,26 @@ pub(crate) fn encode<R: Serialize>(row: &R) -> Vec<u8> {
     bincode::serde::encode_to_vec(row, standard()).expect("rows have a positional form")
 }
 
-pub(crate) fn decode<R: DeserializeOwned>(key: &[u8], bytes: &[u8]) -> Result<R, BadRow> {
+pub(crate) fn decode<R: DeserializeOwned>(key: &[u8], bytes: &[u8]) -> Result<R, InvalidRow> {
     let kind = key.first().copied().unwrap_or_default();
     let (row, _) =
-        bincode::serde::decode_from_slice(bytes, standard()).map_err(|source| BadRow { kind, source })?;
+        bincode::serde::decode_from_slice(bytes, standard()).map_err(|source| InvalidRow { kind, source })?;
     Ok(row)
 }
 
 /// Stored cursor: the shape of the rows, and the last record in them.
-type StoredCursor = (Hash, Cursor);
+type StoredCursor = (RecordHash, ChainCursor);
 
 /// Returns a hash of the shape of all that the store has and is made from: another shape is not read.
-pub(crate) fn shape() -> Hash {
-    fn schema<R: Row>() -> String {
+pub(crate) fn shape() -> RecordHash {
+    fn schema<R: ReadModelRow>() -> String {
         serde_json::to_string(&schemars::schema_for!(R)).expect("a schema is JSON")
     }
     let mut text = format!("{LAYOUT} {} {IMAGE_FINGERPRINT}", env!("CARGO_PKG_VERSION"));
     for kind in RowKind::ALL {
         text.push_str(&with_row!(kind, R => schema::<R>()));
     }
-    Hash::of(text.as_bytes())
+    RecordHash::of(text.as_bytes())
 }
 
 impl StoreError {
@@ -149,16 +149,16 @@ fn has_room(path: &Path) -> Result<(), StoreError> {
 #[derive(Debug)]
 pub struct FoundRows {
     path: PathBuf,
-    tuning: Tuning,
-    opened: Result<Store, StoreError>,
+    tuning: StoreTuning,
+    opened: Result<RowStore, StoreError>,
 }
 
 impl FoundRows {
     /// Opens the rows in a directory. Anything else of that name is set aside.
-    pub fn open(path: &Path, tuning: Tuning) -> Result<FoundRows, StoreError> {
-        set_aside(path, Wanted::Directory)
+    pub fn open(path: &Path, tuning: StoreTuning) -> Result<FoundRows, StoreError> {
+        set_aside(path, ExpectedType::Directory)
             .map_err(|source| StoreError::Remove { path: path.to_owned(), source })?;
-        let opened = match Store::open_patiently(path, tuning) {
+        let opened = match RowStore::open_patiently(path, tuning) {
             Err(StoreError::InUse(path)) => return Err(StoreError::InUse(path)),
             // New rows would need even more disk space.
             Err(error) if error.is_no_space() => return Err(error),
@@ -169,29 +169,29 @@ impl FoundRows {
 
     /// Returns the last record in the rows, up to which the journal was synced before. `None` if there are no
     /// rows that this build can read.
-    pub fn cursor(&self) -> Option<Cursor> {
+    pub fn cursor(&self) -> Option<ChainCursor> {
         let store = self.opened.as_ref().ok()?;
         let (shape, cursor) = store.stored_cursor().ok()??;
         (shape == store.shape).then_some(cursor)
     }
 
-    pub(crate) const fn tuning(&self) -> Tuning {
+    pub(crate) const fn tuning(&self) -> StoreTuning {
         self.tuning
     }
 }
 
 /// Rows that are open for writing.
 #[derive(Debug)]
-pub(crate) struct Store {
+pub(crate) struct RowStore {
     db: sled::Db,
     tree: sled::Tree,
     path: PathBuf,
-    shape: Hash,
+    shape: RecordHash,
 }
 
-impl Store {
+impl RowStore {
     /// Returns usable rows: unreadable rows, or rows of a build with others, are removed.
-    pub(crate) fn settle(found: FoundRows) -> Result<Store, StoreError> {
+    pub(crate) fn settle(found: FoundRows) -> Result<RowStore, StoreError> {
         let FoundRows { path, tuning, opened } = found;
         let store = match opened {
             Ok(store) => store,
@@ -199,7 +199,7 @@ impl Store {
                 let error = &error as &dyn std::error::Error;
                 tracing::error!(path = %path.display(), error, "the rows cannot be opened; they are made anew");
                 remove(&path)?;
-                return Store::try_open(&path, tuning);
+                return RowStore::try_open(&path, tuning);
             }
         };
         match store.stored_cursor() {
@@ -211,17 +211,17 @@ impl Store {
     }
 
     /// Retries, because sled's own threads release a store a moment after it was closed.
-    fn open_patiently(path: &Path, tuning: Tuning) -> Result<Store, StoreError> {
+    fn open_patiently(path: &Path, tuning: StoreTuning) -> Result<RowStore, StoreError> {
         for _ in 1..ATTEMPTS {
-            match Store::try_open(path, tuning) {
+            match RowStore::try_open(path, tuning) {
                 Err(StoreError::InUse(_)) => thread::sleep(PAUSE),
                 other => return other,
             }
         }
-        Store::try_open(path, tuning)
+        RowStore::try_open(path, tuning)
     }
 
-    fn try_open(path: &Path, tuning: Tuning) -> Result<Store, StoreError> {
+    fn try_open(path: &Path, tuning: StoreTuning) -> Result<RowStore, StoreError> {
         has_room(path)?;
         // sled asks for no modes: its files are as private as the directory.
         private::create_dir_all(path)
@@ -243,16 +243,16 @@ impl Store {
             _ => StoreError::Sled { operation: "open", source },
         })?;
         let tree = sled::Tree::clone(&db);
-        Ok(Store { db, tree, path: path.to_owned(), shape: shape() })
+        Ok(RowStore { db, tree, path: path.to_owned(), shape: shape() })
     }
 
     /// Removes everything, and opens an empty store in its place. No reader must have it open yet.
-    pub(crate) fn renew(self, reason: &str, tuning: Tuning) -> Result<Store, StoreError> {
+    pub(crate) fn renew(self, reason: &str, tuning: StoreTuning) -> Result<RowStore, StoreError> {
         tracing::warn!(path = %self.path.display(), reason, "the rows are dropped and made anew");
         let path = self.path.clone();
         drop(self);
         remove(&path)?;
-        Store::try_open(&path, tuning)
+        RowStore::try_open(&path, tuning)
     }
 
     fn stored_cursor(&self) -> Result<Option<StoredCursor>, StoreError> {
@@ -261,12 +261,12 @@ impl Store {
     }
 
     /// Returns the cursor of the rows; `None` before the first batch.
-    pub(crate) fn cursor(&self) -> Result<Option<Cursor>, StoreError> {
+    pub(crate) fn cursor(&self) -> Result<Option<ChainCursor>, StoreError> {
         Ok(self.stored_cursor()?.map(|(_, cursor)| cursor))
     }
 
     /// Applies a whole batch. Without a cursor the rows are unfinished, and not used after a crash.
-    pub(crate) fn apply(&self, changes: Changes, at: Option<&Cursor>) -> Result<(), StoreError> {
+    pub(crate) fn apply(&self, changes: RowWrites, at: Option<&ChainCursor>) -> Result<(), StoreError> {
         let mut batch = sled::Batch::default();
         for (key, value) in changes.0 {
             match value {
@@ -291,7 +291,7 @@ impl Store {
     }
 }
 
-impl Rows for Store {
+impl RowLookup for RowStore {
     type Error = StoreError;
 
     fn row(&self, key: &[u8]) -> Result<Option<IVec>, StoreError> {

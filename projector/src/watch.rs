@@ -10,7 +10,7 @@ use tokio::sync::watch;
 
 /// Progress of the rows.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Applied {
+pub struct AppliedPosition {
     /// Position up to which every event is in the rows.
     pub position: Position,
     /// Time of the record at the position.
@@ -21,7 +21,7 @@ pub struct Applied {
 
 /// Reason why a position was not reached.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum NotReached {
+pub enum PositionWaitError {
     /// Timeout: try again.
     #[error("wait for position {wanted}: the rows stand at {reached}")]
     Timeout {
@@ -44,14 +44,14 @@ pub enum NotReached {
     },
 }
 
-impl Applied {
+impl AppliedPosition {
     /// Whether the rows have the position; an error if they never will.
-    pub fn reaches(&self, wanted: Position) -> Result<bool, NotReached> {
+    pub fn reaches(&self, wanted: Position) -> Result<bool, PositionWaitError> {
         match &self.stopped {
             _ if self.position >= wanted => Ok(true),
             None => Ok(false),
             Some(reason) => {
-                Err(NotReached::Stopped { wanted, reached: self.position, reason: Arc::clone(reason) })
+                Err(PositionWaitError::Stopped { wanted, reached: self.position, reason: Arc::clone(reason) })
             }
         }
     }
@@ -59,15 +59,15 @@ impl Applied {
 
 /// Publishes the progress of the rows.
 #[derive(Clone, Debug)]
-pub struct Watch(Arc<Shared>);
+pub struct PositionWatch(Arc<WatchShared>);
 
 #[derive(Debug)]
-struct Shared {
-    now: Mutex<Applied>,
+struct WatchShared {
+    now: Mutex<AppliedPosition>,
     /// Position of `now`, for readers that need not wait.
     position: AtomicU64,
     moved: Condvar,
-    tasks: watch::Sender<Applied>,
+    tasks: watch::Sender<AppliedPosition>,
     /// Whether a reader started to wait after the projector's last pause.
     wanted: Mutex<bool>,
     hurry: Condvar,
@@ -78,10 +78,10 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Watch {
-    pub(crate) fn new(applied: Applied) -> Watch {
+impl PositionWatch {
+    pub(crate) fn new(applied: AppliedPosition) -> PositionWatch {
         let (tasks, _) = watch::channel(applied.clone());
-        Watch(Arc::new(Shared {
+        PositionWatch(Arc::new(WatchShared {
             position: AtomicU64::new(applied.position.get()),
             now: Mutex::new(applied),
             moved: Condvar::new(),
@@ -92,7 +92,7 @@ impl Watch {
     }
 
     /// Returns the progress of the rows.
-    pub fn now(&self) -> Applied {
+    pub fn now(&self) -> AppliedPosition {
         lock(&self.0.now).clone()
     }
 
@@ -122,18 +122,18 @@ impl Watch {
     }
 
     /// Subscribes a task, which sees the last change at least.
-    pub fn subscribe(&self) -> watch::Receiver<Applied> {
+    pub fn subscribe(&self) -> watch::Receiver<AppliedPosition> {
         self.0.tasks.subscribe()
     }
 
     /// Waits on this thread until the position is in the rows.
-    pub fn wait(&self, wanted: Position, timeout: Duration) -> Result<Applied, NotReached> {
+    pub fn wait(&self, wanted: Position, timeout: Duration) -> Result<AppliedPosition, PositionWaitError> {
         let until = Instant::now() + timeout;
         let mut now = lock(&self.0.now);
         while !now.reaches(wanted)? {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Err(NotReached::Timeout { wanted, reached: now.position });
+                return Err(PositionWaitError::Timeout { wanted, reached: now.position });
             }
             (now, _) = self.0.moved.wait_timeout(now, left).unwrap_or_else(PoisonError::into_inner);
         }
@@ -141,7 +141,7 @@ impl Watch {
     }
 
     /// Waits in a task until the position is in the rows. Put a timeout around it.
-    pub async fn reached(&self, wanted: Position) -> Result<Applied, NotReached> {
+    pub async fn reached(&self, wanted: Position) -> Result<AppliedPosition, PositionWaitError> {
         let mut tasks = self.subscribe();
         loop {
             let now = tasks.borrow_and_update().clone();
@@ -151,12 +151,12 @@ impl Watch {
             self.hurry();
             // The sender lives as long as this watch does.
             if tasks.changed().await.is_err() {
-                return Err(NotReached::Timeout { wanted, reached: now.position });
+                return Err(PositionWaitError::Timeout { wanted, reached: now.position });
             }
         }
     }
 
-    pub(crate) fn tell(&self, applied: Applied) {
+    pub(crate) fn tell(&self, applied: AppliedPosition) {
         *lock(&self.0.now) = applied.clone();
         self.0.position.store(applied.position.get(), Ordering::Release);
         self.0.moved.notify_all();
@@ -167,7 +167,7 @@ impl Watch {
     pub(crate) fn stop(&self, reason: &str) {
         let now = self.now();
         if now.stopped.is_none() {
-            self.tell(Applied { stopped: Some(reason.into()), ..now });
+            self.tell(AppliedPosition { stopped: Some(reason.into()), ..now });
         }
     }
 }

@@ -7,31 +7,31 @@ mod executor;
 mod local;
 mod show;
 
-use chancery_cli::{CliError, Context, Output};
+use chancery_cli::{CliContext, CliError, OutputFormat};
 use clap::Parser as _;
 
 pub use completion::completion;
-pub use executor::Executor;
-pub use local::{Cli, Command, ConfigCommand, Demo, Local, Passed, Server};
+pub use executor::ExecutorArgs;
+pub use local::{CliArgs, CliCommand, ConfigCommand, DemoArgs, LocalCommand, PassthroughArgs, ServerArgs};
 pub use show::config as show_config;
 
-use crate::config::{BadConfig, Config};
+use crate::config::{InvalidConfig, ServiceConfig};
 
 /// Reads the command line. Ends the process with its help, or with its errors (exit code 2).
-pub fn parse() -> Cli {
-    Cli::parse()
+pub fn parse() -> CliArgs {
+    CliArgs::parse()
 }
 
-impl Cli {
+impl CliArgs {
     /// Returns the settings of this command: flags override the environment, which overrides the file.
-    pub fn config(&self) -> Result<Config, CliError> {
+    pub fn config(&self) -> Result<ServiceConfig, CliError> {
         let globals = &self.globals;
         let mut flags = vec![
             ("server", "--server", globals.server.clone()),
             ("fleet", "--fleet", globals.fleet.clone()),
             ("actor", "--actor", globals.actor.clone()),
         ];
-        if let Command::Local(Local::Dev(server) | Local::Serve(server)) = &self.command {
+        if let CliCommand::Local(LocalCommand::Dev(server) | LocalCommand::Serve(server)) = &self.command {
             flags.extend([
                 ("data_dir", "--data-dir", server.data_dir.clone()),
                 ("listen", "--listen", server.listen.clone()),
@@ -43,24 +43,26 @@ impl Cli {
                 ("log_format", "--log-format", server.log_format.clone()),
             ]);
         }
-        if let Command::Local(
-            Local::InitTopics { journal, .. } | Local::Import { journal, .. } | Local::Doctor { journal, .. },
+        if let CliCommand::Local(
+            LocalCommand::InitTopics { journal, .. }
+            | LocalCommand::Import { journal, .. }
+            | LocalCommand::Doctor { journal, .. },
         ) = &self.command
         {
             flags.push(("journal", "--journal", journal.clone()));
         }
-        if let Command::Local(Local::Doctor { data_dir, .. }) = &self.command {
+        if let CliCommand::Local(LocalCommand::Doctor { data_dir, .. }) = &self.command {
             flags.push(("data_dir", "--data-dir", data_dir.clone()));
         }
-        if let Command::Local(Local::Executor(executor)) = &self.command {
+        if let CliCommand::Local(LocalCommand::Executor(executor)) = &self.command {
             flags.extend([
                 ("log", "--log", executor.log.clone()),
                 ("log_format", "--log-format", executor.log_format.clone()),
             ]);
         }
         let flags = flags.into_iter().filter_map(|(name, flag, value)| Some((name, flag, value?))).collect();
-        let mut config = Config::load(globals.config.as_deref(), flags)?;
-        if let Command::Local(Local::Dev(server) | Local::Serve(server)) = &self.command {
+        let mut config = ServiceConfig::load(globals.config.as_deref(), flags)?;
+        if let CliCommand::Local(LocalCommand::Dev(server) | LocalCommand::Serve(server)) = &self.command {
             config.accept_clock = server.accept_clock;
             config.kafka.correct_events = server.correct_events;
             config.skip_inbox(server.skip_inbox)?;
@@ -69,18 +71,18 @@ impl Cli {
     }
 
     /// Returns the context that a client command needs.
-    pub fn context(&self, config: &Config) -> Context {
-        Context::new(config.server.clone(), config.fleet.clone(), config.actor.clone(), self.output())
+    pub fn context(&self, config: &ServiceConfig) -> CliContext {
+        CliContext::new(config.server.clone(), config.fleet.clone(), config.actor.clone(), self.output())
     }
 
     /// Returns the output format, if a flag gives it.
-    pub fn output(&self) -> Option<Output> {
+    pub fn output(&self) -> Option<OutputFormat> {
         self.globals.output
     }
 }
 
-impl From<BadConfig> for CliError {
-    fn from(error: BadConfig) -> CliError {
+impl From<InvalidConfig> for CliError {
+    fn from(error: InvalidConfig) -> CliError {
         CliError::usage(error.to_string())
     }
 }
@@ -90,11 +92,11 @@ mod tests {
     use clap::CommandFactory as _;
 
     use super::*;
-    use crate::config::Layers;
+    use crate::config::ConfigLayers;
 
     #[test]
     fn the_command_line_is_sound() {
-        Cli::command().debug_assert();
+        CliArgs::command().debug_assert();
         for line in [
             "chancery get no",
             "chancery get operations -l state=running --all",
@@ -120,7 +122,7 @@ mod tests {
             "chancery rollback web --to d-1 --name back",
             "chancery delete plan web --cascade",
         ] {
-            assert!(Cli::try_parse_from(line.split(' ')).is_ok(), "{line}");
+            assert!(CliArgs::try_parse_from(line.split(' ')).is_ok(), "{line}");
         }
         for line in [
             "chancery drain node-1 --timeout 5m",
@@ -128,20 +130,24 @@ mod tests {
             "chancery disrupt node-1 --name x --start tomorrow",
             "chancery create replica",
         ] {
-            assert!(Cli::try_parse_from(line.split(' ')).is_err(), "{line}");
+            assert!(CliArgs::try_parse_from(line.split(' ')).is_err(), "{line}");
         }
-        let (Ok(cli), wanted) = (Cli::try_parse_from(["chancery", "keeper", "--help", "x"]), ["--help", "x"])
+        let (Ok(cli), wanted) =
+            (CliArgs::try_parse_from(["chancery", "keeper", "--help", "x"]), ["--help", "x"])
         else {
             panic!("arguments of a keeper are passed through")
         };
-        assert!(matches!(&cli.command, Command::Local(Local::Keeper(passed)) if passed.args == wanted));
+        assert!(
+            matches!(&cli.command, CliCommand::Local(LocalCommand::Keeper(passed)) if passed.args == wanted)
+        );
     }
 
     #[test]
     fn settings_tell_where_they_come_from() {
         let flags = vec![("server", "--server", "http://127.0.0.1:1".to_owned())];
-        let config = Config::read(Layers { flags, ..Layers::default() }).expect("a server");
-        let cli = Cli::try_parse_from(["chancery", "config", "show"]).expect("a command");
+        let config =
+            ServiceConfig::read(ConfigLayers { flags, ..ConfigLayers::default() }).expect("a server");
+        let cli = CliArgs::try_parse_from(["chancery", "config", "show"]).expect("a command");
         let mut out = Vec::new();
         show_config(&config, &cli.context(&config), &mut out).expect("a table");
         let text = String::from_utf8(out).expect("text");

@@ -51,16 +51,16 @@ fn plan(program: &Path) -> Result<String> {
 
 /// Options of the demonstration.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct DemoOptions {
     /// Directory for all data; default: a temporary directory.
     pub data: Option<PathBuf>,
     /// Handling of the server and its data after the demonstration.
-    pub end: End,
+    pub end: DemoCleanup,
 }
 
 /// Handling of the server and its data after the demonstration.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum End {
+pub enum DemoCleanup {
     /// Ends everything that was started.
     Clean,
     /// Leaves everything running.
@@ -68,7 +68,7 @@ pub enum End {
 }
 
 /// Runs the demonstration.
-pub fn run(options: &Options) -> Result<()> {
+pub fn run(options: &DemoOptions) -> Result<()> {
     let interrupted = watch_signals()?;
     let (data, temporary) = match &options.data {
         Some(data) => {
@@ -86,13 +86,13 @@ pub fn run(options: &Options) -> Result<()> {
         None => (temporary()?, true),
     };
     let mut demo =
-        Demo { data, program: std::env::current_exe()?, server: None, url: String::new(), interrupted };
+        DemoRun { data, program: std::env::current_exe()?, server: None, url: String::new(), interrupted };
     let mut told = demo.play();
     let interrupted = demo.interrupted.load(Ordering::Relaxed);
     if interrupted {
         told = Err(anyhow::anyhow!("interrupted"));
     }
-    if told.is_ok() && options.end == End::Keep {
+    if told.is_ok() && options.end == DemoCleanup::Keep {
         demo.keep(temporary);
         return Ok(());
     }
@@ -171,7 +171,7 @@ fn watch_signals() -> Result<Arc<AtomicBool>> {
     Ok(interrupted)
 }
 
-struct Demo {
+struct DemoRun {
     data: PathBuf,
     program: PathBuf,
     server: Option<Child>,
@@ -179,7 +179,7 @@ struct Demo {
     interrupted: Arc<AtomicBool>,
 }
 
-impl Demo {
+impl DemoRun {
     fn play(&mut self) -> Result<()> {
         step("A server: journal, decider, projector, API, and an executor for processes.");
         self.start()?;
@@ -270,7 +270,7 @@ impl Demo {
     }
 }
 
-impl Drop for Demo {
+impl Drop for DemoRun {
     /// The server never outlives the demonstration, unless [`Demo::keep`] has released it.
     fn drop(&mut self) {
         if let Some(mut server) = self.server.take() {

@@ -6,11 +6,11 @@ use anyhow::{Context as _, Result};
 use chancery_executor::process::{CgroupSupport, EndProof};
 use chancery_journal::segments::verify;
 
-use crate::config::Config;
+use crate::config::ServiceConfig;
 use crate::folder::journal_options;
 
 /// Returns how the end of processes is proved here, and whether an executor with these settings can start.
-pub fn host(config: &Config) -> (String, bool) {
+pub fn host(config: &ServiceConfig) -> (String, bool) {
     match CgroupSupport::detect(&config.cgroup) {
         Ok(CgroupSupport { proof: EndProof::Cgroup(path), .. }) => {
             (format!("processes: ends are proved by control groups in {}\n", path.display()), true)
@@ -28,7 +28,7 @@ pub fn host(config: &Config) -> (String, bool) {
 }
 
 /// Compares the wall clock with the last record of each local journal; returns whether servers may decide.
-pub fn clock(config: &Config) -> Result<(String, bool)> {
+pub fn clock(config: &ServiceConfig) -> Result<(String, bool)> {
     let (mut text, mut is_well) = (String::new(), true);
     for fleet in config.fleets.keys() {
         let dir = journal_options(config, &config.data_dir, fleet).dir;

@@ -17,21 +17,23 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow};
-use chancery_decider::core::Settings;
-use chancery_decider::desk::Duty;
-use chancery_decider::inbox::{Inbox, InboxGone};
+use chancery_decider::core::DeciderSettings;
+use chancery_decider::desk::LeaderRole;
+use chancery_decider::inbox::{InboxMismatch, InboxStart};
 use chancery_decider::troubles::{FleetPart, FleetTroubles};
 use chancery_decider::wall_clock::{ClockAhead, JudgedClock, WallClock};
-use chancery_decider::{Decider, Ended, Following, Input, Over, Start, random, start};
-use chancery_events::id::{Lineage, Position, Writer};
-use chancery_events::record::Watermark;
-use chancery_journal::{Delivery, Journal, SkipReason, Source};
-use chancery_machine::fleet::Fleet;
-use chancery_projector::{Fold, FoldError};
+use chancery_decider::{
+    DeciderEnd, DeciderExit, DeciderHandle, DeciderInput, DeciderStart, JournalFollower, random, start,
+};
+use chancery_events::id::{Lineage, Position, WriterId};
+use chancery_events::record::InboxWatermark;
+use chancery_journal::{Journal, JournalDelivery, JournalReader, SkipReason};
+use chancery_machine::fleet::FleetState;
+use chancery_projector::{FoldError, JournalFold};
 use tokio::sync::{oneshot, watch};
 use tokio::time::Instant;
 
-use crate::rows::States;
+use crate::rows::StateRequests;
 
 /// Time before a server whose decider has ended takes over again, if the server is still elected.
 const PAUSE: Duration = Duration::from_millis(500);
@@ -42,7 +44,7 @@ const LONGEST: Duration = Duration::from_secs(8);
 
 /// Source of leadership.
 #[derive(Clone, Debug)]
-pub enum Turns {
+pub enum LeadershipSource {
     /// This server always decides: no other server can write.
     Ours,
     /// This server decides while the value is true.
@@ -50,48 +52,48 @@ pub enum Turns {
 }
 
 /// Tasks that run alongside a decider, for as long as this server has one.
-pub trait Beside: Send + Sync {
+pub trait LeaderTasks: Send + Sync {
     /// Opens the inbox, if there is one, from the offset that the journal has answered up to the watermark.
-    /// An [`InboxGone`] ends the server; any other error is retried. Blocks.
-    fn take_up(&self, watermark: Option<&Watermark>) -> Result<Option<Inbox>>;
+    /// An [`InboxMismatch`] ends the server; any other error is retried. Blocks.
+    fn take_up(&self, watermark: Option<&InboxWatermark>) -> Result<Option<InboxStart>>;
 
     /// Starts the tasks, which end with the decider. `writer` is the decider's. `inbox` is where inbox
     /// messages must be read from, and up to where before deadlines count.
     fn begin(
         &self,
-        decider: &Decider,
-        writer: Writer,
-        inbox: Option<Inbox>,
-        source: Arc<dyn Source>,
+        decider: &DeciderHandle,
+        writer: WriterId,
+        inbox: Option<InboxStart>,
+        source: Arc<dyn JournalReader>,
     ) -> Result<()>;
 }
 
 /// Leader loop of a server for one fleet.
-pub struct Office {
+pub struct LeaderLoop {
     /// Settings of the deciders; each decider is a writer of its own.
-    pub settings: Settings,
+    pub settings: DeciderSettings,
     /// Journal of the fleet.
     pub journal: Arc<dyn Journal>,
     /// Follower of the journal.
-    pub following: Following,
+    pub following: JournalFollower,
     /// Requests copies of the state.
-    pub states: States,
+    pub states: StateRequests,
     /// Maximum number of inputs that wait for a decider.
     pub queue: usize,
     /// Tasks that run alongside a decider.
-    pub beside: Option<Arc<dyn Beside>>,
+    pub beside: Option<Arc<dyn LeaderTasks>>,
     /// Publishes the location of the leader.
-    pub duty: watch::Sender<Duty>,
+    pub duty: watch::Sender<LeaderRole>,
     /// Check of the wall clock.
     pub clock: Arc<WallClock>,
     /// Problems that keep parts of the fleet from working on this server.
     pub troubles: Arc<FleetTroubles>,
 }
 
-impl Office {
+impl LeaderLoop {
     /// Follows and decides alternately, until `drain` is true or an error is final.
-    pub async fn run(mut self, turns: Turns, mut drain: watch::Receiver<bool>) -> Result<()> {
-        let mut pause = Pause { over: Instant::now(), ..Pause::default() };
+    pub async fn run(mut self, turns: LeadershipSource, mut drain: watch::Receiver<bool>) -> Result<()> {
+        let mut pause = TakeoverDelay { over: Instant::now(), ..TakeoverDelay::default() };
         loop {
             if !self.follow(turns.clone(), pause.over, &mut drain).await? {
                 return Ok(());
@@ -112,22 +114,24 @@ impl Office {
                         error = format!("{error:#}"),
                         "this server could not take over; it tries again"
                     );
-                    pause = Pause::default();
+                    pause = TakeoverDelay::default();
                     continue;
                 }
             };
             self.troubles.clear(FleetPart::Decider);
-            self.duty.send_replace(Duty::Decides(decider.clone()));
+            self.duty.send_replace(LeaderRole::Decides(decider.clone()));
             let (why, following) = decide(&decider, ended, turns.clone(), &mut drain).await?;
             self.following = following;
             self.clock.unfollow();
-            self.duty.send_replace(Duty::StandsBy);
+            self.duty.send_replace(LeaderRole::StandsBy);
             self.troubles.clear(FleetPart::Inbox);
             self.troubles.clear(FleetPart::Events);
             match (why, &turns) {
-                (Ended::Drained, _) if *drain.borrow() => return Ok(()),
-                (Ended::Drained, _) => tracing::info!("this server stands by"),
-                (why @ Ended::Overtaken(_), Turns::Told(_)) => tracing::warn!(%why, "this server stands by"),
+                (DeciderEnd::Drained, _) if *drain.borrow() => return Ok(()),
+                (DeciderEnd::Drained, _) => tracing::info!("this server stands by"),
+                (why @ DeciderEnd::Overtaken(_), LeadershipSource::Told(_)) => {
+                    tracing::warn!(%why, "this server stands by")
+                }
                 (why, _) => return Err(why.into()),
             }
             pause = pause.after(took_over);
@@ -137,7 +141,7 @@ impl Office {
     /// Publishes delivered records until this server is elected, not before `from`; false on shutdown.
     async fn follow(
         &mut self,
-        mut turns: Turns,
+        mut turns: LeadershipSource,
         from: Instant,
         drain: &mut watch::Receiver<bool>,
     ) -> Result<bool> {
@@ -155,35 +159,37 @@ impl Office {
         }
     }
 
-    fn take(&mut self, delivery: Option<Delivery>) -> Result<()> {
+    fn take(&mut self, delivery: Option<JournalDelivery>) -> Result<()> {
         match delivery {
-            Some(Delivery::Records(records)) => self.following.publish(&records),
-            Some(Delivery::Skipped(skipped))
+            Some(JournalDelivery::Records(records)) => self.following.publish(&records),
+            Some(JournalDelivery::Skipped(skipped))
                 if skipped.reason == SkipReason::Fleet && self.following.published == Position::ZERO =>
             {
-                return Err(Lost(
+                return Err(ComponentStopped(
                     "another fleet has begun in this one's partition: name one that is its own",
                 )
                 .into());
             }
-            Some(Delivery::Skipped(skipped)) => {
+            Some(JournalDelivery::Skipped(skipped)) => {
                 tracing::warn!(?skipped, "a record in the journal does not count");
                 (self.following.skipped)();
             }
             // From a decider that has stepped down since: the outcome is read from the journal.
-            Some(Delivery::Indefinite(error)) => tracing::warn!(%error, "an append has no outcome"),
-            Some(Delivery::Stopped(error)) => return Err(Ended::Stopped(error.to_string()).into()),
-            None => return Err(Lost("the journal is gone").into()),
+            Some(JournalDelivery::Indefinite(error)) => tracing::warn!(%error, "an append has no outcome"),
+            Some(JournalDelivery::Stopped(error)) => {
+                return Err(DeciderEnd::Stopped(error.to_string()).into());
+            }
+            None => return Err(ComponentStopped("the journal is gone").into()),
         }
         Ok(())
     }
 
     /// Starts a decider with the state at the last published record, after all delivered records.
-    async fn take_over(&mut self) -> Result<(Decider, oneshot::Receiver<Over>)> {
-        let mut fold = self.states.ask().await.ok_or(Lost("the projector has stopped"))?;
+    async fn take_over(&mut self) -> Result<(DeciderHandle, oneshot::Receiver<DeciderExit>)> {
+        let mut fold = self.states.ask().await.ok_or(ComponentStopped("the projector has stopped"))?;
         loop {
             let source = self.journal.source();
-            fold = tokio::task::spawn_blocking(move || -> Result<Fold> {
+            fold = tokio::task::spawn_blocking(move || -> Result<JournalFold> {
                 for record in source.records(fold.position().plus(1))? {
                     fold.take(&*record?)?;
                 }
@@ -205,7 +211,7 @@ impl Office {
         }
         let (fleet, head, watermark) = match fold.into_state() {
             Some(state) => (state.fleet, Some(state.at), state.watermark),
-            None => (Fleet::new(Lineage::from_random(random())), None, None),
+            None => (FleetState::new(Lineage::from_random(random())), None, None),
         };
         let judged = if let Some(last) = head.as_ref().map(|head| head.time) {
             let clock = Arc::clone(&self.clock);
@@ -220,65 +226,66 @@ impl Office {
         };
         let letters = inbox.clone();
         tracing::info!(position = %head.map_or(Position::ZERO, |head| head.position), "this server decides");
-        let writer = Writer::from_random(random());
-        let settings = Settings { writer, inbox, ..self.settings.clone() };
+        let writer = WriterId::from_random(random());
+        let settings = DeciderSettings { writer, inbox, ..self.settings.clone() };
         let following = self.lend();
         let (journal, clock) = (Arc::clone(&self.journal), Arc::clone(&self.clock));
-        let begin = Start { settings, fleet, head, journal, following, queue: self.queue, clock, judged };
+        let begin =
+            DeciderStart { settings, fleet, head, journal, following, queue: self.queue, clock, judged };
         // The follower has been lent: any error from here on is final.
-        let (decider, ended) = start(begin).context(Lost("the decider could not be started"))?;
+        let (decider, ended) = start(begin).context(ComponentStopped("the decider could not be started"))?;
         if let Some(beside) = &self.beside {
             let also = beside.begin(&decider, writer, letters, self.journal.source());
-            also.context(Lost("what goes on beside the decider could not be started"))?;
+            also.context(ComponentStopped("what goes on beside the decider could not be started"))?;
         }
         Ok((decider, ended))
     }
 
     /// Lends the follower of the journal until it is returned.
-    fn lend(&mut self) -> Following {
-        std::mem::replace(&mut self.following, Following::nothing())
+    fn lend(&mut self) -> JournalFollower {
+        std::mem::replace(&mut self.following, JournalFollower::nothing())
     }
 }
 
 /// Time to follow before taking over again; it doubles each time a decider has ended soon.
 #[derive(Clone, Copy, Debug)]
-struct Pause {
+struct TakeoverDelay {
     over: Instant,
     length: Duration,
 }
 
-impl Default for Pause {
-    fn default() -> Pause {
-        Pause { over: Instant::now() + PAUSE, length: PAUSE }
+impl Default for TakeoverDelay {
+    fn default() -> TakeoverDelay {
+        TakeoverDelay { over: Instant::now() + PAUSE, length: PAUSE }
     }
 }
 
-impl Pause {
+impl TakeoverDelay {
     /// Returns the pause after a takeover at `began` whose decider, if any, has ended now.
-    fn after(self, began: Instant) -> Pause {
+    fn after(self, began: Instant) -> TakeoverDelay {
         let length = if began.elapsed() < CALM { (self.length * 2).min(LONGEST) } else { PAUSE };
-        Pause { over: Instant::now() + length, length }
+        TakeoverDelay { over: Instant::now() + length, length }
     }
 }
 
 /// Whether a retry is useless.
-fn is_final(turns: &Turns, error: &anyhow::Error) -> bool {
-    matches!(turns, Turns::Ours)
-        || error.is::<InboxGone>()
+fn is_final(turns: &LeadershipSource, error: &anyhow::Error) -> bool {
+    matches!(turns, LeadershipSource::Ours)
+        || error.is::<InboxMismatch>()
         // The server leaves the election, so that a server with a right clock decides.
         || error.is::<ClockAhead>()
         || error.is::<FoldError>()
-        || error.is::<Ended>()
-        || error.is::<Lost>()
+        || error.is::<DeciderEnd>()
+        || error.is::<ComponentStopped>()
 }
 
 /// Waits until the decider has ended; drains it when the server is no longer elected or stops.
 async fn decide(
-    decider: &Decider,
-    mut ended: oneshot::Receiver<Over>,
-    mut turns: Turns,
+    decider: &DeciderHandle,
+    mut ended: oneshot::Receiver<DeciderExit>,
+    mut turns: LeadershipSource,
     drain: &mut watch::Receiver<bool>,
-) -> Result<Over> {
+) -> Result<DeciderExit> {
     let early = tokio::select! {
         over = &mut ended => Some(over),
         _ = drain.wait_for(|drain| *drain) => None,
@@ -289,30 +296,32 @@ async fn decide(
         over
     } else {
         // The decider may have ended on its own meanwhile, and reports the reason.
-        let _ = decider.tell(Input::Drain).await;
+        let _ = decider.tell(DeciderInput::Drain).await;
         ended.await
     };
     over.map_err(|_| anyhow!("the decider panicked"))
 }
 
-impl Turns {
+impl LeadershipSource {
     /// Waits until this server is elected.
-    async fn come(&mut self) -> Result<(), Lost> {
+    async fn come(&mut self) -> Result<(), ComponentStopped> {
         self.wait(true).await
     }
 
     /// Waits until this server is no longer elected.
-    async fn end(&mut self) -> Result<(), Lost> {
+    async fn end(&mut self) -> Result<(), ComponentStopped> {
         self.wait(false).await
     }
 
-    async fn wait(&mut self, is_ours: bool) -> Result<(), Lost> {
+    async fn wait(&mut self, is_ours: bool) -> Result<(), ComponentStopped> {
         match self {
-            Turns::Ours if is_ours => Ok(()),
-            Turns::Ours => std::future::pending().await,
-            Turns::Told(told) => match told.wait_for(|told| *told == is_ours).await {
+            LeadershipSource::Ours if is_ours => Ok(()),
+            LeadershipSource::Ours => std::future::pending().await,
+            LeadershipSource::Told(told) => match told.wait_for(|told| *told == is_ours).await {
                 Ok(_) => Ok(()),
-                Err(_) => Err(Lost("the election has ended: this server would never decide again")),
+                Err(_) => {
+                    Err(ComponentStopped("the election has ended: this server would never decide again"))
+                }
             },
         }
     }
@@ -321,7 +330,7 @@ impl Turns {
 /// Component whose end stops the server.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-struct Lost(&'static str);
+struct ComponentStopped(&'static str);
 
 #[cfg(test)]
 mod tests;

@@ -8,23 +8,25 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use chancery_decider::desk::Desk;
-use chancery_decider::{Connections, mailbox};
+use chancery_decider::desk::LeaderRouter;
+use chancery_decider::{ChannelNumbers, mailbox};
 use chancery_events::id::{IncarnationId, Position};
 use chancery_events::name::{ClusterName, ExecutorName};
-use chancery_events::spec::Runtime;
+use chancery_events::spec::ClusterRuntime;
 use chancery_executor::directory::CopyPolicy;
 use chancery_executor::logs::{LogOutput, LogSource as _};
-use chancery_executor::process::{CgroupSetting, KeeperProgram, OutputLimits, ProcessLogs, Processes};
-use chancery_executor::simulated::{Faults, Simulated, World};
-use chancery_executor::{Link, Stop, process};
+use chancery_executor::process::{
+    CgroupSetting, OutputLimits, ProcessLogs, ProcessOrchestrator, SupervisorProgram,
+};
+use chancery_executor::simulated::{FaultRules, SimulatedOrchestrator, SimulatedWorld};
+use chancery_executor::{DeciderChannel, ExecutorStop, process};
 use chancery_projector::rows::ClusterRow;
-use chancery_projector::{Query, QueryError, Reader};
+use chancery_projector::{ListQuery, QueryError, RowReader};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
-use crate::config::{Clusters, Config};
-use crate::open_files::OpenFiles;
+use crate::config::{EmbeddedClusters, ServiceConfig};
+use crate::open_files::OpenFileLimit;
 
 /// Time before an executor that could not start is retried.
 const PAUSE: Duration = Duration::from_secs(2);
@@ -37,25 +39,25 @@ const PAGE: usize = 1000;
 
 /// Environment of the executors in this process.
 #[derive(Clone)]
-pub struct Host {
+pub struct ExecutorHost {
     /// Directory with a subdirectory for each cluster.
     pub root: PathBuf,
     /// Routes messages to the decider.
-    pub desk: Desk,
+    pub desk: LeaderRouter,
     /// Reader of clusters.
-    pub reader: Reader,
+    pub reader: RowReader,
     /// Limits of processes on this machine.
-    pub means: Means,
+    pub means: ProcessLimits,
     /// Clusters whose executors run in this process.
-    pub clusters: Clusters,
+    pub clusters: EmbeddedClusters,
     /// Assigns numbers to connections.
-    pub connections: Connections,
+    pub connections: ChannelNumbers,
 }
 
-impl Host {
+impl ExecutorHost {
     /// Runs an executor for each cluster, until `stop` is true. Their processes continue.
     pub async fn run(self, mut clusters: watch::Receiver<Position>, stop: watch::Receiver<bool>) {
-        let mut hosted = Hosted::default();
+        let mut hosted = HostedExecutors::default();
         let mut running = JoinSet::new();
         let mut stopping = stop.clone();
         loop {
@@ -101,19 +103,22 @@ impl Host {
     }
 
     /// Runs one executor, repeatedly, until its sender is dropped.
-    async fn host(self, cluster: ClusterName, runtime: Runtime, let_go: watch::Receiver<bool>) {
+    async fn host(self, cluster: ClusterName, runtime: ClusterRuntime, let_go: watch::Receiver<bool>) {
         let root = self.root.join(cluster.as_str());
         loop {
             let ended = self.execute(&cluster, runtime, &root, let_go.clone()).await;
             match ended {
                 Ok(()) => return,
                 Err(
-                    stop @ (Stop::Diverged(_) | Stop::NewerElsewhere(_) | Stop::Refused(_) | Stop::Copied(_)),
+                    stop @ (ExecutorStop::Diverged(_)
+                    | ExecutorStop::NewerElsewhere(_)
+                    | ExecutorStop::Refused(_)
+                    | ExecutorStop::Copied(_)),
                 ) => {
                     tracing::error!(%cluster, %stop, "the executor must not act any more; what it runs goes on running");
                     return;
                 }
-                Err(stop @ (Stop::ScopeTaken | Stop::Storage(_))) => {
+                Err(stop @ (ExecutorStop::ScopeTaken | ExecutorStop::Storage(_))) => {
                     tracing::warn!(%cluster, %stop, "the executor cannot begin; it is tried again");
                 }
             }
@@ -128,10 +133,10 @@ impl Host {
     async fn execute(
         &self,
         cluster: &ClusterName,
-        runtime: Runtime,
+        runtime: ClusterRuntime,
         root: &Path,
         mut let_go: watch::Receiver<bool>,
-    ) -> Result<(), Stop> {
+    ) -> Result<(), ExecutorStop> {
         // The same name in every incarnation of the server, so that a session is resumed and not contested.
         let executor = format!("embedded-{cluster}").chars().take(63).collect::<String>();
         let executor =
@@ -140,11 +145,11 @@ impl Host {
             // The sender is never used: it is dropped.
             let _ = let_go.changed().await;
         };
-        let who = Who { executor, cluster: cluster.clone(), runtime };
+        let who = ExecutorIdentity { executor, cluster: cluster.clone(), runtime };
         drive(who, root, &self.means, || self.connect(), shutdown).await
     }
 
-    async fn connect(&self) -> io::Result<Link> {
+    async fn connect(&self) -> io::Result<DeciderChannel> {
         let gone = || io::Error::new(io::ErrorKind::NotConnected, "no decider is here");
         let decider = self.desk.here().ok_or_else(gone)?;
         let way = decider.way(self.connections.next());
@@ -168,15 +173,18 @@ impl Host {
             // If the decider has stopped, no notification is needed.
             let _ = way.disconnected().await;
         });
-        Ok(Link { to_decider, from_decider })
+        Ok(DeciderChannel { to_decider, from_decider })
     }
 }
 
 /// Returns every cluster with its runtime. Inactive clusters are included: nothing new is placed there, but
 /// existing incarnations are still managed.
-fn all_clusters(reader: &Reader, page: usize) -> Result<BTreeMap<ClusterName, Runtime>, QueryError> {
+fn all_clusters(
+    reader: &RowReader,
+    page: usize,
+) -> Result<BTreeMap<ClusterName, ClusterRuntime>, QueryError> {
     let mut all = BTreeMap::new();
-    let mut query = Query::all().limit(page);
+    let mut query = ListQuery::all().limit(page);
     loop {
         let page = reader.list::<ClusterRow>(&query)?;
         all.extend(page.items.into_iter().map(|row| (row.name, row.runtime)));
@@ -187,28 +195,31 @@ fn all_clusters(reader: &Reader, page: usize) -> Result<BTreeMap<ClusterName, Ru
 
 /// Executors that run here, by cluster. Each ends when its handle is dropped.
 #[derive(Debug)]
-struct Hosted<T> {
-    by_cluster: BTreeMap<ClusterName, (Runtime, u64, T)>,
+struct HostedExecutors<T> {
+    by_cluster: BTreeMap<ClusterName, (ClusterRuntime, u64, T)>,
     begun: u64,
 }
 
-impl<T> Default for Hosted<T> {
-    fn default() -> Hosted<T> {
-        Hosted { by_cluster: BTreeMap::new(), begun: 0 }
+impl<T> Default for HostedExecutors<T> {
+    fn default() -> HostedExecutors<T> {
+        HostedExecutors { by_cluster: BTreeMap::new(), begun: 0 }
     }
 }
 
-impl<T> Hosted<T> {
+impl<T> HostedExecutors<T> {
     /// Drops executors of unwanted clusters, and returns the clusters whose executors must start. A cluster
     /// that was created again with another runtime, perhaps between two checks, counts as another one.
-    fn missing(&mut self, wanted: &BTreeMap<ClusterName, Runtime>) -> Vec<(ClusterName, Runtime)> {
+    fn missing(
+        &mut self,
+        wanted: &BTreeMap<ClusterName, ClusterRuntime>,
+    ) -> Vec<(ClusterName, ClusterRuntime)> {
         self.by_cluster.retain(|name, (runtime, ..)| wanted.get(name) == Some(runtime));
         let missing = wanted.iter().filter(|(name, _)| !self.by_cluster.contains_key(*name));
         missing.map(|(name, runtime)| (name.clone(), *runtime)).collect()
     }
 
-    /// Adds a started executor, and returns its number for [`Hosted::end`].
-    fn begin(&mut self, name: ClusterName, runtime: Runtime, held: T) -> u64 {
+    /// Adds a started executor, and returns its number for [`HostedExecutors::end`].
+    fn begin(&mut self, name: ClusterName, runtime: ClusterRuntime, held: T) -> u64 {
         self.begun += 1;
         self.by_cluster.insert(name, (runtime, self.begun, held));
         self.begun
@@ -222,7 +233,7 @@ impl<T> Hosted<T> {
 
 /// Limits of processes on a machine.
 #[derive(Clone, Debug)]
-pub struct Means {
+pub struct ProcessLimits {
     /// Limits of the stored output of processes.
     pub output: OutputLimits,
     /// Root of the control groups of incarnations.
@@ -233,39 +244,39 @@ pub struct Means {
     pub copies: CopyPolicy,
 }
 
-impl Means {
+impl ProcessLimits {
     /// Returns the configured limits, in a process that has raised its own limit of descriptors.
-    pub fn of(config: &Config, files: &OpenFiles, copies: CopyPolicy) -> Means {
-        Means { output: config.output, cgroup: config.cgroup.clone(), files: files.began, copies }
+    pub fn of(config: &ServiceConfig, files: &OpenFileLimit, copies: CopyPolicy) -> ProcessLimits {
+        ProcessLimits { output: config.output, cgroup: config.cgroup.clone(), files: files.began, copies }
     }
 }
 
 /// Identity of an executor.
 #[derive(Clone, Debug)]
-pub struct Who {
+pub struct ExecutorIdentity {
     /// Name of the executor.
     pub executor: ExecutorName,
     /// Cluster of the executor.
     pub cluster: ClusterName,
     /// Runtime that the executor drives.
-    pub runtime: Runtime,
+    pub runtime: ClusterRuntime,
 }
 
 /// Drives a runtime from `root` until `shutdown`, over channels that `connect` returns.
 pub async fn drive<C, F>(
-    who: Who,
+    who: ExecutorIdentity,
     root: &Path,
-    means: &Means,
+    means: &ProcessLimits,
     connect: C,
     shutdown: impl Future<Output = ()>,
-) -> Result<(), Stop>
+) -> Result<(), ExecutorStop>
 where
     C: FnMut() -> F,
-    F: Future<Output = io::Result<Link>>,
+    F: Future<Output = io::Result<DeciderChannel>>,
 {
-    let Who { executor, cluster, runtime } = who;
+    let ExecutorIdentity { executor, cluster, runtime } = who;
     let (copies, root) = (means.copies, root.to_owned());
-    let config = chancery_executor::Config {
+    let config = chancery_executor::ExecutorConfig {
         executor,
         cluster,
         runtime,
@@ -274,18 +285,18 @@ where
         copies,
     };
     match runtime {
-        Runtime::Process => {
-            let program = KeeperProgram {
-                program: std::env::current_exe().map_err(Stop::Storage)?,
+        ClusterRuntime::Process => {
+            let program = SupervisorProgram {
+                program: std::env::current_exe().map_err(ExecutorStop::Storage)?,
                 keeper_args: vec!["keeper".into()],
                 trampoline_args: vec!["exec-when-told".into()],
             };
-            let Means { output, cgroup, files, .. } = means.clone();
-            let processes = process::Config { root, program, output, cgroup, files, boot: None };
-            chancery_executor::run(config, Processes::open(processes), connect, shutdown).await
+            let ProcessLimits { output, cgroup, files, .. } = means.clone();
+            let processes = process::ProcessConfig { root, program, output, cgroup, files, boot: None };
+            chancery_executor::run(config, ProcessOrchestrator::open(processes), connect, shutdown).await
         }
-        Runtime::Simulated => {
-            let simulated = Simulated::new(World::shared(Faults::default()));
+        ClusterRuntime::Simulated => {
+            let simulated = SimulatedOrchestrator::new(SimulatedWorld::shared(FaultRules::default()));
             chancery_executor::run(config, async { Ok(simulated) }, connect, shutdown).await
         }
     }
@@ -309,20 +320,20 @@ pub fn outputs(root: &Path, incarnation: IncarnationId) -> io::Result<Vec<Box<dy
 mod tests {
     use chancery_events::event::Event;
     use chancery_events::fact::Fact;
-    use chancery_events::id::{Lineage, Writer};
-    use chancery_events::record::Draft;
+    use chancery_events::id::{Lineage, WriterId};
+    use chancery_events::record::RecordDraft;
     use chancery_events::time::Time;
     use chancery_journal::memory::MemoryLog;
-    use chancery_journal::{Journal, Signature, genesis};
-    use chancery_projector::{Projector, Tuning};
+    use chancery_journal::{Journal, WriterIdentity, genesis};
+    use chancery_projector::{Projector, StoreTuning};
 
     use super::*;
 
-    fn wanted(clusters: &[(&str, Runtime)]) -> BTreeMap<ClusterName, Runtime> {
+    fn wanted(clusters: &[(&str, ClusterRuntime)]) -> BTreeMap<ClusterName, ClusterRuntime> {
         clusters.iter().map(|(name, runtime)| (name.parse().expect("a name"), *runtime)).collect()
     }
 
-    fn begin(hosted: &mut Hosted<()>, clusters: &[(&str, Runtime)]) -> Vec<(String, u64)> {
+    fn begin(hosted: &mut HostedExecutors<()>, clusters: &[(&str, ClusterRuntime)]) -> Vec<(String, u64)> {
         let missing = hosted.missing(&wanted(clusters));
         missing
             .into_iter()
@@ -332,11 +343,11 @@ mod tests {
 
     #[test]
     fn a_cluster_that_comes_back_with_another_runtime_gets_another_executor() {
-        let mut hosted = Hosted::default();
-        let (a, b) = (("a", Runtime::Process), ("b", Runtime::Process));
+        let mut hosted = HostedExecutors::default();
+        let (a, b) = (("a", ClusterRuntime::Process), ("b", ClusterRuntime::Process));
         assert_eq!(begin(&mut hosted, &[a, b]), [("a".into(), 1), ("b".into(), 2)]);
         assert_eq!(begin(&mut hosted, &[a, b]), [], "they run");
-        let other = ("b", Runtime::Simulated);
+        let other = ("b", ClusterRuntime::Simulated);
         assert_eq!(begin(&mut hosted, &[a, other]), [("b".into(), 3)]);
         hosted.end(2);
         assert_eq!(begin(&mut hosted, &[a, other]), [], "the end of the old one is not that of the new one");
@@ -350,10 +361,14 @@ mod tests {
     fn clusters_are_read_to_the_last_page() {
         let log = MemoryLog::new("default");
         let journal = log.open(Box::new(|_| {})).expect("a journal");
-        let by = Signature { fleet: "default".into(), build: "test".into(), writer: Writer::from_random(1) };
+        let by = WriterIdentity {
+            fleet: "default".into(),
+            build: "test".into(),
+            writer: WriterId::from_random(1),
+        };
         let cluster =
             |n| ("cluster.applied.v1", format!(r#"{{"name":"c-{n}","spec":{{"runtime":"simulated"}}}}"#));
-        let mut draft = Draft::new();
+        let mut draft = RecordDraft::new();
         for (type_name, data) in std::iter::once(("term.started.v1", "{}".into())).chain((0..7).map(cluster))
         {
             let fact = Fact::read(type_name, &data).expect("a known type").expect("data");
@@ -365,7 +380,8 @@ mod tests {
             .expect("room");
         let folder = tempfile::tempdir().expect("a folder");
         let mut projector =
-            Projector::open(folder.path(), "default", log.source(), None, Tuning::default()).expect("rows");
+            Projector::open(folder.path(), "default", log.source(), None, StoreTuning::default())
+                .expect("rows");
         projector.catch_up().expect("caught up");
         for page in [2, 7, 1000] {
             assert_eq!(all_clusters(&projector.reader(), page).expect("read").len(), 7, "by {page}");

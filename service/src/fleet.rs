@@ -13,100 +13,103 @@ use std::sync::Arc;
 use std::thread;
 
 use anyhow::{Context as _, Result, bail};
-use chancery_api::{App, Common, Figures, LAST_OUTCOMES, LastVerdict, Links, Logs};
-use chancery_decider::core::{PART, Settings};
-use chancery_decider::desk::{Desk, Duty};
+use chancery_api::{
+    ApiShared, ClusterLogSource, ExecutorChannels, FleetApi, FleetMetrics, LAST_OUTCOMES, LastVerdict,
+};
+use chancery_decider::core::{DeciderSettings, PART};
+use chancery_decider::desk::{LeaderRole, LeaderRouter};
 use chancery_decider::troubles::FleetTroubles;
 use chancery_decider::wall_clock::WallClock;
-use chancery_decider::{Connections, Following, Hub, random};
-use chancery_events::id::{IncarnationId, Position, Writer};
+use chancery_decider::{ChannelNumbers, EventHub, JournalFollower, random};
+use chancery_events::id::{IncarnationId, Position, WriterId};
 use chancery_events::name::{ClusterName, FleetName};
 use chancery_executor::logs::{LogOutput, LogSource};
-use chancery_journal::segments::{Against, Options, SegmentJournal};
-use chancery_journal::snapshots::Snapshots;
-use chancery_journal::{Cursor, Delivery, Journal, Sink, Source, is_mirror};
-use chancery_projector::{FoundRows, Projector, Reader, Tuning};
+use chancery_journal::segments::{OpenEvidence, SegmentJournal, SegmentOptions};
+use chancery_journal::snapshots::SnapshotStore;
+use chancery_journal::{ChainCursor, DeliverySink, Journal, JournalDelivery, JournalReader, is_mirror};
+use chancery_projector::{FoundRows, Projector, RowReader, StoreTuning};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinHandle;
 
-use crate::config::{Clusters, Config, OnLoss, Place};
-use crate::duty::{Beside, Office, Turns};
-use crate::executors::{self, Host, Means};
+use crate::config::{EmbeddedClusters, JournalLocation, OnLoss, ServiceConfig};
+use crate::duty::{LeaderLoop, LeaderTasks, LeadershipSource};
+use crate::executors::{self, ExecutorHost, ProcessLimits};
 use crate::folder::journal_options;
 use crate::loss;
-use crate::rows::{Queue, Rows, publisher};
+use crate::rows::{ProjectorQueue, ProjectorThread, publisher};
 
 /// Error of builds without Kafka.
 pub const NO_KAFKA: &str = "this build has no Kafka in it: build it with --features kafka";
 
 /// Parts of a fleet, of which only the projector runs yet.
-pub struct Fleet {
+pub struct PreparedFleet {
     name: FleetName,
     partition: i32,
     journal: Arc<dyn Journal>,
-    source: Arc<dyn Source>,
-    office: Office,
-    desk: Desk,
-    hub: Arc<Hub>,
-    figures: Arc<Figures>,
+    source: Arc<dyn JournalReader>,
+    office: LeaderLoop,
+    desk: LeaderRouter,
+    hub: Arc<EventHub>,
+    figures: Arc<FleetMetrics>,
     clusters: watch::Receiver<Position>,
     projector: thread::JoinHandle<Result<()>>,
-    reader: Reader,
+    reader: RowReader,
     root: PathBuf,
 }
 
 /// Fleet that is served, and decided while this server is the leader.
-pub struct Running {
+pub struct RunningFleet {
     name: FleetName,
     journal: Arc<dyn Journal>,
     /// Membership in the election, if there are other servers.
-    election: Option<Election>,
+    election: Option<ElectionMember>,
     executors: JoinHandle<()>,
     projector: thread::JoinHandle<Result<()>>,
 }
 
-impl Fleet {
+impl PreparedFleet {
     /// Opens the journal, folds it, and starts the projector, which notifies if it ends on its own. Blocks.
     pub fn open(
-        config: &Config,
+        config: &ServiceConfig,
         name: &FleetName,
         partition: i32,
         own: &Arc<str>,
-        common: &Common,
+        common: &ApiShared,
         unfolded: Arc<Notify>,
-    ) -> Result<Fleet> {
+    ) -> Result<PreparedFleet> {
         let fleet = name.as_str();
         let home = config.data_dir.join("fleets").join(fleet);
         let (told, deliveries) = mpsc::unbounded_channel();
-        let sink = Box::new(move |delivery: Delivery| {
+        let sink = Box::new(move |delivery: JournalDelivery| {
             // The decider ends before the journal: later deliveries have no receiver.
             let _ = told.send(delivery);
         });
         let mut options = journal_options(config, &config.data_dir, name);
-        let tuning = Tuning { cache: config.sled_cache, ..Tuning::default() };
+        let tuning = StoreTuning { cache: config.sled_cache, ..StoreTuning::default() };
         // Before the journal, which is compared with the cursor of the rows.
         let rows = FoundRows::open(&home.join("rows"), tuning).context("open the read models")?;
-        options.against = Against::Witnesses(loss::witnesses(&config.data_dir, name, rows.cursor())?);
+        options.against = OpenEvidence::Witnesses(loss::witnesses(&config.data_dir, name, rows.cursor())?);
         let troubles = Arc::new(FleetTroubles::default());
-        let Opened { journal, head, beside } = Opened::open(config, partition, options, &troubles, sink)?;
+        let OpenedFleetJournal { journal, head, beside } =
+            OpenedFleetJournal::open(config, partition, options, &troubles, sink)?;
         let source = journal.source();
-        let snapshots = Snapshots::open(home.join("snapshots"))?;
+        let snapshots = SnapshotStore::open(home.join("snapshots"))?;
         let mut projector = Projector::open_found(rows, fleet, Arc::clone(&source), Some(&snapshots))
             .context("open the read models")?;
         projector.catch_up().context("fold the journal")?;
         let reader = projector.reader();
         let last = projector.state().and_then(|state| state.fleet.decider().cloned());
         let lineages = projector.state().map(|state| state.fleet.lineages().clone());
-        let hub = Arc::new(Hub::of(lineages));
+        let hub = Arc::new(EventHub::of(lineages));
         let (changed, clusters) = watch::channel(Position::ZERO);
         let (terms, decider) = watch::channel(last);
-        let (records, states, queue) = Queue::open();
+        let (records, states, queue) = ProjectorQueue::open();
         let figures = Arc::new(common.metrics.of(name));
         let counts = Arc::clone(&figures);
         let publisher = publisher(Arc::clone(&hub), changed, terms, records);
-        let settings = Settings {
+        let settings = DeciderSettings {
             fleet: name.clone(),
-            writer: Writer::from_random(random()),
+            writer: WriterId::from_random(random()),
             build: env!("CARGO_PKG_VERSION").into(),
             address: Some(own.to_string()),
             lease: config.lease,
@@ -115,11 +118,11 @@ impl Fleet {
             inbox: None,
         };
         let clock = clock_of(config, head.as_ref());
-        let (duty, told) = watch::channel(Duty::StandsBy);
-        let office = Office {
+        let (duty, told) = watch::channel(LeaderRole::StandsBy);
+        let office = LeaderLoop {
             settings,
             journal: Arc::clone(&journal),
-            following: Following {
+            following: JournalFollower {
                 deliveries,
                 publisher,
                 skipped: Box::new(move || counts.skipped()),
@@ -132,15 +135,15 @@ impl Fleet {
             clock: Arc::clone(&clock),
             troubles: Arc::clone(&troubles),
         };
-        let desk = Desk { duty: told, decider, own: Arc::clone(own), clock, troubles };
-        let mut rows = Rows {
+        let desk = LeaderRouter { duty: told, decider, own: Arc::clone(own), clock, troubles };
+        let mut rows = ProjectorThread {
             projector,
             source: Arc::clone(&source),
             snapshots,
             fleet: fleet.into(),
             every: config.snapshot_events,
         };
-        let ends = Ends(unfolded);
+        let ends = ThreadEndGuard(unfolded);
         let run = move || {
             let done = rows.follow(&queue);
             drop(ends);
@@ -154,7 +157,7 @@ impl Fleet {
             thread::Builder::new().name("projector".into()).spawn(run).context("start the projector")?;
         let root = config.data_dir.join("executors").join(fleet);
         let name = name.clone();
-        Ok(Fleet {
+        Ok(PreparedFleet {
             name,
             partition,
             journal,
@@ -176,7 +179,7 @@ impl Fleet {
     }
 
     /// Returns the router to the leader.
-    pub fn desk(&self) -> &Desk {
+    pub fn desk(&self) -> &LeaderRouter {
         &self.desk
     }
 
@@ -184,17 +187,17 @@ impl Fleet {
     /// with its source of leadership, the state for the API, and the remaining parts.
     pub fn begin(
         self,
-        config: &Config,
-        means: Means,
-        common: &Arc<Common>,
+        config: &ServiceConfig,
+        means: ProcessLimits,
+        common: &Arc<ApiShared>,
         stopped: watch::Receiver<bool>,
-    ) -> Result<(Office, Turns, App, Running)> {
+    ) -> Result<(LeaderLoop, LeadershipSource, FleetApi, RunningFleet)> {
         // Not before all fleets are open: the leadership may come from a server that still decides.
         let (turns, election) = stand(config, self.partition, &self.desk, &self.source)?;
-        let connections = Connections::default();
+        let connections = ChannelNumbers::default();
         // The session expires after one lease; then no decider waits for the channel.
-        let links = Links::new(connections.clone(), config.lease * 2, common.limits.executors);
-        let host = Host {
+        let links = ExecutorChannels::new(connections.clone(), config.lease * 2, common.limits.executors);
+        let host = ExecutorHost {
             root: self.root.clone(),
             desk: self.desk.clone(),
             reader: self.reader.clone(),
@@ -204,7 +207,7 @@ impl Fleet {
         };
         let executors = tokio::spawn(host.run(self.clusters, stopped));
         let head = self.source.head().map_or(Position::ZERO, |head| head.position);
-        let app = App {
+        let app = FleetApi {
             common: Arc::clone(common),
             desk: self.desk,
             reader: self.reader,
@@ -212,15 +215,15 @@ impl Fleet {
             source: self.source,
             hub: self.hub,
             figures: self.figures,
-            logs: Arc::new(Files { root: self.root, clusters: config.executors.clone() }),
+            logs: Arc::new(LocalLogs { root: self.root, clusters: config.executors.clone() }),
             links: Arc::new(links),
         };
-        let Fleet { name, journal, projector, office, .. } = self;
-        Ok((office, turns, app, Running { name, journal, election, executors, projector }))
+        let PreparedFleet { name, journal, projector, office, .. } = self;
+        Ok((office, turns, app, RunningFleet { name, journal, election, executors, projector }))
     }
 }
 
-impl Running {
+impl RunningFleet {
     /// Limits every wait for the journal's storage from now on.
     pub fn bound_outcomes(&self) {
         self.journal.bound_outcomes(LAST_OUTCOMES);
@@ -233,7 +236,7 @@ impl Running {
 
     /// Gives up leadership and closes all parts; the decider must have ended, and everything must be durable.
     pub async fn close(self) -> Result<()> {
-        let Running { name, journal, election, projector, .. } = self;
+        let RunningFleet { name, journal, election, projector, .. } = self;
         let close = move || -> Result<()> {
             if let Some(election) = election {
                 election.leave();
@@ -247,9 +250,9 @@ impl Running {
 }
 
 /// Returns the check of the wall clock. A follower reports early what would keep it from deciding.
-fn clock_of(config: &Config, head: Option<&Cursor>) -> Arc<WallClock> {
+fn clock_of(config: &ServiceConfig, head: Option<&ChainCursor>) -> Arc<WallClock> {
     let clock = Arc::new(config.wall_clock());
-    if let (Place::Kafka { .. }, Some(head)) = (&config.journal, head)
+    if let (JournalLocation::Kafka { .. }, Some(head)) = (&config.journal, head)
         && let Err(error) = clock.admit(head.time)
     {
         tracing::error!("{error}");
@@ -258,30 +261,30 @@ fn clock_of(config: &Config, head: Option<&Cursor>) -> Arc<WallClock> {
 }
 
 /// Notifies when its thread ends, for whatever reason.
-struct Ends(Arc<Notify>);
+struct ThreadEndGuard(Arc<Notify>);
 
-impl Drop for Ends {
+impl Drop for ThreadEndGuard {
     fn drop(&mut self) {
         self.0.notify_one();
     }
 }
 
 /// Journal as it was opened.
-struct Opened {
+struct OpenedFleetJournal {
     journal: Arc<dyn Journal>,
     /// Head of the journal; deliveries start after it.
-    head: Option<Cursor>,
-    beside: Option<Arc<dyn Beside>>,
+    head: Option<ChainCursor>,
+    beside: Option<Arc<dyn LeaderTasks>>,
 }
 
 #[cfg(feature = "kafka")]
-use crate::kafka::election::Election;
+use crate::kafka::election::ElectionMember;
 /// Builds without Kafka have no election.
 #[cfg(not(feature = "kafka"))]
-struct Election(std::convert::Infallible);
+struct NoElection(std::convert::Infallible);
 
 #[cfg(not(feature = "kafka"))]
-impl Election {
+impl ElectionMember {
     fn leave(self) {
         match self.0 {}
     }
@@ -290,25 +293,25 @@ impl Election {
 /// Returns the source of leadership: with an embedded journal, this server always decides.
 #[cfg_attr(not(feature = "kafka"), expect(unused_variables, reason = "there is no election"))]
 fn stand(
-    config: &Config,
+    config: &ServiceConfig,
     partition: i32,
-    desk: &Desk,
-    source: &Arc<dyn Source>,
-) -> Result<(Turns, Option<Election>)> {
+    desk: &LeaderRouter,
+    source: &Arc<dyn JournalReader>,
+) -> Result<(LeadershipSource, Option<ElectionMember>)> {
     match &config.journal {
         #[cfg(feature = "kafka")]
-        Place::Kafka { brokers, prefix } => {
+        JournalLocation::Kafka { brokers, prefix } => {
             let (election, turns) =
                 crate::kafka::stand(&config.kafka, brokers, prefix, partition, desk, Arc::clone(source))?;
-            Ok((Turns::Told(turns), Some(election)))
+            Ok((LeadershipSource::Told(turns), Some(election)))
         }
         #[cfg(not(feature = "kafka"))]
-        Place::Kafka { .. } => bail!("reach partition {partition}: {NO_KAFKA}"),
-        Place::Embedded => Ok((Turns::Ours, None)),
+        JournalLocation::Kafka { .. } => bail!("reach partition {partition}: {NO_KAFKA}"),
+        JournalLocation::Embedded => Ok((LeadershipSource::Ours, None)),
     }
 }
 
-impl Opened {
+impl OpenedFleetJournal {
     #[cfg_attr(
         not(feature = "kafka"),
         expect(clippy::needless_pass_by_value, reason = "they become those of a mirror")
@@ -318,35 +321,45 @@ impl Opened {
         expect(unused_variables, reason = "an embedded journal has no such parts")
     )]
     fn open(
-        config: &Config,
+        config: &ServiceConfig,
         partition: i32,
-        options: Options,
+        options: SegmentOptions,
         troubles: &Arc<FleetTroubles>,
-        sink: Sink,
-    ) -> Result<Opened> {
+        sink: DeliverySink,
+    ) -> Result<OpenedFleetJournal> {
         match &config.journal {
-            Place::Embedded => Opened::embedded(config, &options, sink),
-            Place::Kafka { .. } if config.loss == OnLoss::Accept => bail!(
+            JournalLocation::Embedded => OpenedFleetJournal::embedded(config, &options, sink),
+            JournalLocation::Kafka { .. } if config.loss == OnLoss::Accept => bail!(
                 "cannot accept a loss in a journal on Kafka: every server of the fleet reads the topic. hint: stop all of \
                  them, remove kafka.json from {}, run chancery serve --accept-loss over this data directory with an embedded \
                  journal, stop that server, and import its journal into a new topic",
                 options.dir.display()
             ),
             #[cfg(feature = "kafka")]
-            Place::Kafka { brokers, prefix } => {
+            JournalLocation::Kafka { brokers, prefix } => {
                 let fleet = Arc::clone(&options.fleet);
                 let (journal, head) =
                     crate::kafka::open(&config.kafka, brokers, prefix, partition, options, sink)?;
-                let posts =
-                    crate::kafka::Posts::new(&config.kafka, brokers, prefix, partition, &fleet, troubles)?;
-                Ok(Opened { journal, head, beside: Some(Arc::new(posts)) })
+                let posts = crate::kafka::KafkaLeaderTasks::new(
+                    &config.kafka,
+                    brokers,
+                    prefix,
+                    partition,
+                    &fleet,
+                    troubles,
+                )?;
+                Ok(OpenedFleetJournal { journal, head, beside: Some(Arc::new(posts)) })
             }
             #[cfg(not(feature = "kafka"))]
-            Place::Kafka { .. } => bail!("reach partition {partition}: {NO_KAFKA}"),
+            JournalLocation::Kafka { .. } => bail!("reach partition {partition}: {NO_KAFKA}"),
         }
     }
 
-    fn embedded(config: &Config, options: &Options, sink: Sink) -> Result<Opened> {
+    fn embedded(
+        config: &ServiceConfig,
+        options: &SegmentOptions,
+        sink: DeliverySink,
+    ) -> Result<OpenedFleetJournal> {
         let dir = options.dir.display();
         if is_mirror(&options.dir).with_context(|| format!("look whether {dir} is a mirror"))? {
             bail!(
@@ -363,22 +376,22 @@ impl Opened {
         if let Some(cut) = &opened.cut {
             loss::tell(cut);
         }
-        Ok(Opened { journal: Arc::new(journal), head: opened.head, beside: None })
+        Ok(OpenedFleetJournal { journal: Arc::new(journal), head: opened.head, beside: None })
     }
 }
 
-struct Files {
+struct LocalLogs {
     root: PathBuf,
-    clusters: Clusters,
+    clusters: EmbeddedClusters,
 }
 
-impl LogSource for Files {
+impl LogSource for LocalLogs {
     fn outputs(&self, id: IncarnationId) -> std::io::Result<Vec<Box<dyn LogOutput>>> {
         executors::outputs(&self.root, id)
     }
 }
 
-impl Logs for Files {
+impl ClusterLogSource for LocalLogs {
     fn keeps(&self, cluster: &ClusterName) -> bool {
         self.clusters.has(cluster)
     }

@@ -11,10 +11,10 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use chancery_events::name::FleetName;
 use chancery_executor::directory::{self, CopyPolicy};
-use chancery_journal::segments::Options;
-use chancery_journal::{Wanted, private, set_aside};
+use chancery_journal::segments::SegmentOptions;
+use chancery_journal::{ExpectedType, private, set_aside};
 
-use crate::config::Config;
+use crate::config::ServiceConfig;
 
 /// File that the server locks while it uses the directory.
 const LOCK: &str = "lock";
@@ -27,8 +27,9 @@ const TRIES: u32 = 50;
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// Returns the options for a fleet's journal, or its mirror, in a server's directory.
-pub(crate) fn journal_options(config: &Config, data: &Path, fleet: &FleetName) -> Options {
-    let mut options = Options::new(data.join("fleets").join(fleet.as_str()).join("journal"), fleet.as_str());
+pub(crate) fn journal_options(config: &ServiceConfig, data: &Path, fleet: &FleetName) -> SegmentOptions {
+    let mut options =
+        SegmentOptions::new(data.join("fleets").join(fleet.as_str()).join("journal"), fleet.as_str());
     options.largest_segment = config.segment_bytes;
     options.first_segment = options.first_segment.min(config.segment_bytes);
     options
@@ -36,15 +37,15 @@ pub(crate) fn journal_options(config: &Config, data: &Path, fleet: &FleetName) -
 
 /// Data directory that no other server uses.
 #[derive(Debug)]
-pub struct Folder {
+pub struct ServerDataDir {
     dir: PathBuf,
     copies: CopyPolicy,
     _lock: File,
 }
 
-impl Folder {
+impl ServerDataDir {
     /// Takes the directory, creating it if needed. If another server uses it, nothing in it is changed.
-    pub fn take(dir: &Path) -> Result<Folder> {
+    pub fn take(dir: &Path) -> Result<ServerDataDir> {
         private::create_dir_all(dir).with_context(|| format!("make {}", dir.display()))?;
         let path = dir.join(LOCK);
         let lock = private::options().truncate(false).open(&path);
@@ -52,7 +53,11 @@ impl Folder {
         for tried in 1..=TRIES {
             match lock.try_lock() {
                 Ok(()) => {
-                    return Ok(Folder { dir: dir.to_owned(), copies: CopyPolicy::Refuse, _lock: lock });
+                    return Ok(ServerDataDir {
+                        dir: dir.to_owned(),
+                        copies: CopyPolicy::Refuse,
+                        _lock: lock,
+                    });
                 }
                 Err(TryLockError::WouldBlock) if tried < TRIES => std::thread::sleep(PAUSE),
                 Err(TryLockError::WouldBlock) => {}
@@ -75,9 +80,9 @@ impl Folder {
 
     /// Records that a server will run in the directory. A copy of another directory is refused, unless copies
     /// are adopted: its journal would be a second history under the same lineage.
-    pub fn claim(self, copies: CopyPolicy) -> Result<Folder> {
+    pub fn claim(self, copies: CopyPolicy) -> Result<ServerDataDir> {
         directory::claim(&self.dir, copies)?;
-        Ok(Folder { copies, ..self })
+        Ok(ServerDataDir { copies, ..self })
     }
 
     /// Returns the handling of executors' directories in it that are copies.
@@ -89,7 +94,7 @@ impl Folder {
     pub fn write_address(&self, address: &str) -> Result<()> {
         let (path, temporary) = (self.dir.join(ADDRESS), self.dir.join("address.tmp"));
         for path in [&path, &temporary] {
-            set_aside(path, Wanted::File).with_context(|| format!("set aside {}", path.display()))?;
+            set_aside(path, ExpectedType::File).with_context(|| format!("set aside {}", path.display()))?;
         }
         private::write(&temporary, format!("{address}\n").as_bytes())
             .with_context(|| format!("write {}", temporary.display()))?;
@@ -105,9 +110,9 @@ mod tests {
     fn one_server_has_a_folder_and_the_next_is_told_where_that_one_listens() {
         let home = tempfile::tempdir().expect("a folder");
         let dir = home.path().join("data");
-        let first = Folder::take(&dir).expect("free");
+        let first = ServerDataDir::take(&dir).expect("free");
         first.write_address("127.0.0.1:7").expect("an address");
-        let error = Folder::take(&dir).expect_err("taken").to_string();
+        let error = ServerDataDir::take(&dir).expect_err("taken").to_string();
         let wanted = format!(
             "another server has the folder {}, and listens on 127.0.0.1:7: stop that one, or give this one a folder of \
              its own with --data-dir",
@@ -116,6 +121,6 @@ mod tests {
         assert_eq!(error, wanted);
         assert_eq!(std::fs::read_to_string(dir.join("address")).expect("an address"), "127.0.0.1:7\n");
         drop(first);
-        Folder::take(&dir).expect("free again");
+        ServerDataDir::take(&dir).expect("free again");
     }
 }

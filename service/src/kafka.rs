@@ -13,25 +13,25 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use chancery_decider::desk::Desk;
-use chancery_decider::inbox::Inbox;
+use chancery_decider::desk::LeaderRouter;
+use chancery_decider::inbox::InboxStart;
 use chancery_decider::troubles::{FleetPart, FleetTroubles};
-use chancery_decider::{Decider, Input};
-use chancery_events::id::Writer;
-use chancery_events::record::Watermark;
-use chancery_journal::kafka::topics::{Finding, Names, Role, Topics};
-use chancery_journal::kafka::{Client, KafkaJournal, Options};
+use chancery_decider::{DeciderHandle, DeciderInput};
+use chancery_events::id::WriterId;
+use chancery_events::record::InboxWatermark;
+use chancery_journal::kafka::topics::{TopicAdmin, TopicFinding, TopicNames, TopicRole};
+use chancery_journal::kafka::{KafkaClient, KafkaJournal, KafkaOptions};
 use chancery_journal::segments;
-use chancery_journal::{Cursor, Journal, Sink, Source};
+use chancery_journal::{ChainCursor, DeliverySink, Journal, JournalReader};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
-use crate::config::{Kafka, KafkaLogin, KafkaSecurity};
-use crate::duty::Beside;
-use election::{Candidate, Election};
+use crate::config::{KafkaLogin, KafkaSecurity, KafkaSettings};
+use crate::duty::LeaderTasks;
+use election::{ElectionCandidate, ElectionMember};
 
 /// Returns a client for the configured Kafka cluster.
-pub fn client(settings: &Kafka, brokers: &str) -> Result<Client> {
+pub fn client(settings: &KafkaSettings, brokers: &str) -> Result<KafkaClient> {
     let mut properties = security(&settings.security)?;
     // A property of the library must not undo the configured security.
     let is_set = |key: &&String| properties.contains_key(*key) || key.starts_with("sasl.");
@@ -41,7 +41,7 @@ pub fn client(settings: &Kafka, brokers: &str) -> Result<Client> {
         );
     }
     properties.extend(settings.client.clone());
-    Ok(Client::new(brokers, properties)?)
+    Ok(KafkaClient::new(brokers, properties)?)
 }
 
 /// Returns the settings of librdkafka for TLS and SASL.
@@ -99,13 +99,13 @@ fn security(settings: &KafkaSecurity) -> Result<BTreeMap<String, String>> {
 
 /// Opens the journal. Must not be called where other tasks would wait.
 pub fn open(
-    settings: &Kafka,
+    settings: &KafkaSettings,
     brokers: &str,
     prefix: &str,
     partition: i32,
-    mirror: segments::Options,
-    sink: Sink,
-) -> Result<(Arc<dyn Journal>, Option<Cursor>)> {
+    mirror: segments::SegmentOptions,
+    sink: DeliverySink,
+) -> Result<(Arc<dyn Journal>, Option<ChainCursor>)> {
     let options = options(settings, brokers, prefix, partition, mirror)?;
     let (journal, opened) = KafkaJournal::open(&options, sink).context("open the journal on Kafka")?;
     tracing::info!(read = opened.read, skipped = opened.skipped, "the mirror holds what Kafka holds");
@@ -115,14 +115,14 @@ pub fn open(
 /// Returns the options of the journal, after a check that its topics lose no acknowledged record. Must not be
 /// called where other tasks would wait.
 fn options(
-    settings: &Kafka,
+    settings: &KafkaSettings,
     brokers: &str,
     prefix: &str,
     partition: i32,
-    mirror: segments::Options,
-) -> Result<Options> {
+    mirror: segments::SegmentOptions,
+) -> Result<KafkaOptions> {
     let client = client(settings, brokers)?;
-    let names = Names::of(prefix);
+    let names = TopicNames::of(prefix);
     let findings = Handle::current().block_on(check(&client, &names))?;
     for finding in &findings {
         tracing::warn!("{finding}");
@@ -134,21 +134,21 @@ fn options(
         );
     }
     let fleet = Arc::clone(&mirror.fleet);
-    Ok(Options { mirror, ..Options::new(client, &names.journal, partition, "", &fleet) })
+    Ok(KafkaOptions { mirror, ..KafkaOptions::new(client, &names.journal, partition, "", &fleet) })
 }
 
 /// Joins the election, once this server could take over immediately.
 pub fn stand(
-    settings: &Kafka,
+    settings: &KafkaSettings,
     brokers: &str,
     prefix: &str,
     partition: i32,
-    desk: &Desk,
-    source: Arc<dyn Source>,
-) -> Result<(Election, watch::Receiver<bool>)> {
-    election::stand(Candidate {
+    desk: &LeaderRouter,
+    source: Arc<dyn JournalReader>,
+) -> Result<(ElectionMember, watch::Receiver<bool>)> {
+    election::stand(ElectionCandidate {
         client: client(settings, brokers)?,
-        inbox: Names::of(prefix).inbox,
+        inbox: TopicNames::of(prefix).inbox,
         partition,
         session: settings.session,
         address: Arc::clone(&desk.own),
@@ -158,25 +158,25 @@ pub fn stand(
 }
 
 /// Tasks alongside a decider: the inbox is read, and events are exported.
-pub struct Posts {
-    letters: Option<inbox::Letters>,
-    export: Option<export::Export>,
+pub struct KafkaLeaderTasks {
+    letters: Option<inbox::InboxConsumer>,
+    export: Option<export::EventExporter>,
     troubles: Arc<FleetTroubles>,
     runtime: Handle,
 }
 
-impl Posts {
+impl KafkaLeaderTasks {
     /// Returns the tasks that the settings configure.
     pub fn new(
-        settings: &Kafka,
+        settings: &KafkaSettings,
         brokers: &str,
         prefix: &str,
         partition: i32,
         fleet: &Arc<str>,
         troubles: &Arc<FleetTroubles>,
-    ) -> Result<Posts> {
-        let (client, names) = (client(settings, brokers)?, Names::of(prefix));
-        let letters = settings.inbox.clone().map(|binding| inbox::Letters {
+    ) -> Result<KafkaLeaderTasks> {
+        let (client, names) = (client(settings, brokers)?, TopicNames::of(prefix));
+        let letters = settings.inbox.clone().map(|binding| inbox::InboxConsumer {
             client: client.clone(),
             topic: names.inbox,
             partition,
@@ -184,7 +184,7 @@ impl Posts {
             skip: settings.skip_inbox,
             troubles: Arc::clone(troubles),
         });
-        let export = settings.events.then(|| export::Export {
+        let export = settings.events.then(|| export::EventExporter {
             fleet: Arc::clone(fleet),
             corrects: settings.correct_events,
             client,
@@ -192,21 +192,21 @@ impl Posts {
             partition,
             troubles: Arc::clone(troubles),
         });
-        Ok(Posts { letters, export, troubles: Arc::clone(troubles), runtime: Handle::current() })
+        Ok(KafkaLeaderTasks { letters, export, troubles: Arc::clone(troubles), runtime: Handle::current() })
     }
 }
 
-impl Beside for Posts {
-    fn take_up(&self, watermark: Option<&Watermark>) -> Result<Option<Inbox>> {
+impl LeaderTasks for KafkaLeaderTasks {
+    fn take_up(&self, watermark: Option<&InboxWatermark>) -> Result<Option<InboxStart>> {
         self.letters.as_ref().map(|letters| letters.take_up(watermark)).transpose()
     }
 
     fn begin(
         &self,
-        decider: &Decider,
-        writer: Writer,
-        inbox: Option<Inbox>,
-        source: Arc<dyn Source>,
+        decider: &DeciderHandle,
+        writer: WriterId,
+        inbox: Option<InboxStart>,
+        source: Arc<dyn JournalReader>,
     ) -> Result<()> {
         if let (Some(letters), Some(inbox)) = (self.letters.clone(), inbox) {
             let runtime = self.runtime.clone();
@@ -222,13 +222,13 @@ impl Beside for Posts {
     }
 }
 
-impl Posts {
+impl KafkaLeaderTasks {
     /// Starts a thread that works while the decider runs. If the thread ends earlier, the decider ends too.
     fn beside(
         &self,
         part: FleetPart,
-        decider: &Decider,
-        work: impl FnOnce(&Decider) -> Result<()> + Send + 'static,
+        decider: &DeciderHandle,
+        work: impl FnOnce(&DeciderHandle) -> Result<()> + Send + 'static,
     ) -> Result<()> {
         let (troubles, runtime) = (Arc::clone(&self.troubles), self.runtime.clone());
         let ends = StepDown { part, decider: decider.clone(), troubles, runtime };
@@ -247,7 +247,7 @@ impl Posts {
 /// whose inbox or events topic is stalled. The server that takes over starts both again.
 struct StepDown {
     part: FleetPart,
-    decider: Decider,
+    decider: DeciderHandle,
     troubles: Arc<FleetTroubles>,
     runtime: Handle,
 }
@@ -262,15 +262,15 @@ impl Drop for StepDown {
         }
         tracing::error!(part = %self.part, "a thread has ended before the decider: this server steps down");
         // A decider that has stopped meanwhile needs no input.
-        let _ = self.runtime.block_on(self.decider.tell(Input::Drain));
+        let _ = self.runtime.block_on(self.decider.tell(DeciderInput::Drain));
     }
 }
 
 /// Returns the findings about unsafe topics.
-pub async fn check(client: &Client, names: &Names) -> Result<Vec<Finding>> {
-    let topics = Topics::of(client)?;
-    let mut findings = topics.check(&names.journal, Role::Journal).await?;
-    findings.extend(topics.check(&names.inbox, Role::Inbox).await?);
+pub async fn check(client: &KafkaClient, names: &TopicNames) -> Result<Vec<TopicFinding>> {
+    let topics = TopicAdmin::of(client)?;
+    let mut findings = topics.check(&names.journal, TopicRole::Journal).await?;
+    findings.extend(topics.check(&names.inbox, TopicRole::Inbox).await?);
     Ok(findings)
 }
 
@@ -284,7 +284,7 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread")]
     async fn a_decider_is_drained_when_a_thread_beside_it_ends_in_whatever_way() {
-        type Work = fn(&Decider) -> Result<()>;
+        type Work = fn(&DeciderHandle) -> Result<()>;
         // The end of the thread, and the reported trouble.
         let table: [(Work, Option<&str>); 3] = [
             (|_| Ok(()), None),
@@ -293,9 +293,9 @@ mod tests {
         ];
         for (work, reported) in table {
             let (queue, mut inputs) = mpsc::channel(16);
-            let decider = Decider::over(queue);
+            let decider = DeciderHandle::over(queue);
             let troubles: Arc<FleetTroubles> = Arc::default();
-            let posts = Posts {
+            let posts = KafkaLeaderTasks {
                 letters: None,
                 export: None,
                 troubles: Arc::clone(&troubles),
@@ -303,7 +303,7 @@ mod tests {
             };
             posts.beside(FleetPart::Inbox, &decider, work).expect("a thread");
             let input = tokio::time::timeout(Duration::from_mins(1), inputs.recv()).await;
-            assert!(matches!(input, Ok(Some(Input::Drain))), "{reported:?}: {input:?}");
+            assert!(matches!(input, Ok(Some(DeciderInput::Drain))), "{reported:?}: {input:?}");
             let told = troubles.all();
             assert_eq!(told.len(), usize::from(reported.is_some()), "{told:?}");
             assert!(told.iter().all(|(_, why)| reported.is_some_and(|part| why.contains(part))), "{told:?}");

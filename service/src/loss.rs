@@ -11,28 +11,34 @@ use chancery_cli::note;
 use chancery_decider::random;
 use chancery_events::event::Event;
 use chancery_events::fact::{Fact, LineageStarted, TermStarted};
-use chancery_events::id::{Lineage, Position, Writer};
+use chancery_events::id::{Lineage, Position, WriterId};
 use chancery_events::name::FleetName;
-use chancery_events::record::{Draft, HeaderParts, Record};
+use chancery_events::record::{HeaderParts, Record, RecordDraft};
 use chancery_events::time::Time;
-use chancery_journal::segments::{Against, Cut, Options, SegmentJournal};
-use chancery_journal::witness::Witness;
-use chancery_journal::{Cursor, Delivery, Journal as _, Loss, Signature, genesis, snapshots};
+use chancery_journal::segments::{OpenEvidence, SegmentJournal, SegmentOptions, TruncatedTail};
+use chancery_journal::witness::JournalWitness;
+use chancery_journal::{
+    ChainCursor, Journal as _, JournalDelivery, JournalLoss, WriterIdentity, genesis, snapshots,
+};
 
 /// Returns the witnesses of a fleet in a server's directory; each names a record of the journal. `rows` is
 /// the cursor of the read models, if they are open.
-pub(crate) fn witnesses(data: &Path, fleet: &FleetName, rows: Option<Cursor>) -> Result<Vec<Witness>> {
+pub(crate) fn witnesses(
+    data: &Path,
+    fleet: &FleetName,
+    rows: Option<ChainCursor>,
+) -> Result<Vec<JournalWitness>> {
     let home = data.join("fleets").join(fleet.as_str());
     let mut found = beside(&home, &data.join("executors").join(fleet.as_str()))?;
     if let Some(rows) = rows {
         let name = format!("the cursor of the read models in {}", home.join("rows").display());
-        found.push(Witness::at(name, &rows));
+        found.push(JournalWitness::at(name, &rows));
     }
     Ok(found)
 }
 
 /// Returns the witnesses in a fleet's snapshots and its embedded executors' stores. Changes nothing.
-pub(crate) fn beside(home: &Path, executors: &Path) -> Result<Vec<Witness>> {
+pub(crate) fn beside(home: &Path, executors: &Path) -> Result<Vec<JournalWitness>> {
     let dir = home.join("snapshots");
     let mut found = if dir.is_dir() { snapshots::witnesses(&dir)? } else { Vec::new() };
     if !executors.is_dir() {
@@ -45,7 +51,7 @@ pub(crate) fn beside(home: &Path, executors: &Path) -> Result<Vec<Witness>> {
             Ok(None) => {}
             Ok(Some(seen)) => {
                 let (position, hash) = (seen.head.position, Some(seen.head.hash));
-                found.push(Witness { name, lineage: seen.lineage, position, hash });
+                found.push(JournalWitness { name, lineage: seen.lineage, position, hash });
             }
             // An unreadable store proves nothing; its executor reports what to do about it.
             Err(error) => tracing::warn!(%error, "{name} cannot be read"),
@@ -55,9 +61,9 @@ pub(crate) fn beside(home: &Path, executors: &Path) -> Result<Vec<Witness>> {
 }
 
 /// Continues under a new lineage if the embedded journal lacks records; the change is durable on return.
-pub(crate) fn accept(options: &Options) -> Result<()> {
-    let Against::Witnesses(witnesses) = options.against.clone() else { return Ok(()) };
-    let options = Options { against: Against::AcceptedLoss(witnesses), ..options.clone() };
+pub(crate) fn accept(options: &SegmentOptions) -> Result<()> {
+    let OpenEvidence::Witnesses(witnesses) = options.against.clone() else { return Ok(()) };
+    let options = SegmentOptions { against: OpenEvidence::AcceptedLoss(witnesses), ..options.clone() };
     let (told, deliveries) = channel();
     // After the journal is closed there is no receiver.
     let sink = Box::new(move |delivery| drop(told.send(delivery)));
@@ -82,7 +88,7 @@ pub(crate) fn accept(options: &Options) -> Result<()> {
 }
 
 /// Reports a tail that was cut off a journal.
-pub(crate) fn tell(cut: &Cut) {
+pub(crate) fn tell(cut: &TruncatedTail) {
     note!(
         "chancery: the journal's tail was cut from position {} on ({} bytes, {}): what was never acknowledged, or the last group \
          before a power cut; it is kept in {}",
@@ -94,7 +100,7 @@ pub(crate) fn tell(cut: &Cut) {
 }
 
 /// Reports the records that are known to be missing.
-fn report(loss: &Loss, lineage: Lineage) {
+fn report(loss: &JournalLoss, lineage: Lineage) {
     let (first, last) = (loss.at().plus(1), loss.missing_through());
     tracing::warn!(%lineage, %first, last = last.map(Position::get), "loss accepted");
     let missing = match last {
@@ -111,9 +117,9 @@ fn report(loss: &Loss, lineage: Lineage) {
 }
 
 /// Returns the record that starts the lineage; in an empty journal, the first record precedes it.
-fn records(options: &Options, loss: &Loss, lineage: Lineage) -> Result<Vec<Record>> {
-    let writer = Writer::from_random(random());
-    let by = Signature { fleet: options.fleet.clone(), build: env!("CARGO_PKG_VERSION").into(), writer };
+fn records(options: &SegmentOptions, loss: &JournalLoss, lineage: Lineage) -> Result<Vec<Record>> {
+    let writer = WriterId::from_random(random());
+    let by = WriterIdentity { fleet: options.fleet.clone(), build: env!("CARGO_PKG_VERSION").into(), writer };
     let mut records = Vec::new();
     let (head, at) = if let Some(head) = loss.head {
         (head, loss.at())
@@ -121,7 +127,7 @@ fn records(options: &Options, loss: &Loss, lineage: Lineage) -> Result<Vec<Recor
         let now = Time::from_micros(chrono::Utc::now().timestamp_micros());
         let parts = genesis(&by, now, Lineage::from_random(random()));
         let record = seal(parts, TermStarted { address: None }.into())?;
-        let head = Cursor::after(&record);
+        let head = ChainCursor::after(&record);
         records.push(record);
         (head, head.position)
     };
@@ -137,17 +143,19 @@ fn records(options: &Options, loss: &Loss, lineage: Lineage) -> Result<Vec<Recor
 }
 
 fn seal(parts: HeaderParts, fact: Fact) -> Result<Record> {
-    let mut draft = Draft::new();
+    let mut draft = RecordDraft::new();
     let event = Event::Fact { cause: Position::new(parts.first.get()), fact };
     draft.push(&event.line()).context("make a record")?;
     draft.seal(parts).context("make a record")
 }
 
-fn append(journal: &SegmentJournal, record: Record, deliveries: &Receiver<Delivery>) -> Result<()> {
+fn append(journal: &SegmentJournal, record: Record, deliveries: &Receiver<JournalDelivery>) -> Result<()> {
     journal.append(record).context("start a lineage")?;
     match deliveries.recv().context("start a lineage")? {
-        Delivery::Records(_) => Ok(()),
-        Delivery::Skipped(skipped) => bail!("cannot start a lineage: {skipped}"),
-        Delivery::Indefinite(error) | Delivery::Stopped(error) => bail!("cannot start a lineage: {error}"),
+        JournalDelivery::Records(_) => Ok(()),
+        JournalDelivery::Skipped(skipped) => bail!("cannot start a lineage: {skipped}"),
+        JournalDelivery::Indefinite(error) | JournalDelivery::Stopped(error) => {
+            bail!("cannot start a lineage: {error}")
+        }
     }
 }

@@ -10,15 +10,15 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use chancery::cli::{self, Command, ConfigCommand, Executor, Local};
-use chancery::config::{self, Config, LogFormat, OnLoss, Place};
-use chancery::executors::Means;
-use chancery::folder::Folder;
-use chancery::modes::Fix;
-use chancery::open_files::OpenFiles;
-use chancery::remote::Ended;
+use chancery::cli::{self, CliCommand, ConfigCommand, ExecutorArgs, LocalCommand};
+use chancery::config::{self, JournalLocation, LogFormat, OnLoss, ServiceConfig};
+use chancery::executors::ProcessLimits;
+use chancery::folder::ServerDataDir;
+use chancery::modes::PermissionFix;
+use chancery::open_files::OpenFileLimit;
+use chancery::remote::ExecutorExit;
 use chancery::{demo, doctor, modes, payload, remote, server, verify};
-use chancery_cli::{Output, note};
+use chancery_cli::{OutputFormat, note};
 use chancery_executor::directory::CopyPolicy;
 
 /// Requests, events and rows are many small allocations that are often freed on another thread.
@@ -38,13 +38,15 @@ fn main() -> ExitCode {
     }
     let cli = cli::parse();
     let done = cli.config().and_then(|config| match &cli.command {
-        Command::Client(command) => chancery_cli::run(command, &cli.context(&config), &mut std::io::stdout())
-            .map(|()| ExitCode::SUCCESS),
-        Command::Config { what: ConfigCommand::Show } => {
+        CliCommand::Client(command) => {
+            chancery_cli::run(command, &cli.context(&config), &mut std::io::stdout())
+                .map(|()| ExitCode::SUCCESS)
+        }
+        CliCommand::Config { what: ConfigCommand::Show } => {
             cli::show_config(&config, &cli.context(&config), &mut std::io::stdout())
                 .map(|()| ExitCode::SUCCESS)
         }
-        Command::Local(command) => {
+        CliCommand::Local(command) => {
             // Before any thread: every command here keeps the contents of plans private.
             modes::keep_private();
             Ok(local(command, config, cli.output()).unwrap_or_else(|error| {
@@ -74,31 +76,33 @@ fn refuse(why: &str) -> ExitCode {
     ExitCode::from(2)
 }
 
-fn local(command: &Local, config: Config, output: Option<Output>) -> Result<ExitCode> {
+fn local(command: &LocalCommand, config: ServiceConfig, output: Option<OutputFormat>) -> Result<ExitCode> {
     match command {
-        Local::Dev(flags) | Local::Serve(flags) => {
+        LocalCommand::Dev(flags) | LocalCommand::Serve(flags) => {
             let mut config = config;
             config.loss = if flags.accept_loss { OnLoss::Accept } else { OnLoss::Refuse };
             serve(config, copies(flags.adopt_copy))
         }
-        Local::Executor(flags) => execute(flags, &config),
-        Local::Demo(flags) => {
-            let end = if flags.keep { demo::End::Keep } else { demo::End::Clean };
-            demo::run(&demo::Options { data: flags.data_dir.clone(), end })?;
+        LocalCommand::Executor(flags) => execute(flags, &config),
+        LocalCommand::Demo(flags) => {
+            let end = if flags.keep { demo::DemoCleanup::Keep } else { demo::DemoCleanup::Clean };
+            demo::run(&demo::DemoOptions { data: flags.data_dir.clone(), end })?;
             Ok(ExitCode::SUCCESS)
         }
-        Local::Verify { dir } => check(dir.as_deref().unwrap_or(&config.data_dir), output),
+        LocalCommand::Verify { dir } => check(dir.as_deref().unwrap_or(&config.data_dir), output),
         #[cfg(feature = "kafka")]
-        Local::InitTopics { partitions, copies, .. } => {
+        LocalCommand::InitTopics { partitions, copies, .. } => {
             log(&config)?;
             let done =
                 runtime()?.block_on(chancery::kafka::commands::init_topics(&config, *partitions, *copies))?;
             print(&done)?;
             Ok(ExitCode::SUCCESS)
         }
-        Local::Doctor { fix, .. } => examine(&config, if *fix { Fix::Yes } else { Fix::No }),
+        LocalCommand::Doctor { fix, .. } => {
+            examine(&config, if *fix { PermissionFix::Yes } else { PermissionFix::No })
+        }
         #[cfg(feature = "kafka")]
-        Local::Import { dir, timeout, .. } => {
+        LocalCommand::Import { dir, timeout, .. } => {
             log(&config)?;
             let runtime = runtime()?;
             let _entered = runtime.enter();
@@ -107,20 +111,20 @@ fn local(command: &Local, config: Config, output: Option<Output>) -> Result<Exit
             Ok(ExitCode::SUCCESS)
         }
         #[cfg(not(feature = "kafka"))]
-        Local::InitTopics { .. } | Local::Import { .. } => {
+        LocalCommand::InitTopics { .. } | LocalCommand::Import { .. } => {
             anyhow::bail!(chancery::fleet::NO_KAFKA)
         }
-        Local::Openapi => {
+        LocalCommand::Openapi => {
             print(&(serde_json::to_string_pretty(&chancery_api::openapi())? + "\n"))?;
             Ok(ExitCode::SUCCESS)
         }
-        Local::Completion { shell } => {
+        LocalCommand::Completion { shell } => {
             let mut script = Vec::new();
             cli::completion(*shell, &mut script)?;
             print(&String::from_utf8(script).context("the script is text")?)?;
             Ok(ExitCode::SUCCESS)
         }
-        Local::Keeper(_) | Local::ExecWhenTold(_) | Local::DemoPayload(_) => {
+        LocalCommand::Keeper(_) | LocalCommand::ExecWhenTold(_) | LocalCommand::DemoPayload(_) => {
             Ok(refuse("this command takes no flags before its name"))
         }
     }
@@ -131,7 +135,7 @@ fn copies(adopt: bool) -> CopyPolicy {
 }
 
 /// Checks this host, and the topics of a journal on Kafka.
-fn examine(config: &Config, fix: Fix) -> Result<ExitCode> {
+fn examine(config: &ServiceConfig, fix: PermissionFix) -> Result<ExitCode> {
     log(config)?;
     let (text, mut is_well) = doctor::host(config);
     print(&text)?;
@@ -139,7 +143,7 @@ fn examine(config: &Config, fix: Fix) -> Result<ExitCode> {
         print(&text)?;
         is_well &= is_right;
     }
-    if let Place::Kafka { .. } = config.journal {
+    if let JournalLocation::Kafka { .. } = config.journal {
         #[cfg(feature = "kafka")]
         {
             let (text, is_safe) = runtime()?.block_on(chancery::kafka::commands::doctor(config))?;
@@ -152,9 +156,9 @@ fn examine(config: &Config, fix: Fix) -> Result<ExitCode> {
     Ok(if is_well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn serve(config: Config, copies: CopyPolicy) -> Result<ExitCode> {
+fn serve(config: ServiceConfig, copies: CopyPolicy) -> Result<ExitCode> {
     log(&config)?;
-    let folder = Folder::take(&config.data_dir)?.claim(copies)?;
+    let folder = ServerDataDir::take(&config.data_dir)?.claim(copies)?;
     modes::warn(&config.data_dir);
     let runtime = runtime()?;
     let ended = runtime.block_on(server::run(config, folder));
@@ -168,19 +172,19 @@ fn serve(config: Config, copies: CopyPolicy) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn execute(flags: &Executor, config: &Config) -> Result<ExitCode> {
+fn execute(flags: &ExecutorArgs, config: &ServiceConfig) -> Result<ExitCode> {
     log(config)?;
     let dir = flags.dir();
-    let means = Means::of(config, &OpenFiles::raise(), copies(flags.adopt_copy));
+    let means = ProcessLimits::of(config, &OpenFileLimit::raise(), copies(flags.adopt_copy));
     let who = flags.who();
     let (name, cluster, server) = (&who.executor, &who.cluster, &config.server);
     note!("chancery: executor {name} of cluster {cluster}, for {server}, from {}", dir.display());
     let run = remote::run(&config.server, &config.fleet, who.clone(), &dir, &means);
     let ended = runtime()?.block_on(run)?;
     Ok(match ended {
-        Ended::Asked => ExitCode::SUCCESS,
-        Ended::Stopped(stop) => {
-            let exit = Executor::exit(&stop);
+        ExecutorExit::Asked => ExitCode::SUCCESS,
+        ExecutorExit::Stopped(stop) => {
+            let exit = ExecutorArgs::exit(&stop);
             note!("chancery: {:#}", anyhow::Error::new(stop).context("drive the cluster"));
             exit
         }
@@ -194,7 +198,7 @@ fn runtime() -> Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_multi_thread().enable_all().build().context("start the runtime")
 }
 
-fn log(config: &Config) -> Result<()> {
+fn log(config: &ServiceConfig) -> Result<()> {
     let filter = tracing_subscriber::EnvFilter::try_new(&config.log).context("read the setting log")?;
     // A line that cannot be written is dropped: an error report would be another line, which panics.
     let subscriber = tracing_subscriber::fmt()
@@ -211,8 +215,8 @@ fn log(config: &Config) -> Result<()> {
     Ok(())
 }
 
-fn check(dir: &Path, output: Option<Output>) -> Result<ExitCode> {
-    let json = matches!(output, Some(Output::Json | Output::Jsonl));
+fn check(dir: &Path, output: Option<OutputFormat>) -> Result<ExitCode> {
+    let json = matches!(output, Some(OutputFormat::Json | OutputFormat::Jsonl));
     let mut holds = true;
     for journal in verify::check(dir)? {
         match journal {

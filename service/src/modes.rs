@@ -18,7 +18,7 @@ const OTHERS: u32 = 0o077;
 
 /// Extent of a check of a data directory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Reach {
+pub enum CheckExtent {
     /// Fleets, and the stores of executors: as much as a start can afford.
     Start,
     /// Also the stored data of each incarnation and volume.
@@ -31,7 +31,7 @@ pub fn keep_private() {
 }
 
 /// Returns entries that other users may read or write, with their mode. Links are not followed.
-pub fn wider(data: &Path, reach: Reach) -> io::Result<Vec<(PathBuf, u32)>> {
+pub fn wider(data: &Path, reach: CheckExtent) -> io::Result<Vec<(PathBuf, u32)>> {
     let mut found = Vec::new();
     // In a new directory, the permissions are the choice of its creator.
     if data.join("fleets").is_dir() || data.join("executors").is_dir() {
@@ -41,7 +41,7 @@ pub fn wider(data: &Path, reach: Reach) -> io::Result<Vec<(PathBuf, u32)>> {
 }
 
 /// Collects such entries below `path`, at `depth` from the data directory; `executors/FLEET/CLUSTER` has 3.
-fn look(path: &Path, depth: usize, reach: Reach, found: &mut Vec<(PathBuf, u32)>) -> io::Result<()> {
+fn look(path: &Path, depth: usize, reach: CheckExtent, found: &mut Vec<(PathBuf, u32)>) -> io::Result<()> {
     let metadata = match path.symlink_metadata() {
         Ok(metadata) => metadata,
         // The entry was removed meanwhile.
@@ -80,7 +80,7 @@ fn look(path: &Path, depth: usize, reach: Reach, found: &mut Vec<(PathBuf, u32)>
             3 => name == "removed" || name == "forgotten",
             _ => depth > 4 && ["work", "data", "data.new", "doomed"].iter().any(|own| name == *own),
         };
-        let is_deep = is_store && depth >= 3 && reach == Reach::Start && is_dir(&entry)?;
+        let is_deep = is_store && depth >= 3 && reach == CheckExtent::Start && is_dir(&entry)?;
         if is_ours && !(is_store && is_foreign) && !is_deep {
             look(&entry.path(), depth + 1, reach, found)?;
         }
@@ -106,29 +106,30 @@ pub fn narrow(found: &[(PathBuf, u32)]) -> io::Result<()> {
 }
 
 /// Returns the report on a data directory, and whether it is private; with `fix`, after restricting it.
-pub fn doctor(data: &Path, fix: Fix) -> Result<(String, bool)> {
-    let found = wider(data, Reach::All).with_context(|| format!("cannot look through {}", data.display()))?;
+pub fn doctor(data: &Path, fix: PermissionFix) -> Result<(String, bool)> {
+    let found =
+        wider(data, CheckExtent::All).with_context(|| format!("cannot look through {}", data.display()))?;
     let mut text = String::new();
     if found.is_empty() {
         writeln!(text, "{}: private", data.display())?;
         return Ok((text, true));
     }
-    if fix == Fix::Yes {
+    if fix == PermissionFix::Yes {
         narrow(&found).with_context(|| format!("cannot narrow permissions in {}", data.display()))?;
     }
-    let done = if fix == Fix::Yes { "was" } else { "is" };
+    let done = if fix == PermissionFix::Yes { "was" } else { "is" };
     for (path, mode) in &found {
         writeln!(text, "{}: {done} open to others, mode {mode:04o}", path.display())?;
     }
-    if fix == Fix::No {
+    if fix == PermissionFix::No {
         writeln!(text, "hint: chancery doctor --fix takes that from them")?;
     }
-    Ok((text, fix == Fix::Yes))
+    Ok((text, fix == PermissionFix::Yes))
 }
 
 /// Whether `doctor` fixes what it finds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Fix {
+pub enum PermissionFix {
     /// Permissions are fixed.
     Yes,
     /// Permissions are only checked.
@@ -137,7 +138,7 @@ pub enum Fix {
 
 /// Warns at start about entries that other users may read.
 pub fn warn(data: &Path) {
-    match wider(data, Reach::Start) {
+    match wider(data, CheckExtent::Start) {
         Ok(found) => {
             if let Some((path, mode)) = found.first() {
                 tracing::warn!(
@@ -177,14 +178,14 @@ mod tests {
             let found = wider(data, reach).expect("read").into_iter().map(|(path, _)| path);
             found.filter(|path| path.is_file()).collect()
         };
-        let mut start = files(Reach::Start);
+        let mut start = files(CheckExtent::Start);
         start.sort();
         assert_eq!(start, [head.clone(), journal.clone()]);
-        let mut all = files(Reach::All);
+        let mut all = files(CheckExtent::All);
         all.sort();
         assert_eq!(all, [head.clone(), spec.clone(), journal.clone()]);
-        narrow(&wider(data, Reach::All).expect("read")).expect("narrowed");
-        assert!(wider(data, Reach::All).expect("read").is_empty());
+        narrow(&wider(data, CheckExtent::All).expect("read")).expect("narrowed");
+        assert!(wider(data, CheckExtent::All).expect("read").is_empty());
         let mode = |path: &Path| path.metadata().expect("there").permissions().mode() & 0o777;
         assert_eq!([&journal, &snapshot, &head, &spec].map(|path| mode(path)), [0o600, 0o600, 0o600, 0o600]);
         assert_eq!([&own, &volume, &doomed, &other].map(|path| mode(path)), [0o666; 4]);

@@ -14,25 +14,25 @@ const FLEET: u64 = 40;
 
 /// Limits of open files of this process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct OpenFiles {
+pub struct OpenFileLimit {
     /// Soft limit at the start of the process, if it was raised since; started programs get this limit.
     pub began: Option<u64>,
     /// Current limit; `None` if there is no limit.
     most: Option<u64>,
 }
 
-impl OpenFiles {
+impl OpenFileLimit {
     /// Raises the soft limit of this process to the hard one.
-    pub fn raise() -> OpenFiles {
+    pub fn raise() -> OpenFileLimit {
         let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
         if current == maximum {
-            return OpenFiles { began: None, most: current };
+            return OpenFileLimit { began: None, most: current };
         }
         match setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {
-            Ok(()) => OpenFiles { began: current, most: maximum },
+            Ok(()) => OpenFileLimit { began: current, most: maximum },
             Err(error) => {
                 tracing::warn!(%error, ?current, ?maximum, "the limit of open files cannot be raised");
-                OpenFiles { began: None, most: current }
+                OpenFileLimit { began: None, most: current }
             }
         }
     }
@@ -71,10 +71,10 @@ mod tests {
             (Some(1), 1024, 1, "one, whatever comes of it"),
         ];
         for (most, configured, expected, why) in cases {
-            assert_eq!(OpenFiles { began: None, most }.connections(configured, 1), expected, "{why}");
+            assert_eq!(OpenFileLimit { began: None, most }.connections(configured, 1), expected, "{why}");
         }
         assert_eq!(
-            OpenFiles { began: None, most: Some(1024) }.connections(1024, 3),
+            OpenFileLimit { began: None, most: Some(1024) }.connections(1024, 3),
             356,
             "each fleet has some"
         );

@@ -4,30 +4,36 @@ use std::path::Path;
 
 use anyhow::{Context as _, Result};
 use chancery_events::name::FleetName;
-use chancery_executor::Stop;
-use chancery_executor::remote::Remotes;
+use chancery_executor::ExecutorStop;
+use chancery_executor::remote::DeciderEndpoints;
 
-use crate::executors::{self, Means, Who};
+use crate::executors::{self, ExecutorIdentity, ProcessLimits};
 use crate::server::stop_signal;
 
 /// Reason why the program ended.
 #[derive(Debug)]
-pub enum Ended {
+pub enum ExecutorExit {
     /// Stop was requested. The executor's incarnations continue.
     Asked,
     /// Executor must not act, or cannot.
-    Stopped(Stop),
+    Stopped(ExecutorStop),
 }
 
 /// Runs an executor until it is asked to stop, or must stop.
-pub async fn run(server: &str, fleet: &FleetName, who: Who, root: &Path, means: &Means) -> Result<Ended> {
-    let remote = Remotes::new(server, fleet)?;
+pub async fn run(
+    server: &str,
+    fleet: &FleetName,
+    who: ExecutorIdentity,
+    root: &Path,
+    means: &ProcessLimits,
+) -> Result<ExecutorExit> {
+    let remote = DeciderEndpoints::new(server, fleet)?;
     let mut stop = stop_signal()?;
     chancery_journal::private::create_dir_all(root).with_context(|| format!("make {}", root.display()))?;
     tracing::info!(executor = %who.executor, cluster = %who.cluster, server, dir = %root.display(), "executor begins");
     let ended = executors::drive(who, root, means, || remote.connect(), stop.comes()).await;
     Ok(match ended {
-        Ok(()) => Ended::Asked,
-        Err(stop) => Ended::Stopped(stop),
+        Ok(()) => ExecutorExit::Asked,
+        Err(stop) => ExecutorExit::Stopped(stop),
     })
 }

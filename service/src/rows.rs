@@ -11,14 +11,14 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
-use chancery_decider::{Hub, Publish};
+use chancery_decider::{EventHub, PublishFn};
 use chancery_events::event::Event;
 use chancery_events::fact::{Fact, TermStarted};
 use chancery_events::id::Position;
 use chancery_events::record::Record;
-use chancery_journal::Source;
-use chancery_journal::snapshots::Snapshots;
-use chancery_projector::{Fold, FoldError, ProjectError, Projector};
+use chancery_journal::JournalReader;
+use chancery_journal::snapshots::SnapshotStore;
+use chancery_projector::{FoldError, JournalFold, ProjectError, Projector};
 use tokio::sync::{oneshot, watch};
 
 /// Published records that wait for the projector; beyond this number it reads the journal itself.
@@ -30,30 +30,30 @@ const SOON: Duration = Duration::from_millis(1);
 
 /// Sending half of the projector's queue.
 #[derive(Debug)]
-pub struct Records {
+pub struct RecordQueue {
     waiting: SyncSender<Vec<Arc<Record>>>,
     missed: Arc<AtomicBool>,
 }
 
 /// Requests copies of the projector's state.
 #[derive(Clone, Debug)]
-pub struct States {
-    asked: Sender<oneshot::Sender<Fold>>,
+pub struct StateRequests {
+    asked: Sender<oneshot::Sender<JournalFold>>,
     waiting: SyncSender<Vec<Arc<Record>>>,
 }
 
 /// Receiving half, for the projector.
 #[derive(Debug)]
-pub struct Queue {
+pub struct ProjectorQueue {
     waiting: Receiver<Vec<Arc<Record>>>,
-    asked: Receiver<oneshot::Sender<Fold>>,
+    asked: Receiver<oneshot::Sender<JournalFold>>,
     /// Set after a record found no room in the queue.
     missed: Arc<AtomicBool>,
 }
 
-impl States {
+impl StateRequests {
     /// Returns the current state, which may be behind the journal; `None` if the projector has stopped.
-    pub async fn ask(&self) -> Option<Fold> {
+    pub async fn ask(&self) -> Option<JournalFold> {
         let (answer, state) = oneshot::channel();
         self.asked.send(answer).ok()?;
         // If there is no room, the projector has a record to wake up for.
@@ -62,14 +62,18 @@ impl States {
     }
 }
 
-impl Queue {
+impl ProjectorQueue {
     /// Returns all ends of a new queue.
-    pub fn open() -> (Records, States, Queue) {
+    pub fn open() -> (RecordQueue, StateRequests, ProjectorQueue) {
         let (sender, waiting) = sync_channel(WAITING);
         let (ask, asked) = channel();
         let missed = Arc::new(AtomicBool::new(false));
-        let states = States { asked: ask, waiting: sender.clone() };
-        (Records { waiting: sender, missed: Arc::clone(&missed) }, states, Queue { waiting, asked, missed })
+        let states = StateRequests { asked: ask, waiting: sender.clone() };
+        (
+            RecordQueue { waiting: sender, missed: Arc::clone(&missed) },
+            states,
+            ProjectorQueue { waiting, asked, missed },
+        )
     }
 
     /// Waits for records, and takes all available ones; `None` if there will be no more.
@@ -83,11 +87,11 @@ impl Queue {
 /// Returns the function that passes durable records to all followers, and announces changed clusters and the
 /// leader. It never waits for any of them.
 pub fn publisher(
-    hub: Arc<Hub>,
+    hub: Arc<EventHub>,
     clusters: watch::Sender<Position>,
     deciders: watch::Sender<Option<Arc<str>>>,
-    rows: Records,
-) -> Publish {
+    rows: RecordQueue,
+) -> PublishFn {
     Box::new(move |records| {
         for record in records {
             hub.publish(Arc::clone(record));
@@ -124,13 +128,13 @@ fn term_of(record: &Record) -> Option<TermStarted> {
 }
 
 /// Projector, and the snapshots that it takes.
-pub struct Rows {
+pub struct ProjectorThread {
     /// Projector that is caught up, or nearly so.
     pub projector: Projector,
     /// Journal that the projector follows.
-    pub source: Arc<dyn Source>,
+    pub source: Arc<dyn JournalReader>,
     /// Directory of the snapshots.
-    pub snapshots: Snapshots,
+    pub snapshots: SnapshotStore,
     /// Fleet of the snapshots.
     pub fleet: Arc<str>,
     /// Minimum number of events between snapshots. A larger fleet uses its number of entities. The costs of
@@ -139,9 +143,9 @@ pub struct Rows {
     pub every: u64,
 }
 
-impl Rows {
+impl ProjectorThread {
     /// Follows until the publisher is dropped; then takes a last snapshot.
-    pub fn follow(&mut self, queue: &Queue) -> Result<()> {
+    pub fn follow(&mut self, queue: &ProjectorQueue) -> Result<()> {
         // Replayed events count: otherwise a server that is killed early would never leave a snapshot.
         let mut last = self.projector.snapshot();
         let mut writing: Option<JoinHandle<()>> = None;
@@ -151,7 +155,7 @@ impl Rows {
             self.take(&records, queue.missed.swap(false, Ordering::Acquire))?;
             for answer in queue.asked.try_iter() {
                 // The requester may have left.
-                let _ = answer.send(Fold::from(self.projector.state().cloned()));
+                let _ = answer.send(JournalFold::from(self.projector.state().cloned()));
             }
             let size = self.projector.state().map_or(0, |state| state.fleet.size() as u64);
             let is_due = self.projector.position().get() - last.get() >= self.every.max(size);
@@ -216,12 +220,12 @@ mod tests {
 
     use chancery_events::event::Event;
     use chancery_events::fact::Fact;
-    use chancery_events::id::{Lineage, Writer};
-    use chancery_events::record::Draft;
+    use chancery_events::id::{Lineage, WriterId};
+    use chancery_events::record::RecordDraft;
     use chancery_events::time::Time;
     use chancery_journal::memory::MemoryLog;
-    use chancery_journal::{Delivery, Journal, Signature, genesis};
-    use chancery_projector::Tuning;
+    use chancery_journal::{Journal, JournalDelivery, WriterIdentity, genesis};
+    use chancery_projector::StoreTuning;
 
     use super::*;
 
@@ -232,37 +236,38 @@ mod tests {
     struct Rig {
         log: MemoryLog,
         dir: tempfile::TempDir,
-        snapshots: Snapshots,
+        snapshots: SnapshotStore,
         made: u64,
     }
 
     /// One server, from its start to its end.
     struct Life {
-        records: Records,
+        records: RecordQueue,
         following: JoinHandle<Result<()>>,
     }
 
     impl Rig {
         fn new() -> Rig {
             let dir = tempfile::tempdir().expect("a folder");
-            let snapshots = Snapshots::open(dir.path().join("snapshots")).expect("a folder");
+            let snapshots = SnapshotStore::open(dir.path().join("snapshots")).expect("a folder");
             Rig { log: MemoryLog::new("default"), dir, snapshots, made: 0 }
         }
 
         /// Opens a projector as a server does; nothing is flushed automatically.
         fn open(&self, rows: &str) -> Projector {
-            let tuning = Tuning { flush: 3_600_000, ..Tuning::default() };
+            let tuning = StoreTuning { flush: 3_600_000, ..StoreTuning::default() };
             let (dir, snapshots) = (self.dir.path().join(rows), Some(&self.snapshots));
             Projector::open(&dir, "default", self.log.source(), snapshots, tuning).expect("rows")
         }
 
         /// Starts a server in rows of its own, as if the last one was killed before any row was on disk.
         fn start(&self) -> Life {
-            let (records, _, queue) = Queue::open();
+            let (records, _, queue) = ProjectorQueue::open();
             let mut projector = self.open(&format!("rows-{}", self.made));
             projector.catch_up().expect("caught up");
             let (source, snapshots) = (self.log.source(), self.snapshots.clone());
-            let mut rows = Rows { projector, source, snapshots, fleet: "default".into(), every: EVERY };
+            let mut rows =
+                ProjectorThread { projector, source, snapshots, fleet: "default".into(), every: EVERY };
             let following = std::thread::spawn(move || rows.follow(&queue));
             Life { records, following }
         }
@@ -271,13 +276,16 @@ mod tests {
         fn commit(&mut self, life: &Life, count: u64) {
             let (told, delivered) = std::sync::mpsc::channel();
             let sink = Box::new(move |delivery| {
-                if let Delivery::Records(records) = delivery {
+                if let JournalDelivery::Records(records) = delivery {
                     told.send(records).expect("a test that listens");
                 }
             });
             let journal = self.log.open(sink).expect("a journal");
-            let by =
-                Signature { fleet: "default".into(), build: "test".into(), writer: Writer::from_random(1) };
+            let by = WriterIdentity {
+                fleet: "default".into(),
+                build: "test".into(),
+                writer: WriterId::from_random(1),
+            };
             for _ in 0..count {
                 self.made += 1;
                 let now = Time::from_micros(1_795_251_600_000_000);
@@ -290,7 +298,7 @@ mod tests {
                     }
                 };
                 let fact = Fact::read(type_name, &data).expect("a known type").expect("data");
-                let mut draft = Draft::new();
+                let mut draft = RecordDraft::new();
                 draft.push(&Event::Fact { cause: Position::FIRST, fact }.line()).expect("room");
                 journal.append(draft.seal(parts).expect("a record")).expect("room");
                 let records = delivered.recv().expect("a delivery");

@@ -13,24 +13,24 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, ensure};
-use chancery_api::{AllowedHosts, Api, Common};
+use chancery_api::{AllowedHosts, ApiShared, ApiState};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 
-use crate::config::{Config, Place};
-use crate::executors::Means;
-use crate::fleet::Fleet;
-use crate::folder::Folder;
-use crate::open_files::OpenFiles;
+use crate::config::{JournalLocation, ServiceConfig};
+use crate::executors::ProcessLimits;
+use crate::fleet::PreparedFleet;
+use crate::folder::ServerDataDir;
+use crate::open_files::OpenFileLimit;
 
 /// Exit code when a second signal cuts a stop short, as shells use it for SIGINT.
 const EXIT_AT_ONCE: i32 = 130;
 
 /// Runs a server in its directory until it is asked to stop.
-pub async fn run(config: Config, folder: Folder) -> Result<()> {
-    let files = OpenFiles::raise();
+pub async fn run(config: ServiceConfig, folder: ServerDataDir) -> Result<()> {
+    let files = OpenFileLimit::raise();
     let listener = TcpListener::bind(config.listen).await.map_err(|error| no_port(config.listen, error))?;
     let address = listener.local_addr().context("read the address listened on")?;
     let mut stop = stop_signal()?;
@@ -39,7 +39,7 @@ pub async fn run(config: Config, folder: Folder) -> Result<()> {
     limits.connections = files.connections(limits.connections, config.fleets.len());
     let hosts = AllowedHosts::new(&config.allowed_hosts, config.advertise.as_deref())
         .with_origins(&config.cors_origins);
-    let common = Arc::new(Common::new(limits, hosts));
+    let common = Arc::new(ApiShared::new(limits, hosts));
     let unfolded = Arc::new(Notify::new());
     let fleets = tokio::select! {
         fleets = open(&config, &own, &common, &unfolded) => fleets?,
@@ -53,15 +53,19 @@ pub async fn run(config: Config, folder: Folder) -> Result<()> {
     let (mut apps, mut running) = (BTreeMap::new(), Vec::new());
     for fleet in fleets {
         let (name, desk) = (fleet.name().clone(), fleet.desk().clone());
-        let (office, turns, app, rest) =
-            fleet.begin(&config, Means::of(&config, &files, folder.copies()), &common, stopped.clone())?;
+        let (office, turns, app, rest) = fleet.begin(
+            &config,
+            ProcessLimits::of(&config, &files, folder.copies()),
+            &common,
+            stopped.clone(),
+        )?;
         let (told, of) = (drained.clone(), name.clone());
         offices.spawn(async move {
             office.run(turns, told).await.with_context(|| format!("decide for fleet {of}"))
         });
         apps.insert(name, Arc::new(app));
         running.push(rest);
-        if config.journal == Place::Embedded {
+        if config.journal == JournalLocation::Embedded {
             // No other server will decide: clients may send requests as soon as the server is announced.
             tokio::select! {
                 () = desk.decides() => {}
@@ -72,7 +76,7 @@ pub async fn run(config: Config, folder: Folder) -> Result<()> {
         }
     }
 
-    let api = Api { fleets: apps, common };
+    let api = ApiState { fleets: apps, common };
     let mut told = stopped;
     let http = tokio::spawn(chancery_api::serve(api, listener, async move {
         // A dropped sender has the same meaning.
@@ -126,17 +130,17 @@ pub async fn run(config: Config, folder: Folder) -> Result<()> {
 
 /// Opens all fleets concurrently: each may have much to read.
 async fn open(
-    config: &Config,
+    config: &ServiceConfig,
     own: &Arc<str>,
-    common: &Arc<Common>,
+    common: &Arc<ApiShared>,
     unfolded: &Arc<Notify>,
-) -> Result<Vec<Fleet>> {
+) -> Result<Vec<PreparedFleet>> {
     let mut opening = JoinSet::new();
     for (name, partition) in config.fleets.clone() {
         let (config, own) = (config.clone(), Arc::clone(own));
         let (common, unfolded) = (Arc::clone(common), Arc::clone(unfolded));
         opening.spawn_blocking(move || {
-            Fleet::open(&config, &name, partition, &own, &common, unfolded)
+            PreparedFleet::open(&config, &name, partition, &own, &common, unfolded)
                 .with_context(|| format!("open fleet {name}"))
         });
     }
@@ -145,7 +149,7 @@ async fn open(
         match opened.context("join a fleet")? {
             Ok(fleet) => fleets.push(fleet),
             // All errors are shown: a loss accepted at the next start is accepted for every fleet.
-            Err(error) if config.journal == Place::Embedded => errors.push(format!("{error:#}")),
+            Err(error) if config.journal == JournalLocation::Embedded => errors.push(format!("{error:#}")),
             Err(error) => return Err(error),
         }
     }
@@ -154,23 +158,23 @@ async fn open(
     Ok(fleets)
 }
 
-fn names(config: &Config) -> String {
+fn names(config: &ServiceConfig) -> String {
     config.fleets.keys().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
 /// Receiver of SIGTERM and SIGINT.
-pub(crate) struct Stop {
+pub(crate) struct StopSignal {
     terminate: Signal,
     interrupt: Signal,
 }
 
-pub(crate) fn stop_signal() -> Result<Stop> {
+pub(crate) fn stop_signal() -> Result<StopSignal> {
     let terminate = signal(SignalKind::terminate()).context("watch for SIGTERM")?;
     let interrupt = signal(SignalKind::interrupt()).context("watch for SIGINT")?;
-    Ok(Stop { terminate, interrupt })
+    Ok(StopSignal { terminate, interrupt })
 }
 
-impl Stop {
+impl StopSignal {
     pub(crate) async fn comes(&mut self) {
         tokio::select! {
             _ = self.terminate.recv() => {}
@@ -195,7 +199,7 @@ fn no_port(listen: SocketAddr, error: std::io::Error) -> anyhow::Error {
 }
 
 /// Prints that the server is running, and its address; nothing else is written to its standard output.
-fn greet(config: &Config, address: &str) {
+fn greet(config: &ServiceConfig, address: &str) {
     let _ = writeln!(
         std::io::stdout(),
         "chancery: {} {} on http://{}, everything it keeps is in {}",

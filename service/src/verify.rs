@@ -5,24 +5,24 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Error, Result, ensure};
-use chancery_journal::segments::{Finding, Outcome, Report, postings_in, verify_each};
+use chancery_journal::segments::{VerifyFinding, VerifyOutcome, VerifyReport, postings_in, verify_each};
 use chancery_journal::witness::against;
-use chancery_journal::{Loss, Witness, is_mirror};
+use chancery_journal::{JournalLoss, JournalWitness, is_mirror};
 use serde_json::{Value, json};
 
 use crate::loss;
 
 /// Result of the check of one journal.
 #[derive(Debug)]
-pub struct Verified {
+pub struct VerifiedJournal {
     folder: PathBuf,
-    report: Report,
+    report: VerifyReport,
     /// Records that are proved to be missing by the witnesses near the journal.
-    loss: Option<Loss>,
+    loss: Option<JournalLoss>,
 }
 
 /// Checks a journal's own directory, or the journals of all readable fleets in a server's directory.
-pub fn check(dir: &Path) -> Result<Vec<Result<Verified>>> {
+pub fn check(dir: &Path) -> Result<Vec<Result<VerifiedJournal>>> {
     let fleets = dir.join("fleets");
     let mut folders = Vec::new();
     if fleets.is_dir() {
@@ -37,7 +37,7 @@ pub fn check(dir: &Path) -> Result<Vec<Result<Verified>>> {
     Ok(folders.into_iter().map(one).collect())
 }
 
-fn one(folder: PathBuf) -> Result<Verified> {
+fn one(folder: PathBuf) -> Result<VerifiedJournal> {
     // Before the journal, which may grow meanwhile. Only a server checks the read models.
     let witnesses = witnesses(&folder)?;
     let named: BTreeSet<_> = witnesses.iter().map(|witness| witness.position).collect();
@@ -51,11 +51,11 @@ fn one(folder: PathBuf) -> Result<Verified> {
     let recorded = |position| Ok::<_, Error>(found.get(&position).copied());
     let loss = against(report.head, report.held.clone(), &witnesses, recorded)?;
     ensure!(report.segments > 0 || loss.is_some(), "there is no journal in {}", folder.display());
-    Ok(Verified { folder, report, loss })
+    Ok(VerifiedJournal { folder, report, loss })
 }
 
 /// Returns the witnesses in a server's directory. A mirror has none: its original is elsewhere.
-fn witnesses(journal: &Path) -> Result<Vec<Witness>> {
+fn witnesses(journal: &Path) -> Result<Vec<JournalWitness>> {
     if is_mirror(journal)? || !journal.is_dir() {
         return Ok(Vec::new());
     }
@@ -67,13 +67,13 @@ fn witnesses(journal: &Path) -> Result<Vec<Witness>> {
     Ok(found)
 }
 
-impl Verified {
+impl VerifiedJournal {
     /// Whether everything is as written. A tail that a running server is just writing counts as complete.
     pub fn holds(&self) -> bool {
         match self.report.outcome {
-            Outcome::Sound => self.loss.is_none(),
-            Outcome::Torn(_) => self.report.is_open && self.loss.is_none(),
-            Outcome::Damaged(_) => false,
+            VerifyOutcome::Sound => self.loss.is_none(),
+            VerifyOutcome::Torn(_) => self.report.is_open && self.loss.is_none(),
+            VerifyOutcome::Damaged(_) => false,
         }
     }
 
@@ -110,7 +110,7 @@ impl Verified {
     }
 
     fn outcome(&self) -> String {
-        let place = |found: &Finding| {
+        let place = |found: &VerifyFinding| {
             format!(
                 "{} at byte {}, position {}: {}",
                 found.file.display(),
@@ -120,23 +120,23 @@ impl Verified {
             )
         };
         match (&self.report.outcome, &self.loss) {
-            (Outcome::Sound | Outcome::Torn(_), Some(loss)) => format!(
+            (VerifyOutcome::Sound | VerifyOutcome::Torn(_), Some(loss)) => format!(
                 "  SHORT     {loss}\n            put it back from a copy that reaches further; if there is none, chancery serve \
                  --accept-loss\n            continues under a new lineage\n"
             ),
-            (Outcome::Sound, None) => {
+            (VerifyOutcome::Sound, None) => {
                 "  sound     the chain holds: every record is as it was written\n".into()
             }
-            (Outcome::Torn(_), _) if self.report.is_open => {
+            (VerifyOutcome::Torn(_), _) if self.report.is_open => {
                 "  sound     the chain holds as far as it is synced\n".into()
             }
-            (Outcome::Torn(found), _) => {
+            (VerifyOutcome::Torn(found), _) => {
                 format!(
                     "  TORN      {}\n            opening the journal cuts it there, and keeps what it cuts\n",
                     place(found)
                 )
             }
-            (Outcome::Damaged(found), _) => {
+            (VerifyOutcome::Damaged(found), _) => {
                 format!(
                     "  DAMAGED   {}\n            restore the journal from a copy; it will not open\n",
                     place(found)
@@ -149,16 +149,16 @@ impl Verified {
     pub fn json(&self) -> Value {
         let report = &self.report;
         let found = match &report.outcome {
-            Outcome::Sound => Value::Null,
-            Outcome::Torn(found) | Outcome::Damaged(found) => json!({
+            VerifyOutcome::Sound => Value::Null,
+            VerifyOutcome::Torn(found) | VerifyOutcome::Damaged(found) => json!({
                 "file": found.file, "offset": found.offset, "position": found.position, "reason": found.reason,
             }),
         };
         let outcome = match &report.outcome {
-            Outcome::Sound | Outcome::Torn(_) if self.loss.is_some() => "short",
-            Outcome::Sound => "sound",
-            Outcome::Torn(_) => "torn",
-            Outcome::Damaged(_) => "damaged",
+            VerifyOutcome::Sound | VerifyOutcome::Torn(_) if self.loss.is_some() => "short",
+            VerifyOutcome::Sound => "sound",
+            VerifyOutcome::Torn(_) => "torn",
+            VerifyOutcome::Damaged(_) => "damaged",
         };
         json!({
             "folder": self.folder, "fleet": report.fleet, "records": report.records, "events": report.events,

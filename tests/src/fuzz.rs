@@ -4,12 +4,12 @@
 //! `fuzz/` makes each target a program for `cargo fuzz`. Their corpora are located in `fuzz/corpus/` and are
 //! also replayed by the usual tests, so that a fixed finding stays fixed.
 
-use chancery_events::cloud::Attributes;
+use chancery_events::cloud::CloudEventAttributes;
 use chancery_events::event::Event;
 use chancery_events::id::Position;
-use chancery_events::intent::{Intent, Request};
-use chancery_events::letter::Letter;
-use chancery_events::record::{Hash, Record};
+use chancery_events::intent::{Intent, IntentRequest};
+use chancery_events::letter::InboxMessage;
+use chancery_events::record::{Record, RecordHash};
 use chancery_projector::PageToken;
 
 /// Target with its name.
@@ -29,7 +29,7 @@ pub const TARGETS: &[Target] = &[
 /// Decodes bytes from a journal.
 pub fn record(bytes: &[u8]) {
     let Ok(record) = Record::decode(bytes) else { return };
-    assert_eq!(record.hash(), Hash::of(bytes));
+    assert_eq!(record.hash(), RecordHash::of(bytes));
     assert_eq!(&record.bytes()[..], bytes, "bytes are kept as they are");
     let count = record.events().map(|(_, line)| event(line)).count();
     assert_eq!(count as u64, record.last().get() + 1 - record.first().get());
@@ -47,7 +47,7 @@ pub fn event(line: &[u8]) {
 pub fn cloudevent(bytes: &[u8]) {
     let Ok(text) = str::from_utf8(bytes) else { return };
     let (head, data) = text.split_once("\n\n").unwrap_or((text, ""));
-    let mut attributes = Attributes::default();
+    let mut attributes = CloudEventAttributes::default();
     for (name, value) in head.lines().filter_map(|line| line.split_once(": ")) {
         if attributes.set(name, value).is_err() {
             return;
@@ -69,7 +69,8 @@ pub fn letter(bytes: &[u8]) {
         let colon = line.windows(2).position(|two| two == b": ")?;
         Some((String::from_utf8_lossy(&line[..colon]).into_owned(), line[colon + 2..].to_vec()))
     };
-    let letter = Letter { headers: lines.filter_map(header).collect(), value, ..Letter::default() };
+    let letter =
+        InboxMessage { headers: lines.filter_map(header).collect(), value, ..InboxMessage::default() };
     match letter.request(&"ann".parse().expect("an actor")) {
         Ok(request) => {
             assert_eq!(request.actor.as_str(), "ann", "nobody else asks");
@@ -79,7 +80,7 @@ pub fn letter(bytes: &[u8]) {
     }
 }
 
-fn is_kept(request: &Request) {
+fn is_kept(request: &IntentRequest) {
     let stored = Event::Intent(request.clone());
     let Ok(Event::Intent(read)) = Event::read(&stored.line()) else {
         panic!("a request cannot be read back")

@@ -12,7 +12,7 @@ use std::sync::{Mutex, PoisonError};
 
 use chancery_events::digest::Digest;
 use chancery_events::id::Position;
-use chancery_events::refusal::Code;
+use chancery_events::refusal::RefusalCode;
 use serde::{Deserialize, Serialize};
 
 /// Number of an invocation in its history.
@@ -27,7 +27,7 @@ pub enum Verdict {
     /// The intent was accepted.
     Accepted,
     /// The intent was refused, for this reason.
-    Refused(Code),
+    Refused(RefusalCode),
 }
 
 /// Outcome of an invocation, as far as its producer knows.
@@ -246,7 +246,7 @@ mod tests {
         let told = |at, verdict| Ending::Ok { position: Position::new(at), verdict };
         for (op, ending) in [
             (ops[1], Ending::Fail),
-            (ops[0], told(9, Verdict::Refused(Code::InUse))),
+            (ops[0], told(9, Verdict::Refused(RefusalCode::InUse))),
             (ops[3], told(9, Verdict::Accepted)),
         ] {
             recorder.end(op, ending).expect("it is written");

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 /// Total counts of all executions of one kind.
 #[derive(Clone, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Tally {
+pub struct CountMap {
     /// Seeds: executions that may differ.
     pub seeds: u64,
     /// Rounds: faults were injected and their effects checked.
@@ -49,15 +49,15 @@ pub struct Tally {
     pub files_touched: u64,
 }
 
-impl Tally {
+impl CountMap {
     /// Counts a fault.
     pub fn fault(&mut self, kind: &str) {
         *self.faults.entry(kind.to_owned()).or_default() += 1;
     }
 }
 
-impl AddAssign for Tally {
-    fn add_assign(&mut self, other: Tally) {
+impl AddAssign for CountMap {
+    fn add_assign(&mut self, other: CountMap) {
         self.seeds += other.seeds;
         self.rounds += other.rounds;
         self.simulated_seconds += other.simulated_seconds;
@@ -80,7 +80,7 @@ impl AddAssign for Tally {
 /// Counts of every kind.
 #[derive(Clone, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct Ledger(BTreeMap<String, Tally>);
+pub struct Ledger(BTreeMap<String, CountMap>);
 
 impl Ledger {
     /// Returns the path of this source tree's ledger.
@@ -98,7 +98,7 @@ impl Ledger {
     }
 
     /// Adds the counts of an execution. Several programs may add concurrently.
-    pub fn add(path: &Path, kind: &str, tally: Tally) -> Result<()> {
+    pub fn add(path: &Path, kind: &str, tally: CountMap) -> Result<()> {
         let doing = || format!("add to {}", path.display());
         if let Some(folder) = path.parent() {
             std::fs::create_dir_all(folder).with_context(doing)?;
@@ -122,7 +122,7 @@ impl Ledger {
     }
 
     /// Returns the counts of a kind.
-    pub fn of(&self, kind: &str) -> Tally {
+    pub fn of(&self, kind: &str) -> CountMap {
         self.0.get(kind).cloned().unwrap_or_default()
     }
 
@@ -184,7 +184,8 @@ mod tests {
             for _ in 0..4 {
                 scope.spawn(|| {
                     for _ in 0..25 {
-                        let mut tally = Tally { seeds: 1, events: 1234, host_checks: 1, ..Tally::default() };
+                        let mut tally =
+                            CountMap { seeds: 1, events: 1234, host_checks: 1, ..CountMap::default() };
                         tally.fault("kill");
                         Ledger::add(&path, "kills", tally).expect("it is added");
                     }

@@ -2,11 +2,11 @@
 
 use chancery_events::event::Event;
 use chancery_events::fact::Fact;
-use chancery_events::id::{IncarnationId, Lineage, OperationId, Position, SessionId, Term, Writer};
-use chancery_events::intent::{Intent, Request};
+use chancery_events::id::{IncarnationId, Lineage, OperationId, Position, SessionId, Term, WriterId};
+use chancery_events::intent::{Intent, IntentRequest};
 use chancery_events::name::ReplicaName;
 use chancery_events::observation::Observation;
-use chancery_events::record::{Begins, Draft, Hash, HeaderParts, Record, Watermark};
+use chancery_events::record::{HeaderParts, InboxWatermark, Record, RecordDraft, RecordHash, RecordStart};
 use chancery_events::time::Time;
 use serde_json::{Value, json};
 
@@ -113,8 +113,16 @@ impl Story {
         let [id, source, actor] = [id, "tests", "ann"].map(str::to_owned);
         let (id, source) = (id.parse().expect("an id"), source.parse().expect("a source"));
         let actor = actor.parse().expect("an actor");
-        let request =
-            Request { id, source, actor, time: None, expect: None, claim: None, traceparent: None, intent };
+        let request = IntentRequest {
+            id,
+            source,
+            actor,
+            time: None,
+            expect: None,
+            claim: None,
+            traceparent: None,
+            intent,
+        };
         self.push(Event::Intent(request))
     }
 
@@ -133,7 +141,7 @@ impl Story {
         self.fact(intent, "intent.refused.v1", &data)
     }
 
-    pub(crate) fn request(&self, intent: u64) -> Request {
+    pub(crate) fn request(&self, intent: u64) -> IntentRequest {
         let mut events = self.commits.iter().flat_map(|commit| &commit.events);
         match events.nth(intent as usize - 1) {
             Some(Event::Intent(request)) => request.clone(),
@@ -203,9 +211,9 @@ impl Story {
     }
 
     pub(crate) fn records(&self) -> Vec<Record> {
-        let (mut records, mut first, mut prev) = (Vec::new(), 1, Hash::ZERO);
+        let (mut records, mut first, mut prev) = (Vec::new(), 1, RecordHash::ZERO);
         for commit in self.commits.iter().filter(|commit| !commit.events.is_empty()) {
-            let mut draft = Draft::new();
+            let mut draft = RecordDraft::new();
             for event in &commit.events {
                 draft.push(&event.line()).expect("it fits");
             }
@@ -215,12 +223,12 @@ impl Story {
                 lineage: lineage(),
                 first: Position::new(first),
                 term: Term::new(commit.term),
-                writer: Writer::from_random(commit.writer),
+                writer: WriterId::from_random(commit.writer),
                 time: Time::from_micros(BEGAN + commit.seconds * 1_000_000),
                 build: "test".into(),
-                begins: commit.begins.then_some(Begins::Term),
-                watermark: commit.answered.map(|next| Watermark { topic: TOPIC.into(), next }),
-                prev: if commit.breaks_chain { Hash::of(b"another") } else { prev },
+                begins: commit.begins.then_some(RecordStart::Term),
+                watermark: commit.answered.map(|next| InboxWatermark { topic: TOPIC.into(), next }),
+                prev: if commit.breaks_chain { RecordHash::of(b"another") } else { prev },
             };
             let record = draft.seal(parts).expect("a record");
             (first, prev) = (record.last().get() + 1, record.hash());

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use chancery::cli::{Cli, Command as Asked, Local};
-use chancery::config::{Config, FILE_ENV, Layers, Place, SETTINGS};
+use chancery::cli::{CliArgs, CliCommand as Asked, LocalCommand};
+use chancery::config::{ConfigLayers, FILE_ENV, JournalLocation, SETTINGS, ServiceConfig};
 use chancery_tests::Server;
 use clap::Parser as _;
 use serde::Deserialize;
@@ -107,13 +107,14 @@ impl Service {
     }
 
     /// Configuration that the program reads.
-    fn config(&self) -> Config {
-        let layers = Layers { env: self.environment().into_iter().collect(), ..Layers::default() };
-        Config::read(layers).unwrap_or_else(|error| panic!("{:?}: {error}", self.environment))
+    fn config(&self) -> ServiceConfig {
+        let layers =
+            ConfigLayers { env: self.environment().into_iter().collect(), ..ConfigLayers::default() };
+        ServiceConfig::read(layers).unwrap_or_else(|error| panic!("{:?}: {error}", self.environment))
     }
 
     /// Command line of the service.
-    fn cli(&self) -> Cli {
+    fn cli(&self) -> CliArgs {
         let usual = words(&instruction("CMD"));
         let command = if self.command.is_empty() { &usual } else { &self.command };
         parse(words(&instruction("ENTRYPOINT")).iter().chain(command))
@@ -132,9 +133,9 @@ impl Service {
     }
 }
 
-fn parse<'a>(words: impl IntoIterator<Item = &'a String>) -> Cli {
+fn parse<'a>(words: impl IntoIterator<Item = &'a String>) -> CliArgs {
     let words: Vec<_> = words.into_iter().collect();
-    Cli::try_parse_from(&words).unwrap_or_else(|error| panic!("{words:?}: {error}"))
+    CliArgs::try_parse_from(&words).unwrap_or_else(|error| panic!("{words:?}: {error}"))
 }
 
 #[test]
@@ -147,10 +148,13 @@ fn every_service_has_settings_and_a_command_that_the_program_takes() {
         }
         let config = service.config();
         match service.cli().command {
-            Asked::Local(Local::Serve(_) | Local::InitTopics { .. }) => {
-                assert!(matches!(config.journal, Place::Kafka { .. }), "{name} has its journal on Kafka");
+            Asked::Local(LocalCommand::Serve(_) | LocalCommand::InitTopics { .. }) => {
+                assert!(
+                    matches!(config.journal, JournalLocation::Kafka { .. }),
+                    "{name} has its journal on Kafka"
+                );
             }
-            Asked::Local(Local::Executor(executor)) => {
+            Asked::Local(LocalCommand::Executor(executor)) => {
                 let dir = executor.dir();
                 let kept = service.mounted(dir.to_str().expect("text"));
                 assert!(kept.is_some(), "{name}: what {} says of what runs is kept", dir.display());
@@ -194,11 +198,11 @@ fn services_are_where_the_others_look_for_them() {
     let (mut servers, mut prefixes, mut folders) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
     for (name, service) in compose.ours() {
         let config = service.config();
-        if let Place::Kafka { brokers: asked, prefix } = &config.journal {
+        if let JournalLocation::Kafka { brokers: asked, prefix } = &config.journal {
             assert_eq!(asked.split(',').map(str::to_owned).collect::<BTreeSet<_>>(), brokers, "{name}");
             prefixes.insert(prefix.clone());
         }
-        if matches!(service.cli().command, Asked::Local(Local::Serve(_))) {
+        if matches!(service.cli().command, Asked::Local(LocalCommand::Serve(_))) {
             let address = config.listen.to_string();
             assert!(taken.insert(address.clone()), "{address} has one owner");
             servers.insert(format!("http://{address}"));
@@ -217,7 +221,10 @@ fn services_are_where_the_others_look_for_them() {
             }
         }
     }
-    assert!(servers.contains(&Config::read(Layers::default()).expect("defaults").server), "the usual one");
+    assert!(
+        servers.contains(&ServiceConfig::read(ConfigLayers::default()).expect("defaults").server),
+        "the usual one"
+    );
     for (name, service) in &compose.services {
         assert_eq!(service.network_mode, "host", "{name}");
     }
@@ -302,7 +309,8 @@ fn the_image_is_made_with_the_pinned_toolchain_from_all_crates_and_runs_as_a_use
 #[test]
 fn the_check_of_a_server_tells_one_that_is_ready_from_one_that_is_gone() {
     let compose = compose();
-    let is_server = |service: &&Service| matches!(service.cli().command, Asked::Local(Local::Serve(_)));
+    let is_server =
+        |service: &&Service| matches!(service.cli().command, Asked::Local(LocalCommand::Serve(_)));
     let service = compose.ours().into_iter().map(|(_, service)| service).find(is_server).expect("a server");
     let check = service.check();
     assert_eq!(check[0], "CMD");

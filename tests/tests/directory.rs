@@ -65,7 +65,7 @@ fn nobody_else_may_read_a_data_directory_and_doctor_narrows_a_wider_one() {
 
 /// Type of an entry that replaces the expected one.
 #[derive(Clone, Copy)]
-enum Kind {
+enum EntityKind {
     File,
     Directory,
     Pipe,
@@ -77,16 +77,16 @@ fn what_is_rebuildable_and_of_the_wrong_type_is_set_aside_and_the_start_goes_on(
     set_up(&server.client(), &sleeper());
     assert_eq!(server.stop(), Some(0), "{}", server.log());
     let fleet = server.data().join("fleets/default");
-    let in_the_way = |path: PathBuf, kind: Kind| {
+    let in_the_way = |path: PathBuf, kind: EntityKind| {
         let _ = fs::remove_dir_all(&path);
         let _ = fs::remove_file(&path);
         match kind {
-            Kind::Directory => {
+            EntityKind::Directory => {
                 fs::create_dir(&path).expect("made");
                 fs::write(path.join("kept"), "").expect("written");
             }
-            Kind::File => fs::write(&path, "kept").expect("written"),
-            Kind::Pipe => {
+            EntityKind::File => fs::write(&path, "kept").expect("written"),
+            EntityKind::Pipe => {
                 let made = Command::new("mkfifo").arg(&path).status().expect("mkfifo");
                 assert!(made.success(), "{}", path.display());
             }
@@ -94,15 +94,15 @@ fn what_is_rebuildable_and_of_the_wrong_type_is_set_aside_and_the_start_goes_on(
         path
     };
     let rounds = [
-        vec![(fleet.join("rows"), Kind::File), (fleet.join("snapshots"), Kind::File)],
+        vec![(fleet.join("rows"), EntityKind::File), (fleet.join("snapshots"), EntityKind::File)],
         vec![
-            (fleet.join("journal/spare"), Kind::Directory),
-            (fleet.join("journal/00000000000000000001.post-new"), Kind::Directory),
-            (fleet.join("snapshots/00000000000000000009.tmp"), Kind::Directory),
-            (fleet.join("snapshots/00000000000000000003.snap"), Kind::Directory),
+            (fleet.join("journal/spare"), EntityKind::Directory),
+            (fleet.join("journal/00000000000000000001.post-new"), EntityKind::Directory),
+            (fleet.join("snapshots/00000000000000000009.tmp"), EntityKind::Directory),
+            (fleet.join("snapshots/00000000000000000003.snap"), EntityKind::Directory),
             // Opening a pipe would wait for a writer.
-            (fleet.join("snapshots/00000000000000000004.snap"), Kind::Pipe),
-            (server.data().join("address.tmp"), Kind::Directory),
+            (fleet.join("snapshots/00000000000000000004.snap"), EntityKind::Pipe),
+            (server.data().join("address.tmp"), EntityKind::Directory),
         ],
     ];
     for round in rounds {

@@ -7,10 +7,10 @@ use std::process::Command;
 use std::sync::Arc;
 
 use chancery_events::id::Position;
-use chancery_journal::segments::{Options, SegmentJournal, verify_each};
-use chancery_journal::snapshots::Snapshots;
-use chancery_journal::{Journal as _, Source};
-use chancery_projector::{Fold, Projector, Query, RowKind, Tuning, snapshot};
+use chancery_journal::segments::{SegmentJournal, SegmentOptions, verify_each};
+use chancery_journal::snapshots::SnapshotStore;
+use chancery_journal::{Journal as _, JournalReader};
+use chancery_projector::{JournalFold, ListQuery, Projector, RowKind, StoreTuning, snapshot};
 use chancery_tests::program;
 use tempfile::TempDir;
 
@@ -44,7 +44,7 @@ fn an_earlier_journal_is_verified_with_the_same_report() {
 #[test]
 fn an_earlier_journal_is_replayed_to_the_states_of_its_snapshots() {
     let fleet = fleet();
-    let snapshots = Snapshots::open(fleet.path().join("snapshots")).expect("snapshots");
+    let snapshots = SnapshotStore::open(fleet.path().join("snapshots")).expect("snapshots");
     let mut expected = BTreeMap::new();
     for (position, _) in snapshots.list().expect("snapshots") {
         let found = snapshots.load_newest(|meta| meta.position == position).expect("it is read");
@@ -52,7 +52,7 @@ fn an_earlier_journal_is_replayed_to_the_states_of_its_snapshots() {
         assert_eq!(meta.fingerprint, snapshot::fingerprint(), "state of another shape");
         expected.insert(position, meta.state_hash);
     }
-    let mut fold = Fold::from(None);
+    let mut fold = JournalFold::from(None);
     let mut hashes = BTreeMap::new();
     verify_each(&fleet.path().join("journal"), &mut |record| {
         fold.take(record).expect("a record that can be folded");
@@ -68,18 +68,18 @@ fn an_earlier_journal_is_replayed_to_the_states_of_its_snapshots() {
 /// Rows of each kind as the API returns them, built from the newest snapshot, which must be at the given
 /// position.
 fn rows(
-    source: Arc<dyn Source>,
-    snapshots: Option<&Snapshots>,
+    source: Arc<dyn JournalReader>,
+    snapshots: Option<&SnapshotStore>,
     position: Position,
 ) -> BTreeMap<&'static str, String> {
     let dir = tempfile::tempdir().expect("a temporary directory");
-    let mut projector =
-        Projector::open(dir.path(), "default", source, snapshots, Tuning::default()).expect("a projector");
+    let mut projector = Projector::open(dir.path(), "default", source, snapshots, StoreTuning::default())
+        .expect("a projector");
     assert_eq!(projector.snapshot(), position, "position of the snapshot that is used");
     projector.catch_up().expect("a journal that can be folded");
     let reader = projector.reader();
     let of = |kind: &RowKind| {
-        let page = reader.list_json(*kind, &Query::all().limit(1000)).expect("a page");
+        let page = reader.list_json(*kind, &ListQuery::all().limit(1000)).expect("a page");
         let text =
             format!(r#"{{"items":{},"next_page_token":null,"position":{}}}"#, page.items, page.position);
         (kind.word(), text)
@@ -90,9 +90,9 @@ fn rows(
 #[test]
 fn an_earlier_journal_and_its_snapshots_give_the_same_rows() {
     let fleet = fleet();
-    let options = Options::new(fleet.path().join("journal"), "default");
+    let options = SegmentOptions::new(fleet.path().join("journal"), "default");
     let (journal, _) = SegmentJournal::open(&options, Box::new(|_| ())).expect("a journal");
-    let snapshots = Snapshots::open(fleet.path().join("snapshots")).expect("snapshots");
+    let snapshots = SnapshotStore::open(fleet.path().join("snapshots")).expect("snapshots");
     let expected: BTreeMap<_, _> =
         RowKind::ALL.iter().map(|kind| (kind.word(), read(&format!("rows/{}.json", kind.word())))).collect();
     assert_eq!(rows(journal.source(), None, Position::ZERO), expected, "replay of everything");

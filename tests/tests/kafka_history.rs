@@ -8,11 +8,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use chancery_events::id::Position;
-use chancery_events::record::{Hash, Record};
-use chancery_journal::kafka::{Client as Brokers, KafkaJournal, Options};
+use chancery_events::record::{Record, RecordHash};
+use chancery_journal::kafka::{KafkaClient as Brokers, KafkaJournal, KafkaOptions};
 use chancery_journal::segments::{self, SegmentJournal};
-use chancery_journal::{Cursor, Journal, Sink};
-use chancery_projector::{Projector, Query, RowKind, Tuning};
+use chancery_journal::{ChainCursor, DeliverySink, Journal};
+use chancery_projector::{ListQuery, Projector, RowKind, StoreTuning};
 use chancery_tests::kafka::{Cluster, shared};
 use chancery_tests::lanes::fleet::{by_hand, deploy, set_up, sleeper};
 use chancery_tests::{Client, Executor, Server, Standbys, payloads, program, until};
@@ -20,7 +20,7 @@ use rdkafka::producer::{BaseProducer, BaseRecord, Producer as _};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-fn nowhere() -> Sink {
+fn nowhere() -> DeliverySink {
     Box::new(|_| ())
 }
 
@@ -85,9 +85,9 @@ fn live(client: &dyn Fn() -> Client, harm: &mut dyn FnMut(), executor: &mut Exec
 /// Results that a journal produces.
 #[derive(PartialEq, Debug)]
 struct Gives {
-    head: Cursor,
+    head: ChainCursor,
     /// Hash of the state that a snapshot would contain.
-    state: Hash,
+    state: RecordHash,
     /// Pages of rows by kind.
     rows: BTreeMap<&'static str, Vec<String>>,
     verified: Value,
@@ -98,9 +98,14 @@ fn gives(dir: &Path, open: impl FnOnce() -> Box<dyn Journal>) -> (Gives, Vec<Arc
     let journal = open();
     let source = journal.source();
     let home = tempfile::tempdir().expect("a folder");
-    let mut projector =
-        Projector::open(&home.path().join("rows"), "default", Arc::clone(&source), None, Tuning::default())
-            .expect("rows");
+    let mut projector = Projector::open(
+        &home.path().join("rows"),
+        "default",
+        Arc::clone(&source),
+        None,
+        StoreTuning::default(),
+    )
+    .expect("rows");
     projector.catch_up().expect("folded");
     let (head, state) = {
         let state = projector.state().expect("a state");
@@ -109,12 +114,12 @@ fn gives(dir: &Path, open: impl FnOnce() -> Box<dyn Journal>) -> (Gives, Vec<Arc
     let reader = projector.reader();
     let mut rows = BTreeMap::new();
     for kind in RowKind::ALL {
-        let (mut of, mut query) = (Vec::new(), Query::all().limit(1000));
+        let (mut of, mut query) = (Vec::new(), ListQuery::all().limit(1000));
         loop {
             let page = reader.list_json(*kind, &query).expect("a page");
             of.push(page.items);
             match page.next {
-                Some(next) => query = Query::all().limit(1000).after(next),
+                Some(next) => query = ListQuery::all().limit(1000).after(next),
                 None => break,
             }
         }
@@ -135,7 +140,7 @@ fn gives(dir: &Path, open: impl FnOnce() -> Box<dyn Journal>) -> (Gives, Vec<Arc
 }
 
 fn in_a_folder(dir: &Path) -> (Gives, Vec<Arc<Record>>) {
-    let options = segments::Options::new(dir, "default");
+    let options = segments::SegmentOptions::new(dir, "default");
     gives(dir, || Box::new(SegmentJournal::open(&options, nowhere()).expect("open").0))
 }
 
@@ -143,7 +148,7 @@ fn in_a_folder(dir: &Path) -> (Gives, Vec<Arc<Record>>) {
 fn on_kafka(cluster: &Cluster, prefix: &str) -> (Gives, Vec<Arc<Record>>, u64) {
     let home = tempfile::tempdir().expect("a folder");
     let client = Brokers::new(cluster.bootstrap(), BTreeMap::new()).expect("a client");
-    let options = Options::new(client, &format!("{prefix}.journal"), 0, home.path(), "default");
+    let options = KafkaOptions::new(client, &format!("{prefix}.journal"), 0, home.path(), "default");
     let mut skipped = 0;
     let (gives, records) = gives(home.path(), || {
         let (journal, opened) = KafkaJournal::open(&options, nowhere()).expect("open");
@@ -233,7 +238,8 @@ fn what_servers_on_kafka_wrote_gives_the_same_in_a_folder() {
     assert!(wanted.verified["terms"].as_u64() >= Some(2), "{}", wanted.verified);
     let folder: TempDir = tempfile::tempdir().expect("a folder");
     let (journal, _) =
-        SegmentJournal::open(&segments::Options::new(folder.path(), "default"), nowhere()).expect("open");
+        SegmentJournal::open(&segments::SegmentOptions::new(folder.path(), "default"), nowhere())
+            .expect("open");
     for record in &records {
         journal.append((**record).clone()).expect("appended");
     }

@@ -8,13 +8,14 @@ use std::time::Duration;
 
 use chancery_events::id::Position;
 use chancery_events::record::Record;
-use chancery_journal::conformance::{Author, FLEET};
-use chancery_journal::kafka::topics::{Role, Topics};
+use chancery_journal::conformance::{FLEET, TestWriter};
+use chancery_journal::kafka::topics::{TopicAdmin, TopicRole};
 use chancery_journal::kafka::{
-    Client, FillError, Found, KafkaJournal, Opened, Options, Other, fill, offsets,
+    ImportError, KafkaClient, KafkaJournal, KafkaOptions, OpenedKafkaJournal, PartitionMismatch,
+    PartitionState, fill, offsets,
 };
 use chancery_journal::segments::{self, SegmentJournal};
-use chancery_journal::{AppendError, Delivery, Journal, Sink, is_mirror};
+use chancery_journal::{AppendError, DeliverySink, Journal, JournalDelivery, is_mirror};
 use chancery_tests::kafka::{Cluster, shared};
 use chancery_tests::lanes::evidence::records;
 use chancery_tests::{Server, Standbys, program, until};
@@ -26,7 +27,7 @@ use tempfile::TempDir;
 /// Longest timeout that brokers allow.
 const LONG: Duration = Duration::from_mins(14);
 
-fn nowhere() -> Sink {
+fn nowhere() -> DeliverySink {
     Box::new(|_| ())
 }
 
@@ -40,7 +41,7 @@ impl Written {
     /// Generates `count` records of a kilobyte.
     fn new(count: usize) -> Written {
         let home = tempfile::tempdir().expect("a folder");
-        let mut author = Author::new(1, None);
+        let mut author = TestWriter::new(1, None);
         let mut records = vec![author.genesis()];
         records.extend((1..count).map(|_| author.record(1, 1000)));
         let written = Written { home, records };
@@ -61,8 +62,8 @@ impl Written {
         self.home.path().join("fleets").join(FLEET).join("journal")
     }
 
-    fn mirror(&self) -> segments::Options {
-        segments::Options::new(self.journal(), FLEET)
+    fn mirror(&self) -> segments::SegmentOptions {
+        segments::SegmentOptions::new(self.journal(), FLEET)
     }
 }
 
@@ -77,17 +78,17 @@ impl<'a> Target<'a> {
         let target = Target { cluster, prefix: prefix.into() };
         let copies = cluster.bootstrap().split(',').count() as i32;
         let made = async {
-            let topics = Topics::of(&target.client())?;
-            topics.make(&target.topic(), Role::Journal, 1, copies).await?;
-            topics.make(&format!("{prefix}.inbox"), Role::Inbox, 1, copies).await
+            let topics = TopicAdmin::of(&target.client())?;
+            topics.make(&target.topic(), TopicRole::Journal, 1, copies).await?;
+            topics.make(&format!("{prefix}.inbox"), TopicRole::Inbox, 1, copies).await
         };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         runtime.block_on(made).expect("made");
         target
     }
 
-    fn client(&self) -> Client {
-        Client::new(self.cluster.bootstrap(), BTreeMap::new()).expect("a client")
+    fn client(&self) -> KafkaClient {
+        KafkaClient::new(self.cluster.bootstrap(), BTreeMap::new()).expect("a client")
     }
 
     fn topic(&self) -> String {
@@ -98,14 +99,14 @@ impl<'a> Target<'a> {
         format!("kafka://{}/{}", self.cluster.bootstrap(), self.prefix)
     }
 
-    fn options(&self, mirror: segments::Options) -> Options {
-        Options { mirror, ..Options::new(self.client(), &self.topic(), 0, "", FLEET) }
+    fn options(&self, mirror: segments::SegmentOptions) -> KafkaOptions {
+        KafkaOptions { mirror, ..KafkaOptions::new(self.client(), &self.topic(), 0, "", FLEET) }
     }
 
     /// Opens the topic without a mirror. Returns how it was opened, and the records.
-    fn read(&self) -> (Opened, Vec<Arc<Record>>) {
+    fn read(&self) -> (OpenedKafkaJournal, Vec<Arc<Record>>) {
         let home = tempfile::tempdir().expect("a folder");
-        let options = self.options(segments::Options::new(home.path(), FLEET));
+        let options = self.options(segments::SegmentOptions::new(home.path(), FLEET));
         let (journal, opened) = KafkaJournal::open(&options, nowhere()).expect("open");
         let records = journal.source().records(Position::FIRST).expect("readable");
         let records = records.map(|record| record.expect("a record")).collect();
@@ -228,7 +229,7 @@ fn a_fleet_that_is_moved_goes_on_where_it_was_and_no_server_goes_on_without_kafk
     let copy = tempfile::tempdir().expect("a folder");
     let old = copy.path().join("fleets/default/journal");
     let (old_journal, _) =
-        SegmentJournal::open(&segments::Options::new(&old, "default"), nowhere()).expect("open");
+        SegmentJournal::open(&segments::SegmentOptions::new(&old, "default"), nowhere()).expect("open");
     for record in &before {
         old_journal.append((**record).clone()).expect("appended");
     }
@@ -254,9 +255,9 @@ fn a_folder_says_that_it_is_a_mirror_before_anything_from_the_topic_is_in_it() {
     // A directory that the topic does not contain is no mirror.
     assert_eq!(server.stop(), Some(0));
     let other = Target::new(shared(1), "marked-not");
-    let options = Options {
-        mirror: segments::Options::new(&journal, "default"),
-        ..Options::new(other.client(), &other.topic(), 0, "", "default")
+    let options = KafkaOptions {
+        mirror: segments::SegmentOptions::new(&journal, "default"),
+        ..KafkaOptions::new(other.client(), &other.topic(), 0, "", "default")
     };
     assert!(KafkaJournal::open(&options, nowhere()).is_err(), "the topic is empty");
     assert!(!is_mirror(&journal).expect("looked at"));
@@ -323,16 +324,17 @@ fn a_partition_that_holds_anything_is_left_alone() {
     let (written, other) = (Written::new(20), Written::new(2));
     fill(&target.options(written.mirror()), LONG).expect("filled");
     let before = target.written();
-    let mut author = Author::new(2, None);
+    let mut author = TestWriter::new(2, None);
     let third = Written { home: tempfile::tempdir().expect("a folder"), records: vec![author.genesis()] };
     let (journal, _) = SegmentJournal::open(&third.mirror(), nowhere()).expect("open");
     journal.append(third.records[0].clone()).expect("appended");
     journal.close().expect("closed");
-    for (written, wanted) in
-        [(&other, Other::Further(Position::new(3))), (&third, Other::Differs(Position::FIRST))]
-    {
+    for (written, wanted) in [
+        (&other, PartitionMismatch::Further(Position::new(3))),
+        (&third, PartitionMismatch::Differs(Position::FIRST)),
+    ] {
         match fill(&target.options(written.mirror()), LONG) {
-            Err(FillError::NotEmpty { found, .. }) => assert_eq!(found, wanted),
+            Err(ImportError::NotEmpty { found, .. }) => assert_eq!(found, wanted),
             other => panic!("{other:?}"),
         }
         assert!(!is_mirror(&written.journal()).expect("looked at"));
@@ -340,7 +342,7 @@ fn a_partition_that_holds_anything_is_left_alone() {
     assert_eq!(target.written(), before, "nothing was sent");
     let emptied = Target::new(shared(1), "holds-no-more");
     match fill(&emptied.options(written.mirror()), LONG) {
-        Err(FillError::Mirror { topic, partition: 0, .. }) => assert_eq!(*topic, *target.topic()),
+        Err(ImportError::Mirror { topic, partition: 0, .. }) => assert_eq!(*topic, *target.topic()),
         other => panic!("a second history would begin: {other:?}"),
     }
     std::fs::remove_file(written.journal().join("kafka.json")).expect("a mirror");
@@ -353,7 +355,7 @@ fn a_partition_that_holds_anything_is_left_alone() {
     std::fs::write(&file, list).expect("written");
     shared(1).tool("kafka-delete-records", &["--offset-json-file", file.to_str().expect("a path")]);
     match fill(&emptied.options(written.mirror()), LONG) {
-        Err(FillError::NotEmpty { found: Other::BeginsLate(_), .. }) => {}
+        Err(ImportError::NotEmpty { found: PartitionMismatch::BeginsLate(_), .. }) => {}
         other => panic!("no server would read it: {other:?}"),
     }
 }
@@ -364,14 +366,14 @@ fn what_takes_too_long_counts_for_nothing_and_may_be_tried_again() {
     let written = Written::new(100);
     let options = target.options(written.mirror());
     match fill(&options, Duration::ZERO) {
-        Err(FillError::TooLong { sent: 1, records: 100, .. }) => {}
+        Err(ImportError::TooLong { sent: 1, records: 100, .. }) => {}
         other => panic!("{other:?}"),
     }
     assert!(!is_mirror(&written.journal()).expect("looked at"), "the folder is as it was");
     let (opened, records) = target.read();
     assert_eq!((opened.head, opened.skipped, records.len()), (None, 0, 0), "nobody sees it");
     let filled = fill(&options, LONG).expect("filled");
-    assert_eq!((filled.found, filled.records), (Found::Empty, 100));
+    assert_eq!((filled.found, filled.records), (PartitionState::Empty, 100));
     assert_same(&target.read().1, &written.records);
 }
 
@@ -414,22 +416,22 @@ fn a_journal_that_begins_behind_the_first_record_of_an_import_has_not_begun() {
     kill_process(pid, Signal::STOP).expect("it can be stopped");
     // A server that finds no records takes over, and receives nothing.
     let home = tempfile::tempdir().expect("a folder");
-    let mut options = target.options(segments::Options::new(home.path(), FLEET));
+    let mut options = target.options(segments::SegmentOptions::new(home.path(), FLEET));
     options.outcome = Duration::from_secs(3);
     let (to, delivered) = std::sync::mpsc::channel();
     let (journal, opened) =
         KafkaJournal::open(&options, Box::new(move |delivery| drop(to.send(delivery)))).expect("open");
     assert_eq!(opened.head, None);
-    journal.append(Author::new(2, None).genesis()).expect("sent");
-    assert!(matches!(delivered.recv().expect("told"), Delivery::Indefinite(_)));
+    journal.append(TestWriter::new(2, None).genesis()).expect("sent");
+    assert!(matches!(delivered.recv().expect("told"), JournalDelivery::Indefinite(_)));
     kill_process(pid, Signal::CONT).expect("it can be woken");
     assert!(child.wait().expect("it is ours").success());
     let mut seen: usize = 0;
     let mut skipped = 0;
     while seen < written.records.len() || skipped == 0 {
         match delivered.recv_timeout(Duration::from_mins(1)).expect("told") {
-            Delivery::Records(records) => seen += records.len(),
-            Delivery::Skipped(_) => skipped += 1,
+            JournalDelivery::Records(records) => seen += records.len(),
+            JournalDelivery::Skipped(_) => skipped += 1,
             other => panic!("{other:?}"),
         }
     }

@@ -4,12 +4,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::channel;
 
 use chancery_events::id::Position;
-use chancery_events::record::Hash;
-use chancery_journal::conformance::{Author, Bench, FLEET, run};
-use chancery_journal::kafka::topics::{Role, Topics};
-use chancery_journal::kafka::{Client, KafkaJournal, OpenError, Options};
-use chancery_journal::segments::Against;
-use chancery_journal::{Delivery, Journal, Sink, Witness};
+use chancery_events::record::RecordHash;
+use chancery_journal::conformance::{FLEET, JournalFixture, TestWriter, run};
+use chancery_journal::kafka::topics::{TopicAdmin, TopicRole};
+use chancery_journal::kafka::{KafkaClient, KafkaJournal, KafkaOpenError, KafkaOptions};
+use chancery_journal::segments::OpenEvidence;
+use chancery_journal::{DeliverySink, Journal, JournalDelivery, JournalWitness};
 use chancery_tests::kafka::{Cluster, shared};
 use rdkafka::producer::{BaseProducer, BaseRecord, Producer as _};
 use tempfile::TempDir;
@@ -19,14 +19,15 @@ fn topic(cluster: &Cluster) -> String {
     static TOPICS: AtomicU64 = AtomicU64::new(0);
     let name = format!("journal-{}", TOPICS.fetch_add(1, Ordering::Relaxed));
     let copies = cluster.bootstrap().split(',').count();
-    let made = async { Topics::of(&client(cluster))?.make(&name, Role::Journal, 1, copies as i32).await };
+    let made =
+        async { TopicAdmin::of(&client(cluster))?.make(&name, TopicRole::Journal, 1, copies as i32).await };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     assert!(runtime.block_on(made).expect("made"), "it was there");
     name
 }
 
-fn client(cluster: &Cluster) -> Client {
-    Client::new(cluster.bootstrap(), std::collections::BTreeMap::new()).expect("a client")
+fn client(cluster: &Cluster) -> KafkaClient {
+    KafkaClient::new(cluster.bootstrap(), std::collections::BTreeMap::new()).expect("a client")
 }
 
 struct OnKafka<const BROKERS: usize> {
@@ -36,22 +37,22 @@ struct OnKafka<const BROKERS: usize> {
 }
 
 impl<const BROKERS: usize> OnKafka<BROKERS> {
-    fn options(&self, mirror: &str) -> Options {
-        Options::new(client(shared(BROKERS)), &self.topic, 0, self.home.path().join(mirror), FLEET)
+    fn options(&self, mirror: &str) -> KafkaOptions {
+        KafkaOptions::new(client(shared(BROKERS)), &self.topic, 0, self.home.path().join(mirror), FLEET)
     }
 }
 
-impl<const BROKERS: usize> Bench for OnKafka<BROKERS> {
+impl<const BROKERS: usize> JournalFixture for OnKafka<BROKERS> {
     fn new() -> Self {
         let home = tempfile::tempdir().expect("a folder");
         OnKafka { topic: topic(shared(BROKERS)), home, beside: 0 }
     }
 
-    fn open(&mut self, sink: Sink) -> Box<dyn Journal> {
+    fn open(&mut self, sink: DeliverySink) -> Box<dyn Journal> {
         Box::new(KafkaJournal::open(&self.options("mirror"), sink).expect("open").0)
     }
 
-    fn open_beside(&mut self, sink: Sink) -> Option<Box<dyn Journal>> {
+    fn open_beside(&mut self, sink: DeliverySink) -> Option<Box<dyn Journal>> {
         self.beside += 1;
         let options = self.options(&format!("beside-{}", self.beside));
         Some(Box::new(KafkaJournal::open(&options, sink).expect("open").0))
@@ -83,23 +84,23 @@ fn the_journal_on_three_brokers_conforms() {
 }
 
 /// Sink that forwards every delivery to a channel.
-fn sink() -> (Sink, std::sync::mpsc::Receiver<Delivery>) {
+fn sink() -> (DeliverySink, std::sync::mpsc::Receiver<JournalDelivery>) {
     let (to, from) = channel();
     (Box::new(move |delivery| drop(to.send(delivery))), from)
 }
 
-fn nowhere() -> Sink {
+fn nowhere() -> DeliverySink {
     Box::new(|_| ())
 }
 
 /// Writes a journal of `count` records and closes it. Returns its options and records.
-fn written(count: usize) -> (TempDir, Options, Vec<chancery_events::record::Record>) {
+fn written(count: usize) -> (TempDir, KafkaOptions, Vec<chancery_events::record::Record>) {
     let home = tempfile::tempdir().expect("a folder");
     let cluster = shared(1);
-    let options = Options::new(client(cluster), &topic(cluster), 0, home.path().join("mirror"), FLEET);
+    let options = KafkaOptions::new(client(cluster), &topic(cluster), 0, home.path().join("mirror"), FLEET);
     let (sink, delivered) = sink();
     let (journal, _) = KafkaJournal::open(&options, sink).expect("open");
-    let mut author = Author::new(1, None);
+    let mut author = TestWriter::new(1, None);
     let mut records = vec![author.genesis()];
     records.extend((1..count).map(|_| author.record(2, 100)));
     for record in &records {
@@ -108,7 +109,7 @@ fn written(count: usize) -> (TempDir, Options, Vec<chancery_events::record::Reco
     let mut left = count;
     while left > 0 {
         match delivered.recv().expect("delivered") {
-            Delivery::Records(some) => left -= some.len(),
+            JournalDelivery::Records(some) => left -= some.len(),
             other => panic!("{other:?}"),
         }
     }
@@ -119,7 +120,7 @@ fn written(count: usize) -> (TempDir, Options, Vec<chancery_events::record::Reco
 #[test]
 fn a_start_reads_what_came_since_and_a_lost_place_costs_time_alone() {
     let (_home, options, records) = written(20);
-    let open = |options: &Options| {
+    let open = |options: &KafkaOptions| {
         let (journal, opened) = KafkaJournal::open(options, nowhere()).expect("open");
         journal.close().expect("closed");
         opened
@@ -128,8 +129,8 @@ fn a_start_reads_what_came_since_and_a_lost_place_costs_time_alone() {
     std::fs::remove_file(options.mirror.dir.join("kafka.json")).expect("a place");
     assert_eq!(open(&options).read, 20, "it compares everything");
     assert_eq!(open(&options).read, 0, "it knows again");
-    let fresh = Options {
-        mirror: chancery_journal::segments::Options::new(options.mirror.dir.join("../new"), FLEET),
+    let fresh = KafkaOptions {
+        mirror: chancery_journal::segments::SegmentOptions::new(options.mirror.dir.join("../new"), FLEET),
         ..options
     };
     let opened = open(&fresh);
@@ -143,7 +144,7 @@ fn a_start_reads_what_came_since_and_a_lost_place_costs_time_alone() {
 fn a_topic_that_is_behind_what_the_data_directory_proves_is_refused() {
     let (_home, options, records) = written(20);
     let last = records.last().expect("records");
-    let named = |name: &str, position: Position, hash: Hash| Witness {
+    let named = |name: &str, position: Position, hash: RecordHash| JournalWitness {
         name: name.into(),
         lineage: last.header().lineage,
         position,
@@ -151,17 +152,18 @@ fn a_topic_that_is_behind_what_the_data_directory_proves_is_refused() {
     };
     let right = named("the snapshot of the end", last.last(), last.hash());
     // The mirror is new: missing records come from the topic before witnesses are checked.
-    let open = |witnesses: &[&Witness]| {
+    let open = |witnesses: &[&JournalWitness]| {
         let mut mirror =
-            chancery_journal::segments::Options::new(options.mirror.dir.join("../another"), FLEET);
-        mirror.against = Against::Witnesses(witnesses.iter().map(|witness| (*witness).clone()).collect());
-        KafkaJournal::open(&Options { mirror, ..options.clone() }, nowhere()).map(|(journal, _)| journal)
+            chancery_journal::segments::SegmentOptions::new(options.mirror.dir.join("../another"), FLEET);
+        mirror.against =
+            OpenEvidence::Witnesses(witnesses.iter().map(|witness| (*witness).clone()).collect());
+        KafkaJournal::open(&KafkaOptions { mirror, ..options.clone() }, nowhere()).map(|(journal, _)| journal)
     };
     open(&[&right]).expect("the topic holds it").close().expect("closed");
     let ahead = named("the snapshot of more", last.last().plus(1), last.hash());
     let differs = named("the snapshot of another history", records[9].last(), last.hash());
     for (wrong, said) in [(&ahead, "names a record at"), (&differs, "names another record at")] {
-        let Err(OpenError::Short { loss, .. }) = open(&[&right, wrong]).map(|_| ()) else {
+        let Err(KafkaOpenError::Short { loss, .. }) = open(&[&right, wrong]).map(|_| ()) else {
             panic!("{}: the topic is taken", wrong.name)
         };
         let told = loss.to_string();
@@ -174,37 +176,39 @@ fn a_topic_that_is_behind_what_the_data_directory_proves_is_refused() {
 #[test]
 fn a_topic_that_does_not_hold_what_the_mirror_holds_is_refused_and_the_mirror_kept() {
     let (_home, options, _) = written(20);
-    let other = Options { topic: topic(shared(1)), ..options.clone() };
-    let refused = |options: &Options| match KafkaJournal::open(options, nowhere()) {
+    let other = KafkaOptions { topic: topic(shared(1)), ..options.clone() };
+    let refused = |options: &KafkaOptions| match KafkaJournal::open(options, nowhere()) {
         Err(error) => error,
         Ok((_, opened)) => panic!("it opened: {opened:?}"),
     };
     // The settings name another topic.
-    assert!(matches!(refused(&other), OpenError::MirrorOf { partition: 0, .. }));
+    assert!(matches!(refused(&other), KafkaOpenError::MirrorOf { partition: 0, .. }));
     // An empty topic with the recorded name of the mirrored one.
     let place = options.mirror.dir.join("kafka.json");
     let kept = std::fs::read_to_string(&place).expect("a place");
     std::fs::write(&place, kept.replace(&options.topic, &other.topic)).expect("written");
-    assert!(matches!(refused(&other), OpenError::Differs { .. }));
+    assert!(matches!(refused(&other), KafkaOpenError::Differs { .. }));
     // A topic with another history.
     let (sink, delivered) = sink();
-    let fresh = chancery_journal::segments::Options::new(options.mirror.dir.join("../other"), FLEET);
-    let (journal, _) = KafkaJournal::open(&Options { mirror: fresh, ..other.clone() }, sink).expect("open");
-    let mut author = Author::new(2, None);
+    let fresh = chancery_journal::segments::SegmentOptions::new(options.mirror.dir.join("../other"), FLEET);
+    let (journal, _) =
+        KafkaJournal::open(&KafkaOptions { mirror: fresh, ..other.clone() }, sink).expect("open");
+    let mut author = TestWriter::new(2, None);
     journal.append(author.genesis()).expect("appended");
     delivered.recv().expect("delivered");
     journal.close().expect("closed");
-    assert!(matches!(refused(&other), OpenError::Differs { .. }));
+    assert!(matches!(refused(&other), KafkaOpenError::Differs { .. }));
     std::fs::write(&place, kept).expect("written");
     // A partition of another fleet, for a mirror without records.
-    let mut mirror = chancery_journal::segments::Options::new(options.mirror.dir.join("../stray"), "stray");
+    let mut mirror =
+        chancery_journal::segments::SegmentOptions::new(options.mirror.dir.join("../stray"), "stray");
     assert!(matches!(
-        refused(&Options { mirror: mirror.clone(), ..options.clone() }),
-        OpenError::OtherFleet { offset: 0, .. }
+        refused(&KafkaOptions { mirror: mirror.clone(), ..options.clone() }),
+        KafkaOpenError::OtherFleet { offset: 0, .. }
     ));
     mirror.fleet = FLEET.into();
     let (journal, opened) =
-        KafkaJournal::open(&Options { mirror, ..options.clone() }, nowhere()).expect("open");
+        KafkaJournal::open(&KafkaOptions { mirror, ..options.clone() }, nowhere()).expect("open");
     assert_eq!(opened.read, 20);
     journal.close().expect("closed");
     // A topic whose start is deleted, for a mirror that needs it.
@@ -216,50 +220,51 @@ fn a_topic_that_does_not_hold_what_the_mirror_holds_is_refused_and_the_mirror_ke
     );
     std::fs::write(&file, list).expect("written");
     cluster.tool("kafka-delete-records", &["--offset-json-file", file.to_str().expect("a path")]);
-    let empty = chancery_journal::segments::Options::new(options.mirror.dir.join("../empty"), FLEET);
+    let empty = chancery_journal::segments::SegmentOptions::new(options.mirror.dir.join("../empty"), FLEET);
     assert!(matches!(
-        refused(&Options { mirror: empty, ..options.clone() }),
-        OpenError::Deleted { begins: 5, wanted: 0, .. }
+        refused(&KafkaOptions { mirror: empty, ..options.clone() }),
+        KafkaOpenError::Deleted { begins: 5, wanted: 0, .. }
     ));
     // The mirror that does not need the start continues.
     let (journal, opened) = KafkaJournal::open(&options, nowhere()).expect("open");
     assert_eq!(opened.read, 0);
     journal.close().expect("closed");
     std::fs::remove_file(&place).expect("a place");
-    let missing = Options { topic: "no-such-topic".into(), ..options };
-    assert!(matches!(refused(&missing), OpenError::NoPartition(_)));
+    let missing = KafkaOptions { topic: "no-such-topic".into(), ..options };
+    assert!(matches!(refused(&missing), KafkaOpenError::NoPartition(_)));
 }
 
 #[test]
 fn a_writer_whose_brokers_are_gone_is_told_that_its_append_has_no_outcome() {
     let cluster = Cluster::start(1);
     let home = tempfile::tempdir().expect("a folder");
-    let mut options = Options::new(client(&cluster), &topic(&cluster), 0, home.path().join("mirror"), FLEET);
+    let mut options =
+        KafkaOptions::new(client(&cluster), &topic(&cluster), 0, home.path().join("mirror"), FLEET);
     options.outcome = std::time::Duration::from_secs(3);
     let (sink, delivered) = sink();
     let (journal, _) = KafkaJournal::open(&options, sink).expect("open");
-    let mut author = Author::new(1, None);
+    let mut author = TestWriter::new(1, None);
     journal.append(author.genesis()).expect("appended");
-    assert!(matches!(delivered.recv().expect("told"), Delivery::Records(_)));
+    assert!(matches!(delivered.recv().expect("told"), JournalDelivery::Records(_)));
     cluster.pause(1);
     let lost = author.record(1, 10);
     journal.append(lost.clone()).expect("sent");
-    assert!(matches!(delivered.recv().expect("told"), Delivery::Indefinite(_)));
+    assert!(matches!(delivered.recv().expect("told"), JournalDelivery::Indefinite(_)));
     cluster.resume(1);
     // Only the topic shows whether it arrived; another term settles the question either way.
     let mut seen = Vec::new();
-    let mut next = Author::new(2, journal.head());
+    let mut next = TestWriter::new(2, journal.head());
     let mut takeover = next.takeover();
     journal.append(takeover.clone()).expect("sent");
     loop {
         match delivered.recv_timeout(std::time::Duration::from_secs(30)).expect("told") {
-            Delivery::Records(records) => seen.extend(records.iter().map(|record| record.hash())),
-            Delivery::Skipped(skipped) if skipped.hash == takeover.hash() => {
-                next = Author::new(3, journal.head());
+            JournalDelivery::Records(records) => seen.extend(records.iter().map(|record| record.hash())),
+            JournalDelivery::Skipped(skipped) if skipped.hash == takeover.hash() => {
+                next = TestWriter::new(3, journal.head());
                 takeover = next.takeover();
                 journal.append(takeover.clone()).expect("sent");
             }
-            Delivery::Skipped(_) => {}
+            JournalDelivery::Skipped(_) => {}
             other => panic!("{other:?}"),
         }
         if seen.contains(&takeover.hash()) {
@@ -269,7 +274,7 @@ fn a_writer_whose_brokers_are_gone_is_told_that_its_append_has_no_outcome() {
     let after = next.record(1, 10);
     journal.append(after.clone()).expect("sent");
     assert!(
-        matches!(delivered.recv().expect("told"), Delivery::Records(records) if records[0].hash() == after.hash())
+        matches!(delivered.recv().expect("told"), JournalDelivery::Records(records) if records[0].hash() == after.hash())
     );
     journal.close().expect("closed");
 }

@@ -5,17 +5,17 @@ use std::time::Duration;
 
 use axum::body::Body;
 use axum::http::{Method, Request, header};
-use chancery_decider::{Accepted, Verdict};
-use chancery_events::fact::Outcome;
+use chancery_decider::{AcceptedIntent, Verdict};
+use chancery_events::fact::IntentOutcome;
 use chancery_events::id::{Lineage, Position};
 
 use super::world::{World, request};
 use super::writes::accepted;
-use crate::routes::{Does, ROUTES, Route};
-use crate::{AllowedHosts, Common, Limits};
+use crate::routes::{HttpRoute, ROUTES, RouteTarget};
+use crate::{AllowedHosts, ApiShared, HttpLimits};
 
 /// Returns a valid path of the route.
-fn path(route: &Route) -> String {
+fn path(route: &HttpRoute) -> String {
     let id = "00000000-0008-8801-8000-000000000007";
     let name = route.path.replace("{fleet}", "default").replace("{type}", "node.applied.v1");
     // The id contains the kind.
@@ -30,13 +30,13 @@ fn path(route: &Route) -> String {
     format!("/{}", name.replace(['{', '}'], ""))
 }
 
-fn is_write(route: &Route) -> bool {
-    matches!(route.does, Does::Intent(..) | Does::Intents)
+fn is_write(route: &HttpRoute) -> bool {
+    matches!(route.does, RouteTarget::Intent(..) | RouteTarget::Intents)
 }
 
-fn json(route: &Route, body: impl Into<Body>) -> Request<Body> {
+fn json(route: &HttpRoute, body: impl Into<Body>) -> Request<Body> {
     let media_type = match route.does {
-        Does::Intents => "application/cloudevents+json",
+        RouteTarget::Intents => "application/cloudevents+json",
         _ => "application/json",
     };
     request(route.method.clone(), &path(route), &[("content-type", media_type)], body)
@@ -106,7 +106,7 @@ async fn no_body_is_bad_enough_to_be_no_problem() {
 #[tokio::test]
 async fn a_body_must_be_there_where_it_says_something() {
     let world = World::new();
-    world.decide(accepted(Outcome::Changed, 1));
+    world.decide(accepted(IntentOutcome::Changed, 1));
     let api = crate::openapi();
     for route in ROUTES.iter().filter(|route| is_write(route)) {
         let method = route.method.as_str().to_lowercase();
@@ -223,7 +223,7 @@ async fn what_is_too_large_is_refused_before_it_is_read() {
 
 #[tokio::test]
 async fn a_body_that_does_not_come_is_not_waited_for() {
-    let world = World::with(Limits { body_read: Duration::from_millis(50), ..Limits::default() });
+    let world = World::with(HttpLimits { body_read: Duration::from_millis(50), ..HttpLimits::default() });
     let never = Body::from_stream(async_stream::stream! {
         yield Ok::<_, std::io::Error>(axum::body::Bytes::from_static(b"{"));
         std::future::pending::<()>().await;
@@ -272,7 +272,7 @@ async fn what_is_forwarded_for_another_journal_or_a_later_term_is_not_recorded_a
         (&format!("{}/{}", own.lineage, own.term), 200),
     ];
     decider.decide(|_| {
-        let accepted = Accepted { outcome: Outcome::Unchanged, subject: None, version: None };
+        let accepted = AcceptedIntent { outcome: IntentOutcome::Unchanged, subject: None, version: None };
         Some(Verdict { position: Position::new(7), result: Arc::new(Ok(accepted)) })
     });
     for (named, status) in cases {
@@ -305,7 +305,7 @@ async fn preflights_and_answers_permit_listed_origins_alone() {
     let mut world = World::new();
     let origins = ["https://console.example".to_owned()].into();
     let hosts = AllowedHosts::default().with_origins(&origins);
-    world.app.common = Arc::new(Common::new(Limits::default(), hosts));
+    world.app.common = Arc::new(ApiShared::new(HttpLimits::default(), hosts));
     let origin = ("origin", "https://console.example");
     let asks = [
         origin,

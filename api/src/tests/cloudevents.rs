@@ -1,7 +1,7 @@
 //! Intents as CloudEvents, in all their forms.
 
 use axum::http::{HeaderValue, Method};
-use chancery_events::fact::Outcome;
+use chancery_events::fact::IntentOutcome;
 use serde_json::json;
 
 use super::world::{World, request};
@@ -24,7 +24,7 @@ fn event(id: &str, data: &serde_json::Value) -> serde_json::Value {
 #[tokio::test]
 async fn a_structured_event_is_an_intent() {
     let world = World::new();
-    world.decide(accepted(Outcome::Changed, 2));
+    world.decide(accepted(IntentOutcome::Changed, 2));
     let mut body = event("e1", &json!({"name": "node-1"}));
     body["actor"] = "someone".into();
     body["expect"] = 7.into();
@@ -49,7 +49,7 @@ async fn a_structured_event_is_an_intent() {
 #[tokio::test]
 async fn a_binary_event_is_an_intent() {
     let world = World::new();
-    world.decide(accepted(Outcome::Changed, 2));
+    world.decide(accepted(IntentOutcome::Changed, 2));
     let trace = ("traceparent", "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01");
     let headers = [BINARY, &[("ce-actor", "J%C3%BCrgen%20%22J%22"), ("ce-expect", "3"), trace]].concat();
     let answer = world.send(request(Method::POST, "/intents", &headers, r#"{"name":"node-1"}"#)).await;
@@ -134,7 +134,7 @@ async fn what_is_wrong_with_an_event_is_told_with_its_place() {
 #[tokio::test]
 async fn a_batch_is_answered_in_order_each_for_itself() {
     let world = World::new();
-    world.decide(accepted(Outcome::Changed, 2));
+    world.decide(accepted(IntentOutcome::Changed, 2));
     let body = json!([
         event("e1", &json!({"name": "node-1"})),
         event("e2", &json!({"name": "NODE"})),
@@ -161,12 +161,12 @@ async fn a_batch_is_answered_in_order_each_for_itself() {
 async fn behind_a_busy_decider_nothing_of_a_batch_gets_ahead() {
     let mut world = World::new();
     let (queue, mut inputs) = tokio::sync::mpsc::channel(2);
-    world.app.desk = chancery_decider::desk::Desk::with(chancery_decider::Decider::over(queue));
+    world.app.desk = chancery_decider::desk::LeaderRouter::with(chancery_decider::DeciderHandle::over(queue));
     let answered = tokio::spawn(async move {
         tokio::time::sleep(std::time::Duration::from_millis(50)).await;
         let mut count = 0;
-        while let Some(chancery_decider::Input::Intent(request, answer, _)) = inputs.recv().await {
-            let _ = answer.send(accepted(Outcome::Changed, 2)(&request).expect("a verdict"));
+        while let Some(chancery_decider::DeciderInput::Intent(request, answer, _)) = inputs.recv().await {
+            let _ = answer.send(accepted(IntentOutcome::Changed, 2)(&request).expect("a verdict"));
             count += 1;
             if count == 2 {
                 break;

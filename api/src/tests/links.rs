@@ -9,15 +9,15 @@ use std::time::Duration;
 
 use axum::body::{Body, Bytes};
 use axum::http::Method;
-use chancery_decider::{Connection, Connections, Input, Mailbox, mailbox};
-use chancery_executor::remote::Remote;
+use chancery_decider::{ChannelNumber, ChannelNumbers, DeciderInput, ExecutorOutbox, mailbox};
+use chancery_executor::remote::DeciderEndpoint;
 use http_body_util::BodyExt as _;
 use serde_json::json;
 use tokio::net::TcpListener;
 use tower::ServiceExt as _;
 
 use super::world::{World, fleet, request};
-use crate::{Limits, Links, serve};
+use crate::{ExecutorChannels, HttpLimits, serve};
 
 /// Media type of executors' messages.
 const LINES: [(&str, &str); 1] = [("content-type", "application/x-ndjson")];
@@ -28,8 +28,8 @@ const PATIENCE: Duration = Duration::from_secs(30);
 struct Link {
     id: String,
     body: Body,
-    connection: Connection,
-    to_executor: Mailbox,
+    connection: ChannelNumber,
+    to_executor: ExecutorOutbox,
 }
 
 async fn open(world: &mut World) -> Link {
@@ -39,20 +39,20 @@ async fn open(world: &mut World) -> Link {
     assert_eq!(response.headers()["content-type"], "application/x-ndjson");
     let id = response.headers()["chancery-link"].to_str().expect("an id").to_owned();
     let (connection, to_executor) = match hear(world).await {
-        Input::Connected(connection, executor) => (connection, executor),
+        DeciderInput::Connected(connection, executor) => (connection, executor),
         other => panic!("{other:?}"),
     };
     Link { id, body: response.into_body(), connection, to_executor }
 }
 
-async fn hear(world: &mut World) -> Input {
+async fn hear(world: &mut World) -> DeciderInput {
     tokio::time::timeout(PATIENCE, world.heard.recv()).await.expect("something is heard").expect("a decider")
 }
 
 /// Returns the next heartbeat of the channel.
-async fn beat(world: &mut World, of: Connection) -> u64 {
+async fn beat(world: &mut World, of: ChannelNumber) -> u64 {
     match hear(world).await {
-        Input::Said(connection, text, _) if connection == of => {
+        DeciderInput::Said(connection, text, _) if connection == of => {
             let message: serde_json::Value = serde_json::from_slice(&text).expect("JSON");
             message["heartbeat"]["beat"].as_u64().expect("a heartbeat")
         }
@@ -60,9 +60,9 @@ async fn beat(world: &mut World, of: Connection) -> u64 {
     }
 }
 
-async fn gone(world: &mut World, of: Connection) {
+async fn gone(world: &mut World, of: ChannelNumber) {
     match hear(world).await {
-        Input::Disconnected(connection) if connection == of => {}
+        DeciderInput::Disconnected(connection) if connection == of => {}
         other => panic!("{other:?}"),
     }
 }
@@ -170,7 +170,8 @@ async fn whoever_hangs_up_the_other_half_ends_too() {
 #[tokio::test]
 async fn a_link_on_which_nothing_comes_is_closed_and_there_are_only_so_many() {
     let mut world = World::new();
-    world.app.links = Arc::new(Links::new(Connections::default(), Duration::from_millis(200), 1));
+    world.app.links =
+        Arc::new(ExecutorChannels::new(ChannelNumbers::default(), Duration::from_millis(200), 1));
     let mut link = open(&mut world).await;
     assert_eq!(world.send(request(Method::POST, "/links", &LINES, "")).await.problem().0, 503);
     link.ends().await;
@@ -184,9 +185,11 @@ async fn an_executor_reaches_the_decider_over_a_real_connection() {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let url = format!("http://{}", listener.local_addr().expect("an address"));
     tokio::spawn(serve(world.api(), listener, std::future::pending()));
-    let remote = Remote::new(&url, &fleet()).expect("an address");
+    let remote = DeciderEndpoint::new(&url, &fleet()).expect("an address");
     let mut link = remote.connect().await.expect("a link");
-    let Input::Connected(connection, to_executor) = hear(&mut world).await else { panic!("no connection") };
+    let DeciderInput::Connected(connection, to_executor) = hear(&mut world).await else {
+        panic!("no connection")
+    };
     // More than one request or any queue can hold.
     let most = 20_000;
     let to_decider = link.to_decider.clone();
@@ -250,7 +253,7 @@ async fn of_one_link_one_body_is_read_at_a_time_and_nothing_of_the_next() {
 
 #[tokio::test]
 async fn halves_of_messages_on_all_links_have_one_budget_and_small_ones_pass() {
-    let limits = Limits { messages: 1 << 20, uploads: 2 << 20, ..Limits::default() };
+    let limits = HttpLimits { messages: 1 << 20, uploads: 2 << 20, ..HttpLimits::default() };
     let mut world = World::with(limits);
     let taken = Arc::new(AtomicUsize::new(0));
     let (mut links, mut sending) = (Vec::new(), Vec::new());
@@ -317,7 +320,7 @@ async fn the_decider_has_a_link_before_anything_can_be_said_on_it() {
     let id = response.headers()["chancery-link"].to_str().expect("an id");
     let said = request(Method::POST, &format!("/links/{id}/messages?after=0"), &LINES, heartbeat(1));
     assert_eq!(world.send(said).await.status, 204);
-    let Input::Connected(connection, _mailbox) = hear(&mut world).await else {
+    let DeciderInput::Connected(connection, _mailbox) = hear(&mut world).await else {
         panic!("the decider has no link")
     };
     assert_eq!(beat(&mut world, connection).await, 1);
@@ -326,7 +329,8 @@ async fn the_decider_has_a_link_before_anything_can_be_said_on_it() {
 #[tokio::test]
 async fn a_link_without_a_welcome_is_closed_whatever_comes_on_it() {
     let mut world = World::new();
-    world.app.links = Arc::new(Links::new(Connections::default(), Duration::from_millis(300), 1));
+    world.app.links =
+        Arc::new(ExecutorChannels::new(ChannelNumbers::default(), Duration::from_millis(300), 1));
     let mut link = open(&mut world).await;
     let mut ended = pin!(async { while link.body.frame().await.is_some() {} });
     let path = format!("/links/{}/messages?after=0", link.id);

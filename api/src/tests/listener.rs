@@ -10,7 +10,7 @@ use axum::http::Method;
 use chancery_events::id::{IncarnationId, Position};
 use chancery_events::name::ClusterName;
 use chancery_executor::logs::{LogOutput, LogSource, LogStream, OutputName};
-use chancery_executor::process::LogFile;
+use chancery_executor::process::OutputFile;
 use http_body_util::BodyExt as _;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
@@ -19,7 +19,7 @@ use tokio::task::JoinHandle;
 use tower::ServiceExt as _;
 
 use super::world::{LINEAGE, World, request};
-use crate::{Limits, Logs, RESERVED, serve};
+use crate::{ClusterLogSource, HttpLimits, RESERVED, serve};
 
 pub(super) struct Server {
     pub(super) address: SocketAddr,
@@ -97,7 +97,7 @@ async fn a_request_names_its_host_once_and_no_other_than_the_server() {
 
 #[tokio::test]
 async fn connections_are_limited_and_the_excess_is_told() {
-    let world = World::with(Limits { connections: 1, ..Limits::default() });
+    let world = World::with(HttpLimits { connections: 1, ..HttpLimits::default() });
     let server = start(&world).await;
     let mut first = TcpStream::connect(server.address).await.expect("a connection");
     first.write_all(b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n").await.expect("sent");
@@ -117,7 +117,7 @@ async fn connections_are_limited_and_the_excess_is_told() {
 
 #[tokio::test]
 async fn probes_are_answered_however_many_slow_connections_there_are() {
-    let world = World::with(Limits { connections: 8, ..Limits::default() });
+    let world = World::with(HttpLimits { connections: 8, ..HttpLimits::default() });
     let server = start(&world).await;
     let ready = LIVE.replace("livez", "readyz");
     let mut slow = Vec::new();
@@ -148,7 +148,7 @@ async fn probes_are_answered_however_many_slow_connections_there_are() {
 
 #[tokio::test]
 async fn one_address_leaves_connections_to_others() {
-    let world = World::with(Limits { connections: 8, ..Limits::default() });
+    let world = World::with(HttpLimits { connections: 8, ..HttpLimits::default() });
     let server = start(&world).await;
     let connect = async |from: &str| {
         let socket = TcpSocket::new_v4().expect("a socket");
@@ -169,7 +169,7 @@ async fn one_address_leaves_connections_to_others() {
 
 #[tokio::test]
 async fn headers_that_do_not_come_are_not_waited_for() {
-    let world = World::with(Limits { header_read: Duration::from_millis(100), ..Limits::default() });
+    let world = World::with(HttpLimits { header_read: Duration::from_millis(100), ..HttpLimits::default() });
     let server = start(&world).await;
     let mut slow = TcpStream::connect(server.address).await.expect("a connection");
     slow.write_all(b"GET /livez HT").await.expect("sent");
@@ -179,7 +179,7 @@ async fn headers_that_do_not_come_are_not_waited_for() {
 
 #[tokio::test]
 async fn whoever_takes_nothing_is_cut_off() {
-    let world = World::with(Limits { stall: Duration::from_millis(100), ..Limits::default() });
+    let world = World::with(HttpLimits { stall: Duration::from_millis(100), ..HttpLimits::default() });
     let server = start(&world).await;
     let mut lazy = TcpStream::connect(server.address).await.expect("a connection");
     lazy.write_all(
@@ -233,12 +233,12 @@ async fn stopping_ends_streams_and_lets_requests_finish() {
 
 fn output(index: u16, stream: LogStream, base: PathBuf) -> Box<dyn LogOutput> {
     let name = OutputName { payload: "server".parse().expect("a name"), index, stream };
-    Box::new(LogFile { name, base })
+    Box::new(OutputFile { name, base })
 }
 
 struct Folder(tempfile::TempDir);
 
-impl Logs for Folder {
+impl ClusterLogSource for Folder {
     fn keeps(&self, _cluster: &ClusterName) -> bool {
         true
     }
@@ -255,7 +255,7 @@ impl LogSource for Folder {
 /// Log source of an incarnation with many processes, which have written nothing.
 struct Many;
 
-impl Logs for Many {
+impl ClusterLogSource for Many {
     fn keeps(&self, _cluster: &ClusterName) -> bool {
         true
     }

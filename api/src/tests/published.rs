@@ -5,7 +5,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use chancery_events::event::{Event, Line, Told};
+use chancery_events::event::{Event, EventLine, FoldableEvent};
 use serde_json::Value;
 
 use super::world::World;
@@ -96,11 +96,15 @@ fn a_line_of_every_type_is_read_by_this_build_and_written_as_it_was() {
         count += lines.len();
         for (index, line) in lines.iter().enumerate() {
             let line = line.trim_end();
-            assert_eq!(Line::read(line.as_bytes()).expect("a line").type_name, type_name);
+            assert_eq!(EventLine::read(line.as_bytes()).expect("a line").type_name, type_name);
             let event = Event::read(line.as_bytes()).unwrap_or_else(|error| panic!("{type_name}: {error:?}"));
-            let told = Told::read(line.as_bytes()).unwrap_or_else(|error| panic!("{type_name}: {error:?}"));
-            let fact =
-                if let Event::Fact { fact, .. } = &event { Told::Fact(fact.clone()) } else { Told::Nothing };
+            let told =
+                FoldableEvent::read(line.as_bytes()).unwrap_or_else(|error| panic!("{type_name}: {error:?}"));
+            let fact = if let Event::Fact { fact, .. } = &event {
+                FoldableEvent::Fact(fact.clone())
+            } else {
+                FoldableEvent::Nothing
+            };
             assert_eq!(told, fact, "{type_name}");
             let written = String::from_utf8(event.line()).expect("text");
             if index + 1 < lines.len() && SAY_MORE.contains(&type_name) {

@@ -2,13 +2,13 @@
 
 use axum::body::Body;
 use axum::http::{Method, Request};
-use chancery_events::fact::Outcome;
+use chancery_events::fact::IntentOutcome;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpSocket};
 
 use super::world::{Answer, World, request};
 use super::writes::accepted;
-use crate::{Limits, serve};
+use crate::{HttpLimits, serve};
 
 const NODE: &str = r#"{"spec":{"domain":"d1","total":{"cpu":4000}}}"#;
 
@@ -31,9 +31,9 @@ async fn flood(world: &World, ask: impl Fn() -> Request<Body>) -> Answer {
 
 #[tokio::test]
 async fn one_who_floods_is_told_when_to_come_back_and_no_other_is_slowed() {
-    let limits = Limits { writes_per_second: 5, reads_per_second: 50, ..Limits::default() };
+    let limits = HttpLimits { writes_per_second: 5, reads_per_second: 50, ..HttpLimits::default() };
     let world = World::with(limits);
-    world.decide(accepted(Outcome::Changed, 2));
+    world.decide(accepted(IntentOutcome::Changed, 2));
     let refused = flood(&world, || write("ann")).await;
     assert_eq!(refused.problem(), (429, "too_many_requests".into(), String::new()));
     assert_eq!((refused.header("retry-after"), &refused.json()["retryable"]), ("1", &true.into()));
@@ -55,8 +55,8 @@ async fn one_who_floods_is_told_when_to_come_back_and_no_other_is_slowed() {
 
 #[tokio::test]
 async fn a_batch_pays_for_each_of_its_intents() {
-    let world = World::with(Limits { writes_per_second: 100, ..Limits::default() });
-    world.decide(accepted(Outcome::Changed, 2));
+    let world = World::with(HttpLimits { writes_per_second: 100, ..HttpLimits::default() });
+    world.decide(accepted(IntentOutcome::Changed, 2));
     let event = |n: usize| {
         format!(
             r#"{{"specversion":"1.0","id":"{n}","source":"t","type":"chancery.node.apply.v1","data":{{"name":"n",{}}}"#,
@@ -77,7 +77,7 @@ async fn a_batch_pays_for_each_of_its_intents() {
 
 #[tokio::test]
 async fn addresses_are_told_apart() {
-    let world = World::with(Limits { reads_per_second: 5, ..Limits::default() });
+    let world = World::with(HttpLimits { reads_per_second: 5, ..HttpLimits::default() });
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let address = listener.local_addr().expect("an address");
     tokio::spawn(serve(world.api(), listener, std::future::pending()));
@@ -102,7 +102,7 @@ async fn addresses_are_told_apart() {
 
 #[tokio::test]
 async fn what_is_not_admitted_takes_nothing_from_those_who_are() {
-    let world = World::with(Limits { reads_per_second: 5, ..Limits::default() });
+    let world = World::with(HttpLimits { reads_per_second: 5, ..HttpLimits::default() });
     let page = [("origin", "http://evil.example")];
     for _ in 0..100 {
         assert_eq!(world.send(request(Method::GET, "/nodes", &page, "")).await.problem().0, 403);

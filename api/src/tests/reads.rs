@@ -6,15 +6,15 @@ use std::sync::Arc;
 use std::task::Poll;
 
 use axum::http::Method;
-use chancery_decider::{Accepted, Verdict};
-use chancery_events::fact::Outcome;
+use chancery_decider::{AcceptedIntent, Verdict};
+use chancery_events::fact::IntentOutcome;
 use chancery_events::id::{OperationId, Position};
 use chancery_events::name::ReplicaName;
-use chancery_events::refusal::{Code, Refusal};
+use chancery_events::refusal::{Refusal, RefusalCode};
 use chancery_projector::RowKind;
 
 use super::world::{LINEAGE, World, request};
-use crate::Limits;
+use crate::HttpLimits;
 
 #[tokio::test]
 async fn a_list_comes_in_pages() {
@@ -109,7 +109,7 @@ fn large_plan(name: &str, bytes: usize) -> String {
 
 #[tokio::test]
 async fn a_page_ends_before_it_has_too_many_bytes_and_the_next_one_goes_on() {
-    let world = World::with(Limits { page: 100_000, ..Limits::default() });
+    let world = World::with(HttpLimits { page: 100_000, ..HttpLimits::default() });
     large_plans(&world, 12);
     let (mut names, mut pages, mut token) = (Vec::new(), 0, String::new());
     loop {
@@ -149,7 +149,7 @@ async fn a_page_ends_before_it_has_too_many_bytes_and_the_next_one_goes_on() {
 
 #[tokio::test]
 async fn answers_that_nobody_reads_have_one_budget_and_small_pages_need_none() {
-    let world = World::with(Limits { page: 200_000, answers: 400_000, ..Limits::default() });
+    let world = World::with(HttpLimits { page: 200_000, answers: 400_000, ..HttpLimits::default() });
     large_plans(&world, 12);
     world.commit(&[&large_plan("z-large", 150_000)]);
     let ask = |path: &str| {
@@ -177,7 +177,7 @@ async fn answers_that_nobody_reads_have_one_budget_and_small_pages_need_none() {
 #[tokio::test]
 async fn a_read_waits_for_the_position_it_needs() {
     let min_position = std::time::Duration::from_secs(1);
-    let world = World::with(Limits { min_position, ..Limits::default() });
+    let world = World::with(HttpLimits { min_position, ..HttpLimits::default() });
     let router = world.router();
     let waiting = tokio::spawn(tower::ServiceExt::oneshot(
         router,
@@ -236,7 +236,7 @@ async fn a_read_waits_for_the_verdicts_that_were_given_before_it() {
 #[tokio::test]
 async fn a_read_that_cannot_be_as_new_as_the_last_verdict_is_refused_and_an_eventual_one_is_answered() {
     let min_position = std::time::Duration::from_millis(20);
-    let world = World::with(Limits { min_position, ..Limits::default() });
+    let world = World::with(HttpLimits { min_position, ..HttpLimits::default() });
     world.app.last_verdict.note(Position::new(6));
     for path in READS {
         let late = world.get(path).await;
@@ -263,9 +263,9 @@ async fn every_verdict_over_http_is_waited_for_by_the_reads_after_it() {
     world.decide(move |request| {
         let position = Position::new(next.fetch_add(1, std::sync::atomic::Ordering::Relaxed));
         let result = if request.id.as_str() == "refused" {
-            Err(Refusal::new(Code::InUse, "it is in use"))
+            Err(Refusal::new(RefusalCode::InUse, "it is in use"))
         } else {
-            Ok(Accepted { outcome: Outcome::Changed, subject: None, version: None })
+            Ok(AcceptedIntent { outcome: IntentOutcome::Changed, subject: None, version: None })
         };
         Some(Verdict { position, result: Arc::new(result) })
     });

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use tower::ServiceExt as _;
 
 use super::world::{LINEAGE, World, api_of, request};
-use crate::Limits;
+use crate::HttpLimits;
 
 const SSE: (&str, &str) = ("accept", "text/event-stream");
 
@@ -255,7 +255,7 @@ async fn a_stream_says_why_it_ends() {
 
 #[tokio::test]
 async fn a_slow_follower_is_cut_off_and_resumes() {
-    let world = World::with(Limits { stall: Duration::from_millis(500), ..Limits::default() });
+    let world = World::with(HttpLimits { stall: Duration::from_millis(500), ..HttpLimits::default() });
     world.touch("node-1", 20);
     let mut reading = Reading::open(&world, "/events", &[SSE]).await;
     assert_eq!(reading.ids(3).await, range(1, 3));
@@ -290,7 +290,7 @@ async fn an_idle_stream_says_that_it_is_there() {
 
 #[tokio::test]
 async fn followers_are_limited() {
-    let world = World::with(Limits { followers: 2, ..Limits::default() });
+    let world = World::with(HttpLimits { followers: 2, ..HttpLimits::default() });
     let _first = Reading::open(&world, "/events", &[SSE]).await;
     let second = Reading::open(&world, "/events", &[SSE]).await;
     let third = world.send(request(Method::GET, "/events", &[SSE], "")).await;

@@ -15,7 +15,7 @@ use tokio::task::JoinHandle;
 
 use super::listener::{read, start};
 use super::world::World;
-use crate::Limits;
+use crate::HttpLimits;
 
 const PREFACE: &str = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 const EVENTS: &str = "http://localhost/v1/fleets/default/events";
@@ -93,7 +93,7 @@ async fn the_authority_is_the_host() {
 
 #[tokio::test]
 async fn each_stream_beside_the_first_takes_a_slot() {
-    let world = World::with(Limits { connections: 8, ..Limits::default() });
+    let world = World::with(HttpLimits { connections: 8, ..HttpLimits::default() });
     let server = start(&world).await;
     let (mut client, _connection) = connect(server.address).await;
     let mut streams = Vec::new();
@@ -120,7 +120,7 @@ async fn each_stream_beside_the_first_takes_a_slot() {
 
 #[tokio::test]
 async fn a_client_that_leaves_one_answer_and_takes_others_is_cut_off() {
-    let world = World::with(Limits { stall: Duration::from_millis(200), ..Limits::default() });
+    let world = World::with(HttpLimits { stall: Duration::from_millis(200), ..HttpLimits::default() });
     let server = start(&world).await;
     let (mut client, _connection) = connect(server.address).await;
     let left = get(&mut client, EVENTS).await;
@@ -143,7 +143,7 @@ async fn a_client_that_leaves_one_answer_and_takes_others_is_cut_off() {
 #[tokio::test]
 async fn a_connection_without_a_request_is_closed() {
     let short = Duration::from_millis(100);
-    let world = World::with(Limits { header_read: short, stall: short, ..Limits::default() });
+    let world = World::with(HttpLimits { header_read: short, stall: short, ..HttpLimits::default() });
     let server = start(&world).await;
     // HTTP/2 starts with 24 bytes, and then each side sends its settings.
     for begun in ["", "PRI * HT", PREFACE, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\u{4}\0\0\0\0\0"] {

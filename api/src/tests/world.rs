@@ -6,42 +6,42 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderMap, Method, Request, StatusCode};
-use chancery_decider::desk::{Desk, Duty};
-use chancery_decider::{Connections, Decider, Hub, Input, Verdict};
+use chancery_decider::desk::{LeaderRole, LeaderRouter};
+use chancery_decider::{ChannelNumbers, DeciderHandle, DeciderInput, EventHub, Verdict};
 use chancery_events::event::Event;
 use chancery_events::fact::Fact;
-use chancery_events::id::{Lineage, Position, Writer};
+use chancery_events::id::{Lineage, Position, WriterId};
 use chancery_events::intent;
 use chancery_events::name::FleetName;
-use chancery_events::record::{Draft, Record};
+use chancery_events::record::{Record, RecordDraft};
 use chancery_events::time::Time;
 use chancery_executor::logs::NoLogSource;
 use chancery_journal::memory::{MemoryJournal, MemoryLog};
-use chancery_journal::{Delivery, Journal, Signature, genesis};
-use chancery_projector::{Projector, Tuning};
+use chancery_journal::{Journal, JournalDelivery, WriterIdentity, genesis};
+use chancery_projector::{Projector, StoreTuning};
 use serde_json::Value;
 use tokio::sync::{mpsc, watch};
 use tower::ServiceExt as _;
 
-use crate::{AllowedHosts, Api, App, Common, LastVerdict, Limits, Links, router};
+use crate::{AllowedHosts, ApiShared, ApiState, ExecutorChannels, FleetApi, HttpLimits, LastVerdict, router};
 
 pub(super) const FLEET: &str = "/v1/fleets/default";
 pub(super) const LINEAGE: Lineage = Lineage::from_random(7);
 
 /// Verdict of the test decider for a request; `None` if it does not answer.
-pub(super) type Says = dyn Fn(&intent::Request) -> Option<Verdict> + Send;
+pub(super) type Says = dyn Fn(&intent::IntentRequest) -> Option<Verdict> + Send;
 
 /// Test fleet, with the parts of the API that serve it.
 pub(super) struct World {
-    pub(super) app: App,
+    pub(super) app: FleetApi,
     pub(super) journal: MemoryJournal,
     lineage: Lineage,
-    by: Signature,
+    by: WriterIdentity,
     /// Intents that were submitted to the decider.
-    pub(super) asked: Arc<Mutex<Vec<intent::Request>>>,
+    pub(super) asked: Arc<Mutex<Vec<intent::IntentRequest>>>,
     says: Arc<Mutex<Box<Says>>>,
     /// Inputs of executors that reached the decider.
-    pub(super) heard: mpsc::UnboundedReceiver<Input>,
+    pub(super) heard: mpsc::UnboundedReceiver<DeciderInput>,
     _folder: tempfile::TempDir,
 }
 
@@ -84,47 +84,48 @@ pub(super) fn fleet() -> FleetName {
 }
 
 /// Returns a server with only this fleet.
-pub(super) fn api_of(app: App) -> Api {
+pub(super) fn api_of(app: FleetApi) -> ApiState {
     let common = Arc::clone(&app.common);
-    Api { fleets: [(fleet(), Arc::new(app))].into(), common }
+    ApiState { fleets: [(fleet(), Arc::new(app))].into(), common }
 }
 
 impl World {
     /// Returns the API as a server has it.
-    pub(super) fn api(&self) -> Api {
+    pub(super) fn api(&self) -> ApiState {
         api_of(self.app.clone())
     }
 
     /// Returns a world with a term, a cluster, two nodes and a capability: positions 1 to 5.
     pub(super) fn new() -> World {
-        World::with(Limits { heartbeat: Duration::from_millis(50), ..Limits::default() })
+        World::with(HttpLimits { heartbeat: Duration::from_millis(50), ..HttpLimits::default() })
     }
 
-    pub(super) fn with(limits: Limits) -> World {
+    pub(super) fn with(limits: HttpLimits) -> World {
         World::of(limits, LINEAGE)
     }
 
     /// Returns a server with a journal of the lineage that follows the leader at an address.
     pub(super) fn following(there: &str, lineage: Lineage) -> World {
-        let mut world = World::of(Limits::default(), lineage);
-        let (_, duty) = watch::channel(Duty::StandsBy);
+        let mut world = World::of(HttpLimits::default(), lineage);
+        let (_, duty) = watch::channel(LeaderRole::StandsBy);
         let (_, decider) = watch::channel(Some(there.into()));
         let clock = Arc::clone(&world.app.desk.clock);
-        world.app.desk = Desk { duty, decider, own: "127.0.0.1:1".into(), clock, troubles: Arc::default() };
+        world.app.desk =
+            LeaderRouter { duty, decider, own: "127.0.0.1:1".into(), clock, troubles: Arc::default() };
         world
     }
 
-    fn of(limits: Limits, lineage: Lineage) -> World {
+    fn of(limits: HttpLimits, lineage: Lineage) -> World {
         let folder = tempfile::tempdir().expect("a folder");
         let log = MemoryLog::new("default");
-        let hub = Arc::new(Hub::new());
-        let tuning = Tuning { cache: 1 << 20, ..Tuning::default() };
+        let hub = Arc::new(EventHub::new());
+        let tuning = StoreTuning { cache: 1 << 20, ..StoreTuning::default() };
         let rows = folder.path().join("rows");
         let projector = Projector::open(&rows, "default", log.source(), None, tuning).expect("rows");
         let reader = projector.reader();
         let (projector, published) = (Arc::new(Mutex::new(projector)), hub.clone());
         let sink = Box::new(move |delivery| {
-            if let Delivery::Records(records) = delivery {
+            if let JournalDelivery::Records(records) = delivery {
                 projector.lock().expect("no panic").apply(&records).expect("rows");
                 for record in records {
                     published.publish(record);
@@ -133,27 +134,31 @@ impl World {
         });
         let journal = log.open(sink).expect("a journal");
         let (queue, inputs) = mpsc::channel(8);
-        let asked: Arc<Mutex<Vec<intent::Request>>> = Arc::default();
+        let asked: Arc<Mutex<Vec<intent::IntentRequest>>> = Arc::default();
         let says: Arc<Mutex<Box<Says>>> = Arc::new(Mutex::new(Box::new(|_| None)));
         let (hear, heard) = mpsc::unbounded_channel();
         tokio::spawn(decide(inputs, asked.clone(), says.clone(), hear));
-        let common = Arc::new(Common::new(limits, AllowedHosts::default()));
-        let app = App {
-            desk: Desk::with(Decider::over(queue)),
+        let common = Arc::new(ApiShared::new(limits, AllowedHosts::default()));
+        let app = FleetApi {
+            desk: LeaderRouter::with(DeciderHandle::over(queue)),
             reader,
             last_verdict: Arc::new(LastVerdict::default()),
             source: log.source(),
             hub,
             figures: Arc::new(common.metrics.of(&fleet())),
             logs: Arc::new(NoLogSource),
-            links: Arc::new(Links::new(
-                Connections::default(),
+            links: Arc::new(ExecutorChannels::new(
+                ChannelNumbers::default(),
                 Duration::from_mins(1),
                 common.limits.executors,
             )),
             common,
         };
-        let by = Signature { fleet: "default".into(), build: "test".into(), writer: Writer::from_random(1) };
+        let by = WriterIdentity {
+            fleet: "default".into(),
+            build: "test".into(),
+            writer: WriterId::from_random(1),
+        };
         let world = World { app, journal, lineage, by, asked, says, heard, _folder: folder };
         world.begin();
         world
@@ -171,7 +176,7 @@ impl World {
 
     /// Commits one record of facts, each written as its type and its data.
     pub(super) fn commit(&self, facts: &[&str]) {
-        let mut draft = Draft::new();
+        let mut draft = RecordDraft::new();
         for text in facts {
             let (type_name, data) = text.split_once(' ').expect("type and data");
             let fact = Fact::read(type_name, data).expect("a known type").expect(text);
@@ -195,7 +200,7 @@ impl World {
     }
 
     /// Sets the decider's verdicts from now on; with `None` it never answers.
-    pub(super) fn decide(&self, says: impl Fn(&intent::Request) -> Option<Verdict> + Send + 'static) {
+    pub(super) fn decide(&self, says: impl Fn(&intent::IntentRequest) -> Option<Verdict> + Send + 'static) {
         *self.says.lock().expect("no panic") = Box::new(says);
     }
 
@@ -244,15 +249,15 @@ pub(super) fn request(
 }
 
 async fn decide(
-    mut inputs: mpsc::Receiver<Input>,
-    asked: Arc<Mutex<Vec<intent::Request>>>,
+    mut inputs: mpsc::Receiver<DeciderInput>,
+    asked: Arc<Mutex<Vec<intent::IntentRequest>>>,
     says: Arc<Mutex<Box<Says>>>,
-    heard: mpsc::UnboundedSender<Input>,
+    heard: mpsc::UnboundedSender<DeciderInput>,
 ) {
     let mut silent = Vec::new();
     while let Some(input) = inputs.recv().await {
         let (request, answer) = match input {
-            Input::Intent(request, answer, _) => (request, answer),
+            DeciderInput::Intent(request, answer, _) => (request, answer),
             other => {
                 // A finished test receives nothing.
                 let _ = heard.send(other);

@@ -7,30 +7,31 @@ use std::time::Duration;
 
 use axum::body::Body;
 use axum::http::Method;
-use chancery_decider::{Accepted, Verdict};
-use chancery_events::fact::Outcome;
+use chancery_decider::{AcceptedIntent, Verdict};
+use chancery_events::fact::IntentOutcome;
 use chancery_events::id::{OperationId, Position, RequestId};
 use chancery_events::intent::{self, Intent};
-use chancery_events::refusal::{Code, Refusal};
+use chancery_events::refusal::{Refusal, RefusalCode};
 use chancery_events::subject::Subject;
 use tower::ServiceExt as _;
 
 use super::world::{LINEAGE, World, request};
-use crate::Limits;
-use crate::routes::{Does, ROUTES};
+use crate::HttpLimits;
+use crate::routes::{ROUTES, RouteTarget};
 
 /// Returns a verdict at position 9.
 pub(super) fn accepted(
-    outcome: Outcome,
+    outcome: IntentOutcome,
     version: u64,
-) -> impl Fn(&intent::Request) -> Option<Verdict> + Send {
+) -> impl Fn(&intent::IntentRequest) -> Option<Verdict> + Send {
     move |request| {
-        let result = Ok(Accepted { outcome, subject: request.intent.subject(), version: Some(version) });
+        let result =
+            Ok(AcceptedIntent { outcome, subject: request.intent.subject(), version: Some(version) });
         Some(Verdict { position: Position::new(9), result: Arc::new(result) })
     }
 }
 
-fn refused(code: Code) -> impl Fn(&intent::Request) -> Option<Verdict> + Send {
+fn refused(code: RefusalCode) -> impl Fn(&intent::IntentRequest) -> Option<Verdict> + Send {
     move |_| {
         let refusal =
             Refusal { version: Some(4), ..Refusal::new(code, "so it is").at("/spec/domain", "not this one") };
@@ -226,7 +227,7 @@ fn table() -> Vec<Row> {
 #[tokio::test]
 async fn every_typed_route_asks_for_its_intent() {
     let world = World::new();
-    world.decide(accepted(Outcome::Changed, 1));
+    world.decide(accepted(IntentOutcome::Changed, 1));
     for (method, path, body, type_name, status) in table() {
         let answer = world.put(method, &path, body).await;
         assert_eq!(answer.status.as_u16(), status, "{path}: {:?}", answer.body);
@@ -248,14 +249,14 @@ async fn the_description_names_the_statuses_that_each_route_gives() {
     let mut given: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
     for (method, path, body, type_name, _) in table() {
         let entry = Intent::REGISTER.iter().find(|entry| entry.type_name == type_name).expect("known");
-        let mut verdicts = vec![(Outcome::Changed, 1, false), (Outcome::Changed, 2, false)];
-        verdicts.push((Outcome::Unchanged, 2, false));
-        verdicts.extend(entry.ending.may_wait().then_some((Outcome::Changed, 1, true)));
+        let mut verdicts = vec![(IntentOutcome::Changed, 1, false), (IntentOutcome::Changed, 2, false)];
+        verdicts.push((IntentOutcome::Unchanged, 2, false));
+        verdicts.extend(entry.ending.may_wait().then_some((IntentOutcome::Changed, 1, true)));
         for (outcome, version, waits) in verdicts {
             let waits = waits.then(|| Subject::Request(RequestId::issue(LINEAGE, Position::new(8))));
             world.decide(move |request| {
                 let subject = waits.clone().or_else(|| request.intent.subject());
-                let result = Arc::new(Ok(Accepted { outcome, subject, version: Some(version) }));
+                let result = Arc::new(Ok(AcceptedIntent { outcome, subject, version: Some(version) }));
                 Some(Verdict { position: Position::new(9), result })
             });
             let answer = world.put(method.clone(), &path, body.clone()).await;
@@ -264,7 +265,7 @@ async fn the_description_names_the_statuses_that_each_route_gives() {
     }
     let api = crate::openapi();
     for route in ROUTES.iter() {
-        let Does::Intent(entry, _) = route.does else { continue };
+        let RouteTarget::Intent(entry, _) = route.does else { continue };
         let described = &api["paths"][&route.path][route.method.as_str().to_lowercase()]["responses"];
         let mut described: BTreeSet<_> = described.as_object().expect("responses").keys().cloned().collect();
         described.remove("default");
@@ -274,16 +275,16 @@ async fn the_description_names_the_statuses_that_each_route_gives() {
 
 #[tokio::test]
 async fn whether_what_needs_it_goes_first_is_said_by_the_query_or_the_body_and_once() {
-    use chancery_events::intent::Cascade;
+    use chancery_events::intent::CascadePolicy;
     let world = World::new();
-    world.decide(accepted(Outcome::Changed, 1));
+    world.decide(accepted(IntentOutcome::Changed, 1));
     for (query, wanted) in [
-        ("", Cascade::No),
-        ("?cascade", Cascade::Yes),
-        ("?cascade=true", Cascade::Yes),
-        ("?cascade=yes", Cascade::Yes),
-        ("?cascade=no", Cascade::No),
-        ("?cascade=false", Cascade::No),
+        ("", CascadePolicy::No),
+        ("?cascade", CascadePolicy::Yes),
+        ("?cascade=true", CascadePolicy::Yes),
+        ("?cascade=yes", CascadePolicy::Yes),
+        ("?cascade=no", CascadePolicy::No),
+        ("?cascade=false", CascadePolicy::No),
     ] {
         world.put(Method::DELETE, &format!("/nodes/node-1{query}"), "").await;
         let asked = world.asked.lock().expect("no panic").pop().expect("an intent");
@@ -302,7 +303,7 @@ async fn whether_what_needs_it_goes_first_is_said_by_the_query_or_the_body_and_o
 #[tokio::test]
 async fn headers_say_the_rest() {
     let world = World::new();
-    world.decide(accepted(Outcome::Unchanged, 3));
+    world.decide(accepted(IntentOutcome::Unchanged, 3));
     let trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
     let headers = [
         ("content-type", "application/json; charset=utf-8"),
@@ -325,7 +326,7 @@ async fn headers_say_the_rest() {
 #[tokio::test]
 async fn each_refusal_is_a_problem_of_its_own_status() {
     let world = World::new();
-    for code in Code::ALL.iter().copied() {
+    for code in RefusalCode::ALL.iter().copied() {
         world.decide(refused(code));
         let answer = world.put(Method::PUT, "/nodes/node-1", NODE).await;
         let (status, found, pointer) = answer.problem();
@@ -333,7 +334,7 @@ async fn each_refusal_is_a_problem_of_its_own_status() {
         assert_eq!((pointer.as_str(), answer.json()["version"].as_u64()), ("/spec/domain", Some(4)));
         assert_eq!(answer.json()["position"].as_u64(), Some(9));
     }
-    world.decide(refused(Code::VersionConflict));
+    world.decide(refused(RefusalCode::VersionConflict));
     let headers = [("content-type", "application/json"), ("if-match", "\"3\"")];
     let answer = world.send(request(Method::PUT, "/nodes/node-1", &headers, NODE)).await;
     assert_eq!(answer.problem().0, 412);
@@ -341,7 +342,7 @@ async fn each_refusal_is_a_problem_of_its_own_status() {
 
 #[tokio::test]
 async fn an_outcome_that_is_not_known_is_told_with_the_key() {
-    let world = World::with(Limits { request: Duration::from_millis(200), ..Limits::default() });
+    let world = World::with(HttpLimits { request: Duration::from_millis(200), ..HttpLimits::default() });
     let headers = [("content-type", "application/json"), ("idempotency-key", "k1")];
     let answer = world.send(request(Method::PUT, "/nodes/node-1", &headers, NODE)).await;
     assert_eq!(answer.problem(), (504, "unknown_outcome".into(), String::new()));
@@ -353,10 +354,10 @@ async fn an_outcome_that_is_not_known_is_told_with_the_key() {
 
 #[tokio::test]
 async fn a_full_queue_is_busy_and_nothing_is_recorded() {
-    let mut world = World::with(Limits { request: Duration::from_millis(200), ..Limits::default() });
+    let mut world = World::with(HttpLimits { request: Duration::from_millis(200), ..HttpLimits::default() });
     let (queue, _inputs) = tokio::sync::mpsc::channel(1);
-    queue.try_send(chancery_decider::Input::Drain).expect("room");
-    world.app.desk = chancery_decider::desk::Desk::with(chancery_decider::Decider::over(queue));
+    queue.try_send(chancery_decider::DeciderInput::Drain).expect("room");
+    world.app.desk = chancery_decider::desk::LeaderRouter::with(chancery_decider::DeciderHandle::over(queue));
     let answer = world.put(Method::PUT, "/nodes/node-1", NODE).await;
     assert_eq!(answer.problem().1, "busy");
     assert_eq!((answer.status.as_u16(), answer.header("retry-after")), (503, "1"));
@@ -365,7 +366,8 @@ async fn a_full_queue_is_busy_and_nothing_is_recorded() {
 #[tokio::test]
 async fn large_bodies_have_one_budget_until_they_are_answered_and_small_ones_pass() {
     let mebibyte = 1 << 20;
-    let limits = Limits { bodies: 2 * mebibyte, body_read: Duration::from_millis(200), ..Limits::default() };
+    let limits =
+        HttpLimits { bodies: 2 * mebibyte, body_read: Duration::from_millis(200), ..HttpLimits::default() };
     let world = World::with(limits);
     let half = |taken: &Arc<AtomicUsize>| {
         let taken = Arc::clone(taken);

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::fmt;
 
-use chancery_events::spec::{Approval, ApprovalPolicy};
+use chancery_events::spec::{ApprovalMode, ApprovalPolicy};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::value::{MapAccessDeserializer, StrDeserializer};
 use serde::de::{MapAccess, Visitor};
@@ -15,13 +15,13 @@ pub(super) struct ApprovalForm(pub(super) ApprovalPolicy);
 
 impl<'de> Deserialize<'de> for ApprovalForm {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<ApprovalForm, D::Error> {
-        from.deserialize_any(Visit)
+        from.deserialize_any(ApprovalVisitor)
     }
 }
 
-struct Visit;
+struct ApprovalVisitor;
 
-impl<'de> Visitor<'de> for Visit {
+impl<'de> Visitor<'de> for ApprovalVisitor {
     type Value = ApprovalForm;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -29,7 +29,7 @@ impl<'de> Visitor<'de> for Visit {
     }
 
     fn visit_str<E: serde::de::Error>(self, word: &str) -> Result<ApprovalForm, E> {
-        let approval = Approval::deserialize(StrDeserializer::<E>::new(word))?;
+        let approval = ApprovalMode::deserialize(StrDeserializer::<E>::new(word))?;
         Ok(ApprovalForm(ApprovalPolicy::all(approval)))
     }
 
@@ -43,7 +43,7 @@ impl JsonSchema for ApprovalForm {
         "ApprovalForm".into()
     }
     fn json_schema(schemas: &mut SchemaGenerator) -> Schema {
-        let all = schemas.subschema_for::<Approval>();
+        let all = schemas.subschema_for::<ApprovalMode>();
         let each = schemas.subschema_for::<ApprovalPolicy>();
         json_schema!({ "anyOf": [all, each] })
     }

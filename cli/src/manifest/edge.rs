@@ -2,18 +2,18 @@
 //!
 //! | form | people write | becomes |
 //! |---|---|---|
-//! | [`Cpu`] | `4`, `1.5`, `500m` | millicores |
-//! | [`Memory`] | `64` (GiB), `64GiB`, `512MiB` | bytes |
-//! | [`Disk`] | `100` (GB), `100GB`, `1TiB` | bytes |
-//! | [`Span`] | `500ms`, `30s`, `5m`, `24h`, `7d` | milliseconds |
-//! | [`Minutes`] | `30m`, `8h` | whole minutes |
-//! | [`Clock`] | `22:00` | minutes from midnight |
+//! | [`CpuAmount`] | `4`, `1.5`, `500m` | millicores |
+//! | [`MemoryAmount`] | `64` (GiB), `64GiB`, `512MiB` | bytes |
+//! | [`DiskAmount`] | `100` (GB), `100GB`, `1TiB` | bytes |
+//! | [`TimeSpan`] | `500ms`, `30s`, `5m`, `24h`, `7d` | milliseconds |
+//! | [`MinuteSpan`] | `30m`, `8h` | whole minutes |
+//! | [`ClockTime`] | `22:00` | minutes from midnight |
 //! | [`AnyCase`] | `gte`, `GTE`, `NOT_IN` | the word |
 
 use std::borrow::Cow;
 
 use chancery_events::amount::{GB, GIB, parse_bytes, parse_cpu};
-use chancery_events::spec::{Comparator, Day, PolicyKind, Protocol};
+use chancery_events::spec::{MatchComparator, PolicyKind, PortProtocol, Weekday};
 use chancery_events::time::parse_span;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::Error as _;
@@ -48,32 +48,32 @@ macro_rules! texts {
 
 texts! {
     /// Millicores.
-    Cpu(u64) = parse_cpu, {
+    CpuAmount(u64) = parse_cpu, {
         "description": "cores: 4, 1.5 or 500m",
         "type": ["number", "string"], "minimum": 0, "pattern": "^([0-9]+(\\.[0-9]+)?|[0-9]+m)$"
     };
     /// Bytes; a bare number counts in GiB.
-    Memory(u64) = |text: &str| parse_bytes(text, GIB), {
+    MemoryAmount(u64) = |text: &str| parse_bytes(text, GIB), {
         "description": "GiB, or with its unit: 64, 64GiB, 512MiB",
         "type": ["number", "string"], "minimum": 0, "pattern": "^[0-9]+(\\.[0-9]+)? *([kKMGT]i?)?B?$"
     };
     /// Bytes; a bare number counts in GB.
-    Disk(u64) = |text: &str| parse_bytes(text, GB), {
+    DiskAmount(u64) = |text: &str| parse_bytes(text, GB), {
         "description": "GB, or with its unit: 100, 100GB, 1TiB",
         "type": ["number", "string"], "minimum": 0, "pattern": "^[0-9]+(\\.[0-9]+)? *([kKMGT]i?)?B?$"
     };
     /// Milliseconds.
-    Span(u64) = |text: &str| parse_span(text).map(|span| span.as_millis() as u64), {
+    TimeSpan(u64) = |text: &str| parse_span(text).map(|span| span.as_millis() as u64), {
         "description": "a duration: 500ms, 30s, 5m, 24h or 7d",
         "type": "string", "pattern": "^[0-9]+(ms|s|m|h|d)$"
     };
     /// Minutes, from one to those of a week.
-    Minutes(u16) = parse_minutes, {
+    MinuteSpan(u16) = parse_minutes, {
         "description": "a duration of whole minutes, at most 7d: 30m, 8h",
         "type": "string", "pattern": "^[0-9]+(ms|s|m|h|d)$"
     };
     /// Minutes from midnight.
-    Clock(u16) = parse_clock, {
+    ClockTime(u16) = parse_clock, {
         "description": "a time of the day: 22:00",
         "type": "string", "pattern": "^([01]?[0-9]|2[0-3]):[0-5][0-9]$"
     };
@@ -100,7 +100,7 @@ fn parse_clock(text: &str) -> Result<u16, String> {
 }
 
 /// A closed set of words of the domain.
-pub(super) trait Words: Copy + 'static {
+pub(super) trait WordSet: Copy + 'static {
     /// What one of them is called.
     const WHAT: &'static str;
     /// Every one.
@@ -111,7 +111,7 @@ pub(super) trait Words: Copy + 'static {
 
 macro_rules! words {
     ($($type:ident = $what:literal;)*) => {$(
-        impl Words for $type {
+        impl WordSet for $type {
             const WHAT: &'static str = $what;
             const ALL: &'static [$type] = $type::ALL;
             fn word(self) -> &'static str {
@@ -122,17 +122,17 @@ macro_rules! words {
 }
 
 words! {
-    Comparator = "comparator";
-    Protocol = "protocol";
+    MatchComparator = "comparator";
+    PortProtocol = "protocol";
     PolicyKind = "kind";
-    Day = "day";
+    Weekday = "day";
 }
 
 /// A word, in whatever case it is written. An unknown one is refused, never taken for another.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct AnyCase<T>(pub(super) T);
 
-impl<'de, T: Words> Deserialize<'de> for AnyCase<T> {
+impl<'de, T: WordSet> Deserialize<'de> for AnyCase<T> {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<AnyCase<T>, D::Error> {
         let text = String::deserialize(from)?;
         let found = T::ALL.iter().find(|one| one.word().eq_ignore_ascii_case(&text));
@@ -143,7 +143,7 @@ impl<'de, T: Words> Deserialize<'de> for AnyCase<T> {
     }
 }
 
-impl<T: Words> JsonSchema for AnyCase<T> {
+impl<T: WordSet> JsonSchema for AnyCase<T> {
     fn schema_name() -> Cow<'static, str> {
         T::WHAT.into()
     }

@@ -12,7 +12,7 @@ const LONGEST: usize = 80;
 
 /// A place in a file.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Place {
+pub struct FileLocation {
     /// The file as it was named; `-` is the standard input.
     pub file: Arc<str>,
     /// From 1.
@@ -21,7 +21,7 @@ pub struct Place {
     pub column: u64,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for FileLocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}:{}", self.file, self.line, self.column)
     }
@@ -30,18 +30,18 @@ impl fmt::Display for Place {
 /// What is wrong at one place.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{place}: {what}")]
-pub struct Fault {
+pub struct ManifestError {
     /// Where.
-    pub place: Place,
+    pub place: FileLocation,
     /// What, and what to write instead.
     pub what: String,
 }
 
 /// What is wrong with a file, document by document.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Faults(pub Vec<Fault>);
+pub struct ManifestErrors(pub Vec<ManifestError>);
 
-impl fmt::Display for Faults {
+impl fmt::Display for ManifestErrors {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (i, fault) in self.0.iter().enumerate() {
             write!(f, "{}{fault}", if i == 0 { "" } else { "\n" })?;
@@ -50,35 +50,35 @@ impl fmt::Display for Faults {
     }
 }
 
-impl std::error::Error for Faults {}
+impl std::error::Error for ManifestErrors {}
 
-impl From<Fault> for Faults {
-    fn from(fault: Fault) -> Faults {
-        Faults(vec![fault])
+impl From<ManifestError> for ManifestErrors {
+    fn from(fault: ManifestError) -> ManifestErrors {
+        ManifestErrors(vec![fault])
     }
 }
 
 /// A document, and where it begins: what makes the parser's places those of the file.
 #[derive(Clone, PartialEq, Debug)]
-pub(super) struct Document {
+pub(super) struct YamlDocument {
     pub(super) file: Arc<str>,
     pub(super) lines_before: u64,
     pub(super) text: Arc<str>,
 }
 
-impl Document {
-    pub(super) fn place(&self, at: Location) -> Place {
+impl YamlDocument {
+    pub(super) fn place(&self, at: Location) -> FileLocation {
         // A location of zero is the parser's "somewhere in it".
         let (line, column) = (at.line().max(1), at.column().max(1));
-        Place { file: Arc::clone(&self.file), line: self.lines_before + line, column }
+        FileLocation { file: Arc::clone(&self.file), line: self.lines_before + line, column }
     }
 
-    pub(super) fn fault(&self, at: Location, what: impl Into<String>) -> Fault {
-        Fault { place: self.place(at), what: what.into() }
+    pub(super) fn fault(&self, at: Location, what: impl Into<String>) -> ManifestError {
+        ManifestError { place: self.place(at), what: what.into() }
     }
 
     /// The parser's error as a fault; `start` is where the document's content begins.
-    pub(super) fn read_error(&self, error: &Error, start: Location) -> Fault {
+    pub(super) fn read_error(&self, error: &Error, start: Location) -> ManifestError {
         let error = error.without_snippet();
         let at = error.location().filter(|at| at.line() > 0).unwrap_or(start);
         let (mut what, value) = (say(error), self.value(at));

@@ -17,15 +17,15 @@ use serde_saphyr::{Error, Options, with_deserializer_from_str_with_options};
 const MOST: usize = 20;
 
 /// The numbers of entries, each in its block or list, from the root on.
-type Path = Vec<usize>;
+type EntryPath = Vec<usize>;
 
 /// Reads a document, or says what is wrong with it, in its order.
 pub(super) fn read<T: DeserializeOwned>(text: &str, options: impl Fn() -> Options) -> Result<T, Vec<Error>> {
-    let notes = Notes::default();
+    let notes = RecoveryNotes::default();
     let mut errors = Vec::new();
     loop {
         let read = with_deserializer_from_str_with_options(text, options(), |from| {
-            T::deserialize(Noting { inner: from, notes: &notes })
+            T::deserialize(RecoveringReader { inner: from, notes: &notes })
         });
         match read {
             Ok(value) if errors.is_empty() => return Ok(value),
@@ -45,13 +45,13 @@ pub(super) fn read<T: DeserializeOwned>(text: &str, options: impl Fn() -> Option
 
 /// Where reading is, where it stopped, and what it leaves out.
 #[derive(Default)]
-struct Notes {
-    path: RefCell<Path>,
-    stopped: RefCell<Option<Path>>,
-    left_out: RefCell<BTreeSet<Path>>,
+struct RecoveryNotes {
+    path: RefCell<EntryPath>,
+    stopped: RefCell<Option<EntryPath>>,
+    left_out: RefCell<BTreeSet<EntryPath>>,
 }
 
-impl Notes {
+impl RecoveryNotes {
     /// Reads an entry. If that fails, the innermost that fails is remembered.
     fn entry<T, E>(&self, number: usize, read: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
         self.path.borrow_mut().push(number);
@@ -70,43 +70,43 @@ impl Notes {
     }
 
     /// Where it stopped; the root, if that was in no entry.
-    fn begin_again(&self) -> Path {
+    fn begin_again(&self) -> EntryPath {
         self.path.borrow_mut().clear();
         self.stopped.borrow_mut().take().unwrap_or_default()
     }
 
-    fn lacks_part_of(&self, at: &Path) -> bool {
+    fn lacks_part_of(&self, at: &EntryPath) -> bool {
         self.left_out.borrow().iter().any(|path| path.starts_with(at))
     }
 
     /// Whether it was not left out before.
-    fn leave_out(&self, path: Path) -> bool {
+    fn leave_out(&self, path: EntryPath) -> bool {
         self.left_out.borrow_mut().insert(path)
     }
 }
 
 /// What it wraps, with notes about blocks and lists. Choices are entries as a whole.
-struct Noting<'n, I> {
+struct RecoveringReader<'n, I> {
     inner: I,
-    notes: &'n Notes,
+    notes: &'n RecoveryNotes,
 }
 
 /// The entries of a block or list.
-struct Entries<'n, I> {
+struct RecoveringEntries<'n, I> {
     inner: I,
-    notes: &'n Notes,
+    notes: &'n RecoveryNotes,
     next: usize,
 }
 
 macro_rules! deserialize {
     ($($name:ident($($arg:ident: $type:ty),*))*) => {$(
         fn $name<V: Visitor<'de>>(self, $($arg: $type,)* visitor: V) -> Result<V::Value, I::Error> {
-            self.inner.$name($($arg,)* Noting { inner: visitor, notes: self.notes })
+            self.inner.$name($($arg,)* RecoveringReader { inner: visitor, notes: self.notes })
         }
     )*};
 }
 
-impl<'de, I: Deserializer<'de>> Deserializer<'de> for Noting<'_, I> {
+impl<'de, I: Deserializer<'de>> Deserializer<'de> for RecoveringReader<'_, I> {
     type Error = I::Error;
 
     deserialize! {
@@ -136,7 +136,7 @@ macro_rules! visit {
     )*};
 }
 
-impl<'de, V: Visitor<'de>> Visitor<'de> for Noting<'_, V> {
+impl<'de, V: Visitor<'de>> Visitor<'de> for RecoveringReader<'_, V> {
     type Value = V::Value;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -159,19 +159,19 @@ impl<'de, V: Visitor<'de>> Visitor<'de> for Noting<'_, V> {
     }
 
     fn visit_some<D: Deserializer<'de>>(self, from: D) -> Result<V::Value, D::Error> {
-        self.inner.visit_some(Noting { inner: from, notes: self.notes })
+        self.inner.visit_some(RecoveringReader { inner: from, notes: self.notes })
     }
 
     fn visit_newtype_struct<D: Deserializer<'de>>(self, from: D) -> Result<V::Value, D::Error> {
-        self.inner.visit_newtype_struct(Noting { inner: from, notes: self.notes })
+        self.inner.visit_newtype_struct(RecoveringReader { inner: from, notes: self.notes })
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, items: A) -> Result<V::Value, A::Error> {
-        self.inner.visit_seq(Entries { inner: items, notes: self.notes, next: 0 })
+        self.inner.visit_seq(RecoveringEntries { inner: items, notes: self.notes, next: 0 })
     }
 
     fn visit_map<A: MapAccess<'de>>(self, entries: A) -> Result<V::Value, A::Error> {
-        self.inner.visit_map(Entries { inner: entries, notes: self.notes, next: 0 })
+        self.inner.visit_map(RecoveringEntries { inner: entries, notes: self.notes, next: 0 })
     }
 
     fn visit_enum<A: EnumAccess<'de>>(self, choice: A) -> Result<V::Value, A::Error> {
@@ -179,15 +179,15 @@ impl<'de, V: Visitor<'de>> Visitor<'de> for Noting<'_, V> {
     }
 }
 
-impl<'de, S: DeserializeSeed<'de>> DeserializeSeed<'de> for Noting<'_, S> {
+impl<'de, S: DeserializeSeed<'de>> DeserializeSeed<'de> for RecoveringReader<'_, S> {
     type Value = S::Value;
 
     fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<S::Value, D::Error> {
-        self.inner.deserialize(Noting { inner: from, notes: self.notes })
+        self.inner.deserialize(RecoveringReader { inner: from, notes: self.notes })
     }
 }
 
-impl<'de, A: SeqAccess<'de>> SeqAccess<'de> for Entries<'_, A> {
+impl<'de, A: SeqAccess<'de>> SeqAccess<'de> for RecoveringEntries<'_, A> {
     type Error = A::Error;
 
     fn next_element_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<Option<S::Value>, A::Error> {
@@ -196,11 +196,11 @@ impl<'de, A: SeqAccess<'de>> SeqAccess<'de> for Entries<'_, A> {
         }
         let (number, notes) = (self.next, self.notes);
         self.next += 1;
-        notes.entry(number, || self.inner.next_element_seed(Noting { inner: seed, notes }))
+        notes.entry(number, || self.inner.next_element_seed(RecoveringReader { inner: seed, notes }))
     }
 }
 
-impl<'de, A: MapAccess<'de>> MapAccess<'de> for Entries<'_, A> {
+impl<'de, A: MapAccess<'de>> MapAccess<'de> for RecoveringEntries<'_, A> {
     type Error = A::Error;
 
     fn next_key_seed<K: DeserializeSeed<'de>>(&mut self, seed: K) -> Result<Option<K::Value>, A::Error> {
@@ -214,6 +214,6 @@ impl<'de, A: MapAccess<'de>> MapAccess<'de> for Entries<'_, A> {
     fn next_value_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<S::Value, A::Error> {
         let (number, notes) = (self.next, self.notes);
         self.next += 1;
-        notes.entry(number, || self.inner.next_value_seed(Noting { inner: seed, notes }))
+        notes.entry(number, || self.inner.next_value_seed(RecoveringReader { inner: seed, notes }))
     }
 }

@@ -5,17 +5,18 @@
 
 use std::collections::BTreeMap;
 
-use chancery_events::amount::Amounts;
-use chancery_events::intent::{DeploymentCreate, Intent, NodeApply, PlanApply, PolicyApply, Turn};
+use chancery_events::amount::Resources;
+use chancery_events::intent::{DeploymentCreate, Intent, NodeApply, OverlapPolicy, PlanApply, PolicyApply};
 use chancery_events::name::{
-    CapabilityName, CapabilityType, ClusterName, DeploymentName, DomainName, Key, Namespace, NodeName,
+    CapabilityName, CapabilityType, ClusterName, DeploymentName, DomainName, KeyName, Namespace, NodeName,
     PayloadName, PlanName, PolicyName, PortName, ServiceName, StorageClass, VolumeName, ZoneName,
 };
 
 use chancery_events::spec::{
-    Affinity, Approval, ApprovalPolicy, Comparator, Coordinates, DeploymentSpec, Matcher, NodeSpec, OnDelete,
-    PROGRESS_DEADLINE, Payload, Placement, PlanSpec, Port, Probe, ProbeTiming, Protocol, Restart, Run,
-    Sharing, Storage, Succession, Timeouts, Unready, UnreadyAction, VolumeClaim,
+    AffinityRule, ApprovalMode, ApprovalPolicy, CapabilityMatcher, DeploymentSpec, ExecSpec, MatchComparator,
+    NodeSharing, NodeSpec, NodeStorage, PROGRESS_DEADLINE, Payload, PayloadCoordinates, PayloadPort,
+    PlacementPolicy, PlanSpec, PlanTimeouts, PortProtocol, ProbeTiming, ReadinessProbe, RestartPolicy,
+    UnreadyAction, UnreadyRule, UpdateOrder, VolumeClaim, VolumeDeletion,
 };
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -23,7 +24,7 @@ use serde::de::DeserializeOwned;
 use serde_saphyr::{Location, Spanned};
 
 use super::approval::ApprovalForm;
-use super::edge::{AnyCase, Cpu, Disk, Memory, Span};
+use super::edge::{AnyCase, CpuAmount, DiskAmount, MemoryAmount, TimeSpan};
 use super::policy::PolicyForm;
 use super::strategy::StrategyForm;
 
@@ -38,19 +39,19 @@ pub(super) trait SpecForm: DeserializeOwned + JsonSchema {
         None
     }
     /// What it asks for, or what is wrong and, if at a place of its own, where.
-    fn intent(self, name: Self::Name, labels: Labels) -> Result<Intent, FormFault>;
+    fn intent(self, name: Self::Name, labels: NodeLabels) -> Result<Intent, FormFault>;
 }
 
 /// Labels of a node.
-pub(super) type Labels = BTreeMap<Key, String>;
+pub(super) type NodeLabels = BTreeMap<KeyName, String>;
 /// What is wrong with a form and, if at a place of its own, where.
 pub(super) type FormFault = (String, Option<Location>);
 
 impl SpecForm for NodeForm {
     type Name = NodeName;
     const HAS_LABELS: bool = true;
-    fn intent(self, name: NodeName, labels: Labels) -> Result<Intent, FormFault> {
-        let storage = |one: StorageForm| Storage { class: one.class, capacity: one.capacity.0 };
+    fn intent(self, name: NodeName, labels: NodeLabels) -> Result<Intent, FormFault> {
+        let storage = |one: StorageForm| NodeStorage { class: one.class, capacity: one.capacity.0 };
         let spec = NodeSpec {
             domain: self.domain,
             zone: self.zone,
@@ -69,14 +70,14 @@ impl SpecForm for PlanForm {
     fn inner_name(&mut self) -> Option<Spanned<PlanName>> {
         self.name.take()
     }
-    fn intent(self, name: PlanName, _: Labels) -> Result<Intent, FormFault> {
+    fn intent(self, name: PlanName, _: NodeLabels) -> Result<Intent, FormFault> {
         Ok(PlanApply { name, spec: self.into() }.into())
     }
 }
 
 impl SpecForm for PolicyForm {
     type Name = PolicyName;
-    fn intent(self, name: PolicyName, _: Labels) -> Result<Intent, FormFault> {
+    fn intent(self, name: PolicyName, _: NodeLabels) -> Result<Intent, FormFault> {
         Ok(PolicyApply { name, spec: self.spec()? }.into())
     }
 }
@@ -86,7 +87,7 @@ impl SpecForm for DeploymentForm {
     fn inner_name(&mut self) -> Option<Spanned<DeploymentName>> {
         self.name.take()
     }
-    fn intent(self, name: DeploymentName, _: Labels) -> Result<Intent, FormFault> {
+    fn intent(self, name: DeploymentName, _: NodeLabels) -> Result<Intent, FormFault> {
         let mut coordinates = self.coordinates;
         for Spanned { value: form, referenced, .. } in self.payload_coordinates {
             if coordinates.insert(form.payload_name.clone(), form.coordinates).is_some() {
@@ -111,18 +112,18 @@ impl SpecForm for DeploymentForm {
 pub(super) struct AmountsForm {
     /// Cores.
     #[serde(default, alias = "cores")]
-    cpu: Cpu,
+    cpu: CpuAmount,
     /// Memory; a bare number is GiB.
     #[serde(default)]
-    memory: Memory,
+    memory: MemoryAmount,
     /// Disk; a bare number is GB.
     #[serde(default)]
-    disk: Disk,
+    disk: DiskAmount,
 }
 
-impl From<AmountsForm> for Amounts {
-    fn from(form: AmountsForm) -> Amounts {
-        Amounts { cpu: form.cpu.0, memory: form.memory.0, disk: form.disk.0 }
+impl From<AmountsForm> for Resources {
+    fn from(form: AmountsForm) -> Resources {
+        Resources { cpu: form.cpu.0, memory: form.memory.0, disk: form.disk.0 }
     }
 }
 
@@ -134,7 +135,7 @@ pub(super) struct StorageForm {
     #[serde(alias = "storageClass")]
     class: StorageClass,
     /// How much; a bare number is GB.
-    capacity: Disk,
+    capacity: DiskAmount,
 }
 
 /// A place with capacity.
@@ -172,15 +173,15 @@ pub(super) struct MatcherForm {
     #[serde(rename = "type", alias = "capabilityType")]
     kind: CapabilityType,
     /// How.
-    comparator: AnyCase<Comparator>,
+    comparator: AnyCase<MatchComparator>,
     /// With which.
     #[serde(alias = "capabilityNames")]
     names: Vec<CapabilityName>,
 }
 
-impl From<MatcherForm> for Matcher {
-    fn from(form: MatcherForm) -> Matcher {
-        Matcher { kind: form.kind, comparator: form.comparator.0, names: form.names }
+impl From<MatcherForm> for CapabilityMatcher {
+    fn from(form: MatcherForm) -> CapabilityMatcher {
+        CapabilityMatcher { kind: form.kind, comparator: form.comparator.0, names: form.names }
     }
 }
 
@@ -192,17 +193,17 @@ pub(super) struct PortForm {
     #[serde(default)]
     name: Option<PortName>,
     /// Its protocol.
-    protocol: AnyCase<Protocol>,
+    protocol: AnyCase<PortProtocol>,
     /// The number inside the run, where the runtime has an inside; processes are assigned free ones.
     port: u16,
 }
 
-impl From<PortForm> for Port {
-    fn from(form: PortForm) -> Port {
+impl From<PortForm> for PayloadPort {
+    fn from(form: PortForm) -> PayloadPort {
         let AnyCase(protocol) = form.protocol;
         let plain = || format!("{}-{}", protocol.word().to_ascii_lowercase(), form.port);
         let name = form.name.unwrap_or_else(|| plain().parse().expect("a word and digits are a label"));
-        Port { name, protocol, port: form.port }
+        PayloadPort { name, protocol, port: form.port }
     }
 }
 
@@ -216,12 +217,12 @@ pub(super) struct VolumeForm {
     volume: Option<VolumeName>,
     /// What becomes of a replica's own volume when the replica is deleted: keep or destroy.
     #[serde(default, alias = "onDelete")]
-    on_delete: OnDelete,
+    on_delete: VolumeDeletion,
     /// Its class.
     #[serde(alias = "storageClass")]
     class: StorageClass,
     /// How much; a bare number is GB.
-    capacity: Disk,
+    capacity: DiskAmount,
     /// Where the payload sees it.
     #[serde(alias = "mountPath")]
     mount: String,
@@ -244,14 +245,14 @@ macro_rules! probes {
                 $($(#[$field_doc])* $field: $type,)*
                 /// Time before the first attempt: 0s unless set; at most 1h.
                 #[serde(default)]
-                initial_delay: Option<Span>,
+                initial_delay: Option<TimeSpan>,
                 /// Time from one attempt to the next: 2s unless set; from 100ms to 1h. A readiness probe that does not pass
                 /// makes its attempts every 200ms at least.
                 #[serde(default)]
-                period: Option<Span>,
+                period: Option<TimeSpan>,
                 /// Time after which an attempt has failed: 1s unless set; from 1ms to 1h.
                 #[serde(default)]
-                timeout: Option<Span>,
+                timeout: Option<TimeSpan>,
                 /// Number of failures in a row after which the probe fails: 3 unless set; from 1 to 1000.
                 #[serde(default)]
                 failure_threshold: Option<u32>,
@@ -261,8 +262,8 @@ macro_rules! probes {
             },)*
         }
 
-        impl From<ProbeForm> for Probe {
-            fn from(form: ProbeForm) -> Probe {
+        impl From<ProbeForm> for ReadinessProbe {
+            fn from(form: ProbeForm) -> ReadinessProbe {
                 let mut timing = ProbeTiming::default();
                 match form {
                     $(ProbeForm::$kind {
@@ -273,7 +274,7 @@ macro_rules! probes {
                         timing.timeout = millis(timeout, timing.timeout);
                         timing.failure_threshold = failure_threshold.unwrap_or(timing.failure_threshold);
                         timing.success_threshold = success_threshold.unwrap_or(timing.success_threshold);
-                        Probe::$kind { $($field,)* timing }
+                        ReadinessProbe::$kind { $($field,)* timing }
                     })*
                 }
             }
@@ -297,8 +298,8 @@ probes! {
 }
 
 /// A duration in milliseconds, or what is usual.
-fn millis(given: Option<Span>, usual: u64) -> u64 {
-    given.map_or(usual, |Span(millis)| millis)
+fn millis(given: Option<TimeSpan>, usual: u64) -> u64 {
+    given.map_or(usual, |TimeSpan(millis)| millis)
 }
 
 /// A part of a plan's replica: one or more equal processes.
@@ -321,7 +322,7 @@ pub(super) struct PayloadForm {
     volumes: Vec<VolumeForm>,
     /// What to start.
     #[serde(default)]
-    run: Option<Run>,
+    run: Option<ExecSpec>,
     /// When it is ready.
     #[serde(default)]
     ready: Option<ProbeForm>,
@@ -341,11 +342,11 @@ impl From<PayloadForm> for Payload {
             name: form.name,
             resources: form.resources.into(),
             processes: form.processes,
-            ports: form.ports.into_iter().map(Port::from).collect(),
+            ports: form.ports.into_iter().map(PayloadPort::from).collect(),
             volumes: form.volumes.into_iter().map(VolumeClaim::from).collect(),
             run: form.run,
-            ready: form.ready.map(Probe::from),
-            alive: form.alive.map(Probe::from),
+            ready: form.ready.map(ReadinessProbe::from),
+            alive: form.alive.map(ReadinessProbe::from),
         }
     }
 }
@@ -356,19 +357,19 @@ impl From<PayloadForm> for Payload {
 pub(super) struct TimeoutsForm {
     /// An operation waits for approval at most this long: 24h unless set.
     #[serde(default)]
-    approval: Option<Span>,
+    approval: Option<TimeSpan>,
     /// From the first command until ready: 5m unless set.
     #[serde(default)]
-    start: Option<Span>,
+    start: Option<TimeSpan>,
     /// From SIGTERM until SIGKILL: 10s unless set.
     #[serde(default)]
-    stop: Option<Span>,
+    stop: Option<TimeSpan>,
 }
 
-impl From<TimeoutsForm> for Timeouts {
-    fn from(form: TimeoutsForm) -> Timeouts {
-        let usual = Timeouts::default();
-        Timeouts {
+impl From<TimeoutsForm> for PlanTimeouts {
+    fn from(form: TimeoutsForm) -> PlanTimeouts {
+        let usual = PlanTimeouts::default();
+        PlanTimeouts {
             approval: millis(form.approval, usual.approval),
             start: millis(form.start, usual.start),
             stop: millis(form.stop, usual.stop),
@@ -382,16 +383,16 @@ impl From<TimeoutsForm> for Timeouts {
 pub(super) struct UnreadyForm {
     /// Time of being unready after which the action is taken: 5m unless set.
     #[serde(default)]
-    after: Option<Span>,
+    after: Option<TimeSpan>,
     /// `show`: it is shown as unready, and nothing is done. `restart`: it is ended, and started again by the `restart`
     /// rule. show, unless set.
     #[serde(default)]
     action: UnreadyAction,
 }
 
-impl From<UnreadyForm> for Unready {
-    fn from(form: UnreadyForm) -> Unready {
-        Unready { after: millis(form.after, Unready::default().after), action: form.action }
+impl From<UnreadyForm> for UnreadyRule {
+    fn from(form: UnreadyForm) -> UnreadyRule {
+        UnreadyRule { after: millis(form.after, UnreadyRule::default().after), action: form.action }
     }
 }
 
@@ -415,33 +416,33 @@ pub(super) struct PlanForm {
     zone: Option<ZoneName>,
     /// Only nodes with these labels.
     #[serde(default)]
-    selectors: BTreeMap<Key, String>,
+    selectors: BTreeMap<KeyName, String>,
     /// Only nodes with such capabilities; all must hold, at most one a type.
     #[serde(default, alias = "matchingComputeCapabilities")]
     matchers: Vec<MatcherForm>,
     /// Whether its replicas may share a node.
     #[serde(default)]
-    sharing: Option<Sharing>,
+    sharing: Option<NodeSharing>,
     /// Where its replicas are placed, among the nodes that will do. `spread`: in the update domain with the fewest of the
     /// plan's replicas, there on the node with the fewest of them, then on the node with the least free. `pack`: on the
     /// node with the least free that has enough, whatever its domain. `spread`, unless set.
     #[serde(default)]
-    placement: Option<Placement>,
+    placement: Option<PlacementPolicy>,
     /// Its parts, at least one.
     #[serde(alias = "applications")]
     payloads: Vec<PayloadForm>,
     /// Where its replicas may be, given those of groups.
     #[serde(default)]
-    affinity: Vec<Affinity>,
+    affinity: Vec<AffinityRule>,
     /// When what ended by itself is started again: when it failed, unless set.
     #[serde(default)]
-    restart: Option<Restart>,
+    restart: Option<RestartPolicy>,
     /// From the first to the second such start; twice as long each time in a row, up to 32 times. 10s, unless set.
     #[serde(default)]
-    cooldown: Option<Span>,
+    cooldown: Option<TimeSpan>,
     /// How an update gives way where it cannot be done in place: beside, unless set.
     #[serde(default)]
-    update: Option<Succession>,
+    update: Option<UpdateOrder>,
     /// How many of its replicas disruptions may move at once: one, unless set.
     #[serde(default)]
     budget: Option<u32>,
@@ -464,16 +465,16 @@ impl From<PlanForm> for PlanSpec {
             cluster: form.cluster,
             zone: form.zone,
             selectors: form.selectors,
-            matchers: form.matchers.into_iter().map(Matcher::from).collect(),
-            sharing: form.sharing.unwrap_or(Sharing::Never),
-            placement: form.placement.unwrap_or(Placement::Spread),
+            matchers: form.matchers.into_iter().map(CapabilityMatcher::from).collect(),
+            sharing: form.sharing.unwrap_or(NodeSharing::Never),
+            placement: form.placement.unwrap_or(PlacementPolicy::Spread),
             affinity: form.affinity,
             payloads: form.payloads.into_iter().map(Payload::from).collect(),
-            restart: form.restart.unwrap_or(Restart::BestEffort),
+            restart: form.restart.unwrap_or(RestartPolicy::BestEffort),
             cooldown: millis(form.cooldown, 10_000),
-            update: form.update.unwrap_or(Succession::Beside),
+            update: form.update.unwrap_or(UpdateOrder::Beside),
             budget: form.budget.unwrap_or(1),
-            approval: form.approval.map_or(ApprovalPolicy::all(Approval::Manual), |form| form.0),
+            approval: form.approval.map_or(ApprovalPolicy::all(ApprovalMode::Manual), |form| form.0),
             timeouts: form.timeouts.into(),
             unready: form.unready.into(),
         }
@@ -486,7 +487,7 @@ impl From<PlanForm> for PlanSpec {
 pub(super) struct CoordinatesForm {
     #[serde(alias = "payloadName")]
     payload_name: PayloadName,
-    coordinates: BTreeMap<Key, String>,
+    coordinates: BTreeMap<KeyName, String>,
 }
 
 /// A version of a plan's payloads, and a count.
@@ -501,7 +502,7 @@ pub(super) struct DeploymentForm {
     plan: PlanName,
     /// For each payload that has any: its keys and their values.
     #[serde(default)]
-    coordinates: Coordinates,
+    coordinates: PayloadCoordinates,
     #[serde(default)]
     #[schemars(skip)]
     payload_coordinates: Vec<Spanned<CoordinatesForm>>,
@@ -514,11 +515,11 @@ pub(super) struct DeploymentForm {
     strategy: StrategyForm,
     /// Time without progress until the deployment is called stalled (default: 10m).
     #[serde(default)]
-    progress_deadline: Option<Span>,
+    progress_deadline: Option<TimeSpan>,
     /// Whether the deployment is rolled back when it fails or is stalled (default: false).
     #[serde(default)]
     auto_rollback: bool,
     /// Whether it waits for one that is being carried out, or takes its place.
     #[serde(default)]
-    turn: Turn,
+    turn: OverlapPolicy,
 }

@@ -33,8 +33,8 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
 
 use chancery_events::intent::Intent;
-use chancery_events::kind::{Kind, keys};
-use chancery_events::name::Key;
+use chancery_events::kind::{EntityKind, keys};
+use chancery_events::name::KeyName;
 use chancery_events::{each_kind, spec};
 use schemars::{JsonSchema, Schema};
 use serde::de::{DeserializeOwned, IgnoredAny};
@@ -42,8 +42,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use serde_saphyr::{Location, Options, Spanned};
 
-use fault::Document;
-pub use fault::{Fault, Faults, Place};
+use fault::YamlDocument;
+pub use fault::{FileLocation, ManifestError, ManifestErrors};
 use form::{DeploymentForm, NodeForm, PlanForm, SpecForm};
 use policy::PolicyForm;
 use schema::schema;
@@ -60,25 +60,25 @@ const ALIASES: usize = 1000;
 /// The kinds, in the order in which they are applied: what is named comes before what names it.
 pub static KINDS: LazyLock<Vec<&'static str>> = LazyLock::new(|| {
     let mut kinds: Vec<_> =
-        Kind::ALL.iter().map(|kind| kind.entry()).filter(|entry| entry.manifest.is_some()).collect();
+        EntityKind::ALL.iter().map(|kind| kind.entry()).filter(|entry| entry.manifest.is_some()).collect();
     kinds.sort_by_key(|entry| entry.manifest);
     kinds.into_iter().map(|entry| entry.name).collect()
 });
 
 /// One document.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Manifest {
+pub struct ManifestDocument {
     /// What it asks for.
     pub intent: Intent,
     /// Where it begins.
-    pub place: Place,
-    document: Document,
+    pub place: FileLocation,
+    document: YamlDocument,
 }
 
-impl Manifest {
+impl ManifestDocument {
     /// Where in the file a part of the intent stands that a JSON Pointer leads to, and its value if it is a single
     /// one. What the file does not have is where it should be.
-    pub fn locate(&self, pointer: &str) -> (Place, Option<&str>) {
+    pub fn locate(&self, pointer: &str) -> (FileLocation, Option<&str>) {
         match place::find(&self.document.text, pointer) {
             Some(found) => {
                 let value = if found.is_value { self.document.value(found.at) } else { None };
@@ -90,28 +90,28 @@ impl Manifest {
 }
 
 /// Reads all documents of a file, in their order. With faults, nothing is read, and all are told.
-pub fn read(file: &str, text: &str) -> Result<Vec<Manifest>, Faults> {
+pub fn read(file: &str, text: &str) -> Result<Vec<ManifestDocument>, ManifestErrors> {
     let file: Arc<str> = file.into();
     if text.len() > LARGEST {
         let what = format!("the file has {} bytes; a file may have {LARGEST}: divide it", text.len());
-        return Err(Fault { place: Place { file, line: 1, column: 1 }, what }.into());
+        return Err(ManifestError { place: FileLocation { file, line: 1, column: 1 }, what }.into());
     }
     let (mut manifests, mut faults) = (Vec::new(), Vec::new());
     for (lines_before, text) in documents(text) {
-        let document = Document { file: Arc::clone(&file), lines_before, text: text.into() };
+        let document = YamlDocument { file: Arc::clone(&file), lines_before, text: text.into() };
         match read_one(&document) {
             Ok(manifest) => manifests.extend(manifest),
             Err(found) => faults.extend(found.0),
         }
     }
-    if faults.is_empty() { Ok(manifests) } else { Err(Faults(faults)) }
+    if faults.is_empty() { Ok(manifests) } else { Err(ManifestErrors(faults)) }
 }
 
 /// Puts manifests into the order in which they are applied; those of a kind stay as they stand.
-pub fn sort(manifests: &mut [Manifest]) {
+pub fn sort(manifests: &mut [ManifestDocument]) {
     manifests.sort_by_key(|manifest| {
         let subject = manifest.intent.subject();
-        subject.and_then(|subject| Kind::named(subject.kind())).map(|kind| kind.entry().manifest)
+        subject.and_then(|subject| EntityKind::named(subject.kind())).map(|kind| kind.entry().manifest)
     });
 }
 
@@ -135,7 +135,7 @@ fn documents(text: &str) -> Vec<(u64, &str)> {
 }
 
 #[derive(Deserialize)]
-struct Header {
+struct ManifestHeader {
     #[serde(rename = "apiVersion")]
     api_version: Spanned<String>,
     kind: Spanned<String>,
@@ -144,7 +144,7 @@ struct Header {
 /// Everything of one document.
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct Form<N, S> {
+struct ManifestForm<N, S> {
     /// The version of the form.
     #[serde(rename = "apiVersion")]
     #[schemars(with = "String")]
@@ -154,7 +154,7 @@ struct Form<N, S> {
     #[schemars(with = "String")]
     _kind: IgnoredAny,
     /// What it is called.
-    metadata: Option<Metadata<N>>,
+    metadata: Option<ManifestMetadata<N>>,
     /// What it should be.
     spec: S,
 }
@@ -162,31 +162,31 @@ struct Form<N, S> {
 /// What it is called.
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct Metadata<N> {
+struct ManifestMetadata<N> {
     /// Its name.
     #[schemars(with = "Option<N>")]
     name: Option<Spanned<N>>,
     /// Labels, for selectors of plans; nodes only.
-    #[schemars(with = "Option<BTreeMap<Key, String>>")]
-    labels: Option<Spanned<BTreeMap<Key, String>>>,
+    #[schemars(with = "Option<BTreeMap<KeyName, String>>")]
+    labels: Option<Spanned<BTreeMap<KeyName, String>>>,
 }
 
-fn read_one(document: &Document) -> Result<Option<Manifest>, Faults> {
+fn read_one(document: &YamlDocument) -> Result<Option<ManifestDocument>, ManifestErrors> {
     let start = serde_saphyr::from_str_with_options::<Option<Spanned<IgnoredAny>>>(&document.text, options())
         .map_err(|error| document.read_error(&error, Location::UNKNOWN))?;
     let Some(Spanned { referenced: start, .. }) = start else { return Ok(None) };
-    let header: Header = parse(document, start)?;
+    let header: ManifestHeader = parse(document, start)?;
     if header.api_version.value != API_VERSION {
         let what = format!("this build reads apiVersion {API_VERSION}, not {:?}", header.api_version.value);
         return Err(document.fault(header.api_version.referenced, what).into());
     }
-    let form = Reader { document, start };
+    let form = ManifestReader { document, start };
     let kind = header.kind.value.as_str();
     let intent = form.intent(kind).unwrap_or_else(|| {
         let what = format!("unknown kind {kind:?}{}", suggest::instead(kind, &KINDS));
         Err(document.fault(header.kind.referenced, what).into())
     })?;
-    Ok(Some(Manifest { intent, place: document.place(start), document: document.clone() }))
+    Ok(Some(ManifestDocument { intent, place: document.place(start), document: document.clone() }))
 }
 
 fn options() -> Options {
@@ -205,11 +205,11 @@ fn options() -> Options {
     }
 }
 
-fn parse<T: DeserializeOwned>(document: &Document, start: Location) -> Result<T, Faults> {
+fn parse<T: DeserializeOwned>(document: &YamlDocument, start: Location) -> Result<T, ManifestErrors> {
     faulty::read(&document.text, options).map_err(|errors| {
         let mut faults: Vec<_> = errors.iter().map(|error| document.read_error(error, start)).collect();
         faults.sort_by_key(|fault| (fault.place.line, fault.place.column));
-        Faults(faults)
+        ManifestErrors(faults)
     })
 }
 
@@ -221,9 +221,9 @@ macro_rules! manifests {
         manifests! { @kinds $($($kind $word $key $manifest)?)* }
     };
     (@kinds $($kind:ident $word:literal $key:tt $manifest:tt)*) => {
-        impl Reader<'_> {
+        impl ManifestReader<'_> {
             /// What the document asks for; none if there is no such kind.
-            fn intent(&self, kind: &str) -> Option<Result<Intent, Faults>> {
+            fn intent(&self, kind: &str) -> Option<Result<Intent, ManifestErrors>> {
                 match kind {
                     $(stringify!($kind) => Some(manifests!(@read self $word $key $manifest)),)*
                     _ => None,
@@ -255,18 +255,18 @@ macro_rules! manifests {
 each_kind!(manifests);
 
 /// A document whose kind is known.
-struct Reader<'a> {
-    document: &'a Document,
+struct ManifestReader<'a> {
+    document: &'a YamlDocument,
     start: Location,
 }
 
-impl Reader<'_> {
-    fn read<N: DeserializeOwned, S: DeserializeOwned>(&self) -> Result<Form<N, S>, Faults> {
+impl ManifestReader<'_> {
+    fn read<N: DeserializeOwned, S: DeserializeOwned>(&self) -> Result<ManifestForm<N, S>, ManifestErrors> {
         parse(self.document, self.start)
     }
 
     /// What a document of a kind asks for whose spec people write as it is.
-    fn plain<N, S>(&self, type_name: &str) -> Result<Intent, Faults>
+    fn plain<N, S>(&self, type_name: &str) -> Result<Intent, ManifestErrors>
     where
         N: DeserializeOwned + Serialize + PartialEq,
         S: DeserializeOwned + Serialize,
@@ -278,7 +278,7 @@ impl Reader<'_> {
     }
 
     /// The same where people write it in another form.
-    fn form<S: SpecForm>(&self) -> Result<Intent, Faults> {
+    fn form<S: SpecForm>(&self) -> Result<Intent, ManifestErrors> {
         let mut form = self.read::<S::Name, S>()?;
         let metadata = form.metadata.as_mut().filter(|_| S::HAS_LABELS);
         let labels = metadata.and_then(|metadata| metadata.labels.take());
@@ -291,9 +291,9 @@ impl Reader<'_> {
     /// The name, from `metadata` or, as older bodies have it, from the spec.
     fn name<N: PartialEq>(
         &self,
-        metadata: Option<Metadata<N>>,
+        metadata: Option<ManifestMetadata<N>>,
         inner: Option<Spanned<N>>,
-    ) -> Result<N, Fault> {
+    ) -> Result<N, ManifestError> {
         let (name, labels) = metadata.map_or((None, None), |metadata| (metadata.name, metadata.labels));
         if let Some(labels) = labels.filter(|labels| !labels.value.is_empty()) {
             return Err(self.document.fault(labels.referenced, "only nodes have labels: remove them"));

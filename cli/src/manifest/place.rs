@@ -29,43 +29,43 @@ const OTHER_NAMES: &[(&str, &[&str])] = &[
 const NOT_WRITTEN: &[&str] = &["rule"];
 
 /// The shape of a document, with places.
-enum Tree {
-    Block(Vec<(String, Spanned<Tree>)>),
-    List(Vec<Spanned<Tree>>),
+enum LocationTree {
+    Block(Vec<(String, Spanned<LocationTree>)>),
+    List(Vec<Spanned<LocationTree>>),
     Value,
 }
 
-impl Tree {
-    fn part(&self, name: &str) -> Option<&Spanned<Tree>> {
+impl LocationTree {
+    fn part(&self, name: &str) -> Option<&Spanned<LocationTree>> {
         match self {
-            Tree::Block(entries) => {
+            LocationTree::Block(entries) => {
                 let named = |name: &str| entries.iter().find(|(key, _)| key == name).map(|(_, part)| part);
                 let others = OTHER_NAMES.iter().filter(|(known, _)| *known == name);
                 named(name).or_else(|| others.flat_map(|(_, others)| *others).find_map(|name| named(name)))
             }
-            Tree::List(items) => items.get(name.parse::<usize>().ok()?),
-            Tree::Value => None,
+            LocationTree::List(items) => items.get(name.parse::<usize>().ok()?),
+            LocationTree::Value => None,
         }
     }
 }
 
 /// What stands where the pointer leads, or as far on the way there as the document goes.
 #[derive(Debug)]
-pub(super) struct Found {
+pub(super) struct PointerTarget {
     pub(super) at: Location,
     /// Whether that is all of the way, to a single value.
     pub(super) is_value: bool,
 }
 
 /// Finds it; nothing, if the document cannot be read or has nothing of it.
-pub(super) fn find(text: &str, pointer: &str) -> Option<Found> {
-    let tree: Spanned<Tree> = serde_saphyr::from_str_with_options(text, super::options()).ok()?;
+pub(super) fn find(text: &str, pointer: &str) -> Option<PointerTarget> {
+    let tree: Spanned<LocationTree> = serde_saphyr::from_str_with_options(text, super::options()).ok()?;
     let parts: Vec<_> =
         pointer.split('/').skip(1).map(|part| part.replace("~1", "/").replace("~0", "~")).collect();
     // The intent has beside its spec what the document has in its metadata, or in its spec as well.
     let roots =
         if parts.first().is_some_and(|part| part == "spec") { &[""][..] } else { &["metadata", "spec"] };
-    let mut best: Option<(usize, Found)> = None;
+    let mut best: Option<(usize, PointerTarget)> = None;
     for root in roots {
         let mut node = if root.is_empty() { Some(&tree) } else { tree.value.part(root) };
         let mut depth = 0;
@@ -78,31 +78,31 @@ pub(super) fn find(text: &str, pointer: &str) -> Option<Found> {
             depth += 1;
         }
         if let Some(node) = node.filter(|_| depth > best.as_ref().map_or(0, |(depth, _)| *depth)) {
-            let is_value = depth == parts.len() && matches!(node.value, Tree::Value);
-            best = Some((depth, Found { at: node.referenced, is_value }));
+            let is_value = depth == parts.len() && matches!(node.value, LocationTree::Value);
+            best = Some((depth, PointerTarget { at: node.referenced, is_value }));
         }
     }
     best.map(|(_, found)| found)
 }
 
-impl<'de> Deserialize<'de> for Tree {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Tree, D::Error> {
-        from.deserialize_any(Visit)
+impl<'de> Deserialize<'de> for LocationTree {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<LocationTree, D::Error> {
+        from.deserialize_any(LocationVisitor)
     }
 }
 
-struct Visit;
+struct LocationVisitor;
 
 macro_rules! values {
     ($($name:ident($type:ty))*) => {$(
-        fn $name<E>(self, _: $type) -> Result<Tree, E> {
-            Ok(Tree::Value)
+        fn $name<E>(self, _: $type) -> Result<LocationTree, E> {
+            Ok(LocationTree::Value)
         }
     )*};
 }
 
-impl<'de> Visitor<'de> for Visit {
-    type Value = Tree;
+impl<'de> Visitor<'de> for LocationVisitor {
+    type Value = LocationTree;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("anything")
@@ -110,31 +110,31 @@ impl<'de> Visitor<'de> for Visit {
 
     values! { visit_bool(bool) visit_i64(i64) visit_i128(i128) visit_u64(u64) visit_u128(u128) visit_f64(f64) visit_str(&str) }
 
-    fn visit_unit<E>(self) -> Result<Tree, E> {
-        Ok(Tree::Value)
+    fn visit_unit<E>(self) -> Result<LocationTree, E> {
+        Ok(LocationTree::Value)
     }
 
-    fn visit_none<E>(self) -> Result<Tree, E> {
-        Ok(Tree::Value)
+    fn visit_none<E>(self) -> Result<LocationTree, E> {
+        Ok(LocationTree::Value)
     }
 
-    fn visit_some<D: Deserializer<'de>>(self, from: D) -> Result<Tree, D::Error> {
-        Tree::deserialize(from)
+    fn visit_some<D: Deserializer<'de>>(self, from: D) -> Result<LocationTree, D::Error> {
+        LocationTree::deserialize(from)
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Tree, A::Error> {
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<LocationTree, A::Error> {
         let mut list = Vec::new();
         while let Some(item) = items.next_element()? {
             list.push(item);
         }
-        Ok(Tree::List(list))
+        Ok(LocationTree::List(list))
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Tree, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<LocationTree, A::Error> {
         let mut block = Vec::new();
         while let Some(key) = entries.next_key::<String>()? {
             block.push((key, entries.next_value()?));
         }
-        Ok(Tree::Block(block))
+        Ok(LocationTree::Block(block))
     }
 }

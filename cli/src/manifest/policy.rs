@@ -1,12 +1,12 @@
 //! Rules about approvals, as people write them.
 
 use chancery_events::name::{DomainName, PlanName};
-use chancery_events::spec::{Day, PolicyKind, PolicySpec, Rule, Window};
+use chancery_events::spec::{ApprovalWindow, PolicyKind, PolicyRule, PolicySpec, Weekday};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_saphyr::{Location, Spanned};
 
-use super::edge::{AnyCase, Clock, Minutes};
+use super::edge::{AnyCase, ClockTime, MinuteSpan};
 
 /// A rule about approvals: either what it approves, or that four eyes are wanted.
 #[derive(Deserialize, JsonSchema)]
@@ -48,18 +48,18 @@ struct ApproveForm {
 struct WindowForm {
     /// The days on which it opens; every day, unless set.
     #[serde(default)]
-    days: Vec<AnyCase<Day>>,
+    days: Vec<AnyCase<Weekday>>,
     /// When it opens, in UTC: `"22:00"`.
-    from: Clock,
+    from: ClockTime,
     /// How long it stays open, from a minute to seven days: `8h`.
     #[serde(rename = "for")]
-    lasts: Minutes,
+    lasts: MinuteSpan,
 }
 
-impl From<WindowForm> for Window {
-    fn from(form: WindowForm) -> Window {
+impl From<WindowForm> for ApprovalWindow {
+    fn from(form: WindowForm) -> ApprovalWindow {
         let days = form.days.into_iter().map(|AnyCase(day)| day).collect();
-        Window { days, from: form.from.0, minutes: form.lasts.0 }
+        ApprovalWindow { days, from: form.from.0, minutes: form.lasts.0 }
     }
 }
 
@@ -67,10 +67,11 @@ impl PolicyForm {
     /// The spec, or what is wrong and, if at a place of its own, where.
     pub(super) fn spec(self) -> Result<PolicySpec, (String, Option<Location>)> {
         let rule = match (self.approve, self.four_eyes) {
-            (Some(ApproveForm { windows, in_flight }), None) => {
-                Rule::Approve { windows: windows.into_iter().map(Window::from).collect(), in_flight }
-            }
-            (None, Some(Spanned { value: true, .. })) => Rule::FourEyes {},
+            (Some(ApproveForm { windows, in_flight }), None) => PolicyRule::Approve {
+                windows: windows.into_iter().map(ApprovalWindow::from).collect(),
+                in_flight,
+            },
+            (None, Some(Spanned { value: true, .. })) => PolicyRule::FourEyes {},
             (None, Some(Spanned { referenced, .. })) => {
                 return Err(("write true, or leave it out".into(), Some(referenced)));
             }

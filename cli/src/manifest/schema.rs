@@ -3,11 +3,11 @@
 use schemars::{JsonSchema, Schema, schema_for};
 use serde_json::json;
 
-use super::{API_VERSION, Form};
+use super::{API_VERSION, ManifestForm};
 
 /// The schema of a kind of manifest.
 pub(super) fn schema<N: JsonSchema, S: JsonSchema>(kind: &'static str) -> (&'static str, Schema) {
-    let mut schema = schema_for!(Form<N, S>);
+    let mut schema = schema_for!(ManifestForm<N, S>);
     schema.insert("title".into(), json!(format!("Chancery manifest: {kind}")));
     // What is ignored when a form is read is what tells forms apart.
     if let Some(properties) = schema.get_mut("properties").and_then(|p| p.as_object_mut()) {

@@ -3,25 +3,25 @@
 use std::borrow::Cow;
 use std::fmt;
 
-use chancery_events::spec::{OnTimeout, Strategy};
+use chancery_events::spec::{DeploymentStrategy, TimeoutAction};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{Error, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-use super::edge::Span;
+use super::edge::TimeSpan;
 use super::suggest;
 
 const WORDS: &[&str] = &["rolling", "graceful", "canary"];
 
 /// `rolling`, `{rolling: {wave: 2}}`, `{graceful: {timeout: 5m}}` or `{canary: {count: 1}}`.
 #[derive(Clone, Copy, Default)]
-pub(super) struct StrategyForm(pub(super) Strategy);
+pub(super) struct StrategyForm(pub(super) DeploymentStrategy);
 
 /// A few at a time, the next ones when those are well.
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct Rolling {
+struct RollingForm {
     /// So many operations of it may run at once; one of those that update and all others, unless set.
     #[serde(default)]
     wave: Option<u32>,
@@ -30,24 +30,24 @@ struct Rolling {
     per_domain: bool,
     /// After each that is done, how long until the next begins: no time, unless set.
     #[serde(default)]
-    pause: Option<Span>,
+    pause: Option<TimeSpan>,
 }
 
 /// The whole new set beside the old one; when all are ready, the old ones go.
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct Graceful {
+struct BlueGreenForm {
     /// How long that may take.
-    timeout: Span,
+    timeout: TimeSpan,
     /// What then: the new ones go, unless set.
     #[serde(default)]
-    on_timeout: Option<OnTimeout>,
+    on_timeout: Option<TimeoutAction>,
 }
 
 /// Some of the new version beside the old ones, until they are promoted or withdrawn.
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct Canary {
+struct CanaryForm {
     /// How many.
     count: u32,
 }
@@ -56,28 +56,35 @@ struct Canary {
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(extend("minProperties" = 1, "maxProperties" = 1))]
-struct Block {
+struct StrategyBlock {
     /// A few at a time, the next ones when those are well.
     #[serde(default)]
-    rolling: Option<Rolling>,
+    rolling: Option<RollingForm>,
     /// The whole new set beside the old one; when all are ready, the old ones go.
     #[serde(default)]
-    graceful: Option<Graceful>,
+    graceful: Option<BlueGreenForm>,
     /// Some of the new version beside the old ones, until they are promoted or withdrawn.
     #[serde(default)]
-    canary: Option<Canary>,
+    canary: Option<CanaryForm>,
 }
 
-impl Block {
-    fn strategy(self) -> Option<Strategy> {
+impl StrategyBlock {
+    fn strategy(self) -> Option<DeploymentStrategy> {
         match (self.rolling, self.graceful, self.canary) {
-            (Some(Rolling { wave, per_domain, pause }), None, None) => {
-                Some(Strategy::Rolling { wave, per_domain, pause: pause.map_or(0, |Span(millis)| millis) })
+            (Some(RollingForm { wave, per_domain, pause }), None, None) => {
+                Some(DeploymentStrategy::Rolling {
+                    wave,
+                    per_domain,
+                    pause: pause.map_or(0, |TimeSpan(millis)| millis),
+                })
             }
-            (None, Some(Graceful { timeout: Span(timeout), on_timeout }), None) => {
-                Some(Strategy::Graceful { timeout, on_timeout: on_timeout.unwrap_or(OnTimeout::Rollback) })
+            (None, Some(BlueGreenForm { timeout: TimeSpan(timeout), on_timeout }), None) => {
+                Some(DeploymentStrategy::Graceful {
+                    timeout,
+                    on_timeout: on_timeout.unwrap_or(TimeoutAction::Rollback),
+                })
             }
-            (None, None, Some(Canary { count })) => Some(Strategy::Canary { count }),
+            (None, None, Some(CanaryForm { count })) => Some(DeploymentStrategy::Canary { count }),
             _ => None,
         }
     }
@@ -85,13 +92,13 @@ impl Block {
 
 impl<'de> Deserialize<'de> for StrategyForm {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<StrategyForm, D::Error> {
-        from.deserialize_any(Visit)
+        from.deserialize_any(StrategyVisitor)
     }
 }
 
-struct Visit;
+struct StrategyVisitor;
 
-impl<'de> Visitor<'de> for Visit {
+impl<'de> Visitor<'de> for StrategyVisitor {
     type Value = StrategyForm;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -108,7 +115,7 @@ impl<'de> Visitor<'de> for Visit {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<StrategyForm, A::Error> {
-        let block = Block::deserialize(MapAccessDeserializer::new(map))?;
+        let block = StrategyBlock::deserialize(MapAccessDeserializer::new(map))?;
         let strategy = block.strategy();
         strategy.map(StrategyForm).ok_or_else(|| A::Error::custom("write one of rolling, graceful, canary"))
     }
@@ -119,7 +126,7 @@ impl JsonSchema for StrategyForm {
         "StrategyForm".into()
     }
     fn json_schema(schemas: &mut SchemaGenerator) -> Schema {
-        let block = schemas.subschema_for::<Block>();
+        let block = schemas.subschema_for::<StrategyBlock>();
         json_schema!({ "anyOf": [{ "type": "string", "enum": ["rolling"] }, block] })
     }
 }

@@ -1,10 +1,11 @@
 //! What people write, and what becomes of it.
 
-use chancery_events::amount::{Amounts, GB, GIB};
-use chancery_events::intent::{NodeApply, PlanApply, Turn};
+use chancery_events::amount::{GB, GIB, Resources};
+use chancery_events::intent::{NodeApply, OverlapPolicy, PlanApply};
 use chancery_events::spec::{
-    Approval, Comparator, Day, OnTimeout, OperationKind, PolicyKind, Probe, ProbeTiming, Protocol, Restart,
-    Rule, Strategy, Succession, UnreadyAction, Window,
+    ApprovalMode, ApprovalWindow, DeploymentStrategy, MatchComparator, OperationKind, PolicyKind, PolicyRule,
+    PortProtocol, ProbeTiming, ReadinessProbe, RestartPolicy, TimeoutAction, UnreadyAction, UpdateOrder,
+    Weekday,
 };
 
 use super::*;
@@ -77,11 +78,11 @@ fn a_plan_that_people_have_needs_a_header_and_nothing_else() {
     assert_eq!((name.as_str(), spec.service.as_str()), ("nginx-deployment-plan", "nginx-service"));
     let matchers: Vec<_> =
         spec.matchers.iter().map(|m| (m.kind.as_str(), m.comparator, m.names.len())).collect();
-    assert_eq!(matchers, [("GPU", Comparator::Gte, 2), ("CPU", Comparator::Eq, 1)]);
+    assert_eq!(matchers, [("GPU", MatchComparator::Gte, 2), ("CPU", MatchComparator::Eq, 1)]);
     let payload = &spec.payloads[0];
-    assert_eq!(payload.resources, Amounts { cpu: 4000, memory: 64 * GIB, disk: 0 });
+    assert_eq!(payload.resources, Resources { cpu: 4000, memory: 64 * GIB, disk: 0 });
     let ports: Vec<_> = payload.ports.iter().map(|p| (p.name.as_str(), p.protocol, p.port)).collect();
-    assert_eq!(ports, [("tcp-80", Protocol::Tcp, 80), ("udp-53", Protocol::Udp, 53)]);
+    assert_eq!(ports, [("tcp-80", PortProtocol::Tcp, 80), ("udp-53", PortProtocol::Udp, 53)]);
     let volumes: Vec<_> =
         payload.volumes.iter().map(|v| (v.class.as_str(), v.capacity, v.mount.as_str())).collect();
     assert_eq!(volumes, [("standard", 100 * GB, "/data"), ("fast-ssd", 500 * GB, "/ssd")]);
@@ -115,7 +116,7 @@ fn a_node_has_the_labels_of_its_metadata_and_exact_amounts() {
     let Intent::NodeApply(NodeApply { spec, cluster, .. }) = only(text) else { panic!("a node") };
     assert_eq!(spec.labels["disk"], "fast");
     assert_eq!(cluster.expect("a cluster").as_str(), "local");
-    assert_eq!(spec.total, Amounts { cpu: 500, memory: 512 << 20, disk: 100 * GB });
+    assert_eq!(spec.total, Resources { cpu: 500, memory: 512 << 20, disk: 100 * GB });
     assert_eq!((spec.reserved.cpu, spec.storage[0].capacity), (250, 1 << 40));
 }
 
@@ -130,11 +131,11 @@ fn approval_is_one_word_or_one_for_each_kind() {
             plan.spec.timeouts,
         )
     };
-    assert_eq!(plan("approval: automatic").0, Approval::Automatic);
+    assert_eq!(plan("approval: automatic").0, ApprovalMode::Automatic);
     let (create, delete, timeouts) = plan("approval: {create: automatic}");
-    assert_eq!((create, delete), (Approval::Automatic, Approval::Manual));
+    assert_eq!((create, delete), (ApprovalMode::Automatic, ApprovalMode::Manual));
     assert_eq!((timeouts.stop, timeouts.start), (30_000, 300_000));
-    assert_eq!(plan("").0, Approval::Manual, "a person, unless the plan says otherwise");
+    assert_eq!(plan("").0, ApprovalMode::Manual, "a person, unless the plan says otherwise");
 }
 
 #[test]
@@ -144,7 +145,7 @@ fn every_kind_of_operation_has_a_word_of_its_own() {
         let Intent::PlanApply(plan) = only(&header("Plan", &spec)) else { panic!("a plan") };
         let automatic: Vec<_> = OperationKind::ALL
             .iter()
-            .filter(|kind| plan.spec.approval.of(**kind) == Approval::Automatic)
+            .filter(|kind| plan.spec.approval.of(**kind) == ApprovalMode::Automatic)
             .collect();
         assert_eq!(automatic, [kind]);
     }
@@ -157,10 +158,10 @@ fn a_plan_says_how_its_replicas_live_and_what_it_does_not_say_is_usual() {
         let Intent::PlanApply(plan) = only(&header("Plan", &spec)) else { panic!("a plan") };
         (plan.spec.restart, plan.spec.cooldown, plan.spec.update, plan.spec.budget, plan.spec.affinity.len())
     };
-    assert_eq!(plan(""), (Restart::BestEffort, 10_000, Succession::Beside, 1, 0));
+    assert_eq!(plan(""), (RestartPolicy::BestEffort, 10_000, UpdateOrder::Beside, 1, 0));
     let all = "restart: never\ncooldown: 1m\nupdate: stop_first\nbudget: 2\n\
         affinity: [{group: caches, nodes: apart, otherwise: allow}]";
-    assert_eq!(plan(all), (Restart::Never, 60_000, Succession::StopFirst, 2, 1));
+    assert_eq!(plan(all), (RestartPolicy::Never, 60_000, UpdateOrder::StopFirst, 2, 1));
 }
 
 #[test]
@@ -180,7 +181,10 @@ fn a_probe_has_its_settings_beside_its_port_and_what_it_does_not_say_is_usual() 
         failure_threshold: 3,
         success_threshold: 1,
     };
-    assert_eq!(plan("ready: {tcp: {port: http}}"), (Some(Probe::Tcp { port: port(), timing: usual }), None));
+    assert_eq!(
+        plan("ready: {tcp: {port: http}}"),
+        (Some(ReadinessProbe::Tcp { port: port(), timing: usual }), None)
+    );
     let alive = "alive: {http: {port: http, path: /x, initial_delay: 5s, period: 500ms, timeout: 1m, failure_threshold: 5}}";
     let timing = ProbeTiming {
         initial_delay: 5_000,
@@ -189,12 +193,12 @@ fn a_probe_has_its_settings_beside_its_port_and_what_it_does_not_say_is_usual() 
         failure_threshold: 5,
         success_threshold: 1,
     };
-    assert_eq!(plan(alive), (None, Some(Probe::Http { port: port(), path: "/x".into(), timing })));
+    assert_eq!(plan(alive), (None, Some(ReadinessProbe::Http { port: port(), path: "/x".into(), timing })));
 }
 
 #[test]
 fn a_strategy_is_a_word_or_one_block() {
-    let rolling = |wave, per_domain, pause| Strategy::Rolling { wave, per_domain, pause };
+    let rolling = |wave, per_domain, pause| DeploymentStrategy::Rolling { wave, per_domain, pause };
     for (text, wanted) in [
         ("", rolling(None, false, 0)),
         ("strategy: rolling", rolling(None, false, 0)),
@@ -202,21 +206,21 @@ fn a_strategy_is_a_word_or_one_block() {
         ("strategy: {rolling: {wave: 2, per_domain: true, pause: 10s}}", rolling(Some(2), true, 10_000)),
         (
             "strategy:\n  graceful:\n    timeout: 5m",
-            Strategy::Graceful { timeout: 300_000, on_timeout: OnTimeout::Rollback },
+            DeploymentStrategy::Graceful { timeout: 300_000, on_timeout: TimeoutAction::Rollback },
         ),
         (
             "strategy: {graceful: {timeout: 5m, on_timeout: commit}}",
-            Strategy::Graceful { timeout: 300_000, on_timeout: OnTimeout::Commit },
+            DeploymentStrategy::Graceful { timeout: 300_000, on_timeout: TimeoutAction::Commit },
         ),
-        ("strategy: {canary: {count: 1}}", Strategy::Canary { count: 1 }),
+        ("strategy: {canary: {count: 1}}", DeploymentStrategy::Canary { count: 1 }),
     ] {
         let spec = format!("plan: p\ncount: 3\n{text}");
         let Intent::DeploymentCreate(create) = only(&header("Deployment", &spec)) else { panic!("one") };
-        assert_eq!((create.spec.strategy, create.turn), (wanted, Turn::Queue), "{text}");
+        assert_eq!((create.spec.strategy, create.turn), (wanted, OverlapPolicy::Queue), "{text}");
     }
     let spec = "plan: p\ncount: 3\nturn: supersede";
     let Intent::DeploymentCreate(create) = only(&header("Deployment", spec)) else { panic!("one") };
-    assert_eq!(create.turn, Turn::Supersede);
+    assert_eq!(create.turn, OverlapPolicy::Supersede);
 }
 
 #[test]
@@ -233,21 +237,21 @@ fn a_policy_approves_at_times_or_wants_four_eyes() {
     assert_eq!(nightly.kinds, [PolicyKind::Update, PolicyKind::Relocate]);
     assert_eq!((nightly.plans[0].as_str(), nightly.domains[0].as_str()), ("web", "a"));
     let windows = vec![
-        Window { days: vec![Day::Sat, Day::Sun], from: 1320, minutes: 480 },
-        Window { days: vec![], from: 210, minutes: 90 },
+        ApprovalWindow { days: vec![Weekday::Sat, Weekday::Sun], from: 1320, minutes: 480 },
+        ApprovalWindow { days: vec![], from: 210, minutes: 90 },
     ];
-    assert_eq!(nightly.rule, Rule::Approve { windows, in_flight: Some(3) });
-    assert_eq!(policy("approve: {}").rule, Rule::Approve { windows: vec![], in_flight: None });
-    assert_eq!(policy("kinds: [delete]\nfour_eyes: true").rule, Rule::FourEyes {});
+    assert_eq!(nightly.rule, PolicyRule::Approve { windows, in_flight: Some(3) });
+    assert_eq!(policy("approve: {}").rule, PolicyRule::Approve { windows: vec![], in_flight: None });
+    assert_eq!(policy("kinds: [delete]\nfour_eyes: true").rule, PolicyRule::FourEyes {});
 }
 
 #[test]
 fn words_are_read_in_any_case() {
     for (word, wanted) in [
-        ("gte", Comparator::Gte),
-        ("GTE", Comparator::Gte),
-        ("NOT_IN", Comparator::NotIn),
-        ("In", Comparator::In),
+        ("gte", MatchComparator::Gte),
+        ("GTE", MatchComparator::Gte),
+        ("NOT_IN", MatchComparator::NotIn),
+        ("In", MatchComparator::In),
     ] {
         let spec = format!(
             "namespace: n\nservice: s\npayloads: []\nmatchers: [{{type: GPU, comparator: {word}, names: [a]}}]"

@@ -92,10 +92,10 @@ node-1  switch  approved   no     -      ann          new disks
         told("chancery get disruption node-1/other", vec![ok(&first)]).0.expect_err("none of that name");
     assert_eq!(
         (error.exit, error.message.as_str()),
-        (Exit::NotFound, "read disruption/node-1/other: there is no disruption \"node-1/other\"")
+        (CliExit::NotFound, "read disruption/node-1/other: there is no disruption \"node-1/other\"")
     );
     let error = told("chancery get disruptions -l by=ann", vec![]).0.expect_err("no such filter");
-    assert_eq!(error.exit, Exit::Usage);
+    assert_eq!(error.exit, CliExit::Usage);
     let line = "chancery wait disruption/node-1/drain --for state=completed";
     assert!(told(line, vec![ok(&first)]).0.is_ok());
 }
@@ -125,10 +125,10 @@ fn a_drain_schedules_and_approves_what_empties_a_node_and_waits_until_it_is_empt
     let given_up = disrupted(&json!([disruption("drain-2", "completed", "yes")]), 1);
     let script = vec![ok(&during), verdict(), ok(&given_up)];
     let error = told("chancery drain node-1 --wait", script).0.expect_err("it was given up");
-    assert!(error.exit == Exit::Failure && error.message.ends_with("before it was empty"), "{error}");
+    assert!(error.exit == CliExit::Failure && error.message.ends_with("before it was empty"), "{error}");
     let script = vec![ok(&during), verdict(), ok(&during), page(json!([])), page(json!([]))];
     let error = told("chancery drain node-1 --wait --timeout 0s", script).0.expect_err("it takes too long");
-    assert_eq!(error.exit, Exit::Unknown, "{error}");
+    assert_eq!(error.exit, CliExit::Unknown, "{error}");
 }
 
 #[test]

@@ -9,17 +9,19 @@ fn an_executor_is_welcomed_gets_commands_and_is_told_what_is_over() {
     rig.hello(1, "ex", None);
     assert!(rig.effects().is_empty(), "the session is not durable yet");
     let effects = rig.settle();
-    let [FromDecider::Welcome { envelope, commands, .. }] = sent(&effects)[..] else { panic!("{effects:?}") };
+    let [DeciderMessage::Welcome { envelope, commands, .. }] = sent(&effects)[..] else {
+        panic!("{effects:?}")
+    };
     assert!(commands.is_empty());
     let (attach, session) = (envelope.attach, envelope.session);
-    rig.say(1, ToDecider::Level { attach, reports: vec![], part: Part::Last });
+    rig.say(1, ExecutorMessage::Level { attach, reports: vec![], part: ReportPart::Last });
     rig.plan_and_deployment();
     let effects = rig.settle();
-    let [FromDecider::Command { envelope, command }] = sent(&effects)[..] else { panic!("{effects:?}") };
+    let [DeciderMessage::Command { envelope, command }] = sent(&effects)[..] else { panic!("{effects:?}") };
     assert_eq!((envelope.session, envelope.head, command.revision), (session, rig.core.durable(), 1));
     let (incarnation, process) = (
         command.object,
-        Process {
+        ProcessInfo {
             payload: name("app"),
             index: 0,
             pid: Some(9),
@@ -27,16 +29,16 @@ fn an_executor_is_welcomed_gets_commands_and_is_told_what_is_over() {
             status: ProcessStatus::Online,
         },
     );
-    let report = |revision, saw| Report { object: incarnation, revision, saw };
-    let ready = Saw::Ready { processes: vec![process] };
+    let report = |revision, saw| ObjectReport { object: incarnation, revision, saw };
+    let ready = ObservedState::Ready { processes: vec![process] };
     let before = rig.journal.len();
     for _ in 0..2 {
-        rig.say(1, ToDecider::Report { attach, sequence: 1, report: report(1, ready.clone()) });
+        rig.say(1, ExecutorMessage::Report { attach, sequence: 1, report: report(1, ready.clone()) });
     }
     assert!(rig.effects().is_empty(), "nor is the acknowledgement let go early");
     let effects = rig.settle();
     assert!(
-        sent(&effects).iter().all(|m| matches!(m, FromDecider::Accepted { sequence: 1, .. })),
+        sent(&effects).iter().all(|m| matches!(m, DeciderMessage::Accepted { sequence: 1, .. })),
         "{effects:?}"
     );
     assert_eq!(
@@ -44,12 +46,12 @@ fn an_executor_is_welcomed_gets_commands_and_is_told_what_is_over() {
         ["incarnation.reported.v1", "incarnation.running.v1", "deployment.ended.v1"],
         "once, though said twice"
     );
-    rig.say(1, ToDecider::Report { attach, sequence: 2, report: report(1, Saw::Gone) });
+    rig.say(1, ExecutorMessage::Report { attach, sequence: 2, report: report(1, ObservedState::Gone) });
     let effects = rig.settle();
     assert!(
         sent(&effects)
             .iter()
-            .any(|m| matches!(m, FromDecider::Forget { object: i, .. } if *i == incarnation))
+            .any(|m| matches!(m, DeciderMessage::Forget { object: i, .. } if *i == incarnation))
     );
 }
 
@@ -65,21 +67,21 @@ fn an_executor_that_comes_back_gets_the_whole_inventory_and_its_old_connection_i
     rig.hello(2, "ex", None);
     let effects = rig.settle();
     assert_eq!(rig.types(before), Vec::<&str>::new(), "the same session: nothing to record");
-    assert!(effects.iter().any(|e| matches!(e, Effect::Close(Connection(1)))));
+    assert!(effects.iter().any(|e| matches!(e, DeciderEffect::Close(ChannelNumber(1)))));
     let welcome = sent(&effects).into_iter().find_map(|m| {
-        if let FromDecider::Welcome { commands, .. } = m { Some(commands.len()) } else { None }
+        if let DeciderMessage::Welcome { commands, .. } = m { Some(commands.len()) } else { None }
     });
     assert_eq!(welcome, Some(1));
     rig.hello(3, "other", None);
     let effects = rig.settle();
     assert!(
-        matches!(sent(&effects)[..], [FromDecider::Refused { again: Again::Later, .. }]),
+        matches!(sent(&effects)[..], [DeciderMessage::Refused { again: HelloRetry::Later, .. }]),
         "the scope is held"
     );
-    let attach = Attach::from_random(1);
-    rig.say(1, ToDecider::Heartbeat { attach, beat: 1 });
+    let attach = ConnectionToken::from_random(1);
+    rig.say(1, ExecutorMessage::Heartbeat { attach, beat: 1 });
     let effects = rig.settle();
-    assert!(matches!(sent(&effects)[..], [FromDecider::Closed { .. }]), "an old attach says nothing more");
+    assert!(matches!(sent(&effects)[..], [DeciderMessage::Closed { .. }]), "an old attach says nothing more");
 }
 
 #[test]
@@ -89,25 +91,26 @@ fn an_executor_that_has_seen_more_or_something_else_is_sent_away() {
     let lineage = Lineage::from_random(5);
     let head = rig.core.durable();
     let cases = [
-        (lineage, Head { position: head.position.plus(1), ..head }, Again::NewerElsewhere),
-        (Lineage::from_random(6), head, Again::Never),
+        (lineage, JournalHead { position: head.position.plus(1), ..head }, HelloRetry::NewerElsewhere),
+        (Lineage::from_random(6), head, HelloRetry::Never),
     ];
     for (i, (lineage, head, expected)) in cases.into_iter().enumerate() {
         rig.hello(10 + i as u64, "ex", Some((lineage, head)));
         let effects = rig.settle();
-        let [FromDecider::Refused { again, .. }] = sent(&effects)[..] else { panic!("{effects:?}") };
+        let [DeciderMessage::Refused { again, .. }] = sent(&effects)[..] else { panic!("{effects:?}") };
         assert_eq!(*again, expected);
     }
-    rig.give(Input::Connected(Connection(20), Attach::from_random(20)));
+    rig.give(CoreInput::Connected(ChannelNumber(20), ConnectionToken::from_random(20)));
     let seen = Some((lineage, head));
     let hello = hello("ex", SCOPE, life(1, 1), seen);
     for (recorded, expected) in
-        [(Some(Hash::of(b"another record")), true), (None, true), (Some(head.hash), false)]
+        [(Some(RecordHash::of(b"another record")), true), (None, true), (Some(head.hash), false)]
     {
         rig.core.lookup = Box::new(move |_| Ok(recorded));
         rig.say(20, hello.clone());
         let effects = rig.settle();
-        let refused = matches!(sent(&effects)[..], [FromDecider::Refused { again: Again::Never, .. }]);
+        let refused =
+            matches!(sent(&effects)[..], [DeciderMessage::Refused { again: HelloRetry::Never, .. }]);
         assert_eq!(refused, expected, "{recorded:?}: {effects:?}");
     }
 }
@@ -117,7 +120,7 @@ fn what_cannot_be_looked_up_now_sends_no_executor_away_for_good() {
     let mut rig = Rig::new();
     rig.cluster();
     let head = rig.core.durable();
-    rig.give(Input::Connected(Connection(1), Attach::from_random(1)));
+    rig.give(CoreInput::Connected(ChannelNumber(1), ConnectionToken::from_random(1)));
     let hello = hello("ex", SCOPE, life(1, 1), Some((Lineage::from_random(5), head)));
     let failing = |_| {
         let source = std::io::Error::from_raw_os_error(24);
@@ -126,7 +129,7 @@ fn what_cannot_be_looked_up_now_sends_no_executor_away_for_good() {
     rig.core.lookup = Box::new(failing);
     rig.say(1, hello.clone());
     let (reason, again) = refusal(&rig.settle()).expect("refused");
-    assert_eq!(again, Again::Later, "{reason}");
+    assert_eq!(again, HelloRetry::Later, "{reason}");
     assert!(reason.contains("cannot be read now"), "{reason}");
     rig.core.lookup = Box::new(move |_| Ok(Some(head.hash)));
     rig.say(1, hello);
@@ -134,9 +137,9 @@ fn what_cannot_be_looked_up_now_sends_no_executor_away_for_good() {
 }
 
 /// Returns why a hello was refused, and whether to retry.
-fn refusal(effects: &[Effect]) -> Option<(String, Again)> {
+fn refusal(effects: &[DeciderEffect]) -> Option<(String, HelloRetry)> {
     sent(effects).iter().find_map(|message| match message {
-        FromDecider::Refused { reason, again } => Some((reason.clone(), *again)),
+        DeciderMessage::Refused { reason, again } => Some((reason.clone(), *again)),
         _ => None,
     })
 }
@@ -150,12 +153,12 @@ fn an_executor_over_another_folder_is_refused_until_nothing_is_left_in_the_old_o
     rig.settle();
     let (reason, again) = refusal(&rig.hello_over(2, 2, life(1, 2))).expect("refused");
     assert!(reason.contains("an executor ex with another folder holds cluster local"), "{reason}");
-    assert_eq!(again, Again::Later);
+    assert_eq!(again, HelloRetry::Later);
     rig.now = rig.now + LEASE + LEASE;
     rig.settle();
     let (reason, again) = refusal(&rig.hello_over(3, 2, life(1, 2))).expect("refused");
     assert!(reason.contains("expunge node n1 if its machine is lost"), "{reason}");
-    assert_eq!(again, Again::Later);
+    assert_eq!(again, HelloRetry::Later);
     assert!(!rig.types(0).contains(&"incarnation.ended.v1"), "a refused executor proves nothing");
     rig.must("node.set_state", &json!({"name": "n1", "state": "expunged"}));
     rig.settle();
@@ -178,16 +181,16 @@ fn an_inventory_of_any_size_comes_in_messages_of_a_bounded_one_each_when_it_is_a
     });
     rig.must("plan.apply", &json!({"name": "web", "spec": spec}));
     rig.must("deployment.create", &json!({"plan": "web", "name": "d1", "spec": {"count": 100}}));
-    while !rig.settle().is_empty() || rig.give(Input::Work) {}
+    while !rig.settle().is_empty() || rig.give(CoreInput::Work) {}
     rig.hello(1, "ex", None);
     let mut effects = rig.settle();
     let (mut all, mut parts) = (Vec::new(), 0);
     loop {
         let (commands, rest, attach) = match sent(&effects)[..] {
-            [FromDecider::Welcome { envelope, commands, rest, .. }] if parts == 0 => {
+            [DeciderMessage::Welcome { envelope, commands, rest, .. }] if parts == 0 => {
                 (commands, *rest, envelope.attach)
             }
-            [FromDecider::Inventory { envelope, commands, rest }] => (commands, *rest, envelope.attach),
+            [DeciderMessage::Inventory { envelope, commands, rest }] => (commands, *rest, envelope.attach),
             _ => panic!("{} parts, then {} messages", parts, effects.len()),
         };
         let bytes: usize = commands.iter().map(|one| serde_json::to_vec(one).expect("JSON").len()).sum();
@@ -195,7 +198,7 @@ fn an_inventory_of_any_size_comes_in_messages_of_a_bounded_one_each_when_it_is_a
         all.extend(commands.iter().map(|command| command.object));
         parts += 1;
         let Some(after) = rest else { break };
-        rig.say(1, ToDecider::More { attach, after });
+        rig.say(1, ExecutorMessage::More { attach, after });
         effects = rig.settle();
     }
     let known: Vec<_> = rig.core.fleet().incarnations().sorted().iter().map(|i| i.id.into()).collect();
@@ -211,8 +214,8 @@ fn a_later_life_takes_over_at_once_and_an_earlier_one_or_a_copy_never() {
         (life(2, 1), None, "the first"),
         (life(2, 1), None, "it connects anew"),
         (life(3, 2), None, "it was started again"),
-        (life(2, 1), Some(Again::Never), "the one before it, which should have ended"),
-        (life(3, 9), Some(Again::Later), "a copy of the folder, started as often"),
+        (life(2, 1), Some(HelloRetry::Never), "the one before it, which should have ended"),
+        (life(3, 9), Some(HelloRetry::Later), "a copy of the folder, started as often"),
         (life(3, 2), None, "and it is still the one that holds the session"),
     ];
     for (connection, (life, expected, why)) in (1..).zip(cases) {
@@ -228,39 +231,45 @@ fn an_executor_is_told_to_forget_also_when_the_replica_goes_in_the_same_commit()
     rig.cluster();
     rig.hello(1, "ex", None);
     rig.settle();
-    let attach = Attach::from_random(1);
+    let attach = ConnectionToken::from_random(1);
     rig.plan_and_deployment();
     let effects = rig.settle();
-    let [FromDecider::Command { command, .. }] = sent(&effects)[..] else { panic!("{effects:?}") };
+    let [DeciderMessage::Command { command, .. }] = sent(&effects)[..] else { panic!("{effects:?}") };
     let incarnation = command.object;
     rig.must("deployment.create", &json!({"plan": "web", "name": "d0", "spec": {"count": 0}}));
     rig.settle();
     rig.say(
         1,
-        ToDecider::Report {
+        ExecutorMessage::Report {
             attach,
             sequence: 1,
-            report: Report { object: incarnation, revision: 1, saw: Saw::Ready { processes: vec![] } },
+            report: ObjectReport {
+                object: incarnation,
+                revision: 1,
+                saw: ObservedState::Ready { processes: vec![] },
+            },
         },
     );
     rig.settle();
     rig.say(
         1,
-        ToDecider::Report {
+        ExecutorMessage::Report {
             attach,
             sequence: 2,
-            report: Report { object: incarnation, revision: 2, saw: Saw::Gone },
+            report: ObjectReport { object: incarnation, revision: 2, saw: ObservedState::Gone },
         },
     );
     let effects = rig.settle();
     assert!(rig.core.fleet().replicas().is_empty());
-    let forgets = |effects: &[Effect]| {
-        sent(effects).iter().any(|m| matches!(m, FromDecider::Forget { object: i, .. } if *i == incarnation))
+    let forgets = |effects: &[DeciderEffect]| {
+        sent(effects)
+            .iter()
+            .any(|m| matches!(m, DeciderMessage::Forget { object: i, .. } if *i == incarnation))
     };
     assert!(forgets(&effects), "{effects:?}");
     let before = rig.journal.len();
-    let report = Report { object: incarnation, revision: 2, saw: Saw::Gone };
-    rig.say(1, ToDecider::Level { attach, reports: vec![report], part: Part::Last });
+    let report = ObjectReport { object: incarnation, revision: 2, saw: ObservedState::Gone };
+    rig.say(1, ExecutorMessage::Level { attach, reports: vec![report], part: ReportPart::Last });
     let effects = rig.settle();
     assert!(
         forgets(&effects) && rig.types(before).is_empty(),
@@ -274,10 +283,10 @@ fn a_session_is_lost_after_a_lease_without_a_heartbeat_and_not_during_grace() {
     rig.cluster();
     rig.hello(1, "ex", None);
     rig.settle();
-    let attach = Attach::from_random(1);
+    let attach = ConnectionToken::from_random(1);
     for beat in 0..10 {
         rig.now = rig.now + Duration::from_secs(LEASE.as_secs() - 1);
-        rig.say(1, ToDecider::Heartbeat { attach, beat });
+        rig.say(1, ExecutorMessage::Heartbeat { attach, beat });
         rig.settle();
     }
     let before = rig.journal.len();
@@ -288,7 +297,7 @@ fn a_session_is_lost_after_a_lease_without_a_heartbeat_and_not_during_grace() {
     rig.now = rig.now + Duration::from_secs(1);
     let effects = rig.settle();
     assert_eq!(rig.types(before), ["session.over.v1", "session.closed.v1"]);
-    assert!(matches!(sent(&effects)[..], [FromDecider::Closed { .. }]));
+    assert!(matches!(sent(&effects)[..], [DeciderMessage::Closed { .. }]));
 }
 
 #[test]
@@ -299,10 +308,10 @@ fn of_an_inventory_one_part_at_a_time_is_held_back_however_often_it_is_asked_for
     rig.settle();
     rig.plan_and_deployment();
     let effects = rig.settle();
-    let [FromDecider::Command { command, .. }] = sent(&effects)[..] else { panic!("{effects:?}") };
-    let more = ToDecider::More { attach: Attach::from_random(1), after: command.object };
-    let parts = |effects: &[Effect]| {
-        sent(effects).iter().filter(|message| matches!(message, FromDecider::Inventory { .. })).count()
+    let [DeciderMessage::Command { command, .. }] = sent(&effects)[..] else { panic!("{effects:?}") };
+    let more = ExecutorMessage::More { attach: ConnectionToken::from_random(1), after: command.object };
+    let parts = |effects: &[DeciderEffect]| {
+        sent(effects).iter().filter(|message| matches!(message, DeciderMessage::Inventory { .. })).count()
     };
     for _ in 0..2 {
         // An event that is not durable yet holds back all messages.
@@ -323,7 +332,7 @@ fn when_much_is_held_back_inputs_wait_until_it_may_leave() {
     rig.settle();
     let words: [(&str, Says); 2] = [
         ("small ones", |rig, n| {
-            rig.say(1, ToDecider::Heartbeat { attach: Attach::from_random(1), beat: n });
+            rig.say(1, ExecutorMessage::Heartbeat { attach: ConnectionToken::from_random(1), beat: n });
         }),
         ("large ones", |rig, _| rig.say(1, hello("ex", SCOPE, life(1, 1), None))),
     ];
@@ -336,7 +345,7 @@ fn when_much_is_held_back_inputs_wait_until_it_may_leave() {
     });
     rig.must("plan.apply", &json!({"name": "web", "spec": spec}));
     rig.must("deployment.create", &json!({"plan": "web", "name": "d1", "spec": {"count": 10}}));
-    while !rig.settle().is_empty() || rig.give(Input::Work) {}
+    while !rig.settle().is_empty() || rig.give(CoreInput::Work) {}
     for (which, say) in words {
         rig.must("cluster.delete", &json!({"name": "nowhere"}));
         let mut said = 0;
@@ -359,17 +368,17 @@ fn nobody_is_lost_whose_words_may_have_waited_unheard_and_who_is_silent_then_is(
     rig.settle();
     let closed = |rig: &Rig| rig.types(0).iter().filter(|t| **t == "session.closed.v1").count();
     rig.now = rig.now + LEASE * 4;
-    rig.give(Input::Unheard(LEASE * 3));
+    rig.give(CoreInput::Unheard(LEASE * 3));
     rig.settle();
     assert_eq!(closed(&rig), 0, "the disk stood still, and everybody waited for it");
     let due = rig.core.next_due().expect("a lease ends");
     assert!(due > rig.now, "it does not ask again at once");
-    rig.say(1, ToDecider::Heartbeat { attach: Attach::from_random(1), beat: 1 });
+    rig.say(1, ExecutorMessage::Heartbeat { attach: ConnectionToken::from_random(1), beat: 1 });
     rig.now = rig.now + LEASE;
     rig.settle();
     assert_eq!(closed(&rig), 0, "it was heard in time");
     rig.now = rig.now + LEASE;
-    rig.give(Input::Unheard(LEASE / 5));
+    rig.give(CoreInput::Unheard(LEASE / 5));
     rig.settle();
     assert_eq!(closed(&rig), 1, "a short wait for one's turn is no excuse");
 }
@@ -381,27 +390,31 @@ fn a_deadline_that_passed_while_nobody_was_heard_waits_for_what_executors_say() 
         rig.cluster();
         rig.hello(1, "ex", None);
         let effects = rig.settle();
-        let [FromDecider::Welcome { envelope, .. }] = sent(&effects)[..] else { panic!("{effects:?}") };
+        let [DeciderMessage::Welcome { envelope, .. }] = sent(&effects)[..] else { panic!("{effects:?}") };
         let attach = envelope.attach;
-        rig.say(1, ToDecider::Level { attach, reports: vec![], part: Part::Last });
+        rig.say(1, ExecutorMessage::Level { attach, reports: vec![], part: ReportPart::Last });
         rig.plan_and_deployment_with(&json!({"unready": {"after": 60_000, "action": "restart"}}));
         let effects = rig.settle();
-        let [FromDecider::Command { command, .. }] = sent(&effects)[..] else { panic!("{effects:?}") };
+        let [DeciderMessage::Command { command, .. }] = sent(&effects)[..] else { panic!("{effects:?}") };
         let object = command.object;
         let say = |rig: &mut Rig, sequence, status: ProcessStatus| {
             let ready = status == ProcessStatus::Online;
             let processes =
-                vec![Process { payload: name("app"), index: 0, pid: Some(9), addresses: vec![], status }];
-            let saw = if ready { Saw::Ready { processes } } else { Saw::NotReady { processes } };
-            let report = Report { object, revision: 1, saw };
-            rig.say(1, ToDecider::Report { attach, sequence, report });
+                vec![ProcessInfo { payload: name("app"), index: 0, pid: Some(9), addresses: vec![], status }];
+            let saw = if ready {
+                ObservedState::Ready { processes }
+            } else {
+                ObservedState::NotReady { processes }
+            };
+            let report = ObjectReport { object, revision: 1, saw };
+            rig.say(1, ExecutorMessage::Report { attach, sequence, report });
             rig.settle();
         };
         say(&mut rig, 1, ProcessStatus::Online);
         say(&mut rig, 2, unready());
         // The server pauses until after the deadline, and then finds waiting messages.
         rig.now = rig.now + Duration::from_secs(90);
-        rig.give(Input::Unheard(Duration::from_secs(90)));
+        rig.give(CoreInput::Unheard(Duration::from_secs(90)));
         let before = rig.journal.len();
         rig.settle();
         assert!(!rig.types(before).contains(&"incarnation.commanded.v1"), "{then:?}");

@@ -1,29 +1,29 @@
 //! Inbox: results of its messages, and the offset where the next decider continues.
 
-use chancery_events::fact::{Fact, InboxRefused};
-use chancery_events::letter::{Binding, Letter};
-use chancery_events::record::Watermark;
+use chancery_events::fact::{Fact, InboxMessageRefused};
+use chancery_events::letter::{InboxBinding, InboxMessage};
+use chancery_events::record::InboxWatermark;
 use chancery_events::refusal::Refusal;
-use chancery_projector::Fold;
+use chancery_projector::JournalFold;
 
 use super::*;
-use crate::inbox::{Inbox, InboxGone, Topic, check};
+use crate::inbox::{InboxMismatch, InboxStart, InboxTopic, check};
 
 const TOPIC: &str = "fleet.inbox/id-1/0";
 
-fn topic(text: &str) -> Topic {
+fn topic(text: &str) -> InboxTopic {
     text.parse().expect("a topic")
 }
 
-fn binding() -> Binding {
-    Binding {
+fn binding() -> InboxBinding {
+    InboxBinding {
         actor: name("pipeline"),
         scope: "capability.*,replica.*,plan.*,node.*".parse().expect("a scope"),
     }
 }
 
 /// Returns an inbox message with a request that is `id` of the source `ci`.
-fn letter(offset: u64, id: &str, type_name: &str, data: &serde_json::Value) -> Letter {
+fn letter(offset: u64, id: &str, type_name: &str, data: &serde_json::Value) -> InboxMessage {
     let type_name = format!("chancery.{type_name}.v1");
     let headers = [
         ("ce_specversion", "1.0"),
@@ -33,15 +33,15 @@ fn letter(offset: u64, id: &str, type_name: &str, data: &serde_json::Value) -> L
         ("ce_actor", "eve"),
     ];
     let headers = headers.map(|(name, value)| (name.to_owned(), value.as_bytes().to_vec())).to_vec();
-    Letter { offset, headers, value: Some(data.to_string().into_bytes()), ..Letter::default() }
+    InboxMessage { offset, headers, value: Some(data.to_string().into_bytes()), ..InboxMessage::default() }
 }
 
-fn capability(offset: u64, id: &str) -> Letter {
+fn capability(offset: u64, id: &str) -> InboxMessage {
     letter(offset, id, "capability.apply", &json!({"name": id, "spec": {"type": "T", "score": 1}}))
 }
 
-fn nonsense(offset: u64) -> Letter {
-    Letter { offset, value: Some(b"{".to_vec()), ..Letter::default() }
+fn nonsense(offset: u64) -> InboxMessage {
+    InboxMessage { offset, value: Some(b"{".to_vec()), ..InboxMessage::default() }
 }
 
 impl Rig {
@@ -51,21 +51,21 @@ impl Rig {
     }
 
     /// Takes over another state than that of the records.
-    fn with_inbox_over(&mut self, fleet: Option<Fleet>, log: &std::ops::Range<u64>) {
+    fn with_inbox_over(&mut self, fleet: Option<FleetState>, log: &std::ops::Range<u64>) {
         let fold = self.folded();
         let state = fold.state();
         let watermark = state.and_then(|state| state.watermark.as_ref());
-        let inbox = Inbox::take_up(topic(TOPIC), binding(), watermark, log).expect("it is all there");
-        let settings = Settings { inbox: Some(inbox), ..settings(3) };
+        let inbox = InboxStart::take_up(topic(TOPIC), binding(), watermark, log).expect("it is all there");
+        let settings = DeciderSettings { inbox: Some(inbox), ..settings(3) };
         let fleet = fleet.or_else(|| state.map(|state| state.fleet.clone()));
-        let fleet = fleet.unwrap_or_else(|| Fleet::new(Lineage::from_random(5)));
+        let fleet = fleet.unwrap_or_else(|| FleetState::new(Lineage::from_random(5)));
         self.durable = self.journal.len();
         self.take_over(settings, fleet, state.map(|state| &state.at), self.now);
     }
 
     /// Returns the fold of the records.
-    fn folded(&self) -> Fold {
-        let mut fold = Fold::default();
+    fn folded(&self) -> JournalFold {
+        let mut fold = JournalFold::default();
         for record in &self.journal {
             fold.take(record).expect("folds");
         }
@@ -81,31 +81,31 @@ impl Rig {
         rig
     }
 
-    fn post(&mut self, letter: &Letter) {
-        self.give(Input::Letter(Box::new(letter.clone())));
+    fn post(&mut self, letter: &InboxMessage) {
+        self.give(CoreInput::Letter(Box::new(letter.clone())));
     }
 
     /// Returns the watermarks of the records from one on.
     fn watermarks(&self, from: usize) -> Vec<u64> {
         let watermark = |record: &Arc<Record>| {
-            let Watermark { topic, next } = record.header().watermark.clone().expect("a watermark");
+            let InboxWatermark { topic, next } = record.header().watermark.clone().expect("a watermark");
             assert_eq!(&*topic, TOPIC);
             next
         };
         self.journal[from..].iter().map(watermark).collect()
     }
 
-    fn refused(&self, from: usize) -> Vec<InboxRefused> {
+    fn refused(&self, from: usize) -> Vec<InboxMessageRefused> {
         let events = self.journal[from..].iter().flat_map(|record| record.events());
         events
             .filter_map(|(_, line)| match Event::read(line).expect("readable") {
-                Event::Fact { fact: Fact::InboxRefused(fact), .. } => Some(fact),
+                Event::Fact { fact: Fact::InboxMessageRefused(fact), .. } => Some(fact),
                 _ => None,
             })
             .collect()
     }
 
-    fn intents(&self, from: usize) -> Vec<Request> {
+    fn intents(&self, from: usize) -> Vec<IntentRequest> {
         let events = self.journal[from..].iter().flat_map(|record| record.events());
         events
             .filter_map(|(_, line)| match Event::read(line).expect("readable") {
@@ -118,8 +118,9 @@ impl Rig {
 
 #[test]
 fn a_decider_takes_up_only_an_inbox_that_holds_what_it_has_not_answered() {
-    let mark = |topic: &str, next| Watermark { topic: topic.into(), next };
-    let gone = |watermark: Watermark, log: std::ops::Range<u64>| check(Some(&watermark), &topic(TOPIC), &log);
+    let mark = |topic: &str, next| InboxWatermark { topic: topic.into(), next };
+    let gone =
+        |watermark: InboxWatermark, log: std::ops::Range<u64>| check(Some(&watermark), &topic(TOPIC), &log);
     assert_eq!(check(None, &topic(TOPIC), &(5..9)), Ok(5), "the first begins with what is there");
     for (next, log) in [(5, 5..9), (7, 5..9), (9, 5..9), (0, 0..0)] {
         assert_eq!(gone(mark(TOPIC, next), log), Ok(next));
@@ -136,9 +137,9 @@ fn a_decider_takes_up_only_an_inbox_that_holds_what_it_has_not_answered() {
             "{error}"
         );
     }
-    assert!(matches!(gone(mark("another", 4), 5..9), Err(InboxGone::Another { .. })));
+    assert!(matches!(gone(mark("another", 4), 5..9), Err(InboxMismatch::Another { .. })));
     for bad in ["", "a b", "a\"b", "a\\b", "ü", &"x".repeat(401)] {
-        assert!(bad.parse::<Topic>().is_err(), "{bad}");
+        assert!(bad.parse::<InboxTopic>().is_err(), "{bad}");
     }
 }
 
@@ -155,7 +156,7 @@ fn every_letter_leaves_one_trace_in_the_order_of_their_offsets() {
         letter(15, "c", "operation.approve", &approve),
         letter(16, "a", "capability.delete", &json!({"name": "a"})),
         letter(17, "d", "capability.delete", &json!({"name": "nowhere"})),
-        Letter { offset: 18, ..Letter::default() },
+        InboxMessage { offset: 18, ..InboxMessage::default() },
         letter(19, "e", "moon.land", &json!({})),
     ] {
         rig.post(&letter);
@@ -181,7 +182,14 @@ fn every_letter_leaves_one_trace_in_the_order_of_their_offsets() {
     assert_eq!(rig.watermarks(from), [20]);
     let refused = rig.refused(from);
     let told: Vec<_> = refused.iter().map(|fact| (fact.offset, fact.code, fact.digest.is_some())).collect();
-    assert_eq!(told, [(11, Code::Invalid, true), (18, Code::Invalid, false), (19, Code::Unsupported, true)]);
+    assert_eq!(
+        told,
+        [
+            (11, RefusalCode::Invalid, true),
+            (18, RefusalCode::Invalid, false),
+            (19, RefusalCode::Unsupported, true)
+        ]
+    );
     assert!(refused.iter().all(|fact| fact.topic == TOPIC && !fact.detail.is_empty()));
     assert!(rig.intents(from).iter().all(|request| {
         request.actor.as_str() == "pipeline"
@@ -194,7 +202,10 @@ fn every_letter_leaves_one_trace_in_the_order_of_their_offsets() {
             _ => None,
         })
         .collect();
-    assert_eq!(codes, [Code::Denied, Code::Denied, Code::KeyReused, Code::NotFound]);
+    assert_eq!(
+        codes,
+        [RefusalCode::Denied, RefusalCode::Denied, RefusalCode::KeyReused, RefusalCode::NotFound]
+    );
 }
 
 #[test]
@@ -271,8 +282,8 @@ fn a_repeat_records_nothing_and_a_watermark_that_lags_is_carried_by_a_fact_of_it
     assert_eq!((rig.types(from), rig.watermarks(from)), (vec!["inbox.advanced.v1"], vec![1003]));
     // A drained decider leaves no watermark behind.
     rig.post(&capability(1003, "a"));
-    rig.give(Input::Drain);
-    rig.give(Input::Drain);
+    rig.give(CoreInput::Drain);
+    rig.give(CoreInput::Drain);
     rig.settle();
     assert_eq!(rig.watermarks(from), [1003, 1004]);
 }
@@ -281,14 +292,18 @@ fn a_repeat_records_nothing_and_a_watermark_that_lags_is_carried_by_a_fact_of_it
 fn where_offsets_hold_no_letters_the_reader_says_so() {
     let mut rig = Rig::reading(0..0);
     let from = rig.journal.len();
-    rig.give(Input::InboxPassed(7));
-    rig.give(Input::InboxPassed(5));
+    rig.give(CoreInput::InboxPassed(7));
+    rig.give(CoreInput::InboxPassed(5));
     rig.now = rig.now + Duration::from_secs(1);
     rig.settle();
     assert_eq!(rig.watermarks(from), [7]);
 }
 
-fn stumbling(fleet: &Fleet, request: &Request, ctx: &Context) -> Result<Vec<Fact>, Refusal> {
+fn stumbling(
+    fleet: &FleetState,
+    request: &IntentRequest,
+    ctx: &DecisionContext,
+) -> Result<Vec<Fact>, Refusal> {
     assert!(request.intent.type_name() != "node.delete.v1", "it stumbled");
     chancery_machine::decide::decide(fleet, request, ctx)
 }
@@ -296,7 +311,7 @@ fn stumbling(fleet: &Fleet, request: &Request, ctx: &Context) -> Result<Vec<Fact
 #[test]
 fn a_letter_that_is_poison_is_refused_once_and_the_next_is_answered() {
     let mut rig = torn();
-    let fleet = Image::of(rig.core.fleet()).fleet();
+    let fleet = FleetSnapshot::of(rig.core.fleet()).fleet();
     rig.with_inbox_over(Some(fleet), &(0..0));
     rig.settle();
     rig.core.decide = stumbling;
@@ -322,7 +337,7 @@ fn a_letter_that_is_poison_is_refused_once_and_the_next_is_answered() {
     let request = rig.request("node.delete", &json!({"name": "n1"}));
     let ticket = rig.ask(&request);
     let told = answers(&rig.settle());
-    assert_eq!((told[0].0, told[0].2), (ticket, Some(Code::Internal)));
+    assert_eq!((told[0].0, told[0].2), (ticket, Some(RefusalCode::Internal)));
 }
 
 #[test]
@@ -335,26 +350,30 @@ fn a_message_that_cannot_be_read_is_given_up_where_the_inbox_stands_and_nowhere_
         rig.ask(&request);
         answers(&rig.settle())[0].2
     };
-    assert_eq!(skip(&mut rig, 1), Some(Code::BadTransition), "all can be read");
+    assert_eq!(skip(&mut rig, 1), Some(RefusalCode::BadTransition), "all can be read");
     // The offsets 1 and 2 hold no messages.
-    rig.give(Input::InboxStands(3));
-    assert_eq!(skip(&mut rig, 2), Some(Code::BadTransition), "it is another one");
-    assert_eq!(skip(&mut rig, 4), Some(Code::BadTransition), "nobody knows that it cannot be read");
+    rig.give(CoreInput::InboxStands(3));
+    assert_eq!(skip(&mut rig, 2), Some(RefusalCode::BadTransition), "it is another one");
+    assert_eq!(skip(&mut rig, 4), Some(RefusalCode::BadTransition), "nobody knows that it cannot be read");
     let from = rig.journal.len();
     assert_eq!(skip(&mut rig, 3), None);
     assert_eq!(rig.types(from), ["inbox.skip.v1", "intent.accepted.v1", "inbox.skipped.v1"]);
     assert_eq!(rig.watermarks(from), [4], "in the record of the fact");
-    assert_eq!(skip(&mut rig, 3), Some(Code::BadTransition), "it is behind it");
+    assert_eq!(skip(&mut rig, 3), Some(RefusalCode::BadTransition), "it is behind it");
     // A message that can be read meanwhile is answered, and not skipped.
-    rig.give(Input::InboxStands(4));
+    rig.give(CoreInput::InboxStands(4));
     rig.post(&capability(4, "b"));
-    assert_eq!(skip(&mut rig, 4), Some(Code::BadTransition));
+    assert_eq!(skip(&mut rig, 4), Some(RefusalCode::BadTransition));
     // A late report about an answered offset changes nothing.
-    rig.give(Input::InboxStands(2));
-    assert_eq!(skip(&mut rig, 2), Some(Code::BadTransition));
+    rig.give(CoreInput::InboxStands(2));
+    assert_eq!(skip(&mut rig, 2), Some(RefusalCode::BadTransition));
     rig.with_inbox(0..9);
     rig.settle();
-    assert_eq!(skip(&mut rig, 5), Some(Code::BadTransition), "a new decider does not know where it stands");
+    assert_eq!(
+        skip(&mut rig, 5),
+        Some(RefusalCode::BadTransition),
+        "a new decider does not know where it stands"
+    );
     let from = rig.journal.len();
     rig.post(&letter(5, "letter", "inbox.skip", &json!({"offset": 5})));
     rig.settle();
@@ -374,7 +393,7 @@ fn an_intent_that_no_commit_can_hold_is_answered_by_the_fact_alone() {
     rig.post(&capability(1, "a"));
     rig.settle();
     let refused: Vec<_> = rig.refused(from).into_iter().map(|fact| (fact.offset, fact.code)).collect();
-    assert_eq!(refused, [(0, Code::TooLarge)]);
+    assert_eq!(refused, [(0, RefusalCode::TooLarge)]);
     assert_eq!((rig.types(from).len(), rig.watermarks(from)), (4, vec![2]));
 }
 
@@ -395,7 +414,7 @@ fn deadlines_wait_for_the_letters_that_were_there_and_a_lease_after_them() {
     rig.settle();
     assert_eq!(rig.types(from), ["term.started.v1", "inbox.refused.v1", "inbox.refused.v1"]);
     // The last offset holds no message.
-    rig.give(Input::InboxPassed(3));
+    rig.give(CoreInput::InboxPassed(3));
     rig.settle();
     rig.now = rig.now + LEASE.saturating_sub(Duration::from_secs(1));
     rig.settle();
@@ -425,8 +444,8 @@ fn what_an_operator_gives_up_at_a_start_is_recorded_once_with_the_watermark_behi
         rig.post(&capability(0, "a"));
         rig.post(&capability(1, "b"));
         rig.settle();
-        let watermark = Watermark { topic: TOPIC.into(), next: 2 };
-        let inbox = Inbox::take_up_behind(skip, topic(TOPIC), binding(), Some(&watermark), &log);
+        let watermark = InboxWatermark { topic: TOPIC.into(), next: 2 };
+        let inbox = InboxStart::take_up_behind(skip, topic(TOPIC), binding(), Some(&watermark), &log);
         let (inbox, wanted) = match (inbox, wanted) {
             (Ok(inbox), Ok(wanted)) => (inbox, wanted),
             (Err(error), Err(part)) => {
@@ -439,7 +458,7 @@ fn what_an_operator_gives_up_at_a_start_is_recorded_once_with_the_watermark_behi
         let from = rig.journal.len();
         let fold = rig.folded();
         let state = fold.state().expect("a state");
-        let settings = Settings { inbox: Some(inbox), ..settings(3) };
+        let settings = DeciderSettings { inbox: Some(inbox), ..settings(3) };
         rig.durable = rig.journal.len();
         rig.take_over(settings, state.fleet.clone(), Some(&state.at), rig.now);
         rig.settle();
@@ -451,9 +470,9 @@ fn what_an_operator_gives_up_at_a_start_is_recorded_once_with_the_watermark_behi
             "{skip} of {log:?}"
         );
         // A later start with the same flag finds it done.
-        let again = Watermark { topic: TOPIC.into(), next: wanted };
-        let again =
-            Inbox::take_up_behind(skip, topic(TOPIC), binding(), Some(&again), &log).expect("it is there");
+        let again = InboxWatermark { topic: TOPIC.into(), next: wanted };
+        let again = InboxStart::take_up_behind(skip, topic(TOPIC), binding(), Some(&again), &log)
+            .expect("it is there");
         assert_eq!((again.next(), again.skips()), (wanted, None));
     }
 }
@@ -463,7 +482,7 @@ fn without_an_inbox_no_watermark_is_written_and_the_last_one_stays() {
     let mut rig = Rig::reading(0..0);
     rig.post(&nonsense(0));
     rig.settle();
-    let mut fold = Fold::default();
+    let mut fold = JournalFold::default();
     rig.journal.iter().for_each(|record| assert!(fold.take(record).is_ok()));
     let state = fold.state().expect("a state").clone();
     rig.take_over(settings(4), state.fleet, Some(&state.at), rig.now);

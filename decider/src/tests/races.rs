@@ -2,9 +2,9 @@
 //! Their numbers are those of `docs/races.md`.
 
 use chancery_events::id::{IncarnationId, ObjectId};
-use chancery_events::observation::{Exit, Hope};
-use chancery_events::protocol::Standing;
-use chancery_projector::Fold;
+use chancery_events::observation::{IncarnationExit, RetryClass};
+use chancery_events::protocol::CommandStatus;
+use chancery_projector::JournalFold;
 
 use super::*;
 
@@ -13,7 +13,7 @@ impl Rig {
     fn crash(&mut self, records: usize) {
         self.journal.truncate(records);
         self.durable = records;
-        let mut fold = Fold::default();
+        let mut fold = JournalFold::default();
         for record in &self.journal {
             fold.take(record).expect("folds");
         }
@@ -23,7 +23,7 @@ impl Rig {
 
     /// Seals the commit before any due work is done.
     fn seal(&mut self) {
-        self.give(Input::Seal);
+        self.give(CoreInput::Seal);
     }
 
     fn report(
@@ -32,16 +32,16 @@ impl Rig {
         sequence: u64,
         incarnation: IncarnationId,
         revision: u32,
-        saw: Saw,
+        saw: ObservedState,
     ) {
-        let report = Report { object: incarnation.into(), revision, saw };
-        let attach = Attach::from_random(connection);
-        self.say(connection, ToDecider::Report { attach, sequence, report });
+        let report = ObjectReport { object: incarnation.into(), revision, saw };
+        let attach = ConnectionToken::from_random(connection);
+        self.say(connection, ExecutorMessage::Report { attach, sequence, report });
     }
 
-    fn level(&mut self, connection: u64, reports: Vec<Report>) {
-        let attach = Attach::from_random(connection);
-        self.say(connection, ToDecider::Level { attach, reports, part: Part::Last });
+    fn level(&mut self, connection: u64, reports: Vec<ObjectReport>) {
+        let attach = ConnectionToken::from_random(connection);
+        self.say(connection, ExecutorMessage::Level { attach, reports, part: ReportPart::Last });
     }
 
     /// Returns a rig with an executor, and one replica that must start.
@@ -60,7 +60,7 @@ impl Rig {
     /// Returns a rig with an executor, and one running replica.
     fn running() -> (Rig, IncarnationId) {
         let (mut rig, id) = Rig::starting();
-        rig.report(1, 1, id, 1, Saw::Ready { processes: vec![] });
+        rig.report(1, 1, id, 1, ObservedState::Ready { processes: vec![] });
         rig.settle();
         (rig, id)
     }
@@ -72,12 +72,12 @@ impl Rig {
 }
 
 /// Returns commanded incarnations, with revision, attempt, and whether an outcome is awaited.
-fn commands(effects: &[Effect]) -> Vec<(IncarnationId, u32, u32, Standing)> {
+fn commands(effects: &[DeciderEffect]) -> Vec<(IncarnationId, u32, u32, CommandStatus)> {
     let mut all = Vec::new();
     for message in sent(effects) {
         let told = match message {
-            FromDecider::Command { command, .. } => std::slice::from_ref(command),
-            FromDecider::Welcome { commands, .. } | FromDecider::Inventory { commands, .. } => commands,
+            DeciderMessage::Command { command, .. } => std::slice::from_ref(command),
+            DeciderMessage::Welcome { commands, .. } | DeciderMessage::Inventory { commands, .. } => commands,
             _ => continue,
         };
         let run = |object| match object {
@@ -89,12 +89,12 @@ fn commands(effects: &[Effect]) -> Vec<(IncarnationId, u32, u32, Standing)> {
     all
 }
 
-fn forgets(effects: &[Effect]) -> usize {
-    sent(effects).iter().filter(|message| matches!(message, FromDecider::Forget { .. })).count()
+fn forgets(effects: &[DeciderEffect]) -> usize {
+    sent(effects).iter().filter(|message| matches!(message, DeciderMessage::Forget { .. })).count()
 }
 
-fn crashed() -> Saw {
-    Saw::Ended { exit: Exit::Failed { reason: "status 3".into() }, processes: vec![] }
+fn crashed() -> ObservedState {
+    ObservedState::Ended { exit: IncarnationExit::Failed { reason: "status 3".into() }, processes: vec![] }
 }
 
 /// Race R2.
@@ -110,7 +110,7 @@ fn an_end_of_which_the_server_died_is_told_to_the_next_and_counts_once() {
     rig.settle();
     let mut told = 0;
     for _ in 0..3 {
-        rig.level(2, vec![Report { object: id.into(), revision: 1, saw: crashed() }]);
+        rig.level(2, vec![ObjectReport { object: id.into(), revision: 1, saw: crashed() }]);
         told += forgets(&rig.settle());
     }
     assert_eq!(told, 3, "as often as it is told");
@@ -124,14 +124,14 @@ fn a_list_that_was_made_before_a_start_says_nothing_about_it() {
     let (mut rig, id) = Rig::starting();
     let before = rig.journal.len();
     rig.level(1, vec![]);
-    rig.level(1, vec![Report { object: id.into(), revision: 0, saw: Saw::Gone }]);
+    rig.level(1, vec![ObjectReport { object: id.into(), revision: 0, saw: ObservedState::Gone }]);
     rig.settle();
     assert!(
         rig.types(before).iter().all(|name| *name == "incarnation.reported.v1"),
         "{:?}",
         rig.types(before)
     );
-    rig.report(1, 1, id, 1, Saw::Ready { processes: vec![] });
+    rig.report(1, 1, id, 1, ObservedState::Ready { processes: vec![] });
     rig.settle();
     assert!(rig.types(before).contains(&"incarnation.running.v1"));
 }
@@ -177,10 +177,10 @@ fn wherever_the_server_dies_between_an_intent_and_its_commands_the_next_goes_on_
 #[test]
 fn a_second_try_of_what_is_gone_by_then_is_dropped_and_holds_up_nobody() {
     let (mut rig, id) = Rig::starting();
-    rig.report(1, 1, id, 1, Saw::Failed { message: "no".into(), hope: Hope::Retry });
+    rig.report(1, 1, id, 1, ObservedState::Failed { message: "no".into(), hope: RetryClass::Retry });
     rig.ask_replica("replica.delete");
     rig.settle();
-    rig.report(1, 2, id, 2, Saw::Gone);
+    rig.report(1, 2, id, 2, ObservedState::Gone);
     rig.settle();
     assert!(rig.core.fleet().incarnations().get(&id).is_none(), "with its replica");
     rig.now = rig.now + Duration::from_secs(10);
@@ -198,12 +198,19 @@ fn what_was_given_up_on_somebodys_word_and_turns_up_again_is_removed_and_changes
     rig.must("node.set_state", &json!({"name": "n1", "state": "expunged"}));
     rig.settle();
     let before = rig.journal.len();
-    rig.level(1, vec![Report { object: id.into(), revision: 1, saw: Saw::Ready { processes: vec![] } }]);
+    rig.level(
+        1,
+        vec![ObjectReport {
+            object: id.into(),
+            revision: 1,
+            saw: ObservedState::Ready { processes: vec![] },
+        }],
+    );
     let effects = rig.settle();
     assert_eq!(rig.types(before), ["object.reported.v1", "object.judged.v1"]);
-    let judged = |message: &&FromDecider| {
-        matches!(message, FromDecider::Judged { object, judgement, revision: 2, .. }
-            if *object == id.into() && *judgement == chancery_events::fact::Judgement::Remove)
+    let judged = |message: &&DeciderMessage| {
+        matches!(message, DeciderMessage::Judged { object, judgement, revision: 2, .. }
+            if *object == id.into() && *judgement == chancery_events::fact::OrphanResolution::Remove)
     };
     assert!(sent(&effects).iter().any(judged), "{effects:?}");
     assert_eq!(rig.core.fleet().incarnations().sorted().iter().filter(|i| i.is_live()).count(), 0);
@@ -213,7 +220,7 @@ fn what_was_given_up_on_somebodys_word_and_turns_up_again_is_removed_and_changes
 #[test]
 fn a_pause_before_the_next_try_lasts_over_the_death_of_the_server() {
     let (mut rig, id) = Rig::starting();
-    rig.report(1, 1, id, 1, Saw::Failed { message: "no".into(), hope: Hope::Retry });
+    rig.report(1, 1, id, 1, ObservedState::Failed { message: "no".into(), hope: RetryClass::Retry });
     rig.settle();
     let due =
         rig.core.fleet().incarnations().get(&id).and_then(|i| i.command).expect("tried again").not_before;
@@ -223,7 +230,7 @@ fn a_pause_before_the_next_try_lasts_over_the_death_of_the_server() {
     rig.hello(2, "ex", None);
     assert_eq!(commands(&rig.settle()), [], "not before its time");
     rig.now = due;
-    assert_eq!(commands(&rig.settle()), [(id, 1, 2, Standing::Open)], "at its time, as the second try");
+    assert_eq!(commands(&rig.settle()), [(id, 1, 2, CommandStatus::Open)], "at its time, as the second try");
 }
 
 /// Race R60.
@@ -243,8 +250,8 @@ fn an_end_that_was_decided_and_told_nobody_is_in_the_next_welcome() {
         rig.settle();
         rig.hello(2, "ex", None);
         let told = commands(&rig.settle());
-        assert_eq!(told, [(id, 2, 1, Standing::Open)], "{what}, accepted only: {accepted_only}");
-        rig.report(2, 1, id, 2, Saw::Gone);
+        assert_eq!(told, [(id, 2, 1, CommandStatus::Open)], "{what}, accepted only: {accepted_only}");
+        rig.report(2, 1, id, 2, ObservedState::Gone);
         rig.settle();
         assert_eq!(rig.core.fleet().replicas().is_empty(), what == "replica.delete");
         assert_eq!(rig.core.fleet().incarnations().sorted().iter().filter(|i| i.is_live()).count(), 0);

@@ -1,9 +1,9 @@
 //! Entities that must not grow until a record cannot hold what follows.
 
-use chancery_events::fact::Effect;
+use chancery_events::fact::CommandEffect;
 use chancery_events::id::ObjectId;
 use chancery_events::intent::PlanApply;
-use chancery_events::observation::{Address, Exit, PROCESSES_BYTES};
+use chancery_events::observation::{IncarnationExit, PROCESSES_BYTES, PortAddress};
 use chancery_events::spec::{Payload, PlanSpec};
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
@@ -79,16 +79,16 @@ fn texts(bytes: usize) -> serde_json::Value {
 }
 
 /// Returns the largest report of all processes of the plan.
-fn processes(spec: &PlanSpec) -> Vec<Process> {
+fn processes(spec: &PlanSpec) -> Vec<ProcessInfo> {
     let address = "[ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff]:65535";
-    let process = |payload: &Payload, index| Process {
+    let process = |payload: &Payload, index| ProcessInfo {
         payload: payload.name.clone(),
         index,
         pid: Some(u32::MAX),
         addresses: payload
             .ports
             .iter()
-            .map(|port| Address { port: port.name.clone(), address: address.into() })
+            .map(|port| PortAddress { port: port.name.clone(), address: address.into() })
             .collect(),
         status: ProcessStatus::Online,
     };
@@ -117,7 +117,7 @@ impl Rig {
     }
 
     /// Reports about an object at its last revision.
-    fn tell(&mut self, object: ObjectId, saw: Saw) {
+    fn tell(&mut self, object: ObjectId, saw: ObservedState) {
         self.tickets += 1;
         let sequence = self.tickets;
         let revision = match object {
@@ -129,8 +129,8 @@ impl Rig {
                 self.core.fleet().volumes().get(name).map_or(1, |volume| volume.revision)
             }
         };
-        let report = Report { object, revision, saw };
-        self.say(1, ToDecider::Report { attach: Attach::from_random(1), sequence, report });
+        let report = ObjectReport { object, revision, saw };
+        self.say(1, ExecutorMessage::Report { attach: ConnectionToken::from_random(1), sequence, report });
     }
 
     /// Executes all commands, with the largest possible reports.
@@ -151,20 +151,23 @@ impl Rig {
                     let name = self.core.fleet().index().volumes.name(id).expect("a volume");
                     let asked = self.core.fleet().volumes().get(name).and_then(|volume| volume.command);
                     match asked.map(|command| command.effect) {
-                        Some(Effect::Ensure) => Saw::Ready { processes: vec![] },
-                        _ => Saw::Gone,
+                        Some(CommandEffect::Ensure) => ObservedState::Ready { processes: vec![] },
+                        _ => ObservedState::Gone,
                     }
                 }
                 ObjectId::Incarnation(id) => {
                     let asked = self.core.fleet().incarnations().get(&id).and_then(|it| it.asked);
-                    if asked == Some(Effect::Ensure) {
-                        Saw::Ready { processes: processes(spec) }
+                    if asked == Some(CommandEffect::Ensure) {
+                        ObservedState::Ready { processes: processes(spec) }
                     } else {
                         let mut processes = processes(spec);
                         for process in &mut processes {
                             process.status = ProcessStatus::Signaled { signal: i32::MIN };
                         }
-                        Saw::Ended { exit: Exit::Failed { reason: "\u{1}".repeat(100_000) }, processes }
+                        ObservedState::Ended {
+                            exit: IncarnationExit::Failed { reason: "\u{1}".repeat(100_000) },
+                            processes,
+                        }
                     }
                 }
             };
@@ -181,13 +184,13 @@ fn lives(shape: Shape) -> bool {
     let spec = spec(shape);
     let bytes = spec.processes_bytes();
     let intent = PlanApply { name: name("web"), spec: spec.clone() }.into();
-    let request = Request { intent, ..rig.request("cluster.delete", &json!({"name": "none"})) };
+    let request = IntentRequest { intent, ..rig.request("cluster.delete", &json!({"name": "none"})) };
     rig.ask(&request);
     let answered = answers(&rig.settle()).pop().expect("an answer").2;
     if let Some(code) = answered {
         let is_right = match code {
-            Code::Invalid => bytes > PROCESSES_BYTES || shape.volumes > 64,
-            code => code == Code::TooLarge,
+            RefusalCode::Invalid => bytes > PROCESSES_BYTES || shape.volumes > 64,
+            code => code == RefusalCode::TooLarge,
         };
         assert!(is_right, "{code:?} of {bytes} bytes: {shape:?}");
         return false;
@@ -242,7 +245,7 @@ fn an_ending_larger_than_any_plan_allows_is_recorded_without_its_processes() {
     rig.plan_and_deployment();
     rig.settle();
     let object = rig.asked().expect("an ensure");
-    let process = Process {
+    let process = ProcessInfo {
         payload: name("app"),
         index: 0,
         pid: Some(1),
@@ -250,16 +253,19 @@ fn an_ending_larger_than_any_plan_allows_is_recorded_without_its_processes() {
         status: ProcessStatus::Online,
     };
     let many = vec![process.clone(); 65_536];
-    rig.tell(object, Saw::Ready { processes: many.clone() });
+    rig.tell(object, ObservedState::Ready { processes: many.clone() });
     rig.settle();
     assert_eq!(rig.asked(), Some(object), "a state of processes that the plan does not have says nothing");
-    let far = Address { port: name("http"), address: "x".repeat(PROCESSES_BYTES) };
-    rig.tell(object, Saw::Ready { processes: vec![Process { addresses: vec![far], ..process.clone() }] });
+    let far = PortAddress { port: name("http"), address: "x".repeat(PROCESSES_BYTES) };
+    rig.tell(
+        object,
+        ObservedState::Ready { processes: vec![ProcessInfo { addresses: vec![far], ..process.clone() }] },
+    );
     rig.settle();
     let shown = rig.core.fleet().incarnations().sorted()[0].processes.clone();
     assert_eq!(shown, [process], "its addresses are left out");
-    let exit = Exit::Failed { reason: "x".repeat(2 << 20) };
-    rig.tell(object, Saw::Ended { exit, processes: many });
+    let exit = IncarnationExit::Failed { reason: "x".repeat(2 << 20) };
+    rig.tell(object, ObservedState::Ended { exit, processes: many });
     rig.settle();
     let first = *rig.core.fleet().incarnations().sorted().first().expect("the one that was reported");
     assert!(!first.is_live(), "{first:?}");
@@ -275,7 +281,7 @@ fn an_intent_that_no_record_can_hold_is_too_large_and_not_an_internal_error() {
     let spec = json!({"namespace": "ns", "service": "web", "payloads": [payload]});
     rig.must("plan.apply", &json!({"name": "web", "spec": spec}));
     let codes: Vec<_> = answers(&rig.settle()).into_iter().map(|(_, _, code)| code).collect();
-    assert_eq!(codes, [Some(Code::NotFound), Some(Code::TooLarge)]);
+    assert_eq!(codes, [Some(RefusalCode::NotFound), Some(RefusalCode::TooLarge)]);
     let refused = rig.types(from).iter().filter(|t| **t == "intent.refused.v1").count();
     assert_eq!(refused, 2, "the refusal is recorded");
 }

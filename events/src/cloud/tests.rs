@@ -1,30 +1,30 @@
 //! What is shown of an event, and what is taken from outside.
 
 use super::*;
-use crate::fact::{Fact, OperationOpened};
-use crate::id::{Lineage, Term, Writer};
-use crate::intent::{Cascade, NodeDelete};
-use crate::record::{Begins, Hash};
+use crate::fact::{Fact, OperationCreated};
+use crate::id::{Lineage, Term, WriterId};
+use crate::intent::{CascadePolicy, NodeDelete};
+use crate::record::{RecordHash, RecordStart};
 use crate::spec::OperationKind;
 
-fn header() -> Header {
-    Header {
+fn header() -> RecordHeader {
+    RecordHeader {
         format: 1,
         fleet: "default".into(),
         lineage: Lineage::from_random(7),
         first: Position::new(40),
         count: 5,
         term: Term::FIRST,
-        writer: Writer::from_random(1),
+        writer: WriterId::from_random(1),
         time: Time::from_micros(1_795_251_600_000_001),
         build: "test".into(),
-        begins: None::<Begins>,
+        begins: None::<RecordStart>,
         watermark: None,
-        prev: Hash::ZERO,
+        prev: RecordHash::ZERO,
     }
 }
 
-fn shown(position: u64, line: &[u8]) -> (serde_json::Value, About) {
+fn shown(position: u64, line: &[u8]) -> (serde_json::Value, FilterableEvent) {
     let mut out = Vec::new();
     let about = render(&header(), Position::new(position), line, &mut out).expect("a line");
     assert!(!out.contains(&b'\n'));
@@ -33,7 +33,7 @@ fn shown(position: u64, line: &[u8]) -> (serde_json::Value, About) {
 
 #[test]
 fn a_fact_that_issues_an_id_is_about_it_first() {
-    let fact: Fact = OperationOpened {
+    let fact: Fact = OperationCreated {
         purpose: None,
         replica: "nginx-7f3k".parse().expect("a name"),
         kind: OperationKind::Create,
@@ -69,7 +69,7 @@ fn a_fact_that_issues_an_id_is_about_it_first() {
 
 #[test]
 fn an_intent_keeps_what_its_sender_said() {
-    let request = Request {
+    let request = IntentRequest {
         id: "a \"b\"".parse().expect("an id"),
         source: "cli".parse().expect("a source"),
         actor: "local".parse().expect("an actor"),
@@ -77,7 +77,7 @@ fn an_intent_keeps_what_its_sender_said() {
         expect: Some(3),
         claim: None,
         traceparent: Some("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01".into()),
-        intent: NodeDelete { name: "node-1".parse().expect("a name"), cascade: Cascade::No }.into(),
+        intent: NodeDelete { name: "node-1".parse().expect("a name"), cascade: CascadePolicy::No }.into(),
     };
     let (json, about) = shown(40, &Event::Intent(request).line());
     assert_eq!((about.kind, &*about.type_name), (EventKind::Intent, "node.delete.v1"));
@@ -103,8 +103,8 @@ fn a_type_of_a_newer_build_is_shown_and_not_lost() {
     assert!(render(&header(), Position::new(43), b"noise", &mut Vec::new()).is_err());
 }
 
-fn set(all: &[(&str, &str)]) -> Result<Attributes, BadAttribute> {
-    let mut attributes = Attributes::default();
+fn set(all: &[(&str, &str)]) -> Result<CloudEventAttributes, InvalidAttribute> {
+    let mut attributes = CloudEventAttributes::default();
     all.iter().try_for_each(|(name, value)| attributes.set(name, value)).map(|()| attributes)
 }
 
@@ -113,7 +113,8 @@ const GOOD: &[(&str, &str)] =
 
 #[test]
 fn attributes_make_a_request() {
-    let intent: Intent = NodeDelete { name: "node-1".parse().expect("a name"), cascade: Cascade::No }.into();
+    let intent: Intent =
+        NodeDelete { name: "node-1".parse().expect("a name"), cascade: CascadePolicy::No }.into();
     let actor: Actor = "local".parse().expect("an actor");
     let attributes =
         set(&[GOOD, &[("expect", "7"), ("subject", "node/node-1")]].concat()).expect("attributes");

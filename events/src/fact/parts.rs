@@ -11,14 +11,14 @@ use crate::time::Time;
 
 words! {
     /// What came of an accepted intent.
-    Outcome {
+    IntentOutcome {
         /// Something changed, or will.
         Changed = "changed",
         /// It was so already.
         Unchanged = "unchanged",
     }
     /// What an executor is asked to do with an incarnation.
-    Effect {
+    CommandEffect {
         /// Bring it up as its spec says; nothing, if it is.
         Ensure = "ensure",
         /// End it: ask, and kill when the time for that is over.
@@ -28,7 +28,7 @@ words! {
     }
     /// When what was approved begins.
     #[derive(Default)]
-    Begins {
+    ApprovalStart {
         /// With its approval.
         #[default]
         Now = "now",
@@ -36,7 +36,7 @@ words! {
         Later = "later",
     }
     /// What is to be done with an object that the fleet does not want.
-    Judgement {
+    OrphanResolution {
         /// It was ours and is over: remove it.
         Remove = "remove",
         /// It is not ours to remove: leave it, and tell.
@@ -47,7 +47,7 @@ words! {
 /// Who asked for an operation, where no deployment did.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum Asker {
+pub enum Requester {
     /// A person or program, by an intent.
     Actor(Actor),
     /// A rule, by its name.
@@ -63,7 +63,7 @@ pub enum Asker {
 
 /// A start by the plan's own rule.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
-pub struct Again {
+pub struct RestartBackoff {
     /// Not before.
     pub at: Time,
     /// The how manieth in a row it is, from 1.
@@ -72,7 +72,7 @@ pub struct Again {
 
 /// The deployment whose version a rollback deploys again, and the rule that requested the rollback, if one did.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
-pub struct Rollback {
+pub struct RollbackReference {
     /// Name of that deployment, which completed.
     pub to: DeploymentName,
     /// The rule, where no person requested the rollback.
@@ -91,7 +91,7 @@ pub struct RollbackRule {
 
 /// Nodes that one reason rules out.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
-pub struct Unfit {
+pub struct UnschedulableReason {
     /// Why, for people.
     pub reason: String,
     /// How many nodes.
@@ -102,7 +102,7 @@ pub struct Unfit {
 
 /// What may be approved, and until when.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
-pub struct Proposal {
+pub struct ApprovalProposal {
     /// The hash of what will be done.
     pub hash: Digest,
     /// When it expires.
@@ -112,7 +112,7 @@ pub struct Proposal {
 /// Who approved.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum Approver {
+pub enum ApprovalActor {
     /// A person or program, by an intent.
     Actor(Actor),
     /// A rule, by its name.
@@ -122,17 +122,17 @@ pub enum Approver {
 /// Begins the rule of a policy, before its name.
 const POLICY: &str = "policy/";
 
-impl Approver {
+impl ApprovalActor {
     /// By the rule of a policy.
-    pub fn of_policy(name: &PolicyName) -> Approver {
-        Approver::Rule(format!("{POLICY}{name}"))
+    pub fn of_policy(name: &PolicyName) -> ApprovalActor {
+        ApprovalActor::Rule(format!("{POLICY}{name}"))
     }
 
     /// The policy by whose rule it is.
     pub fn policy(&self) -> Option<&str> {
         match self {
-            Approver::Rule(rule) => rule.strip_prefix(POLICY),
-            Approver::Actor(_) => None,
+            ApprovalActor::Rule(rule) => rule.strip_prefix(POLICY),
+            ApprovalActor::Actor(_) => None,
         }
     }
 }

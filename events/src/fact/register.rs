@@ -13,23 +13,26 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Again, Approver, Asker, Begins, DeploymentEnd, Effect, IncarnationEnd, Judgement, OperationEnd, Outcome,
-    Proposal, RebalanceEnd, RequestEffect, RequestEnd, RequestedChange, Rollback, Unfit,
+    ApprovalActor, ApprovalProposal, ApprovalStart, CommandEffect, DeploymentEnd, IncarnationEnd,
+    IntentOutcome, OperationEnd, OrphanResolution, RebalanceEnd, RequestEffect, RequestEnd, RequestedChange,
+    Requester, RestartBackoff, RollbackReference, UnschedulableReason,
 };
-use crate::amount::Amounts;
+use crate::amount::Resources;
 use crate::digest::Digest;
 use crate::event::bodies;
-use crate::id::{IncarnationId, Lineage, ObjectId, OperationId, Position, RequestId, ScopeId, SessionId};
+use crate::id::{
+    ExecutorStoreId, IncarnationId, Lineage, ObjectId, OperationId, Position, RequestId, SessionId,
+};
 use crate::name::{
     Actor, CapabilityName, ClusterName, DeploymentName, DisruptionName, ExecutorName, GroupName, NodeName,
     PlanName, PolicyName, ReplicaName, StorageClass, VolumeName,
 };
-use crate::observation::{Process, SessionEnd};
-use crate::record::Hash;
-use crate::refusal::Code;
+use crate::observation::{ProcessInfo, SessionEnd};
+use crate::record::RecordHash;
+use crate::refusal::RefusalCode;
 use crate::spec::{
-    Activity, Balance, CapabilitySpec, ClusterSpec, DeploymentSpec, DisruptionSpec, NodeSpec, NodeState,
-    OnDelete, OperationKind, PlanSpec, PolicySpec, Purpose, Runtime,
+    BalancePolicy, CapabilitySpec, ClusterActivity, ClusterRuntime, ClusterSpec, DeploymentSpec,
+    DisruptionSpec, NodeSpec, NodeState, OperationKind, PlanSpec, PolicySpec, ProbePurpose, VolumeDeletion,
 };
 use crate::subject::Subject;
 use crate::time::Time;
@@ -120,7 +123,7 @@ facts! {
         /// When it was asked, by its sender's clock, else when it was decided.
         at: Time,
         /// What came of it.
-        outcome: Outcome,
+        outcome: IntentOutcome,
         /// What it was about.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         subject: Option<Subject>,
@@ -137,7 +140,7 @@ facts! {
         /// When it was asked, by its sender's clock, else when it was decided.
         at: Time,
         /// Why, for programs.
-        code: Code,
+        code: RefusalCode,
         /// Why, for people.
         detail: String,
         /// What it was about.
@@ -152,16 +155,16 @@ facts! {
     }
     // What came of a place in a topic is about none of our entities.
     /// Something in the inbox could not be made into an intent.
-    InboxRefused = "inbox.refused.v1" + ". It changes no entity: it is the answer to what stands there.", [] {
+    InboxMessageRefused = "inbox.refused.v1" + ". It changes no entity: it is the answer to what stands there.", [] {
         /// Which inbox, as in the header's watermark.
         topic: String,
         /// Where in it.
         offset: u64,
         /// The SHA-256 of the record's value, 64 hexadecimal digits; absent if it has none.
         #[serde(default, skip_serializing_if = "Option::is_none")]
-        digest: Option<Hash>,
+        digest: Option<RecordHash>,
         /// Why, for programs.
-        code: Code,
+        code: RefusalCode,
         /// Why, for people.
         detail: String,
     }
@@ -181,7 +184,7 @@ facts! {
     /// Time has passed, and nothing else was recorded for long.
     TimeRecorded = "time.recorded.v1" + ". It changes no entity: the time is the record's.", [] {}
     /// An entity is left alone, because working on it failed in a way that must not happen.
-    EntityParked = "entity.parked.v1", [(subject)] {
+    EntityQuarantined = "entity.parked.v1", [(subject)] {
         /// Which.
         subject: Subject,
         /// What went wrong.
@@ -199,7 +202,7 @@ facts! {
         /// Which.
         name: ClusterName,
         /// What it is.
-        activity: Activity,
+        activity: ClusterActivity,
     }
     /// A cluster is forgotten.
     ClusterDeleted = "cluster.deleted.v1", [Cluster(name)] {
@@ -218,7 +221,7 @@ facts! {
         /// Which.
         name: CapabilityName,
         /// What it is.
-        activity: Activity,
+        activity: ClusterActivity,
     }
     /// A capability is forgotten.
     CapabilityDeleted = "capability.deleted.v1", [Capability(name)] {
@@ -233,7 +236,7 @@ facts! {
         spec: NodeSpec,
     }
     /// A node has changed its state.
-    NodeMoved = "node.moved.v1", [Node(name)] {
+    NodeStateChanged = "node.moved.v1", [Node(name)] {
         /// Which.
         name: NodeName,
         /// Its state now.
@@ -307,14 +310,14 @@ facts! {
         /// Which.
         name: PlanName,
         /// What it is.
-        activity: Activity,
+        activity: ClusterActivity,
     }
     /// The spread of a plan at rest has become uneven, or even.
     PlanBalanceChanged = "plan.balance_changed.v1", [Plan(plan)] {
         /// Name of the plan.
         plan: PlanName,
         /// Whether a move of one replica would make the spread more even.
-        balance: Balance,
+        balance: BalancePolicy,
     }
     /// Replicas of a plan are moved until the spread is even.
     PlanRebalanceStarted = "plan.rebalance_started.v1", [Plan(plan)] {
@@ -331,7 +334,7 @@ facts! {
         end: RebalanceEnd,
     }
     /// A plan is to go, with all that it has.
-    PlanRemoving = "plan.removing.v1", [Plan(name)] {
+    PlanDeletionStarted = "plan.removing.v1", [Plan(name)] {
         /// Which.
         name: PlanName,
         /// Who wants it.
@@ -357,7 +360,7 @@ facts! {
         by: Option<Actor>,
         /// What the deployment rolls back to, if it is a rollback.
         #[serde(default, skip_serializing_if = "Option::is_none")]
-        rollback: Option<Rollback>,
+        rollback: Option<RollbackReference>,
     }
     /// A deployment is being carried out.
     DeploymentStarted = "deployment.started.v1", [Deployment(plan, name), Plan(plan)] {
@@ -402,7 +405,7 @@ facts! {
         name: DeploymentName,
     }
     /// A deployment starts nothing more, and ends when what runs has settled.
-    DeploymentEnding = "deployment.ending.v1", [Deployment(plan, name)] {
+    DeploymentHalted = "deployment.ending.v1", [Deployment(plan, name)] {
         /// Of which plan.
         plan: PlanName,
         /// Which.
@@ -429,7 +432,7 @@ facts! {
         deployment: DeploymentName,
     }
     /// A replica that has no run is of another deployment's version from now on.
-    ReplicaAssigned = "replica.assigned.v1", [Replica(name), Deployment(plan, deployment)] {
+    ReplicaDeploymentChanged = "replica.assigned.v1", [Replica(name), Deployment(plan, deployment)] {
         /// Which.
         name: ReplicaName,
         /// Of which plan.
@@ -446,7 +449,7 @@ facts! {
         volumes: Vec<VolumeName>,
     }
     /// An operation is wanted. Issues its id.
-    OperationOpened = "operation.opened.v1", [Replica(replica)] issues Operation(OperationId) {
+    OperationCreated = "operation.opened.v1", [Replica(replica)] issues Operation(OperationId) {
         /// On which replica.
         replica: ReplicaName,
         /// What.
@@ -456,7 +459,7 @@ facts! {
         deployment: Option<DeploymentName>,
         /// Who asked, where no deployment did. Absent in what older builds wrote.
         #[serde(default, skip_serializing_if = "Option::is_none")]
-        by: Option<Asker>,
+        by: Option<Requester>,
         /// The deployment whose version the replica is to have, where that is another than it has.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         version: Option<DeploymentName>,
@@ -465,17 +468,17 @@ facts! {
         node: Option<NodeName>,
         /// What may be approved, where no place has to be found first.
         #[serde(default, skip_serializing_if = "Option::is_none")]
-        proposal: Option<Proposal>,
+        proposal: Option<ApprovalProposal>,
         /// The purpose, where the kind and the asker do not imply it.
         #[serde(default, skip_serializing_if = "Option::is_none")]
-        purpose: Option<Purpose>,
+        purpose: Option<ProbePurpose>,
     }
     /// Operations of a plan find no place yet.
-    PlanWaiting = "plan.waiting.v1", [Plan(plan)] {
+    PlanUnschedulable = "plan.waiting.v1", [Plan(plan)] {
         /// Which.
         plan: PlanName,
         /// Why not, by node.
-        reasons: Vec<Unfit>,
+        reasons: Vec<UnschedulableReason>,
     }
     /// An operation may run, and does, unless its turn comes later.
     OperationApproved = "operation.approved.v1", [Operation(operation), Replica(replica), ..Incarnation(incarnation)] {
@@ -484,7 +487,7 @@ facts! {
         /// On which replica.
         replica: ReplicaName,
         /// Who.
-        by: Approver,
+        by: ApprovalActor,
         /// On exactly what.
         hash: Digest,
         /// The incarnation that it commands, if one is concerned.
@@ -495,10 +498,10 @@ facts! {
         deadline: Option<Time>,
         /// Whether it begins now, or its turn comes later.
         #[serde(default, skip_serializing_if = "crate::is_default")]
-        begins: Begins,
+        begins: ApprovalStart,
     }
     /// The turn of an operation that was approved has come.
-    OperationBegun = "operation.begun.v1", [Operation(operation), Replica(replica), ..Incarnation(incarnation)] {
+    OperationStarted = "operation.begun.v1", [Operation(operation), Replica(replica), ..Incarnation(incarnation)] {
         /// Which.
         operation: OperationId,
         /// On which replica.
@@ -576,12 +579,12 @@ facts! {
         /// By which deployment's coordinates.
         deployment: DeploymentName,
         /// What it holds.
-        amounts: Amounts,
+        amounts: Resources,
         /// What it holds of storage, by class.
         #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
         volumes: BTreeMap<StorageClass, u64>,
         /// What may be approved.
-        proposal: Proposal,
+        proposal: ApprovalProposal,
         /// The run of the same replica that must be over before this one is begun. On the same node, this one holds
         /// of what both need only what that one does not, until then.
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -597,13 +600,13 @@ facts! {
         mounts: Vec<VolumeName>,
     }
     /// An incarnation is asked for something else than before.
-    IncarnationCommanded = "incarnation.commanded.v1", [Incarnation(incarnation), Replica(replica)] {
+    IncarnationStopRequested = "incarnation.commanded.v1", [Incarnation(incarnation), Replica(replica)] {
         /// Which.
         incarnation: IncarnationId,
         /// Of which replica.
         replica: ReplicaName,
         /// The command.
-        effect: Effect,
+        effect: CommandEffect,
         /// What it becomes when its end is proved.
         then: IncarnationEnd,
         /// When that has lasted too long.
@@ -611,7 +614,7 @@ facts! {
         deadline: Option<Time>,
     }
     /// An incarnation is asked to be up, now that it may be.
-    IncarnationBegun = "incarnation.begun.v1", [Incarnation(incarnation), Replica(replica), ..Volume(mounts)] {
+    IncarnationStartRequested = "incarnation.begun.v1", [Incarnation(incarnation), Replica(replica), ..Volume(mounts)] {
         /// Which.
         incarnation: IncarnationId,
         /// Of which replica.
@@ -626,7 +629,7 @@ facts! {
         mounts: Vec<VolumeName>,
     }
     /// A command could not be carried out.
-    CommandFailed = "command.failed.v1", [Incarnation(incarnation)] {
+    IncarnationCommandFailed = "command.failed.v1", [Incarnation(incarnation)] {
         /// Of which incarnation.
         incarnation: IncarnationId,
         /// Which command.
@@ -640,13 +643,13 @@ facts! {
         not_before: Option<Time>,
     }
     /// An incarnation has been started.
-    IncarnationEnsured = "incarnation.ensured.v1", [Incarnation(incarnation), Replica(replica)] {
+    IncarnationStarted = "incarnation.ensured.v1", [Incarnation(incarnation), Replica(replica)] {
         /// Which.
         incarnation: IncarnationId,
         /// Of which replica.
         replica: ReplicaName,
         /// Each process.
-        processes: Vec<Process>,
+        processes: Vec<ProcessInfo>,
         /// Time at which it is ended if it is not ready again by then, by the plan's `unready`.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         deadline: Option<Time>,
@@ -664,16 +667,16 @@ facts! {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         replaces: Option<IncarnationId>,
         /// Each process.
-        processes: Vec<Process>,
+        processes: Vec<ProcessInfo>,
     }
     /// The processes of an incarnation changed, and its state did not.
-    IncarnationStatus = "incarnation.status.v1", [Incarnation(incarnation), Replica(replica)] {
+    IncarnationProcessesChanged = "incarnation.status.v1", [Incarnation(incarnation), Replica(replica)] {
         /// Which.
         incarnation: IncarnationId,
         /// Of which replica.
         replica: ReplicaName,
         /// Each process.
-        processes: Vec<Process>,
+        processes: Vec<ProcessInfo>,
         /// Time at which it is ended if it is not ready again by then, by the plan's `unready`.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         deadline: Option<Time>,
@@ -693,10 +696,10 @@ facts! {
         displaces: Option<OperationId>,
         /// Each process, as far as its end was seen.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
-        processes: Vec<Process>,
+        processes: Vec<ProcessInfo>,
         /// When the plan's rule starts the replica again, if it does.
         #[serde(default, skip_serializing_if = "Option::is_none")]
-        again: Option<Again>,
+        again: Option<RestartBackoff>,
         /// The volumes that it used, and that are free for others now.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         mounts: Vec<VolumeName>,
@@ -718,7 +721,7 @@ facts! {
         owner: Option<ReplicaName>,
         /// What becomes of it when that is deleted.
         #[serde(default, skip_serializing_if = "crate::is_default")]
-        on_delete: OnDelete,
+        on_delete: VolumeDeletion,
     }
     /// A volume is there, and may be used.
     VolumeReady = "volume.ready.v1", [Volume(name)] {
@@ -726,7 +729,7 @@ facts! {
         name: VolumeName,
     }
     /// What was asked of a volume could not be done.
-    VolumeFailed = "volume.failed.v1", [Volume(name)] {
+    VolumeCommandFailed = "volume.failed.v1", [Volume(name)] {
         /// Which.
         name: VolumeName,
         /// Which command.
@@ -747,14 +750,14 @@ facts! {
         reason: String,
     }
     /// A volume is to go, once nothing can use it any more.
-    VolumeRemoving = "volume.removing.v1", [Volume(name)] {
+    VolumeDeletionStarted = "volume.removing.v1", [Volume(name)] {
         /// Which.
         name: VolumeName,
         /// Who asked for it.
-        by: Asker,
+        by: Requester,
     }
     /// Nothing can use a volume any more: its executor is asked to destroy it.
-    VolumeDestroying = "volume.destroying.v1", [Volume(name)] {
+    VolumeDestroyRequested = "volume.destroying.v1", [Volume(name)] {
         /// Which.
         name: VolumeName,
     }
@@ -770,10 +773,10 @@ facts! {
         /// Who.
         executor: ExecutorName,
         /// What it drives.
-        runtime: Runtime,
+        runtime: ClusterRuntime,
         /// What the cluster runs is in it from now on, and nobody without it may say what has become of that.
         #[serde(default, skip_serializing_if = "Option::is_none")]
-        scope: Option<ScopeId>,
+        scope: Option<ExecutorStoreId>,
     }
     /// An executor holds a cluster no more.
     SessionClosed = "session.closed.v1", [Session(session), Cluster(cluster)] {
@@ -785,14 +788,14 @@ facts! {
         end: SessionEnd,
     }
     /// An object that the fleet does not want has been judged.
-    ObjectJudged = "object.judged.v1", [Cluster(cluster)] {
+    OrphanResolved = "object.judged.v1", [Cluster(cluster)] {
         /// Where.
         cluster: ClusterName,
         /// What it says it is. Called after what all objects were at first.
         #[serde(rename = "incarnation")]
         object: ObjectId,
         /// What is to be done with it.
-        judgement: Judgement,
+        judgement: OrphanResolution,
         /// The revision of the command to remove it.
         revision: u32,
     }

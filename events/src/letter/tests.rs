@@ -6,9 +6,9 @@ use super::*;
 
 const TRACE: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
 
-fn letter(headers: &[(&str, &[u8])], value: &str) -> Letter {
+fn letter(headers: &[(&str, &[u8])], value: &str) -> InboxMessage {
     let headers = headers.iter().map(|(name, value)| ((*name).to_owned(), value.to_vec())).collect();
-    Letter { offset: 7, headers, value: Some(value.as_bytes().to_vec()), ..Letter::default() }
+    InboxMessage { offset: 7, headers, value: Some(value.as_bytes().to_vec()), ..InboxMessage::default() }
 }
 
 const BINARY: &[(&str, &[u8])] = &[
@@ -32,7 +32,7 @@ fn actor() -> Actor {
     "pipeline".parse().expect("a name")
 }
 
-fn code(letter: &Letter) -> (Code, String) {
+fn code(letter: &InboxMessage) -> (RefusalCode, String) {
     let refusal = letter.request(&actor()).expect_err("it is refused");
     (refusal.code, refusal.detail)
 }
@@ -65,7 +65,7 @@ fn both_forms_are_one_intent_of_the_bindings_actor_and_the_claim_is_kept() {
         let request = letter.request(&actor()).unwrap_or_else(|refusal| panic!("{letter:?}: {refusal:?}"));
         assert_eq!(request.actor, actor());
         assert_eq!(request.claim.as_ref().map(Actor::as_str), Some("eve"));
-        let Request { id, source, expect, time, intent, .. } = request;
+        let IntentRequest { id, source, expect, time, intent, .. } = request;
         assert_eq!((id.as_str(), source.as_str(), expect), ("1", "/ci", Some(3)));
         assert_eq!((time.is_some(), intent.type_name()), (true, "node.delete.v1"));
     }
@@ -92,46 +92,62 @@ fn a_letter_that_cannot_be_read_says_why() {
     let binary = |headers: &[(&str, &[u8])], data: &str| letter(&[BINARY, headers].concat(), data);
     let deep = format!("{}{}", "[".repeat(65), "]".repeat(65));
     let long = json!({"name": "node-1", "x".repeat(2000): 1}).to_string();
-    let cases: Vec<(Letter, Code, &str)> = vec![
-        (Letter { value: None, ..letter(BINARY, "") }, Code::Invalid, "it has no value"),
-        (letter(BINARY, ""), Code::Invalid, "it is empty"),
-        (Letter { value: Some(b"{\"a\":\"\xff\"}".to_vec()), ..letter(&[], "") }, Code::Invalid, "not UTF-8"),
-        (letter(&[], "\0\0\0\0\x01avro"), Code::Invalid, "expected value"),
-        (letter(&[], &deep), Code::Invalid, "nested"),
-        (letter(&[], "[]"), Code::Invalid, "write an object"),
-        (letter(&[], r#"{"id":"1","id":"2"}"#), Code::Invalid, "twice"),
-        (letter(BINARY, &" ".repeat(LARGEST)), Code::TooLarge, "at most 262144"),
-        (letter(BINARY, "[\"node-1\"]"), Code::Invalid, "write a JSON object"),
-        (letter(BINARY, "{}"), Code::Invalid, "missing field `name`"),
-        (letter(BINARY, r#"{"name":"NODE"}"#), Code::Invalid, "may not stand"),
-        (letter(BINARY, r#"{"name":"node-1","force":true}"#), Code::Invalid, "unknown field `force`"),
-        (letter(BINARY, &long), Code::Invalid, "unknown field"),
-        (binary(&[("ce_expct", b"1")], DATA), Code::Invalid, "\"ce_expct\""),
-        (binary(&[("ce_id", b"2")], DATA), Code::Invalid, "write it once"),
-        (binary(&[("ce_actor", b"\xff")], DATA), Code::Invalid, "write it in UTF-8"),
-        (binary(&[("content-type", b"application/json")], DATA), Code::Invalid, "write it once"),
-        (binary(&[("traceparent", b"00")], DATA), Code::Invalid, "traceparent"),
-        (binary(&[("ce_subject", b"node/node-2")], DATA), Code::Invalid, "about node/node-1"),
-        (letter(&BINARY[..3], DATA), Code::Invalid, "it is missing"),
-        (letter(&[("ce_id", b"1"), ("content-type", b"text/plain")], "x"), Code::Unsupported, "text/plain"),
-        (letter(&[("content-type", b"application/cloudevents+avro")], "x"), Code::Unsupported, "avro"),
+    let cases: Vec<(InboxMessage, RefusalCode, &str)> = vec![
+        (InboxMessage { value: None, ..letter(BINARY, "") }, RefusalCode::Invalid, "it has no value"),
+        (letter(BINARY, ""), RefusalCode::Invalid, "it is empty"),
+        (
+            InboxMessage { value: Some(b"{\"a\":\"\xff\"}".to_vec()), ..letter(&[], "") },
+            RefusalCode::Invalid,
+            "not UTF-8",
+        ),
+        (letter(&[], "\0\0\0\0\x01avro"), RefusalCode::Invalid, "expected value"),
+        (letter(&[], &deep), RefusalCode::Invalid, "nested"),
+        (letter(&[], "[]"), RefusalCode::Invalid, "write an object"),
+        (letter(&[], r#"{"id":"1","id":"2"}"#), RefusalCode::Invalid, "twice"),
+        (letter(BINARY, &" ".repeat(LARGEST)), RefusalCode::TooLarge, "at most 262144"),
+        (letter(BINARY, "[\"node-1\"]"), RefusalCode::Invalid, "write a JSON object"),
+        (letter(BINARY, "{}"), RefusalCode::Invalid, "missing field `name`"),
+        (letter(BINARY, r#"{"name":"NODE"}"#), RefusalCode::Invalid, "may not stand"),
+        (letter(BINARY, r#"{"name":"node-1","force":true}"#), RefusalCode::Invalid, "unknown field `force`"),
+        (letter(BINARY, &long), RefusalCode::Invalid, "unknown field"),
+        (binary(&[("ce_expct", b"1")], DATA), RefusalCode::Invalid, "\"ce_expct\""),
+        (binary(&[("ce_id", b"2")], DATA), RefusalCode::Invalid, "write it once"),
+        (binary(&[("ce_actor", b"\xff")], DATA), RefusalCode::Invalid, "write it in UTF-8"),
+        (binary(&[("content-type", b"application/json")], DATA), RefusalCode::Invalid, "write it once"),
+        (binary(&[("traceparent", b"00")], DATA), RefusalCode::Invalid, "traceparent"),
+        (binary(&[("ce_subject", b"node/node-2")], DATA), RefusalCode::Invalid, "about node/node-1"),
+        (letter(&BINARY[..3], DATA), RefusalCode::Invalid, "it is missing"),
+        (
+            letter(&[("ce_id", b"1"), ("content-type", b"text/plain")], "x"),
+            RefusalCode::Unsupported,
+            "text/plain",
+        ),
+        (letter(&[("content-type", b"application/cloudevents+avro")], "x"), RefusalCode::Unsupported, "avro"),
         (
             letter(&[("content-type", b"application/cloudevents-batch+json")], "[]"),
-            Code::Unsupported,
+            RefusalCode::Unsupported,
             "batch",
         ),
-        (letter(&[("content-type", b"application/json; charset=latin1")], "{}"), Code::Unsupported, "latin1"),
-        (changed("type", "chancery.moon.land.v1".into()), Code::Unsupported, "no intent has this type"),
-        (changed("type", "com.example.made".into()), Code::Unsupported, "does not begin with"),
-        (changed("id", "".into()), Code::Invalid, "\"id\""),
-        (changed("id", json!({})), Code::Invalid, "\"id\": write text"),
-        (changed("id", json!(36)), Code::Invalid, "\"id\": write text"),
-        (changed("expect", json!(true)), Code::Invalid, "\"expect\": write a version"),
-        (changed("specversion", "0.3".into()), Code::Invalid, "\"specversion\""),
-        (changed("data_base64", "AA==".into()), Code::Invalid, "\"data_base64\""),
-        (without("data"), Code::Invalid, "\"data\""),
-        (without("source"), Code::Invalid, "\"source\""),
-        (without("type"), Code::Invalid, "\"type\""),
+        (
+            letter(&[("content-type", b"application/json; charset=latin1")], "{}"),
+            RefusalCode::Unsupported,
+            "latin1",
+        ),
+        (
+            changed("type", "chancery.moon.land.v1".into()),
+            RefusalCode::Unsupported,
+            "no intent has this type",
+        ),
+        (changed("type", "com.example.made".into()), RefusalCode::Unsupported, "does not begin with"),
+        (changed("id", "".into()), RefusalCode::Invalid, "\"id\""),
+        (changed("id", json!({})), RefusalCode::Invalid, "\"id\": write text"),
+        (changed("id", json!(36)), RefusalCode::Invalid, "\"id\": write text"),
+        (changed("expect", json!(true)), RefusalCode::Invalid, "\"expect\": write a version"),
+        (changed("specversion", "0.3".into()), RefusalCode::Invalid, "\"specversion\""),
+        (changed("data_base64", "AA==".into()), RefusalCode::Invalid, "\"data_base64\""),
+        (without("data"), RefusalCode::Invalid, "\"data\""),
+        (without("source"), RefusalCode::Invalid, "\"source\""),
+        (without("type"), RefusalCode::Invalid, "\"type\""),
     ];
     for (letter, wanted, what) in cases {
         let (code, detail) = code(&letter);
@@ -146,7 +162,7 @@ fn a_digest_is_that_of_the_value_alone() {
     let digest = letter(BINARY, "test").digest().map(|digest| digest.to_string());
     let known = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08";
     assert_eq!(digest.as_deref(), Some(known));
-    assert_eq!(Letter::default().digest(), None);
+    assert_eq!(InboxMessage::default().digest(), None);
 }
 
 #[test]
@@ -164,7 +180,7 @@ fn a_scope_takes_what_it_names_and_never_approvals() {
         ("plan.*,*", vec!["cluster.apply.v1"], vec![]),
     ];
     for (text, taken, not) in cases {
-        let scope: Scope = text.parse().unwrap_or_else(|error| panic!("{text}: {error}"));
+        let scope: AllowedIntents = text.parse().unwrap_or_else(|error| panic!("{text}: {error}"));
         for type_name in taken {
             assert!(scope.takes(type_name), "{text}: {type_name}");
         }
@@ -187,7 +203,7 @@ fn a_scope_takes_what_it_names_and_never_approvals() {
         ("disruption.approve", "approvals are not taken"),
         ("deployment.promote", "approvals are not taken"),
     ] {
-        let error = text.parse::<Scope>().expect_err(text).to_string();
+        let error = text.parse::<AllowedIntents>().expect_err(text).to_string();
         assert!(error.contains(what), "{text}: {error}");
         assert!(!error.contains("operation.approve"), "{text}: {error}");
     }
@@ -195,13 +211,16 @@ fn a_scope_takes_what_it_names_and_never_approvals() {
 
 #[test]
 fn what_is_not_in_the_scope_is_denied() {
-    let binding = Binding { actor: actor(), scope: "plan.*".parse().expect("a scope") };
+    let binding = InboxBinding { actor: actor(), scope: "plan.*".parse().expect("a scope") };
     let intent = |type_name: &str, data| Intent::read(type_name, data).expect("a type").expect("its data");
     let denied = |intent: &Intent| binding.check(intent).map_err(|refusal| (refusal.code, refusal.detail));
     assert_eq!(denied(&intent("plan.delete.v1", r#"{"name":"web"}"#)), Ok(()));
     let (code, detail) = denied(&intent("node.delete.v1", DATA)).expect_err("another kind");
-    assert_eq!((code, detail.contains("node.delete"), detail.contains("plan.*")), (Code::Denied, true, true));
-    let all = Binding { scope: "*".parse().expect("a scope"), ..binding };
+    assert_eq!(
+        (code, detail.contains("node.delete"), detail.contains("plan.*")),
+        (RefusalCode::Denied, true, true)
+    );
+    let all = InboxBinding { scope: "*".parse().expect("a scope"), ..binding };
     let approve = intent("operation.approve.v1", r#"{"operations":[]}"#);
-    assert_eq!(all.check(&approve).map_err(|refusal| refusal.code), Err(Code::Denied));
+    assert_eq!(all.check(&approve).map_err(|refusal| refusal.code), Err(RefusalCode::Denied));
 }

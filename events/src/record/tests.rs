@@ -2,23 +2,23 @@
 
 use super::*;
 
-fn parts(begins: Option<Begins>) -> HeaderParts {
+fn parts(begins: Option<RecordStart>) -> HeaderParts {
     HeaderParts {
         fleet: "default".into(),
         lineage: Lineage::from_random(1),
         first: Position::new(7),
         term: Term::new(2),
-        writer: Writer::from_random(0xabc),
+        writer: WriterId::from_random(0xabc),
         time: Time::from_micros(1_795_251_600_000_000),
         build: "0.1.0".into(),
         begins,
         watermark: None,
-        prev: Hash::ZERO,
+        prev: RecordHash::ZERO,
     }
 }
 
-fn sealed(begins: Option<Begins>, lines: &[&str]) -> Result<Record, BadBody> {
-    let mut draft = Draft::new();
+fn sealed(begins: Option<RecordStart>, lines: &[&str]) -> Result<Record, InvalidBody> {
+    let mut draft = RecordDraft::new();
     for line in lines {
         draft.push(line.as_bytes()).expect("an event fits");
     }
@@ -27,8 +27,8 @@ fn sealed(begins: Option<Begins>, lines: &[&str]) -> Result<Record, BadBody> {
 
 #[test]
 fn the_bytes_are_these() {
-    let record =
-        sealed(Some(Begins::Term), &[r#"{"t":"term.started.v1"}"#, r#"{"t":"b.v1"}"#]).expect("a record");
+    let record = sealed(Some(RecordStart::Term), &[r#"{"t":"term.started.v1"}"#, r#"{"t":"b.v1"}"#])
+        .expect("a record");
     let wanted = concat!(
         r#"{"chancery":1,"fleet":"default","lineage":"0000000000000001","first":7,"count":2,"term":2,"#,
         r#""writer":"0000000000000abc","time":1795251600000000,"build":"0.1.0","begins":"term","#,
@@ -36,7 +36,7 @@ fn the_bytes_are_these() {
         "\n{\"t\":\"term.started.v1\"}\n{\"t\":\"b.v1\"}\n",
     );
     assert_eq!(str::from_utf8(record.bytes()), Ok(wanted));
-    assert_eq!(record.hash(), Hash::of(wanted.as_bytes()));
+    assert_eq!(record.hash(), RecordHash::of(wanted.as_bytes()));
     assert_eq!(Record::decode(wanted.as_bytes()).expect("a record"), record);
     let events: Vec<_> = record.events().map(|(at, line)| (at.get(), line.len())).collect();
     assert_eq!(events, [(7, 23), (8, 12)]);
@@ -45,14 +45,14 @@ fn the_bytes_are_these() {
 #[test]
 fn a_header_gives_back_what_it_was_made_of() {
     let previous = Lineage::from_random(9);
-    let watermark = Watermark { topic: "inbox/\"id\"".into(), next: 42 };
-    let mut draft = Draft::new();
+    let watermark = InboxWatermark { topic: "inbox/\"id\"".into(), next: 42 };
+    let mut draft = RecordDraft::new();
     draft.push(br#"{"t":"lineage.started.v1"}"#).expect("an event fits");
-    let parts = HeaderParts { watermark: Some(watermark), ..parts(Some(Begins::Lineage { previous })) };
+    let parts = HeaderParts { watermark: Some(watermark), ..parts(Some(RecordStart::Lineage { previous })) };
     let record = draft.seal(parts).expect("a record");
-    let (header, _) = Header::peek(record.bytes()).expect("a header");
+    let (header, _) = RecordHeader::peek(record.bytes()).expect("a header");
     assert_eq!(&header, record.header());
-    assert_eq!(header.begins, Some(Begins::Lineage { previous }));
+    assert_eq!(header.begins, Some(RecordStart::Lineage { previous }));
 }
 
 #[test]
@@ -73,7 +73,7 @@ fn noise_has_no_header_and_a_bad_body_has_one() {
         good.replace("\"prev\"", "\"previous\":\"0000000000000001\",\"prev\""),
     ];
     for bytes in noise {
-        assert!(matches!(Record::decode(bytes.as_bytes()), Err(BadRecord::NotARecord(_))), "{bytes}");
+        assert!(matches!(Record::decode(bytes.as_bytes()), Err(InvalidRecord::NotARecord(_))), "{bytes}");
     }
     let bad = [
         good.replace("\"count\":1", "\"count\":2"),
@@ -86,11 +86,11 @@ fn noise_has_no_header_and_a_bad_body_has_one() {
         good.replace("a.v1", "lineage.started.v1"),
     ];
     for bytes in bad {
-        assert!(matches!(Record::decode(bytes.as_bytes()), Err(BadRecord::Body(_))), "{bytes}");
+        assert!(matches!(Record::decode(bytes.as_bytes()), Err(InvalidRecord::Body(_))), "{bytes}");
     }
     let newer = good.replace("\"chancery\":1", "\"chancery\":2");
     let found = Record::decode(newer.as_bytes());
-    assert!(matches!(found, Err(BadRecord::Body(BadBody::Format { found: 2 }))));
+    assert!(matches!(found, Err(InvalidRecord::Body(InvalidBody::Format { found: 2 }))));
     // A first event that only tells of such a type begins nothing.
     assert!(
         Record::decode(good.replace(r#"{"t":"a.v1"}"#, r#"{"t":"a.v1","d":"term.started.v1"}"#).as_bytes())
@@ -100,22 +100,22 @@ fn noise_has_no_header_and_a_bad_body_has_one() {
 
 #[test]
 fn a_draft_keeps_to_the_limits() {
-    let mut draft = Draft::new();
-    assert_eq!(draft.push(b"{\n}"), Err(NotPushed::NotALine));
-    assert_eq!(draft.push(b""), Err(NotPushed::NotALine));
+    let mut draft = RecordDraft::new();
+    assert_eq!(draft.push(b"{\n}"), Err(DraftError::NotALine));
+    assert_eq!(draft.push(b""), Err(DraftError::NotALine));
     let large = format!("{{{}}}", "1".repeat(MAX_BYTES));
-    assert_eq!(draft.push(large.as_bytes()), Err(NotPushed::TooLarge { bytes: large.len() }));
-    assert!(matches!(draft.clone().seal(parts(None)), Err(BadBody::Shape(_))));
+    assert_eq!(draft.push(large.as_bytes()), Err(DraftError::TooLarge { bytes: large.len() }));
+    assert!(matches!(draft.clone().seal(parts(None)), Err(InvalidBody::Shape(_))));
     for _ in 0..MAX_EVENTS {
         draft.push(b"{}").expect("an event fits");
     }
-    assert_eq!(draft.push(b"{}"), Err(NotPushed::Full));
-    let mut draft = Draft::new();
+    assert_eq!(draft.push(b"{}"), Err(DraftError::Full));
+    let mut draft = RecordDraft::new();
     draft.push(b"{}").expect("an event fits");
     let mark = draft.mark();
     let half = format!("{{{}}}", "1".repeat(MAX_BYTES / 2));
     draft.push(half.as_bytes()).expect("an event fits");
-    assert_eq!(draft.push(half.as_bytes()), Err(NotPushed::Full));
+    assert_eq!(draft.push(half.as_bytes()), Err(DraftError::Full));
     draft.back_to(mark);
     assert_eq!(draft.count(), 1);
     assert!(draft.seal(parts(None)).expect("a record").bytes().len() <= MAX_BYTES);

@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Day, OnTimeout, PolicyKind};
-use crate::name::{DomainName, Key, PayloadName, PlanName};
+use super::{PolicyKind, TimeoutAction, Weekday};
+use crate::name::{DomainName, KeyName, PayloadName, PlanName};
 use crate::time::Time;
 
 /// Which version of each payload to run, as the payload's own keys say it.
-pub type Coordinates = BTreeMap<PayloadName, BTreeMap<Key, String>>;
+pub type PayloadCoordinates = BTreeMap<PayloadName, BTreeMap<KeyName, String>>;
 
 /// A version of a plan's payloads, and a count.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
@@ -18,12 +18,12 @@ pub type Coordinates = BTreeMap<PayloadName, BTreeMap<Key, String>>;
 pub struct DeploymentSpec {
     /// For each payload that has any.
     #[serde(default)]
-    pub coordinates: Coordinates,
+    pub coordinates: PayloadCoordinates,
     /// How many replicas.
     pub count: u32,
     /// How the plan's replicas come to be so.
     #[serde(default)]
-    pub strategy: Strategy,
+    pub strategy: DeploymentStrategy,
     /// Milliseconds without progress until the deployment is called stalled, from 1 s to a year; 10 minutes if absent.
     #[serde(default = "progress_deadline")]
     pub progress_deadline: u64,
@@ -42,7 +42,7 @@ const fn progress_deadline() -> u64 {
 /// How a deployment is carried out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
-pub enum Strategy {
+pub enum DeploymentStrategy {
     /// A few at a time, the next ones when those are well.
     Rolling {
         /// So many operations of it may run at once. Without it, one at a time of those that update, and as many as
@@ -61,7 +61,7 @@ pub enum Strategy {
         /// How long that may take, in milliseconds from its start.
         timeout: u64,
         /// What then.
-        on_timeout: OnTimeout,
+        on_timeout: TimeoutAction,
     },
     /// Some of the new version beside the old ones, until they are promoted or withdrawn.
     Canary {
@@ -70,9 +70,9 @@ pub enum Strategy {
     },
 }
 
-impl Default for Strategy {
-    fn default() -> Strategy {
-        Strategy::Rolling { wave: None, per_domain: false, pause: 0 }
+impl Default for DeploymentStrategy {
+    fn default() -> DeploymentStrategy {
+        DeploymentStrategy::Rolling { wave: None, per_domain: false, pause: 0 }
     }
 }
 
@@ -85,7 +85,7 @@ pub struct DisruptionSpec {
     pub start: Option<Time>,
     /// Whether replicas are moved away from the node.
     #[serde(default)]
-    pub evict: Evict,
+    pub evict: DisruptionAction,
     /// Why, for people.
     #[serde(default)]
     pub reason: String,
@@ -94,7 +94,7 @@ pub struct DisruptionSpec {
 words! {
     /// What a disruption does to what runs on its node.
     #[derive(Default)]
-    Evict {
+    DisruptionAction {
         /// Nothing: only no placement is added.
         #[default]
         No = "no",
@@ -119,18 +119,18 @@ pub struct PolicySpec {
     #[serde(default)]
     pub domains: Vec<DomainName>,
     /// What it does about them.
-    pub rule: Rule,
+    pub rule: PolicyRule,
 }
 
 /// What a policy does about operations.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
-pub enum Rule {
+pub enum PolicyRule {
     /// Approves them, while all of this holds.
     Approve {
         /// Only in one of these windows; at any time, if empty.
         #[serde(default)]
-        windows: Vec<Window>,
+        windows: Vec<ApprovalWindow>,
         /// Only while fewer that it approved are not over.
         #[serde(default)]
         in_flight: Option<u32>,
@@ -142,10 +142,10 @@ pub enum Rule {
 /// A time of the week, in UTC.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Window {
+pub struct ApprovalWindow {
     /// The days on which it opens; every day, if empty.
     #[serde(default)]
-    pub days: Vec<Day>,
+    pub days: Vec<Weekday>,
     /// When it opens, in minutes from midnight, below 1440.
     pub from: u16,
     /// How long it stays open, in minutes, from 1 to 10080.

@@ -11,12 +11,12 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use super::{
-    Affinity, ApprovalPolicy, Matcher, Payload, Placement, PlanSpec, Restart, Sharing, Succession, Timeouts,
-    Unready, VolumeClaim,
+    AffinityRule, ApprovalPolicy, CapabilityMatcher, NodeSharing, Payload, PlacementPolicy, PlanSpec,
+    PlanTimeouts, RestartPolicy, UnreadyRule, UpdateOrder, VolumeClaim,
 };
-use crate::amount::Amounts;
+use crate::amount::Resources;
 use crate::name::{
-    ClusterName, GroupName, Key, Namespace, ReplicaName, ServiceName, StorageClass, VolumeName, ZoneName,
+    ClusterName, GroupName, KeyName, Namespace, ReplicaName, ServiceName, StorageClass, VolumeName, ZoneName,
 };
 
 super::words! {
@@ -73,8 +73,8 @@ macro_rules! classes {
         impl Serialize for PlanVersion<'_> {
             fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
                 #[derive(Serialize)]
-                struct Parts<'a> { $($version: &'a $part,)* }
-                Parts { $($version: &self.0.$version,)* }.serialize(serializer)
+                struct VersionParts<'a> { $($version: &'a $part,)* }
+                VersionParts { $($version: &self.0.$version,)* }.serialize(serializer)
             }
         }
     };
@@ -84,18 +84,18 @@ classes! {
     policy {
         cluster: Option<ClusterName>,
         zone: Option<ZoneName>,
-        selectors: BTreeMap<Key, String>,
-        matchers: Vec<Matcher>,
-        sharing: Sharing,
-        placement: Placement,
-        affinity: Vec<Affinity>,
-        restart: Restart,
+        selectors: BTreeMap<KeyName, String>,
+        matchers: Vec<CapabilityMatcher>,
+        sharing: NodeSharing,
+        placement: PlacementPolicy,
+        affinity: Vec<AffinityRule>,
+        restart: RestartPolicy,
         cooldown: u64,
-        update: Succession,
+        update: UpdateOrder,
         budget: u32,
         approval: ApprovalPolicy,
-        timeouts: Timeouts,
-        unready: Unready,
+        timeouts: PlanTimeouts,
+        unready: UnreadyRule,
     }
     version {
         namespace: Namespace,
@@ -133,7 +133,7 @@ impl<'a> PlanVersion<'a> {
     }
 
     /// What one replica needs of a node.
-    pub fn amounts(self) -> Amounts {
+    pub fn amounts(self) -> Resources {
         self.0.amounts()
     }
 
@@ -184,7 +184,7 @@ mod tests {
     fn what_an_edit_changes_is_named_with_its_class() {
         let before = spec();
         let after = PlanSpec {
-            sharing: Sharing::Allowed,
+            sharing: NodeSharing::Allowed,
             budget: 3,
             service: "shop".parse().expect("a name"),
             ..before.clone()

@@ -5,16 +5,16 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::Runtime;
-use crate::amount::Amounts;
-use crate::name::{CapabilityName, CapabilityType, DomainName, Key, StorageClass, ZoneName};
+use super::ClusterRuntime;
+use crate::amount::Resources;
+use crate::name::{CapabilityName, CapabilityType, DomainName, KeyName, StorageClass, ZoneName};
 
 /// A set of nodes behind one orchestrator.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ClusterSpec {
     /// What its orchestrator is made of.
-    pub runtime: Runtime,
+    pub runtime: ClusterRuntime,
 }
 
 /// Something a node may have, with a score.
@@ -31,7 +31,7 @@ pub struct CapabilitySpec {
 /// Storage of one class on a node.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Storage {
+pub struct NodeStorage {
     /// Its class.
     pub class: StorageClass,
     /// Bytes.
@@ -49,16 +49,16 @@ pub struct NodeSpec {
     pub zone: Option<ZoneName>,
     /// For selectors.
     #[serde(default)]
-    pub labels: BTreeMap<Key, String>,
+    pub labels: BTreeMap<KeyName, String>,
     /// All that it has.
-    pub total: Amounts,
+    pub total: Resources,
     /// What of it is not for placements.
     #[serde(default)]
-    pub reserved: Amounts,
+    pub reserved: Resources,
     /// What it has, by name.
     #[serde(default)]
     pub capabilities: Vec<CapabilityName>,
     /// Storage, at most one entry a class.
     #[serde(default)]
-    pub storage: Vec<Storage>,
+    pub storage: Vec<NodeStorage>,
 }

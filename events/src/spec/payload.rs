@@ -6,21 +6,21 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Comparator, Protocol};
-use crate::amount::Amounts;
+use super::{MatchComparator, PortProtocol};
+use crate::amount::Resources;
 use crate::name::{
-    CapabilityName, CapabilityType, Key, PayloadName, PortName, ReplicaName, StorageClass, VolumeName,
+    CapabilityName, CapabilityType, KeyName, PayloadName, PortName, ReplicaName, StorageClass, VolumeName,
 };
 
 /// A condition on a node's capabilities of one type.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Matcher {
+pub struct CapabilityMatcher {
     /// The type whose capabilities are compared.
     #[serde(rename = "type")]
     pub kind: CapabilityType,
     /// How.
-    pub comparator: Comparator,
+    pub comparator: MatchComparator,
     /// With which.
     pub names: Vec<CapabilityName>,
 }
@@ -28,11 +28,11 @@ pub struct Matcher {
 /// A port of a payload.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Port {
+pub struct PayloadPort {
     /// Its name, for `${port.NAME}`.
     pub name: PortName,
     /// Its protocol.
-    pub protocol: Protocol,
+    pub protocol: PortProtocol,
     /// The number inside the run, where the runtime has an inside; processes are assigned free ones.
     pub port: u16,
 }
@@ -47,7 +47,7 @@ pub struct VolumeClaim {
     pub volume: Option<VolumeName>,
     /// What becomes of a replica's own volume when the replica is deleted.
     #[serde(default)]
-    pub on_delete: OnDelete,
+    pub on_delete: VolumeDeletion,
     /// Its class.
     pub class: StorageClass,
     /// Bytes.
@@ -59,7 +59,7 @@ pub struct VolumeClaim {
 words! {
     /// What becomes of a replica's own volume when the replica is deleted.
     #[derive(Default)]
-    OnDelete {
+    VolumeDeletion {
         /// It is kept, with all that is in it, until somebody deletes it.
         #[default]
         Keep = "keep",
@@ -99,18 +99,18 @@ fn upper(name: &str) -> String {
 /// `${port.NAME}`, `${volume.MOUNT}` (where the volume is that is to be mounted there), and `${replica}`, `${incarnation}`, `${node}`, `${process}`; `$$` is a dollar.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Run {
+pub struct ExecSpec {
     /// The program and its arguments; no shell.
     pub argv: Vec<String>,
     /// The whole environment, but for what the executor adds (`docs`: executor).
     #[serde(default)]
-    pub env: BTreeMap<Key, String>,
+    pub env: BTreeMap<KeyName, String>,
 }
 
 /// A check of a process from outside. Without a readiness probe a process is ready when it runs.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
-pub enum Probe {
+pub enum ReadinessProbe {
     /// The port accepts a connection.
     Tcp {
         /// The port's name.
@@ -131,34 +131,34 @@ pub enum Probe {
     },
 }
 
-impl Probe {
+impl ReadinessProbe {
     /// The word for its kind, as in manifests.
     pub const fn kind(&self) -> &'static str {
         match self {
-            Probe::Tcp { .. } => "tcp",
-            Probe::Http { .. } => "http",
+            ReadinessProbe::Tcp { .. } => "tcp",
+            ReadinessProbe::Http { .. } => "http",
         }
     }
 
     /// Name of the port that is probed.
     pub const fn port(&self) -> &PortName {
         match self {
-            Probe::Tcp { port, .. } | Probe::Http { port, .. } => port,
+            ReadinessProbe::Tcp { port, .. } | ReadinessProbe::Http { port, .. } => port,
         }
     }
 
     /// Path of the request, if one is sent.
     pub fn path(&self) -> Option<&str> {
         match self {
-            Probe::Tcp { .. } => None,
-            Probe::Http { path, .. } => Some(path),
+            ReadinessProbe::Tcp { .. } => None,
+            ReadinessProbe::Http { path, .. } => Some(path),
         }
     }
 
     /// When attempts are made, and how many count.
     pub const fn timing(&self) -> ProbeTiming {
         match self {
-            Probe::Tcp { timing, .. } | Probe::Http { timing, .. } => *timing,
+            ReadinessProbe::Tcp { timing, .. } | ReadinessProbe::Http { timing, .. } => *timing,
         }
     }
 }
@@ -234,26 +234,26 @@ pub struct Payload {
     /// Its name, unique in the plan.
     pub name: PayloadName,
     /// What each of its processes needs, and of memory may have at most.
-    pub resources: Amounts,
+    pub resources: Resources,
     /// How many processes, at least one.
     #[serde(default = "one")]
     pub processes: u16,
     /// Its ports, each process its own.
     #[serde(default)]
-    pub ports: Vec<Port>,
+    pub ports: Vec<PayloadPort>,
     /// Its storage.
     #[serde(default)]
     pub volumes: Vec<VolumeClaim>,
     /// What to start.
     #[serde(default)]
-    pub run: Option<Run>,
+    pub run: Option<ExecSpec>,
     /// When it is ready.
     #[serde(default)]
-    pub ready: Option<Probe>,
+    pub ready: Option<ReadinessProbe>,
     /// Whether it still answers. The probe starts when the run was first ready; a run whose probe fails is ended, and
     /// started again by the plan's `restart` rule.
     #[serde(default)]
-    pub alive: Option<Probe>,
+    pub alive: Option<ReadinessProbe>,
 }
 
 fn one() -> u16 {

@@ -7,14 +7,14 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Approval, Company, Matcher, OperationKind, Otherwise, Payload, Placement, Restart, Sharing, Succession,
-    UnreadyAction, VolumeClaim,
+    AffinityKind, AffinityPolicy, ApprovalMode, CapabilityMatcher, NodeSharing, OperationKind, Payload,
+    PlacementPolicy, RestartPolicy, UnreadyAction, UpdateOrder, VolumeClaim,
 };
-use crate::amount::Amounts;
+use crate::amount::Resources;
 use crate::name::{
-    ClusterName, GroupName, Key, Namespace, ReplicaName, ServiceName, StorageClass, VolumeName, ZoneName,
+    ClusterName, GroupName, KeyName, Namespace, ReplicaName, ServiceName, StorageClass, VolumeName, ZoneName,
 };
-use crate::observation::{ADDRESS_BYTES, Address, ProbeError, Process, ProcessStatus};
+use crate::observation::{ADDRESS_BYTES, PortAddress, ProbeError, ProcessInfo, ProcessStatus};
 use crate::size::json_bytes;
 
 /// Who approves, by kind of operation.
@@ -23,34 +23,34 @@ use crate::size::json_bytes;
 pub struct ApprovalPolicy {
     /// Of `create`.
     #[serde(default = "manual")]
-    pub create: Approval,
+    pub create: ApprovalMode,
     /// Of `update`.
     #[serde(default = "manual")]
-    pub update: Approval,
+    pub update: ApprovalMode,
     /// Of `relocate`.
     #[serde(default = "manual")]
-    pub relocate: Approval,
+    pub relocate: ApprovalMode,
     /// Of `restart`.
     #[serde(default = "manual")]
-    pub restart: Approval,
+    pub restart: ApprovalMode,
     /// Of `start`.
     #[serde(default = "manual")]
-    pub start: Approval,
+    pub start: ApprovalMode,
     /// Of `stop`.
     #[serde(default = "manual")]
-    pub stop: Approval,
+    pub stop: ApprovalMode,
     /// Of `delete`.
     #[serde(default = "manual")]
-    pub delete: Approval,
+    pub delete: ApprovalMode,
 }
 
-fn manual() -> Approval {
-    Approval::Manual
+fn manual() -> ApprovalMode {
+    ApprovalMode::Manual
 }
 
 impl ApprovalPolicy {
     /// The same for every kind.
-    pub const fn all(approval: Approval) -> ApprovalPolicy {
+    pub const fn all(approval: ApprovalMode) -> ApprovalPolicy {
         ApprovalPolicy {
             create: approval,
             update: approval,
@@ -63,7 +63,7 @@ impl ApprovalPolicy {
     }
 
     /// Who approves operations of `kind`.
-    pub const fn of(self, kind: OperationKind) -> Approval {
+    pub const fn of(self, kind: OperationKind) -> ApprovalMode {
         match kind {
             OperationKind::Create => self.create,
             OperationKind::Update => self.update,
@@ -78,26 +78,26 @@ impl ApprovalPolicy {
 
 impl Default for ApprovalPolicy {
     fn default() -> ApprovalPolicy {
-        ApprovalPolicy::all(Approval::Manual)
+        ApprovalPolicy::all(ApprovalMode::Manual)
     }
 }
 
 /// How long things may take, in milliseconds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Timeouts {
+pub struct PlanTimeouts {
     /// An operation waits for approval at most this long.
-    #[serde(default = "Timeouts::approval_default")]
+    #[serde(default = "PlanTimeouts::approval_default")]
     pub approval: u64,
     /// From the first command until ready.
-    #[serde(default = "Timeouts::start_default")]
+    #[serde(default = "PlanTimeouts::start_default")]
     pub start: u64,
     /// From SIGTERM until SIGKILL.
-    #[serde(default = "Timeouts::stop_default")]
+    #[serde(default = "PlanTimeouts::stop_default")]
     pub stop: u64,
 }
 
-impl Timeouts {
+impl PlanTimeouts {
     const fn approval_default() -> u64 {
         24 * 60 * 60 * 1000
     }
@@ -124,12 +124,12 @@ impl Timeouts {
     }
 }
 
-impl Default for Timeouts {
-    fn default() -> Timeouts {
-        Timeouts {
-            approval: Timeouts::approval_default(),
-            start: Timeouts::start_default(),
-            stop: Timeouts::stop_default(),
+impl Default for PlanTimeouts {
+    fn default() -> PlanTimeouts {
+        PlanTimeouts {
+            approval: PlanTimeouts::approval_default(),
+            start: PlanTimeouts::start_default(),
+            stop: PlanTimeouts::stop_default(),
         }
     }
 }
@@ -137,16 +137,16 @@ impl Default for Timeouts {
 /// What is done about a run that was ready, is not ready any more, and does not become ready again.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Unready {
+pub struct UnreadyRule {
     /// Time of being unready after which the action is taken, in milliseconds: 300000 unless set.
-    #[serde(default = "Unready::default_after")]
+    #[serde(default = "UnreadyRule::default_after")]
     pub after: u64,
     /// The action: show unless set.
     #[serde(default)]
     pub action: UnreadyAction,
 }
 
-impl Unready {
+impl UnreadyRule {
     const fn default_after() -> u64 {
         5 * 60 * 1000
     }
@@ -157,27 +157,27 @@ impl Unready {
     }
 }
 
-impl Default for Unready {
-    fn default() -> Unready {
-        Unready { after: Unready::default_after(), action: UnreadyAction::default() }
+impl Default for UnreadyRule {
+    fn default() -> UnreadyRule {
+        UnreadyRule { after: UnreadyRule::default_after(), action: UnreadyAction::default() }
     }
 }
 
 /// What the nodes of replicas have to do with those of a group, whatever plans its replicas are of.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Affinity {
+pub struct AffinityRule {
     /// The group. Every plan that names it adds its replicas.
     pub group: GroupName,
     /// What is asked.
-    pub nodes: Company,
+    pub nodes: AffinityKind,
     /// What if there is no such node.
     #[serde(default = "fail")]
-    pub otherwise: Otherwise,
+    pub otherwise: AffinityPolicy,
 }
 
-fn fail() -> Otherwise {
-    Otherwise::Fail
+fn fail() -> AffinityPolicy {
+    AffinityPolicy::Fail
 }
 
 /// What to run and where it may run.
@@ -196,31 +196,31 @@ pub struct PlanSpec {
     pub zone: Option<ZoneName>,
     /// Only nodes with these labels.
     #[serde(default)]
-    pub selectors: BTreeMap<Key, String>,
+    pub selectors: BTreeMap<KeyName, String>,
     /// Only nodes with such capabilities; all must hold, at most one a type.
     #[serde(default)]
-    pub matchers: Vec<Matcher>,
+    pub matchers: Vec<CapabilityMatcher>,
     /// Whether its replicas may share a node.
     #[serde(default = "never")]
-    pub sharing: Sharing,
+    pub sharing: NodeSharing,
     /// Where its replicas are placed, among the nodes that will do.
     #[serde(default = "spread")]
-    pub placement: Placement,
+    pub placement: PlacementPolicy,
     /// Where its replicas may be, given those of groups; at most one entry a group.
     #[serde(default)]
-    pub affinity: Vec<Affinity>,
+    pub affinity: Vec<AffinityRule>,
     /// Its parts, at least one.
     pub payloads: Vec<Payload>,
     /// When what ended by itself is started again.
     #[serde(default = "best_effort")]
-    pub restart: Restart,
+    pub restart: RestartPolicy,
     /// From the first to the second such start, in milliseconds; twice as long each time in a row, up to 32 times.
     /// A row ends when a run lasted 32 times as long.
     #[serde(default = "cooldown")]
     pub cooldown: u64,
     /// How an update gives way where it cannot be done in place.
     #[serde(default = "beside")]
-    pub update: Succession,
+    pub update: UpdateOrder,
     /// How many of its replicas disruptions may move at once, at least one.
     #[serde(default = "one_replica")]
     pub budget: u32,
@@ -229,30 +229,30 @@ pub struct PlanSpec {
     pub approval: ApprovalPolicy,
     /// How long things may take.
     #[serde(default)]
-    pub timeouts: Timeouts,
+    pub timeouts: PlanTimeouts,
     /// What is done about a run that was ready, is not ready any more, and does not become ready again.
     #[serde(default)]
-    pub unready: Unready,
+    pub unready: UnreadyRule,
 }
 
-fn never() -> Sharing {
-    Sharing::Never
+fn never() -> NodeSharing {
+    NodeSharing::Never
 }
 
-fn spread() -> Placement {
-    Placement::Spread
+fn spread() -> PlacementPolicy {
+    PlacementPolicy::Spread
 }
 
-fn best_effort() -> Restart {
-    Restart::BestEffort
+fn best_effort() -> RestartPolicy {
+    RestartPolicy::BestEffort
 }
 
 fn cooldown() -> u64 {
     10_000
 }
 
-fn beside() -> Succession {
-    Succession::Beside
+fn beside() -> UpdateOrder {
+    UpdateOrder::Beside
 }
 
 fn one_replica() -> u32 {
@@ -261,12 +261,12 @@ fn one_replica() -> u32 {
 
 impl PlanSpec {
     /// What one replica needs of a node.
-    pub fn amounts(&self) -> Amounts {
+    pub fn amounts(&self) -> Resources {
         self.payloads
             .iter()
             .map(|p| {
                 let n = u64::from(p.processes);
-                Amounts {
+                Resources {
                     cpu: p.resources.cpu.saturating_mul(n),
                     memory: p.resources.memory.saturating_mul(n),
                     disk: p.resources.disk.saturating_mul(n),
@@ -314,10 +314,12 @@ impl PlanSpec {
 }
 
 /// A process of the payload as the largest report shows it.
-fn largest(payload: &Payload) -> Process {
-    let address =
-        |port: &super::Port| Address { port: port.name.clone(), address: "0".repeat(ADDRESS_BYTES) };
-    Process {
+fn largest(payload: &Payload) -> ProcessInfo {
+    let address = |port: &super::PayloadPort| PortAddress {
+        port: port.name.clone(),
+        address: "0".repeat(ADDRESS_BYTES),
+    };
+    ProcessInfo {
         payload: payload.name.clone(),
         index: u16::MAX,
         pid: Some(u32::MAX),

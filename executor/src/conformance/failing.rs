@@ -1,21 +1,21 @@
 //! Requirements of orchestrators while their API does not respond.
 
-use chancery_events::fact::Effect;
+use chancery_events::fact::CommandEffect;
 use chancery_events::id::IncarnationId;
 
-use super::reader::{PATIENCE, Reader};
-use super::{Api, Behaves, Subject, command, is_ready};
+use super::reader::{OrchestratorClient, PATIENCE};
+use super::{ApiAccess, OrchestratorUnderTest, TestBehaviour, command, is_ready};
 use crate::orchestrator::{Orchestrator as _, WorkProgress};
 
-pub(super) async fn a_list_that_fails_says_nothing_of_what_runs<S: Subject>(
+pub(super) async fn a_list_that_fails_says_nothing_of_what_runs<S: OrchestratorUnderTest>(
     subject: &S,
     [runs, late, never]: [IncarnationId; 3],
 ) {
-    let mut reader = Reader::open(subject).await;
-    let spec = subject.spec(Behaves::Stays, 1);
-    reader.order(runs, 1, Effect::Ensure, &spec).await;
+    let mut reader = OrchestratorClient::open(subject).await;
+    let spec = subject.spec(TestBehaviour::Stays, 1);
+    reader.order(runs, 1, CommandEffect::Ensure, &spec).await;
     let ready = reader.until(runs, 1, "it is ready", is_ready).await;
-    if subject.set_api(Api::CutOff) {
+    if subject.set_api(ApiAccess::CutOff) {
         let orchestrator = &reader.orchestrator;
         let cut_off = async {
             let error = orchestrator.list().await.expect_err("a list that is not complete is none");
@@ -23,8 +23,10 @@ pub(super) async fn a_list_that_fails_says_nothing_of_what_runs<S: Subject>(
             for again in [false, true] {
                 assert!(orchestrator.changes(1).await.is_err(), "the watch is lost; again: {again}");
             }
-            let (stop, start) =
-                (command(runs, 2, Effect::Kill, &spec), command(late, 1, Effect::Ensure, &spec));
+            let (stop, start) = (
+                command(runs, 2, CommandEffect::Kill, &spec),
+                command(late, 1, CommandEffect::Ensure, &spec),
+            );
             for work in [stop, start] {
                 assert_eq!(orchestrator.carry_out(work).await, WorkProgress::PutOff, "it is given again");
             }
@@ -33,13 +35,13 @@ pub(super) async fn a_list_that_fails_says_nothing_of_what_runs<S: Subject>(
         };
         tokio::time::timeout(PATIENCE, cut_off).await.expect("each answers that nothing does");
         assert_eq!((subject.running(runs), subject.running(late)), (1, 0), "nothing was ended or started");
-        assert!(subject.set_api(Api::Connected));
+        assert!(subject.set_api(ApiAccess::Connected));
         let lost = tokio::time::timeout(PATIENCE, orchestrator.changes(1)).await;
         assert!(lost.expect("in time").is_err(), "what was missed is in no change: it must be listed");
         let listed = reader.list().await;
         assert_eq!(listed.get(&runs.into()), Some(&ready), "it is as it was");
         assert!(!listed.contains_key(&late.into()), "what was put off was not recorded");
-        reader.order(late, 1, Effect::Ensure, &spec).await;
+        reader.order(late, 1, CommandEffect::Ensure, &spec).await;
         reader.until(late, 1, "it is begun, and changes are reported again", is_ready).await;
         reader.end(late, 2, &spec).await;
     }

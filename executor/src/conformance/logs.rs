@@ -2,28 +2,28 @@
 
 use std::time::{Duration, SystemTime};
 
-use chancery_events::fact::Effect;
+use chancery_events::fact::CommandEffect;
 use chancery_events::id::IncarnationId;
 
-use super::reader::{PATIENCE, Reader};
-use super::{Behaves, Output, Subject, is_ready};
+use super::reader::{OrchestratorClient, PATIENCE};
+use super::{OrchestratorUnderTest, OutputAccess, TestBehaviour, is_ready};
 use crate::logs::{LogOutput, LogReader, LogSource, LogStart, LogStream};
 use crate::orchestrator::Orchestrator as _;
 
-pub(super) async fn what_is_written_is_read<S: Subject>(
+pub(super) async fn what_is_written_is_read<S: OrchestratorUnderTest>(
     subject: &S,
     id: IncarnationId,
     never: IncarnationId,
 ) {
-    let mut reader = Reader::open(subject).await;
-    let spec = subject.spec(Behaves::Writes, 1);
-    reader.order(id, 1, Effect::Ensure, &spec).await;
+    let mut reader = OrchestratorClient::open(subject).await;
+    let spec = subject.spec(TestBehaviour::Writes, 1);
+    reader.order(id, 1, CommandEffect::Ensure, &spec).await;
     reader.until(id, 1, "it is ready", is_ready).await;
     let logs = reader.orchestrator.logs();
     assert!(outputs(&*logs, never).is_empty(), "of what never ran nothing is kept");
     match subject.output() {
-        Output::None => assert!(outputs(&*logs, id).is_empty(), "nothing is written"),
-        Output::IsRead => {
+        OutputAccess::None => assert!(outputs(&*logs, id).is_empty(), "nothing is written"),
+        OutputAccess::IsRead => {
             let all = LogStart::default();
             let mut followed = until_open(&*logs, id, LogStream::Out, all).await;
             read_until(&mut *followed, "one\ntwo\n").await;
@@ -48,8 +48,8 @@ pub(super) async fn what_is_written_is_read<S: Subject>(
     let reader = reader.restart(subject).await;
     let logs = reader.orchestrator.logs();
     match subject.output() {
-        Output::None => assert!(outputs(&*logs, id).is_empty(), "nor was anything"),
-        Output::IsRead => {
+        OutputAccess::None => assert!(outputs(&*logs, id).is_empty(), "nor was anything"),
+        OutputAccess::IsRead => {
             let mut kept = until_open(&*logs, id, LogStream::Out, LogStart::default()).await;
             read_until(&mut *kept, "one\ntwo\n").await;
         }

@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use chancery_events::fact::Effect;
+use chancery_events::fact::CommandEffect;
 use chancery_events::id::ObjectId;
-use chancery_events::observation::{Report, Saw};
+use chancery_events::observation::{ObjectReport, ObservedState};
 use chancery_events::protocol::ObjectSpec;
 
-use super::{Subject, command, is_clean};
+use super::{OrchestratorUnderTest, command, is_clean};
 use crate::orchestrator::Orchestrator;
 
 /// Time limit of each wait.
@@ -17,41 +17,46 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(30);
 const LIMIT: usize = 3;
 
 /// Orchestrator between two restarts, and what its reader knows.
-pub(super) struct Reader<O> {
+pub(super) struct OrchestratorClient<O> {
     pub(super) orchestrator: O,
-    pub(super) known: BTreeMap<ObjectId, Report>,
+    pub(super) known: BTreeMap<ObjectId, ObjectReport>,
 }
 
-impl<O: Orchestrator> Reader<O> {
-    pub(super) async fn open<S: Subject<Orchestrator = O>>(subject: &S) -> Reader<O> {
-        let mut reader = Reader { orchestrator: subject.open().await, known: BTreeMap::new() };
+impl<O: Orchestrator> OrchestratorClient<O> {
+    pub(super) async fn open<S: OrchestratorUnderTest<Orchestrator = O>>(
+        subject: &S,
+    ) -> OrchestratorClient<O> {
+        let mut reader = OrchestratorClient { orchestrator: subject.open().await, known: BTreeMap::new() };
         reader.list().await;
         reader
     }
 
-    pub(super) async fn restart<S: Subject<Orchestrator = O>>(self, subject: &S) -> Reader<O> {
+    pub(super) async fn restart<S: OrchestratorUnderTest<Orchestrator = O>>(
+        self,
+        subject: &S,
+    ) -> OrchestratorClient<O> {
         drop(self.orchestrator);
-        Reader::open(subject).await
+        OrchestratorClient::open(subject).await
     }
 
     pub(super) async fn order(
         &self,
         object: impl Into<ObjectId>,
         revision: u32,
-        effect: Effect,
+        effect: CommandEffect,
         spec: &(impl Clone + Into<ObjectSpec>),
     ) {
         self.orchestrator.carry_out(command(object.into(), revision, effect, spec)).await;
     }
 
-    pub(super) async fn list(&mut self) -> BTreeMap<ObjectId, Report> {
+    pub(super) async fn list(&mut self) -> BTreeMap<ObjectId, ObjectReport> {
         let reports = self.orchestrator.list().await.expect("nothing keeps it from listing");
         self.known = reports.into_iter().map(|r| (r.object, r)).collect();
         self.known.clone()
     }
 
     /// Waits for the next report of an object.
-    pub(super) async fn told(&mut self, id: impl Into<ObjectId>) -> Report {
+    pub(super) async fn told(&mut self, id: impl Into<ObjectId>) -> ObjectReport {
         let id = id.into();
         self.known.remove(&id);
         self.wait(id, "it is told of", |_| true).await
@@ -62,8 +67,8 @@ impl<O: Orchestrator> Reader<O> {
         id: impl Into<ObjectId>,
         revision: u32,
         what: &str,
-        is: impl Fn(&Saw) -> bool,
-    ) -> Report {
+        is: impl Fn(&ObservedState) -> bool,
+    ) -> ObjectReport {
         self.wait(id, what, |report| report.revision == revision && is(&report.saw)).await
     }
 
@@ -71,8 +76,8 @@ impl<O: Orchestrator> Reader<O> {
         &mut self,
         id: impl Into<ObjectId>,
         what: &str,
-        is: impl Fn(&Report) -> bool,
-    ) -> Report {
+        is: impl Fn(&ObjectReport) -> bool,
+    ) -> ObjectReport {
         let id = id.into();
         let found = tokio::time::timeout(PATIENCE, async {
             loop {
@@ -97,7 +102,7 @@ impl<O: Orchestrator> Reader<O> {
         spec: &(impl Clone + Into<ObjectSpec>),
     ) {
         let id = id.into();
-        self.order(id, revision, Effect::Kill, spec).await;
+        self.order(id, revision, CommandEffect::Kill, spec).await;
         self.until(id, revision, "it ended", is_clean).await;
         self.forget(id).await;
     }

@@ -1,12 +1,14 @@
 //! Requirements of orchestrators for volumes.
 
-use chancery_events::fact::Effect;
+use chancery_events::fact::CommandEffect;
 use chancery_events::id::{IncarnationId, VolumeId};
-use chancery_events::observation::{Exit, Hope, Saw};
-use chancery_events::protocol::{Command, Mount, ObjectSpec, RunSpec, Standing, VolumeSpec};
+use chancery_events::observation::{IncarnationExit, ObservedState, RetryClass};
+use chancery_events::protocol::{
+    Command, CommandStatus, IncarnationSpec, ObjectSpec, VolumeMount, VolumeSpec,
+};
 
-use super::reader::Reader;
-use super::{Behaves, Subject, command, is_gone, is_ready};
+use super::reader::OrchestratorClient;
+use super::{OrchestratorUnderTest, TestBehaviour, command, is_gone, is_ready};
 use crate::orchestrator::Orchestrator as _;
 
 fn volume(capacity: u64) -> ObjectSpec {
@@ -15,36 +17,39 @@ fn volume(capacity: u64) -> ObjectSpec {
     ObjectSpec::Volume(VolumeSpec { name: "web-1-data".parse().expect("a name"), node, class, capacity })
 }
 
-fn mounting<S: Subject>(subject: &S, volume: VolumeId) -> RunSpec {
-    let mut spec = subject.spec(Behaves::Stays, 1);
-    spec.payloads[0].mounts.push(Mount { path: "/data".to_owned(), volume });
+fn mounting<S: OrchestratorUnderTest>(subject: &S, volume: VolumeId) -> IncarnationSpec {
+    let mut spec = subject.spec(TestBehaviour::Stays, 1);
+    spec.payloads[0].mounts.push(VolumeMount { path: "/data".to_owned(), volume });
     spec
 }
 
-fn waits(saw: &Saw) -> bool {
-    matches!(saw, Saw::Failed { hope: Hope::Retry, .. })
+fn waits(saw: &ObservedState) -> bool {
+    matches!(saw, ObservedState::Failed { hope: RetryClass::Retry, .. })
 }
 
-fn never(saw: &Saw) -> bool {
-    matches!(saw, Saw::Failed { hope: Hope::Never, .. })
+fn never(saw: &ObservedState) -> bool {
+    matches!(saw, ObservedState::Failed { hope: RetryClass::Never, .. })
 }
 
-fn is_lost(saw: &Saw) -> bool {
-    matches!(saw, Saw::Ended { exit: Exit::Failed { .. }, processes } if processes.is_empty())
+fn is_lost(saw: &ObservedState) -> bool {
+    matches!(saw, ObservedState::Ended { exit: IncarnationExit::Failed { .. }, processes } if processes.is_empty())
 }
 
-pub(super) async fn a_volume_is_made_once_and_destroyed_for_ever<S: Subject>(subject: &S, id: VolumeId) {
-    let mut reader = Reader::open(subject).await;
+pub(super) async fn a_volume_is_made_once_and_destroyed_for_ever<S: OrchestratorUnderTest>(
+    subject: &S,
+    id: VolumeId,
+) {
+    let mut reader = OrchestratorClient::open(subject).await;
     let (spec, other) = (volume(1000), volume(2000));
-    reader.order(id, 1, Effect::Ensure, &spec).await;
+    reader.order(id, 1, CommandEffect::Ensure, &spec).await;
     let first = reader.until(id, 1, "it is ready", is_ready).await;
-    assert_eq!(first.saw, Saw::Ready { processes: vec![] }, "it has no processes");
+    assert_eq!(first.saw, ObservedState::Ready { processes: vec![] }, "it has no processes");
     assert!(subject.holds(id), "ready means that it is there");
-    reader.order(id, 1, Effect::Ensure, &spec).await;
+    reader.order(id, 1, CommandEffect::Ensure, &spec).await;
     assert_eq!(reader.told(id).await, first, "the same command again is answered with its outcome");
-    reader.order(id, 2, Effect::Ensure, &other).await;
+    reader.order(id, 2, CommandEffect::Ensure, &other).await;
     reader.until(id, 2, "another spec is right for what is there", is_ready).await;
-    reader.order(id, 3, Effect::Stop, &other).await;
+    reader.order(id, 3, CommandEffect::Stop, &other).await;
     reader.until(id, 3, "it cannot be stopped", never).await;
     let mut reader = reader.restart(subject).await;
     let listed = reader.list().await;
@@ -52,7 +57,7 @@ pub(super) async fn a_volume_is_made_once_and_destroyed_for_ever<S: Subject>(sub
     assert_eq!(told, Some((2, true)), "a restart finds it");
     reader.orchestrator.forget(id.into()).await;
     assert!(reader.list().await.contains_key(&id.into()), "what is there is never forgotten");
-    reader.order(id, 4, Effect::Kill, &other).await;
+    reader.order(id, 4, CommandEffect::Kill, &other).await;
     let gone = reader.until(id, 4, "it is destroyed", is_gone).await;
     assert!(!subject.holds(id), "gone means that nothing exists");
     for restarted in [false, true] {
@@ -60,33 +65,33 @@ pub(super) async fn a_volume_is_made_once_and_destroyed_for_ever<S: Subject>(sub
             reader = reader.restart(subject).await;
         }
         for revision in [1, 2] {
-            reader.order(id, revision, Effect::Ensure, &spec).await;
+            reader.order(id, revision, CommandEffect::Ensure, &spec).await;
             assert_eq!(reader.told(id).await, gone, "a late ensure is answered; restarted: {restarted}");
         }
         assert!(!subject.holds(id), "a late ensure makes nothing; restarted: {restarted}");
     }
-    reader.order(id, 5, Effect::Kill, &spec).await;
+    reader.order(id, 5, CommandEffect::Kill, &spec).await;
     reader.until(id, 5, "the tombstone rises", is_gone).await;
     reader.forget(id).await;
 }
 
-pub(super) async fn what_was_a_volume_once_is_not_made_again<S: Subject>(
+pub(super) async fn what_was_a_volume_once_is_not_made_again<S: OrchestratorUnderTest>(
     subject: &S,
     lost: VolumeId,
     unknown: VolumeId,
 ) {
-    let mut reader = Reader::open(subject).await;
+    let mut reader = OrchestratorClient::open(subject).await;
     let spec = volume(1000);
-    reader.order(lost, 1, Effect::Ensure, &spec).await;
+    reader.order(lost, 1, CommandEffect::Ensure, &spec).await;
     reader.until(lost, 1, "it is ready", is_ready).await;
     subject.lose(lost);
     let mut reader = reader.restart(subject).await;
-    reader.order(lost, 2, Effect::Ensure, &spec).await;
+    reader.order(lost, 2, CommandEffect::Ensure, &spec).await;
     reader.until(lost, 2, "it is lost, and that is told", is_lost).await;
     assert!(!subject.holds(lost), "what is lost is not made again unseen");
-    reader.order(lost, 3, Effect::Kill, &spec).await;
+    reader.order(lost, 3, CommandEffect::Kill, &spec).await;
     reader.until(lost, 3, "what is lost can be gone", is_gone).await;
-    let met = Command { standing: Standing::Met, ..command(unknown, 3, Effect::Ensure, &spec) };
+    let met = Command { standing: CommandStatus::Met, ..command(unknown, 3, CommandEffect::Ensure, &spec) };
     reader.orchestrator.carry_out(met).await;
     reader.until(unknown, 3, "what was there and is not known any more is gone", is_gone).await;
     assert!(!subject.holds(unknown), "and not made");
@@ -95,36 +100,36 @@ pub(super) async fn what_was_a_volume_once_is_not_made_again<S: Subject>(
     }
 }
 
-pub(super) async fn a_run_waits_for_its_volume_and_keeps_it<S: Subject>(
+pub(super) async fn a_run_waits_for_its_volume_and_keeps_it<S: OrchestratorUnderTest>(
     subject: &S,
     id: VolumeId,
     run: IncarnationId,
 ) {
-    let mut reader = Reader::open(subject).await;
+    let mut reader = OrchestratorClient::open(subject).await;
     let (spec, runs) = (volume(1000), mounting(subject, id));
-    reader.order(run, 1, Effect::Ensure, &runs).await;
+    reader.order(run, 1, CommandEffect::Ensure, &runs).await;
     reader.until(run, 1, "its volume is not here", waits).await;
     assert_eq!(subject.running(run), 0, "nothing runs without its volume");
-    reader.order(id, 1, Effect::Ensure, &spec).await;
+    reader.order(id, 1, CommandEffect::Ensure, &spec).await;
     reader.until(id, 1, "it is made", is_ready).await;
-    let second = Command { attempt: 2, ..command(run, 1, Effect::Ensure, &runs) };
+    let second = Command { attempt: 2, ..command(run, 1, CommandEffect::Ensure, &runs) };
     reader.orchestrator.carry_out(second).await;
     reader.until(run, 1, "and then it runs", is_ready).await;
-    reader.order(id, 2, Effect::Kill, &spec).await;
+    reader.order(id, 2, CommandEffect::Kill, &spec).await;
     reader.until(id, 2, "what is used is not destroyed", waits).await;
     assert!(subject.holds(id) && subject.running(run) == 1, "both are as they were");
     let mut reader = reader.restart(subject).await;
-    reader.order(id, 2, Effect::Kill, &spec).await;
+    reader.order(id, 2, CommandEffect::Kill, &spec).await;
     reader.until(id, 2, "nor after a restart", waits).await;
-    reader.order(run, 2, Effect::Kill, &runs).await;
-    reader.until(run, 2, "it ended", |saw| matches!(saw, Saw::Ended { .. })).await;
+    reader.order(run, 2, CommandEffect::Kill, &runs).await;
+    reader.until(run, 2, "it ended", |saw| matches!(saw, ObservedState::Ended { .. })).await;
     assert!(subject.holds(id), "a volume outlives what uses it");
-    reader.order(id, 2, Effect::Kill, &spec).await;
+    reader.order(id, 2, CommandEffect::Kill, &spec).await;
     reader.until(id, 2, "what nobody uses is destroyed", is_gone).await;
     let again = IncarnationId::issue(run.lineage(), run.position().plus(1000));
-    reader.order(again, 1, Effect::Ensure, &runs).await;
+    reader.order(again, 1, CommandEffect::Ensure, &runs).await;
     reader.until(again, 1, "nothing runs with what is gone", waits).await;
-    reader.order(again, 2, Effect::Kill, &runs).await;
+    reader.order(again, 2, CommandEffect::Kill, &runs).await;
     reader.until(again, 2, "it never ran", is_gone).await;
     reader.forget(id).await;
     for run in [run, again] {
@@ -132,9 +137,13 @@ pub(super) async fn a_run_waits_for_its_volume_and_keeps_it<S: Subject>(
     }
 }
 
-pub(super) async fn a_judged_volume_is_removed<S: Subject>(subject: &S, id: VolumeId, unknown: VolumeId) {
-    let mut reader = Reader::open(subject).await;
-    reader.order(id, 1, Effect::Ensure, &volume(1000)).await;
+pub(super) async fn a_judged_volume_is_removed<S: OrchestratorUnderTest>(
+    subject: &S,
+    id: VolumeId,
+    unknown: VolumeId,
+) {
+    let mut reader = OrchestratorClient::open(subject).await;
+    reader.order(id, 1, CommandEffect::Ensure, &volume(1000)).await;
     reader.until(id, 1, "it is ready", is_ready).await;
     for id in [id, unknown] {
         reader.orchestrator.remove(id.into(), 4).await;
@@ -144,20 +153,20 @@ pub(super) async fn a_judged_volume_is_removed<S: Subject>(subject: &S, id: Volu
     }
 }
 
-pub(super) async fn what_was_recorded_and_not_made_is_made_when_it_comes_again<S: Subject>(
+pub(super) async fn what_was_recorded_and_not_made_is_made_when_it_comes_again<S: OrchestratorUnderTest>(
     subject: &S,
     id: VolumeId,
 ) {
     let spec = volume(1000);
-    subject.crash_after_record(&command(id, 2, Effect::Ensure, &spec));
-    let mut reader = Reader::open(subject).await;
+    subject.crash_after_record(&command(id, 2, CommandEffect::Ensure, &spec));
+    let mut reader = OrchestratorClient::open(subject).await;
     let listed = reader.known.get(&id.into()).map(|report| (report.revision, report.saw.clone()));
-    let nothing = Saw::NotReady { processes: vec![] };
+    let nothing = ObservedState::NotReady { processes: vec![] };
     assert_eq!(listed, Some((1, nothing)), "it is named, at less than what was ordered");
     assert!(!subject.holds(id), "and not made");
-    reader.order(id, 2, Effect::Ensure, &spec).await;
+    reader.order(id, 2, CommandEffect::Ensure, &spec).await;
     reader.until(id, 2, "it is made", is_ready).await;
-    reader.order(id, 3, Effect::Kill, &spec).await;
+    reader.order(id, 3, CommandEffect::Kill, &spec).await;
     reader.until(id, 3, "it is destroyed", is_gone).await;
     reader.forget(id).await;
 }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use chancery_events::id::ObjectId;
 
 use super::{CommandRecord, ExecutorStore, ObjectStore, StoreRecord};
-use crate::durable::{self, Reader};
+use crate::durable::{self, FileAccess};
 
 /// Directories of objects, each named by an object id.
 #[derive(Clone, Debug)]
@@ -57,7 +57,7 @@ impl<D: ObjectDirectory> ObjectStore for D {
         self.path().parent().map_or(Ok(()), durable::sync_folder)
     }
 
-    fn read<R: StoreRecord>(&self, by: Reader) -> io::Result<Option<R>> {
+    fn read<R: StoreRecord>(&self, by: FileAccess) -> io::Result<Option<R>> {
         durable::read(&self.record::<R>(), by)
     }
 

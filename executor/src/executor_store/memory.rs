@@ -8,19 +8,19 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use chancery_events::id::ObjectId;
 
 use super::{CommandRecord, ExecutorStore, ObjectStore, StoreRecord};
-use crate::durable::Reader;
+use crate::durable::FileAccess;
 
 /// Records by object and name.
-type Records = BTreeMap<ObjectId, BTreeMap<&'static str, Box<dyn Any + Send>>>;
+type MemoryObjects = BTreeMap<ObjectId, BTreeMap<&'static str, Box<dyn Any + Send>>>;
 
 /// Store in memory. Clones share the records.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct MemoryStore {
-    records: Arc<Mutex<Records>>,
+    records: Arc<Mutex<MemoryObjects>>,
 }
 
 impl MemoryStore {
-    fn lock(&self) -> MutexGuard<'_, Records> {
+    fn lock(&self) -> MutexGuard<'_, MemoryObjects> {
         // Every change under the lock is complete.
         self.records.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -54,7 +54,7 @@ impl ObjectStore for MemoryObject {
         Ok(())
     }
 
-    fn read<R: StoreRecord>(&self, _by: Reader) -> io::Result<Option<R>> {
+    fn read<R: StoreRecord>(&self, _by: FileAccess) -> io::Result<Option<R>> {
         let all = self.store.lock();
         let record = all.get(&self.object).and_then(|records| records.get(R::NAME));
         Ok(record.and_then(|record| record.downcast_ref::<R>()).cloned())

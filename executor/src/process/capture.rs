@@ -46,7 +46,7 @@ impl Default for OutputLimits {
 
 /// Result of reading a pipe.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Copied {
+pub(super) enum PipeRead {
     /// Data was read; there may be more.
     More,
     /// No data is available now.
@@ -57,18 +57,18 @@ pub(super) enum Copied {
 
 /// Reading end of an output's pipe, and the output's files.
 #[derive(Debug)]
-pub(super) struct Capture {
+pub(super) struct OutputCapture {
     pipe: File,
-    files: Files,
+    files: RotatedFiles,
 }
 
-impl AsFd for Capture {
+impl AsFd for OutputCapture {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.pipe.as_fd()
     }
 }
 
-impl AsRawFd for Capture {
+impl AsRawFd for OutputCapture {
     fn as_raw_fd(&self) -> RawFd {
         self.pipe.as_raw_fd()
     }
@@ -86,7 +86,7 @@ fn with_suffix(base: &Path, suffix: impl std::fmt::Display) -> PathBuf {
 }
 
 /// Makes an output's pipe; returns the ends of the supervisor and of the process.
-pub(super) fn open(base: &Path, limits: OutputLimits) -> io::Result<(Capture, File)> {
+pub(super) fn open(base: &Path, limits: OutputLimits) -> io::Result<(OutputCapture, File)> {
     let path = pipe_of(base);
     match mkfifoat(CWD, &path, Mode::RUSR | Mode::WUSR) {
         Ok(()) | Err(rustix::io::Errno::EXIST) => {}
@@ -98,29 +98,29 @@ pub(super) fn open(base: &Path, limits: OutputLimits) -> io::Result<(Capture, Fi
 }
 
 /// Opens only the reading end, for a process that exists.
-pub(super) fn take_over(base: &Path, limits: OutputLimits) -> io::Result<Capture> {
+pub(super) fn take_over(base: &Path, limits: OutputLimits) -> io::Result<OutputCapture> {
     let flags = (OFlags::NONBLOCK | OFlags::NOFOLLOW).bits().cast_signed();
     let pipe = OpenOptions::new().read(true).custom_flags(flags).open(pipe_of(base))?;
     if !pipe.metadata()?.file_type().is_fifo() {
         return Err(io::Error::new(ErrorKind::NotFound, format!("{} is no pipe", pipe_of(base).display())));
     }
-    Ok(Capture { pipe, files: Files::open(base.to_owned(), limits)? })
+    Ok(OutputCapture { pipe, files: RotatedFiles::open(base.to_owned(), limits)? })
 }
 
-impl Capture {
+impl OutputCapture {
     /// Reads at most the capacity of a pipe; never waits.
-    pub(super) fn copy(&mut self, chunk: &mut Vec<u8>) -> Copied {
+    pub(super) fn copy(&mut self, chunk: &mut Vec<u8>) -> PipeRead {
         chunk.resize(CHUNK, 0);
         match self.pipe.read(chunk) {
-            Ok(0) => Copied::Over,
+            Ok(0) => PipeRead::Over,
             Ok(count) => {
                 self.files.take(&chunk[..count]);
-                Copied::More
+                PipeRead::More
             }
-            Err(error) if error.kind() == ErrorKind::WouldBlock => Copied::Nothing,
-            Err(error) if error.kind() == ErrorKind::Interrupted => Copied::More,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => PipeRead::Nothing,
+            Err(error) if error.kind() == ErrorKind::Interrupted => PipeRead::More,
             // A pipe has no other failures; after one, nothing more can be read.
-            Err(_) => Copied::Over,
+            Err(_) => PipeRead::Over,
         }
     }
 
@@ -130,7 +130,7 @@ impl Capture {
         let mut chunk = Vec::new();
         // A pipe holds less: later data is from a process that still runs.
         for _ in 0..LAST_CHUNKS {
-            if self.copy(&mut chunk) != Copied::More {
+            if self.copy(&mut chunk) != PipeRead::More {
                 break;
             }
         }
@@ -149,7 +149,7 @@ impl Capture {
 
 /// Files of one output.
 #[derive(Debug)]
-struct Files {
+struct RotatedFiles {
     base: PathBuf,
     limits: OutputLimits,
     number: u64,
@@ -160,15 +160,23 @@ struct Files {
     lost: Option<(u64, io::Error)>,
 }
 
-impl Files {
+impl RotatedFiles {
     /// Continues at the end of the newest file, if there is one.
-    fn open(base: PathBuf, limits: OutputLimits) -> io::Result<Files> {
+    fn open(base: PathBuf, limits: OutputLimits) -> io::Result<RotatedFiles> {
         let newest = parts(&base)?.into_iter().max();
         let (number, length) = match newest {
             Some(number) => (number, part(&base, number).symlink_metadata()?.len()),
             None => (1, 0),
         };
-        Ok(Files { base, limits, number, file: None, length, times: TimesWriter::default(), lost: None })
+        Ok(RotatedFiles {
+            base,
+            limits,
+            number,
+            file: None,
+            length,
+            times: TimesWriter::default(),
+            lost: None,
+        })
     }
 
     /// Writes output. A full disk must not block the process: unwritten bytes are counted, and a line reports
@@ -290,7 +298,7 @@ mod tests {
         for (writes, wanted) in cases {
             let folder = tempfile::tempdir().unwrap();
             let base = folder.path().join("web-0.out");
-            let mut files = Files::open(base.clone(), limits(8, 3)).unwrap();
+            let mut files = RotatedFiles::open(base.clone(), limits(8, 3)).unwrap();
             for text in writes {
                 files.take(text.as_bytes());
             }
@@ -304,7 +312,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let base = folder.path().join("web-0.out");
         for text in ["one\n", "two\n", "three\n"] {
-            Files::open(base.clone(), limits(8, 2)).unwrap().take(text.as_bytes());
+            RotatedFiles::open(base.clone(), limits(8, 2)).unwrap().take(text.as_bytes());
         }
         assert_eq!(texts(&base), [(1, "one\ntwo\n".to_owned()), (2, "three\n".to_owned())]);
     }
@@ -315,7 +323,7 @@ mod tests {
         let inner = folder.path().join("inner");
         std::fs::create_dir(&inner).unwrap();
         let base = inner.join("web-0.out");
-        let mut files = Files::open(base.clone(), limits(1000, 2)).unwrap();
+        let mut files = RotatedFiles::open(base.clone(), limits(1000, 2)).unwrap();
         std::fs::remove_dir(&inner).unwrap();
         files.take(b"12345");
         files.take(b"678");
@@ -332,7 +340,7 @@ mod tests {
     fn an_old_file_that_cannot_be_removed_keeps_no_other() {
         let folder = tempfile::tempdir().unwrap();
         let base = folder.path().join("web-0.out");
-        let mut files = Files::open(base.clone(), limits(8, 2)).unwrap();
+        let mut files = RotatedFiles::open(base.clone(), limits(8, 2)).unwrap();
         files.take(b"12345678");
         std::fs::remove_file(part(&base, 1)).unwrap();
         std::fs::create_dir(part(&base, 1)).unwrap();
@@ -370,8 +378,8 @@ mod tests {
         drop(capture);
         theirs.write_all(b"two\n").unwrap();
         let mut capture = take_over(&base, limits(1000, 2)).unwrap();
-        assert_eq!(capture.copy(&mut Vec::new()), Copied::More);
-        assert_eq!(capture.copy(&mut Vec::new()), Copied::Nothing);
+        assert_eq!(capture.copy(&mut Vec::new()), PipeRead::More);
+        assert_eq!(capture.copy(&mut Vec::new()), PipeRead::Nothing);
         theirs.write_all(b"three\n").unwrap();
         drop(theirs);
         capture.finish().unwrap();

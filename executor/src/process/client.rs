@@ -8,13 +8,13 @@ use std::os::unix::net::UnixStream;
 use rustix::event::PollFlags;
 
 use super::log::log;
-use super::wire::{self, MAX_RECORD, MAX_REQUEST, Request};
+use super::wire::{self, MAX_RECORD, MAX_REQUEST, SupervisorRequest};
 
 /// Maximum number of unsent bytes: a client that does not read is dropped when it would have more.
 const MAX_UNSENT: usize = MAX_RECORD + 4;
 
 /// Connected executor.
-pub(super) struct Client {
+pub(super) struct SupervisorClient {
     stream: UnixStream,
     received: Vec<u8>,
     unsent: Vec<u8>,
@@ -22,17 +22,17 @@ pub(super) struct Client {
     sent: usize,
 }
 
-impl AsFd for Client {
+impl AsFd for SupervisorClient {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.stream.as_fd()
     }
 }
 
-impl Client {
+impl SupervisorClient {
     /// Creates a client from its connection.
-    pub(super) fn new(stream: UnixStream) -> io::Result<Client> {
+    pub(super) fn new(stream: UnixStream) -> io::Result<SupervisorClient> {
         stream.set_nonblocking(true)?;
-        Ok(Client { stream, received: Vec::new(), unsent: Vec::new(), sent: 0 })
+        Ok(SupervisorClient { stream, received: Vec::new(), unsent: Vec::new(), sent: 0 })
     }
 
     /// Sends a message, or as much as the socket accepts now. Returns whether the client stays.
@@ -66,7 +66,7 @@ impl Client {
     }
 
     /// Reads available requests. Returns whether the client stays.
-    pub(super) fn read(&mut self, requests: &mut Vec<Request>) -> bool {
+    pub(super) fn read(&mut self, requests: &mut Vec<SupervisorRequest>) -> bool {
         let mut chunk = [0; 1024];
         loop {
             match self.stream.read(&mut chunk) {
@@ -100,7 +100,7 @@ mod tests {
     fn a_record_of_any_size_arrives_whole_however_slowly_it_is_read() {
         let record = "x".repeat(MAX_RECORD - 2);
         let (ours, mut theirs) = UnixStream::pair().unwrap();
-        let mut client = Client::new(ours).unwrap();
+        let mut client = SupervisorClient::new(ours).unwrap();
         assert!(client.say(&wire::frame(&record)));
         assert!(client.awaits().contains(PollFlags::OUT), "the socket does not take all of it");
         let mut received = Vec::new();
@@ -122,7 +122,7 @@ mod tests {
     fn a_client_that_does_not_read_is_dropped_and_never_waited_for() {
         let frame = wire::frame(&"x".repeat(1 << 20));
         let (ours, theirs) = UnixStream::pair().unwrap();
-        let mut client = Client::new(ours).unwrap();
+        let mut client = SupervisorClient::new(ours).unwrap();
         let said = (0..100).take_while(|_| client.say(&frame)).count();
         assert!((8..=17).contains(&said), "{said} messages of a mebibyte");
         drop(theirs);
@@ -131,14 +131,14 @@ mod tests {
     #[test]
     fn requests_are_read_whole_and_one_that_is_too_long_ends_its_client() {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
-        let mut client = Client::new(ours).unwrap();
+        let mut client = SupervisorClient::new(ours).unwrap();
         let mut requests = Vec::new();
-        let two = [wire::frame(&Request::Look), wire::frame(&Request::Status)].concat();
+        let two = [wire::frame(&SupervisorRequest::Look), wire::frame(&SupervisorRequest::Status)].concat();
         theirs.write_all(&two[..7]).unwrap();
         assert!(client.read(&mut requests) && requests.is_empty(), "not whole yet");
         theirs.write_all(&two[7..]).unwrap();
         assert!(client.read(&mut requests));
-        assert_eq!(requests, [Request::Look, Request::Status]);
+        assert_eq!(requests, [SupervisorRequest::Look, SupervisorRequest::Status]);
         theirs.write_all(&5000_u32.to_le_bytes()).unwrap();
         assert!(!client.read(&mut requests));
     }

@@ -50,7 +50,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
 use tokio::time::{MissedTickBehavior, interval};
 
-use super::folder::Folder;
+use super::folder::IncarnationDirectory;
 
 /// Interval of checks.
 const EVERY: Duration = Duration::from_millis(500);
@@ -63,64 +63,64 @@ const AT_ONCE: usize = 50;
 /// Loss of a directory in which anything runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Loss {
+pub(super) enum DirectoryLoss {
     /// No directory at the path.
     Removed,
     /// Another directory at the path.
     Replaced,
 }
 
-impl fmt::Display for Loss {
+impl fmt::Display for DirectoryLoss {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Loss::Removed => "its folder was removed",
-            Loss::Replaced => "its folder was replaced by another",
+            DirectoryLoss::Removed => "its folder was removed",
+            DirectoryLoss::Replaced => "its folder was replaced by another",
         })
     }
 }
 
 /// Identity of a file or directory, whatever its name.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
-pub(super) struct Place {
+pub(super) struct FileId {
     device: u64,
     inode: u64,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for FileId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:x}-{:x}", self.device, self.inode)
     }
 }
 
-impl Place {
+impl FileId {
     /// Returns the number of the file within its file system.
     pub(super) fn inode(self) -> u64 {
         self.inode
     }
 
-    pub(super) fn from(metadata: &Metadata) -> Place {
-        Place { device: metadata.dev(), inode: metadata.ino() }
+    pub(super) fn from(metadata: &Metadata) -> FileId {
+        FileId { device: metadata.dev(), inode: metadata.ino() }
     }
 
     /// Returns the identity of the file at a path, if there is one.
-    pub(super) fn of(path: &Path) -> io::Result<Option<Place>> {
-        Ok(stat(path)?.as_ref().map(Place::from))
+    pub(super) fn of(path: &Path) -> io::Result<Option<FileId>> {
+        Ok(stat(path)?.as_ref().map(FileId::from))
     }
 
-    pub(super) fn of_file(file: &File) -> io::Result<Place> {
-        Ok(Place::from(&file.metadata()?))
+    pub(super) fn of_file(file: &File) -> io::Result<FileId> {
+        Ok(FileId::from(&file.metadata()?))
     }
 
     /// Whether this is the recorded file. Device numbers may differ in another boot.
-    pub(super) fn is(self, recorded: Place, in_this_boot: bool) -> bool {
+    pub(super) fn is(self, recorded: FileId, in_this_boot: bool) -> bool {
         self.inode == recorded.inode && (self.device == recorded.device || !in_this_boot)
     }
 
     /// Returns the loss, if the file is not at the path any more. An error is not a loss.
-    pub(super) fn loss(self, path: &Path) -> Option<Loss> {
-        match Place::of(path) {
-            Ok(None) => Some(Loss::Removed),
-            Ok(Some(place)) if place != self => Some(Loss::Replaced),
+    pub(super) fn loss(self, path: &Path) -> Option<DirectoryLoss> {
+        match FileId::of(path) {
+            Ok(None) => Some(DirectoryLoss::Removed),
+            Ok(Some(place)) if place != self => Some(DirectoryLoss::Replaced),
             Ok(Some(_)) | Err(_) => None,
         }
     }
@@ -137,65 +137,73 @@ fn stat(path: &Path) -> io::Result<Option<Metadata>> {
 }
 
 /// Values that change with every change of a file, and cannot be set back.
-type Stamp = Option<(Place, i64, i64)>;
+type ChangeStamp = Option<(FileId, i64, i64)>;
 
 /// Result of checking a directory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Seen {
+pub(super) enum DirectoryCheck {
     /// No change.
     Same,
     /// Change, perhaps by this program.
     Changed,
     /// Loss of the directory.
-    Lost(Loss),
+    Lost(DirectoryLoss),
 }
 
 /// Detector of changes to the directory of one incarnation.
 #[derive(Debug)]
-pub(super) struct Sight {
+pub(super) struct DirectoryInspector {
     folder: PathBuf,
     records: [PathBuf; 4],
     /// Identity of the directory.
-    place: Option<Place>,
-    of_folder: Stamp,
-    of_records: [Stamp; 4],
+    place: Option<FileId>,
+    of_folder: ChangeStamp,
+    of_records: [ChangeStamp; 4],
     /// Number of checks of the directory alone before one of the records.
     skips: u32,
     skipped: u32,
 }
 
-impl Sight {
+impl DirectoryInspector {
     /// Creates a detector whose first check finds a change. Without a place, that check determines the
     /// directory's identity.
-    pub(super) fn of(folder: &Folder, place: Option<Place>, skips: u32) -> Sight {
+    pub(super) fn of(folder: &IncarnationDirectory, place: Option<FileId>, skips: u32) -> DirectoryInspector {
         let (folder, records) = (folder.path().to_owned(), folder.records_of_what_runs());
-        Sight { folder, records, place, of_folder: None, of_records: [None; 4], skips, skipped: 0 }
+        DirectoryInspector {
+            folder,
+            records,
+            place,
+            of_folder: None,
+            of_records: [None; 4],
+            skips,
+            skipped: 0,
+        }
     }
 
     /// Checks the directory. An error is not a change.
-    pub(super) fn look(&mut self) -> Seen {
+    pub(super) fn look(&mut self) -> DirectoryCheck {
         let metadata = match stat(&self.folder) {
             Ok(Some(metadata)) => metadata,
-            Ok(None) => return Seen::Lost(Loss::Removed),
-            Err(_) => return Seen::Same,
+            Ok(None) => return DirectoryCheck::Lost(DirectoryLoss::Removed),
+            Err(_) => return DirectoryCheck::Same,
         };
-        let place = Place::from(&metadata);
+        let place = FileId::from(&metadata);
         if *self.place.get_or_insert(place) != place {
-            return Seen::Lost(Loss::Replaced);
+            return DirectoryCheck::Lost(DirectoryLoss::Replaced);
         }
-        let stamp = |metadata: &Metadata| (Place::from(metadata), metadata.ctime(), metadata.ctime_nsec());
+        let stamp = |metadata: &Metadata| (FileId::from(metadata), metadata.ctime(), metadata.ctime_nsec());
         let of_folder = Some(stamp(&metadata));
         if of_folder == self.of_folder && self.skipped < self.skips {
             self.skipped += 1;
-            return Seen::Same;
+            return DirectoryCheck::Same;
         }
         self.skipped = 0;
         let of_records = self.records.each_ref().map(|file| stat(file).ok().flatten().as_ref().map(stamp));
         if (of_folder, of_records) == (self.of_folder, self.of_records) {
-            return Seen::Same;
+            return DirectoryCheck::Same;
         }
         (self.of_folder, self.of_records) = (of_folder, of_records);
-        Seen::Changed
+        DirectoryCheck::Changed
     }
 
     /// Lets the next check find a change: a repair failed, or a change may be invisible.
@@ -207,23 +215,23 @@ impl Sight {
 /// Checks of the directories of all that runs, one after the other: a timer for each would cost more than a
 /// check.
 #[derive(Debug, Default)]
-pub(super) struct Watcher(Mutex<BTreeMap<IncarnationId, Arc<Watched>>>);
+pub(super) struct DirectoryWatcher(Mutex<BTreeMap<IncarnationId, Arc<WatchedDirectory>>>);
 
 #[derive(Debug)]
-struct Watched {
-    sight: Mutex<Sight>,
-    seen: Mutex<Option<Seen>>,
+struct WatchedDirectory {
+    sight: Mutex<DirectoryInspector>,
+    seen: Mutex<Option<DirectoryCheck>>,
     news: Notify,
 }
 
-impl Watcher {
+impl DirectoryWatcher {
     /// Checks twice a second for as long as the runtime lives.
     pub(super) async fn look_for_ever(&self) {
         let mut every = interval(EVERY);
         every.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             every.tick().await;
-            let all: Vec<Arc<Watched>> = lock(&self.0).values().cloned().collect();
+            let all: Vec<Arc<WatchedDirectory>> = lock(&self.0).values().cloned().collect();
             for some in all.chunks(AT_ONCE) {
                 for watched in some {
                     watched.look();
@@ -234,23 +242,27 @@ impl Watcher {
     }
 
     /// Starts to check a directory; the first check, made immediately, finds a change.
-    pub(super) fn watch(self: &Arc<Watcher>, id: IncarnationId, folder: &Folder) -> Watch {
-        let sight = Mutex::new(Sight::of(folder, None, SKIPS));
-        let watched = Arc::new(Watched { sight, seen: Mutex::default(), news: Notify::new() });
+    pub(super) fn watch(
+        self: &Arc<DirectoryWatcher>,
+        id: IncarnationId,
+        folder: &IncarnationDirectory,
+    ) -> DirectoryWatch {
+        let sight = Mutex::new(DirectoryInspector::of(folder, None, SKIPS));
+        let watched = Arc::new(WatchedDirectory { sight, seen: Mutex::default(), news: Notify::new() });
         watched.look();
         lock(&self.0).insert(id, watched.clone());
-        Watch { watcher: self.clone(), id, watched }
+        DirectoryWatch { watcher: self.clone(), id, watched }
     }
 }
 
-impl Watched {
+impl WatchedDirectory {
     fn look(&self) {
         let now = lock(&self.sight).look();
         let mut seen = lock(&self.seen);
         *seen = match (now, *seen) {
-            (Seen::Same, seen) => seen,
+            (DirectoryCheck::Same, seen) => seen,
             // A loss is permanent.
-            (_, Some(Seen::Lost(loss))) => Some(Seen::Lost(loss)),
+            (_, Some(DirectoryCheck::Lost(loss))) => Some(DirectoryCheck::Lost(loss)),
             (now, _) => Some(now),
         };
         if seen.is_some() {
@@ -261,15 +273,15 @@ impl Watched {
 
 /// Checks of one directory, which end when this is dropped.
 #[derive(Debug)]
-pub(super) struct Watch {
-    watcher: Arc<Watcher>,
+pub(super) struct DirectoryWatch {
+    watcher: Arc<DirectoryWatcher>,
     id: IncarnationId,
-    watched: Arc<Watched>,
+    watched: Arc<WatchedDirectory>,
 }
 
-impl Watch {
+impl DirectoryWatch {
     /// Waits for a change. Safe to cancel.
-    pub(super) async fn next(&self) -> Seen {
+    pub(super) async fn next(&self) -> DirectoryCheck {
         loop {
             if let Some(seen) = lock(&self.watched.seen).take() {
                 return seen;
@@ -284,7 +296,7 @@ impl Watch {
     }
 }
 
-impl Drop for Watch {
+impl Drop for DirectoryWatch {
     fn drop(&mut self) {
         let mut all = lock(&self.watcher.0);
         // By now the entry may belong to another watch.

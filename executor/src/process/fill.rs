@@ -5,28 +5,28 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use chancery_events::id::IncarnationId;
-use chancery_events::name::{Key, PortName};
-use chancery_events::protocol::RunSpec;
-use chancery_events::template::{self, BadTemplate};
+use chancery_events::name::{KeyName, PortName};
+use chancery_events::protocol::IncarnationSpec;
+use chancery_events::template::{self, InvalidTemplate};
 
 /// Values of the placeholders in one process.
 #[derive(Debug)]
-pub(super) struct Values<'a> {
+pub(super) struct PlaceholderValues<'a> {
     pub(super) incarnation: IncarnationId,
-    pub(super) spec: &'a RunSpec,
+    pub(super) spec: &'a IncarnationSpec,
     pub(super) index: u16,
     pub(super) ports: &'a BTreeMap<PortName, u16>,
-    pub(super) coordinates: &'a BTreeMap<Key, String>,
+    pub(super) coordinates: &'a BTreeMap<KeyName, String>,
     /// Paths of the payload's volumes, by mount path.
     pub(super) volumes: &'a BTreeMap<String, PathBuf>,
 }
 
 /// Fills in one text.
-pub(super) fn fill(text: &str, values: &Values<'_>) -> Result<String, BadTemplate> {
+pub(super) fn fill(text: &str, values: &PlaceholderValues<'_>) -> Result<String, InvalidTemplate> {
     template::fill(text, |name| value(name, values))
 }
 
-fn value(name: &str, values: &Values<'_>) -> Option<String> {
+fn value(name: &str, values: &PlaceholderValues<'_>) -> Option<String> {
     if let Some(port) = name.strip_prefix("port.") {
         return values.ports.get(port).map(u16::to_string);
     }

@@ -23,28 +23,28 @@ use std::path::{Path, PathBuf};
 
 use chancery_events::id::{IncarnationId, ObjectId};
 use chancery_events::name::PayloadName;
-use chancery_events::observation::{Address, Exit, Hope, Process, ProcessStatus};
-use chancery_events::protocol::{ObjectSpec, RunPayload, RunSpec};
+use chancery_events::observation::{IncarnationExit, PortAddress, ProcessInfo, ProcessStatus, RetryClass};
+use chancery_events::protocol::{IncarnationPayload, IncarnationSpec, ObjectSpec};
 use serde::{Deserialize, Serialize};
 
-use super::KeeperProgram;
+use super::SupervisorProgram;
 use super::capture::OutputLimits;
-use super::drift::Place;
+use super::drift::FileId;
 use super::group::{self, CgroupParent, IncarnationCgroup, LimitHits};
-use super::identity::{self, Boot, ProcessIdentity};
-use crate::durable::{self, Lock};
-use crate::executor_store::{CommandRecord, ObjectDirectory, StoreRecord, Tombstone};
-use crate::plan::{Before, Order, Present, State};
+use super::identity::{self, BootId, ProcessIdentity};
+use crate::durable::{self, LockAttempt};
+use crate::executor_store::{CommandRecord, ObjectDirectory, StoreRecord, TombstoneFile};
+use crate::plan::{KnownObject, ObjectState, ObjectTarget, ReadyHistory};
 
 /// Specification of an incarnation: `spec.json`.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub(super) struct Wanted {
+pub(super) struct SpecFile {
     pub(super) incarnation: IncarnationId,
-    pub(super) order: Order,
+    pub(super) order: ObjectTarget,
     /// Spec with replica, plan and node; the id identifies the lineage. Absent if it was removed before its
     /// spec was known.
-    pub(super) spec: Option<RunSpec>,
-    pub(super) program: KeeperProgram,
+    pub(super) spec: Option<IncarnationSpec>,
+    pub(super) program: SupervisorProgram,
     #[serde(default)]
     pub(super) output: OutputLimits,
     #[serde(default)]
@@ -52,33 +52,37 @@ pub(super) struct Wanted {
     #[serde(default)]
     pub(super) files: Option<u64>,
     #[serde(default)]
-    pub(super) boot: Option<Boot>,
+    pub(super) boot: Option<BootId>,
     /// Directory of all volumes.
     #[serde(default)]
     pub(super) volumes: Option<PathBuf>,
 }
 
-impl StoreRecord for Wanted {
+impl StoreRecord for SpecFile {
     const NAME: &'static str = "spec";
 }
 
-impl CommandRecord for Wanted {
+impl CommandRecord for SpecFile {
     fn object(&self) -> ObjectId {
         self.incarnation.into()
     }
 
-    fn order(&self) -> Order {
+    fn order(&self) -> ObjectTarget {
         self.order
     }
 }
 
-impl StoreRecord for Record {
+impl StoreRecord for ProcessesFile {
     const NAME: &'static str = "processes";
 }
 
-impl Wanted {
+impl SpecFile {
     /// Returns the control group of a process and its memory limit in bytes, if either is needed.
-    pub(super) fn group(&self, payload: &RunPayload, index: u16) -> Option<(PathBuf, Option<NonZeroU64>)> {
+    pub(super) fn group(
+        &self,
+        payload: &IncarnationPayload,
+        index: u16,
+    ) -> Option<(PathBuf, Option<NonZeroU64>)> {
         let parent = self.cgroup.as_ref()?;
         let memory = payload.memory.filter(|_| parent.memory);
         if memory.is_none() && parent.mount.is_none() {
@@ -103,7 +107,7 @@ impl Wanted {
 
 /// Removes every control group of an incarnation, recorded or not, once nothing of it lives. Returns the
 /// failures.
-pub(super) fn remove_groups(wanted: Option<&Wanted>, record: Option<&Record>) -> Vec<io::Error> {
+pub(super) fn remove_groups(wanted: Option<&SpecFile>, record: Option<&ProcessesFile>) -> Vec<io::Error> {
     let of_wanted = wanted.and_then(|wanted| Some(wanted.cgroup.as_ref()?.path_of(wanted.incarnation)));
     let recorded = record.and_then(|record| Some(record.group.as_ref()?.path.clone()));
     let all: BTreeSet<PathBuf> = of_wanted.into_iter().chain(recorded).collect();
@@ -118,7 +122,7 @@ pub(super) fn remove_groups(wanted: Option<&Wanted>, record: Option<&Record>) ->
 
 /// Started processes: `processes.json`.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub(super) struct Record {
+pub(super) struct ProcessesFile {
     /// Boot in which the pids are valid.
     pub(super) boot: String,
     /// Machine of that boot, if known.
@@ -127,7 +131,7 @@ pub(super) struct Record {
     /// Directory from which the processes were started. In another directory the record is a copy, and its
     /// processes are not ours.
     #[serde(default)]
-    pub(super) directory: Option<Place>,
+    pub(super) directory: Option<FileId>,
     /// PID namespace in which the pids are valid.
     pub(super) pid_namespace: u64,
     /// Supervisor that started the processes, then its ancestors at that time.
@@ -139,14 +143,14 @@ pub(super) struct Record {
     /// Number of processes that the machine had started since its boot when the record was created.
     #[serde(default)]
     pub(super) started_before: Option<u64>,
-    pub(super) phase: Phase,
-    pub(super) processes: Vec<Started>,
+    pub(super) phase: StartPhase,
+    pub(super) processes: Vec<StartedProcess>,
 }
 
 /// Phase of an incarnation.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Phase {
+pub(super) enum StartPhase {
     /// Processes exist, and wait to execute their programs, or were released.
     Recorded,
     /// All programs were executed.
@@ -154,14 +158,14 @@ pub(super) enum Phase {
     /// Pending restart in this boot: no process exists, and the recorded ones are of an earlier boot.
     Again,
     /// End; nothing of the incarnation exists.
-    Ended { exit: Exit },
+    Ended { exit: IncarnationExit },
     /// Failed start; nothing of the incarnation exists.
-    Failed { message: String, hope: Hope },
+    Failed { message: String, hope: RetryClass },
 }
 
 /// Process that was started.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub(super) struct Started {
+pub(super) struct StartedProcess {
     pub(super) payload: PayloadName,
     pub(super) index: u16,
     pub(super) pid: u32,
@@ -171,15 +175,15 @@ pub(super) struct Started {
     /// Control group of the process, if any.
     #[serde(default)]
     pub(super) group: Option<PathBuf>,
-    pub(super) addresses: Vec<Address>,
-    pub(super) end: Option<End>,
+    pub(super) addresses: Vec<PortAddress>,
+    pub(super) end: Option<ProcessEnd>,
 }
 
 /// End of a process.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub(super) struct End {
+pub(super) struct ProcessEnd {
     pub(super) status: ProcessStatus,
-    pub(super) cause: Cause,
+    pub(super) cause: ProcessEndCause,
     /// Number of times that the process reached its memory limit, if it had a group.
     #[serde(default)]
     pub(super) hits: LimitHits,
@@ -188,7 +192,7 @@ pub(super) struct End {
 /// Cause of a process's end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Cause {
+pub(super) enum ProcessEndCause {
     /// End without a request.
     Itself,
     /// End by a request or kill of the supervisor or the executor.
@@ -197,7 +201,7 @@ pub(super) enum Cause {
     GoingDown,
 }
 
-impl Started {
+impl StartedProcess {
     pub(super) fn name(&self) -> String {
         format!("{}-{}", self.payload, self.index)
     }
@@ -208,10 +212,10 @@ impl Started {
     }
 }
 
-impl Record {
+impl ProcessesFile {
     /// Creates the record of processes that this process will start, or that were lost.
-    pub(super) fn begin(boot: &Boot) -> io::Result<Record> {
-        Ok(Record {
+    pub(super) fn begin(boot: &BootId) -> io::Result<ProcessesFile> {
+        Ok(ProcessesFile {
             boot: boot.id.clone(),
             machine: boot.machine.clone(),
             directory: None,
@@ -219,15 +223,20 @@ impl Record {
             ancestors: Vec::new(),
             group: None,
             started_before: identity::started_since_boot().ok(),
-            phase: Phase::Recorded,
+            phase: StartPhase::Recorded,
             processes: Vec::new(),
         })
     }
 
     /// Returns the exit that follows from all ends: the first unrequested failure.
-    pub(super) fn exit(&self) -> Exit {
+    pub(super) fn exit(&self) -> IncarnationExit {
         for process in &self.processes {
-            if let Some(End { status, cause: Cause::Itself | Cause::GoingDown, hits }) = &process.end {
+            if let Some(ProcessEnd {
+                status,
+                cause: ProcessEndCause::Itself | ProcessEndCause::GoingDown,
+                hits,
+            }) = &process.end
+            {
                 let how = match status {
                     ProcessStatus::Exited { code: 0 } => continue,
                     ProcessStatus::Exited { code } => format!("ended with status {code}"),
@@ -240,49 +249,50 @@ impl Record {
                     | ProcessStatus::Unresponsive { .. } => "ended, and nobody saw how".to_owned(),
                 };
                 let hits = if *status == ProcessStatus::OomKilled { LimitHits::default() } else { *hits };
-                return Exit::Failed { reason: format!("{} {how}{hits}", process.name()) };
+                return IncarnationExit::Failed { reason: format!("{} {how}{hits}", process.name()) };
             }
         }
-        Exit::Clean
+        IncarnationExit::Clean
     }
 
     /// Notes that processes without a recorded end have ended, unobserved and, for all that is known,
     /// unrequested.
     pub(super) fn end_unseen(&mut self) {
         for process in &mut self.processes {
-            let (status, cause, hits) = (ProcessStatus::Unknown, Cause::Itself, LimitHits::default());
-            process.end.get_or_insert(End { status, cause, hits });
+            let (status, cause, hits) =
+                (ProcessStatus::Unknown, ProcessEndCause::Itself, LimitHits::default());
+            process.end.get_or_insert(ProcessEnd { status, cause, hits });
         }
     }
 
     /// Returns the origin of the recorded processes, if the record was found in the directory.
-    pub(super) fn origin(&self, directory: Option<Place>, boot: &Boot) -> Origin {
+    pub(super) fn origin(&self, directory: Option<FileId>, boot: &BootId) -> RecordOrigin {
         let in_this_boot = self.boot == boot.id;
-        let (Some(recorded), Some(found)) = (self.directory, directory) else { return Origin::Here };
+        let (Some(recorded), Some(found)) = (self.directory, directory) else { return RecordOrigin::Here };
         if found.is(recorded, in_this_boot) {
-            Origin::Here
+            RecordOrigin::Here
         } else if !in_this_boot && self.machine.is_some() && self.machine == boot.machine {
-            Origin::EarlierBoot
+            RecordOrigin::EarlierBoot
         } else {
-            Origin::Elsewhere
+            RecordOrigin::Elsewhere
         }
     }
 
     pub(super) fn is_over(&self) -> bool {
-        matches!(self.phase, Phase::Ended { .. } | Phase::Failed { .. })
+        matches!(self.phase, StartPhase::Ended { .. } | StartPhase::Failed { .. })
     }
 
     /// Returns the report of each process; `probed` returns the status of a process that has not ended, by
     /// its number.
-    pub(super) fn processes(&self, probed: impl Fn(usize) -> ProcessStatus) -> Vec<Process> {
-        let tell = |(number, process): (usize, &Started)| Process {
+    pub(super) fn processes(&self, probed: impl Fn(usize) -> ProcessStatus) -> Vec<ProcessInfo> {
+        let tell = |(number, process): (usize, &StartedProcess)| ProcessInfo {
             payload: process.payload.clone(),
             index: process.index,
             pid: Some(process.pid),
             addresses: process.addresses.clone(),
             status: match &process.end {
                 Some(end) => end.status.clone(),
-                None if self.phase == Phase::Started => probed(number),
+                None if self.phase == StartPhase::Started => probed(number),
                 None => ProcessStatus::Initializing,
             },
         };
@@ -292,7 +302,7 @@ impl Record {
 
 /// Directory from which the processes of a record were started.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Origin {
+pub(super) enum RecordOrigin {
     /// Directory of the record.
     Here,
     /// Another directory, of which this one is a copy: its processes may run, and are supervised from there.
@@ -303,19 +313,19 @@ pub(super) enum Origin {
 
 /// Directory of an incarnation.
 #[derive(Clone, Debug)]
-pub(super) struct Folder {
+pub(super) struct IncarnationDirectory {
     path: PathBuf,
 }
 
-impl ObjectDirectory for Folder {
+impl ObjectDirectory for IncarnationDirectory {
     fn path(&self) -> &Path {
         &self.path
     }
 }
 
-impl Folder {
-    pub(super) fn at(path: PathBuf) -> Folder {
-        Folder { path }
+impl IncarnationDirectory {
+    pub(super) fn at(path: PathBuf) -> IncarnationDirectory {
+        IncarnationDirectory { path }
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -328,24 +338,24 @@ impl Folder {
 
     /// Returns the files without which running processes could not be adopted.
     pub(super) fn records_of_what_runs(&self) -> [PathBuf; 4] {
-        let [a, b] = durable::copies(&self.record::<Wanted>());
-        let [c, d] = durable::copies(&self.record::<Record>());
+        let [a, b] = durable::copies(&self.record::<SpecFile>());
+        let [c, d] = durable::copies(&self.record::<ProcessesFile>());
         [a, b, c, d]
     }
 
     /// Tries to acquire `keeper.lock`.
-    pub(super) fn lock(&self) -> io::Result<Lock> {
+    pub(super) fn lock(&self) -> io::Result<LockAttempt> {
         durable::lock(&self.file("keeper.lock"))
     }
 
     /// Acquires an existing lock, unlike [`Folder::lock`]: a supervisor must create nothing in a directory
     /// that is being removed.
-    pub(super) fn lock_existing(&self) -> io::Result<Lock> {
+    pub(super) fn lock_existing(&self) -> io::Result<LockAttempt> {
         durable::lock_existing(&self.file("keeper.lock"))
     }
 
-    pub(super) fn was_ready(&self) -> Before {
-        if self.file("ready").exists() { Before::Ready } else { Before::NeverReady }
+    pub(super) fn was_ready(&self) -> ReadyHistory {
+        if self.file("ready").exists() { ReadyHistory::Ready } else { ReadyHistory::NeverReady }
     }
 
     /// Removes the note that the incarnation was ready.
@@ -363,25 +373,27 @@ impl Folder {
 
 /// Returns the state that follows from the records.
 pub(super) fn present(
-    wanted: &Wanted,
-    tombstone: Option<Tombstone>,
-    record: Option<&Record>,
-    before: Before,
+    wanted: &SpecFile,
+    tombstone: Option<TombstoneFile>,
+    record: Option<&ProcessesFile>,
+    before: ReadyHistory,
     probed: impl Fn(usize) -> ProcessStatus,
-) -> Present {
+) -> KnownObject {
     let state = match record {
-        _ if tombstone.is_some_and(|tombstone| tombstone.covers(&wanted.order)) => State::Gone,
-        None => State::Accepted,
+        _ if tombstone.is_some_and(|tombstone| tombstone.covers(&wanted.order)) => ObjectState::Gone,
+        None => ObjectState::Accepted,
         Some(record) => {
             let processes = record.processes(probed);
             match &record.phase {
-                Phase::Recorded => State::Starting { processes },
-                Phase::Started => State::Up { processes, before },
-                Phase::Again => State::Starting { processes: Vec::new() },
-                Phase::Ended { exit } => State::Ended { exit: exit.clone(), processes },
-                Phase::Failed { message, hope } => State::Failed { message: message.clone(), hope: *hope },
+                StartPhase::Recorded => ObjectState::Starting { processes },
+                StartPhase::Started => ObjectState::Up { processes, before },
+                StartPhase::Again => ObjectState::Starting { processes: Vec::new() },
+                StartPhase::Ended { exit } => ObjectState::Ended { exit: exit.clone(), processes },
+                StartPhase::Failed { message, hope } => {
+                    ObjectState::Failed { message: message.clone(), hope: *hope }
+                }
             }
         }
     };
-    Present { order: wanted.order, spec: wanted.spec.clone().map(ObjectSpec::Run), state }
+    KnownObject { order: wanted.order, spec: wanted.spec.clone().map(ObjectSpec::Run), state }
 }

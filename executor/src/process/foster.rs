@@ -15,22 +15,24 @@ use std::os::fd::AsRawFd;
 use std::task::Poll;
 use std::time::Duration;
 
-use chancery_events::observation::{Exit, Hope, ProcessStatus};
+use chancery_events::observation::{IncarnationExit, ProcessStatus, RetryClass};
 use rustix::process::Signal;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::time::Instant;
 
-use super::capture::{self, Capture, Copied, OutputLimits};
-use super::drift::Place;
-use super::folder::{Cause, End, Folder, Phase, Record, Wanted, remove_groups};
+use super::capture::{self, OutputCapture, OutputLimits, PipeRead};
+use super::drift::FileId;
+use super::folder::{
+    IncarnationDirectory, ProcessEnd, ProcessEndCause, ProcessesFile, SpecFile, StartPhase, remove_groups,
+};
 use super::group::LimitHits;
-use super::identity::{Boot, Handle};
-use super::proof::{self, Rest, Search, StartedIn};
-use super::sweeps::Pause;
+use super::identity::{BootId, ProcessHandle};
+use super::proof::{self, ProcessSearch, RemainingProcesses, StartedIn};
+use super::sweeps::SweepDelay;
 use super::trampoline::hope;
 use super::wire::LONGEST_GRACE;
-use crate::durable::Lock;
+use crate::durable::LockAttempt;
 use crate::executor_store::ObjectStore as _;
 
 /// Time for trampolines of a dead supervisor to exit; a process that lives afterwards was released.
@@ -42,36 +44,36 @@ const DOUBT: Duration = Duration::from_secs(3);
 
 /// Unsupervised processes of one incarnation.
 #[derive(Debug)]
-pub(super) struct Foster {
+pub(super) struct UnsupervisedProcesses {
     /// Lock that keeps supervisors from starting anything. `None` if the directory is lost.
     lock: Option<File>,
-    folder: Folder,
+    folder: IncarnationDirectory,
     /// Record at the adoption.
-    record: Record,
+    record: ProcessesFile,
     origin: StartedIn,
     /// Time since which it is unknown whether anything is left.
     doubted: Option<Instant>,
-    living: Vec<(usize, AsyncFd<Handle>)>,
-    captures: Vec<AsyncFd<Capture>>,
+    living: Vec<(usize, AsyncFd<ProcessHandle>)>,
+    captures: Vec<AsyncFd<OutputCapture>>,
     chunk: Vec<u8>,
     kill_at: Option<Instant>,
-    pause: Pause,
+    pause: SweepDelay,
     /// Time of the next check, even if no process died.
     next: Option<Instant>,
 }
 
-impl Foster {
+impl UnsupervisedProcesses {
     /// Adopts recorded processes that live; notes that the others ended.
     pub(super) fn adopt(
         lock: Option<File>,
-        folder: Folder,
+        folder: IncarnationDirectory,
         output: OutputLimits,
-        record: &mut Record,
-        boot: &Boot,
-    ) -> io::Result<Foster> {
+        record: &mut ProcessesFile,
+        boot: &BootId,
+    ) -> io::Result<UnsupervisedProcesses> {
         let origin = match StartedIn::of(record, boot)? {
             // A pending restart names processes of an earlier boot.
-            StartedIn::Here if record.phase == Phase::Again => StartedIn::OtherBoot,
+            StartedIn::Here if record.phase == StartPhase::Again => StartedIn::OtherBoot,
             origin => origin,
         };
         let (mut living, mut captures) = (Vec::new(), Vec::new());
@@ -81,13 +83,13 @@ impl Foster {
             if origin == StartedIn::OtherNamespace {
                 continue;
             }
-            match Handle::open(process.pid, process.start_time)? {
+            match ProcessHandle::open(process.pid, process.start_time)? {
                 Some(handle) if origin == StartedIn::Here => {
                     living.push((number, watched(handle)?));
                     for name in process.outputs() {
                         match capture::take_over(&folder.file(&name), output) {
                             Ok(capture) => captures.push(watched(capture)?),
-                            Err(error) if hope(&error) == Hope::Retry => return Err(error),
+                            Err(error) if hope(&error) == RetryClass::Retry => return Err(error),
                             // Its output goes elsewhere, which is no reason not to adopt it.
                             Err(error) => {
                                 tracing::warn!(%error, output = name, "an orphan's output is not kept");
@@ -95,13 +97,13 @@ impl Foster {
                         }
                     }
                 }
-                Some(_) | None => process.end = Some(unseen(Cause::Itself)),
+                Some(_) | None => process.end = Some(unseen(ProcessEndCause::Itself)),
             }
         }
-        let is_new = record.phase == Phase::Recorded || origin == StartedIn::OtherNamespace;
+        let is_new = record.phase == StartPhase::Recorded || origin == StartedIn::OtherNamespace;
         let next = is_new.then(|| Instant::now() + TRAMPOLINES_GONE);
         let (record, chunk) = (record.clone(), Vec::new());
-        Ok(Foster {
+        Ok(UnsupervisedProcesses {
             lock,
             folder,
             record,
@@ -111,7 +113,7 @@ impl Foster {
             captures,
             chunk,
             kill_at: None,
-            pause: Pause::default(),
+            pause: SweepDelay::default(),
             next,
         })
     }
@@ -125,9 +127,9 @@ impl Foster {
                 // The runtime bounds how often this is ready in one poll.
                 while let Poll::Ready(Ok(mut ready)) = capture.poll_read_ready_mut(context) {
                     match ready.get_inner_mut().copy(chunk) {
-                        Copied::More => {}
-                        Copied::Nothing => ready.clear_ready(),
-                        Copied::Over => return false,
+                        PipeRead::More => {}
+                        PipeRead::Nothing => ready.clear_ready(),
+                        PipeRead::Over => return false,
                     }
                 }
                 true
@@ -146,8 +148,8 @@ impl Foster {
     }
 
     /// Records a death, and does what is due.
-    pub(super) fn go_on(&mut self, dead: Option<usize>, record: &mut Record, grace: Duration) {
-        let cause = if self.kill_at.is_some() { Cause::Asked } else { Cause::Itself };
+    pub(super) fn go_on(&mut self, dead: Option<usize>, record: &mut ProcessesFile, grace: Duration) {
+        let cause = if self.kill_at.is_some() { ProcessEndCause::Asked } else { ProcessEndCause::Itself };
         if let Some(process) = dead.and_then(|number| record.processes.get_mut(number)) {
             process.end.get_or_insert(unseen(cause));
         }
@@ -164,8 +166,8 @@ impl Foster {
             }
             self.next = Some(self.look_again(now));
         } else {
-            if record.phase == Phase::Recorded {
-                record.phase = Phase::Started;
+            if record.phase == StartPhase::Recorded {
+                record.phase = StartPhase::Started;
             }
             self.next = (self.origin == StartedIn::OtherNamespace).then(|| now + SEARCH);
         }
@@ -196,28 +198,30 @@ impl Foster {
     /// Acquires the lock again, if its file was removed: it excludes no process then.
     pub(super) fn check_lock(&mut self) -> io::Result<()> {
         let Some(lock) = &self.lock else { return Ok(()) };
-        if Place::of(&self.folder.file("keeper.lock"))? == Some(Place::of_file(lock)?) {
+        if FileId::of(&self.folder.file("keeper.lock"))? == Some(FileId::of_file(lock)?) {
             return Ok(());
         }
         match self.folder.lock()? {
-            Lock::Ours(lock) => self.lock = Some(lock),
+            LockAttempt::Ours(lock) => self.lock = Some(lock),
             // A supervisor checks whether it may start, and finds that it must not.
-            Lock::Theirs => return Err(io::Error::other("somebody else has the lock for now")),
+            LockAttempt::Theirs => return Err(io::Error::other("somebody else has the lock for now")),
         }
         Ok(())
     }
 
-    /// Returns what is left. `Rest::Unknown` is returned only once it has lasted.
-    pub(super) fn rest(&mut self) -> Rest {
+    /// Returns what is left. `RemainingProcesses::Unknown` is returned only once it has lasted.
+    pub(super) fn rest(&mut self) -> RemainingProcesses {
         if !self.living.is_empty() {
-            return Rest::Something;
+            return RemainingProcesses::Something;
         }
         let rest = self.search().rest;
         let now = Instant::now();
         match &rest {
-            Rest::Unknown(_) if now < *self.doubted.get_or_insert(now) + DOUBT => return Rest::Something,
-            Rest::Unknown(_) => {}
-            Rest::Nothing | Rest::Something => self.doubted = None,
+            RemainingProcesses::Unknown(_) if now < *self.doubted.get_or_insert(now) + DOUBT => {
+                return RemainingProcesses::Something;
+            }
+            RemainingProcesses::Unknown(_) => {}
+            RemainingProcesses::Nothing | RemainingProcesses::Something => self.doubted = None,
         }
         rest
     }
@@ -254,7 +258,7 @@ impl Foster {
     }
 
     /// Searches all processes. The search takes long on a large host; probes run on the same threads.
-    fn search(&self) -> Search {
+    fn search(&self) -> ProcessSearch {
         tokio::task::block_in_place(|| proof::search(&self.folder, &self.record, self.origin))
     }
 }
@@ -269,18 +273,18 @@ fn watched<T: AsRawFd>(owner: T) -> io::Result<AsyncFd<T>> {
 
 /// Records the end. The caller holds the lock.
 pub(super) fn finish(
-    folder: &Folder,
-    wanted: Option<&Wanted>,
-    record: &mut Record,
-    exit: Exit,
+    folder: &IncarnationDirectory,
+    wanted: Option<&SpecFile>,
+    record: &mut ProcessesFile,
+    exit: IncarnationExit,
 ) -> io::Result<()> {
     for error in remove_groups(wanted, Some(record)) {
         tracing::warn!(%error, folder = %folder.path().display(), "an orphan's group stays");
     }
-    record.phase = Phase::Ended { exit };
+    record.phase = StartPhase::Ended { exit };
     folder.write(record)
 }
 
-fn unseen(cause: Cause) -> End {
-    End { status: ProcessStatus::Unknown, cause, hits: LimitHits::default() }
+fn unseen(cause: ProcessEndCause) -> ProcessEnd {
+    ProcessEnd { status: ProcessStatus::Unknown, cause, hits: LimitHits::default() }
 }

@@ -27,8 +27,8 @@ use std::time::{Duration, Instant};
 use chancery_events::id::IncarnationId;
 use serde::{Deserialize, Serialize};
 
-use super::drift::Place;
-use super::identity::{Handle, Stat};
+use super::drift::FileId;
+use super::identity::{ProcStat, ProcessHandle};
 use crate::durable::if_found;
 
 pub(super) mod detect;
@@ -83,7 +83,7 @@ impl CgroupParent {
 
     fn recorded(&self, path: PathBuf) -> io::Result<Option<IncarnationCgroup>> {
         let Some(mount) = self.mount.clone() else { return Ok(None) };
-        let place = Place::of(&mount)?.ok_or(ErrorKind::NotFound)?;
+        let place = FileId::of(&mount)?.ok_or(ErrorKind::NotFound)?;
         Ok(Some(IncarnationCgroup { path, mount, place }))
     }
 
@@ -116,7 +116,7 @@ impl CgroupParent {
 
 /// Whether anything lives in a group.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) enum Populated {
+pub(super) enum GroupPopulation {
     Yes,
     No,
     /// Undetermined result, for this reason.
@@ -129,30 +129,31 @@ pub(super) struct IncarnationCgroup {
     pub(super) path: PathBuf,
     /// Mount point of the file system, and its identity: elsewhere the path means another group, or none.
     mount: PathBuf,
-    place: Place,
+    place: FileId,
 }
 
 impl IncarnationCgroup {
     /// Returns whether anything lives in the group.
-    pub(super) fn populated(&self) -> Populated {
+    pub(super) fn populated(&self) -> GroupPopulation {
         if !self.is_same_view() {
             let mount = self.mount.display();
-            return Populated::Unknown(format!(
+            return GroupPopulation::Unknown(format!(
                 "its control group is not visible: {mount} is not the file system of its start"
             ));
         }
         match std::fs::read_to_string(self.path.join("cgroup.events")) {
-            Ok(events) if count_of(&events, "populated") == Some(0) => Populated::No,
-            Ok(_) => Populated::Yes,
-            Err(error) if error.kind() == ErrorKind::NotFound => Populated::No,
-            Err(error) => {
-                Populated::Unknown(format!("cannot read control group {}: {error}", self.path.display()))
-            }
+            Ok(events) if count_of(&events, "populated") == Some(0) => GroupPopulation::No,
+            Ok(_) => GroupPopulation::Yes,
+            Err(error) if error.kind() == ErrorKind::NotFound => GroupPopulation::No,
+            Err(error) => GroupPopulation::Unknown(format!(
+                "cannot read control group {}: {error}",
+                self.path.display()
+            )),
         }
     }
 
     fn is_same_view(&self) -> bool {
-        matches!(Place::of(&self.mount), Ok(Some(place)) if place == self.place)
+        matches!(FileId::of(&self.mount), Ok(Some(place)) if place == self.place)
     }
 
     /// Kills everything in the group, and in groups below it.
@@ -166,11 +167,12 @@ impl IncarnationCgroup {
     }
 
     /// Returns every process in the group that has a pid here.
-    pub(super) fn members(&self) -> Vec<Handle> {
+    pub(super) fn members(&self) -> Vec<ProcessHandle> {
         if !self.is_same_view() {
             return Vec::new();
         }
-        let opened = |pid: u32| Some((pid, Handle::open(pid, Stat::of(pid).ok()??.start_time).ok()??));
+        let opened =
+            |pid: u32| Some((pid, ProcessHandle::open(pid, ProcStat::of(pid).ok()??.start_time).ok()??));
         let handles: Vec<_> = pids(&self.path).into_iter().filter_map(opened).collect();
         // Read again after opening: from here on the descriptor cannot refer to another process.
         let still = pids(&self.path);
@@ -337,16 +339,19 @@ mod tests {
         let parent =
             CgroupParent { path: mount.path().join("x"), mount: Some(mount.path().into()), memory: false };
         let mut group = parent.recorded(parent.path.join("y")).unwrap().unwrap();
-        assert_eq!(group.populated(), Populated::No, "it was removed");
+        assert_eq!(group.populated(), GroupPopulation::No, "it was removed");
         std::fs::create_dir_all(&group.path).unwrap();
         for (events, populated) in
-            [("populated 1\nfrozen 0\n", Populated::Yes), ("populated 0\n", Populated::No)]
+            [("populated 1\nfrozen 0\n", GroupPopulation::Yes), ("populated 0\n", GroupPopulation::No)]
         {
             std::fs::write(group.path.join("cgroup.events"), events).unwrap();
             assert_eq!(group.populated(), populated, "{events}");
         }
         let elsewhere = tempfile::tempdir().unwrap();
         group.mount = elsewhere.path().into();
-        assert!(matches!(group.populated(), Populated::Unknown(_)), "another file system is mounted there");
+        assert!(
+            matches!(group.populated(), GroupPopulation::Unknown(_)),
+            "another file system is mounted there"
+        );
     }
 }

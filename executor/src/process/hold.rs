@@ -15,12 +15,12 @@ use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::time::Instant;
 
-use super::KeeperProgram;
-use super::drift::Loss;
-use super::folder::{Folder, Phase, Record};
-use super::foster::Foster;
-use super::wire::{self, Request};
-use crate::durable::{Lock, open_plain};
+use super::SupervisorProgram;
+use super::drift::DirectoryLoss;
+use super::folder::{IncarnationDirectory, ProcessesFile, StartPhase};
+use super::foster::UnsupervisedProcesses;
+use super::wire::{self, SupervisorRequest};
+use crate::durable::{LockAttempt, open_plain};
 
 /// Maximum number of bytes read from a supervisor's log.
 const LAST_WORDS: u64 = 64 << 10;
@@ -41,7 +41,7 @@ const LOST_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Holder of the lock.
 #[derive(Debug)]
-pub(super) enum Hold {
+pub(super) enum LockHolder {
     /// No holder: there is no directory.
     Nothing,
     /// Undetermined holder.
@@ -49,18 +49,18 @@ pub(super) enum Hold {
     /// This executor, and nothing runs.
     Ours(#[expect(dead_code, reason = "held, not used")] File),
     /// This executor, and unsupervised processes run.
-    Foster(Box<Foster>),
+    Foster(Box<UnsupervisedProcesses>),
     /// This executor, and a restart after a reboot waits for a permit.
     Again(File, Arc<Semaphore>),
     /// Supervisor, perhaps still starting.
-    Kept(KeeperLink),
+    Kept(SupervisorSocket),
 }
 
 /// Event from the lock holder.
 #[derive(Debug)]
-pub(super) enum Event {
+pub(super) enum HolderEvent {
     /// Record of the supervisor.
-    Record(Box<Record>),
+    Record(Box<ProcessesFile>),
     /// Time for a check; perhaps no supervisor holds the lock any more.
     Look,
     /// No answer from a supervisor that was asked to end everything.
@@ -71,22 +71,22 @@ pub(super) enum Event {
     Turn(OwnedSemaphorePermit),
 }
 
-impl Hold {
+impl LockHolder {
     /// Waits for the next event. Safe to cancel.
-    pub(super) async fn next(&mut self) -> Event {
+    pub(super) async fn next(&mut self) -> HolderEvent {
         match self {
-            Hold::Nothing | Hold::Ours(_) => std::future::pending().await,
-            Hold::Unknown => {
+            LockHolder::Nothing | LockHolder::Ours(_) => std::future::pending().await,
+            LockHolder::Unknown => {
                 tokio::time::sleep(LOOK_AGAIN).await;
-                Event::Look
+                HolderEvent::Look
             }
-            Hold::Foster(foster) => Event::Orphan(foster.next().await),
-            Hold::Again(_, starts) => match starts.clone().acquire_owned().await {
-                Ok(permit) => Event::Turn(permit),
+            LockHolder::Foster(foster) => HolderEvent::Orphan(foster.next().await),
+            LockHolder::Again(_, starts) => match starts.clone().acquire_owned().await {
+                Ok(permit) => HolderEvent::Turn(permit),
                 // The semaphore is never closed.
                 Err(_) => std::future::pending().await,
             },
-            Hold::Kept(link) => link.next().await,
+            LockHolder::Kept(link) => link.next().await,
         }
     }
 }
@@ -94,42 +94,42 @@ impl Hold {
 /// Permit for a concurrent start, while this lives. A supervisor that hangs does not delay others
 /// permanently.
 #[derive(Debug)]
-pub(super) struct Start(#[expect(dead_code, reason = "its drop is what counts")] oneshot::Sender<()>);
+pub(super) struct StartPermit(#[expect(dead_code, reason = "its drop is what counts")] oneshot::Sender<()>);
 
-impl Start {
-    pub(super) fn new(permit: OwnedSemaphorePermit) -> Start {
+impl StartPermit {
+    pub(super) fn new(permit: OwnedSemaphorePermit) -> StartPermit {
         let (sender, dropped) = oneshot::channel();
         tokio::spawn(async move {
             let _ = tokio::time::timeout(START_PATIENCE, dropped).await;
             drop(permit);
         });
-        Start(sender)
+        StartPermit(sender)
     }
 }
 
 /// Connection to a supervisor, or attempts to connect.
 #[derive(Debug)]
-pub(super) struct KeeperLink {
-    folder: Folder,
+pub(super) struct SupervisorSocket {
+    folder: IncarnationDirectory,
     /// Supervisor that this executor started, and must reap.
     child: Option<Child>,
     /// Permit, dropped when the supervisor has started everything or has ended: another may start then.
-    start: Option<Start>,
-    connection: Option<Connection>,
+    start: Option<StartPermit>,
+    connection: Option<SupervisorConnection>,
     pause: Duration,
     /// Shortest grace of stop requests, sent once connected.
     stop: Option<Duration>,
     /// Whether a check is requested once connected.
     look: bool,
-    lost: Option<Loss>,
-    answer: Answer,
+    lost: Option<DirectoryLoss>,
+    answer: ExpectedAnswer,
     /// Deadline of a supervisor whose directory was lost.
     until: Option<Instant>,
 }
 
 /// Answer expected of a supervisor that was asked to end everything.
 #[derive(Clone, Copy, Debug)]
-enum Answer {
+enum ExpectedAnswer {
     /// No request was made.
     None,
     /// Time of the next request, after an answer.
@@ -138,9 +138,13 @@ enum Answer {
     DueAt(Instant),
 }
 
-impl KeeperLink {
-    pub(super) fn new(folder: Folder, child: Option<Child>, start: Option<Start>) -> KeeperLink {
-        KeeperLink {
+impl SupervisorSocket {
+    pub(super) fn new(
+        folder: IncarnationDirectory,
+        child: Option<Child>,
+        start: Option<StartPermit>,
+    ) -> SupervisorSocket {
+        SupervisorSocket {
             folder,
             child,
             start,
@@ -149,7 +153,7 @@ impl KeeperLink {
             stop: None,
             look: false,
             lost: None,
-            answer: Answer::None,
+            answer: ExpectedAnswer::None,
             until: None,
         }
     }
@@ -157,8 +161,8 @@ impl KeeperLink {
     /// Requests the end of everything, now or once connected.
     pub(super) fn stop(&mut self, grace: Duration) {
         self.stop = Some(self.stop.map_or(grace, |stop| stop.min(grace)));
-        if let Answer::None = self.answer {
-            self.answer = Answer::AskAt(Instant::now());
+        if let ExpectedAnswer::None = self.answer {
+            self.answer = ExpectedAnswer::AskAt(Instant::now());
         }
     }
 
@@ -168,7 +172,7 @@ impl KeeperLink {
     }
 
     /// Requests the immediate end of everything, because the directory is lost. The wait for that is bounded.
-    pub(super) fn lose(&mut self, loss: Loss) {
+    pub(super) fn lose(&mut self, loss: DirectoryLoss) {
         self.lost = Some(loss);
         self.until = Some(Instant::now() + LOST_PATIENCE);
         // Also supported by a supervisor of an earlier build.
@@ -182,27 +186,27 @@ impl KeeperLink {
         }
     }
 
-    async fn next(&mut self) -> Event {
+    async fn next(&mut self) -> HolderEvent {
         loop {
             let now = Instant::now();
             if self.until.is_some_and(|until| now >= until) {
-                return Event::Look;
+                return HolderEvent::Look;
             }
             let mut status = false;
             match self.answer {
-                Answer::DueAt(at) if now >= at => {
-                    self.answer = Answer::AskAt(now);
-                    return Event::Silent;
+                ExpectedAnswer::DueAt(at) if now >= at => {
+                    self.answer = ExpectedAnswer::AskAt(now);
+                    return HolderEvent::Silent;
                 }
-                Answer::AskAt(at) if now >= at => {
-                    self.answer = Answer::DueAt(now + SILENCE);
+                ExpectedAnswer::AskAt(at) if now >= at => {
+                    self.answer = ExpectedAnswer::DueAt(now + SILENCE);
                     status = true;
                 }
-                Answer::None | Answer::AskAt(_) | Answer::DueAt(_) => {}
+                ExpectedAnswer::None | ExpectedAnswer::AskAt(_) | ExpectedAnswer::DueAt(_) => {}
             }
             let Some(connection) = &mut self.connection else {
                 if self.is_lost() {
-                    return Event::Look;
+                    return HolderEvent::Look;
                 }
                 tokio::time::sleep(self.pause).await;
                 self.pause = (self.pause * 2).min(CONNECT_MOST);
@@ -210,10 +214,10 @@ impl KeeperLink {
                 continue;
             };
             let requests = [
-                self.lost.map(|loss| Request::Lost { loss }),
-                self.stop.map(|grace| Request::Stop { grace }),
-                self.look.then_some(Request::Look),
-                status.then_some(Request::Status),
+                self.lost.map(|loss| SupervisorRequest::Lost { loss }),
+                self.stop.map(|grace| SupervisorRequest::Stop { grace }),
+                self.look.then_some(SupervisorRequest::Look),
+                status.then_some(SupervisorRequest::Status),
             ];
             let frames = requests.iter().flatten().flat_map(wire::frame).collect::<Vec<_>>();
             // Never waits: a supervisor that hangs may have left the buffer full. Unsent requests are sent on
@@ -224,8 +228,10 @@ impl KeeperLink {
             }
             (self.lost, self.stop, self.look) = (None, None, false);
             let wake = match self.answer {
-                Answer::None => self.until,
-                Answer::AskAt(at) | Answer::DueAt(at) => Some(self.until.map_or(at, |until| until.min(at))),
+                ExpectedAnswer::None => self.until,
+                ExpectedAnswer::AskAt(at) | ExpectedAnswer::DueAt(at) => {
+                    Some(self.until.map_or(at, |until| until.min(at)))
+                }
             };
             let message = match wake {
                 None => connection.next().await,
@@ -245,17 +251,17 @@ impl KeeperLink {
                     continue;
                 }
             };
-            match serde_json::from_slice::<Record>(&message) {
+            match serde_json::from_slice::<ProcessesFile>(&message) {
                 Ok(record) => {
                     // Not before: a supervisor that sends no record would be asked again and again.
                     self.pause = CONNECT_FIRST;
-                    if record.phase != Phase::Recorded {
+                    if record.phase != StartPhase::Recorded {
                         self.start = None;
                     }
-                    if let Answer::DueAt(_) = self.answer {
-                        self.answer = Answer::AskAt(Instant::now() + ASK_AGAIN);
+                    if let ExpectedAnswer::DueAt(_) = self.answer {
+                        self.answer = ExpectedAnswer::AskAt(Instant::now() + ASK_AGAIN);
                     }
-                    return Event::Record(Box::new(record));
+                    return HolderEvent::Record(Box::new(record));
                 }
                 Err(error) => tracing::error!(%error, "a keeper says what cannot be read"),
             }
@@ -273,8 +279,8 @@ impl KeeperLink {
         }
         // A supervisor started in an earlier executor epoch may have been quicker.
         match self.folder.lock() {
-            Ok(Lock::Theirs) => false,
-            Ok(Lock::Ours(_)) => true,
+            Ok(LockAttempt::Theirs) => false,
+            Ok(LockAttempt::Ours(_)) => true,
             Err(error) => {
                 tracing::warn!(%error, "look for a keeper");
                 error.kind() == io::ErrorKind::NotFound
@@ -283,7 +289,7 @@ impl KeeperLink {
     }
 }
 
-impl Drop for KeeperLink {
+impl Drop for SupervisorSocket {
     fn drop(&mut self) {
         if let Some(mut child) = self.child.take() {
             // The supervisor has released the lock, so it is about to end.
@@ -293,7 +299,7 @@ impl Drop for KeeperLink {
 }
 
 /// Starts a supervisor, which leaves this session immediately and outlives this process.
-pub(super) fn spawn_keeper(folder: &Folder, program: &KeeperProgram) -> io::Result<Child> {
+pub(super) fn spawn_keeper(folder: &IncarnationDirectory, program: &SupervisorProgram) -> io::Result<Child> {
     // A pipe at that path does not block, and an unwritable log prevents no start.
     let flags = OFlags::NONBLOCK.bits().cast_signed();
     let mut log = OpenOptions::new();
@@ -314,7 +320,7 @@ pub(super) fn spawn_keeper(folder: &Folder, program: &KeeperProgram) -> io::Resu
 }
 
 /// Returns why a supervisor ended before it started anything.
-pub(super) fn last_words(folder: &Folder) -> String {
+pub(super) fn last_words(folder: &IncarnationDirectory) -> String {
     let mut log = Vec::new();
     // Without a log, there is no reason to return.
     let _ = open_plain(OpenOptions::new().read(true), &folder.file("keeper.log")).and_then(|mut file| {
@@ -331,13 +337,13 @@ pub(super) fn last_words(folder: &Folder) -> String {
 
 /// Connection to a supervisor (`wire`).
 #[derive(Debug)]
-struct Connection {
+struct SupervisorConnection {
     reader: OwnedReadHalf,
     writer: OwnedWriteHalf,
     received: Vec<u8>,
 }
 
-impl Connection {
+impl SupervisorConnection {
     /// Returns the next message. Safe to cancel.
     async fn next(&mut self) -> io::Result<Vec<u8>> {
         loop {
@@ -351,12 +357,12 @@ impl Connection {
     }
 }
 
-async fn connect(folder: &Folder) -> io::Result<Connection> {
+async fn connect(folder: &IncarnationDirectory) -> io::Result<SupervisorConnection> {
     // By way of a descriptor: the path of a socket is limited to about 100 bytes.
     let dir = File::open(folder.path())?;
     let stream = UnixStream::connect(format!("/proc/self/fd/{}/keeper.sock", dir.as_raw_fd())).await?;
     let (reader, writer) = stream.into_split();
-    Ok(Connection { reader, writer, received: Vec::new() })
+    Ok(SupervisorConnection { reader, writer, received: Vec::new() })
 }
 
 #[cfg(test)]
@@ -369,10 +375,10 @@ mod tests {
     #[tokio::test]
     async fn a_supervisor_that_reads_nothing_is_asked_to_end_over_another_connection() {
         let directory = tempfile::tempdir().unwrap();
-        let folder = Folder::at(directory.path().into());
-        let Lock::Ours(_lock) = folder.lock().unwrap() else { panic!("nobody else has it") };
+        let folder = IncarnationDirectory::at(directory.path().into());
+        let LockAttempt::Ours(_lock) = folder.lock().unwrap() else { panic!("nobody else has it") };
         let supervisor = UnixListener::bind(folder.file("keeper.sock")).unwrap();
-        let mut link = KeeperLink::new(folder, None, None);
+        let mut link = SupervisorSocket::new(folder, None, None);
         let patience = Duration::from_millis(1);
         let _ = tokio::time::timeout(Duration::from_millis(100), link.next()).await;
         for _ in 0..2000 {
@@ -391,8 +397,12 @@ mod tests {
         }
         let mut requests = Vec::new();
         while let Some(message) = wire::take(&mut last, wire::MAX_REQUEST).unwrap() {
-            requests.push(serde_json::from_slice::<Request>(&message).unwrap());
+            requests.push(serde_json::from_slice::<SupervisorRequest>(&message).unwrap());
         }
-        assert!(requests.contains(&Request::Stop { grace: Duration::ZERO }), "{} requests", requests.len());
+        assert!(
+            requests.contains(&SupervisorRequest::Stop { grace: Duration::ZERO }),
+            "{} requests",
+            requests.len()
+        );
     }
 }

@@ -14,12 +14,12 @@ use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::{Deserialize, Serialize};
 
-use super::drift::Place;
+use super::drift::FileId;
 use crate::durable::if_found;
 
 /// Content of `/proc/PID/stat`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Stat {
+pub(super) struct ProcStat {
     pub(super) pid: u32,
     pub(super) parent: u32,
     pub(super) group: u32,
@@ -29,21 +29,21 @@ pub(super) struct Stat {
     threads: u32,
 }
 
-impl Stat {
+impl ProcStat {
     /// Reads the file; `None` if there is no such process. After an error there may be one.
-    pub(super) fn of(pid: u32) -> io::Result<Option<Stat>> {
+    pub(super) fn of(pid: u32) -> io::Result<Option<ProcStat>> {
         let Some(bytes) = read(pid, "stat")? else { return Ok(None) };
         let unclear =
             || io::Error::new(ErrorKind::InvalidData, format!("cannot make sense of /proc/{pid}/stat"));
-        Stat::parse(pid, &bytes).map(Some).ok_or_else(unclear)
+        ProcStat::parse(pid, &bytes).map(Some).ok_or_else(unclear)
     }
 
-    fn parse(pid: u32, bytes: &[u8]) -> Option<Stat> {
+    fn parse(pid: u32, bytes: &[u8]) -> Option<ProcStat> {
         // The name of the program may hold any bytes, also invalid UTF-8.
         let after_name = bytes.iter().rposition(|byte| *byte == b')')?;
         let rest = std::str::from_utf8(bytes.get(after_name + 1..)?).ok()?;
         let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
-        Some(Stat {
+        Some(ProcStat {
             pid,
             state: *fields.first()?.as_bytes().first()?,
             parent: fields.get(1)?.parse().ok()?,
@@ -66,17 +66,17 @@ impl Stat {
     }
 
     /// Returns all processes. Fails if one exists and cannot be read.
-    pub(super) fn all() -> io::Result<Vec<Stat>> {
-        pids()?.into_iter().filter_map(|pid| Stat::of(pid).transpose()).collect()
+    pub(super) fn all() -> io::Result<Vec<ProcStat>> {
+        pids()?.into_iter().filter_map(|pid| ProcStat::of(pid).transpose()).collect()
     }
 
     /// Returns all processes but those that a security module hides.
-    pub(super) fn shown() -> io::Result<Vec<Stat>> {
-        let is_shown = |stat: &io::Result<Stat>| {
+    pub(super) fn shown() -> io::Result<Vec<ProcStat>> {
+        let is_shown = |stat: &io::Result<ProcStat>| {
             let is_hidden = |kind| matches!(kind, ErrorKind::PermissionDenied | ErrorKind::InvalidData);
             !stat.as_ref().is_err_and(|error| is_hidden(error.kind()))
         };
-        pids()?.into_iter().filter_map(|pid| Stat::of(pid).transpose()).filter(is_shown).collect()
+        pids()?.into_iter().filter_map(|pid| ProcStat::of(pid).transpose()).filter(is_shown).collect()
     }
 }
 
@@ -139,7 +139,7 @@ impl EnvironmentReader {
     }
 
     /// Reads the environment of a process; empty if there is no such process, or if access is denied.
-    pub(super) fn read(&mut self, process: &Stat) -> io::Result<Vec<u8>> {
+    pub(super) fn read(&mut self, process: &ProcStat) -> io::Result<Vec<u8>> {
         let (pid, identity) = (process.pid, process.identity());
         let late = || {
             let why = "the process waits for a disk with its memory locked";
@@ -182,9 +182,9 @@ impl ReadingThread {
 }
 
 /// Returns the identity of the file at another program's path, if its disk answers in time.
-pub(super) fn place_in_time(path: PathBuf) -> Option<Place> {
+pub(super) fn place_in_time(path: PathBuf) -> Option<FileId> {
     let (told, found) = mpsc::channel();
-    let look = move || drop(told.send(Place::of(&path)));
+    let look = move || drop(told.send(FileId::of(&path)));
     thread::Builder::new().name("place".into()).spawn(look).ok()?;
     let found = found.recv_timeout(PATIENCE).inspect_err(|_| {
         tracing::warn!("a directory that a process names is on a disk that does not answer: it is left out");
@@ -217,10 +217,10 @@ pub(super) fn pid_numbers() -> io::Result<u64> {
 pub(super) fn self_and_ancestors() -> Vec<ProcessIdentity> {
     let read = || {
         let mut all: Vec<ProcessIdentity> = Vec::new();
-        let mut next = Stat::of(std::process::id())?;
+        let mut next = ProcStat::of(std::process::id())?;
         while let Some(stat) = next {
             all.push(stat.identity());
-            next = Stat::of(stat.parent)?;
+            next = ProcStat::of(stat.parent)?;
             // An ancestor that ends meanwhile leaves its children to another.
             if next.is_none() && stat.parent != 0 {
                 return Ok(Vec::new());
@@ -281,24 +281,24 @@ pub(super) fn hides_processes() -> bool {
 
 /// Whether a process has one of these files open, given by name. Files with other names are not resolved:
 /// their file system might not answer.
-pub(super) fn has_open(pid: u32, files: &BTreeMap<OsString, Place>) -> bool {
+pub(super) fn has_open(pid: u32, files: &BTreeMap<OsString, FileId>) -> bool {
     descriptors(pid).iter().any(|descriptor| {
         let file = std::fs::read_link(descriptor).unwrap_or_default();
         let place = file.file_name().and_then(|name| files.get(name));
-        place.is_some_and(|place| matches!(Place::of(descriptor), Ok(Some(found)) if found == *place))
+        place.is_some_and(|place| matches!(FileId::of(descriptor), Ok(Some(found)) if found == *place))
     })
 }
 
 /// Whether a process holds a lock (`flock(2)`) on a file. Descriptors without a lock on that inode are not
 /// resolved.
-pub(super) fn has_locked(pid: u32, file: Place) -> bool {
+pub(super) fn has_locked(pid: u32, file: FileId) -> bool {
     descriptors(pid).iter().any(|descriptor| {
         let info = descriptor.file_name().map(|number| format!("/proc/{pid}/fdinfo/{}", number.display()));
         let info = info.and_then(|info| std::fs::read_to_string(info).ok()).unwrap_or_default();
         let is_its_inode = |line: &str| {
             line.contains("FLOCK") && line.split([' ', ':']).any(|word| word.parse() == Ok(file.inode()))
         };
-        info.lines().any(is_its_inode) && matches!(Place::of(descriptor), Ok(Some(found)) if found == file)
+        info.lines().any(is_its_inode) && matches!(FileId::of(descriptor), Ok(Some(found)) if found == file)
     })
 }
 
@@ -308,30 +308,30 @@ fn descriptors(pid: u32) -> Vec<PathBuf> {
 
 /// Boot and machine in which pids and start times are valid.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Boot {
+pub struct BootId {
     /// Random id that the kernel generates at each boot.
     pub id: String,
     /// Id that is the same after each reboot, and differs between machines; `None` if unknown.
     pub machine: Option<String>,
 }
 
-impl Boot {
+impl BootId {
     /// Returns the ids of the kernel and of `machine-id(5)`.
-    pub fn of_this_machine() -> io::Result<Boot> {
+    pub fn of_this_machine() -> io::Result<BootId> {
         let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned();
         let machine = std::fs::read_to_string("/etc/machine-id").unwrap_or_default();
         let is_id = |word: &&str| word.len() == 32 && word.bytes().all(|byte| byte.is_ascii_hexdigit());
-        Ok(Boot { id, machine: Some(machine.trim()).filter(is_id).map(str::to_owned) })
+        Ok(BootId { id, machine: Some(machine.trim()).filter(is_id).map(str::to_owned) })
     }
 }
 
 /// Handle of a living process whose identity was verified.
 #[derive(Debug)]
-pub(super) struct Handle(OwnedFd);
+pub(super) struct ProcessHandle(OwnedFd);
 
-impl Handle {
+impl ProcessHandle {
     /// Opens a process; `None` if it is dead, also if another process has its pid.
-    pub(super) fn open(pid: u32, start_time: u64) -> io::Result<Option<Handle>> {
+    pub(super) fn open(pid: u32, start_time: u64) -> io::Result<Option<ProcessHandle>> {
         let Some(pid_number) = i32::try_from(pid).ok().and_then(Pid::from_raw) else {
             return Ok(None);
         };
@@ -341,8 +341,9 @@ impl Handle {
             Err(error) => return Err(error.into()),
         };
         // Checked after opening: from here on the descriptor cannot refer to another process.
-        let is_meant = Stat::of(pid)?.is_some_and(|stat| stat.start_time == start_time && !stat.is_dead());
-        Ok(is_meant.then_some(Handle(fd)))
+        let is_meant =
+            ProcStat::of(pid)?.is_some_and(|stat| stat.start_time == start_time && !stat.is_dead());
+        Ok(is_meant.then_some(ProcessHandle(fd)))
     }
 
     /// Sends a signal; a dead process is not an error.
@@ -356,21 +357,21 @@ impl Handle {
 }
 
 /// Descriptor that is readable once the process ends.
-impl AsRawFd for Handle {
+impl AsRawFd for ProcessHandle {
     fn as_raw_fd(&self) -> RawFd {
         self.0.as_raw_fd()
     }
 }
 
-impl AsFd for Handle {
+impl AsFd for ProcessHandle {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
 }
 
 /// Returns all living descendants of `root`, without `root`.
-pub(super) fn descendants(root: u32, all: &[Stat]) -> Vec<Stat> {
-    let mut found: Vec<Stat> = Vec::new();
+pub(super) fn descendants(root: u32, all: &[ProcStat]) -> Vec<ProcStat> {
+    let mut found: Vec<ProcStat> = Vec::new();
     let mut parents = vec![root];
     while let Some(parent) = parents.pop() {
         for stat in all.iter().filter(|stat| stat.parent == parent) {
@@ -391,7 +392,7 @@ mod tests {
 
     #[test]
     fn a_process_whose_environment_cannot_be_read_holds_up_nothing() {
-        let process = |pid| Stat { pid, ..Stat::of(std::process::id()).unwrap().unwrap() };
+        let process = |pid| ProcStat { pid, ..ProcStat::of(std::process::id()).unwrap().unwrap() };
         // No process has one of these pids.
         let (hanging, other) = (process(u32::MAX), process(u32::MAX - 1));
         let (release, hangs) = mpsc::channel::<()>();

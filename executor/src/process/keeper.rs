@@ -34,22 +34,22 @@ use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
 mod ending;
 mod files;
 
-use ending::{Ending, Left, UnreadGroup};
-use files::Mine;
+use ending::{DescendantsLeft, ShutdownState, UnreadGroup};
+use files::LockOwnership;
 
-use super::capture::{Capture, Copied};
-use super::client::Client;
-use super::drift::{Loss, Place, Sight};
-use super::folder::{Folder, Phase, Record, Wanted};
+use super::capture::{OutputCapture, PipeRead};
+use super::client::SupervisorClient;
+use super::drift::{DirectoryInspector, DirectoryLoss, FileId};
+use super::folder::{IncarnationDirectory, ProcessesFile, SpecFile, StartPhase};
 use super::group;
-use super::identity::{self, Boot};
+use super::identity::{self, BootId};
 use super::log::log;
-use super::start::{self, Waiting, prepare, trampoline};
-use super::trampoline::NotExecuted;
-use super::wire::{self, Request};
-use crate::durable::{Lock, Reader, if_found};
-use crate::executor_store::{ObjectStore as _, Tombstone};
-use crate::plan::Aim;
+use super::start::{self, HeldTrampoline, prepare, trampoline};
+use super::trampoline::ExecFailure;
+use super::wire::{self, SupervisorRequest};
+use crate::durable::{FileAccess, LockAttempt, if_found};
+use crate::executor_store::{ObjectStore as _, TombstoneFile};
+use crate::plan::TargetGoal;
 
 /// Time that a supervisor waits for the lock, which an executor holds for moments while it checks the
 /// directory.
@@ -85,23 +85,24 @@ fn keep(dir: &Path) -> io::Result<()> {
         signal_hook::flag::register(signal, Arc::clone(&ignored))?;
     }
     // The working directory changes below.
-    let folder = Folder::at(std::path::absolute(dir)?);
+    let folder = IncarnationDirectory::at(std::path::absolute(dir)?);
     let Some(lock) = take_lock(&folder)? else { return Ok(()) };
-    let Some(wanted) = folder.read::<Wanted>(Reader::Another)? else { return Ok(()) };
-    let boot = wanted.boot.clone().map_or_else(Boot::of_this_machine, Ok)?;
-    let (tombstone, record) = (folder.read(Reader::Another)?, folder.read::<Record>(Reader::Another)?);
+    let Some(wanted) = folder.read::<SpecFile>(FileAccess::Another)? else { return Ok(()) };
+    let boot = wanted.boot.clone().map_or_else(BootId::of_this_machine, Ok)?;
+    let (tombstone, record) =
+        (folder.read(FileAccess::Another)?, folder.read::<ProcessesFile>(FileAccess::Another)?);
     let Some(start) = may_start(&wanted, tombstone, record.as_ref(), &boot) else { return Ok(()) };
     let (ended, child_ended) = UnixStream::pair()?;
     ended.set_nonblocking(true)?;
     signal_hook::low_level::pipe::register(SIGCHLD, child_ended)?;
     std::env::set_current_dir(dir)?;
     // No other directory can be taken for it while it is the working directory.
-    let place = Place::of(Path::new("."))?.ok_or(io::ErrorKind::NotFound)?;
-    let sight = Sight::of(&folder, Some(place), 0);
+    let place = FileId::of(Path::new("."))?.ok_or(io::ErrorKind::NotFound)?;
+    let sight = DirectoryInspector::of(&folder, Some(place), 0);
     let listener = files::listen()?;
     let ancestors = identity::self_and_ancestors();
-    let record = Record { ancestors, directory: Some(place), ..Record::begin(&boot)? };
-    let mut keeper = Keeper {
+    let record = ProcessesFile { ancestors, directory: Some(place), ..ProcessesFile::begin(&boot)? };
+    let mut keeper = Supervisor {
         lock,
         folder,
         sight,
@@ -129,7 +130,7 @@ fn keep(dir: &Path) -> io::Result<()> {
 
 /// Reason for a start.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum StartOf {
+enum StartReason {
     /// First start: on failure the incarnation has not run.
     Order,
     /// Restart after a reboot: on failure the incarnation ended with the reboot.
@@ -138,66 +139,68 @@ enum StartOf {
 
 /// Returns the reason to start processes, if they must be started.
 fn may_start(
-    wanted: &Wanted,
-    tombstone: Option<Tombstone>,
-    record: Option<&Record>,
-    boot: &Boot,
-) -> Option<StartOf> {
+    wanted: &SpecFile,
+    tombstone: Option<TombstoneFile>,
+    record: Option<&ProcessesFile>,
+    boot: &BootId,
+) -> Option<StartReason> {
     if tombstone.is_some_and(|tombstone| tombstone.covers(&wanted.order)) {
         return None;
     }
     match record {
-        None => wanted.order.may_start().then_some(StartOf::Order),
+        None => wanted.order.may_start().then_some(StartReason::Order),
         Some(record) => {
-            let is_intended = record.phase == Phase::Again && record.boot == boot.id;
-            (is_intended && wanted.order.aim == Aim::Up).then_some(StartOf::Reboot)
+            let is_intended = record.phase == StartPhase::Again && record.boot == boot.id;
+            (is_intended && wanted.order.aim == TargetGoal::Up).then_some(StartReason::Reboot)
         }
     }
 }
 
-fn take_lock(folder: &Folder) -> io::Result<Option<std::fs::File>> {
+fn take_lock(folder: &IncarnationDirectory) -> io::Result<Option<std::fs::File>> {
     let patience = Instant::now() + LOCK_PATIENCE;
     loop {
         match if_found(folder.lock_existing())? {
-            Some(Lock::Ours(lock)) => return Ok(Some(lock)),
-            Some(Lock::Theirs) if Instant::now() < patience => std::thread::sleep(Duration::from_millis(10)),
+            Some(LockAttempt::Ours(lock)) => return Ok(Some(lock)),
+            Some(LockAttempt::Theirs) if Instant::now() < patience => {
+                std::thread::sleep(Duration::from_millis(10))
+            }
             // Without a file, the directory was purged meanwhile.
-            Some(Lock::Theirs) | None => return Ok(None),
+            Some(LockAttempt::Theirs) | None => return Ok(None),
         }
     }
 }
 
 /// Reason that nothing was started.
-enum Unstarted {
+enum NotStarted {
     /// The start failed.
-    Failed(NotExecuted),
+    Failed(ExecFailure),
     /// The end was requested.
     Ended,
     /// Another process has taken over.
     Taken,
 }
 
-impl From<NotExecuted> for Unstarted {
-    fn from(not_executed: NotExecuted) -> Unstarted {
-        Unstarted::Failed(not_executed)
+impl From<ExecFailure> for NotStarted {
+    fn from(not_executed: ExecFailure) -> NotStarted {
+        NotStarted::Failed(not_executed)
     }
 }
 
-struct Keeper {
+struct Supervisor {
     /// First field: the lock is free before a client sees its connection end.
     lock: std::fs::File,
-    folder: Folder,
-    sight: Sight,
+    folder: IncarnationDirectory,
+    sight: DirectoryInspector,
     /// Identity of the directory.
-    place: Place,
+    place: FileId,
     /// Time of the last check of the directory.
     looked: Instant,
     /// Loss of the directory, if everything ends for that reason.
-    lost: Option<Loss>,
+    lost: Option<DirectoryLoss>,
     /// Specification; its grace also applies to siblings of a process that ends unrequested.
-    wanted: Wanted,
-    start: StartOf,
-    record: Record,
+    wanted: SpecFile,
+    start: StartReason,
+    record: ProcessesFile,
     /// Whether SIGTERM was received. Most likely the machine is going down, and the processes are ended as
     /// well.
     asked: Arc<AtomicBool>,
@@ -206,18 +209,18 @@ struct Keeper {
     /// Sockets that report whether each program is executed; `None` once that is known.
     executing: Vec<Option<UnixStream>>,
     /// Outputs that are still written.
-    captures: Vec<Capture>,
+    captures: Vec<OutputCapture>,
     chunk: Vec<u8>,
-    failure: Option<NotExecuted>,
+    failure: Option<ExecFailure>,
     unread: Option<UnreadGroup>,
-    ending: Option<Ending>,
+    ending: Option<ShutdownState>,
     /// Socket that is readable when a child has ended.
     ended: UnixStream,
     listener: UnixListener,
-    clients: Vec<Client>,
+    clients: Vec<SupervisorClient>,
 }
 
-impl Keeper {
+impl Supervisor {
     /// Starts all processes unless their end is requested first, or stores the failure.
     fn start(&mut self) -> io::Result<()> {
         // Concurrently: both wait about a millisecond for the kernel.
@@ -238,22 +241,22 @@ impl Keeper {
             check_size(&self.record)?;
             Ok(waiting)
         });
-        let mut waiting: Vec<Waiting> = match waiting {
+        let mut waiting: Vec<HeldTrampoline> = match waiting {
             Ok(waiting) => waiting,
             // In each case, started trampolines exit because their sockets are dropped.
-            Err(Unstarted::Failed(not_executed)) => {
+            Err(NotStarted::Failed(not_executed)) => {
                 self.record.processes.clear();
                 self.failure = Some(not_executed);
                 self.end(Duration::ZERO);
                 return Ok(());
             }
-            Err(Unstarted::Ended) => return Ok(()),
-            Err(Unstarted::Taken) => return Err(io::Error::other("somebody else looks after it")),
+            Err(NotStarted::Ended) => return Ok(()),
+            Err(NotStarted::Taken) => return Err(io::Error::other("somebody else looks after it")),
         };
         self.record.group = group;
         self.record_and_group(&waiting)?;
         self.say();
-        waiting.iter_mut().for_each(Waiting::release_ports);
+        waiting.iter_mut().for_each(HeldTrampoline::release_ports);
         for mut one in waiting {
             // A trampoline that was killed receives nothing; its end is detected in any case.
             let _ = one.socket.write_all(&wire::line(&one.execute));
@@ -265,7 +268,7 @@ impl Keeper {
     }
 
     /// Writes the record, and concurrently moves the processes to their groups: the kernel may delay that.
-    fn record_and_group(&mut self, waiting: &[Waiting]) -> io::Result<()> {
+    fn record_and_group(&mut self, waiting: &[HeldTrampoline]) -> io::Result<()> {
         let groups = waiting.iter().filter_map(|one| Some((one.group()?, one.started.pid)));
         let (written, moved) = std::thread::scope(|scope| {
             let moves = scope
@@ -283,7 +286,7 @@ impl Keeper {
 
     /// Starts a trampoline for each process. Clients are served between any two, so that a stop request takes
     /// effect.
-    fn trampolines(&mut self) -> Result<Vec<Waiting>, Unstarted> {
+    fn trampolines(&mut self) -> Result<Vec<HeldTrampoline>, NotStarted> {
         let (folder, wanted) = (self.folder.clone(), self.wanted.clone());
         let mut prepared = Vec::new();
         for one in start::processes(&wanted)? {
@@ -300,11 +303,11 @@ impl Keeper {
     }
 
     /// Checks that processes must still be started.
-    fn check_wanted(&mut self) -> Result<(), Unstarted> {
+    fn check_wanted(&mut self) -> Result<(), NotStarted> {
         match self.serve() {
-            Mine::Yes if self.ending.is_none() => Ok(()),
-            Mine::Yes => Err(Unstarted::Ended),
-            Mine::No => Err(Unstarted::Taken),
+            LockOwnership::Yes if self.ending.is_none() => Ok(()),
+            LockOwnership::Yes => Err(NotStarted::Ended),
+            LockOwnership::No => Err(NotStarted::Taken),
         }
     }
 
@@ -313,7 +316,7 @@ impl Keeper {
             drain(&self.ended);
             self.read_executing();
             let left = self.reap();
-            if left == Left::None {
+            if left == DescendantsLeft::None {
                 self.finish();
                 return Ok(());
             }
@@ -323,19 +326,19 @@ impl Keeper {
                 self.save();
                 return Ok(());
             }
-            if self.record.phase == Phase::Recorded
+            if self.record.phase == StartPhase::Recorded
                 && self.ending.is_none()
                 && self.executing.iter().all(Option::is_none)
             {
-                self.record.phase = Phase::Started;
+                self.record.phase = StartPhase::Started;
                 self.save();
             }
             if self.ending.as_ref().is_some_and(|ending| Instant::now() >= ending.kill_at) {
                 self.sweep(Signal::KILL);
-                self.ending.iter_mut().for_each(Ending::swept);
+                self.ending.iter_mut().for_each(ShutdownState::swept);
             }
             self.copy_output();
-            if self.serve() == Mine::No {
+            if self.serve() == LockOwnership::No {
                 // As if this process had died: the lock holder has adopted the processes.
                 log(format_args!("somebody else looks after it"));
                 return Ok(());
@@ -348,8 +351,8 @@ impl Keeper {
     fn copy_output(&mut self) {
         let chunk = &mut self.chunk;
         self.captures.retain_mut(|capture| {
-            (0..COPIES).map(|_| capture.copy(chunk)).find(|copied| *copied != Copied::More)
-                != Some(Copied::Over)
+            (0..COPIES).map(|_| capture.copy(chunk)).find(|copied| *copied != PipeRead::More)
+                != Some(PipeRead::Over)
         });
     }
 
@@ -363,9 +366,9 @@ impl Keeper {
                 Ok(_) | Err(_) => *slot = None,
             }
             if !answer.is_empty() {
-                let unreadable = |error| NotExecuted {
+                let unreadable = |error| ExecFailure {
                     message: format!("read a trampoline's answer: {error}"),
-                    hope: chancery_events::observation::Hope::Retry,
+                    hope: chancery_events::observation::RetryClass::Retry,
                 };
                 let not_executed = serde_json::from_slice(&answer).unwrap_or_else(unreadable);
                 self.failure.get_or_insert(not_executed);
@@ -398,15 +401,15 @@ impl Keeper {
     }
 
     /// Accepts clients and handles their requests.
-    fn serve(&mut self) -> Mine {
+    fn serve(&mut self) -> LockOwnership {
         let mut looks = self.looks_at().is_some_and(|at| Instant::now() >= at);
         while let Ok((stream, _)) = self.listener.accept() {
             // A new client may have found decay on the disk, which no check sees.
             self.sight.again();
-            if self.look_around() == Mine::No {
-                return Mine::No;
+            if self.look_around() == LockOwnership::No {
+                return LockOwnership::No;
             }
-            let Ok(mut client) = Client::new(stream) else { continue };
+            let Ok(mut client) = SupervisorClient::new(stream) else { continue };
             if let Some(frame) = self.said() {
                 // A client that has disconnected may have sent requests: it is read below, and then dropped.
                 client.say(&frame);
@@ -417,22 +420,22 @@ impl Keeper {
         self.clients.retain_mut(|client| client.read(&mut requests) && client.flush());
         for request in requests {
             match request {
-                Request::Status => self.say(),
-                Request::Stop { grace } => {
+                SupervisorRequest::Status => self.say(),
+                SupervisorRequest::Stop { grace } => {
                     self.is_to_end = true;
                     self.end(grace);
                 }
-                Request::Look => looks = true,
-                Request::Lost { loss } => self.lose(loss),
+                SupervisorRequest::Look => looks = true,
+                SupervisorRequest::Lost { loss } => self.lose(loss),
             }
         }
-        if looks { self.look_around() } else { Mine::Yes }
+        if looks { self.look_around() } else { LockOwnership::Yes }
     }
 
     /// Sleeps until the next event or deadline.
-    fn wait(&self, left: &Left) -> io::Result<()> {
+    fn wait(&self, left: &DescendantsLeft) -> io::Result<()> {
         let now = Instant::now();
-        let group = (*left == Left::InGroup).then_some(GROUP);
+        let group = (*left == DescendantsLeft::InGroup).then_some(GROUP);
         let sweep = self.ending.as_ref().map(|ending| ending.kill_at.saturating_duration_since(now));
         let look = self.looks_at().map(|at| at.saturating_duration_since(now));
         let timeout = sweep.into_iter().chain(look).chain(group).min();
@@ -450,14 +453,14 @@ impl Keeper {
 }
 
 /// Ensures that a record can be sent, even with the ends of all processes.
-fn check_size(record: &Record) -> Result<(), NotExecuted> {
+fn check_size(record: &ProcessesFile) -> Result<(), ExecFailure> {
     let (bytes, max) = (wire::frame(record).len(), wire::MAX_RECORD / 2);
     if bytes <= max {
         return Ok(());
     }
     let message =
         format!("cannot start {} processes: their record has {bytes} bytes of {max}", record.processes.len());
-    Err(NotExecuted { message, hope: chancery_events::observation::Hope::Never })
+    Err(ExecFailure { message, hope: chancery_events::observation::RetryClass::Never })
 }
 
 fn drain(mut pipe: &UnixStream) {

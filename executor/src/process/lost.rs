@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 
 use chancery_events::id::IncarnationId;
 
-use super::drift::{Loss, Place};
-use super::folder::Folder;
-use super::group::{self, CgroupParent, Populated};
-use super::identity::{self, EnvironmentReader, Stat};
+use super::drift::{DirectoryLoss, FileId};
+use super::folder::IncarnationDirectory;
+use super::group::{self, CgroupParent, GroupPopulation};
+use super::identity::{self, EnvironmentReader, ProcStat};
 use super::proof::folder_named_by;
-use super::{ANSWER, Tended};
+use super::{ANSWER, ReconcilerKey};
 
 /// Delay before unreadable processes are tried again.
 const AGAIN: Duration = Duration::from_millis(100);
@@ -25,15 +25,15 @@ pub(super) fn find(
     cgroup: Option<&CgroupParent>,
     listed: Vec<IncarnationId>,
     kept: &BTreeSet<IncarnationId>,
-) -> io::Result<Vec<Tended>> {
+) -> io::Result<Vec<ReconcilerKey>> {
     let nodes = root.join("nodes");
-    let place = Place::of(&nodes)?;
+    let place = FileId::of(&nodes)?;
     let mut known = kept.clone();
     let mut lost = Vec::new();
-    let mut add = |id, folder: Folder| {
+    let mut add = |id, folder: IncarnationDirectory| {
         if known.insert(id) {
             tracing::error!(incarnation = %id, "processes run, and their directory was removed");
-            lost.push(Tended::Incarnation(id, folder, Some(Loss::Removed)));
+            lost.push(ReconcilerKey::Incarnation(id, folder, Some(DirectoryLoss::Removed)));
         }
     };
     let mut above_is_ours = BTreeMap::from([(nodes.clone(), place.is_some())]);
@@ -47,19 +47,21 @@ pub(super) fn find(
             .entry(above.to_owned())
             .or_insert_with(|| place.is_some() && identity::place_in_time(above.to_owned()) == place);
         if *is_ours {
-            add(id, Folder::at(nodes.join(node).join(id.to_string())));
+            add(id, IncarnationDirectory::at(nodes.join(node).join(id.to_string())));
         }
     }
     for (id, group) in groups(cgroup, listed, kept)? {
         match group.populated() {
             // The node is unknown by now.
-            Populated::Yes => add(id, Folder::at(root.join("removed").join(id.to_string()))),
-            Populated::No => {
+            GroupPopulation::Yes => {
+                add(id, IncarnationDirectory::at(root.join("removed").join(id.to_string())))
+            }
+            GroupPopulation::No => {
                 if let Err(error) = group::remove(&group.path) {
                     tracing::warn!(%error, incarnation = %id, "an empty control group stays");
                 }
             }
-            Populated::Unknown(why) => {
+            GroupPopulation::Unknown(why) => {
                 tracing::warn!(why, incarnation = %id, "cannot find out whether anything is left of it");
             }
         }
@@ -71,7 +73,7 @@ pub(super) fn find(
 /// be slow, is retried for some seconds.
 fn named_folders() -> io::Result<Vec<PathBuf>> {
     let (mut named, mut until) = (Vec::new(), None);
-    let mut unread = Stat::shown()?;
+    let mut unread = ProcStat::shown()?;
     unread.retain(|stat| identity::may_have_no_new_privs(stat.pid));
     loop {
         let mut environments = EnvironmentReader::new();
@@ -122,5 +124,5 @@ pub(super) fn user(
     kept: &BTreeSet<IncarnationId>,
 ) -> io::Result<Option<IncarnationId>> {
     let all = groups(cgroup, listed, kept)?;
-    Ok(all.into_iter().find(|(_, group)| group.populated() != Populated::No).map(|(id, _)| id))
+    Ok(all.into_iter().find(|(_, group)| group.populated() != GroupPopulation::No).map(|(id, _)| id))
 }

@@ -38,8 +38,8 @@ use std::time::Duration;
 
 use chancery_events::id::{IncarnationId, ObjectId, VolumeId};
 use chancery_events::name::NodeName;
-use chancery_events::observation::{Hope, Report};
-use chancery_events::protocol::{Command, ObjectSpec, RunSpec};
+use chancery_events::observation::{ObjectReport, RetryClass};
+use chancery_events::protocol::{Command, IncarnationSpec, ObjectSpec};
 use serde::{Deserialize, Serialize};
 use tokio::runtime::{Handle, Runtime};
 use tokio::sync::{Semaphore, mpsc, oneshot};
@@ -73,27 +73,27 @@ mod wire;
 
 pub use capture::OutputLimits;
 pub use group::detect::{CgroupSetting, CgroupSupport, EndProof};
-pub use identity::Boot;
+pub use identity::BootId;
 pub use keeper::keeper_main;
-pub use output::{LogFile, ProcessLogs, log_files};
-pub use reader::Reader;
+pub use output::{OutputFile, ProcessLogs, log_files};
+pub use reader::OutputReader;
 pub use removal::{debts, remove_directory};
 pub use start::PAYLOAD_VARIABLES;
 pub use trampoline::trampoline_main;
-pub use volumes::Used;
+pub use volumes::VolumeUsage;
 
-use crate::board::Board;
+use crate::board::StatusCache;
 use crate::durable;
-use crate::executor_store::{DirectoryStore, ExecutorStore as _, Found, ObjectStore as _, entries};
+use crate::executor_store::{DirectoryStore, ExecutorStore as _, ObjectStore as _, VolumeLookup, entries};
 use crate::logs::LogSource;
 use crate::orchestrator::{InventoryError, Orchestrator, WatchLost, WorkProgress};
-use crate::plan::{self, Changes, Order};
-use drift::{Loss, Watcher};
-use folder::{Folder, Wanted};
+use crate::plan::{self, ObjectTarget, UpdateSupport};
+use drift::{DirectoryLoss, DirectoryWatcher};
+use folder::{IncarnationDirectory, SpecFile};
 use group::CgroupParent;
-use removal::Removals;
-use tender::{Ask, Tender};
-use volumes::Warden;
+use removal::RemovalTasks;
+use tender::{IncarnationReconciler, ReconcilerRequest};
+use volumes::VolumeReconciler;
 
 /// Maximum number of concurrent supervisor starts: each writes to the disk and executes two programs.
 const STARTS_AT_ONCE: usize = 16;
@@ -103,13 +103,13 @@ const VOLUME_THREADS: usize = 4;
 /// mounted ones.
 const ANSWER: Duration = Duration::from_secs(5);
 
-/// Configuration of [`Processes`].
+/// Configuration of [`ProcessOrchestrator`].
 #[derive(Clone, Debug)]
-pub struct Config {
+pub struct ProcessConfig {
     /// Directory of `nodes/<node>/<incarnation>/` and `volumes/<volume>/`. May be the root of the executor.
     pub root: PathBuf,
     /// Command that starts a supervisor.
-    pub program: KeeperProgram,
+    pub program: SupervisorProgram,
     /// Limits of captured output.
     pub output: OutputLimits,
     /// Directory in which each incarnation gets its own control group.
@@ -119,12 +119,12 @@ pub struct Config {
     pub files: Option<u64>,
     /// Identity of boot and machine, also for supervisors (default: as the machine reports). For tests of
     /// reboots.
-    pub boot: Option<Boot>,
+    pub boot: Option<BootId>,
 }
 
 /// Program that runs [`keeper_main`] and [`trampoline_main`], in production the current executable.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct KeeperProgram {
+pub struct SupervisorProgram {
     /// Absolute path of the program.
     pub program: PathBuf,
     /// Arguments of a supervisor; the directory is appended.
@@ -135,15 +135,15 @@ pub struct KeeperProgram {
 
 /// Orchestrator of processes.
 #[derive(Debug)]
-pub struct Processes {
-    shared: Arc<Shared>,
-    tenders: Arc<Tenders>,
+pub struct ProcessOrchestrator {
+    shared: Arc<ProcessShared>,
+    tenders: Arc<ReconcilerTasks>,
     /// Objects of earlier epochs, which are listed once they were checked.
-    settling: tokio::sync::Mutex<Settling>,
+    settling: tokio::sync::Mutex<SettlingObjects>,
     runtimes: Option<[Runtime; 2]>,
 }
 
-impl Drop for Processes {
+impl Drop for ProcessOrchestrator {
     fn drop(&mut self) {
         self.shared.removals.stop();
         self.shared.is_closed.store(true, Ordering::Release);
@@ -156,17 +156,17 @@ impl Drop for Processes {
 
 /// Objects of earlier executor epochs that were not checked yet.
 #[derive(Debug)]
-struct Settling {
+struct SettlingObjects {
     incarnations: Vec<oneshot::Receiver<()>>,
     volumes: Option<JoinHandle<io::Result<()>>>,
     /// Whether a wait for volumes has timed out.
     is_late: bool,
 }
 
-impl Settling {
+impl SettlingObjects {
     /// Waits for volumes, once and briefly. No conclusion follows from an unlisted volume: the decider asks
     /// for the volume.
-    async fn look_at_volumes(&mut self, shared: &Arc<Shared>, tenders: &Arc<Tenders>) {
+    async fn look_at_volumes(&mut self, shared: &Arc<ProcessShared>, tenders: &Arc<ReconcilerTasks>) {
         let folder = shared.volumes();
         let folder = folder.display();
         let Some(finding) = &mut self.volumes else { return };
@@ -193,15 +193,15 @@ impl Settling {
 /// Tasks that reconcile objects. Reconcilers write to disks and read `/proc`, so they have their own threads.
 /// Volumes may be on another disk, which might not answer, so their reconcilers have separate threads.
 #[derive(Debug)]
-struct Tenders {
+struct ReconcilerTasks {
     /// Senders of the reconcilers. A reconciler ends when its sender is dropped; its object keeps running.
-    senders: Mutex<BTreeMap<ObjectId, mpsc::Sender<Ask>>>,
+    senders: Mutex<BTreeMap<ObjectId, mpsc::Sender<ReconcilerRequest>>>,
     incarnations: Handle,
     volumes: Handle,
 }
 
-impl Tenders {
-    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<ObjectId, mpsc::Sender<Ask>>> {
+impl ReconcilerTasks {
+    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<ObjectId, mpsc::Sender<ReconcilerRequest>>> {
         self.senders.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -209,10 +209,10 @@ impl Tenders {
     /// reconciler notifies `settled` once it has checked its object.
     fn tender(
         &self,
-        shared: &Arc<Shared>,
-        tended: Tended,
+        shared: &Arc<ProcessShared>,
+        tended: ReconcilerKey,
         settled: Option<oneshot::Sender<()>>,
-    ) -> mpsc::Sender<Ask> {
+    ) -> mpsc::Sender<ReconcilerRequest> {
         let object = tended.object();
         let mut senders = self.lock();
         if let Some(known) = senders.get(&object).filter(|sender| !sender.is_closed()) {
@@ -221,28 +221,36 @@ impl Tenders {
         let (sender, asks) = mpsc::channel(1);
         let shared = shared.clone();
         match tended {
-            Tended::Incarnation(id, folder, lost) => {
-                drop(self.incarnations.spawn(Tender::new(id, folder, shared, lost).tend(asks, settled)));
+            ReconcilerKey::Incarnation(id, folder, lost) => {
+                drop(
+                    self.incarnations
+                        .spawn(IncarnationReconciler::new(id, folder, shared, lost).tend(asks, settled)),
+                );
             }
-            Tended::Volume(id) => drop(self.volumes.spawn(Warden::new(id, shared).tend(asks, settled))),
+            ReconcilerKey::Volume(id) => {
+                drop(self.volumes.spawn(VolumeReconciler::new(id, shared).tend(asks, settled)))
+            }
         }
         senders.insert(object, sender.clone());
         sender
     }
 
-    fn start_to_find_volumes(self: &Arc<Tenders>, shared: &Arc<Shared>) -> JoinHandle<io::Result<()>> {
+    fn start_to_find_volumes(
+        self: &Arc<ReconcilerTasks>,
+        shared: &Arc<ProcessShared>,
+    ) -> JoinHandle<io::Result<()>> {
         let (tenders, shared) = (self.clone(), shared.clone());
         self.volumes.spawn(async move { tenders.find_volumes(shared).await })
     }
 
     /// Finds the volumes of earlier executor epochs and reconciles them; returns once all were checked.
-    async fn find_volumes(&self, shared: Arc<Shared>) -> io::Result<()> {
+    async fn find_volumes(&self, shared: Arc<ProcessShared>) -> io::Result<()> {
         let root = shared.volumes();
         let found = tokio::task::spawn_blocking(move || volumes::find(&root)).await;
         let mut settling = Vec::new();
         for id in found.map_err(io::Error::other)?? {
             let (settled, settles) = oneshot::channel();
-            self.tender(&shared, Tended::Volume(id), Some(settled));
+            self.tender(&shared, ReconcilerKey::Volume(id), Some(settled));
             settling.push(settles);
         }
         for settles in settling {
@@ -256,16 +264,16 @@ impl Tenders {
 
 /// State that all reconcilers share.
 #[derive(Debug)]
-struct Shared {
+struct ProcessShared {
     root: PathBuf,
-    program: KeeperProgram,
+    program: SupervisorProgram,
     output: OutputLimits,
     cgroup: Option<CgroupParent>,
     files: Option<u64>,
-    given_boot: Option<Boot>,
-    boot: Boot,
-    watcher: Arc<Watcher>,
-    board: Board,
+    given_boot: Option<BootId>,
+    boot: BootId,
+    watcher: Arc<DirectoryWatcher>,
+    board: StatusCache,
     starts: Arc<Semaphore>,
     /// Permits for starts that mount volumes: their supervisors wait for the disk of the volumes.
     volume_starts: Arc<Semaphore>,
@@ -276,31 +284,31 @@ struct Shared {
     volume_threads: Handle,
     /// Permit to measure a volume, one at a time.
     measures: Arc<Semaphore>,
-    removals: Removals,
+    removals: RemovalTasks,
     /// Whether the executor was closed. Another one may use the root by then: a call that hung must change
     /// nothing.
     is_closed: AtomicBool,
 }
 
 /// Object of a reconciler.
-enum Tended {
-    Incarnation(IncarnationId, Folder, Option<Loss>),
+enum ReconcilerKey {
+    Incarnation(IncarnationId, IncarnationDirectory, Option<DirectoryLoss>),
     Volume(VolumeId),
 }
 
-impl Tended {
+impl ReconcilerKey {
     fn object(&self) -> ObjectId {
         match self {
-            Tended::Incarnation(id, ..) => ObjectId::Incarnation(*id),
-            Tended::Volume(id) => ObjectId::Volume(*id),
+            ReconcilerKey::Incarnation(id, ..) => ObjectId::Incarnation(*id),
+            ReconcilerKey::Volume(id) => ObjectId::Volume(*id),
         }
     }
 }
 
-impl Processes {
+impl ProcessOrchestrator {
     /// Finds all objects that earlier executor epochs left under the root, and reconciles them.
-    pub async fn open(config: Config) -> io::Result<Processes> {
-        let Config { root, program, output, cgroup, files, boot: given_boot } = config;
+    pub async fn open(config: ProcessConfig) -> io::Result<ProcessOrchestrator> {
+        let ProcessConfig { root, program, output, cgroup, files, boot: given_boot } = config;
         // Supervisors outlive this process: they must not inherit its descriptors.
         close_fds::set_fds_cloexec(3, &[]);
         let root = std::path::absolute(root)?;
@@ -317,9 +325,9 @@ impl Processes {
         }
         let cgroup = support.parent(&root)?;
         let starts = Arc::new(Semaphore::new(STARTS_AT_ONCE));
-        let board = Board::default();
-        let boot = given_boot.clone().map_or_else(Boot::of_this_machine, Ok)?;
-        let watcher = Arc::new(Watcher::default());
+        let board = StatusCache::default();
+        let boot = given_boot.clone().map_or_else(BootId::of_this_machine, Ok)?;
+        let watcher = Arc::new(DirectoryWatcher::default());
         let looks = watcher.clone();
         let threads = |name: &str, count| {
             let mut builder = tokio::runtime::Builder::new_multi_thread();
@@ -334,7 +342,7 @@ impl Processes {
                 return Err(error);
             }
         };
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(ProcessShared {
             root,
             program,
             output,
@@ -349,20 +357,20 @@ impl Processes {
             using: Arc::default(),
             volume_threads: volumes.handle().clone(),
             measures: Arc::new(Semaphore::new(1)),
-            removals: Removals::default(),
+            removals: RemovalTasks::default(),
             is_closed: AtomicBool::new(false),
         });
         runtime.spawn(async move { looks.look_for_ever().await });
         let handle = runtime.handle().clone();
-        let tenders = Arc::new(Tenders {
+        let tenders = Arc::new(ReconcilerTasks {
             senders: Mutex::default(),
             incarnations: handle.clone(),
             volumes: volumes.handle().clone(),
         });
-        let processes = Processes {
+        let processes = ProcessOrchestrator {
             shared: shared.clone(),
             tenders,
-            settling: Settling { incarnations: Vec::new(), volumes: None, is_late: false }.into(),
+            settling: SettlingObjects { incarnations: Vec::new(), volumes: None, is_late: false }.into(),
             runtimes: Some([runtime, volumes]),
         };
         let looking = shared.clone();
@@ -384,11 +392,11 @@ impl Processes {
         &self,
         object: ObjectId,
         node: Option<&NodeName>,
-        ask: impl FnOnce(oneshot::Sender<WorkProgress>) -> Ask,
+        ask: impl FnOnce(oneshot::Sender<WorkProgress>) -> ReconcilerRequest,
     ) -> WorkProgress {
         let whom = match object {
-            ObjectId::Incarnation(id) => Tended::Incarnation(id, self.shared.folder(id, node), None),
-            ObjectId::Volume(id) => Tended::Volume(id),
+            ObjectId::Incarnation(id) => ReconcilerKey::Incarnation(id, self.shared.folder(id, node), None),
+            ObjectId::Volume(id) => ReconcilerKey::Volume(id),
         };
         let (done, answered) = oneshot::channel();
         let tender = self.tenders.tender(&self.shared, whom, None);
@@ -403,34 +411,35 @@ impl Processes {
     }
 }
 
-impl Orchestrator for Processes {
+impl Orchestrator for ProcessOrchestrator {
     /// Arguments, environment and limits of a process are fixed at its start.
-    const CHANGES: Changes = Changes::Never;
+    const CHANGES: UpdateSupport = UpdateSupport::Never;
 
     async fn carry_out(&self, command: Command) -> WorkProgress {
         if let Some(message) = plan::misfit(&command) {
-            self.shared.board.refuse(command.object, command.revision, message.to_owned(), Hope::Never);
+            self.shared.board.refuse(command.object, command.revision, message.to_owned(), RetryClass::Never);
             return WorkProgress::Begun;
         }
-        let order = Order::of(&command);
+        let order = ObjectTarget::of(&command);
         let (object, spec) = (command.object, command.spec);
         let node = match &spec {
             ObjectSpec::Run(spec) => Some(spec.node.clone()),
             ObjectSpec::Volume(_) => None,
         };
-        self.ask(object, node.as_ref(), |done| Ask::Order { order, spec: Some(spec), done }).await
+        self.ask(object, node.as_ref(), |done| ReconcilerRequest::Order { order, spec: Some(spec), done })
+            .await
     }
 
     async fn remove(&self, object: ObjectId, revision: u32) -> WorkProgress {
-        let order = Order::removal(revision);
-        self.ask(object, None, |done| Ask::Order { order, spec: None, done }).await
+        let order = ObjectTarget::removal(revision);
+        self.ask(object, None, |done| ReconcilerRequest::Order { order, spec: None, done }).await
     }
 
     async fn forget(&self, object: ObjectId) -> WorkProgress {
         if !self.tenders.lock().contains_key(&object) {
             return WorkProgress::Begun;
         }
-        let progress = self.ask(object, None, Ask::Forget).await;
+        let progress = self.ask(object, None, ReconcilerRequest::Forget).await;
         let mut tenders = self.tenders.lock();
         if tenders.get(&object).is_some_and(mpsc::Sender::is_closed) {
             tenders.remove(&object);
@@ -438,7 +447,7 @@ impl Orchestrator for Processes {
         progress
     }
 
-    async fn list(&self) -> Result<Vec<Report>, InventoryError> {
+    async fn list(&self) -> Result<Vec<ObjectReport>, InventoryError> {
         let mut settling = self.settling.lock().await;
         while let Some(settles) = settling.incarnations.last_mut() {
             // On an error the reconciler panicked: its object still exists, but is not listed.
@@ -450,7 +459,7 @@ impl Orchestrator for Processes {
         Ok(self.shared.board.list())
     }
 
-    async fn changes(&self, limit: usize) -> Result<Vec<Report>, WatchLost> {
+    async fn changes(&self, limit: usize) -> Result<Vec<ObjectReport>, WatchLost> {
         Ok(self.shared.board.read(limit).await)
     }
 
@@ -459,9 +468,9 @@ impl Orchestrator for Processes {
     }
 }
 
-impl Shared {
+impl ProcessShared {
     /// Returns the permits that bound concurrent starts of such an incarnation.
-    fn starts_of(&self, spec: Option<&RunSpec>) -> Arc<Semaphore> {
+    fn starts_of(&self, spec: Option<&IncarnationSpec>) -> Arc<Semaphore> {
         if spec.is_some_and(volumes::mounts_any) { self.volume_starts.clone() } else { self.starts.clone() }
     }
 
@@ -475,12 +484,12 @@ impl Shared {
 
     /// Directory of an incarnation, existing or not. An incarnation that was removed before its spec was
     /// known has no node.
-    fn folder(&self, id: IncarnationId, node: Option<&NodeName>) -> Folder {
+    fn folder(&self, id: IncarnationId, node: Option<&NodeName>) -> IncarnationDirectory {
         let store = match node {
             Some(node) => self.root.join("nodes").join(node.as_str()),
             None => self.root.join("removed"),
         };
-        Folder::at(DirectoryStore::at(store).object(id.into()))
+        IncarnationDirectory::at(DirectoryStore::at(store).object(id.into()))
     }
 
     /// Directory of all volumes.
@@ -515,7 +524,7 @@ impl Shared {
     }
 
     /// Incarnations that earlier executor epochs left: directories, and processes whose directory was lost.
-    fn find(&self, on: &Handle) -> io::Result<Vec<Tended>> {
+    fn find(&self, on: &Handle) -> io::Result<Vec<ReconcilerKey>> {
         for path in entries(&self.forgotten())? {
             let id = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.parse().ok());
             match id {
@@ -535,10 +544,12 @@ impl Shared {
                     continue;
                 };
                 kept.insert(id);
-                match path.look::<Wanted>(id.into()) {
-                    Ok(Found::Ours(_)) => found.push(Tended::Incarnation(id, Folder::at(path), None)),
-                    Ok(Found::Nothing) => leave(&path, "it has no record of ours"),
-                    Ok(Found::Foreign(why)) => leave(&path, &format!("it {why}")),
+                match path.look::<SpecFile>(id.into()) {
+                    Ok(VolumeLookup::Ours(_)) => {
+                        found.push(ReconcilerKey::Incarnation(id, IncarnationDirectory::at(path), None))
+                    }
+                    Ok(VolumeLookup::Nothing) => leave(&path, "it has no record of ours"),
+                    Ok(VolumeLookup::Foreign(why)) => leave(&path, &format!("it {why}")),
                     Err(error) => leave(&path, &error.to_string()),
                 }
             }

@@ -12,7 +12,7 @@ use chancery_events::id::IncarnationId;
 
 use super::capture::{part, parts, split};
 use super::entries;
-use super::reader::Reader;
+use super::reader::OutputReader;
 use super::times::{self, TimesEntry};
 use crate::durable;
 use crate::logs::{LogOutput, LogReader, LogSource, LogStart, LogStream, OutputName};
@@ -24,36 +24,36 @@ const CHUNK: usize = 64 << 10;
 
 /// Output of a process, wherever its files are.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub struct LogFile {
+pub struct OutputFile {
     /// Process and stream of the output.
     pub name: OutputName,
     /// Path of each file without its dot and number; [`Reader`](super::Reader) reads across the files.
     pub base: PathBuf,
 }
 
-impl LogOutput for LogFile {
+impl LogOutput for OutputFile {
     fn name(&self) -> &OutputName {
         &self.name
     }
 
     fn open(&self, start: LogStart) -> io::Result<Box<dyn LogReader>> {
         Ok(Box::new(match (start.since, start.tail) {
-            (None, tail) => Reader::last(&self.base, tail.unwrap_or(u64::MAX))?,
-            (Some(since), None) => Reader::since(&self.base, since)?,
+            (None, tail) => OutputReader::last(&self.base, tail.unwrap_or(u64::MAX))?,
+            (Some(since), None) => OutputReader::since(&self.base, since)?,
             (Some(since), Some(tail)) => {
-                Reader::last(&self.base, tail)?.later(Reader::since(&self.base, since)?)
+                OutputReader::last(&self.base, tail)?.later(OutputReader::since(&self.base, since)?)
             }
         }))
     }
 }
 
-impl LogReader for Reader {
+impl LogReader for OutputReader {
     fn next_time(&mut self) -> io::Result<Option<u64>> {
-        Reader::next_time(self)
+        OutputReader::next_time(self)
     }
 
     fn read_block(&mut self, most: usize) -> io::Result<(u64, Vec<u8>)> {
-        Reader::read_block(self, most)
+        OutputReader::read_block(self, most)
     }
 }
 
@@ -76,7 +76,7 @@ fn ended(root: &Path) -> PathBuf {
 }
 
 /// Returns the outputs of an incarnation's processes, in order; empty if nothing is kept.
-pub fn log_files(root: &Path, incarnation: IncarnationId) -> io::Result<Vec<LogFile>> {
+pub fn log_files(root: &Path, incarnation: IncarnationId) -> io::Result<Vec<OutputFile>> {
     let id = incarnation.to_string();
     let nodes = entries(&root.join("nodes"))?;
     // The last applies while the output is being kept.
@@ -108,7 +108,7 @@ pub(super) fn keep(root: &Path, incarnation: IncarnationId, folder: &Path) -> io
         fs::remove_file(&kept)?;
     }
     fs::create_dir_all(&kept)?;
-    for LogFile { base, .. } in outputs {
+    for OutputFile { base, .. } in outputs {
         let (Some(name), Some(newest)) = (base.file_name(), parts(&base)?.into_iter().max()) else {
             continue;
         };
@@ -127,7 +127,7 @@ pub(super) fn keep(root: &Path, incarnation: IncarnationId, folder: &Path) -> io
 }
 
 fn copy_end(base: &Path, path: &Path) -> io::Result<()> {
-    let mut reader = Reader::last(base, u64::MAX)?;
+    let mut reader = OutputReader::last(base, u64::MAX)?;
     let mut to = create_anew(path)?;
     let (mut length, mut entries) = (0, Vec::<TimesEntry>::new());
     loop {
@@ -176,14 +176,14 @@ pub(super) fn surplus(root: &Path) -> io::Result<Vec<PathBuf>> {
 }
 
 /// Outputs whose files are in a directory, in order.
-fn in_folder(folder: &Path) -> io::Result<Vec<LogFile>> {
+fn in_folder(folder: &Path) -> io::Result<Vec<OutputFile>> {
     let mut files: Vec<_> = entries(folder)?.iter().filter_map(|path| log_file(path)).collect();
     files.sort();
     files.dedup();
     Ok(files)
 }
 
-fn log_file(path: &Path) -> Option<LogFile> {
+fn log_file(path: &Path) -> Option<OutputFile> {
     let (name, _) = split(path)?;
     let base = path.with_file_name(name);
     let stream = match base.extension()?.to_str()? {
@@ -193,7 +193,7 @@ fn log_file(path: &Path) -> Option<LogFile> {
     };
     let (payload, index) = base.file_stem()?.to_str()?.rsplit_once('-')?;
     let (payload, index) = (payload.parse().ok()?, index.parse().ok()?);
-    Some(LogFile { name: OutputName { payload, index, stream }, base })
+    Some(OutputFile { name: OutputName { payload, index, stream }, base })
 }
 
 #[cfg(test)]
@@ -229,7 +229,7 @@ mod tests {
     fn what_was_kept_is_not_kept_again_from_a_folder_that_is_half_gone() {
         let (root, folder) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let id = IncarnationId::issue(Lineage::from_random(1), Position::FIRST);
-        let text = |files: &[LogFile]| fs::read_to_string(part(&files[0].base, 2)).unwrap();
+        let text = |files: &[OutputFile]| fs::read_to_string(part(&files[0].base, 2)).unwrap();
         // A crash during keeping left a part.
         let begun = ended(root.path()).join(format!("{id}.new"));
         fs::create_dir_all(&begun).unwrap();

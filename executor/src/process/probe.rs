@@ -17,8 +17,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use chancery_events::observation::{ProbeError, ProcessStatus};
-use chancery_events::protocol::RunSpec;
-use chancery_events::spec::{Probe, ProbeTiming};
+use chancery_events::protocol::IncarnationSpec;
+use chancery_events::spec::{ProbeTiming, ReadinessProbe};
 use rustix::io::Errno;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
@@ -26,8 +26,8 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-use super::folder::Record;
-use crate::plan::Before;
+use super::folder::ProcessesFile;
+use crate::plan::ReadyHistory;
 
 /// Delay of a timeout above which the executor could not follow the attempt.
 const LATE: Duration = Duration::from_millis(250);
@@ -36,7 +36,7 @@ const EAGER: Duration = Duration::from_millis(200);
 
 /// Probes of one incarnation. They end when this is dropped.
 #[derive(Debug)]
-pub(super) struct Probes {
+pub(super) struct ProbeSet {
     seen: watch::Receiver<Vec<ProbedStatus>>,
     shown: Arc<watch::Sender<Vec<ProbedStatus>>>,
     tasks: JoinSet<()>,
@@ -70,10 +70,10 @@ struct ProbeTarget {
     path: Option<String>,
 }
 
-impl Probes {
+impl ProbeSet {
     /// Starts the readiness probes. A process without one is ready. The initial delay of a probe is for
     /// starting programs: it does not delay reports of an incarnation that was ready.
-    pub(super) fn begin(spec: &RunSpec, record: &Record, before: Before) -> Probes {
+    pub(super) fn begin(spec: &IncarnationSpec, record: &ProcessesFile, before: ReadyHistory) -> ProbeSet {
         let (mut seen, mut ready, mut alive) = (Vec::new(), Vec::new(), Vec::new());
         for (number, process) in record.processes.iter().enumerate() {
             let payload = spec.payloads.iter().find(|payload| payload.name == process.payload);
@@ -81,20 +81,20 @@ impl Probes {
             let outcome = if probe.is_none() { ProbeOutcome::Passes } else { ProbeOutcome::Unknown };
             seen.push(ProbedStatus { ready: outcome, hung: None });
             // A port that the payload does not have never answers.
-            let target = |probe: &Probe| {
+            let target = |probe: &ReadinessProbe| {
                 let address = process.addresses.iter().find(|address| address.port == *probe.port())?;
                 Some(ProbeTarget { address: address.address.clone(), path: probe.path().map(str::to_owned) })
             };
-            let job = |probe: &Probe| Some((number, target(probe)?, probe.timing()));
+            let job = |probe: &ReadinessProbe| Some((number, target(probe)?, probe.timing()));
             ready.extend(probe.and_then(job));
             alive.extend(payload.and_then(|payload| payload.alive.as_ref()).and_then(job));
         }
         let (shown, seen) = watch::channel(seen);
-        let mut probes = Probes { seen, shown: Arc::new(shown), tasks: JoinSet::new(), alive };
+        let mut probes = ProbeSet { seen, shown: Arc::new(shown), tasks: JoinSet::new(), alive };
         for (number, target, timing) in ready {
             let shown = probes.shown.clone();
             probes.tasks.spawn(async move {
-                if before == Before::NeverReady {
+                if before == ReadyHistory::NeverReady {
                     sleep(timing.initial_delay()).await;
                 }
                 watch_readiness(&target, timing, |outcome| show(&shown, number, |seen| seen.ready = outcome))

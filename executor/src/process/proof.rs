@@ -30,12 +30,12 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
 
-use super::drift::Place;
-use super::folder::{Folder, Phase, Record};
-use super::group::{IncarnationCgroup, Populated};
-use super::identity::{self, Boot, EnvironmentReader, Handle, Stat};
+use super::drift::FileId;
+use super::folder::{IncarnationDirectory, ProcessesFile, StartPhase};
+use super::group::{GroupPopulation, IncarnationCgroup};
+use super::identity::{self, BootId, EnvironmentReader, ProcStat, ProcessHandle};
 use super::start::FOLDER_VARIABLE;
-use crate::durable::Reader;
+use crate::durable::FileAccess;
 use crate::executor_store::ObjectStore as _;
 
 /// Maximum number of attempts to read all processes while none is started.
@@ -43,7 +43,7 @@ const TRIES: usize = 20;
 
 /// Processes that are left of an incarnation.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) enum Rest {
+pub(super) enum RemainingProcesses {
     Nothing,
     Something,
     /// Undetermined result, for this reason.
@@ -63,7 +63,7 @@ pub(super) enum StartedIn {
 
 impl StartedIn {
     /// Returns whether the pids of the record are valid.
-    pub(super) fn of(record: &Record, boot: &Boot) -> std::io::Result<StartedIn> {
+    pub(super) fn of(record: &ProcessesFile, boot: &BootId) -> std::io::Result<StartedIn> {
         Ok(if record.boot != boot.id {
             StartedIn::OtherBoot
         } else if record.pid_namespace != identity::pid_namespace()? {
@@ -75,38 +75,49 @@ impl StartedIn {
 }
 
 /// Result of a search for an incarnation's processes.
-pub(super) struct Search {
+pub(super) struct ProcessSearch {
     /// Processes known to be of the incarnation.
-    pub(super) ours: Vec<Handle>,
-    pub(super) rest: Rest,
+    pub(super) ours: Vec<ProcessHandle>,
+    pub(super) rest: RemainingProcesses,
 }
 
 /// Searches for what is left of the recorded incarnation in the directory `folder`.
-pub(super) fn search(folder: &Folder, record: &Record, origin: StartedIn) -> Search {
+pub(super) fn search(
+    folder: &IncarnationDirectory,
+    record: &ProcessesFile,
+    origin: StartedIn,
+) -> ProcessSearch {
     let populated = record.group.as_ref().map(IncarnationCgroup::populated);
     let (mut ours, accounted, unread) = match origin {
-        StartedIn::OtherBoot => return Search { ours: Vec::new(), rest: Rest::Nothing },
-        StartedIn::OtherNamespace => {
-            (Vec::new(), Rest::Unknown("it was started in another PID namespace".to_owned()), None)
-        }
+        StartedIn::OtherBoot => return ProcessSearch { ours: Vec::new(), rest: RemainingProcesses::Nothing },
+        StartedIn::OtherNamespace => (
+            Vec::new(),
+            RemainingProcesses::Unknown("it was started in another PID namespace".to_owned()),
+            None,
+        ),
         StartedIn::Here => search_here(folder, record),
     };
     ours.extend(record.group.iter().flat_map(IncarnationCgroup::members));
     let rest = weigh(!ours.is_empty(), populated, accounted, unread);
-    Search { ours, rest }
+    ProcessSearch { ours, rest }
 }
 
 /// Combines the findings: any process found, the state of the control group, the result without a group, and
 /// why a process could not be judged.
-fn weigh(has_any: bool, populated: Option<Populated>, accounted: Rest, unread: Option<String>) -> Rest {
+fn weigh(
+    has_any: bool,
+    populated: Option<GroupPopulation>,
+    accounted: RemainingProcesses,
+    unread: Option<String>,
+) -> RemainingProcesses {
     match populated {
-        _ if has_any => Rest::Something,
-        Some(Populated::Yes) => Rest::Something,
+        _ if has_any => RemainingProcesses::Something,
+        Some(GroupPopulation::Yes) => RemainingProcesses::Something,
         // An unread process may have left the group.
-        _ if let Some(why) = unread => Rest::Unknown(why),
-        Some(Populated::No) => Rest::Nothing,
-        Some(Populated::Unknown(why)) => match accounted {
-            Rest::Unknown(also) => Rest::Unknown(format!("{also}, and {why}")),
+        _ if let Some(why) = unread => RemainingProcesses::Unknown(why),
+        Some(GroupPopulation::No) => RemainingProcesses::Nothing,
+        Some(GroupPopulation::Unknown(why)) => match accounted {
+            RemainingProcesses::Unknown(also) => RemainingProcesses::Unknown(format!("{also}, and {why}")),
             rest => rest,
         },
         None => accounted,
@@ -114,9 +125,12 @@ fn weigh(has_any: bool, populated: Option<Populated>, accounted: Rest, unread: O
 }
 
 /// Returns marked processes, the result without a control group, and why a process could not be judged.
-fn search_here(folder: &Folder, record: &Record) -> (Vec<Handle>, Rest, Option<String>) {
+fn search_here(
+    folder: &IncarnationDirectory,
+    record: &ProcessesFile,
+) -> (Vec<ProcessHandle>, RemainingProcesses, Option<String>) {
     let (all, candidates, missed) = snapshot(folder, record);
-    let (marks, mut environments) = (Marks::of(folder, record), EnvironmentReader::new());
+    let (marks, mut environments) = (ProcessMarks::of(folder, record), EnvironmentReader::new());
     let (mut marked, mut others, mut unread) = (Vec::new(), Vec::new(), None);
     for stat in &candidates {
         match marks.are_on(stat, &all, &mut environments) {
@@ -125,33 +139,36 @@ fn search_here(folder: &Folder, record: &Record) -> (Vec<Handle>, Rest, Option<S
             Err(error) => unread = Some(error.to_string()),
         }
     }
-    let open = |stat: &&Stat| Handle::open(stat.pid, stat.start_time).ok().flatten();
-    let ours: Vec<Handle> = marked.iter().filter_map(open).collect();
+    let open = |stat: &&ProcStat| ProcessHandle::open(stat.pid, stat.start_time).ok().flatten();
+    let ours: Vec<ProcessHandle> = marked.iter().filter_map(open).collect();
     let rest = match others.first() {
-        _ if identity::hides_processes() => Rest::Unknown("/proc hides processes".to_owned()),
-        _ if let Some(why) = missed => Rest::Unknown(why),
-        _ if let Some(why) = &unread => Rest::Unknown(why.clone()),
+        _ if identity::hides_processes() => RemainingProcesses::Unknown("/proc hides processes".to_owned()),
+        _ if let Some(why) = missed => RemainingProcesses::Unknown(why),
+        _ if let Some(why) = &unread => RemainingProcesses::Unknown(why.clone()),
         Some(stat) => {
             let name = std::fs::read_to_string(format!("/proc/{}/comm", stat.pid)).unwrap_or_default();
-            Rest::Unknown(format!("process {} ({}) may be left of it", stat.pid, name.trim()))
+            RemainingProcesses::Unknown(format!("process {} ({}) may be left of it", stat.pid, name.trim()))
         }
         // Marked processes may have ended since.
-        None if marked.is_empty() => Rest::Nothing,
-        None => Rest::Something,
+        None if marked.is_empty() => RemainingProcesses::Nothing,
+        None => RemainingProcesses::Something,
     };
     (ours, rest, unread)
 }
 
 /// Returns all processes, those not accounted for, and why some may have been missed.
-fn snapshot(folder: &Folder, record: &Record) -> (BTreeMap<u32, Stat>, Vec<Stat>, Option<String>) {
+fn snapshot(
+    folder: &IncarnationDirectory,
+    record: &ProcessesFile,
+) -> (BTreeMap<u32, ProcStat>, Vec<ProcStat>, Option<String>) {
     let mut found = (BTreeMap::new(), Vec::new(), None);
     for _ in 0..TRIES {
         let before = identity::started_since_boot().ok();
-        let (all, unread) = match Stat::all() {
+        let (all, unread) = match ProcStat::all() {
             Ok(all) => (all, None),
-            Err(error) => (Stat::shown().unwrap_or_default(), Some(error.to_string())),
+            Err(error) => (ProcStat::shown().unwrap_or_default(), Some(error.to_string())),
         };
-        let all: BTreeMap<u32, Stat> = all.into_iter().map(|stat| (stat.pid, stat)).collect();
+        let all: BTreeMap<u32, ProcStat> = all.into_iter().map(|stat| (stat.pid, stat)).collect();
         let mut candidates = self::candidates(record, &all, &BTreeSet::new());
         if !candidates.is_empty() {
             candidates = self::candidates(record, &all, &recorded_elsewhere(folder, record));
@@ -169,24 +186,26 @@ fn snapshot(folder: &Folder, record: &Record) -> (BTreeMap<u32, Stat>, Vec<Stat>
 }
 
 /// Processes and supervisors that other incarnations of the executor recorded in this boot and namespace.
-fn recorded_elsewhere(folder: &Folder, record: &Record) -> BTreeSet<(u32, u64)> {
+fn recorded_elsewhere(folder: &IncarnationDirectory, record: &ProcessesFile) -> BTreeSet<(u32, u64)> {
     let Some(nodes) = folder.path().ancestors().nth(2) else { return BTreeSet::new() };
     let nodes = super::entries(nodes).unwrap_or_default();
     let folders = nodes.iter().flat_map(|node| super::entries(node).unwrap_or_default());
-    let others = folders.filter(|path| path != folder.path()).map(Folder::at);
+    let others = folders.filter(|path| path != folder.path()).map(IncarnationDirectory::at);
     recorded(others, &record.boot, record.pid_namespace)
 }
 
 /// Processes and supervisors that incarnations in those directories recorded, in that boot and PID namespace.
 pub(super) fn recorded(
-    folders: impl Iterator<Item = Folder>,
+    folders: impl Iterator<Item = IncarnationDirectory>,
     boot: &str,
     pid_namespace: u64,
 ) -> BTreeSet<(u32, u64)> {
     // A pending restart names the processes of an earlier boot.
-    let are_here =
-        |one: &Record| one.phase != Phase::Again && one.boot == boot && one.pid_namespace == pid_namespace;
-    let records = folders.filter_map(|folder| folder.read::<Record>(Reader::Another).ok().flatten());
+    let are_here = |one: &ProcessesFile| {
+        one.phase != StartPhase::Again && one.boot == boot && one.pid_namespace == pid_namespace
+    };
+    let records =
+        folders.filter_map(|folder| folder.read::<ProcessesFile>(FileAccess::Another).ok().flatten());
     let mut all = BTreeSet::new();
     for one in records.filter(are_here) {
         all.extend(one.ancestors.first().map(|supervisor| (supervisor.pid, supervisor.start_time)));
@@ -196,10 +215,14 @@ pub(super) fn recorded(
 }
 
 /// Returns living processes that are not accounted for.
-fn candidates(record: &Record, all: &BTreeMap<u32, Stat>, elsewhere: &BTreeSet<(u32, u64)>) -> Vec<Stat> {
+fn candidates(
+    record: &ProcessesFile,
+    all: &BTreeMap<u32, ProcStat>,
+    elsewhere: &BTreeSet<(u32, u64)>,
+) -> Vec<ProcStat> {
     let first = record.processes.iter().map(|process| process.start_time).min().unwrap_or(0);
     let me = std::process::id();
-    let may_be = |stat: &&Stat| {
+    let may_be = |stat: &&ProcStat| {
         stat.start_time >= first
             && stat.pid != me
             && !elsewhere.contains(&(stat.pid, stat.start_time))
@@ -207,7 +230,7 @@ fn candidates(record: &Record, all: &BTreeMap<u32, Stat>, elsewhere: &BTreeSet<(
             && identity::may_have_no_new_privs(stat.pid)
     };
     let suspects: BTreeSet<u32> = all.values().filter(may_be).map(|stat| stat.pid).collect();
-    let is_adopter = |stat: &Stat| {
+    let is_adopter = |stat: &ProcStat| {
         stat.pid == 1 || record.ancestors.is_empty() || record.ancestors.contains(&stat.identity())
     };
     let is_left = |pid: u32| {
@@ -229,11 +252,11 @@ fn candidates(record: &Record, all: &BTreeMap<u32, Stat>, elsewhere: &BTreeSet<(
 }
 
 /// Marks on processes of an incarnation, unless the processes take care to drop them.
-struct Marks<'a> {
+struct ProcessMarks<'a> {
     folder: &'a Path,
-    place: Option<Place>,
+    place: Option<FileId>,
     /// Pipes in the directory, which the programs write into. Other files there may be read by any process.
-    pipes: BTreeMap<OsString, Place>,
+    pipes: BTreeMap<OsString, FileId>,
     /// Numbers of sessions and groups, with the start times of their leaders.
     leaders: BTreeMap<u32, u64>,
     numbers: ProcessNumbers,
@@ -250,7 +273,7 @@ enum ProcessNumbers {
 }
 
 impl ProcessNumbers {
-    fn since(record: &Record) -> ProcessNumbers {
+    fn since(record: &ProcessesFile) -> ProcessNumbers {
         let (now, numbers) = (identity::started_since_boot().ok(), identity::pid_numbers().ok());
         match (record.started_before, now, numbers) {
             // Numbers in use are skipped, so that others are reused sooner.
@@ -281,13 +304,13 @@ enum SameSession {
     Yes,
 }
 
-impl Marks<'_> {
-    fn of<'a>(folder: &'a Folder, record: &Record) -> Marks<'a> {
-        let place = |path: &Path| Place::of(path).ok().flatten();
+impl ProcessMarks<'_> {
+    fn of<'a>(folder: &'a IncarnationDirectory, record: &ProcessesFile) -> ProcessMarks<'a> {
+        let place = |path: &Path| FileId::of(path).ok().flatten();
         let files = super::entries(folder.path()).unwrap_or_default();
         let supervisor = record.ancestors.first().map(|one| (one.pid, one.start_time));
         let processes = record.processes.iter().map(|process| (process.pid, process.start_time));
-        Marks {
+        ProcessMarks {
             folder: folder.path(),
             place: place(folder.path()),
             pipes: files
@@ -302,8 +325,8 @@ impl Marks<'_> {
 
     fn are_on(
         &self,
-        stat: &Stat,
-        all: &BTreeMap<u32, Stat>,
+        stat: &ProcStat,
+        all: &BTreeMap<u32, ProcStat>,
         environments: &mut EnvironmentReader,
     ) -> io::Result<bool> {
         // A number is reused only when its session and group have ended. A process that reused the number may
@@ -333,7 +356,7 @@ impl Marks<'_> {
     /// Whether the path is that directory. A path with another name is not resolved: its file system might
     /// not answer.
     fn is_folder(&self, path: &Path) -> bool {
-        let is_same = || self.place.is_some() && Place::of(path).ok().flatten() == self.place;
+        let is_same = || self.place.is_some() && FileId::of(path).ok().flatten() == self.place;
         path == self.folder || (path.file_name() == self.folder.file_name() && is_same())
     }
 
@@ -349,7 +372,7 @@ fn is_pipe(path: &Path) -> bool {
 
 /// Directory of an incarnation that a process has in its environment.
 pub(super) fn folder_named_by(
-    stat: &Stat,
+    stat: &ProcStat,
     environments: &mut EnvironmentReader,
 ) -> io::Result<Option<PathBuf>> {
     let environment = environments.read(stat)?;
@@ -362,20 +385,22 @@ pub(super) fn folder_named_by(
 
 /// Supervisors of a directory that are visible here: the recorded one, and the holder of the lock.
 pub(super) fn supervisors(
-    folder: &Folder,
-    record: Option<&Record>,
+    folder: &IncarnationDirectory,
+    record: Option<&ProcessesFile>,
     origin: Option<StartedIn>,
-) -> Vec<Handle> {
+) -> Vec<ProcessHandle> {
     let recorded =
         record.and_then(|record| record.ancestors.first()).filter(|_| origin == Some(StartedIn::Here));
     let recorded = recorded.map(|one| (one.pid, one.start_time));
-    let lock = Place::of(&folder.file("keeper.lock")).ok().flatten();
+    let lock = FileId::of(&folder.file("keeper.lock")).ok().flatten();
     let me = std::process::id();
-    let all = lock.map(|_| Stat::shown().unwrap_or_default()).unwrap_or_default();
+    let all = lock.map(|_| ProcStat::shown().unwrap_or_default()).unwrap_or_default();
     let others = all.into_iter().filter(|stat| stat.pid != me);
     let holders = others.filter(|stat| lock.is_some_and(|lock| identity::has_locked(stat.pid, lock)));
     let all: BTreeMap<u32, u64> = holders.map(|stat| (stat.pid, stat.start_time)).chain(recorded).collect();
-    all.into_iter().filter_map(|(pid, start_time)| Handle::open(pid, start_time).ok().flatten()).collect()
+    all.into_iter()
+        .filter_map(|(pid, start_time)| ProcessHandle::open(pid, start_time).ok().flatten())
+        .collect()
 }
 
 #[cfg(test)]
@@ -398,21 +423,39 @@ mod tests {
 
     #[test]
     fn a_process_that_cannot_be_judged_leaves_the_end_unknown_whatever_its_group_says() {
-        let unknown = || Rest::Unknown("hidden".into());
+        let unknown = || RemainingProcesses::Unknown("hidden".into());
         let why = || Some("unread".to_owned());
         for (has_any, populated, accounted, unread, wanted) in [
-            (false, Some(Populated::No), unknown(), None, Rest::Nothing),
-            (false, Some(Populated::No), unknown(), why(), Rest::Unknown("unread".into())),
-            (false, None, Rest::Nothing, why(), Rest::Unknown("unread".into())),
-            (false, None, Rest::Nothing, None, Rest::Nothing),
-            (true, Some(Populated::No), Rest::Nothing, why(), Rest::Something),
-            (false, Some(Populated::Yes), Rest::Nothing, why(), Rest::Something),
+            (false, Some(GroupPopulation::No), unknown(), None, RemainingProcesses::Nothing),
             (
                 false,
-                Some(Populated::Unknown("gone".into())),
+                Some(GroupPopulation::No),
+                unknown(),
+                why(),
+                RemainingProcesses::Unknown("unread".into()),
+            ),
+            (false, None, RemainingProcesses::Nothing, why(), RemainingProcesses::Unknown("unread".into())),
+            (false, None, RemainingProcesses::Nothing, None, RemainingProcesses::Nothing),
+            (
+                true,
+                Some(GroupPopulation::No),
+                RemainingProcesses::Nothing,
+                why(),
+                RemainingProcesses::Something,
+            ),
+            (
+                false,
+                Some(GroupPopulation::Yes),
+                RemainingProcesses::Nothing,
+                why(),
+                RemainingProcesses::Something,
+            ),
+            (
+                false,
+                Some(GroupPopulation::Unknown("gone".into())),
                 unknown(),
                 None,
-                Rest::Unknown("hidden, and gone".into()),
+                RemainingProcesses::Unknown("hidden, and gone".into()),
             ),
         ] {
             assert_eq!(weigh(has_any, populated, accounted, unread), wanted);

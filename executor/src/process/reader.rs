@@ -17,7 +17,7 @@ const LOOKS: usize = 8;
 
 /// Position in an output. Data that rotation has deleted before it was read is skipped.
 #[derive(Debug)]
-pub struct Reader {
+pub struct OutputReader {
     base: PathBuf,
     number: u64,
     at: u64,
@@ -37,9 +37,9 @@ pub(super) struct ReadPosition {
     pub(super) at: u64,
 }
 
-impl Reader {
-    fn at(base: &Path, place: ReadPosition) -> Reader {
-        Reader {
+impl OutputReader {
+    fn at(base: &Path, place: ReadPosition) -> OutputReader {
+        OutputReader {
             base: base.to_owned(),
             number: place.number,
             at: place.at,
@@ -50,7 +50,7 @@ impl Reader {
     }
 
     /// Returns a reader at data that was written at `since` or later, and at most [`SPAN`] before.
-    pub fn since(base: &Path, since: SystemTime) -> io::Result<Reader> {
+    pub fn since(base: &Path, since: SystemTime) -> io::Result<OutputReader> {
         let from = times::micros(since).saturating_sub(u64::try_from(SPAN.as_micros()).unwrap_or(u64::MAX));
         let mut numbers = parts(base)?;
         numbers.sort_unstable();
@@ -58,18 +58,18 @@ impl Reader {
         for number in numbers {
             let path = part(base, number);
             if let Some(entry) = times::read(&path)?.into_iter().find(|entry| entry.time >= from) {
-                return Ok(Reader::at(base, ReadPosition { number, at: entry.offset }));
+                return Ok(OutputReader::at(base, ReadPosition { number, at: entry.offset }));
             }
             if let Some(file) = open(&path)? {
                 end = ReadPosition { number, at: file.metadata()?.len() };
             }
         }
-        Ok(Reader::at(base, end))
+        Ok(OutputReader::at(base, end))
     }
 
     /// Returns the reader with the later position, of two readers of one output.
     #[must_use]
-    pub fn later(self, other: Reader) -> Reader {
+    pub fn later(self, other: OutputReader) -> OutputReader {
         if other.place() > self.place() { other } else { self }
     }
 
@@ -149,7 +149,7 @@ impl Reader {
     }
 
     /// Returns a reader at the last `lines` lines, limited to whole lines in the last mebibyte.
-    pub fn last(base: &Path, lines: u64) -> io::Result<Reader> {
+    pub fn last(base: &Path, lines: u64) -> io::Result<OutputReader> {
         let mut numbers = parts(base)?;
         numbers.sort_unstable();
         let (mut end, mut begun) = (Vec::new(), Vec::new());
@@ -165,10 +165,10 @@ impl Reader {
             }
         }
         let Some((first, from)) = begun.last().copied() else {
-            return Ok(Reader::at(base, ReadPosition { number: 0, at: 0 }));
+            return Ok(OutputReader::at(base, ReadPosition { number: 0, at: 0 }));
         };
         let is_all = first == 1 && from == 0;
-        let mut reader = Reader::at(base, ReadPosition { number: first, at: from });
+        let mut reader = OutputReader::at(base, ReadPosition { number: first, at: from });
         reader.skip(begin_of_last(&end, lines, is_all) as u64)?;
         reader.file = None;
         Ok(reader)
@@ -268,7 +268,7 @@ mod tests {
         (folder, base)
     }
 
-    fn rest(reader: &mut Reader) -> String {
+    fn rest(reader: &mut OutputReader) -> String {
         let mut text = Vec::new();
         loop {
             let bytes = reader.read(5).unwrap();
@@ -296,11 +296,11 @@ mod tests {
             (later, u64::MAX, "next\nlast\n"),
         ] {
             let (_folder, base) = output(texts);
-            assert_eq!(rest(&mut Reader::last(&base, lines).unwrap()), wanted, "{texts:?} {lines}");
+            assert_eq!(rest(&mut OutputReader::last(&base, lines).unwrap()), wanted, "{texts:?} {lines}");
         }
         let long = "x".repeat(99) + "\n";
         let (_folder, base) = output(&[(1, &long.repeat(10_000)), (2, &long.repeat(6_000))]);
-        let shown = rest(&mut Reader::last(&base, u64::MAX).unwrap()).len() as u64;
+        let shown = rest(&mut OutputReader::last(&base, u64::MAX).unwrap()).len() as u64;
         assert!(shown.is_multiple_of(100) && shown <= TAIL && shown > TAIL - 100, "{shown}");
     }
 
@@ -330,26 +330,26 @@ mod tests {
         ];
         for (since, wanted) in table {
             let (_folder, base) = indexed();
-            let mut reader = Reader::since(&base, time(since)).unwrap();
+            let mut reader = OutputReader::since(&base, time(since)).unwrap();
             assert_eq!(rest(&mut reader), wanted, "since {since}");
             std::fs::write(part(&base, 3), "more\n").unwrap();
             assert_eq!(rest(&mut reader), "more\n", "since {since}");
         }
         let (_folder, base) = indexed();
-        let last = |lines| Reader::last(&base, lines).unwrap();
-        let since = || Reader::since(&base, time(80)).unwrap();
+        let last = |lines| OutputReader::last(&base, lines).unwrap();
+        let since = || OutputReader::since(&base, time(80)).unwrap();
         assert_eq!(rest(&mut since().later(last(1))), "four\n", "both must hold");
         assert_eq!(rest(&mut last(3).later(since())), "three\nfour\n", "both must hold");
         // Without an index, the modification time of the file decides.
         let (_folder, base) = output(&[(1, "old\n"), (2, "new\n")]);
         File::options().append(true).open(part(&base, 1)).unwrap().set_modified(time(0)).unwrap();
-        assert_eq!(rest(&mut Reader::since(&base, time(100)).unwrap()), "new\n");
+        assert_eq!(rest(&mut OutputReader::since(&base, time(100)).unwrap()), "new\n");
     }
 
     #[test]
     fn a_block_has_one_time_and_is_of_one_file() {
         let (_folder, base) = indexed();
-        let mut reader = Reader::last(&base, u64::MAX).unwrap();
+        let mut reader = OutputReader::last(&base, u64::MAX).unwrap();
         let mut blocks = Vec::new();
         loop {
             let (time, bytes) = reader.read_block(1000).unwrap();
@@ -368,7 +368,7 @@ mod tests {
         let path = part(&base, 1);
         let entry = |offset, seconds| TimesEntry { offset, time: times::micros(time(seconds)) };
         times::copy(&path, &[entry(0, 0)]).unwrap();
-        let mut reader = Reader::last(&base, u64::MAX).unwrap();
+        let mut reader = OutputReader::last(&base, u64::MAX).unwrap();
         let mut read = || {
             let (time, bytes) = reader.read_block(1000).unwrap();
             ((time / 1_000_000).saturating_sub(1_000_000), String::from_utf8(bytes).unwrap())
@@ -391,7 +391,7 @@ mod tests {
     #[test]
     fn one_that_waits_for_more_has_no_file_open() {
         let (_folder, base) = output(&[(1, "one\n"), (2, "two\nthree\n")]);
-        let mut reader = Reader::last(&base, 2).unwrap();
+        let mut reader = OutputReader::last(&base, 2).unwrap();
         assert!(reader.file.is_none(), "it was only found where it begins");
         assert_eq!(reader.read(4).unwrap(), b"two\n");
         assert!(reader.file.is_some(), "the rest stays readable");
@@ -403,18 +403,18 @@ mod tests {
     fn what_is_no_plain_file_is_not_waited_for() {
         let (folder, base) = output(&[(1, "one\n")]);
         rustix::fs::mkfifoat(rustix::fs::CWD, part(&base, 2), rustix::fs::Mode::RWXU).unwrap();
-        assert!(Reader::last(&base, 1).is_err());
+        assert!(OutputReader::last(&base, 1).is_err());
         std::fs::remove_file(part(&base, 2)).unwrap();
         std::os::unix::fs::symlink("/dev/zero", part(&base, 2)).unwrap();
-        assert!(Reader::last(&base, 1).is_err());
+        assert!(OutputReader::last(&base, 1).is_err());
         // A link to a plain file is foreign too, and the file may be longer or shorter than its name.
         for text in ["", &"x".repeat(1000)] {
             let other = folder.path().join("other");
             std::fs::write(&other, text).unwrap();
             std::fs::remove_file(part(&base, 2)).unwrap();
-            let mut reader = Reader::last(&base, u64::MAX).unwrap();
+            let mut reader = OutputReader::last(&base, u64::MAX).unwrap();
             std::os::unix::fs::symlink(&other, part(&base, 2)).unwrap();
-            assert!(Reader::last(&base, 1).is_err());
+            assert!(OutputReader::last(&base, 1).is_err());
             assert_eq!(reader.read_block(1000).unwrap().1, b"one\n");
             assert!(reader.read_block(1000).is_err());
             assert!(reader.next_time().is_err());
@@ -425,7 +425,7 @@ mod tests {
     #[test]
     fn it_goes_on_through_new_files_and_past_dropped_ones() {
         let (folder, base) = output(&[(1, "one\n")]);
-        let mut reader = Reader::last(&base, u64::MAX).unwrap();
+        let mut reader = OutputReader::last(&base, u64::MAX).unwrap();
         assert_eq!(rest(&mut reader), "one\n");
         std::fs::write(part(&base, 1), "one\nmore\n").unwrap();
         std::fs::write(part(&base, 2), "two\n").unwrap();

@@ -11,20 +11,20 @@
 //! | end, or no record | as recorded | as recorded |
 //!
 //! A *restart* first records that it is pending in this boot, then starts a supervisor as for any start. It
-//! is wanted if the highest target has the goal `Aim::Up`, no tombstone prevents it, and its plan always
+//! is wanted if the highest target has the goal `TargetGoal::Up`, no tombstone prevents it, and its plan always
 //! restarts (`Restart::Always`). It happens only on the same machine: a copy of the directory elsewhere
 //! proves nothing about its original machine. Decision 0015 explains why this is no second start.
 
-use chancery_events::spec::Restart;
+use chancery_events::spec::RestartPolicy;
 
-use super::folder::{Cause, Phase, Record, Wanted};
-use super::identity::Boot;
-use crate::executor_store::Tombstone;
-use crate::plan::Aim;
+use super::folder::{ProcessEndCause, ProcessesFile, SpecFile, StartPhase};
+use super::identity::BootId;
+use crate::executor_store::TombstoneFile;
+use crate::plan::TargetGoal;
 
 /// Action for a record without an end, if no other process holds the lock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Next {
+pub(super) enum RebootAction {
     /// Adoption of the processes that live; the others have ended.
     LookAfter,
     /// Restart of the incarnation.
@@ -33,32 +33,32 @@ pub(super) enum Next {
 
 /// Returns the action for a record.
 pub(super) fn next(
-    wanted: Option<&Wanted>,
-    tombstone: Option<Tombstone>,
-    record: &Record,
-    boot: &Boot,
-) -> Next {
-    if record.is_over() || (record.boot == boot.id && record.phase != Phase::Again) {
-        return Next::LookAfter;
+    wanted: Option<&SpecFile>,
+    tombstone: Option<TombstoneFile>,
+    record: &ProcessesFile,
+    boot: &BootId,
+) -> RebootAction {
+    if record.is_over() || (record.boot == boot.id && record.phase != StartPhase::Again) {
+        return RebootAction::LookAfter;
     }
     let is_wanted = wanted.is_some_and(|wanted| {
-        let always = wanted.spec.as_ref().is_some_and(|spec| spec.restart == Restart::Always);
+        let always = wanted.spec.as_ref().is_some_and(|spec| spec.restart == RestartPolicy::Always);
         let buried = tombstone.is_some_and(|tombstone| tombstone.covers(&wanted.order));
-        always && wanted.order.aim == Aim::Up && !buried
+        always && wanted.order.aim == TargetGoal::Up && !buried
     });
     let is_here = record.machine.is_some() && record.machine == boot.machine;
-    if is_wanted && is_here && was_cut_off(record) { Next::Again } else { Next::LookAfter }
+    if is_wanted && is_here && was_cut_off(record) { RebootAction::Again } else { RebootAction::LookAfter }
 }
 
 /// Whether every end was caused by the machine.
-fn was_cut_off(record: &Record) -> bool {
+fn was_cut_off(record: &ProcessesFile) -> bool {
     let mut ends = record.processes.iter().filter_map(|process| process.end.as_ref()).map(|end| end.cause);
     match ends.next() {
         None => true,
         // The first process that ends with the machine makes its supervisor stop the others.
         Some(first) => {
-            let all: Vec<Cause> = ends.chain([first]).collect();
-            all.contains(&Cause::GoingDown) && !all.contains(&Cause::Itself)
+            let all: Vec<ProcessEndCause> = ends.chain([first]).collect();
+            all.contains(&ProcessEndCause::GoingDown) && !all.contains(&ProcessEndCause::Itself)
         }
     }
 }

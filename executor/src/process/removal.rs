@@ -6,7 +6,7 @@
 //! descriptors are compared. So the kernel also refuses a mount made after the check.
 //!
 //! A directory that must be removed and cannot be is a *debt* ([`debts`]): reported with its reason, and
-//! retried ([`Removals`]) until it is removed.
+//! retried ([`RemovalTasks`]) until it is removed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{CString, OsStr};
@@ -123,7 +123,7 @@ fn remove_unmounted(path: &Path, stop: &AtomicBool) -> io::Result<()> {
     let Some(parent) = durable::if_found(open_parent(path))? else { return Ok(()) };
     let name = name_of(path)?;
     let Some(top) = unlink(&parent, &name, path)? else { return Ok(()) };
-    let mut clearing = Clearing { top: &top, path, stop, moved: 0 };
+    let mut clearing = DirectoryClearing { top: &top, path, stop, moved: 0 };
     clearing.clear(&top, 0)?;
     unlink_directory(&parent, &name, path)
 }
@@ -140,14 +140,14 @@ fn name_of(path: &Path) -> io::Result<CString> {
 
 const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
-struct Clearing<'a> {
+struct DirectoryClearing<'a> {
     top: &'a OwnedFd,
     path: &'a Path,
     stop: &'a AtomicBool,
     moved: u64,
 }
 
-impl Clearing<'_> {
+impl DirectoryClearing<'_> {
     fn clear(&mut self, folder: &OwnedFd, depth: u32) -> io::Result<()> {
         loop {
             let names = names(folder)?;
@@ -279,26 +279,26 @@ pub fn debts() -> BTreeMap<PathBuf, String> {
 
 /// Directory that must be removed and could not be; in [`debts`] until this is dropped.
 #[derive(Debug)]
-pub(super) struct Debt {
+pub(super) struct RemovalDebt {
     path: PathBuf,
     reason: String,
 }
 
-impl Debt {
+impl RemovalDebt {
     /// Notes why a removal failed; each reason is logged once.
-    pub(super) fn note(debt: &mut Option<Debt>, path: &Path, error: &io::Error) {
+    pub(super) fn note(debt: &mut Option<RemovalDebt>, path: &Path, error: &io::Error) {
         let reason = error.to_string();
         if debt.as_ref().is_some_and(|debt| debt.reason == reason) {
             return;
         }
         tracing::error!(reason, directory = %path.display(), "cannot remove directory, retrying");
         lock(&DEBTS).insert(path.to_owned(), reason.clone());
-        let noted = debt.get_or_insert_with(|| Debt { path: path.to_owned(), reason: String::new() });
+        let noted = debt.get_or_insert_with(|| RemovalDebt { path: path.to_owned(), reason: String::new() });
         noted.reason = reason;
     }
 }
 
-impl Drop for Debt {
+impl Drop for RemovalDebt {
     fn drop(&mut self) {
         lock(&DEBTS).remove(&self.path);
     }
@@ -312,15 +312,15 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// Removals of one executor, each in its own task: none delays anything else, and each is retried until it
 /// succeeds.
 #[derive(Clone, Debug)]
-pub(super) struct Removals {
+pub(super) struct RemovalTasks {
     stop: Arc<AtomicBool>,
     turns: Arc<Semaphore>,
     pending: Arc<Mutex<BTreeSet<PathBuf>>>,
 }
 
-impl Default for Removals {
-    fn default() -> Removals {
-        Removals {
+impl Default for RemovalTasks {
+    fn default() -> RemovalTasks {
+        RemovalTasks {
             stop: Arc::default(),
             turns: Arc::new(Semaphore::new(CONCURRENT)),
             pending: Arc::default(),
@@ -328,7 +328,7 @@ impl Default for Removals {
     }
 }
 
-impl Removals {
+impl RemovalTasks {
     /// Removes a directory after `before` has returned, in a task of the runtime. A pending directory is left
     /// to its task.
     pub(super) fn start(&self, on: &Handle, path: PathBuf, before: impl Fn() + Clone + Send + 'static) {
@@ -352,7 +352,9 @@ impl Removals {
             let removed = removed.await.map_err(io::Error::other).flatten();
             drop(turn);
             match removed {
-                Err(error) if !self.stop.load(Ordering::Relaxed) => Debt::note(&mut debt, path, &error),
+                Err(error) if !self.stop.load(Ordering::Relaxed) => {
+                    RemovalDebt::note(&mut debt, path, &error)
+                }
                 Ok(()) | Err(_) => return,
             }
             tokio::time::sleep(RETRY).await;

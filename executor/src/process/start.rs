@@ -12,17 +12,17 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use chancery_events::name::{PayloadName, PortName};
-use chancery_events::observation::{Address, Hope};
-use chancery_events::protocol::{Mount, RunPayload, RunSpec};
-use chancery_events::spec::{Port, Protocol, port_variable, volume_variable};
-use chancery_events::template::BadTemplate;
+use chancery_events::observation::{PortAddress, RetryClass};
+use chancery_events::protocol::{IncarnationPayload, IncarnationSpec, VolumeMount};
+use chancery_events::spec::{PayloadPort, PortProtocol, port_variable, volume_variable};
+use chancery_events::template::InvalidTemplate;
 
-use super::capture::{self, Capture};
-use super::fill::{Values, fill};
-use super::folder::{Folder, Started, Wanted};
+use super::capture::{self, OutputCapture};
+use super::fill::{PlaceholderValues, fill};
+use super::folder::{IncarnationDirectory, SpecFile, StartedProcess};
 use super::group;
-use super::identity::Stat;
-use super::trampoline::{Execute, NotExecuted, hope};
+use super::identity::ProcStat;
+use super::trampoline::{ExecFailure, ExecRequest, hope};
 use super::volumes;
 use crate::durable;
 
@@ -30,29 +30,29 @@ use crate::durable;
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// Process to start; open sockets reserve its ports.
-pub(super) struct Prepared {
+pub(super) struct PreparedProcess {
     payload: PayloadName,
     index: u16,
-    execute: Execute,
+    execute: ExecRequest,
     group: Option<(PathBuf, Option<NonZeroU64>)>,
-    addresses: Vec<Address>,
+    addresses: Vec<PortAddress>,
     held: Vec<OwnedFd>,
 }
 
 /// Trampoline that waits for its release.
-pub(super) struct Waiting {
-    pub(super) started: Started,
+pub(super) struct HeldTrampoline {
+    pub(super) started: StartedProcess,
     pub(super) socket: UnixStream,
-    pub(super) execute: Execute,
-    pub(super) captures: [Capture; 2],
+    pub(super) execute: ExecRequest,
+    pub(super) captures: [OutputCapture; 2],
     group: Option<(PathBuf, Option<NonZeroU64>)>,
     held: Vec<OwnedFd>,
 }
 
-impl Waiting {
+impl HeldTrampoline {
     /// Makes the group of a process in that of its incarnation, and moves the process there if the group has
     /// a limit. The trampoline still waits, so its program is in the group from the start.
-    pub(super) fn limit(&mut self, wanted: &Wanted) -> Result<(), NotExecuted> {
+    pub(super) fn limit(&mut self, wanted: &SpecFile) -> Result<(), ExecFailure> {
         if let (Some((path, memory)), Some(parent)) = (&self.group, &wanted.cgroup)
             && parent.memory
         {
@@ -76,17 +76,17 @@ impl Waiting {
     }
 }
 
-fn never(message: String) -> NotExecuted {
-    NotExecuted { message, hope: Hope::Never }
+fn never(message: String) -> ExecFailure {
+    ExecFailure { message, hope: RetryClass::Never }
 }
 
-fn failed(doing: &str, error: &io::Error) -> NotExecuted {
-    NotExecuted { message: format!("{doing}: {error}"), hope: hope(error) }
+fn failed(doing: &str, error: &io::Error) -> ExecFailure {
+    ExecFailure { message: format!("{doing}: {error}"), hope: hope(error) }
 }
 
 /// Returns a retryable failure: its cause is this machine or installation, not the plan.
-fn retry(error: &io::Error) -> NotExecuted {
-    NotExecuted { message: format!("start a process: {error}"), hope: Hope::Retry }
+fn retry(error: &io::Error) -> ExecFailure {
+    ExecFailure { message: format!("start a process: {error}"), hope: RetryClass::Retry }
 }
 
 /// Search path with the directory of this program first: a plan can name the payload that is shipped with it.
@@ -101,27 +101,31 @@ fn search_path() -> String {
 }
 
 /// Process of a spec: a payload, and the index of the process in it.
-pub(super) struct Slot<'a> {
-    spec: &'a RunSpec,
-    payload: &'a RunPayload,
+pub(super) struct ProcessSlot<'a> {
+    spec: &'a IncarnationSpec,
+    payload: &'a IncarnationPayload,
     index: u16,
 }
 
 /// Returns all processes to start.
-pub(super) fn processes(wanted: &Wanted) -> Result<Vec<Slot<'_>>, NotExecuted> {
+pub(super) fn processes(wanted: &SpecFile) -> Result<Vec<ProcessSlot<'_>>, ExecFailure> {
     let Some(spec) = &wanted.spec else {
         return Err(never("there is no spec".to_owned()));
     };
     let mut all = Vec::new();
     for payload in &spec.payloads {
-        all.extend((0..payload.processes).map(|index| Slot { spec, payload, index }));
+        all.extend((0..payload.processes).map(|index| ProcessSlot { spec, payload, index }));
     }
     if all.is_empty() { Err(never("the spec has no process".to_owned())) } else { Ok(all) }
 }
 
 /// Determines what to execute, without starting anything.
-pub(super) fn prepare(folder: &Folder, wanted: &Wanted, slot: &Slot<'_>) -> Result<Prepared, NotExecuted> {
-    let Slot { spec, payload, index } = *slot;
+pub(super) fn prepare(
+    folder: &IncarnationDirectory,
+    wanted: &SpecFile,
+    slot: &ProcessSlot<'_>,
+) -> Result<PreparedProcess, ExecFailure> {
+    let ProcessSlot { spec, payload, index } = *slot;
     let name = &payload.name;
     let Some(run) = &payload.run else {
         return Err(never(format!("payload {name} has nothing to run")));
@@ -134,7 +138,7 @@ pub(super) fn prepare(folder: &Folder, wanted: &Wanted, slot: &Slot<'_>) -> Resu
         ports.insert(port.name.clone(), number);
         held.push(socket);
     }
-    let values = Values {
+    let values = PlaceholderValues {
         incarnation: wanted.incarnation,
         spec,
         index,
@@ -143,7 +147,7 @@ pub(super) fn prepare(folder: &Folder, wanted: &Wanted, slot: &Slot<'_>) -> Resu
         volumes: &volumes,
     };
     let fill = |text: &str| fill(text, &values);
-    let bad = |bad: BadTemplate| never(format!("payload {name}: {bad}"));
+    let bad = |bad: InvalidTemplate| never(format!("payload {name}: {bad}"));
     let argv = run.argv.iter().map(|arg| fill(arg)).collect::<Result<_, _>>().map_err(bad)?;
     let home = work_folder(folder.path(), name, index).display().to_string();
     let mut env = BTreeMap::from([("PATH".to_owned(), search_path()), ("HOME".to_owned(), home)]);
@@ -154,7 +158,7 @@ pub(super) fn prepare(folder: &Folder, wanted: &Wanted, slot: &Slot<'_>) -> Resu
     env.extend(identity(folder, wanted, spec, name, index));
     env.extend(ports.iter().map(|(name, number)| (port_variable(name), number.to_string())));
     env.extend(volumes.iter().map(|(mount, path)| (volume_variable(mount), path.display().to_string())));
-    let address = |(port, number): (&PortName, &u16)| Address {
+    let address = |(port, number): (&PortName, &u16)| PortAddress {
         port: port.clone(),
         address: format!("{}:{number}", Ipv4Addr::LOCALHOST),
     };
@@ -162,18 +166,21 @@ pub(super) fn prepare(folder: &Folder, wanted: &Wanted, slot: &Slot<'_>) -> Resu
     let group = wanted.group(payload, index);
     // A group limits a process and all that it starts; without one, a limit for each is better than none.
     let memory = payload.memory.filter(|_| !matches!(group, Some((_, Some(_)))));
-    let execute = Execute { argv, env, memory, files: wanted.files };
-    Ok(Prepared { payload: name.clone(), index, execute, group, addresses, held })
+    let execute = ExecRequest { argv, env, memory, files: wanted.files };
+    Ok(PreparedProcess { payload: name.clone(), index, execute, group, addresses, held })
 }
 
 /// Paths of a payload's volumes, by mount path.
-fn volumes_of(wanted: &Wanted, payload: &RunPayload) -> Result<BTreeMap<String, PathBuf>, NotExecuted> {
-    let place = |mount: &Mount| {
+fn volumes_of(
+    wanted: &SpecFile,
+    payload: &IncarnationPayload,
+) -> Result<BTreeMap<String, PathBuf>, ExecFailure> {
+    let place = |mount: &VolumeMount| {
         let missing = || format!("volume {} is not here", mount.volume);
         let root = wanted.volumes.as_ref().ok_or_else(missing)?;
         Ok((mount.path.clone(), volumes::place(root, mount.volume)?))
     };
-    let retry = |message| NotExecuted { message, hope: Hope::Retry };
+    let retry = |message| ExecFailure { message, hope: RetryClass::Retry };
     payload.mounts.iter().map(place).collect::<Result<_, String>>().map_err(retry)
 }
 
@@ -198,9 +205,9 @@ pub const PAYLOAD_VARIABLES: &[(&str, &str)] = &[
 
 /// Returns the variables that describe a process.
 fn identity(
-    folder: &Folder,
-    wanted: &Wanted,
-    spec: &RunSpec,
+    folder: &IncarnationDirectory,
+    wanted: &SpecFile,
+    spec: &IncarnationSpec,
     payload: &PayloadName,
     index: u16,
 ) -> Vec<(String, String)> {
@@ -227,14 +234,14 @@ fn work_folder(folder: &Path, payload: &PayloadName, index: u16) -> std::path::P
     folder.join(format!("{payload}-{index}")).join("work")
 }
 
-fn free_port(port: &Port) -> io::Result<(u16, OwnedFd)> {
+fn free_port(port: &PayloadPort) -> io::Result<(u16, OwnedFd)> {
     let any = (Ipv4Addr::LOCALHOST, 0);
     match port.protocol {
-        Protocol::Tcp => {
+        PortProtocol::Tcp => {
             let listener = TcpListener::bind(any)?;
             Ok((listener.local_addr()?.port(), listener.into()))
         }
-        Protocol::Udp => {
+        PortProtocol::Udp => {
             let socket = UdpSocket::bind(any)?;
             Ok((socket.local_addr()?.port(), socket.into()))
         }
@@ -243,11 +250,11 @@ fn free_port(port: &Port) -> io::Result<(u16, OwnedFd)> {
 
 /// Starts a trampoline. It executes nothing until its release, and exits if its socket is dropped first.
 pub(super) fn trampoline(
-    folder: &Folder,
-    wanted: &Wanted,
-    prepared: Prepared,
-) -> Result<Waiting, NotExecuted> {
-    let Prepared { payload, index, execute, group, addresses, held } = prepared;
+    folder: &IncarnationDirectory,
+    wanted: &SpecFile,
+    prepared: PreparedProcess,
+) -> Result<HeldTrampoline, ExecFailure> {
+    let PreparedProcess { payload, index, execute, group, addresses, held } = prepared;
     let work = work_folder(folder.path(), &payload, index);
     let (socket, theirs) = UnixStream::pair().map_err(|error| failed("make a socket", &error))?;
     let output = |stream| capture::open(&folder.file(&format!("{payload}-{index}.{stream}")), wanted.output);
@@ -267,10 +274,17 @@ pub(super) fn trampoline(
     };
     let (pid, captures) = spawn().map_err(|error| retry(&error))?;
     // An unreaped child: no other process has its pid.
-    let stat = Stat::of(pid)
+    let stat = ProcStat::of(pid)
         .and_then(|stat| stat.ok_or_else(|| io::ErrorKind::NotFound.into()))
         .map_err(|error| retry(&error))?;
-    let started =
-        Started { payload, index, pid, start_time: stat.start_time, group: None, addresses, end: None };
-    Ok(Waiting { started, socket, execute, captures, group, held })
+    let started = StartedProcess {
+        payload,
+        index,
+        pid,
+        start_time: stat.start_time,
+        group: None,
+        addresses,
+        end: None,
+    };
+    Ok(HeldTrampoline { started, socket, execute, captures, group, held })
 }

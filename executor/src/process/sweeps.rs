@@ -10,15 +10,15 @@ const MOST: Duration = Duration::from_secs(1);
 
 /// Time between two searches, from 50 ms to 1 s.
 #[derive(Debug)]
-pub(super) struct Pause(Duration);
+pub(super) struct SweepDelay(Duration);
 
-impl Default for Pause {
-    fn default() -> Pause {
-        Pause(FIRST)
+impl Default for SweepDelay {
+    fn default() -> SweepDelay {
+        SweepDelay(FIRST)
     }
 }
 
-impl Pause {
+impl SweepDelay {
     pub(super) fn length(&self) -> Duration {
         self.0
     }
@@ -35,7 +35,7 @@ mod tests {
 
     #[test]
     fn what_does_not_die_is_looked_for_once_a_second_in_the_end() {
-        let (mut pause, mut looks, mut passed) = (Pause::default(), 0, Duration::ZERO);
+        let (mut pause, mut looks, mut passed) = (SweepDelay::default(), 0, Duration::ZERO);
         while passed < Duration::from_mins(1) {
             passed += pause.length();
             pause.lengthen();

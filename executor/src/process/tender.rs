@@ -6,23 +6,25 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use chancery_events::id::IncarnationId;
-use chancery_events::observation::{Hope, ProcessStatus, Report, Saw};
+use chancery_events::observation::{ObjectReport, ObservedState, ProcessStatus, RetryClass};
 use chancery_events::protocol::ObjectSpec;
 use tokio::sync::{mpsc, oneshot};
 
-use super::drift::{Loss, Place, Watch};
-use super::folder::{Folder, Origin, Phase, Record, Wanted, present};
-use super::foster::Foster;
-use super::hold::{self, Event, Hold, KeeperLink};
-use super::probe::Probes;
-use super::proof::Rest;
-use super::removal::{Debt, RETRY};
-use super::{Processes, Shared, reboot};
-use crate::durable::{Lock, Reader};
-use crate::executor_store::{ObjectStore as _, Tombstone};
+use super::drift::{DirectoryLoss, DirectoryWatch, FileId};
+use super::folder::{IncarnationDirectory, ProcessesFile, RecordOrigin, SpecFile, StartPhase, present};
+use super::foster::UnsupervisedProcesses;
+use super::hold::{self, HolderEvent, LockHolder, SupervisorSocket};
+use super::probe::ProbeSet;
+use super::proof::RemainingProcesses;
+use super::removal::{RETRY, RemovalDebt};
+use super::{ProcessOrchestrator, ProcessShared, reboot};
+use crate::durable::{FileAccess, LockAttempt};
+use crate::executor_store::{ObjectStore as _, TombstoneFile};
 use crate::or_never;
 use crate::orchestrator::{Orchestrator as _, WorkProgress};
-use crate::plan::{self, Aim, Before, Order, Present, State, Step, Told};
+use crate::plan::{
+    self, KnownObject, ObjectState, ObjectTarget, ReadyHistory, ReconcileStep, StatusUpdate, TargetGoal,
+};
 
 mod folder_lost;
 mod forgetting;
@@ -34,63 +36,63 @@ const KEEPER_LEAVES: Duration = Duration::from_secs(5);
 
 /// Request to a reconciler, answered once the work has started.
 #[derive(Debug)]
-pub(super) enum Ask {
-    Order { order: Order, spec: Option<ObjectSpec>, done: oneshot::Sender<WorkProgress> },
+pub(super) enum ReconcilerRequest {
+    Order { order: ObjectTarget, spec: Option<ObjectSpec>, done: oneshot::Sender<WorkProgress> },
     Forget(oneshot::Sender<WorkProgress>),
 }
 
 /// Whether the reconciler still has an object.
 #[derive(PartialEq)]
-pub(super) enum Next {
+pub(super) enum ReconcilerFlow {
     GoOn,
     Over,
 }
 
 /// Reconciler of one incarnation.
-pub(super) struct Tender {
+pub(super) struct IncarnationReconciler {
     incarnation: IncarnationId,
-    folder: Folder,
-    shared: Arc<Shared>,
-    hold: Hold,
-    wanted: Option<Wanted>,
-    tombstone: Option<Tombstone>,
-    record: Option<Record>,
-    before: Before,
-    probes: Option<Probes>,
+    folder: IncarnationDirectory,
+    shared: Arc<ProcessShared>,
+    hold: LockHolder,
+    wanted: Option<SpecFile>,
+    tombstone: Option<TombstoneFile>,
+    record: Option<ProcessesFile>,
+    before: ReadyHistory,
+    probes: Option<ProbeSet>,
     /// Whether a supervisor of this executor is starting, and nothing was recorded yet.
     starting: bool,
-    shown: Option<Told>,
+    shown: Option<StatusUpdate>,
     /// Watch of the directory, while anything runs.
-    watch: Option<Watch>,
+    watch: Option<DirectoryWatch>,
     /// Loss of the directory of a running incarnation, until its end is recorded in a new one.
-    lost: Option<Loss>,
+    lost: Option<DirectoryLoss>,
     /// Reason that the state cannot be determined.
     unknown: Option<String>,
     /// Reason that the directory of a purged incarnation cannot be removed yet.
-    debt: Option<Debt>,
+    debt: Option<RemovalDebt>,
     /// Reason that the end cannot be proved, as logged.
     doubt: Option<String>,
     /// Revision and attempt of the last target that was answered with `doubt`.
     doubted: Option<(u32, u32)>,
 }
 
-impl Tender {
+impl IncarnationReconciler {
     /// Creates the reconciler of a directory, or of a running incarnation whose directory was lost.
     pub(super) fn new(
         incarnation: IncarnationId,
-        folder: Folder,
-        shared: Arc<Shared>,
-        lost: Option<Loss>,
-    ) -> Tender {
-        Tender {
+        folder: IncarnationDirectory,
+        shared: Arc<ProcessShared>,
+        lost: Option<DirectoryLoss>,
+    ) -> IncarnationReconciler {
+        IncarnationReconciler {
             incarnation,
             folder,
             shared,
-            hold: Hold::Unknown,
+            hold: LockHolder::Unknown,
             wanted: None,
             tombstone: None,
             record: None,
-            before: Before::NeverReady,
+            before: ReadyHistory::NeverReady,
             probes: None,
             starting: false,
             shown: None,
@@ -104,7 +106,11 @@ impl Tender {
     }
 
     /// Reconciles until the incarnation is purged or the orchestrator is dropped.
-    pub(super) async fn tend(mut self, mut asks: mpsc::Receiver<Ask>, settled: Option<oneshot::Sender<()>>) {
+    pub(super) async fn tend(
+        mut self,
+        mut asks: mpsc::Receiver<ReconcilerRequest>,
+        settled: Option<oneshot::Sender<()>>,
+    ) {
         self.look();
         self.settle();
         if let Some(settled) = settled {
@@ -115,26 +121,26 @@ impl Tender {
                 biased;
                 ask = asks.recv() => match ask {
                     None => return,
-                    Some(Ask::Order { order, spec, done }) => {
+                    Some(ReconcilerRequest::Order { order, spec, done }) => {
                         let progress = self.order(order, spec).await;
                         self.settle();
                         let _ = done.send(progress);
                     }
-                    Some(Ask::Forget(done)) => {
+                    Some(ReconcilerRequest::Forget(done)) => {
                         self.catch_up().await;
                         let next = self.forget();
-                        if next == Next::Over {
+                        if next == ReconcilerFlow::Over {
                             // Closed first: the caller must see that this reconciler has ended.
                             asks.close();
                         }
                         let _ = done.send(WorkProgress::Begun);
-                        if next == Next::Over {
+                        if next == ReconcilerFlow::Over {
                             return;
                         }
                     }
                 },
                 () = tokio::time::sleep(RETRY), if self.debt.is_some() => {
-                    if self.forget() == Next::Over {
+                    if self.forget() == ReconcilerFlow::Over {
                         return;
                     }
                 }
@@ -142,11 +148,11 @@ impl Tender {
                     self.hear(event);
                     self.settle();
                 }
-                seen = or_never(self.watch.as_ref().map(Watch::next)) => {
+                seen = or_never(self.watch.as_ref().map(DirectoryWatch::next)) => {
                     self.look_after_folder(seen);
                     self.settle();
                 }
-                () = or_never(self.probes.as_mut().map(Probes::changed)) => self.settle(),
+                () = or_never(self.probes.as_mut().map(ProbeSet::changed)) => self.settle(),
             }
         }
     }
@@ -164,12 +170,12 @@ impl Tender {
                     tracing::error!(%error, incarnation = %self.incarnation, "look at what is there");
                 }
                 self.unknown = Some(why);
-                Hold::Unknown
+                LockHolder::Unknown
             }
         };
     }
 
-    fn try_look(&mut self) -> io::Result<Hold> {
+    fn try_look(&mut self) -> io::Result<LockHolder> {
         if self.lost.is_none() {
             self.lost = self.loss_of_folder()?;
         }
@@ -177,59 +183,64 @@ impl Tender {
             return self.look_without_folder();
         }
         if !self.folder.path().try_exists()? {
-            return Ok(Hold::Nothing);
+            return Ok(LockHolder::Nothing);
         }
         self.read_wanted()?;
         let lock = self.folder.lock()?;
         // After locking: no other process writes the record if the lock is ours.
-        self.tombstone = self.folder.read::<Tombstone>(Reader::Writer)?;
+        self.tombstone = self.folder.read::<TombstoneFile>(FileAccess::Writer)?;
         // Nothing that can fail comes between the record and the check of its origin.
-        let place = Place::of(self.folder.path())?;
+        let place = FileId::of(self.folder.path())?;
         self.read_record(&lock)?;
         let origin = self.origin(place)?;
         self.before = self.folder.was_ready();
         let aim = self.wanted.as_ref().map(|wanted| wanted.order);
         Ok(match (lock, &mut self.record) {
-            (Lock::Ours(lock), Some(record))
-                if origin == Origin::Here
+            (LockAttempt::Ours(lock), Some(record))
+                if origin == RecordOrigin::Here
                     && reboot::next(self.wanted.as_ref(), self.tombstone, record, &self.shared.boot)
-                        == reboot::Next::Again =>
+                        == reboot::RebootAction::Again =>
             {
                 let spec = self.wanted.as_ref().and_then(|wanted| wanted.spec.as_ref());
-                Hold::Again(lock, self.shared.starts_of(spec))
+                LockHolder::Again(lock, self.shared.starts_of(spec))
             }
-            (Lock::Ours(lock), Some(record)) if !record.is_over() => {
+            (LockAttempt::Ours(lock), Some(record)) if !record.is_over() => {
                 let output = self.wanted.as_ref().map(|wanted| wanted.output).unwrap_or_default();
-                let mut foster =
-                    Foster::adopt(Some(lock), self.folder.clone(), output, record, &self.shared.boot)?;
+                let mut foster = UnsupervisedProcesses::adopt(
+                    Some(lock),
+                    self.folder.clone(),
+                    output,
+                    record,
+                    &self.shared.boot,
+                )?;
                 let grace = aim.map(|order| order.grace).unwrap_or_default();
-                if aim.is_some_and(|order| order.aim != Aim::Up)
+                if aim.is_some_and(|order| order.aim != TargetGoal::Up)
                     || record.processes.iter().any(|p| p.end.is_some())
                 {
                     foster.end(grace);
                 }
-                Hold::Foster(Box::new(foster))
+                LockHolder::Foster(Box::new(foster))
             }
-            (Lock::Ours(lock), _) => Hold::Ours(lock),
-            (Lock::Theirs, _) => {
-                let mut link = KeeperLink::new(self.folder.clone(), None, None);
+            (LockAttempt::Ours(lock), _) => LockHolder::Ours(lock),
+            (LockAttempt::Theirs, _) => {
+                let mut link = SupervisorSocket::new(self.folder.clone(), None, None);
                 // An earlier executor epoch may have ended before its request.
-                if let Some(order) = aim.filter(|order| order.aim != Aim::Up) {
+                if let Some(order) = aim.filter(|order| order.aim != TargetGoal::Up) {
                     link.stop(order.grace);
                 }
-                Hold::Kept(link)
+                LockHolder::Kept(link)
             }
         })
     }
 
     /// Returns the origin of the recorded processes. Fails while processes of another directory may run:
     /// their state is unknown.
-    fn origin(&mut self, place: Option<Place>) -> io::Result<Origin> {
+    fn origin(&mut self, place: Option<FileId>) -> io::Result<RecordOrigin> {
         let Some(record) = self.record.as_ref().filter(|record| !record.is_over()) else {
-            return Ok(Origin::Here);
+            return Ok(RecordOrigin::Here);
         };
         let origin = record.origin(place, &self.shared.boot);
-        if origin == Origin::Elsewhere {
+        if origin == RecordOrigin::Elsewhere {
             // No later step may take them for ours.
             self.record = None;
             return Err(io::Error::other(
@@ -239,17 +250,19 @@ impl Tender {
         Ok(origin)
     }
 
-    fn hear(&mut self, event: Event) {
+    fn hear(&mut self, event: HolderEvent) {
         match event {
-            Event::Record(record) => {
+            HolderEvent::Record(record) => {
                 self.starting = false;
                 self.record = Some(*record);
             }
-            Event::Look => self.look(),
-            Event::Silent => self.end_silent_supervisor(),
-            Event::Turn(permit) => self.start_again(permit),
-            Event::Orphan(dead) => {
-                let (Hold::Foster(foster), Some(record)) = (&mut self.hold, &mut self.record) else { return };
+            HolderEvent::Look => self.look(),
+            HolderEvent::Silent => self.end_silent_supervisor(),
+            HolderEvent::Turn(permit) => self.start_again(permit),
+            HolderEvent::Orphan(dead) => {
+                let (LockHolder::Foster(foster), Some(record)) = (&mut self.hold, &mut self.record) else {
+                    return;
+                };
                 let grace = self.wanted.as_ref().map(|wanted| wanted.order.grace).unwrap_or_default();
                 foster.go_on(dead, record, grace);
             }
@@ -257,23 +270,23 @@ impl Tender {
     }
 
     /// Returns the known state.
-    fn present(&self) -> Option<Present> {
+    fn present(&self) -> Option<KnownObject> {
         let probed = |number| match &self.probes {
             Some(probes) => probes.status(number),
             None => ProcessStatus::Initializing,
         };
         let record = self.record.as_ref();
         let mut present = present(self.wanted.as_ref()?, self.tombstone, record, self.before, probed);
-        if let Hold::Again(..) = self.hold {
+        if let LockHolder::Again(..) = self.hold {
             // The recorded processes ran before the reboot.
-            present.state = State::Starting { processes: Vec::new() };
+            present.state = ObjectState::Starting { processes: Vec::new() };
         }
-        if matches!(&self.hold, Hold::Foster(foster) if foster.is_elsewhere()) {
+        if matches!(&self.hold, LockHolder::Foster(foster) if foster.is_elsewhere()) {
             present.state.lose_sight();
         }
         // A supervisor may send a record at any moment.
-        if present.state == State::Accepted && matches!(self.hold, Hold::Kept(_)) {
-            present.state = State::Starting { processes: Vec::new() };
+        if present.state == ObjectState::Accepted && matches!(self.hold, LockHolder::Kept(_)) {
+            present.state = ObjectState::Starting { processes: Vec::new() };
         }
         Some(present)
     }
@@ -282,38 +295,38 @@ impl Tender {
     fn settle(&mut self) {
         self.conclude();
         let is_here = match &self.hold {
-            Hold::Again(..) => false,
-            Hold::Foster(foster) => !foster.is_elsewhere(),
-            Hold::Nothing | Hold::Unknown | Hold::Ours(_) | Hold::Kept(_) => true,
+            LockHolder::Again(..) => false,
+            LockHolder::Foster(foster) => !foster.is_elsewhere(),
+            LockHolder::Nothing | LockHolder::Unknown | LockHolder::Ours(_) | LockHolder::Kept(_) => true,
         };
-        let up = self.record.as_ref().filter(|record| record.phase == Phase::Started && is_here);
+        let up = self.record.as_ref().filter(|record| record.phase == StartPhase::Started && is_here);
         match (up, self.wanted.as_ref().and_then(|wanted| wanted.spec.as_ref())) {
             (Some(record), Some(spec)) => {
-                self.probes.get_or_insert_with(|| Probes::begin(spec, record, self.before));
+                self.probes.get_or_insert_with(|| ProbeSet::begin(spec, record, self.before));
             }
             _ => self.probes = None,
         }
         self.keep_watch();
         let Some(present) = self.present() else { return };
         let told = plan::report(self.incarnation.into(), &present);
-        if let Told::Change(Report { saw: Saw::Ready { .. }, .. }) = &told
-            && self.before == Before::NeverReady
+        if let StatusUpdate::Change(ObjectReport { saw: ObservedState::Ready { .. }, .. }) = &told
+            && self.before == ReadyHistory::NeverReady
         {
-            self.before = Before::Ready;
+            self.before = ReadyHistory::Ready;
             self.folder.note_ready();
         }
-        if self.before == Before::Ready
+        if self.before == ReadyHistory::Ready
             && let Some(probes) = &mut self.probes
         {
             probes.watch_liveness();
         }
         // An undetermined state is not reported: the incarnation may run.
-        if self.shown.as_ref() != Some(&told) && !matches!(self.hold, Hold::Unknown) {
+        if self.shown.as_ref() != Some(&told) && !matches!(self.hold, LockHolder::Unknown) {
             self.show(told);
         }
     }
 
-    fn show(&mut self, told: Told) {
+    fn show(&mut self, told: StatusUpdate) {
         self.shared.board.show_told(told.clone());
         self.shown = Some(told);
     }
@@ -323,38 +336,42 @@ impl Tender {
         if let Err(error) = self.try_conclude() {
             tracing::error!(%error, incarnation = %self.incarnation, "record an end");
             // Checked again soon, and recorded then.
-            self.hold = Hold::Unknown;
+            self.hold = LockHolder::Unknown;
         }
-        if self.starting && matches!(self.hold, Hold::Ours(_) | Hold::Nothing) {
+        if self.starting && matches!(self.hold, LockHolder::Ours(_) | LockHolder::Nothing) {
             self.starting = false;
             if self.record.is_none() {
                 let revision = self.wanted.as_ref().map_or(0, |wanted| wanted.order.revision);
-                self.refuse(revision, hold::last_words(&self.folder), Hope::Retry);
+                self.refuse(revision, hold::last_words(&self.folder), RetryClass::Retry);
             }
         }
     }
 
     fn try_conclude(&mut self) -> io::Result<()> {
         let rest = match &mut self.hold {
-            Hold::Foster(foster) => Some(foster.rest()),
-            Hold::Nothing | Hold::Unknown | Hold::Ours(_) | Hold::Again(..) | Hold::Kept(_) => None,
+            LockHolder::Foster(foster) => Some(foster.rest()),
+            LockHolder::Nothing
+            | LockHolder::Unknown
+            | LockHolder::Ours(_)
+            | LockHolder::Again(..)
+            | LockHolder::Kept(_) => None,
         };
         match &rest {
-            Some(Rest::Nothing) => self.end_orphans()?,
-            Some(Rest::Unknown(why)) => self.doubt_end(why),
-            Some(Rest::Something) | None => self.doubt = None,
+            Some(RemainingProcesses::Nothing) => self.end_orphans()?,
+            Some(RemainingProcesses::Unknown(why)) => self.doubt_end(why),
+            Some(RemainingProcesses::Something) | None => self.doubt = None,
         }
         self.conclude_lost(rest.as_ref())?;
         self.conclude_again()?;
-        let (Hold::Ours(_), Some(wanted)) = (&self.hold, &self.wanted) else { return Ok(()) };
+        let (LockHolder::Ours(_), Some(wanted)) = (&self.hold, &self.wanted) else { return Ok(()) };
         let kept = match self.record.as_ref().map(|record| &record.phase) {
-            None | Some(Phase::Failed { .. }) => false,
-            Some(Phase::Recorded | Phase::Started | Phase::Again | Phase::Ended { .. }) => {
-                wanted.order.aim != Aim::Removed
-            }
+            None | Some(StartPhase::Failed { .. }) => false,
+            Some(
+                StartPhase::Recorded | StartPhase::Started | StartPhase::Again | StartPhase::Ended { .. },
+            ) => wanted.order.aim != TargetGoal::Removed,
         };
         let buried = self.tombstone.is_some_and(|tombstone| tombstone.covers(&wanted.order));
-        let over = wanted.order.aim != Aim::Up || (self.record.is_none() && !wanted.order.may_start());
+        let over = wanted.order.aim != TargetGoal::Up || (self.record.is_none() && !wanted.order.may_start());
         if over && !kept && !buried {
             self.tombstone = Some(self.folder.bury(wanted.order.revision)?);
             self.starting = false;
@@ -366,7 +383,7 @@ impl Tender {
     /// reports its end.
     async fn catch_up(&mut self) {
         let freed = async {
-            while matches!(self.hold, Hold::Kept(_))
+            while matches!(self.hold, LockHolder::Kept(_))
                 && self.present().is_some_and(|present| present.state.is_over())
             {
                 let event = self.hold.next().await;
@@ -379,40 +396,44 @@ impl Tender {
         }
     }
 
-    async fn order(&mut self, order: Order, spec: Option<ObjectSpec>) -> WorkProgress {
+    async fn order(&mut self, order: ObjectTarget, spec: Option<ObjectSpec>) -> WorkProgress {
         // The decider knows the incarnation after all.
         self.debt = None;
         self.catch_up().await;
-        if let Hold::Unknown = self.hold {
+        if let LockHolder::Unknown = self.hold {
             self.look();
         }
-        if let Hold::Unknown = self.hold {
+        if let LockHolder::Unknown = self.hold {
             let why = self.unknown.as_deref().unwrap_or("its end could not be recorded");
-            self.refuse(order.revision, format!("what is there cannot be found out: {why}"), Hope::Retry);
+            self.refuse(
+                order.revision,
+                format!("what is there cannot be found out: {why}"),
+                RetryClass::Retry,
+            );
             return WorkProgress::Begun;
         }
         if let Some(loss) = self.lost {
-            self.refuse(order.revision, format!("{loss}, and it is being ended"), Hope::Retry);
+            self.refuse(order.revision, format!("{loss}, and it is being ended"), RetryClass::Retry);
             return WorkProgress::Begun;
         }
         let present = self.present();
-        let unrecorded = matches!(self.hold, Hold::Kept(_)) && self.record.is_none();
+        let unrecorded = matches!(self.hold, LockHolder::Kept(_)) && self.record.is_none();
         // The target fails if the starting supervisor starts nothing.
         self.starting |= unrecorded && order.may_start();
-        match plan::step(present.as_ref(), &order, spec.as_ref(), Processes::CHANGES) {
-            Step::Answer => self.shown = None,
-            Step::Refuse(message, hope) => self.refuse(order.revision, message.to_owned(), hope),
+        match plan::step(present.as_ref(), &order, spec.as_ref(), ProcessOrchestrator::CHANGES) {
+            ReconcileStep::Answer => self.shown = None,
+            ReconcileStep::Refuse(message, hope) => self.refuse(order.revision, message.to_owned(), hope),
             step => match self.take(&step, order, spec).await {
                 Ok(progress) => return progress,
                 Err(error) => {
-                    self.refuse(order.revision, format!("carry out the order: {error}"), Hope::Retry);
+                    self.refuse(order.revision, format!("carry out the order: {error}"), RetryClass::Retry);
                 }
             },
         }
         WorkProgress::Begun
     }
 
-    fn refuse(&self, revision: u32, message: String, hope: Hope) {
+    fn refuse(&self, revision: u32, message: String, hope: RetryClass) {
         self.shared.board.refuse(self.incarnation.into(), revision, message, hope);
     }
 }

@@ -13,14 +13,14 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
 use std::process::{Command, ExitCode};
 
-use chancery_events::observation::Hope;
+use chancery_events::observation::RetryClass;
 use rustix::fs::Mode;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde::{Deserialize, Serialize};
 
 /// Line from the supervisor.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Execute {
+pub(super) struct ExecRequest {
     pub(super) argv: Vec<String>,
     pub(super) env: BTreeMap<String, String>,
     /// Maximum bytes of data and anonymous memory, for the process and for each that it starts.
@@ -32,9 +32,9 @@ pub(super) struct Execute {
 
 /// Line to the supervisor, if the program could not be executed.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct NotExecuted {
+pub(super) struct ExecFailure {
     pub(super) message: String,
-    pub(super) hope: Hope,
+    pub(super) hope: RetryClass,
 }
 
 /// Runs as a trampoline; returns only if nothing was executed.
@@ -50,7 +50,9 @@ pub fn trampoline_main() -> ExitCode {
     }
     let not_executed = match serde_json::from_slice(&line) {
         Ok(execute) => execute_it(&execute),
-        Err(error) => NotExecuted { message: format!("read the keeper's line: {error}"), hope: Hope::Never },
+        Err(error) => {
+            ExecFailure { message: format!("read the keeper's line: {error}"), hope: RetryClass::Never }
+        }
     };
     let mut answer = serde_json::to_vec(&not_executed).unwrap_or_default();
     answer.push(b'\n');
@@ -58,15 +60,18 @@ pub fn trampoline_main() -> ExitCode {
     ExitCode::from(127)
 }
 
-fn execute_it(execute: &Execute) -> NotExecuted {
+fn execute_it(execute: &ExecRequest) -> ExecFailure {
     let Some((program, args)) = execute.argv.split_first() else {
-        return NotExecuted { message: "argv is empty".to_owned(), hope: Hope::Never };
+        return ExecFailure { message: "argv is empty".to_owned(), hope: RetryClass::Never };
     };
     if let Err(error) = prepare(execute.memory, execute.files) {
-        return NotExecuted { message: format!("prepare to execute {program}: {error}"), hope: Hope::Retry };
+        return ExecFailure {
+            message: format!("prepare to execute {program}: {error}"),
+            hope: RetryClass::Retry,
+        };
     }
     let error = Command::new(program).args(args).env_clear().envs(&execute.env).exec();
-    NotExecuted { message: format!("execute {program}: {error}"), hope: hope(&error) }
+    ExecFailure { message: format!("execute {program}: {error}"), hope: hope(&error) }
 }
 
 fn prepare(memory: Option<NonZeroU64>, files: Option<u64>) -> io::Result<()> {
@@ -91,7 +96,7 @@ fn prepare(memory: Option<NonZeroU64>, files: Option<u64>) -> io::Result<()> {
 }
 
 /// Classifies an error: a shortage may end, a fault of the program stays.
-pub(super) fn hope(error: &io::Error) -> Hope {
+pub(super) fn hope(error: &io::Error) -> RetryClass {
     use rustix::io::Errno;
     match error.raw_os_error().map(Errno::from_raw_os_error) {
         Some(
@@ -106,7 +111,7 @@ pub(super) fn hope(error: &io::Error) -> Hope {
             | Errno::ADDRINUSE
             | Errno::ADDRNOTAVAIL
             | Errno::INTR,
-        ) => Hope::Retry,
-        _ => Hope::Never,
+        ) => RetryClass::Retry,
+        _ => RetryClass::Never,
     }
 }

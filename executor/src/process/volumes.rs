@@ -32,7 +32,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use chancery_events::id::{ObjectId, VolumeId};
-use chancery_events::observation::Hope;
+use chancery_events::observation::RetryClass;
 use chancery_events::protocol::{ObjectSpec, VolumeSpec};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
@@ -44,19 +44,19 @@ mod mark;
 mod usage;
 mod users;
 
-pub use usage::Used;
+pub use usage::VolumeUsage;
 pub(super) use users::{check, mounts_any, place};
 
-use super::drift::Place;
-use super::tender::{Ask, Next};
-use super::{Processes, Shared, leave};
+use super::drift::FileId;
+use super::tender::{ReconcilerFlow, ReconcilerRequest};
+use super::{ProcessOrchestrator, ProcessShared, leave};
 use crate::durable::if_found;
-use crate::executor_store::{DirectoryStore, ExecutorStore as _, Found};
+use crate::executor_store::{DirectoryStore, ExecutorStore as _, VolumeLookup};
 use crate::or_never;
 use crate::orchestrator::{Orchestrator as _, WorkProgress};
-use crate::plan::{self, Aim, Order, Step, Told};
-use destroying::Removal;
-use home::{Home, Kept, Phase};
+use crate::plan::{self, ObjectTarget, ReconcileStep, StatusUpdate, TargetGoal};
+use destroying::VolumeRemoval;
+use home::{VolumeDirectory, VolumeFile, VolumePhase};
 
 /// Interval of checks that a volume's content exists.
 const LOOK: Duration = Duration::from_secs(2);
@@ -72,11 +72,11 @@ pub(super) fn find(volumes: &Path) -> io::Result<Vec<VolumeId>> {
     for (id, path) in DirectoryStore::at(volumes.to_owned()).list()? {
         match id {
             _ if mark::is_mark(&path) => {}
-            Some(ObjectId::Volume(id)) => match Home::of(volumes, id).look() {
-                Ok(Found::Ours(_)) => found.push(id),
+            Some(ObjectId::Volume(id)) => match VolumeDirectory::of(volumes, id).look() {
+                Ok(VolumeLookup::Ours(_)) => found.push(id),
                 // A crash came before the first record, or after the last.
-                Ok(Found::Nothing) => {}
-                Ok(Found::Foreign(why)) => leave(&path, &why),
+                Ok(VolumeLookup::Nothing) => {}
+                Ok(VolumeLookup::Foreign(why)) => leave(&path, &why),
                 Err(error) => leave(&path, &error.to_string()),
             },
             Some(ObjectId::Incarnation(_)) | None => leave(&path, "its name is that of no volume"),
@@ -86,28 +86,28 @@ pub(super) fn find(volumes: &Path) -> io::Result<Vec<VolumeId>> {
 }
 
 /// Reconciler of one volume.
-pub(super) struct Warden {
+pub(super) struct VolumeReconciler {
     volume: VolumeId,
-    home: Home,
-    shared: Arc<Shared>,
-    found: Option<Found<Kept>>,
+    home: VolumeDirectory,
+    shared: Arc<ProcessShared>,
+    found: Option<VolumeLookup<VolumeFile>>,
     /// Directory that was found to be ours.
-    is: Option<Place>,
+    is: Option<FileId>,
     /// Reason that the state cannot be determined.
     unknown: Option<String>,
-    shown: Option<Told>,
-    removal: Option<Removal>,
-    measuring: Option<JoinHandle<io::Result<(Used, Duration)>>>,
+    shown: Option<StatusUpdate>,
+    removal: Option<VolumeRemoval>,
+    measuring: Option<JoinHandle<io::Result<(VolumeUsage, Duration)>>>,
     measured_at: Instant,
     /// Whether the usage exceeds the capacity, which was logged.
     is_over: bool,
 }
 
-impl Warden {
-    pub(super) fn new(volume: VolumeId, shared: Arc<Shared>) -> Warden {
-        Warden {
+impl VolumeReconciler {
+    pub(super) fn new(volume: VolumeId, shared: Arc<ProcessShared>) -> VolumeReconciler {
+        VolumeReconciler {
             volume,
-            home: Home::of(&shared.volumes(), volume),
+            home: VolumeDirectory::of(&shared.volumes(), volume),
             shared,
             found: None,
             is: None,
@@ -121,7 +121,11 @@ impl Warden {
     }
 
     /// Reconciles until the volume is purged or the orchestrator is dropped.
-    pub(super) async fn tend(mut self, mut asks: mpsc::Receiver<Ask>, settled: Option<oneshot::Sender<()>>) {
+    pub(super) async fn tend(
+        mut self,
+        mut asks: mpsc::Receiver<ReconcilerRequest>,
+        settled: Option<oneshot::Sender<()>>,
+    ) {
         self.look();
         self.settle();
         if let Some(settled) = settled {
@@ -135,13 +139,13 @@ impl Warden {
                 ask = asks.recv() => match ask {
                     None => return,
                     Some(_) if self.shared.check_open().is_err() => return,
-                    Some(Ask::Order { order, spec, done }) => {
+                    Some(ReconcilerRequest::Order { order, spec, done }) => {
                         self.order(order, spec).await;
                         self.settle();
                         let _ = done.send(WorkProgress::Begun);
                     }
-                    Some(Ask::Forget(done)) => {
-                        if self.forget() == Next::Over {
+                    Some(ReconcilerRequest::Forget(done)) => {
+                        if self.forget() == ReconcilerFlow::Over {
                             // Closed first: the caller must see that this task has ended.
                             asks.close();
                             let _ = done.send(WorkProgress::Begun);
@@ -169,10 +173,10 @@ impl Warden {
     }
 
     /// Returns the record, if the volume is ours.
-    fn kept(&self) -> Option<&Kept> {
+    fn kept(&self) -> Option<&VolumeFile> {
         match &self.found {
-            Some(Found::Ours(kept)) => Some(kept),
-            Some(Found::Nothing | Found::Foreign(_)) | None => None,
+            Some(VolumeLookup::Ours(kept)) => Some(kept),
+            Some(VolumeLookup::Nothing | VolumeLookup::Foreign(_)) | None => None,
         }
     }
 
@@ -196,7 +200,7 @@ impl Warden {
             self.found = None;
         }
         if self.kept().is_none() {
-            let was_foreign = matches!(self.found, Some(Found::Foreign(_)));
+            let was_foreign = matches!(self.found, Some(VolumeLookup::Foreign(_)));
             self.found = match self.home.look() {
                 Ok(found) => Some(found),
                 Err(error) => {
@@ -205,7 +209,7 @@ impl Warden {
                 }
             };
             self.is = self.home.identity().ok().flatten();
-            if let (Some(Found::Foreign(why)), false) = (&self.found, was_foreign) {
+            if let (Some(VolumeLookup::Foreign(why)), false) = (&self.found, was_foreign) {
                 tracing::warn!(why, volume = %self.volume, "left as it is");
             }
             if let Some(kept) = self.kept() {
@@ -223,7 +227,7 @@ impl Warden {
 
     /// Whether the volume exists with its content, in the directory that was found to be ours.
     fn is_whole(&self) -> bool {
-        self.kept().is_some_and(Kept::is_up)
+        self.kept().is_some_and(VolumeFile::is_up)
             && self.is.is_some()
             && self.home.identity().is_ok_and(|now| now == self.is)
             && self.home.has_data().is_ok_and(|has| has)
@@ -238,17 +242,17 @@ impl Warden {
         let reason =
             format!("what was in it is not there any more: {} is no folder", self.home.data().display());
         tracing::error!(reason, volume = %self.volume, "a volume is lost");
-        if let Err(error) = self.keep(Kept { phase: Phase::Lost { reason }, ..kept.clone() }) {
+        if let Err(error) = self.keep(VolumeFile { phase: VolumePhase::Lost { reason }, ..kept.clone() }) {
             tracing::error!(%error, volume = %self.volume, "record that it is lost");
         }
     }
 
     /// Writes a new record. If that fails, the state on disk counts, and is checked again.
-    fn keep(&mut self, kept: Kept) -> io::Result<()> {
+    fn keep(&mut self, kept: VolumeFile) -> io::Result<()> {
         self.shared.check_open()?;
         let last = self.kept().map(|kept| &kept.order);
         let written = self.home.keep(last, &kept, self.is);
-        self.found = written.is_ok().then_some(Found::Ours(kept));
+        self.found = written.is_ok().then_some(VolumeLookup::Ours(kept));
         self.is = written.as_ref().ok().copied();
         written.map(drop)
     }
@@ -263,50 +267,52 @@ impl Warden {
         self.shown = Some(told);
     }
 
-    fn refuse(&self, revision: u32, message: String, hope: Hope) {
+    fn refuse(&self, revision: u32, message: String, hope: RetryClass) {
         self.shared.board.refuse(self.volume.into(), revision, message, hope);
     }
 
-    async fn order(&mut self, order: Order, spec: Option<ObjectSpec>) {
+    async fn order(&mut self, order: ObjectTarget, spec: Option<ObjectSpec>) {
         self.look();
         match &self.found {
-            Some(Found::Nothing | Found::Ours(_)) => {}
-            Some(Found::Foreign(why)) => {
-                return self.refuse(order.revision, format!("it is not ours: {why}"), Hope::Retry);
+            Some(VolumeLookup::Nothing | VolumeLookup::Ours(_)) => {}
+            Some(VolumeLookup::Foreign(why)) => {
+                return self.refuse(order.revision, format!("it is not ours: {why}"), RetryClass::Retry);
             }
             None => {
                 let why = self.unknown.clone();
                 let message = why.unwrap_or_else(|| "what is there cannot be found out".to_owned());
-                return self.refuse(order.revision, message, Hope::Retry);
+                return self.refuse(order.revision, message, RetryClass::Retry);
             }
         }
-        let present = self.kept().map(Kept::present);
-        let step = plan::step(present.as_ref(), &order, spec.as_ref(), Processes::CHANGES);
+        let present = self.kept().map(VolumeFile::present);
+        let step = plan::step(present.as_ref(), &order, spec.as_ref(), ProcessOrchestrator::CHANGES);
         let there = present.and_then(|present| present.spec);
         let spec = match plan::accepted(&step, there, spec.as_ref()) {
             Some(ObjectSpec::Volume(spec)) => Some(spec),
             Some(ObjectSpec::Run(_)) | None => None,
         };
         let carried_out = match step {
-            Step::Answer => {
+            ReconcileStep::Answer => {
                 self.shown = None;
                 Ok(())
             }
-            Step::Refuse(message, hope) => return self.refuse(order.revision, message.to_owned(), hope),
-            Step::Start => self.make(order, spec),
+            ReconcileStep::Refuse(message, hope) => {
+                return self.refuse(order.revision, message.to_owned(), hope);
+            }
+            ReconcileStep::Start => self.make(order, spec),
             // A volume is never changed.
-            Step::Adopt | Step::Change => self.adopt(order, spec),
-            Step::Bury if order.aim == Aim::Up => self.take_as_it_is(order, spec),
-            Step::End(_) | Step::Bury => self.destroy(order, spec).await,
+            ReconcileStep::Adopt | ReconcileStep::Change => self.adopt(order, spec),
+            ReconcileStep::Bury if order.aim == TargetGoal::Up => self.take_as_it_is(order, spec),
+            ReconcileStep::End(_) | ReconcileStep::Bury => self.destroy(order, spec).await,
         };
         if let Err(error) = carried_out {
-            self.refuse(order.revision, format!("carry out the order: {error}"), Hope::Retry);
+            self.refuse(order.revision, format!("carry out the order: {error}"), RetryClass::Retry);
         }
     }
 
-    fn make(&mut self, order: Order, spec: Option<VolumeSpec>) -> io::Result<()> {
+    fn make(&mut self, order: ObjectTarget, spec: Option<VolumeSpec>) -> io::Result<()> {
         let capacity = spec.as_ref().map_or(0, |spec| spec.capacity);
-        let kept = Kept { volume: self.volume, order, spec, phase: Phase::Accepted };
+        let kept = VolumeFile { volume: self.volume, order, spec, phase: VolumePhase::Accepted };
         self.shared.check_open()?;
         mark::make(&self.shared.root)?;
         self.shown = None;
@@ -314,40 +320,43 @@ impl Warden {
         let free = usage::free(self.home.path())?;
         if free < capacity {
             let message = format!("{capacity} bytes are asked for, and {free} are free");
-            return self.keep(Kept { phase: Phase::Failed { message, hope: Hope::Retry }, ..kept });
+            return self.keep(VolumeFile {
+                phase: VolumePhase::Failed { message, hope: RetryClass::Retry },
+                ..kept
+            });
         }
         self.shared.check_open()?;
         self.home.make_data()?;
-        self.keep(Kept { phase: Phase::Made, ..kept })
+        self.keep(VolumeFile { phase: VolumePhase::Made, ..kept })
     }
 
     /// Records a volume that was reported to exist: it still does, or is deleted. Nothing is removed for lack
     /// of a record.
-    fn take_as_it_is(&mut self, order: Order, spec: Option<VolumeSpec>) -> io::Result<()> {
-        let phase = if self.home.has_data()? { Phase::Made } else { Phase::Gone };
+    fn take_as_it_is(&mut self, order: ObjectTarget, spec: Option<VolumeSpec>) -> io::Result<()> {
+        let phase = if self.home.has_data()? { VolumePhase::Made } else { VolumePhase::Gone };
         self.shown = None;
-        self.keep(Kept { volume: self.volume, order, spec, phase })
+        self.keep(VolumeFile { volume: self.volume, order, spec, phase })
     }
 
-    fn adopt(&mut self, order: Order, spec: Option<VolumeSpec>) -> io::Result<()> {
+    fn adopt(&mut self, order: ObjectTarget, spec: Option<VolumeSpec>) -> io::Result<()> {
         let Some(kept) = self.kept() else { return Ok(()) };
-        let kept = Kept { order, spec, ..kept.clone() };
+        let kept = VolumeFile { order, spec, ..kept.clone() };
         self.shown = None;
         self.keep(kept)
     }
 
     /// Deletes everything stored of an ended volume, and nothing that was ever used.
-    fn forget(&mut self) -> Next {
+    fn forget(&mut self) -> ReconcilerFlow {
         match self.try_forget() {
             Ok(()) => {
                 self.shared.board.clear(ObjectId::Volume(self.volume));
-                Next::Over
+                ReconcilerFlow::Over
             }
             Err(error) => {
                 tracing::error!(%error, volume = %self.volume, "forget it");
                 self.shown = None;
                 self.settle();
-                Next::GoOn
+                ReconcilerFlow::GoOn
             }
         }
     }
@@ -357,9 +366,9 @@ impl Warden {
             // A foreign directory is not known to the decider either.
             return Ok(());
         };
-        let was_never_told = matches!(kept.phase, Phase::Accepted | Phase::Failed { .. });
+        let was_never_told = matches!(kept.phase, VolumePhase::Accepted | VolumePhase::Failed { .. });
         if kept.is_being_destroyed()
-            || kept.phase == Phase::Made
+            || kept.phase == VolumePhase::Made
             || (!was_never_told && self.home.has_data()?)
         {
             return Err(io::Error::other("it is not over"));
@@ -373,7 +382,7 @@ impl Warden {
 
     /// Starts to measure the volume, if that is due.
     fn measure(&mut self) {
-        let is_up = self.kept().is_some_and(Kept::is_up);
+        let is_up = self.kept().is_some_and(VolumeFile::is_up);
         if !is_up || self.measuring.is_some() || Instant::now() < self.measured_at {
             return;
         }
@@ -384,7 +393,7 @@ impl Warden {
         }));
     }
 
-    fn measured(&mut self, measured: io::Result<(Used, Duration)>) {
+    fn measured(&mut self, measured: io::Result<(VolumeUsage, Duration)>) {
         let used = match measured {
             Ok((used, pause)) => {
                 self.measured_at = Instant::now() + pause;

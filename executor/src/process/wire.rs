@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::drift::Loss;
+use super::drift::DirectoryLoss;
 
 /// Maximum grace; keeps times in the range of the clocks.
 pub(super) const LONGEST_GRACE: Duration = Duration::from_hours(24);
@@ -17,7 +17,7 @@ pub(super) const LONGEST_GRACE: Duration = Duration::from_hours(24);
 /// Request to a supervisor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Request {
+pub(super) enum SupervisorRequest {
     /// Sends the record again.
     Status,
     /// Ends everything: requests the end, and kills what is left after `grace`. The shortest of several
@@ -26,7 +26,7 @@ pub(super) enum Request {
     /// Checks and repairs the directory.
     Look,
     /// Ends everything immediately: the directory is lost.
-    Lost { loss: Loss },
+    Lost { loss: DirectoryLoss },
 }
 
 /// Maximum size of a request in bytes.

@@ -3,15 +3,15 @@
 use std::io;
 
 #[derive(Debug)]
-pub(super) struct Lines {
+pub(super) struct LineSplitter {
     longest: usize,
     begun: Vec<u8>,
 }
 
-impl Lines {
+impl LineSplitter {
     /// Creates an assembler of lines of at most `longest` bytes.
-    pub(super) fn new(longest: usize) -> Lines {
-        Lines { longest, begun: Vec::new() }
+    pub(super) fn new(longest: usize) -> LineSplitter {
+        LineSplitter { longest, begun: Vec::new() }
     }
 
     /// Returns the lines that a piece completes, without empty ones.
@@ -46,7 +46,7 @@ mod tests {
     fn lines_are_the_same_however_they_are_cut() {
         let text = b"one\n\ntwo\n\n\nthree\nrest";
         for size in 1..=text.len() {
-            let mut lines = Lines::new(5);
+            let mut lines = LineSplitter::new(5);
             let found: Vec<_> =
                 text.chunks(size).flat_map(|piece| lines.take(piece).expect("short")).collect();
             assert_eq!(found, [b"one".to_vec(), b"two".to_vec(), b"three".to_vec()], "{size}");
@@ -55,7 +55,7 @@ mod tests {
 
     #[test]
     fn a_line_without_an_end_is_not_kept_for_ever() {
-        let mut lines = Lines::new(5);
+        let mut lines = LineSplitter::new(5);
         assert!(lines.take(b"ok\nlong").is_ok());
         assert!(lines.take(b"er").is_err());
     }

@@ -9,10 +9,10 @@ fn fleet() -> FleetName {
     "default".parse().expect("a name")
 }
 
-async fn server() -> (TcpListener, Remote) {
+async fn server() -> (TcpListener, DeciderEndpoint) {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let url = format!("http://{}/before/", listener.local_addr().expect("an address"));
-    (listener, Remote::new(&url, &fleet()).expect("an address"))
+    (listener, DeciderEndpoint::new(&url, &fleet()).expect("an address"))
 }
 
 /// Returns the next request: connection, first line and body.
@@ -38,7 +38,7 @@ async fn asked(listener: &TcpListener) -> (TcpStream, String, String) {
 }
 
 /// Opens a channel to the test, and the connection on which the test speaks for the decider.
-async fn open(listener: &TcpListener, remote: &Remote) -> (TcpStream, Link) {
+async fn open(listener: &TcpListener, remote: &DeciderEndpoint) -> (TcpStream, DeciderChannel) {
     let (link, mut stream) = tokio::join!(remote.connect(), async {
         let (mut stream, first, _) = asked(listener).await;
         assert_eq!(first, "POST /before/v1/fleets/default/links");
@@ -102,10 +102,10 @@ fn a_server_is_an_address_over_plain_http() {
         ("http://[::1]:80/", "::1", 80, "/v1/fleets/default/links"),
         ("http://host.example/a/b/", "host.example", 80, "/a/b/v1/fleets/default/links"),
     ] {
-        let remote = Remote::new(url, &fleet()).expect(url);
+        let remote = DeciderEndpoint::new(url, &fleet()).expect(url);
         assert_eq!((remote.host.as_str(), remote.port, remote.links.as_str()), (host, port, links));
     }
     for url in ["https://host", "host:80", "http://", "/links", "http://host/?a=b", ""] {
-        assert_eq!(Remote::new(url, &fleet()), Err(BadServer(url.into())));
+        assert_eq!(DeciderEndpoint::new(url, &fleet()), Err(InvalidServerUrl(url.into())));
     }
 }

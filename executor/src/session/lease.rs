@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 #[derive(Debug)]
-pub(super) struct Lease {
+pub(super) struct SessionLease {
     length: Duration,
     /// Time at which the newest answered message was sent.
     since: Duration,
@@ -14,10 +14,10 @@ pub(super) struct Lease {
     next: Duration,
 }
 
-impl Lease {
+impl SessionLease {
     /// Creates a lease of length zero, which allows no work.
-    pub(super) fn none() -> Lease {
-        Lease {
+    pub(super) fn none() -> SessionLease {
+        SessionLease {
             length: Duration::ZERO,
             since: Duration::ZERO,
             open: VecDeque::new(),
@@ -27,8 +27,8 @@ impl Lease {
     }
 
     /// Creates a lease that was requested at `since`.
-    pub(super) fn since(since: Duration, length: Duration) -> Lease {
-        Lease { length, since, open: VecDeque::new(), last_beat: 0, next: since + length / 3 }
+    pub(super) fn since(since: Duration, length: Duration) -> SessionLease {
+        SessionLease { length, since, open: VecDeque::new(), last_beat: 0, next: since + length / 3 }
     }
 
     /// Returns the length of the lease; zero if none was granted.

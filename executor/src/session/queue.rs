@@ -5,13 +5,13 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use chancery_events::fact::Effect;
+use chancery_events::fact::CommandEffect;
 use chancery_events::id::ObjectId;
 use chancery_events::protocol::{Command, ObjectSpec};
 
 /// Work that an orchestrator starts.
 #[derive(Clone, PartialEq, Debug)]
-pub enum Work {
+pub enum ObjectWork {
     /// Call of [`crate::Orchestrator::carry_out`].
     CarryOut(Command),
     /// Call of [`crate::Orchestrator::remove`].
@@ -25,27 +25,29 @@ pub enum Work {
     Forget(ObjectId),
 }
 
-impl Work {
+impl ObjectWork {
     /// Returns the object of the work.
     pub fn object(&self) -> ObjectId {
         match self {
-            Work::CarryOut(command) => command.object,
-            Work::Remove { object, .. } | Work::Forget(object) => *object,
+            ObjectWork::CarryOut(command) => command.object,
+            ObjectWork::Remove { object, .. } | ObjectWork::Forget(object) => *object,
         }
     }
 
     /// Returns the slots that the work uses. Stopping or purging an incarnation accesses no volume.
-    fn slots(&self) -> Slots {
+    fn slots(&self) -> WorkResource {
         let mounts = match self {
-            Work::CarryOut(Command { effect: Effect::Ensure, spec: ObjectSpec::Run(spec), .. }) => {
-                spec.payloads.iter().any(|payload| !payload.mounts.is_empty())
-            }
-            Work::CarryOut(_) | Work::Remove { .. } | Work::Forget(_) => false,
+            ObjectWork::CarryOut(Command {
+                effect: CommandEffect::Ensure,
+                spec: ObjectSpec::Run(spec),
+                ..
+            }) => spec.payloads.iter().any(|payload| !payload.mounts.is_empty()),
+            ObjectWork::CarryOut(_) | ObjectWork::Remove { .. } | ObjectWork::Forget(_) => false,
         };
         match self.object() {
-            ObjectId::Volume(_) => Slots::Volumes,
-            ObjectId::Incarnation(_) if mounts => Slots::Volumes,
-            ObjectId::Incarnation(_) => Slots::Others,
+            ObjectId::Volume(_) => WorkResource::Volumes,
+            ObjectId::Incarnation(_) if mounts => WorkResource::Volumes,
+            ObjectId::Incarnation(_) => WorkResource::Others,
         }
     }
 
@@ -53,16 +55,16 @@ impl Work {
     /// follows it.
     fn rank(&self) -> (bool, u32, u32) {
         match self {
-            Work::CarryOut(command) => (false, command.revision, command.attempt),
-            Work::Remove { revision, .. } => (false, *revision, u32::MAX),
-            Work::Forget(_) => (true, 0, 0),
+            ObjectWork::CarryOut(command) => (false, command.revision, command.attempt),
+            ObjectWork::Remove { revision, .. } => (false, *revision, u32::MAX),
+            ObjectWork::Forget(_) => (true, 0, 0),
         }
     }
 }
 
 /// Resource that a piece of work may wait for.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-enum Slots {
+enum WorkResource {
     /// Working directories only.
     Others,
     /// Disk of volumes.
@@ -70,27 +72,29 @@ enum Slots {
 }
 
 #[derive(Debug)]
-pub(super) struct Queue {
+pub(super) struct WorkQueue {
     /// Number of slots of each kind.
     at_once: usize,
-    waiting: BTreeMap<ObjectId, Work>,
+    waiting: BTreeMap<ObjectId, ObjectWork>,
     /// Order of waiting work, by kind of slot. An object whose newer work uses the other kind is in both.
-    orders: BTreeMap<Slots, VecDeque<ObjectId>>,
+    orders: BTreeMap<WorkResource, VecDeque<ObjectId>>,
     /// Contents of `orders`.
-    ordered: BTreeSet<(Slots, ObjectId)>,
-    busy: BTreeMap<ObjectId, Slots>,
+    ordered: BTreeSet<(WorkResource, ObjectId)>,
+    busy: BTreeMap<ObjectId, WorkResource>,
     /// Objects whose work was dequeued while earlier work on them was running.
     held: BTreeSet<ObjectId>,
     /// Objects whose running work was requested by an earlier connection.
     outdated: BTreeSet<ObjectId>,
 }
 
-impl Queue {
-    pub(super) fn new(at_once: usize) -> Queue {
-        Queue {
+impl WorkQueue {
+    pub(super) fn new(at_once: usize) -> WorkQueue {
+        WorkQueue {
             at_once: at_once.max(1),
             waiting: BTreeMap::new(),
-            orders: [Slots::Others, Slots::Volumes].map(|slots| (slots, VecDeque::new())).into(),
+            orders: [WorkResource::Others, WorkResource::Volumes]
+                .map(|slots| (slots, VecDeque::new()))
+                .into(),
             ordered: BTreeSet::new(),
             busy: BTreeMap::new(),
             held: BTreeSet::new(),
@@ -99,7 +103,7 @@ impl Queue {
     }
 
     /// Adds work; it replaces older work on the same object.
-    pub(super) fn add(&mut self, work: Work) {
+    pub(super) fn add(&mut self, work: ObjectWork) {
         let (id, slots) = (work.object(), work.slots());
         if self.waiting.get(&id).is_some_and(|waits| waits.rank() > work.rank()) {
             return;
@@ -110,7 +114,7 @@ impl Queue {
         }
     }
 
-    fn order(&mut self, slots: Slots) -> &mut VecDeque<ObjectId> {
+    fn order(&mut self, slots: WorkResource) -> &mut VecDeque<ObjectId> {
         self.orders.entry(slots).or_default()
     }
 
@@ -123,11 +127,11 @@ impl Queue {
     }
 
     /// Returns the next work that may start; its object is busy until [`Queue::done`].
-    pub(super) fn next(&mut self) -> Option<Work> {
-        self.next_for(Slots::Others).or_else(|| self.next_for(Slots::Volumes))
+    pub(super) fn next(&mut self) -> Option<ObjectWork> {
+        self.next_for(WorkResource::Others).or_else(|| self.next_for(WorkResource::Volumes))
     }
 
-    fn next_for(&mut self, slots: Slots) -> Option<Work> {
+    fn next_for(&mut self, slots: WorkResource) -> Option<ObjectWork> {
         while self.busy.values().filter(|busy| **busy == slots).count() < self.at_once {
             let id = self.order(slots).pop_front()?;
             self.ordered.remove(&(slots, id));
@@ -148,7 +152,7 @@ impl Queue {
 
     /// Queues work that was not started again, behind all other work, unless newer work on its object waits.
     /// Work of an earlier connection is dropped.
-    pub(super) fn put_off(&mut self, work: Work) {
+    pub(super) fn put_off(&mut self, work: ObjectWork) {
         let object = work.object();
         let is_outdated = self.outdated.contains(&object);
         self.done(object);
@@ -163,7 +167,7 @@ impl Queue {
         self.busy.remove(&object);
         self.outdated.remove(&object);
         if self.held.remove(&object)
-            && let Some(slots) = self.waiting.get(&object).map(Work::slots)
+            && let Some(slots) = self.waiting.get(&object).map(ObjectWork::slots)
             && self.ordered.insert((slots, object))
         {
             self.order(slots).push_front(object);

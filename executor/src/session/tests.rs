@@ -1,9 +1,9 @@
-use chancery_events::fact::Effect;
-use chancery_events::id::{IncarnationId, Instance, Position, ScopeId, SessionId, Term, VolumeId};
-use chancery_events::observation::Saw;
-use chancery_events::protocol::{Life, ObjectSpec, RunSpec, Standing};
-use chancery_events::record::Hash;
-use chancery_events::spec::Runtime;
+use chancery_events::fact::CommandEffect;
+use chancery_events::id::{EpochNonce, ExecutorStoreId, IncarnationId, Position, SessionId, Term, VolumeId};
+use chancery_events::observation::ObservedState;
+use chancery_events::protocol::{CommandStatus, ExecutorEpoch, IncarnationSpec, ObjectSpec};
+use chancery_events::record::RecordHash;
+use chancery_events::spec::ClusterRuntime;
 use serde_json::json;
 
 use super::*;
@@ -19,22 +19,26 @@ fn id(position: u64) -> ObjectId {
     IncarnationId::issue(lineage(), Position::new(position)).into()
 }
 
-fn head(position: u64, hash: u8, term: u64) -> Head {
-    Head { position: Position::new(position), hash: Hash::from_bytes([hash; 32]), term: Term::new(term) }
+fn head(position: u64, hash: u8, term: u64) -> JournalHead {
+    JournalHead {
+        position: Position::new(position),
+        hash: RecordHash::from_bytes([hash; 32]),
+        term: Term::new(term),
+    }
 }
 
-fn envelope(head: Head) -> Envelope {
+fn envelope(head: JournalHead) -> DeciderEnvelope {
     let session = SessionId::issue(lineage(), Position::FIRST);
-    Envelope { session, attach: Attach::from_random(5), head }
+    DeciderEnvelope { session, attach: ConnectionToken::from_random(5), head }
 }
 
 fn command(position: u64, revision: u32) -> Command {
     let name = |name: &str| name.parse().unwrap();
-    let spec = RunSpec {
+    let spec = IncarnationSpec {
         replica: "web-1".parse().unwrap(),
         plan: "web".parse().unwrap(),
         node: name("n1"),
-        restart: chancery_events::spec::Restart::BestEffort,
+        restart: chancery_events::spec::RestartPolicy::BestEffort,
         labels: Box::default(),
         payloads: vec![],
     };
@@ -43,63 +47,66 @@ fn command(position: u64, revision: u32) -> Command {
         object: id(position),
         revision,
         attempt: 1,
-        standing: Standing::Open,
-        effect: Effect::Ensure,
+        standing: CommandStatus::Open,
+        effect: CommandEffect::Ensure,
         grace,
         spec: spec.into(),
     }
 }
 
-fn given(position: u64, revision: u32) -> FromDecider {
-    FromDecider::Command { envelope: envelope(head(100, 1, 3)), command: command(position, revision) }
+fn given(position: u64, revision: u32) -> DeciderMessage {
+    DeciderMessage::Command { envelope: envelope(head(100, 1, 3)), command: command(position, revision) }
 }
 
-fn gone(position: u64) -> Report {
-    Report { object: id(position), revision: 1, saw: Saw::Gone }
+fn gone(position: u64) -> ObjectReport {
+    ObjectReport { object: id(position), revision: 1, saw: ObservedState::Gone }
 }
 
 fn secs(secs: u64) -> Duration {
     Duration::from_secs(secs)
 }
 
-fn core(seen: Option<Head>) -> Core {
+fn core(seen: Option<JournalHead>) -> SessionCore {
     let name = |name: &str| name.parse().unwrap();
-    let identity = Identity {
+    let identity = SessionIdentity {
         executor: "e1".parse().unwrap(),
         cluster: name("c1"),
-        runtime: Runtime::Simulated,
-        scope: ScopeId::from_random(1),
-        life: Life { number: 1, instance: Instance::from_random(1) },
+        runtime: ClusterRuntime::Simulated,
+        scope: ExecutorStoreId::from_random(1),
+        life: ExecutorEpoch { number: 1, instance: EpochNonce::from_random(1) },
     };
-    let seen = seen.map(|head| Seen { lineage: lineage(), head });
-    Core::new(identity, seen, 2)
+    let seen = seen.map(|head| HighestHead { lineage: lineage(), head });
+    SessionCore::new(identity, seen, 2)
 }
 
-fn welcome(head: Head, commands: Vec<Command>) -> FromDecider {
+fn welcome(head: JournalHead, commands: Vec<Command>) -> DeciderMessage {
     let (lineage, fleet) = (lineage(), "main".parse().unwrap());
-    FromDecider::Welcome { envelope: envelope(head), lineage, fleet, lease: LEASE, commands, rest: None }
+    DeciderMessage::Welcome { envelope: envelope(head), lineage, fleet, lease: LEASE, commands, rest: None }
 }
 
 /// Returns a session that sent a hello at 0 s and got this answer.
-fn greeted(seen: Option<Head>, answer: FromDecider) -> (Core, Vec<Output>) {
+fn greeted(seen: Option<JournalHead>, answer: DeciderMessage) -> (SessionCore, Vec<SessionAction>) {
     let mut core = core(seen);
-    assert!(matches!(core.handle(secs(0), Input::Tick)[..], [Output::Connect]));
-    assert!(matches!(core.handle(secs(0), Input::Connected)[..], [Output::Say(ToDecider::Hello { .. })]));
-    let out = core.handle(secs(0), Input::Heard(answer));
+    assert!(matches!(core.handle(secs(0), SessionInput::Tick)[..], [SessionAction::Connect]));
+    assert!(matches!(
+        core.handle(secs(0), SessionInput::Connected)[..],
+        [SessionAction::Say(ExecutorMessage::Hello { .. })]
+    ));
+    let out = core.handle(secs(0), SessionInput::Heard(answer));
     (core, out)
 }
 
 /// Returns a session that is attached, at position 100 of term 3.
-fn attached(commands: Vec<Command>) -> (Core, Vec<Output>) {
+fn attached(commands: Vec<Command>) -> (SessionCore, Vec<SessionAction>) {
     let (mut core, out) = greeted(None, welcome(head(100, 1, 3), commands));
-    assert!(matches!(out[..], [Output::List]), "nothing is begun before the list was seen: {out:?}");
-    let out = core.handle(secs(0), Input::Listed(vec![]));
+    assert!(matches!(out[..], [SessionAction::List]), "nothing is begun before the list was seen: {out:?}");
+    let out = core.handle(secs(0), SessionInput::Listed(vec![]));
     (core, out)
 }
 
-fn begun(out: &[Output]) -> Vec<u64> {
-    let begun = |output: &Output| match output {
-        Output::Begin(work) => Some(work.object().position().get()),
+fn begun(out: &[SessionAction]) -> Vec<u64> {
+    let begun = |output: &SessionAction| match output {
+        SessionAction::Begin(work) => Some(work.object().position().get()),
         _ => None,
     };
     out.iter().filter_map(begun).collect()
@@ -108,33 +115,38 @@ fn begun(out: &[Output]) -> Vec<u64> {
 #[test]
 fn the_head_is_on_disk_before_anything_is_begun() {
     let (mut core, out) = attached(vec![command(7, 1)]);
-    let [Output::Say(ToDecider::Level { .. }), Output::Persist(seen), Output::Begin(_)] = &out[..] else {
+    let [
+        SessionAction::Say(ExecutorMessage::Level { .. }),
+        SessionAction::Persist(seen),
+        SessionAction::Begin(_),
+    ] = &out[..]
+    else {
         panic!("{out:?}")
     };
     assert_eq!(seen.head, head(100, 1, 3));
-    let out = core.handle(secs(1), Input::Heard(given(8, 1)));
-    assert!(matches!(out[..], [Output::Begin(_)]), "once is enough for the same head: {out:?}");
+    let out = core.handle(secs(1), SessionInput::Heard(given(8, 1)));
+    assert!(matches!(out[..], [SessionAction::Begin(_)]), "once is enough for the same head: {out:?}");
 }
 
 #[test]
 fn the_rest_of_an_inventory_is_asked_for_part_by_part() {
     let mut first = welcome(head(100, 1, 3), vec![command(7, 1)]);
-    if let FromDecider::Welcome { rest, .. } = &mut first {
+    if let DeciderMessage::Welcome { rest, .. } = &mut first {
         *rest = Some(id(7));
     }
-    let asks = |out: &[Output]| match out {
-        [.., Output::Say(ToDecider::More { after, .. })] => Some(*after),
+    let asks = |out: &[SessionAction]| match out {
+        [.., SessionAction::Say(ExecutorMessage::More { after, .. })] => Some(*after),
         _ => None,
     };
     let (mut core, out) = greeted(None, first);
     assert_eq!(asks(&out), Some(id(7)));
     let part = |commands, rest| {
-        Input::Heard(FromDecider::Inventory { envelope: envelope(head(100, 1, 3)), commands, rest })
+        SessionInput::Heard(DeciderMessage::Inventory { envelope: envelope(head(100, 1, 3)), commands, rest })
     };
     // A part may arrive before the list and after it.
     assert_eq!(asks(&core.handle(secs(0), part(vec![command(8, 1)], Some(id(8))))), Some(id(8)));
-    assert_eq!(begun(&core.handle(secs(0), Input::Listed(vec![]))), [7, 8]);
-    core.handle(secs(0), Input::Done(id(7)));
+    assert_eq!(begun(&core.handle(secs(0), SessionInput::Listed(vec![]))), [7, 8]);
+    core.handle(secs(0), SessionInput::Done(id(7)));
     let out = core.handle(secs(0), part(vec![command(9, 1)], None));
     assert_eq!((asks(&out), begun(&out)), (None, vec![9]));
 }
@@ -147,7 +159,7 @@ fn what_waits_for_the_disk_of_volumes_takes_the_slots_of_nothing_else() {
         let object = VolumeId::issue(lineage(), Position::new(position)).into();
         Command { object, spec, ..command(position, revision) }
     };
-    let mounting = |position: u64, revision: u32, effect: Effect| {
+    let mounting = |position: u64, revision: u32, effect: CommandEffect| {
         let mut command = Command { effect, ..command(position, revision) };
         let ObjectSpec::Run(spec) = &mut command.spec else { panic!("a run") };
         let payload = json!({
@@ -157,17 +169,19 @@ fn what_waits_for_the_disk_of_volumes_takes_the_slots_of_nothing_else() {
         spec.payloads = vec![serde_json::from_value(payload).unwrap()];
         command
     };
-    let heard = |command| Input::Heard(FromDecider::Command { envelope: envelope(head(100, 1, 3)), command });
+    let heard = |command| {
+        SessionInput::Heard(DeciderMessage::Command { envelope: envelope(head(100, 1, 3)), command })
+    };
     // No work here completes; there are two slots of each kind.
     let volumes = (1..=5).map(|position| volume(position, 1));
-    let users = (6..=9).map(|position| mounting(position, 1, Effect::Ensure));
+    let users = (6..=9).map(|position| mounting(position, 1, CommandEffect::Ensure));
     let (mut core, out) = attached(volumes.chain(users).collect());
     assert_eq!(begun(&out), [1, 2]);
     assert_eq!(begun(&core.handle(secs(0), heard(command(90, 1)))), [90]);
     // A stop accesses no volume, also before its start was dequeued.
-    assert_eq!(begun(&core.handle(secs(0), heard(mounting(9, 2, Effect::Stop)))), [9]);
+    assert_eq!(begun(&core.handle(secs(0), heard(mounting(9, 2, CommandEffect::Stop)))), [9]);
     assert_eq!(begun(&core.handle(secs(0), heard(command(91, 1)))), [0; 0], "these have two slots as well");
-    assert_eq!(begun(&core.handle(secs(0), Input::Done(id(90)))), [91]);
+    assert_eq!(begun(&core.handle(secs(0), SessionInput::Done(id(90)))), [91]);
     // The newest of several commands for an object is kept.
     for revision in 2..5 {
         assert_eq!(begun(&core.handle(secs(0), heard(volume(1, revision)))), [0; 0]);
@@ -175,8 +189,8 @@ fn what_waits_for_the_disk_of_volumes_takes_the_slots_of_nothing_else() {
     let mut last = Vec::new();
     let mut at_work = vec![volume(1, 1).object, volume(2, 1).object];
     while let Some(object) = at_work.pop() {
-        for output in core.handle(secs(0), Input::Done(object)) {
-            let Output::Begin(Work::CarryOut(command)) = output else { panic!("{output:?}") };
+        for output in core.handle(secs(0), SessionInput::Done(object)) {
+            let SessionAction::Begin(ObjectWork::CarryOut(command)) = output else { panic!("{output:?}") };
             at_work.push(command.object);
             last.push((command.object.position().get(), command.revision));
         }
@@ -188,54 +202,65 @@ fn what_waits_for_the_disk_of_volumes_takes_the_slots_of_nothing_else() {
 #[test]
 fn nothing_is_begun_after_three_quarters_of_the_lease() {
     let (mut core, _) = attached(vec![]);
-    assert_eq!(begun(&core.handle(secs(8), Input::Heard(given(7, 1)))), [7]);
-    let beats = core.handle(secs(8), Input::Tick);
-    assert!(matches!(beats[..], [Output::Say(ToDecider::Heartbeat { beat: 1, .. })]));
+    assert_eq!(begun(&core.handle(secs(8), SessionInput::Heard(given(7, 1)))), [7]);
+    let beats = core.handle(secs(8), SessionInput::Tick);
+    assert!(matches!(beats[..], [SessionAction::Say(ExecutorMessage::Heartbeat { beat: 1, .. })]));
     assert_eq!(
-        begun(&core.handle(secs(9), Input::Heard(given(8, 1)))),
+        begun(&core.handle(secs(9), SessionInput::Heard(given(8, 1)))),
         [0; 0],
         "nine of twelve seconds are over"
     );
-    let beat = FromDecider::Beat { envelope: envelope(head(100, 1, 3)), beat: 1 };
-    let out = core.handle(secs(11), Input::Heard(beat));
+    let beat = DeciderMessage::Beat { envelope: envelope(head(100, 1, 3)), beat: 1 };
+    let out = core.handle(secs(11), SessionInput::Heard(beat));
     assert_eq!(begun(&out), [8], "the answer to what was sent at 8 s lets it act until 17 s");
-    core.handle(secs(11), Input::Done(id(7)));
+    core.handle(secs(11), SessionInput::Done(id(7)));
     assert_eq!(
-        begun(&core.handle(secs(17), Input::Heard(given(9, 1)))),
+        begun(&core.handle(secs(17), SessionInput::Heard(given(9, 1)))),
         [0; 0],
         "not from the answer's coming"
     );
-    assert!(matches!(core.handle(secs(20), Input::Tick)[..], [Output::HangUp]), "the lease is over");
+    assert!(
+        matches!(core.handle(secs(20), SessionInput::Tick)[..], [SessionAction::HangUp]),
+        "the lease is over"
+    );
 }
 
 #[test]
 fn work_on_one_object_never_overlaps_and_the_newest_waits() {
     let (mut core, out) = attached(vec![command(7, 1)]);
     assert_eq!(begun(&out), [7]);
-    assert_eq!(begun(&core.handle(secs(1), Input::Heard(given(7, 2)))), [0; 0], "it is busy");
-    assert_eq!(begun(&core.handle(secs(1), Input::Heard(given(7, 3)))), [0; 0], "it is busy");
-    assert_eq!(begun(&core.handle(secs(1), Input::Heard(given(8, 1)))), [8], "another is not held back");
-    assert_eq!(begun(&core.handle(secs(1), Input::Heard(given(9, 1)))), [0; 0], "two at once is the bound");
-    let out = core.handle(secs(1), Input::Done(id(7)));
-    let [Output::Begin(Work::CarryOut(command))] = &out[..] else { panic!("{out:?}") };
+    assert_eq!(begun(&core.handle(secs(1), SessionInput::Heard(given(7, 2)))), [0; 0], "it is busy");
+    assert_eq!(begun(&core.handle(secs(1), SessionInput::Heard(given(7, 3)))), [0; 0], "it is busy");
+    assert_eq!(
+        begun(&core.handle(secs(1), SessionInput::Heard(given(8, 1)))),
+        [8],
+        "another is not held back"
+    );
+    assert_eq!(
+        begun(&core.handle(secs(1), SessionInput::Heard(given(9, 1)))),
+        [0; 0],
+        "two at once is the bound"
+    );
+    let out = core.handle(secs(1), SessionInput::Done(id(7)));
+    let [SessionAction::Begin(ObjectWork::CarryOut(command))] = &out[..] else { panic!("{out:?}") };
     assert_eq!((command.object, command.revision), (id(7), 3));
-    assert_eq!(begun(&core.handle(secs(1), Input::Done(id(7)))), [9]);
+    assert_eq!(begun(&core.handle(secs(1), SessionInput::Done(id(7)))), [9]);
 }
 
 #[test]
 fn work_that_is_put_off_waits_again_for_as_long_as_the_lease_and_the_connection_allow() {
     let (mut core, out) = attached(vec![command(7, 1)]);
     assert_eq!(begun(&out), [7]);
-    let put_off = |revision| Input::PutOff(Work::CarryOut(command(7, revision)));
+    let put_off = |revision| SessionInput::PutOff(ObjectWork::CarryOut(command(7, revision)));
     assert_eq!(begun(&core.handle(secs(1), put_off(1))), [7], "it is tried again");
-    assert_eq!(begun(&core.handle(secs(1), Input::Heard(given(7, 2)))), [0; 0], "it is busy");
+    assert_eq!(begun(&core.handle(secs(1), SessionInput::Heard(given(7, 2)))), [0; 0], "it is busy");
     let out = core.handle(secs(2), put_off(1));
-    let [Output::Begin(Work::CarryOut(newer))] = &out[..] else { panic!("{out:?}") };
+    let [SessionAction::Begin(ObjectWork::CarryOut(newer))] = &out[..] else { panic!("{out:?}") };
     assert_eq!(newer.revision, 2, "newer work takes its place");
     assert_eq!(begun(&core.handle(secs(9), put_off(2))), [0; 0], "nine of twelve seconds are over");
     // The inventory of the next connection repeats all that counts.
-    let mut queue = Queue::new(2);
-    let work = || Work::CarryOut(command(7, 1));
+    let mut queue = WorkQueue::new(2);
+    let work = || ObjectWork::CarryOut(command(7, 1));
     queue.add(work());
     assert_eq!(queue.next(), Some(work()));
     queue.clear_waiting();
@@ -252,48 +277,53 @@ fn a_decider_that_knows_less_changes_nothing() {
     let seen = Some(head(100, 1, 3));
     let (_, out) = greeted(seen, welcome(head(100, 2, 3), vec![]));
     assert!(
-        matches!(out[..], [Output::Stop(Stop::Diverged(100))]),
+        matches!(out[..], [SessionAction::Stop(ExecutorStop::Diverged(100))]),
         "the same position, another hash: {out:?}"
     );
     let (_, out) = greeted(seen, welcome(head(99, 1, 3), vec![]));
-    assert!(matches!(out[..], [Output::Stop(Stop::NewerElsewhere(_))]), "behind what was seen: {out:?}");
-    let (_, out) = greeted(seen, welcome(head(200, 1, 2), vec![]));
-    assert!(matches!(out[..], [Output::HangUp]), "an earlier term is a zombie: {out:?}");
-    let (mut core, out) = greeted(seen, welcome(head(120, 1, 4), vec![command(7, 1)]));
-    assert!(matches!(out[..], [Output::List]), "a later term goes on: {out:?}");
-    let out = core.handle(secs(0), Input::Listed(vec![gone(121)]));
     assert!(
-        matches!(out[..], [Output::Stop(Stop::NewerElsewhere(_))]),
+        matches!(out[..], [SessionAction::Stop(ExecutorStop::NewerElsewhere(_))]),
+        "behind what was seen: {out:?}"
+    );
+    let (_, out) = greeted(seen, welcome(head(200, 1, 2), vec![]));
+    assert!(matches!(out[..], [SessionAction::HangUp]), "an earlier term is a zombie: {out:?}");
+    let (mut core, out) = greeted(seen, welcome(head(120, 1, 4), vec![command(7, 1)]));
+    assert!(matches!(out[..], [SessionAction::List]), "a later term goes on: {out:?}");
+    let out = core.handle(secs(0), SessionInput::Listed(vec![gone(121)]));
+    assert!(
+        matches!(out[..], [SessionAction::Stop(ExecutorStop::NewerElsewhere(_))]),
         "it has not issued what is here: {out:?}"
     );
     let (mut core, _) = attached(vec![]);
     let mut late = envelope(head(100, 1, 2));
     let out = core.handle(
         secs(1),
-        Input::Heard(FromDecider::Command { envelope: late.clone(), command: command(7, 1) }),
+        SessionInput::Heard(DeciderMessage::Command { envelope: late.clone(), command: command(7, 1) }),
     );
     assert_eq!(begun(&out), [0; 0], "a message of an earlier term");
-    late = Envelope { attach: Attach::from_random(6), ..envelope(head(100, 1, 3)) };
-    let out =
-        core.handle(secs(1), Input::Heard(FromDecider::Command { envelope: late, command: command(7, 1) }));
+    late = DeciderEnvelope { attach: ConnectionToken::from_random(6), ..envelope(head(100, 1, 3)) };
+    let out = core.handle(
+        secs(1),
+        SessionInput::Heard(DeciderMessage::Command { envelope: late, command: command(7, 1) }),
+    );
     assert_eq!(begun(&out), [0; 0], "a message of another connection");
-    assert_eq!(begun(&core.handle(secs(1), Input::Heard(given(101, 1)))), [0; 0], "not issued yet");
+    assert_eq!(begun(&core.handle(secs(1), SessionInput::Heard(given(101, 1)))), [0; 0], "not issued yet");
 }
 
 #[test]
 fn only_a_decider_that_knows_all_removes_and_only_its_own() {
     let foreign = IncarnationId::issue(Lineage::from_random(43), Position::new(7)).into();
     let cases = [
-        (id(7), Judgement::Remove, head(100, 1, 3), 1, "its own, issued, and it knows all"),
-        (id(7), Judgement::Quarantine, head(100, 1, 3), 0, "left as it is"),
-        (foreign, Judgement::Remove, head(100, 1, 3), 0, "another lineage"),
-        (id(101), Judgement::Remove, head(100, 1, 3), 0, "not issued yet"),
-        (id(7), Judgement::Remove, head(99, 1, 3), 0, "behind what was seen"),
+        (id(7), OrphanResolution::Remove, head(100, 1, 3), 1, "its own, issued, and it knows all"),
+        (id(7), OrphanResolution::Quarantine, head(100, 1, 3), 0, "left as it is"),
+        (foreign, OrphanResolution::Remove, head(100, 1, 3), 0, "another lineage"),
+        (id(101), OrphanResolution::Remove, head(100, 1, 3), 0, "not issued yet"),
+        (id(7), OrphanResolution::Remove, head(99, 1, 3), 0, "behind what was seen"),
     ];
     for (object, judgement, head, then, because) in cases {
         let (mut core, _) = attached(vec![]);
-        let judged = FromDecider::Judged { envelope: envelope(head), object, judgement, revision: 2 };
-        assert_eq!(begun(&core.handle(secs(1), Input::Heard(judged))).len(), then, "{because}");
+        let judged = DeciderMessage::Judged { envelope: envelope(head), object, judgement, revision: 2 };
+        assert_eq!(begun(&core.handle(secs(1), SessionInput::Heard(judged))).len(), then, "{because}");
     }
 }
 
@@ -302,23 +332,23 @@ fn a_level_is_cut_into_parts_and_reports_count_from_one() {
     for (count, parts) in [(0, vec![0]), (500, vec![500]), (1001, vec![500, 500, 1])] {
         let (mut core, _) = greeted(None, welcome(head(9000, 1, 3), vec![]));
         assert!(!core.takes_changes(), "changes come after the level");
-        let out = core.handle(secs(0), Input::Listed((1..=count).map(gone).collect()));
-        let said: Vec<(usize, Part)> = out
+        let out = core.handle(secs(0), SessionInput::Listed((1..=count).map(gone).collect()));
+        let said: Vec<(usize, ReportPart)> = out
             .iter()
             .map(|output| match output {
-                Output::Say(ToDecider::Level { reports, part, .. }) => (reports.len(), *part),
+                SessionAction::Say(ExecutorMessage::Level { reports, part, .. }) => (reports.len(), *part),
                 other => panic!("{other:?}"),
             })
             .collect();
         assert_eq!(said.iter().map(|(size, _)| *size).collect::<Vec<_>>(), parts);
-        assert_eq!(said.iter().filter(|(_, part)| *part == Part::Last).count(), 1);
-        assert_eq!(said.last().map(|(_, part)| *part), Some(Part::Last));
-        let out = core.handle(secs(0), Input::Changed(vec![gone(1), gone(2)]));
+        assert_eq!(said.iter().filter(|(_, part)| *part == ReportPart::Last).count(), 1);
+        assert_eq!(said.last().map(|(_, part)| *part), Some(ReportPart::Last));
+        let out = core.handle(secs(0), SessionInput::Changed(vec![gone(1), gone(2)]));
         assert!(matches!(
             out[..],
             [
-                Output::Say(ToDecider::Report { sequence: 1, .. }),
-                Output::Say(ToDecider::Report { sequence: 2, .. })
+                SessionAction::Say(ExecutorMessage::Report { sequence: 1, .. }),
+                SessionAction::Say(ExecutorMessage::Report { sequence: 2, .. })
             ]
         ));
     }
@@ -328,14 +358,16 @@ fn a_level_is_cut_into_parts_and_reports_count_from_one() {
 fn a_part_of_a_level_ends_before_it_is_larger_than_a_message_may_be() {
     let large = |position| {
         let message = "x".repeat(300 << 10);
-        let saw = Saw::Failed { message, hope: chancery_events::observation::Hope::Retry };
-        Report { object: id(position), revision: 1, saw }
+        let saw = ObservedState::Failed { message, hope: chancery_events::observation::RetryClass::Retry };
+        ObjectReport { object: id(position), revision: 1, saw }
     };
     let (mut core, _) = greeted(None, welcome(head(9000, 1, 3), vec![]));
-    let out = core.handle(secs(0), Input::Listed((1..=60).map(large).collect()));
+    let out = core.handle(secs(0), SessionInput::Listed((1..=60).map(large).collect()));
     let mut reports = 0;
     for output in &out {
-        let Output::Say(ToDecider::Level { reports: part, .. }) = output else { panic!("{output:?}") };
+        let SessionAction::Say(ExecutorMessage::Level { reports: part, .. }) = output else {
+            panic!("{output:?}")
+        };
         assert!(json_bytes(part) < 2 << 20, "{} reports", part.len());
         reports += part.len();
     }
@@ -345,53 +377,53 @@ fn a_part_of_a_level_ends_before_it_is_larger_than_a_message_may_be() {
 #[test]
 fn too_many_reports_that_wait_hold_back_changes() {
     let (mut core, _) = attached(vec![]);
-    core.handle(secs(0), Input::Changed((1..=WINDOW).map(gone).collect()));
+    core.handle(secs(0), SessionInput::Changed((1..=WINDOW).map(gone).collect()));
     assert!(!core.takes_changes());
     core.handle(
         secs(0),
-        Input::Heard(FromDecider::Accepted { envelope: envelope(head(100, 1, 3)), sequence: 1 }),
+        SessionInput::Heard(DeciderMessage::Accepted { envelope: envelope(head(100, 1, 3)), sequence: 1 }),
     );
     assert!(core.takes_changes());
 }
 
 /// Returns the pauses between attempts when none succeeds.
-fn pauses(core: &mut Core) -> Vec<u128> {
+fn pauses(core: &mut SessionCore) -> Vec<u128> {
     let mut now = secs(0);
     let mut pauses = Vec::new();
     for _ in 0..8 {
         let due = core.due().unwrap();
         pauses.push(due.saturating_sub(now).as_millis());
         now = due;
-        assert!(matches!(core.handle(now, Input::Tick)[..], [Output::Connect]));
-        core.handle(now, Input::Disconnected);
+        assert!(matches!(core.handle(now, SessionInput::Tick)[..], [SessionAction::Connect]));
+        core.handle(now, SessionInput::Disconnected);
     }
     pauses
 }
 
 #[test]
 fn what_is_refused_or_lost_is_tried_again_after_a_growing_pause() {
-    let refuse = |again| FromDecider::Refused { reason: "no".into(), again };
-    let (_, out) = greeted(None, refuse(Again::Never));
-    assert!(matches!(out[..], [Output::Stop(Stop::Refused(_))]));
-    let (_, out) = greeted(None, refuse(Again::NewerElsewhere));
-    assert!(matches!(out[..], [Output::Stop(Stop::NewerElsewhere(_))]));
-    let (mut core, out) = greeted(None, refuse(Again::Later));
-    assert!(matches!(out[..], [Output::HangUp]));
+    let refuse = |again| DeciderMessage::Refused { reason: "no".into(), again };
+    let (_, out) = greeted(None, refuse(HelloRetry::Never));
+    assert!(matches!(out[..], [SessionAction::Stop(ExecutorStop::Refused(_))]));
+    let (_, out) = greeted(None, refuse(HelloRetry::NewerElsewhere));
+    assert!(matches!(out[..], [SessionAction::Stop(ExecutorStop::NewerElsewhere(_))]));
+    let (mut core, out) = greeted(None, refuse(HelloRetry::Later));
+    assert!(matches!(out[..], [SessionAction::HangUp]));
     assert_eq!(pauses(&mut core), [100, 200, 400, 800, 1600, 3200, 5000, 5000]);
     // With a lease to keep, the decider is contacted a few times per lease.
     let (mut core, _) = attached(vec![]);
-    core.handle(secs(0), Input::Disconnected);
+    core.handle(secs(0), SessionInput::Disconnected);
     assert_eq!(pauses(&mut core), [100, 200, 400, 800, 1600, 3200, 4000, 4000]);
 }
 
-fn failed() -> Input {
-    Input::NotListed(InventoryError { unreachable: "the API".into(), reason: "no answer".into() })
+fn failed() -> SessionInput {
+    SessionInput::NotListed(InventoryError { unreachable: "the API".into(), reason: "no answer".into() })
 }
 
 #[test]
 fn a_list_that_fails_says_nothing_and_is_asked_for_again_while_heartbeats_go_on() {
     let (mut core, out) = greeted(None, welcome(head(100, 1, 3), vec![command(7, 1)]));
-    assert!(matches!(out[..], [Output::List]), "{out:?}");
+    assert!(matches!(out[..], [SessionAction::List]), "{out:?}");
     let mut now = secs(0);
     let (mut pauses, mut beats) = (Vec::new(), 0);
     for _ in 0..9 {
@@ -401,20 +433,21 @@ fn a_list_that_fails_says_nothing_and_is_asked_for_again_while_heartbeats_go_on(
         let since = now;
         loop {
             now = core.due().unwrap();
-            let out = core.handle(now, Input::Tick);
+            let out = core.handle(now, SessionInput::Tick);
             for output in &out {
                 match output {
-                    Output::Say(ToDecider::Heartbeat { beat, .. }) => {
+                    SessionAction::Say(ExecutorMessage::Heartbeat { beat, .. }) => {
                         beats += 1;
                         let (envelope, beat) = (envelope(head(100, 1, 3)), *beat);
-                        let out = core.handle(now, Input::Heard(FromDecider::Beat { envelope, beat }));
+                        let out =
+                            core.handle(now, SessionInput::Heard(DeciderMessage::Beat { envelope, beat }));
                         assert!(out.is_empty(), "{out:?}");
                     }
-                    Output::List => {}
+                    SessionAction::List => {}
                     other => panic!("{other:?}"),
                 }
             }
-            if out.iter().any(|output| matches!(output, Output::List)) {
+            if out.iter().any(|output| matches!(output, SessionAction::List)) {
                 break;
             }
         }
@@ -422,8 +455,10 @@ fn a_list_that_fails_says_nothing_and_is_asked_for_again_while_heartbeats_go_on(
     }
     assert_eq!(pauses, [100, 200, 400, 800, 1600, 3200, 5000, 5000, 5000]);
     assert!(now > LEASE && beats >= 5, "the session has outlived its first lease: {beats} beats");
-    let out = core.handle(now, Input::Listed(vec![gone(7)]));
-    assert!(matches!(&out[..], [Output::Say(ToDecider::Level { reports, .. }), ..] if reports.len() == 1));
+    let out = core.handle(now, SessionInput::Listed(vec![gone(7)]));
+    assert!(
+        matches!(&out[..], [SessionAction::Say(ExecutorMessage::Level { reports, .. }), ..] if reports.len() == 1)
+    );
     assert_eq!(begun(&out), [7], "what waited is begun");
 }
 
@@ -433,20 +468,25 @@ fn a_lost_watch_is_followed_by_a_list_and_holds_up_no_work() {
     assert!(core.takes_changes());
     let mut now = secs(0);
     for pause in [100, 200] {
-        assert!(core.handle(now, Input::WatchLost(WatchLost)).is_empty());
+        assert!(core.handle(now, SessionInput::WatchLost(WatchLost)).is_empty());
         assert!(!core.takes_changes(), "what comes now may not be all");
         now += Duration::from_millis(pause);
         assert_eq!(core.due(), Some(now));
-        assert!(matches!(core.handle(now, Input::Tick)[..], [Output::List]));
-        assert_eq!(begun(&core.handle(now, Input::Heard(given(7, 1)))).len(), usize::from(pause == 100));
-        let out = core.handle(now, Input::Listed(vec![gone(8)]));
-        assert!(matches!(&out[..], [Output::Say(ToDecider::Level { reports, .. })] if reports.len() == 1));
+        assert!(matches!(core.handle(now, SessionInput::Tick)[..], [SessionAction::List]));
+        assert_eq!(
+            begun(&core.handle(now, SessionInput::Heard(given(7, 1)))).len(),
+            usize::from(pause == 100)
+        );
+        let out = core.handle(now, SessionInput::Listed(vec![gone(8)]));
+        assert!(
+            matches!(&out[..], [SessionAction::Say(ExecutorMessage::Level { reports, .. })] if reports.len() == 1)
+        );
         assert!(core.takes_changes());
     }
     // A change shows that the watch works.
-    core.handle(now, Input::Changed(vec![gone(9)]));
-    core.handle(now, Input::WatchLost(WatchLost));
+    core.handle(now, SessionInput::Changed(vec![gone(9)]));
+    core.handle(now, SessionInput::WatchLost(WatchLost));
     assert_eq!(core.due(), Some(now + Duration::from_millis(100)));
     // A list that was not requested is ignored.
-    assert!(core.handle(now, Input::Listed(vec![])).is_empty());
+    assert!(core.handle(now, SessionInput::Listed(vec![])).is_empty());
 }

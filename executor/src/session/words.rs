@@ -1,43 +1,43 @@
 //! Inputs and outputs of the session's state machine.
 
-use chancery_events::id::{Lineage, ObjectId, ScopeId};
+use chancery_events::id::{ExecutorStoreId, Lineage, ObjectId};
 use chancery_events::name::{ClusterName, ExecutorName};
-use chancery_events::observation::Report;
-use chancery_events::protocol::{FromDecider, Head, Life, ToDecider};
-use chancery_events::spec::Runtime;
+use chancery_events::observation::ObjectReport;
+use chancery_events::protocol::{DeciderMessage, ExecutorEpoch, ExecutorMessage, JournalHead};
+use chancery_events::spec::ClusterRuntime;
 use serde::{Deserialize, Serialize};
 
-use super::Work;
+use super::ObjectWork;
 use crate::directory::IsCopy;
 use crate::orchestrator::{InventoryError, WatchLost};
 
 /// Identity of an executor.
 #[derive(Clone, Debug)]
-pub struct Identity {
+pub struct SessionIdentity {
     /// Name of the executor.
     pub executor: ExecutorName,
     /// Cluster of the executor.
     pub cluster: ClusterName,
     /// Runtime that the executor drives.
-    pub runtime: Runtime,
+    pub runtime: ClusterRuntime,
     /// Id of the executor store.
-    pub scope: ScopeId,
+    pub scope: ExecutorStoreId,
     /// Executor epoch of this process.
-    pub life: Life,
+    pub life: ExecutorEpoch,
 }
 
 /// Highest head that an executor has seen.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Seen {
+pub struct HighestHead {
     /// Lineage of the journal.
     pub lineage: Lineage,
     /// Head of the journal.
-    pub head: Head,
+    pub head: JournalHead,
 }
 
 /// Reason why an executor exits. Whatever its orchestrator runs continues to run.
 #[derive(Debug, thiserror::Error)]
-pub enum Stop {
+pub enum ExecutorStop {
     /// Journal with another history at a position that both sides know: altered, or cut and continued.
     #[error("the decider's journal differs at position {0} from what this executor has seen")]
     Diverged(u64),
@@ -60,26 +60,26 @@ pub enum Stop {
 
 /// Input of a session.
 #[derive(Debug)]
-pub enum Input {
+pub enum SessionInput {
     /// Channel to a decider opened.
     Connected,
     /// Channel lost, or not opened.
     Disconnected,
     /// Message from the decider.
-    Heard(FromDecider),
+    Heard(DeciderMessage),
     /// Reports that answer [`Output::List`].
-    Listed(Vec<Report>),
+    Listed(Vec<ObjectReport>),
     /// Failed [`Output::List`]: the orchestrator's inventory is unknown.
     NotListed(InventoryError),
-    /// Changes of the orchestrator. Only while [`super::Core::takes_changes`].
-    Changed(Vec<Report>),
-    /// Changes that the orchestrator may have missed. Only while [`super::Core::takes_changes`].
+    /// Changes of the orchestrator. Only while [`super::SessionCore::takes_changes`].
+    Changed(Vec<ObjectReport>),
+    /// Changes that the orchestrator may have missed. Only while [`super::SessionCore::takes_changes`].
     WatchLost(WatchLost),
     /// Work on an object was started; the next work on it may follow.
     Done(ObjectId),
     /// Work that could not start: a service that it needs does not respond.
-    PutOff(Work),
-    /// Time of [`super::Core::due`] reached.
+    PutOff(ObjectWork),
+    /// Time of [`super::SessionCore::due`] reached.
     Tick,
     /// Shutdown of the executor requested.
     Leave,
@@ -87,21 +87,21 @@ pub enum Input {
 
 /// Action of a session, taken in order.
 #[derive(Debug)]
-pub enum Output {
+pub enum SessionAction {
     /// Open a channel.
     Connect,
     /// Drop the channel.
     HangUp,
     /// Send a message.
-    Say(ToDecider),
+    Say(ExecutorMessage),
     /// List the orchestrator's objects, and drop earlier changes.
     List,
     /// Store the head on disk before any later action.
-    Persist(Seen),
+    Persist(HighestHead),
     /// Start work.
-    Begin(Work),
+    Begin(ObjectWork),
     /// Exit with an error.
-    Stop(Stop),
+    Stop(ExecutorStop),
     /// Exit on request.
     Leave,
 }

@@ -25,29 +25,29 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use chancery_events::id::{IncarnationId, ObjectId, VolumeId};
-use chancery_events::observation::Hope;
+use chancery_events::observation::RetryClass;
 use chancery_events::protocol::ObjectSpec;
 
 const COORDINATE: &str = "simulate";
 
 /// Behaviour of an object.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Behaviour {
+pub struct SimulatedBehaviour {
     /// Time from the command until everything is started, or changed.
     pub delay: Duration,
     /// Failure of the start, at each attempt up to this number.
-    pub fail: Option<(Hope, u32)>,
+    pub fail: Option<(RetryClass, u32)>,
     /// Time that the object runs, and how it ends then.
-    pub end: Option<(Duration, Ending)>,
+    pub end: Option<(Duration, SimulatedExit)>,
     /// Processes that become ready.
-    pub readiness: Readiness,
+    pub readiness: SimulatedReadiness,
     /// Whether the first attempt succeeds but reports a timeout.
     pub late: bool,
 }
 
 /// End of an object on its own.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Ending {
+pub enum SimulatedExit {
     /// First process ends with this status, which ends the others.
     Crash(i32),
     /// All processes end with this status.
@@ -60,7 +60,7 @@ pub enum Ending {
 
 /// Processes that become ready.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Readiness {
+pub enum SimulatedReadiness {
     /// All processes.
     #[default]
     All,
@@ -75,20 +75,20 @@ pub enum Readiness {
 #[error(
     "write one of delay:50ms, fail, fail:retry, crash:3, exit:0, hang, unready, never-ready, partial, late, not {0:?}"
 )]
-pub struct BadBehaviour(String);
+pub struct InvalidBehaviour(String);
 
-impl FromStr for Behaviour {
-    type Err = BadBehaviour;
-    fn from_str(text: &str) -> Result<Behaviour, BadBehaviour> {
-        let mut behaviour = Behaviour::default();
+impl FromStr for SimulatedBehaviour {
+    type Err = InvalidBehaviour;
+    fn from_str(text: &str) -> Result<SimulatedBehaviour, InvalidBehaviour> {
+        let mut behaviour = SimulatedBehaviour::default();
         for word in text.split(',').map(str::trim) {
-            behaviour.add(word).ok_or_else(|| BadBehaviour(word.to_owned()))?;
+            behaviour.add(word).ok_or_else(|| InvalidBehaviour(word.to_owned()))?;
         }
         Ok(behaviour)
     }
 }
 
-impl Behaviour {
+impl SimulatedBehaviour {
     fn add(&mut self, word: &str) -> Option<()> {
         if let Some((ending, after)) = stuck(word) {
             self.end = Some((duration(after)?, ending));
@@ -97,17 +97,20 @@ impl Behaviour {
         let (name, value) = word.split_once(':').unwrap_or((word, ""));
         match (name, value) {
             ("delay", value) => self.delay = duration(value)?,
-            ("fail", "" | "never") => self.fail = Some((Hope::Never, u32::MAX)),
-            ("fail", "retry") => self.fail = Some((Hope::Retry, u32::MAX)),
-            ("fail", value) => self.fail = Some((Hope::Retry, value.strip_prefix("retry:")?.parse().ok()?)),
+            ("fail", "" | "never") => self.fail = Some((RetryClass::Never, u32::MAX)),
+            ("fail", "retry") => self.fail = Some((RetryClass::Retry, u32::MAX)),
+            ("fail", value) => {
+                self.fail = Some((RetryClass::Retry, value.strip_prefix("retry:")?.parse().ok()?))
+            }
             ("crash" | "exit", value) => {
                 let (code, after) = value.split_once('@').unwrap_or((value, "0ms"));
                 let code = code.parse().ok()?;
-                let ending = if name == "crash" { Ending::Crash(code) } else { Ending::Exit(code) };
+                let ending =
+                    if name == "crash" { SimulatedExit::Crash(code) } else { SimulatedExit::Exit(code) };
                 self.end = Some((duration(after)?, ending));
             }
-            ("never-ready", "") => self.readiness = Readiness::Never,
-            ("partial", "") => self.readiness = Readiness::Partial,
+            ("never-ready", "") => self.readiness = SimulatedReadiness::Never,
+            ("partial", "") => self.readiness = SimulatedReadiness::Partial,
             ("late", "") => self.late = true,
             _ => return None,
         }
@@ -116,11 +119,11 @@ impl Behaviour {
 }
 
 /// Parses a value that keeps processes running in another status, and its delay.
-fn stuck(word: &str) -> Option<(Ending, &str)> {
+fn stuck(word: &str) -> Option<(SimulatedExit, &str)> {
     let (name, after) = word.split_once('@').unwrap_or((word, "0ms"));
     let ending = match name {
-        "hang" => Ending::Hang,
-        "unready" => Ending::Unready,
+        "hang" => SimulatedExit::Hang,
+        "unready" => SimulatedExit::Unready,
         _ => return None,
     };
     Some((ending, after))
@@ -135,7 +138,7 @@ fn duration(text: &str) -> Option<Duration> {
 
 /// Target of a rule.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Which {
+pub enum FaultTarget {
     /// Incarnation with this id.
     Incarnation(IncarnationId),
     /// Replicas whose name has this prefix.
@@ -151,15 +154,15 @@ pub enum Which {
 /// Fault rules. The coordinates of an incarnation take precedence, then the first matching rule, then the
 /// seed.
 #[derive(Clone, PartialEq, Debug, Default)]
-pub struct Faults {
-    rules: Vec<(Which, Behaviour)>,
+pub struct FaultRules {
+    rules: Vec<(FaultTarget, SimulatedBehaviour)>,
     seeded: Option<(u64, u64)>,
 }
 
-impl Faults {
+impl FaultRules {
     /// Adds a rule after the others.
     #[must_use]
-    pub fn rule(mut self, which: Which, behaviour: Behaviour) -> Faults {
+    pub fn rule(mut self, which: FaultTarget, behaviour: SimulatedBehaviour) -> FaultRules {
         self.rules.push((which, behaviour));
         self
     }
@@ -167,13 +170,13 @@ impl Faults {
     /// Makes `of_a_thousand` of 1000 objects misbehave, each in its own way; the same seed gives the same
     /// faults.
     #[must_use]
-    pub fn seeded(mut self, seed: u64, of_a_thousand: u64) -> Faults {
+    pub fn seeded(mut self, seed: u64, of_a_thousand: u64) -> FaultRules {
         self.seeded = Some((seed, of_a_thousand));
         self
     }
 
     /// Returns the behaviour of an object that is started or created.
-    pub fn of(&self, object: ObjectId, spec: &ObjectSpec) -> Result<Behaviour, BadBehaviour> {
+    pub fn of(&self, object: ObjectId, spec: &ObjectSpec) -> Result<SimulatedBehaviour, InvalidBehaviour> {
         self.find(object, spec, 0)
     }
 
@@ -183,11 +186,16 @@ impl Faults {
         object: ObjectId,
         revision: u32,
         spec: &ObjectSpec,
-    ) -> Result<Behaviour, BadBehaviour> {
+    ) -> Result<SimulatedBehaviour, InvalidBehaviour> {
         self.find(object, spec, mix(u64::from(revision)))
     }
 
-    fn find(&self, object: ObjectId, spec: &ObjectSpec, salt: u64) -> Result<Behaviour, BadBehaviour> {
+    fn find(
+        &self,
+        object: ObjectId,
+        spec: &ObjectSpec,
+        salt: u64,
+    ) -> Result<SimulatedBehaviour, InvalidBehaviour> {
         let payloads = match spec {
             ObjectSpec::Run(spec) => &spec.payloads[..],
             ObjectSpec::Volume(_) => &[],
@@ -197,13 +205,18 @@ impl Faults {
                 return text.parse();
             }
         }
-        let fits = |which: &Which| match (which, spec) {
-            (Which::Any, _) => true,
-            (Which::Incarnation(id), _) => object == ObjectId::Incarnation(*id),
-            (Which::Volume(id), _) => object == ObjectId::Volume(*id),
-            (Which::Replicas(prefix), ObjectSpec::Run(spec)) => spec.replica.as_str().starts_with(&**prefix),
-            (Which::Volumes(prefix), ObjectSpec::Volume(spec)) => spec.name.as_str().starts_with(&**prefix),
-            (Which::Replicas(_), ObjectSpec::Volume(_)) | (Which::Volumes(_), ObjectSpec::Run(_)) => false,
+        let fits = |which: &FaultTarget| match (which, spec) {
+            (FaultTarget::Any, _) => true,
+            (FaultTarget::Incarnation(id), _) => object == ObjectId::Incarnation(*id),
+            (FaultTarget::Volume(id), _) => object == ObjectId::Volume(*id),
+            (FaultTarget::Replicas(prefix), ObjectSpec::Run(spec)) => {
+                spec.replica.as_str().starts_with(&**prefix)
+            }
+            (FaultTarget::Volumes(prefix), ObjectSpec::Volume(spec)) => {
+                spec.name.as_str().starts_with(&**prefix)
+            }
+            (FaultTarget::Replicas(_), ObjectSpec::Volume(_))
+            | (FaultTarget::Volumes(_), ObjectSpec::Run(_)) => false,
         };
         if let Some((_, behaviour)) = self.rules.iter().find(|(which, _)| fits(which)) {
             return Ok(*behaviour);
@@ -212,27 +225,27 @@ impl Faults {
     }
 }
 
-fn drawn(seed: u64, of_a_thousand: u64, object: ObjectId) -> Option<Behaviour> {
+fn drawn(seed: u64, of_a_thousand: u64, object: ObjectId) -> Option<SimulatedBehaviour> {
     let (high, low) = object.uuid().as_u64_pair();
     let draw = mix(seed ^ mix(high ^ mix(low)));
     if draw % 1000 >= of_a_thousand {
         return None;
     }
-    let well = Behaviour::default();
+    let well = SimulatedBehaviour::default();
     let after = Duration::from_millis((draw >> 40) % 1000);
     let ways = match object {
         ObjectId::Incarnation(_) => 0..8,
         ObjectId::Volume(_) => 8..11,
     };
     Some(match ways.start + (draw >> 16) % (ways.end - ways.start) {
-        0 | 8 => Behaviour { delay: after, ..well },
-        1 => Behaviour { fail: Some((Hope::Never, u32::MAX)), ..well },
-        2 | 9 => Behaviour { fail: Some((Hope::Retry, 1 + (draw >> 32) as u32 % 3)), ..well },
-        3 => Behaviour { end: Some((after, Ending::Crash(1))), ..well },
-        4 => Behaviour { end: Some((after, Ending::Exit(0))), ..well },
-        5 => Behaviour { readiness: Readiness::Partial, ..well },
-        6 => Behaviour { readiness: Readiness::Never, ..well },
-        _ => Behaviour { late: true, ..well },
+        0 | 8 => SimulatedBehaviour { delay: after, ..well },
+        1 => SimulatedBehaviour { fail: Some((RetryClass::Never, u32::MAX)), ..well },
+        2 | 9 => SimulatedBehaviour { fail: Some((RetryClass::Retry, 1 + (draw >> 32) as u32 % 3)), ..well },
+        3 => SimulatedBehaviour { end: Some((after, SimulatedExit::Crash(1))), ..well },
+        4 => SimulatedBehaviour { end: Some((after, SimulatedExit::Exit(0))), ..well },
+        5 => SimulatedBehaviour { readiness: SimulatedReadiness::Partial, ..well },
+        6 => SimulatedBehaviour { readiness: SimulatedReadiness::Never, ..well },
+        _ => SimulatedBehaviour { late: true, ..well },
     })
 }
 

@@ -3,50 +3,50 @@
 use std::time::Duration;
 
 use chancery_events::id::{ObjectId, VolumeId};
-use chancery_events::observation::{Address, Exit, ProbeError, Process, ProcessStatus};
-use chancery_events::protocol::{Mount, ObjectSpec};
+use chancery_events::observation::{IncarnationExit, PortAddress, ProbeError, ProcessInfo, ProcessStatus};
+use chancery_events::protocol::{ObjectSpec, VolumeMount};
 
-use super::faults::{Behaviour, Ending};
-use crate::plan::{Aim, Before, Order, Present, State};
+use super::faults::{SimulatedBehaviour, SimulatedExit};
+use crate::plan::{KnownObject, ObjectState, ObjectTarget, ReadyHistory, TargetGoal};
 
 #[derive(Debug)]
-pub(super) struct Item {
-    pub(super) present: Present,
-    pub(super) behaviour: Behaviour,
+pub(super) struct SimulatedObject {
+    pub(super) present: KnownObject,
+    pub(super) behaviour: SimulatedBehaviour,
     pub(super) due: Option<Duration>,
-    pub(super) change: Option<Change>,
+    pub(super) change: Option<PendingChange>,
 }
 
 /// Pending change, and what runs until it is made.
 #[derive(Debug)]
-pub(super) struct Change {
+pub(super) struct PendingChange {
     /// Time at which the change is made, or fails.
     pub(super) at: Duration,
     pub(super) spec: Option<ObjectSpec>,
-    pub(super) processes: Vec<Process>,
-    pub(super) before: Before,
-    pub(super) behaviour: Behaviour,
+    pub(super) processes: Vec<ProcessInfo>,
+    pub(super) before: ReadyHistory,
+    pub(super) behaviour: SimulatedBehaviour,
     /// Time at which the running object ends on its own, if it is not changed by then.
     pub(super) end: Option<Duration>,
 }
 
-impl Item {
+impl SimulatedObject {
     /// Creates an object whose target is recorded and not started.
-    pub(super) fn accepted(order: Order, spec: Option<ObjectSpec>) -> Item {
-        let present = Present { order, spec, state: State::Accepted };
-        Item { present, behaviour: Behaviour::default(), due: None, change: None }
+    pub(super) fn accepted(order: ObjectTarget, spec: Option<ObjectSpec>) -> SimulatedObject {
+        let present = KnownObject { order, spec, state: ObjectState::Accepted };
+        SimulatedObject { present, behaviour: SimulatedBehaviour::default(), due: None, change: None }
     }
 
-    pub(super) fn alive(&self) -> Option<&[Process]> {
+    pub(super) fn alive(&self) -> Option<&[ProcessInfo]> {
         match &self.present.state {
-            State::Up { processes, .. }
-            | State::Changing { processes }
-            | State::Unchanged { processes, .. } => Some(processes),
-            State::Accepted
-            | State::Starting { .. }
-            | State::Ended { .. }
-            | State::Failed { .. }
-            | State::Gone => None,
+            ObjectState::Up { processes, .. }
+            | ObjectState::Changing { processes }
+            | ObjectState::Unchanged { processes, .. } => Some(processes),
+            ObjectState::Accepted
+            | ObjectState::Starting { .. }
+            | ObjectState::Ended { .. }
+            | ObjectState::Failed { .. }
+            | ObjectState::Gone => None,
         }
     }
 
@@ -63,7 +63,8 @@ impl Item {
 
     /// Whether the object is a volume that may be used.
     pub(super) fn is_volume(&self) -> bool {
-        let is_up = matches!(self.present.state, State::Up { .. }) && self.present.order.aim == Aim::Up;
+        let is_up =
+            matches!(self.present.state, ObjectState::Up { .. }) && self.present.order.aim == TargetGoal::Up;
         is_up && matches!(self.present.spec, Some(ObjectSpec::Volume(_)))
     }
 }
@@ -73,13 +74,13 @@ pub(super) fn failed(to: &str, attempt: u32, attempts: u32) -> String {
 }
 
 /// Turns a failed change into plain running, when no command waits for the outcome.
-pub(super) fn settle(state: &mut State) {
-    if let State::Unchanged { processes, before, .. } = state {
-        *state = State::Up { processes: std::mem::take(processes), before: *before };
+pub(super) fn settle(state: &mut ObjectState) {
+    if let ObjectState::Unchanged { processes, before, .. } = state {
+        *state = ObjectState::Up { processes: std::mem::take(processes), before: *before };
     }
 }
 
-pub(super) fn mounts(spec: &ObjectSpec) -> impl Iterator<Item = &Mount> {
+pub(super) fn mounts(spec: &ObjectSpec) -> impl Iterator<Item = &VolumeMount> {
     let payloads = match spec {
         ObjectSpec::Run(spec) => &spec.payloads[..],
         ObjectSpec::Volume(_) => &[],
@@ -88,22 +89,29 @@ pub(super) fn mounts(spec: &ObjectSpec) -> impl Iterator<Item = &Mount> {
 }
 
 /// Returns the exit of an object that ends on its own; a volume is always lost.
-pub(super) fn ended(id: ObjectId, spec: Option<&ObjectSpec>, ending: Ending) -> (Exit, Vec<Process>) {
+pub(super) fn ended(
+    id: ObjectId,
+    spec: Option<&ObjectSpec>,
+    ending: SimulatedExit,
+) -> (IncarnationExit, Vec<ProcessInfo>) {
     if let ObjectId::Volume(_) = id {
-        return (Exit::Failed { reason: "simulated loss of what was in it".to_owned() }, Vec::new());
+        return (
+            IncarnationExit::Failed { reason: "simulated loss of what was in it".to_owned() },
+            Vec::new(),
+        );
     }
     let (code, rest) = match ending {
-        Ending::Crash(code) => (code, ProcessStatus::Signaled { signal: 15 }),
-        Ending::Exit(code) => (code, ProcessStatus::Exited { code }),
+        SimulatedExit::Crash(code) => (code, ProcessStatus::Signaled { signal: 15 }),
+        SimulatedExit::Exit(code) => (code, ProcessStatus::Exited { code }),
         // Only a volume ends like this.
-        Ending::Hang | Ending::Unready => (1, ProcessStatus::Signaled { signal: 15 }),
+        SimulatedExit::Hang | SimulatedExit::Unready => (1, ProcessStatus::Signaled { signal: 15 }),
     };
     let mut processes = processes(id, spec, |_| rest.clone());
-    let mut exit = Exit::Clean;
+    let mut exit = IncarnationExit::Clean;
     if let Some(first) = processes.first_mut() {
         first.status = ProcessStatus::Exited { code };
         if code != 0 {
-            exit = Exit::Failed {
+            exit = IncarnationExit::Failed {
                 reason: format!("{}-{} ended with status {code}", first.payload, first.index),
             };
         }
@@ -112,14 +120,15 @@ pub(super) fn ended(id: ObjectId, spec: Option<&ObjectSpec>, ending: Ending) -> 
 }
 
 /// Changes the status of the first running process.
-pub(super) fn stick(state: &mut State, status: ProcessStatus) {
-    let (State::Up { processes, before } | State::Unchanged { processes, before, .. }) = state else {
+pub(super) fn stick(state: &mut ObjectState, status: ProcessStatus) {
+    let (ObjectState::Up { processes, before } | ObjectState::Unchanged { processes, before, .. }) = state
+    else {
         return;
     };
     if let Some(first) = processes.first_mut() {
         first.status = status;
     }
-    *before = Before::Ready;
+    *before = ReadyHistory::Ready;
 }
 
 pub(super) const HUNG: ProcessStatus = ProcessStatus::Unresponsive { error: ProbeError::Timeout };
@@ -128,17 +137,17 @@ pub(super) fn processes(
     id: ObjectId,
     spec: Option<&ObjectSpec>,
     status: impl Fn(bool) -> ProcessStatus,
-) -> Vec<Process> {
+) -> Vec<ProcessInfo> {
     let Some(ObjectSpec::Run(spec)) = spec else { return Vec::new() };
     let mut all = Vec::new();
     for payload in &spec.payloads {
         for index in 0..payload.processes {
-            let address = |port: &chancery_events::spec::Port| Address {
+            let address = |port: &chancery_events::spec::PayloadPort| PortAddress {
                 port: port.name.clone(),
                 // Unique permanently, as an assigned port is while it is assigned.
                 address: format!("{}.{}.{index}:{}", spec.node, id.position(), port.port),
             };
-            all.push(Process {
+            all.push(ProcessInfo {
                 payload: payload.name.clone(),
                 index,
                 pid: None,

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use chancery_events::id::ObjectId;
-use chancery_events::observation::Report;
+use chancery_events::observation::ObjectReport;
 use chancery_events::protocol::Command;
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -18,22 +18,22 @@ mod faults;
 mod item;
 mod world;
 
-pub use faults::{BadBehaviour, Behaviour, Faults, Readiness, Which};
-pub use world::World;
+pub use faults::{FaultRules, FaultTarget, InvalidBehaviour, SimulatedBehaviour, SimulatedReadiness};
+pub use world::SimulatedWorld;
 
-use crate::board::Board;
+use crate::board::StatusCache;
 use crate::logs::{LogSource, NoLogSource};
 use crate::orchestrator::{InventoryError, Orchestrator, WatchLost, WorkProgress};
-use crate::plan::Changes;
+use crate::plan::UpdateSupport;
 
 /// Time after which the world counts as unreachable.
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// Orchestrator of nodes in memory.
 #[derive(Debug)]
-pub struct Simulated {
-    world: Arc<Mutex<World>>,
-    board: Board,
+pub struct SimulatedOrchestrator {
+    world: Arc<Mutex<SimulatedWorld>>,
+    board: StatusCache,
     /// Notified when a timer may be due earlier than the reader of changes knows.
     sooner: Notify,
     origin: Instant,
@@ -42,17 +42,17 @@ pub struct Simulated {
     is_lost: AtomicBool,
 }
 
-impl Simulated {
+impl SimulatedOrchestrator {
     /// Returns an orchestrator of `world`, which continues from the time that `world` has reached.
-    pub fn new(world: Arc<Mutex<World>>) -> Simulated {
+    pub fn new(world: Arc<Mutex<SimulatedWorld>>) -> SimulatedOrchestrator {
         let origin_of_world = {
             let mut world = lock(&world);
             world.read_store();
             world.now()
         };
-        Simulated {
+        SimulatedOrchestrator {
             world,
-            board: Board::default(),
+            board: StatusCache::default(),
             sooner: Notify::new(),
             origin: Instant::now(),
             origin_of_world,
@@ -74,7 +74,7 @@ impl Simulated {
         self.origin_of_world + self.origin.elapsed()
     }
 
-    fn at_present<T>(&self, act: impl FnOnce(&mut World) -> T) -> (T, Option<Duration>) {
+    fn at_present<T>(&self, act: impl FnOnce(&mut SimulatedWorld) -> T) -> (T, Option<Duration>) {
         let mut world = lock(&self.world);
         for told in world.advance(self.now()) {
             self.board.show_told(told);
@@ -84,8 +84,8 @@ impl Simulated {
     }
 }
 
-impl Orchestrator for Simulated {
-    const CHANGES: Changes = Changes::InPlace;
+impl Orchestrator for SimulatedOrchestrator {
+    const CHANGES: UpdateSupport = UpdateSupport::InPlace;
 
     async fn carry_out(&self, command: Command) -> WorkProgress {
         if !self.reaches().await {
@@ -118,7 +118,7 @@ impl Orchestrator for Simulated {
         WorkProgress::Begun
     }
 
-    async fn list(&self) -> Result<Vec<Report>, InventoryError> {
+    async fn list(&self) -> Result<Vec<ObjectReport>, InventoryError> {
         if !self.reaches().await {
             let (unreachable, reason) = ("the world".to_owned(), "it is out of reach".to_owned());
             return Err(InventoryError { unreachable, reason });
@@ -129,7 +129,7 @@ impl Orchestrator for Simulated {
         Ok(self.at_present(|world| world.list()).0)
     }
 
-    async fn changes(&self, limit: usize) -> Result<Vec<Report>, WatchLost> {
+    async fn changes(&self, limit: usize) -> Result<Vec<ObjectReport>, WatchLost> {
         loop {
             if !self.reaches().await || self.is_lost.load(Ordering::Relaxed) {
                 return Err(WatchLost);
@@ -150,7 +150,7 @@ impl Orchestrator for Simulated {
     }
 }
 
-fn lock(world: &Mutex<World>) -> MutexGuard<'_, World> {
+fn lock(world: &Mutex<SimulatedWorld>) -> MutexGuard<'_, SimulatedWorld> {
     // A panic in a test that has the lock must not be hidden by others.
     world.lock().unwrap_or_else(PoisonError::into_inner)
 }

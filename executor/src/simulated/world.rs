@@ -5,26 +5,32 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use chancery_events::id::{IncarnationId, ObjectId, VolumeId};
-use chancery_events::observation::{Exit, Hope, ProbeError, Process, ProcessStatus, Report, Saw};
+use chancery_events::observation::{
+    IncarnationExit, ObjectReport, ObservedState, ProbeError, ProcessInfo, ProcessStatus, RetryClass,
+};
 use chancery_events::protocol::{Command, ObjectSpec};
 
-use super::Simulated;
-use super::faults::{BadBehaviour, Behaviour, Ending, Faults, Readiness};
-use super::item::{Change, HUNG, Item, ended, failed, mounts, processes, settle, stick};
-use crate::durable::Reader;
-use crate::executor_store::{AcceptedCommand, ExecutorStore as _, MemoryStore, ObjectStore as _, Tombstone};
+use super::SimulatedOrchestrator;
+use super::faults::{FaultRules, InvalidBehaviour, SimulatedBehaviour, SimulatedExit, SimulatedReadiness};
+use super::item::{HUNG, PendingChange, SimulatedObject, ended, failed, mounts, processes, settle, stick};
+use crate::durable::FileAccess;
+use crate::executor_store::{
+    AcceptedCommand, ExecutorStore as _, MemoryStore, ObjectStore as _, TombstoneFile,
+};
 use crate::orchestrator::Orchestrator as _;
-use crate::plan::{self, Aim, Before, Order, Present, State, Step, Told};
+use crate::plan::{
+    self, KnownObject, ObjectState, ObjectTarget, ReadyHistory, ReconcileStep, StatusUpdate, TargetGoal,
+};
 
 /// Reason why no operation of the store fails.
 const IN_MEMORY: &str = "memory takes and gives everything";
 
 /// Simulated world; see the module.
 #[derive(Debug, Default)]
-pub struct World {
-    faults: Faults,
+pub struct SimulatedWorld {
+    faults: FaultRules,
     now: Duration,
-    items: BTreeMap<ObjectId, Item>,
+    items: BTreeMap<ObjectId, SimulatedObject>,
     /// Records of the executor, by object.
     store: MemoryStore,
     is_out_of_reach: bool,
@@ -34,19 +40,19 @@ pub struct World {
     misbehaving: u64,
 }
 
-impl World {
+impl SimulatedWorld {
     /// Creates an empty world.
-    pub fn new(faults: Faults) -> World {
-        World { faults, ..World::default() }
+    pub fn new(faults: FaultRules) -> SimulatedWorld {
+        SimulatedWorld { faults, ..SimulatedWorld::default() }
     }
 
     /// Creates an empty world, to be shared by an orchestrator and its successors.
-    pub fn shared(faults: Faults) -> Arc<Mutex<World>> {
-        Arc::new(Mutex::new(World::new(faults)))
+    pub fn shared(faults: FaultRules) -> Arc<Mutex<SimulatedWorld>> {
+        Arc::new(Mutex::new(SimulatedWorld::new(faults)))
     }
 
     /// Changes the rules for later starts.
-    pub fn set_faults(&mut self, faults: Faults) {
+    pub fn set_faults(&mut self, faults: FaultRules) {
         self.faults = faults;
     }
 
@@ -71,7 +77,7 @@ impl World {
 
     /// Returns the number of existing processes of an incarnation.
     pub fn running(&self, incarnation: IncarnationId) -> usize {
-        self.items.get(&incarnation.into()).and_then(Item::alive).map_or(0, <[Process]>::len)
+        self.items.get(&incarnation.into()).and_then(SimulatedObject::alive).map_or(0, <[ProcessInfo]>::len)
     }
 
     /// Returns the number of starts so far.
@@ -90,7 +96,7 @@ impl World {
     }
 
     /// Advances to `now`, and returns the reports of what changed on its own.
-    pub fn advance(&mut self, now: Duration) -> Vec<Told> {
+    pub fn advance(&mut self, now: Duration) -> Vec<StatusUpdate> {
         let mut told = Vec::new();
         while let Some(&(at, id)) = self.timers.first() {
             if at > now {
@@ -122,20 +128,20 @@ impl World {
 
     /// Kills the processes of an incarnation, or loses the contents of a volume, as a machine or an operator
     /// may. Returns the report, if the object existed.
-    pub fn strike(&mut self, object: impl Into<ObjectId>) -> Option<Told> {
+    pub fn strike(&mut self, object: impl Into<ObjectId>) -> Option<StatusUpdate> {
         let object = object.into();
         let item = self.items.get(&object)?;
         item.alive()?;
-        let (exit, processes) = ended(object, item.spec(), Ending::Crash(137));
-        self.set(object, State::Ended { exit, processes });
+        let (exit, processes) = ended(object, item.spec(), SimulatedExit::Crash(137));
+        self.set(object, ObjectState::Ended { exit, processes });
         Some(plan::report(object, &self.items[&object].present))
     }
 
     /// Makes a process of a running incarnation stop responding. Returns the report, if the incarnation was
     /// running.
-    pub fn hang(&mut self, id: IncarnationId) -> Option<Told> {
+    pub fn hang(&mut self, id: IncarnationId) -> Option<StatusUpdate> {
         let item = self.items.get_mut(&id.into())?;
-        if !matches!(item.present.state, State::Up { .. }) {
+        if !matches!(item.present.state, ObjectState::Up { .. }) {
             return None;
         }
         stick(&mut item.present.state, HUNG);
@@ -150,29 +156,35 @@ impl World {
     }
 
     /// Carries out a command.
-    pub fn carry_out(&mut self, command: &Command) -> Told {
+    pub fn carry_out(&mut self, command: &Command) -> StatusUpdate {
         if let Some(message) = plan::misfit(command) {
-            return refused(command.object, command.revision, message.to_owned(), Hope::Never);
+            return refused(command.object, command.revision, message.to_owned(), RetryClass::Never);
         }
-        self.order(command.object, Order::of(command), Some(&command.spec))
+        self.order(command.object, ObjectTarget::of(command), Some(&command.spec))
     }
 
     /// Removes an orphan.
-    pub fn remove(&mut self, object: impl Into<ObjectId>, revision: u32) -> Told {
-        self.order(object.into(), Order::removal(revision), None)
+    pub fn remove(&mut self, object: impl Into<ObjectId>, revision: u32) -> StatusUpdate {
+        self.order(object.into(), ObjectTarget::removal(revision), None)
     }
 
     /// Purges an ended object; returns the report of one that has not ended.
-    pub fn forget(&mut self, object: impl Into<ObjectId>) -> Option<Told> {
+    pub fn forget(&mut self, object: impl Into<ObjectId>) -> Option<StatusUpdate> {
         let object = object.into();
         let item = self.items.get_mut(&object)?;
         match item.present.state {
-            State::Starting { .. } | State::Up { .. } | State::Changing { .. } | State::Unchanged { .. } => {
+            ObjectState::Starting { .. }
+            | ObjectState::Up { .. }
+            | ObjectState::Changing { .. }
+            | ObjectState::Unchanged { .. } => {
                 // No command waits for the outcome of a change any more.
                 settle(&mut item.present.state);
                 Some(plan::report(object, &item.present))
             }
-            State::Accepted | State::Ended { .. } | State::Failed { .. } | State::Gone => {
+            ObjectState::Accepted
+            | ObjectState::Ended { .. }
+            | ObjectState::Failed { .. }
+            | ObjectState::Gone => {
                 self.items.remove(&object);
                 self.store.object(object).purge::<AcceptedCommand>().expect(IN_MEMORY);
                 None
@@ -181,72 +193,81 @@ impl World {
     }
 
     /// Returns the reports of all objects.
-    pub fn list(&self) -> Vec<Report> {
-        let report = |(id, item): (&ObjectId, &Item)| match plan::report(*id, &item.present) {
-            Told::Change(report) | Told::ListOnly(report) => report,
+    pub fn list(&self) -> Vec<ObjectReport> {
+        let report = |(id, item): (&ObjectId, &SimulatedObject)| match plan::report(*id, &item.present) {
+            StatusUpdate::Change(report) | StatusUpdate::ListOnly(report) => report,
         };
         self.items.iter().map(report).collect()
     }
 
-    fn order(&mut self, id: ObjectId, order: Order, spec: Option<&ObjectSpec>) -> Told {
+    fn order(&mut self, id: ObjectId, order: ObjectTarget, spec: Option<&ObjectSpec>) -> StatusUpdate {
         let item = self.items.get(&id);
-        let step = plan::step(item.map(|item| &item.present), &order, spec, Simulated::CHANGES);
-        if let (ObjectId::Volume(volume), Step::End(_) | Step::Bury) = (id, &step)
+        let step = plan::step(item.map(|item| &item.present), &order, spec, SimulatedOrchestrator::CHANGES);
+        if let (ObjectId::Volume(volume), ReconcileStep::End(_) | ReconcileStep::Bury) = (id, &step)
             && let Some((user, _)) = self.items.iter().find(|(_, item)| item.uses(volume))
         {
             let message = format!("volume {volume} is in use by {user}");
-            return refused(id, order.revision, message, Hope::Retry);
+            return refused(id, order.revision, message, RetryClass::Retry);
         }
         match step {
-            Step::Start => {
+            ReconcileStep::Start => {
                 self.accept(id, &step, order, spec);
                 return self.start(id);
             }
-            Step::Change => {
-                let runs = item.and_then(Item::spec).cloned();
+            ReconcileStep::Change => {
+                let runs = item.and_then(SimulatedObject::spec).cloned();
                 self.accept(id, &step, order, spec);
                 return self.change(id, runs);
             }
-            Step::Adopt => {
+            ReconcileStep::Adopt => {
                 self.accept(id, &step, order, spec);
                 settle(&mut self.item(id).present.state);
             }
-            Step::End(_) if order.aim == Aim::Down => {
+            ReconcileStep::End(_) if order.aim == TargetGoal::Down => {
                 self.accept(id, &step, order, spec);
                 // No simulated process needs any grace.
-                let runs = self.items.get(&id).and_then(Item::spec);
+                let runs = self.items.get(&id).and_then(SimulatedObject::spec);
                 let processes = processes(id, runs, |_| ProcessStatus::Signaled { signal: 15 });
-                self.set(id, State::Ended { exit: Exit::Clean, processes });
+                self.set(id, ObjectState::Ended { exit: IncarnationExit::Clean, processes });
             }
-            Step::End(_) | Step::Bury => {
+            ReconcileStep::End(_) | ReconcileStep::Bury => {
                 self.accept(id, &step, order, spec);
-                self.set(id, State::Gone);
+                self.set(id, ObjectState::Gone);
                 self.store.object(id).bury(order.revision).expect(IN_MEMORY);
             }
-            Step::Answer => {}
-            Step::Refuse(message, hope) => return refused(id, order.revision, message.to_owned(), hope),
+            ReconcileStep::Answer => {}
+            ReconcileStep::Refuse(message, hope) => {
+                return refused(id, order.revision, message.to_owned(), hope);
+            }
         }
         plan::report(id, &self.items[&id].present)
     }
 
     /// Records a target without starting its work.
-    fn accept(&mut self, id: ObjectId, step: &Step, order: Order, brought: Option<&ObjectSpec>) {
+    fn accept(
+        &mut self,
+        id: ObjectId,
+        step: &ReconcileStep,
+        order: ObjectTarget,
+        brought: Option<&ObjectSpec>,
+    ) {
         let last = self.items.get(&id).map(|item| item.present.order);
-        let present = &mut self.items.entry(id).or_insert_with(|| Item::accepted(order, None)).present;
+        let present =
+            &mut self.items.entry(id).or_insert_with(|| SimulatedObject::accepted(order, None)).present;
         present.order = order;
         present.spec = plan::accepted(step, present.spec.take(), brought);
         self.record(id, last);
     }
 
-    fn record(&self, id: ObjectId, last: Option<Order>) {
-        let Present { order, spec, .. } = &self.items[&id].present;
+    fn record(&self, id: ObjectId, last: Option<ObjectTarget>) {
+        let KnownObject { order, spec, .. } = &self.items[&id].present;
         let command = AcceptedCommand { object: id, order: *order, spec: spec.clone() };
         self.store.object(id).accept(last.as_ref(), &command).expect(IN_MEMORY);
     }
 
     /// Records a command and starts nothing, as a crashing executor does.
     pub fn crash_after_record(&mut self, command: &Command) {
-        let (object, order, spec) = (command.object, Order::of(command), Some(command.spec.clone()));
+        let (object, order, spec) = (command.object, ObjectTarget::of(command), Some(command.spec.clone()));
         let accepted = AcceptedCommand { object, order, spec };
         self.store.object(object).accept(None, &accepted).expect(IN_MEMORY);
     }
@@ -254,22 +275,22 @@ impl World {
     /// Loads the store, as a starting executor does: recorded objects missing here were never started.
     pub(super) fn read_store(&mut self) {
         for (_, records) in self.store.list().expect(IN_MEMORY) {
-            if let Some(command) = records.read::<AcceptedCommand>(Reader::Writer).expect(IN_MEMORY) {
+            if let Some(command) = records.read::<AcceptedCommand>(FileAccess::Writer).expect(IN_MEMORY) {
                 let AcceptedCommand { object, order, spec } = command;
-                let item = self.items.entry(object).or_insert_with(|| Item::accepted(order, spec));
-                let tombstone = records.read::<Tombstone>(Reader::Writer).expect(IN_MEMORY);
+                let item = self.items.entry(object).or_insert_with(|| SimulatedObject::accepted(order, spec));
+                let tombstone = records.read::<TombstoneFile>(FileAccess::Writer).expect(IN_MEMORY);
                 if tombstone.is_some_and(|tombstone| tombstone.covers(&order)) {
-                    item.present.state = State::Gone;
+                    item.present.state = ObjectState::Gone;
                 }
             }
         }
     }
 
-    fn item(&mut self, id: ObjectId) -> &mut Item {
+    fn item(&mut self, id: ObjectId) -> &mut SimulatedObject {
         self.items.get_mut(&id).expect("only what is there is looked at")
     }
 
-    fn set(&mut self, id: ObjectId, state: State) {
+    fn set(&mut self, id: ObjectId, state: ObjectState) {
         let item = self.item(id);
         item.present.state = state;
         item.change = None;
@@ -278,17 +299,17 @@ impl World {
         }
     }
 
-    fn start(&mut self, id: ObjectId) -> Told {
+    fn start(&mut self, id: ObjectId) -> StatusUpdate {
         let spec = self.items[&id].present.spec.as_ref();
         let behaviour = self.behaviour(spec, |faults, spec| faults.of(id, spec));
         let processes = processes(id, spec, |_| ProcessStatus::Initializing);
         match behaviour {
             Ok(behaviour) => {
-                self.set(id, State::Starting { processes });
+                self.set(id, ObjectState::Starting { processes });
                 self.behave(id, behaviour, None)
             }
             Err((message, hope)) => {
-                self.set(id, State::Failed { message, hope });
+                self.set(id, ObjectState::Failed { message, hope });
                 plan::report(id, &self.items[&id].present)
             }
         }
@@ -298,28 +319,32 @@ impl World {
     fn behaviour(
         &self,
         spec: Option<&ObjectSpec>,
-        find: impl FnOnce(&Faults, &ObjectSpec) -> Result<Behaviour, BadBehaviour>,
-    ) -> Result<Behaviour, (String, Hope)> {
-        let Some(spec) = spec else { return Ok(Behaviour::default()) };
-        let is_here = |volume: VolumeId| self.items.get(&volume.into()).is_some_and(Item::is_volume);
+        find: impl FnOnce(&FaultRules, &ObjectSpec) -> Result<SimulatedBehaviour, InvalidBehaviour>,
+    ) -> Result<SimulatedBehaviour, (String, RetryClass)> {
+        let Some(spec) = spec else { return Ok(SimulatedBehaviour::default()) };
+        let is_here =
+            |volume: VolumeId| self.items.get(&volume.into()).is_some_and(SimulatedObject::is_volume);
         if let Some(mount) = mounts(spec).find(|mount| !is_here(mount.volume)) {
-            return Err((format!("volume {} is not here", mount.volume), Hope::Retry));
+            return Err((format!("volume {} is not here", mount.volume), RetryClass::Retry));
         }
-        find(&self.faults, spec).map_err(|bad| (bad.to_string(), Hope::Never))
+        find(&self.faults, spec).map_err(|bad| (bad.to_string(), RetryClass::Never))
     }
 
     /// Starts a change of the running spec, `runs`, to the recorded one.
-    fn change(&mut self, id: ObjectId, runs: Option<ObjectSpec>) -> Told {
-        let Present { order, spec, .. } = &self.items[&id].present;
+    fn change(&mut self, id: ObjectId, runs: Option<ObjectSpec>) -> StatusUpdate {
+        let KnownObject { order, spec, .. } = &self.items[&id].present;
         let behaviour =
             self.behaviour(spec.as_ref(), |faults, spec| faults.of_change(id, order.revision, spec));
         let item = self.item(id);
         let (at, end) = (Duration::ZERO, item.due);
         let mut change = match (item.change.take(), &item.present.state) {
             (Some(change), _) => change,
-            (None, State::Up { processes, before } | State::Unchanged { processes, before, .. }) => {
+            (
+                None,
+                ObjectState::Up { processes, before } | ObjectState::Unchanged { processes, before, .. },
+            ) => {
                 let (processes, before, behaviour) = (processes.clone(), *before, item.behaviour);
-                Change { at, spec: runs, processes, before, behaviour, end }
+                PendingChange { at, spec: runs, processes, before, behaviour, end }
             }
             // An object that is not up yet is started with the new spec.
             (None, _) => return self.start(id),
@@ -328,7 +353,7 @@ impl World {
         for process in &mut processes {
             process.status = ProcessStatus::Initializing;
         }
-        self.set(id, State::Changing { processes });
+        self.set(id, ObjectState::Changing { processes });
         let delay = behaviour.as_ref().map_or(Duration::ZERO, |behaviour| behaviour.delay);
         change.at = self.now + delay;
         let end = change.end.filter(|end| *end < change.at);
@@ -340,8 +365,13 @@ impl World {
     }
 
     /// Applies the delay of a behaviour, unless something else is due earlier.
-    fn behave(&mut self, id: ObjectId, behaviour: Behaviour, before: Option<Duration>) -> Told {
-        self.misbehaving += u64::from(behaviour != Behaviour::default());
+    fn behave(
+        &mut self,
+        id: ObjectId,
+        behaviour: SimulatedBehaviour,
+        before: Option<Duration>,
+    ) -> StatusUpdate {
+        self.misbehaving += u64::from(behaviour != SimulatedBehaviour::default());
         self.item(id).behaviour = behaviour;
         if behaviour.delay.is_zero() && before.is_none() {
             return self.happen(id).expect("what begins has something to tell");
@@ -357,22 +387,22 @@ impl World {
     }
 
     /// Performs the next step of an object's behaviour.
-    fn happen(&mut self, id: ObjectId) -> Option<Told> {
+    fn happen(&mut self, id: ObjectId) -> Option<StatusUpdate> {
         let item = self.items.get_mut(&id)?;
         item.due = None;
-        let Item { present, behaviour, change, .. } = item;
+        let SimulatedObject { present, behaviour, change, .. } = item;
         let failure = || behaviour.fail.filter(|(_, most)| present.order.attempt <= *most);
         match &present.state {
-            State::Starting { .. } => {
+            ObjectState::Starting { .. } => {
                 if let Some((hope, attempts)) = failure() {
                     let message = failed("start", present.order.attempt, attempts);
-                    present.state = State::Failed { message, hope };
+                    present.state = ObjectState::Failed { message, hope };
                     return Some(plan::report(id, present));
                 }
                 self.starts += 1;
                 Some(self.come_up(id))
             }
-            State::Changing { .. } => {
+            ObjectState::Changing { .. } => {
                 if let Some(change) = change.take_if(|change| change.end.is_some_and(|end| end < change.at)) {
                     (present.spec, *behaviour) = (change.spec, change.behaviour);
                     self.record(id, None);
@@ -386,23 +416,26 @@ impl World {
                 item.change = None;
                 Some(self.come_up(id))
             }
-            State::Up { .. } | State::Unchanged { .. } => self.end(id),
-            State::Accepted | State::Ended { .. } | State::Failed { .. } | State::Gone => None,
+            ObjectState::Up { .. } | ObjectState::Unchanged { .. } => self.end(id),
+            ObjectState::Accepted
+            | ObjectState::Ended { .. }
+            | ObjectState::Failed { .. }
+            | ObjectState::Gone => None,
         }
     }
 
     /// Completes a start or a change.
-    fn come_up(&mut self, id: ObjectId) -> Told {
-        let Item { present, behaviour, .. } = self.item(id);
+    fn come_up(&mut self, id: ObjectId) -> StatusUpdate {
+        let SimulatedObject { present, behaviour, .. } = self.item(id);
         let readiness = behaviour.readiness;
         let processes = processes(id, present.spec.as_ref(), |last| match readiness {
-            Readiness::All => ProcessStatus::Online,
-            Readiness::Partial if !last => ProcessStatus::Online,
-            Readiness::Partial | Readiness::Never => ProcessStatus::Initializing,
+            SimulatedReadiness::All => ProcessStatus::Online,
+            SimulatedReadiness::Partial if !last => ProcessStatus::Online,
+            SimulatedReadiness::Partial | SimulatedReadiness::Never => ProcessStatus::Initializing,
         });
-        present.state = State::Up { processes, before: Before::NeverReady };
+        present.state = ObjectState::Up { processes, before: ReadyHistory::NeverReady };
         let told = if behaviour.late && present.order.attempt == 1 {
-            refused(id, present.order.revision, "simulated timeout".to_owned(), Hope::Retry)
+            refused(id, present.order.revision, "simulated timeout".to_owned(), RetryClass::Retry)
         } else {
             plan::report(id, present)
         };
@@ -414,13 +447,13 @@ impl World {
     }
 
     /// Fails a change: the object continues as before, and ends when it would have ended.
-    fn leave_unchanged(&mut self, id: ObjectId, message: String, hope: Hope) -> Told {
-        let Item { present, behaviour, change, .. } = self.item(id);
-        let Some(Change { spec, processes, before, behaviour: its, end, .. }) = change.take() else {
+    fn leave_unchanged(&mut self, id: ObjectId, message: String, hope: RetryClass) -> StatusUpdate {
+        let SimulatedObject { present, behaviour, change, .. } = self.item(id);
+        let Some(PendingChange { spec, processes, before, behaviour: its, end, .. }) = change.take() else {
             return plan::report(id, present);
         };
         (present.spec, *behaviour) = (spec, its);
-        present.state = State::Unchanged { processes, before, message, hope };
+        present.state = ObjectState::Unchanged { processes, before, message, hope };
         let told = plan::report(id, present);
         self.record(id, None);
         if let Some(end) = end {
@@ -430,28 +463,28 @@ impl World {
     }
 
     /// Ends an object on its own, if its behaviour has an end.
-    fn end(&mut self, id: ObjectId) -> Option<Told> {
-        let Item { present, behaviour, .. } = self.item(id);
+    fn end(&mut self, id: ObjectId) -> Option<StatusUpdate> {
+        let SimulatedObject { present, behaviour, .. } = self.item(id);
         let (_, ending) = behaviour.end?;
         let stuck = match (id, ending) {
-            (ObjectId::Incarnation(_), Ending::Hang) => Some(HUNG),
-            (ObjectId::Incarnation(_), Ending::Unready) => {
+            (ObjectId::Incarnation(_), SimulatedExit::Hang) => Some(HUNG),
+            (ObjectId::Incarnation(_), SimulatedExit::Unready) => {
                 Some(ProcessStatus::Unready { error: ProbeError::Refused })
             }
-            (_, Ending::Crash(_) | Ending::Exit(_)) | (ObjectId::Volume(_), _) => None,
+            (_, SimulatedExit::Crash(_) | SimulatedExit::Exit(_)) | (ObjectId::Volume(_), _) => None,
         };
         if let Some(status) = stuck {
             stick(&mut present.state, status);
             return Some(plan::report(id, present));
         }
         let (exit, processes) = ended(id, present.spec.as_ref(), ending);
-        present.state = State::Ended { exit, processes };
+        present.state = ObjectState::Ended { exit, processes };
         Some(plan::report(id, present))
     }
 }
 
-fn refused(object: ObjectId, revision: u32, message: String, hope: Hope) -> Told {
-    Told::Change(Report { object, revision, saw: Saw::Failed { message, hope } })
+fn refused(object: ObjectId, revision: u32, message: String, hope: RetryClass) -> StatusUpdate {
+    StatusUpdate::Change(ObjectReport { object, revision, saw: ObservedState::Failed { message, hope } })
 }
 
 #[cfg(test)]

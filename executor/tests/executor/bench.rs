@@ -2,19 +2,19 @@
 
 use std::time::{Duration, Instant};
 
-use chancery_events::fact::Effect;
-use chancery_events::observation::{Hope, ProcessStatus, Saw};
+use chancery_events::fact::CommandEffect;
+use chancery_events::observation::{ObservedState, ProcessStatus, RetryClass};
 use chancery_executor::Orchestrator;
-use chancery_executor::simulated::{Faults, Simulated, World};
+use chancery_executor::simulated::{FaultRules, SimulatedOrchestrator, SimulatedWorld};
 
 use crate::world::{command, id, sleeper, until};
 
 pub(crate) async fn a_hundred_thousand_ensures_take_seconds() {
-    let simulated = Simulated::new(World::shared(Faults::default()));
+    let simulated = SimulatedOrchestrator::new(SimulatedWorld::shared(FaultRules::default()));
     let spec = sleeper(1);
     let begun = Instant::now();
     for position in 1..=100_000 {
-        simulated.carry_out(command(id(position), 1, Effect::Ensure, &spec)).await;
+        simulated.carry_out(command(id(position), 1, CommandEffect::Ensure, &spec)).await;
     }
     let mut ready = 0;
     while ready < 100_000 {
@@ -23,46 +23,52 @@ pub(crate) async fn a_hundred_thousand_ensures_take_seconds() {
             .await
             .unwrap()
             .iter()
-            .filter(|r| matches!(r.saw, Saw::Ready { .. }))
+            .filter(|r| matches!(r.saw, ObservedState::Ready { .. }))
             .count();
     }
     assert!(begun.elapsed() < Duration::from_secs(20), "it took {:?}", begun.elapsed());
 }
 
-type Then = fn(&Saw) -> bool;
+type Then = fn(&ObservedState) -> bool;
 
 pub(crate) async fn coordinates_ask_for_behaviour() {
-    let simulated = Simulated::new(World::shared(Faults::default()));
+    let simulated = SimulatedOrchestrator::new(SimulatedWorld::shared(FaultRules::default()));
     let cases: [(&str, Then); 8] = [
-        ("delay:30ms", |saw| matches!(saw, Saw::Ready { .. })),
-        ("fail", |saw| matches!(saw, Saw::Failed { hope: Hope::Never, .. })),
-        ("fail:retry", |saw| matches!(saw, Saw::Failed { hope: Hope::Retry, .. })),
+        ("delay:30ms", |saw| matches!(saw, ObservedState::Ready { .. })),
+        ("fail", |saw| matches!(saw, ObservedState::Failed { hope: RetryClass::Never, .. })),
+        ("fail:retry", |saw| matches!(saw, ObservedState::Failed { hope: RetryClass::Retry, .. })),
         (
             "crash:3@20ms",
-            |saw| matches!(saw, Saw::Ended { processes, .. } if processes[0].status == ProcessStatus::Exited { code: 3 }),
+            |saw| matches!(saw, ObservedState::Ended { processes, .. } if processes[0].status == ProcessStatus::Exited { code: 3 }),
         ),
-        ("never-ready", |saw| matches!(saw, Saw::Ensured { .. })),
+        ("never-ready", |saw| matches!(saw, ObservedState::Ensured { .. })),
         (
             "partial",
-            |saw| matches!(saw, Saw::Ensured { processes } if processes[0].status == ProcessStatus::Online),
+            |saw| matches!(saw, ObservedState::Ensured { processes } if processes[0].status == ProcessStatus::Online),
         ),
-        ("late", |saw| matches!(saw, Saw::Failed { hope: Hope::Retry, .. })),
-        ("nonsense", |saw| matches!(saw, Saw::Failed { message, .. } if message.contains("nonsense"))),
+        ("late", |saw| matches!(saw, ObservedState::Failed { hope: RetryClass::Retry, .. })),
+        (
+            "nonsense",
+            |saw| matches!(saw, ObservedState::Failed { message, .. } if message.contains("nonsense")),
+        ),
     ];
     for (position, (behaviour, then)) in (1..).zip(cases) {
         let mut spec = sleeper(2);
         spec.payloads[0].coordinates.insert("simulate".parse().unwrap(), behaviour.to_owned());
-        simulated.carry_out(command(id(position), 1, Effect::Ensure, &spec)).await;
+        simulated.carry_out(command(id(position), 1, CommandEffect::Ensure, &spec)).await;
         let first = simulated.changes(1);
         if behaviour == "late" {
             let told = first.await.unwrap();
             assert!(then(&told[0].saw), "{behaviour}: {told:?}");
             let again = chancery_events::protocol::Command {
                 attempt: 2,
-                ..command(id(position), 1, Effect::Ensure, &spec)
+                ..command(id(position), 1, CommandEffect::Ensure, &spec)
             };
             simulated.carry_out(again).await;
-            until(&simulated, id(position), "it had succeeded", |r| matches!(r.saw, Saw::Ready { .. })).await;
+            until(&simulated, id(position), "it had succeeded", |r| {
+                matches!(r.saw, ObservedState::Ready { .. })
+            })
+            .await;
         } else {
             drop(first);
             until(&simulated, id(position), behaviour, |report| then(&report.saw)).await;

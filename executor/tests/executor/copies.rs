@@ -2,12 +2,12 @@
 
 use std::process::Command;
 
-use chancery_events::fact::Effect;
-use chancery_events::observation::Saw;
-use chancery_events::protocol::RunSpec;
-use chancery_events::spec::Restart;
+use chancery_events::fact::CommandEffect;
+use chancery_events::observation::ObservedState;
+use chancery_events::protocol::IncarnationSpec;
+use chancery_events::spec::RestartPolicy;
 use chancery_executor::Orchestrator as _;
-use chancery_executor::process::{Boot, Config, Processes};
+use chancery_executor::process::{BootId, ProcessConfig, ProcessOrchestrator};
 use rustix::process::Signal;
 
 use crate::reboots::power_cut;
@@ -26,10 +26,10 @@ pub(crate) async fn a_copy_touches_nothing_that_the_original_runs_and_reports_no
     let root = Root::new();
     let processes = root.open().await;
     for position in 1..=3 {
-        processes.carry_out(command(id(position), 1, Effect::Ensure, &sleeper(2))).await;
+        processes.carry_out(command(id(position), 1, CommandEffect::Ensure, &sleeper(2))).await;
         until(&processes, id(position), "it is ready", is_ready).await;
     }
-    processes.carry_out(command(id(3), 2, Effect::Kill, &sleeper(2))).await;
+    processes.carry_out(command(id(3), 2, CommandEffect::Kill, &sleeper(2))).await;
     until(&processes, id(3), "it has ended", is_ended).await;
     drop(processes);
     // One incarnation with its supervisor, and one without.
@@ -50,9 +50,9 @@ pub(crate) async fn a_copy_touches_nothing_that_the_original_runs_and_reports_no
     assert_eq!(listed.len(), 1, "only what is over is known to be: {listed:?}");
     assert_eq!(listed[0].object, id(3).into());
     for position in [1, 2] {
-        for (revision, effect) in [(2, Effect::Stop), (3, Effect::Kill)] {
+        for (revision, effect) in [(2, CommandEffect::Stop), (3, CommandEffect::Kill)] {
             processes.carry_out(command(id(position), revision, effect, &sleeper(2))).await;
-            let refused = |report: &chancery_events::observation::Report| {
+            let refused = |report: &chancery_events::observation::ObjectReport| {
                 report.revision == revision && failed(report).is_some()
             };
             let report = until(&processes, id(position), "it is refused", refused).await;
@@ -64,7 +64,10 @@ pub(crate) async fn a_copy_touches_nothing_that_the_original_runs_and_reports_no
     }
     let said: Vec<_> =
         processes.list().await.unwrap().into_iter().filter(|report| report.object != id(3).into()).collect();
-    assert!(said.iter().all(|report| matches!(report.saw, Saw::Failed { .. })), "no end is told: {said:?}");
+    assert!(
+        said.iter().all(|report| matches!(report.saw, ObservedState::Failed { .. })),
+        "no end is told: {said:?}"
+    );
     drop(processes);
     let mut after = root.payloads();
     after.sort_unstable();
@@ -77,20 +80,20 @@ pub(crate) async fn a_copy_touches_nothing_that_the_original_runs_and_reports_no
     let processes = root.open().await;
     for position in [1, 2] {
         until(&processes, id(position), "it is ready", is_ready).await;
-        processes.carry_out(command(id(position), 2, Effect::Kill, &sleeper(2))).await;
+        processes.carry_out(command(id(position), 2, CommandEffect::Kill, &sleeper(2))).await;
         until(&processes, id(position), "it has ended", is_ended).await;
     }
 }
 
 pub(crate) async fn what_a_copy_names_is_dead_after_a_reboot_and_not_started_again_from_it() {
     let open = |root: &Root, number: u64| {
-        let boot = Some(Boot { id: format!("boot {number}"), machine: Some("here".into()) });
-        Processes::open(Config { boot, ..config(root.path()) })
+        let boot = Some(BootId { id: format!("boot {number}"), machine: Some("here".into()) });
+        ProcessOrchestrator::open(ProcessConfig { boot, ..config(root.path()) })
     };
     let root = Root::new();
     let processes = open(&root, 1).await.unwrap();
-    let always = RunSpec { restart: Restart::Always, ..sleeper(1) };
-    processes.carry_out(command(id(1), 1, Effect::Ensure, &always)).await;
+    let always = IncarnationSpec { restart: RestartPolicy::Always, ..sleeper(1) };
+    processes.carry_out(command(id(1), 1, CommandEffect::Ensure, &always)).await;
     until(&processes, id(1), "it is ready", is_ready).await;
     drop(processes);
     let copy = copy_of(&root);
@@ -100,6 +103,6 @@ pub(crate) async fn what_a_copy_names_is_dead_after_a_reboot_and_not_started_aga
     assert!(copy.payloads().is_empty() && copy.keepers().is_empty(), "the copy starts nothing");
     let processes = open(&root, 2).await.unwrap();
     until(&processes, id(1), "the original starts it", is_ready).await;
-    processes.carry_out(command(id(1), 2, Effect::Kill, &always)).await;
+    processes.carry_out(command(id(1), 2, CommandEffect::Kill, &always)).await;
     until(&processes, id(1), "it has ended", is_ended).await;
 }

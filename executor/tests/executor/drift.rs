@@ -3,28 +3,34 @@
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-use chancery_events::fact::Effect;
-use chancery_events::observation::{Exit, Process, ProcessStatus, Report, Saw};
-use chancery_events::protocol::RunSpec;
+use chancery_events::fact::CommandEffect;
+use chancery_events::observation::{
+    IncarnationExit, ObjectReport, ObservedState, ProcessInfo, ProcessStatus,
+};
+use chancery_events::protocol::IncarnationSpec;
 use chancery_executor::Orchestrator;
-use chancery_executor::process::Processes;
+use chancery_executor::process::ProcessOrchestrator;
 use rustix::fs::{CWD, RenameFlags};
 use rustix::process::Signal;
 
 use crate::world::{Root, command, id, is_ended, is_ready, kill, payload, sleeper, spec, until, wait_until};
 
-fn told(report: &Report) -> &[Process] {
-    let (Saw::Ready { processes } | Saw::Ended { processes, .. }) = &report.saw else { panic!("{report:?}") };
+fn told(report: &ObjectReport) -> &[ProcessInfo] {
+    let (ObservedState::Ready { processes } | ObservedState::Ended { processes, .. }) = &report.saw else {
+        panic!("{report:?}")
+    };
     processes
 }
 
-fn reason(report: &Report) -> &str {
-    let Saw::Ended { exit: Exit::Failed { reason }, .. } = &report.saw else { panic!("{report:?}") };
+fn reason(report: &ObjectReport) -> &str {
+    let ObservedState::Ended { exit: IncarnationExit::Failed { reason }, .. } = &report.saw else {
+        panic!("{report:?}")
+    };
     reason
 }
 
 /// Returns a spec of two processes that ignore SIGTERM. Each has a child that left its group and session.
-fn stubborn() -> RunSpec {
+fn stubborn() -> IncarnationSpec {
     let script = "trap '' TERM; setsid sleep 3600 & while :; do sleep 3600; done";
     spec(vec![payload("web", 2, &["sh", "-c", script])])
 }
@@ -41,9 +47,9 @@ fn all_of(root: &Root) -> Vec<i32> {
     pids.filter(is_ours).collect()
 }
 
-async fn run(root: &Root, position: u64, spec: &RunSpec) -> (Processes, Report) {
+async fn run(root: &Root, position: u64, spec: &IncarnationSpec) -> (ProcessOrchestrator, ObjectReport) {
     let processes = root.open().await;
-    processes.carry_out(command(id(position), 1, Effect::Ensure, spec)).await;
+    processes.carry_out(command(id(position), 1, CommandEffect::Ensure, spec)).await;
     let ready = until(&processes, id(position), "it is ready", is_ready).await;
     (processes, ready)
 }
@@ -73,8 +79,10 @@ pub(crate) async fn a_process_that_somebody_kills_is_an_end_with_its_signal() {
     // An incarnation is not ready while its siblings are slow to end.
     let (processes, ready) = run(&root, 2, &stubborn()).await;
     kill(told(&ready)[1].pid.unwrap() as i32, Signal::KILL);
-    let seen = until(&processes, id(2), "its death is told", |r| matches!(r.saw, Saw::NotReady { .. })).await;
-    let Saw::NotReady { processes: seen } = &seen.saw else { unreachable!() };
+    let seen =
+        until(&processes, id(2), "its death is told", |r| matches!(r.saw, ObservedState::NotReady { .. }))
+            .await;
+    let ObservedState::NotReady { processes: seen } = &seen.saw else { unreachable!() };
     assert_eq!(seen[1].status, ProcessStatus::Signaled { signal: 9 });
     assert!(!root.payloads_of(id(2)).is_empty(), "the other one has its grace");
 }
@@ -148,7 +156,7 @@ pub(crate) async fn what_loses_its_folder_is_ended_at_once_and_told_with_the_rea
             drop(processes);
             let processes = root.open().await;
             assert_eq!(until(&processes, id(1), "its end is kept", |_| true).await, ended, "{what}");
-            processes.carry_out(command(id(1), 2, Effect::Stop, &stubborn())).await;
+            processes.carry_out(command(id(1), 2, CommandEffect::Stop, &stubborn())).await;
             until(&processes, id(1), "a stop finds it so", |r| r.revision == 2 && is_ended(r)).await;
             processes.forget(id(1).into()).await;
             assert!(!processes.list().await.unwrap().iter().any(|report| report.object == id(1).into()));
@@ -198,7 +206,7 @@ pub(crate) async fn what_has_lost_folder_and_keeper_is_found_by_the_next_executo
     let ended = until(&processes, id(1), "it has ended", is_ended).await;
     assert_eq!((reason(&ended), ended.revision), ("its folder was removed", 0));
     assert_eq!(all_of(&root), Vec::<i32>::new(), "nothing of it is left");
-    processes.carry_out(command(id(1), 3, Effect::Ensure, &stubborn())).await;
+    processes.carry_out(command(id(1), 3, CommandEffect::Ensure, &stubborn())).await;
     until(&processes, id(1), "an end is final", |r| r.revision == 3 && is_ended(r)).await;
 }
 
@@ -259,7 +267,10 @@ pub(crate) async fn a_lock_and_a_socket_that_are_taken_away_are_made_anew() {
         living = Some(processes);
     }
     let processes = living.expect("it lives");
-    processes.carry_out(command(id(1), 2, Effect::Stop, &sleeper(1))).await;
+    processes.carry_out(command(id(1), 2, CommandEffect::Stop, &sleeper(1))).await;
     let ended = until(&processes, id(1), "it is stopped", is_ended).await;
-    assert!(matches!(ended.saw, Saw::Ended { exit: Exit::Clean, .. }), "by its keeper: {ended:?}");
+    assert!(
+        matches!(ended.saw, ObservedState::Ended { exit: IncarnationExit::Clean, .. }),
+        "by its keeper: {ended:?}"
+    );
 }

@@ -1,9 +1,9 @@
 //! Incarnations with many processes and ports.
 
-use chancery_events::fact::Effect;
-use chancery_events::observation::Saw;
-use chancery_events::protocol::RunSpec;
-use chancery_events::spec::{Port, Protocol};
+use chancery_events::fact::CommandEffect;
+use chancery_events::observation::ObservedState;
+use chancery_events::protocol::IncarnationSpec;
+use chancery_events::spec::{PayloadPort, PortProtocol};
 use chancery_executor::Orchestrator as _;
 
 use crate::world::{Root, command, id, is_ended, is_ready, payload, spec, until, wait_until};
@@ -12,14 +12,14 @@ const PROCESSES: u16 = 200;
 const PORTS: usize = 16;
 
 /// Returns a spec whose record exceeds a socket's buffer. Each process reports when its program is executed.
-fn large() -> RunSpec {
+fn large() -> IncarnationSpec {
     let name = "a-payload-whose-name-is-as-long-as-a-name-may-be-and-that-is-63";
     let mut payload = payload(name, PROCESSES, &["sh", "-c", "touch executed; exec sleep 3600"]);
-    let port = |number| Port {
+    let port = |number| PayloadPort {
         name: format!("a-port-with-a-name-that-is-as-long-as-such-a-name-may-be-{number:02}")
             .parse()
             .unwrap(),
-        protocol: Protocol::Tcp,
+        protocol: PortProtocol::Tcp,
         port: 1,
     };
     payload.ports = (0..PORTS).map(port).collect();
@@ -34,16 +34,16 @@ fn executed(root: &Root) -> usize {
 pub(crate) async fn an_incarnation_of_many_processes_and_ports_is_reported_whole_and_ended() {
     let root = Root::new();
     let processes = root.open().await;
-    processes.carry_out(command(id(1), 1, Effect::Ensure, &large())).await;
+    processes.carry_out(command(id(1), 1, CommandEffect::Ensure, &large())).await;
     let ready = until(&processes, id(1), "it is ready", is_ready).await;
-    let Saw::Ready { processes: seen } = ready.saw else { unreachable!() };
+    let ObservedState::Ready { processes: seen } = ready.saw else { unreachable!() };
     assert_eq!(seen.len(), usize::from(PROCESSES));
     assert!(seen.iter().all(|process| process.addresses.len() == PORTS));
     // A later executor sees them too.
     drop(processes);
     let processes = root.open().await;
     until(&processes, id(1), "it is ready", is_ready).await;
-    processes.carry_out(command(id(1), 2, Effect::Kill, &large())).await;
+    processes.carry_out(command(id(1), 2, CommandEffect::Kill, &large())).await;
     until(&processes, id(1), "it has ended", is_ended).await;
     assert!(root.payloads().is_empty());
 }
@@ -51,9 +51,9 @@ pub(crate) async fn an_incarnation_of_many_processes_and_ports_is_reported_whole
 pub(crate) async fn a_stop_that_comes_while_many_processes_are_started_is_not_kept_waiting() {
     let root = Root::new();
     let processes = root.open().await;
-    processes.carry_out(command(id(1), 1, Effect::Ensure, &large())).await;
+    processes.carry_out(command(id(1), 1, CommandEffect::Ensure, &large())).await;
     wait_until("its supervisor has begun", || root.folder(id(1)).join("keeper.sock").exists());
-    processes.carry_out(command(id(1), 2, Effect::Stop, &large())).await;
+    processes.carry_out(command(id(1), 2, CommandEffect::Stop, &large())).await;
     let ended = until(&processes, id(1), "it has ended", is_ended).await;
     assert_eq!(executed(&root), 0, "nothing was executed: {ended:?}");
     wait_until("nothing of it is left", || root.trampolines() == 0 && root.keepers().is_empty());

@@ -5,12 +5,12 @@ use std::path::Path;
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::Duration;
 
-use chancery_events::fact::Effect;
-use chancery_events::observation::{Exit, ProcessStatus, Saw};
-use chancery_events::protocol::RunSpec;
-use chancery_events::spec::{Port, Protocol};
+use chancery_events::fact::CommandEffect;
+use chancery_events::observation::{IncarnationExit, ObservedState, ProcessStatus};
+use chancery_events::protocol::IncarnationSpec;
+use chancery_events::spec::{PayloadPort, PortProtocol};
 use chancery_executor::Orchestrator;
-use chancery_executor::process::Processes;
+use chancery_executor::process::ProcessOrchestrator;
 use rustix::process::Signal;
 
 use crate::world::{
@@ -20,9 +20,9 @@ use crate::world::{
 /// Ensures `count` incarnations and then waits to be killed.
 pub(crate) fn victim(root: &Path, count: u64) -> ExitCode {
     block_on(async {
-        let processes = Processes::open(config(root)).await.expect("the root can be opened");
+        let processes = ProcessOrchestrator::open(config(root)).await.expect("the root can be opened");
         for position in 1..=count {
-            processes.carry_out(command(id(position), 1, Effect::Ensure, &sleeper(1))).await;
+            processes.carry_out(command(id(position), 1, CommandEffect::Ensure, &sleeper(1))).await;
         }
         std::future::pending::<()>().await;
     });
@@ -50,7 +50,7 @@ pub(crate) async fn killing_the_executor_at_any_moment_neither_loses_nor_doubles
     let count = lives.div_ceil(4);
     let processes = root.open().await;
     for position in 1..=count {
-        processes.carry_out(command(id(position), 1, Effect::Ensure, &sleeper(1))).await;
+        processes.carry_out(command(id(position), 1, CommandEffect::Ensure, &sleeper(1))).await;
     }
     for position in 1..=count {
         until(&processes, id(position), "it is ready", is_ready).await;
@@ -67,16 +67,17 @@ pub(crate) async fn killing_the_executor_at_any_moment_neither_loses_nor_doubles
 pub(crate) async fn adoption_keeps_pids_and_ports() {
     let root = Root::new();
     let mut with_port = payload("web", 3, &["sleep", "3600"]);
-    with_port.ports = vec![Port { name: "http".parse().unwrap(), protocol: Protocol::Tcp, port: 80 }];
+    with_port.ports =
+        vec![PayloadPort { name: "http".parse().unwrap(), protocol: PortProtocol::Tcp, port: 80 }];
     let spec = spec(vec![with_port]);
     let processes = root.open().await;
-    processes.carry_out(command(id(1), 1, Effect::Ensure, &spec)).await;
+    processes.carry_out(command(id(1), 1, CommandEffect::Ensure, &spec)).await;
     let before = until(&processes, id(1), "it is ready", is_ready).await;
     drop(processes);
     let processes = root.open().await;
     let after = until(&processes, id(1), "it is adopted", is_ready).await;
     assert_eq!(after, before, "pids and ports stay");
-    let Saw::Ready { processes: told } = &after.saw else { unreachable!() };
+    let ObservedState::Ready { processes: told } = &after.saw else { unreachable!() };
     let mut pids: Vec<_> = told.iter().map(|p| p.pid.unwrap() as i32).collect();
     let mut seen = root.payloads();
     pids.sort_unstable();
@@ -87,7 +88,7 @@ pub(crate) async fn adoption_keeps_pids_and_ports() {
 }
 
 /// Writes a directory as left by an executor that dies before it starts a supervisor.
-fn write_wanted(root: &Root, position: u64, aim: &str, spec: &RunSpec) {
+fn write_wanted(root: &Root, position: u64, aim: &str, spec: &IncarnationSpec) {
     let folder = root.folder(id(position));
     let program = serde_json::to_value(config(root.path()).program).unwrap();
     let order = serde_json::json!({
@@ -148,17 +149,17 @@ pub(crate) async fn a_pid_that_is_another_process_is_neither_adopted_nor_killed(
     let processes = root.open().await;
     for position in [1, 2] {
         let ended = until(&processes, id(position), "what has another identity is dead", is_ended).await;
-        let Saw::Ended { processes: told, .. } = &ended.saw else { unreachable!() };
+        let ObservedState::Ended { processes: told, .. } = &ended.saw else { unreachable!() };
         assert_eq!(told[0].status, ProcessStatus::Unknown);
-        processes.carry_out(command(id(position), 2, Effect::Kill, &sleeper(1))).await;
+        processes.carry_out(command(id(position), 2, CommandEffect::Kill, &sleeper(1))).await;
         until(&processes, id(position), "it stays ended", |r| r.revision == 2 && is_ended(r)).await;
     }
     // The third comes last, so that any effect of the first two on the bystander would be visible.
     assert!(bystander.0.try_wait().unwrap().is_none(), "the bystander lives");
     until(&processes, id(3), "the same identity is adopted", is_ready).await;
-    processes.carry_out(command(id(3), 2, Effect::Stop, &sleeper(1))).await;
+    processes.carry_out(command(id(3), 2, CommandEffect::Stop, &sleeper(1))).await;
     let ended = until(&processes, id(3), "and ended", is_ended).await;
-    assert!(matches!(&ended.saw, Saw::Ended { exit: Exit::Clean, .. }), "{ended:?}");
+    assert!(matches!(&ended.saw, ObservedState::Ended { exit: IncarnationExit::Clean, .. }), "{ended:?}");
     bystander.0.wait().unwrap();
 }
 
@@ -170,7 +171,7 @@ pub(crate) async fn stale_files_do_not_block() {
         std::fs::write(folder.join(file), "rubbish").unwrap();
     }
     let processes = root.open().await;
-    processes.carry_out(command(id(1), 1, Effect::Ensure, &sleeper(1))).await;
+    processes.carry_out(command(id(1), 1, CommandEffect::Ensure, &sleeper(1))).await;
     until(&processes, id(1), "it is ready", is_ready).await;
 }
 
@@ -180,7 +181,7 @@ pub(crate) async fn orphans_of_a_dead_keeper_are_adopted_and_ended() {
     let script = "setsid sleep 3600 & exec sleep 3600";
     let spec = spec(vec![payload("web", 2, &["sh", "-c", script])]);
     let processes = root.open().await;
-    processes.carry_out(command(id(1), 1, Effect::Ensure, &spec)).await;
+    processes.carry_out(command(id(1), 1, CommandEffect::Ensure, &spec)).await;
     let before = until(&processes, id(1), "it is ready", is_ready).await;
     wait_until("all four run", || root.payloads().len() == 4);
     for keeper in root.keepers() {
@@ -193,7 +194,7 @@ pub(crate) async fn orphans_of_a_dead_keeper_are_adopted_and_ended() {
             drop(processes);
             processes = root.open().await;
         }
-        processes.carry_out(command(id(1), 1, Effect::Ensure, &spec)).await;
+        processes.carry_out(command(id(1), 1, CommandEffect::Ensure, &spec)).await;
         let after = until(&processes, id(1), "the orphans are adopted", is_ready).await;
         assert_eq!(
             (after, root.payloads().len()),
@@ -203,9 +204,9 @@ pub(crate) async fn orphans_of_a_dead_keeper_are_adopted_and_ended() {
     }
     drop(processes);
     let processes = root.open().await;
-    processes.carry_out(command(id(1), 2, Effect::Stop, &spec)).await;
+    processes.carry_out(command(id(1), 2, CommandEffect::Stop, &spec)).await;
     let ended = until(&processes, id(1), "they are ended", is_ended).await;
-    assert!(matches!(&ended.saw, Saw::Ended { exit: Exit::Clean, .. }), "{ended:?}");
+    assert!(matches!(&ended.saw, ObservedState::Ended { exit: IncarnationExit::Clean, .. }), "{ended:?}");
     assert_eq!(root.payloads(), Vec::<i32>::new(), "ended means all of them");
 }
 
@@ -248,7 +249,7 @@ pub(crate) async fn keepers_at_once_start_one_set() {
     }
     let processes = root.open().await;
     for position in positions {
-        processes.carry_out(command(id(position), 2, Effect::Kill, &sleeper(1))).await;
+        processes.carry_out(command(id(position), 2, CommandEffect::Kill, &sleeper(1))).await;
         until(&processes, id(position), "it ended", is_ended).await;
     }
     for mut keeper in keepers.into_iter().flatten() {
@@ -264,10 +265,10 @@ pub(crate) async fn a_late_keeper_starts_nothing() {
         lines.lines().count()
     };
     let processes = root.open().await;
-    processes.carry_out(command(id(1), 1, Effect::Ensure, &once)).await;
+    processes.carry_out(command(id(1), 1, CommandEffect::Ensure, &once)).await;
     until(&processes, id(1), "it ended by itself", is_ended).await;
-    processes.carry_out(command(id(2), 2, Effect::Stop, &once)).await;
-    until(&processes, id(2), "it is gone", |r| r.saw == Saw::Gone).await;
+    processes.carry_out(command(id(2), 2, CommandEffect::Stop, &once)).await;
+    until(&processes, id(2), "it is gone", |r| r.saw == ObservedState::Gone).await;
     let tombstone = std::fs::read_to_string(root.folder(id(2)).join("tombstone.json")).unwrap();
     assert!(tombstone.ends_with(r#"{"revision":2}"#), "{tombstone}");
     drop(processes);
@@ -287,9 +288,9 @@ pub(crate) async fn a_late_keeper_starts_nothing() {
 pub(crate) async fn a_folder_deeper_than_a_socket_path_works() {
     let root = Root::new();
     let deep = root.path().join("a".repeat(100)).join("b".repeat(100));
-    let processes = Processes::open(config(&deep)).await.unwrap();
-    processes.carry_out(command(id(1), 1, Effect::Ensure, &sleeper(1))).await;
+    let processes = ProcessOrchestrator::open(config(&deep)).await.unwrap();
+    processes.carry_out(command(id(1), 1, CommandEffect::Ensure, &sleeper(1))).await;
     until(&processes, id(1), "it is ready", is_ready).await;
-    processes.carry_out(command(id(1), 2, Effect::Stop, &sleeper(1))).await;
+    processes.carry_out(command(id(1), 2, CommandEffect::Stop, &sleeper(1))).await;
     until(&processes, id(1), "it ended", is_ended).await;
 }

@@ -4,8 +4,8 @@ use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{OpenOptionsExt as _, symlink};
 use std::path::Path;
 
-use chancery_events::fact::Effect;
-use chancery_events::observation::{Exit, ProcessStatus, Saw};
+use chancery_events::fact::CommandEffect;
+use chancery_events::observation::{IncarnationExit, ObservedState, ProcessStatus};
 use chancery_executor::Orchestrator as _;
 use rustix::fs::{CWD, Mode, OFlags, mkfifoat};
 use rustix::process::Signal;
@@ -34,7 +34,7 @@ pub(crate) async fn what_stands_in_the_place_of_its_log_keeps_no_supervisor_from
         } else {
             std::fs::create_dir_all(&log).unwrap();
         }
-        processes.carry_out(command(id(position), 1, Effect::Ensure, &sleeper(1))).await;
+        processes.carry_out(command(id(position), 1, CommandEffect::Ensure, &sleeper(1))).await;
         until(&processes, id(position), "it is ready", is_ready).await;
     }
 }
@@ -47,9 +47,9 @@ pub(crate) async fn a_supervisor_whose_log_cannot_be_written_goes_on_and_reports
     for position in 1..=4 {
         let folder = root.folder(id(position));
         let reader = break_log(&folder.join("keeper.log"), position % 2 == 1);
-        processes.carry_out(command(id(position), 1, Effect::Ensure, &job)).await;
+        processes.carry_out(command(id(position), 1, CommandEffect::Ensure, &job)).await;
         let ready = until(&processes, id(position), "it is ready", is_ready).await;
-        let Saw::Ready { processes: running } = ready.saw else { unreachable!() };
+        let ObservedState::Ready { processes: running } = ready.saw else { unreachable!() };
         drop(reader);
         let socket = folder.join("keeper.sock");
         std::fs::remove_file(&socket).unwrap();
@@ -70,8 +70,8 @@ pub(crate) async fn a_supervisor_whose_log_cannot_be_written_goes_on_and_reports
             ProcessStatus::Signaled { signal: 9 }
         };
         let ended = until(&processes, id(position), "its end is seen", is_ended).await;
-        let Saw::Ended { exit, processes: ended } = ended.saw else { unreachable!() };
+        let ObservedState::Ended { exit, processes: ended } = ended.saw else { unreachable!() };
         assert_eq!(ended[0].status, wanted);
-        assert_eq!(exit == Exit::Clean, position <= 2, "{exit:?}");
+        assert_eq!(exit == IncarnationExit::Clean, position <= 2, "{exit:?}");
     }
 }

@@ -3,15 +3,17 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use chancery_events::fact::{Effect, Judgement};
-use chancery_events::id::{Attach, Lineage, Position, SessionId, Term};
-use chancery_events::observation::{Report, Saw};
-use chancery_events::protocol::{Command, Envelope, FromDecider, Head, Part, ToDecider};
-use chancery_events::record::Hash;
-use chancery_events::spec::Runtime;
+use chancery_events::fact::{CommandEffect, OrphanResolution};
+use chancery_events::id::{ConnectionToken, Lineage, Position, SessionId, Term};
+use chancery_events::observation::{ObjectReport, ObservedState};
+use chancery_events::protocol::{
+    Command, DeciderEnvelope, DeciderMessage, ExecutorMessage, JournalHead, ReportPart,
+};
+use chancery_events::record::RecordHash;
+use chancery_events::spec::ClusterRuntime;
 use chancery_executor::directory::CopyPolicy;
-use chancery_executor::simulated::{Faults, Simulated, World};
-use chancery_executor::{Config, Link, Stop};
+use chancery_executor::simulated::{FaultRules, SimulatedOrchestrator, SimulatedWorld};
+use chancery_executor::{DeciderChannel, ExecutorConfig, ExecutorStop};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 
@@ -22,45 +24,49 @@ struct Decider {
     hears: mpsc::Receiver<Vec<u8>>,
     says: mpsc::Sender<Vec<u8>>,
     attach: u64,
-    head: Head,
+    head: JournalHead,
 }
 
-fn head(position: u64, hash: u8) -> Head {
-    Head { position: Position::new(position), hash: Hash::from_bytes([hash; 32]), term: Term::FIRST }
+fn head(position: u64, hash: u8) -> JournalHead {
+    JournalHead {
+        position: Position::new(position),
+        hash: RecordHash::from_bytes([hash; 32]),
+        term: Term::FIRST,
+    }
 }
 
 impl Decider {
-    async fn hear(&mut self) -> ToDecider {
+    async fn hear(&mut self) -> ExecutorMessage {
         let heard = tokio::time::timeout(PATIENCE, self.hears.recv()).await.expect("something is said");
         serde_json::from_slice(&heard.expect("the link holds")).unwrap()
     }
 
     /// Returns the next message that is no heartbeat.
-    async fn hear_news(&mut self) -> ToDecider {
+    async fn hear_news(&mut self) -> ExecutorMessage {
         loop {
             match self.hear().await {
-                ToDecider::Heartbeat { beat, .. } => {
+                ExecutorMessage::Heartbeat { beat, .. } => {
                     let envelope = self.envelope();
-                    self.say(FromDecider::Beat { envelope, beat }).await;
+                    self.say(DeciderMessage::Beat { envelope, beat }).await;
                 }
                 news => return news,
             }
         }
     }
 
-    async fn say(&mut self, message: FromDecider) {
+    async fn say(&mut self, message: DeciderMessage) {
         let _ = self.says.send(serde_json::to_vec(&message).unwrap()).await;
     }
 
-    fn envelope(&self) -> Envelope {
+    fn envelope(&self) -> DeciderEnvelope {
         let session = SessionId::issue(Lineage::from_random(42), Position::FIRST);
-        Envelope { session, attach: Attach::from_random(self.attach), head: self.head }
+        DeciderEnvelope { session, attach: ConnectionToken::from_random(self.attach), head: self.head }
     }
 
     async fn welcome(&mut self, lease: Duration, commands: Vec<Command>) {
         let envelope = self.envelope();
         let (lineage, fleet) = (Lineage::from_random(42), "main".parse().unwrap());
-        self.say(FromDecider::Welcome { envelope, lineage, fleet, lease, commands, rest: None }).await;
+        self.say(DeciderMessage::Welcome { envelope, lineage, fleet, lease, commands, rest: None }).await;
     }
 }
 
@@ -68,25 +74,25 @@ impl Decider {
 struct Executor {
     links: mpsc::Receiver<Decider>,
     stop: Option<oneshot::Sender<()>>,
-    running: JoinHandle<Result<(), Stop>>,
+    running: JoinHandle<Result<(), ExecutorStop>>,
 }
 
-fn config(root: &std::path::Path) -> Config {
-    Config {
+fn config(root: &std::path::Path) -> ExecutorConfig {
+    ExecutorConfig {
         executor: "e1".parse().unwrap(),
         cluster: "c1".parse().unwrap(),
-        runtime: Runtime::Simulated,
+        runtime: ClusterRuntime::Simulated,
         root: root.to_owned(),
         at_once: 4,
         copies: CopyPolicy::Refuse,
     }
 }
 
-fn start(root: &std::path::Path, world: &Arc<Mutex<World>>) -> Executor {
+fn start(root: &std::path::Path, world: &Arc<Mutex<SimulatedWorld>>) -> Executor {
     let config = config(root);
     let (offer, links) = mpsc::channel(1);
     let (stop, stopped) = oneshot::channel::<()>();
-    let simulated = Simulated::new(world.clone());
+    let simulated = SimulatedOrchestrator::new(world.clone());
     let mut attach = 0;
     let connect = move || {
         let offer = offer.clone();
@@ -96,7 +102,7 @@ fn start(root: &std::path::Path, world: &Arc<Mutex<World>>) -> Executor {
             let (says, from_decider) = mpsc::channel(4);
             let decider = Decider { hears, says, attach, head: head(100, 1) };
             offer.send(decider).await.map_err(std::io::Error::other)?;
-            Ok(Link { to_decider, from_decider })
+            Ok(DeciderChannel { to_decider, from_decider })
         }
     };
     let shutdown = async move {
@@ -111,7 +117,7 @@ impl Executor {
         tokio::time::timeout(PATIENCE, self.links.recv()).await.expect("it connects").unwrap()
     }
 
-    async fn stop(mut self) -> Result<(), Stop> {
+    async fn stop(mut self) -> Result<(), ExecutorStop> {
         drop(self.stop.take());
         self.running.await.unwrap()
     }
@@ -120,105 +126,122 @@ impl Executor {
 const LEASE: Duration = Duration::from_millis(300);
 
 pub(crate) async fn a_session_starts_level_and_reports() {
-    let (root, world) = (tempfile::tempdir().unwrap(), World::shared(Faults::default()));
+    let (root, world) = (tempfile::tempdir().unwrap(), SimulatedWorld::shared(FaultRules::default()));
     // One object of an earlier executor epoch, missing from the inventory, and one of another lineage.
-    world.lock().unwrap().carry_out(&command(id(7), 1, Effect::Ensure, &sleeper(1)));
+    world.lock().unwrap().carry_out(&command(id(7), 1, CommandEffect::Ensure, &sleeper(1)));
     let foreign = chancery_events::id::IncarnationId::issue(Lineage::from_random(43), Position::new(7));
-    world.lock().unwrap().carry_out(&command(foreign, 1, Effect::Ensure, &sleeper(1)));
+    world.lock().unwrap().carry_out(&command(foreign, 1, CommandEffect::Ensure, &sleeper(1)));
     let mut executor = start(root.path(), &world);
     let mut decider = executor.link().await;
-    assert!(matches!(decider.hear().await, ToDecider::Hello { seen: None, .. }));
-    decider.welcome(LEASE, vec![command(id(8), 1, Effect::Ensure, &sleeper(1))]).await;
-    let ToDecider::Level { reports, part: Part::Last, .. } = decider.hear_news().await else {
+    assert!(matches!(decider.hear().await, ExecutorMessage::Hello { seen: None, .. }));
+    decider.welcome(LEASE, vec![command(id(8), 1, CommandEffect::Ensure, &sleeper(1))]).await;
+    let ExecutorMessage::Level { reports, part: ReportPart::Last, .. } = decider.hear_news().await else {
         panic!("a level")
     };
     assert_eq!(reports.iter().map(|r| r.object).collect::<Vec<_>>(), [id(7).into(), foreign.into()]);
-    let ToDecider::Report { sequence: 1, report, .. } = decider.hear_news().await else { panic!("a report") };
-    assert_eq!((report.object, matches!(report.saw, Saw::Ready { .. })), (id(8).into(), true));
+    let ExecutorMessage::Report { sequence: 1, report, .. } = decider.hear_news().await else {
+        panic!("a report")
+    };
+    assert_eq!((report.object, matches!(report.saw, ObservedState::Ready { .. })), (id(8).into(), true));
     let envelope = decider.envelope();
     for object in [foreign.into(), id(7).into()] {
-        let (envelope, judgement) = (envelope.clone(), Judgement::Remove);
-        decider.say(FromDecider::Judged { envelope, object, judgement, revision: 5 }).await;
+        let (envelope, judgement) = (envelope.clone(), OrphanResolution::Remove);
+        decider.say(DeciderMessage::Judged { envelope, object, judgement, revision: 5 }).await;
     }
-    let ToDecider::Report { sequence: 2, report, .. } = decider.hear_news().await else { panic!("a report") };
-    assert_eq!((report.object, report.revision, report.saw), (id(7).into(), 5, Saw::Gone));
+    let ExecutorMessage::Report { sequence: 2, report, .. } = decider.hear_news().await else {
+        panic!("a report")
+    };
+    assert_eq!((report.object, report.revision, report.saw), (id(7).into(), 5, ObservedState::Gone));
     assert_eq!(world.lock().unwrap().running(foreign), 1, "what is of another lineage is not touched");
     // Leases are renewed many times, so the executor continues to act.
     for _ in 0..6 {
-        let ToDecider::Heartbeat { beat, .. } = decider.hear().await else { panic!("a heartbeat") };
+        let ExecutorMessage::Heartbeat { beat, .. } = decider.hear().await else { panic!("a heartbeat") };
         let envelope = decider.envelope();
-        decider.say(FromDecider::Beat { envelope, beat }).await;
+        decider.say(DeciderMessage::Beat { envelope, beat }).await;
     }
-    let (envelope, command) = (decider.envelope(), command(id(8), 2, Effect::Stop, &sleeper(1)));
-    decider.say(FromDecider::Command { envelope, command }).await;
-    let ToDecider::Report { sequence: 3, report, .. } = decider.hear_news().await else { panic!("a report") };
-    assert!(matches!(report.saw, Saw::Ended { .. }));
+    let (envelope, command) = (decider.envelope(), command(id(8), 2, CommandEffect::Stop, &sleeper(1)));
+    decider.say(DeciderMessage::Command { envelope, command }).await;
+    let ExecutorMessage::Report { sequence: 3, report, .. } = decider.hear_news().await else {
+        panic!("a report")
+    };
+    assert!(matches!(report.saw, ObservedState::Ended { .. }));
     let leaves = tokio::spawn(executor.stop());
-    assert!(matches!(decider.hear_news().await, ToDecider::Goodbye { .. }));
+    assert!(matches!(decider.hear_news().await, ExecutorMessage::Goodbye { .. }));
     leaves.await.unwrap().unwrap();
 }
 
 pub(crate) async fn a_lost_link_is_taken_up_again() {
-    let (root, world) = (tempfile::tempdir().unwrap(), World::shared(Faults::default()));
+    let (root, world) = (tempfile::tempdir().unwrap(), SimulatedWorld::shared(FaultRules::default()));
     let mut executor = start(root.path(), &world);
     let mut decider = executor.link().await;
     decider.hear().await;
-    decider.welcome(LEASE, vec![command(id(8), 1, Effect::Ensure, &sleeper(1))]).await;
+    decider.welcome(LEASE, vec![command(id(8), 1, CommandEffect::Ensure, &sleeper(1))]).await;
     decider.hear_news().await;
     // The report is sent, and never accepted.
-    assert!(matches!(decider.hear_news().await, ToDecider::Report { sequence: 1, .. }));
+    assert!(matches!(decider.hear_news().await, ExecutorMessage::Report { sequence: 1, .. }));
     drop(decider);
     let mut decider = executor.link().await;
-    let ToDecider::Hello { seen: Some((_, seen)), .. } = decider.hear().await else { panic!("a hello") };
+    let ExecutorMessage::Hello { seen: Some((_, seen)), .. } = decider.hear().await else {
+        panic!("a hello")
+    };
     assert_eq!(seen, head(100, 1));
-    decider.welcome(LEASE, vec![command(id(8), 1, Effect::Ensure, &sleeper(1))]).await;
-    let ToDecider::Level { reports, .. } = decider.hear_news().await else { panic!("a level") };
-    assert!(matches!(&reports[..], [report] if matches!(report.saw, Saw::Ready { .. })), "{reports:?}");
-    assert!(matches!(decider.hear_news().await, ToDecider::Report { sequence: 1, .. }), "the outcome again");
+    decider.welcome(LEASE, vec![command(id(8), 1, CommandEffect::Ensure, &sleeper(1))]).await;
+    let ExecutorMessage::Level { reports, .. } = decider.hear_news().await else { panic!("a level") };
+    assert!(
+        matches!(&reports[..], [report] if matches!(report.saw, ObservedState::Ready { .. })),
+        "{reports:?}"
+    );
+    assert!(
+        matches!(decider.hear_news().await, ExecutorMessage::Report { sequence: 1, .. }),
+        "the outcome again"
+    );
     assert_eq!(world.lock().unwrap().starts(), 1, "what ran was adopted");
     // The executor leaves a silent decider when the lease expires.
     let mut decider = executor.link().await;
-    assert!(matches!(decider.hear().await, ToDecider::Hello { .. }));
+    assert!(matches!(decider.hear().await, ExecutorMessage::Hello { .. }));
 }
 
 pub(crate) async fn what_cannot_be_listed_is_not_reported_gone_and_the_session_lives_on() {
-    let (root, world) = (tempfile::tempdir().unwrap(), World::shared(Faults::default()));
-    world.lock().unwrap().carry_out(&command(id(7), 1, Effect::Ensure, &sleeper(1)));
+    let (root, world) = (tempfile::tempdir().unwrap(), SimulatedWorld::shared(FaultRules::default()));
+    world.lock().unwrap().carry_out(&command(id(7), 1, CommandEffect::Ensure, &sleeper(1)));
     world.lock().unwrap().set_out_of_reach(true);
     let mut executor = start(root.path(), &world);
     let mut decider = executor.link().await;
-    assert!(matches!(decider.hear().await, ToDecider::Hello { .. }));
+    assert!(matches!(decider.hear().await, ExecutorMessage::Hello { .. }));
     decider.welcome(LEASE, vec![]).await;
     let beats = async |decider: &mut Decider| {
         // Longer than the lease.
         for _ in 0..6 {
-            let ToDecider::Heartbeat { beat, .. } = decider.hear().await else { panic!("a heartbeat") };
+            let ExecutorMessage::Heartbeat { beat, .. } = decider.hear().await else { panic!("a heartbeat") };
             let envelope = decider.envelope();
-            decider.say(FromDecider::Beat { envelope, beat }).await;
+            decider.say(DeciderMessage::Beat { envelope, beat }).await;
         }
     };
     beats(&mut decider).await;
     world.lock().unwrap().set_out_of_reach(false);
-    let ready = |reports: &[Report]| matches!(reports, [report] if matches!(report.saw, Saw::Ready { .. }));
-    let ToDecider::Level { reports, .. } = decider.hear_news().await else { panic!("a level") };
+    let ready = |reports: &[ObjectReport]| matches!(reports, [report] if matches!(report.saw, ObservedState::Ready { .. }));
+    let ExecutorMessage::Level { reports, .. } = decider.hear_news().await else { panic!("a level") };
     assert!(ready(&reports), "{reports:?}");
     // The watch is lost, and a command is put off until the world responds.
     world.lock().unwrap().set_out_of_reach(true);
-    let (envelope, stop) = (decider.envelope(), command(id(7), 2, Effect::Stop, &sleeper(1)));
-    decider.say(FromDecider::Command { envelope, command: stop }).await;
+    let (envelope, stop) = (decider.envelope(), command(id(7), 2, CommandEffect::Stop, &sleeper(1)));
+    decider.say(DeciderMessage::Command { envelope, command: stop }).await;
     beats(&mut decider).await;
     assert_eq!(world.lock().unwrap().running(id(7)), 1, "nothing is ended");
     world.lock().unwrap().set_out_of_reach(false);
     loop {
         match decider.hear_news().await {
             // The list may come first.
-            ToDecider::Level { reports, .. } if ready(&reports) => {}
-            ToDecider::Level { reports, .. } => {
+            ExecutorMessage::Level { reports, .. } if ready(&reports) => {}
+            ExecutorMessage::Level { reports, .. } => {
                 assert!(matches!(&reports[..], [report] if report.revision == 2), "{reports:?}");
                 break;
             }
-            ToDecider::Report { report, .. } => {
-                assert!(report.revision == 2 && matches!(report.saw, Saw::Ended { .. }), "{report:?}");
+            ExecutorMessage::Report { report, .. } => {
+                assert!(
+                    report.revision == 2 && matches!(report.saw, ObservedState::Ended { .. }),
+                    "{report:?}"
+                );
                 break;
             }
             other => panic!("{other:?}"),
@@ -228,47 +251,49 @@ pub(crate) async fn what_cannot_be_listed_is_not_reported_gone_and_the_session_l
 }
 
 pub(crate) async fn one_executor_a_scope() {
-    let (root, world) = (tempfile::tempdir().unwrap(), World::shared(Faults::default()));
+    let (root, world) = (tempfile::tempdir().unwrap(), SimulatedWorld::shared(FaultRules::default()));
     let mut first = start(root.path(), &world);
     first.link().await;
     // The contents of the directory are not even read.
     let mut looked = false;
     let open = async {
         looked = true;
-        Ok(Simulated::new(world.clone()))
+        Ok(SimulatedOrchestrator::new(world.clone()))
     };
     let nobody = || std::future::ready(Err(std::io::Error::other("nobody is asked")));
     let second = chancery_executor::run(config(root.path()), open, nobody, std::future::pending()).await;
     assert!(!looked);
-    assert!(matches!(second, Err(Stop::ScopeTaken)));
+    assert!(matches!(second, Err(ExecutorStop::ScopeTaken)));
     first.stop().await.unwrap();
     let mut third = start(root.path(), &world);
     third.link().await;
 }
 
 pub(crate) async fn a_diverged_journal_stops_it_and_the_head_is_kept() {
-    let (root, world) = (tempfile::tempdir().unwrap(), World::shared(Faults::default()));
+    let (root, world) = (tempfile::tempdir().unwrap(), SimulatedWorld::shared(FaultRules::default()));
     let mut executor = start(root.path(), &world);
     let mut decider = executor.link().await;
     decider.hear().await;
     decider.welcome(LEASE, vec![]).await;
     decider.hear_news().await;
     decider.head = head(120, 2);
-    let (envelope, command) = (decider.envelope(), command(id(8), 1, Effect::Ensure, &sleeper(1)));
-    decider.say(FromDecider::Command { envelope, command }).await;
+    let (envelope, command) = (decider.envelope(), command(id(8), 1, CommandEffect::Ensure, &sleeper(1)));
+    decider.say(DeciderMessage::Command { envelope, command }).await;
     assert!(
-        matches!(decider.hear_news().await, ToDecider::Report { .. }),
+        matches!(decider.hear_news().await, ExecutorMessage::Report { .. }),
         "it was acted on, so it is on disk"
     );
     decider.head = head(120, 3);
     let envelope = decider.envelope();
-    decider.say(FromDecider::Accepted { envelope, sequence: 1 }).await;
-    assert!(matches!(executor.running.await.unwrap(), Err(Stop::Diverged(120))));
+    decider.say(DeciderMessage::Accepted { envelope, sequence: 1 }).await;
+    assert!(matches!(executor.running.await.unwrap(), Err(ExecutorStop::Diverged(120))));
     let mut executor = start(root.path(), &world);
     let mut decider = executor.link().await;
-    let ToDecider::Hello { seen: Some((_, seen)), .. } = decider.hear().await else { panic!("a hello") };
+    let ExecutorMessage::Hello { seen: Some((_, seen)), .. } = decider.hear().await else {
+        panic!("a hello")
+    };
     assert_eq!(seen, head(120, 2));
     // The journal of this decider ends before what was seen.
     decider.welcome(LEASE, vec![]).await;
-    assert!(matches!(executor.running.await.unwrap(), Err(Stop::NewerElsewhere(_))));
+    assert!(matches!(executor.running.await.unwrap(), Err(ExecutorStop::NewerElsewhere(_))));
 }

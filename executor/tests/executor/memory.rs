@@ -7,26 +7,26 @@ use std::num::NonZeroU64;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-use chancery_events::fact::Effect;
+use chancery_events::fact::CommandEffect;
 use chancery_events::id::IncarnationId;
-use chancery_events::observation::{Exit, Hope, ProcessStatus, Report, Saw};
-use chancery_events::protocol::RunSpec;
+use chancery_events::observation::{IncarnationExit, ObjectReport, ObservedState, ProcessStatus, RetryClass};
+use chancery_events::protocol::IncarnationSpec;
 use chancery_executor::Orchestrator;
-use chancery_executor::process::{CgroupSetting, Config, Processes};
+use chancery_executor::process::{CgroupSetting, ProcessConfig, ProcessOrchestrator};
 use rustix::process::Signal;
 
 use crate::world::{Root, command, config, id, is_ended, is_ready, kill, payload, spec, until};
 
 const MIB: u64 = 1 << 20;
 
-fn limited(memory: u64, argv: &[&str]) -> RunSpec {
+fn limited(memory: u64, argv: &[&str]) -> IncarnationSpec {
     let mut limited = payload("web", 1, argv);
     limited.memory = NonZeroU64::new(memory);
     spec(vec![limited])
 }
 
-fn told(report: &Report) -> (&Exit, &ProcessStatus) {
-    let Saw::Ended { exit, processes } = &report.saw else { panic!("{report:?}") };
+fn told(report: &ObjectReport) -> (&IncarnationExit, &ProcessStatus) {
+    let ObservedState::Ended { exit, processes } = &report.saw else { panic!("{report:?}") };
     (exit, &processes[0].status)
 }
 
@@ -35,7 +35,7 @@ pub(crate) async fn what_asks_for_more_than_its_limit_is_refused_it() {
     let processes = root.open().await;
     let asks = ["python3", "-c", "bytearray(256 << 20)"];
     for (position, memory, code) in [(1, 0, 0), (2, 512 * MIB, 0), (3, 128 * MIB, 1)] {
-        processes.carry_out(command(id(position), 1, Effect::Ensure, &limited(memory, &asks))).await;
+        processes.carry_out(command(id(position), 1, CommandEffect::Ensure, &limited(memory, &asks))).await;
         let ended = until(&processes, id(position), "it ended", is_ended).await;
         assert_eq!(told(&ended).1, &ProcessStatus::Exited { code }, "with {memory} bytes");
     }
@@ -49,10 +49,13 @@ fn groups(root: &Root) -> PathBuf {
     parent
 }
 
-async fn open(root: &Root, parent: &Path) -> Processes {
-    Processes::open(Config { cgroup: CgroupSetting::At(parent.to_owned()), ..config(root.path()) })
-        .await
-        .unwrap()
+async fn open(root: &Root, parent: &Path) -> ProcessOrchestrator {
+    ProcessOrchestrator::open(ProcessConfig {
+        cgroup: CgroupSetting::At(parent.to_owned()),
+        ..config(root.path())
+    })
+    .await
+    .unwrap()
 }
 
 fn group(root: &Root, parent: &Path, id: IncarnationId) -> PathBuf {
@@ -64,7 +67,9 @@ pub(crate) async fn a_limit_is_that_of_a_group_where_there_are_groups() {
     let root = Root::new();
     let parent = groups(&root);
     let processes = open(&root, &parent).await;
-    processes.carry_out(command(id(1), 1, Effect::Ensure, &limited(64 * MIB, &["sleep", "3600"]))).await;
+    processes
+        .carry_out(command(id(1), 1, CommandEffect::Ensure, &limited(64 * MIB, &["sleep", "3600"])))
+        .await;
     until(&processes, id(1), "it is ready", is_ready).await;
     let read = |name: &str| std::fs::read_to_string(group(&root, &parent, id(1)).join(name)).unwrap();
     let [pid] = root.payloads_of(id(1))[..] else { panic!("one process") };
@@ -77,13 +82,13 @@ pub(crate) async fn a_limit_is_that_of_a_group_where_there_are_groups() {
         limits.lines().find(|line| line.starts_with("Max data")).unwrap().split_whitespace().collect();
     assert_eq!(data[3..5], ["unlimited", "unlimited"]);
     // No limit needs no group.
-    processes.carry_out(command(id(2), 1, Effect::Ensure, &limited(0, &["sleep", "3600"]))).await;
+    processes.carry_out(command(id(2), 1, CommandEffect::Ensure, &limited(0, &["sleep", "3600"]))).await;
     until(&processes, id(2), "it is ready", is_ready).await;
     assert!(!group(&root, &parent, id(2)).exists());
     // An incarnation whose limit cannot be enforced is not started.
     std::fs::remove_dir_all(&parent).unwrap();
-    processes.carry_out(command(id(3), 1, Effect::Ensure, &limited(MIB, &["sleep", "3600"]))).await;
-    let failed = |r: &Report| matches!(r.saw, Saw::Failed { hope: Hope::Retry, .. });
+    processes.carry_out(command(id(3), 1, CommandEffect::Ensure, &limited(MIB, &["sleep", "3600"]))).await;
+    let failed = |r: &ObjectReport| matches!(r.saw, ObservedState::Failed { hope: RetryClass::Retry, .. });
     until(&processes, id(3), "its group cannot be made", failed).await;
     assert!(root.payloads_of(id(3)).is_empty());
 }
@@ -102,14 +107,14 @@ pub(crate) async fn want_of_memory_is_told_of_the_death_that_it_was() {
         (4, "oom_kill 1", "asked", killed),
     ] {
         let id = id(position);
-        processes.carry_out(command(id, 1, Effect::Ensure, &spec)).await;
+        processes.carry_out(command(id, 1, CommandEffect::Ensure, &spec)).await;
         let ready = until(&processes, id, "it is ready", is_ready).await;
-        let Saw::Ready { processes: online } = ready.saw else { unreachable!() };
+        let ObservedState::Ready { processes: online } = ready.saw else { unreachable!() };
         std::fs::write(group(&root, &parent, id).join("memory.events"), counted).unwrap();
         match how {
             "killed" => kill(online[0].pid.unwrap() as i32, Signal::KILL),
             "exits" => std::fs::write(root.folder(id).join("web-0/work/exit"), "").unwrap(),
-            _ => drop(processes.carry_out(command(id, 2, Effect::Kill, &spec)).await),
+            _ => drop(processes.carry_out(command(id, 2, CommandEffect::Kill, &spec)).await),
         }
         let ended = until(&processes, id, "it ended", is_ended).await;
         let (exit, status) = told(&ended);
@@ -121,7 +126,7 @@ pub(crate) async fn want_of_memory_is_told_of_the_death_that_it_was() {
         assert_eq!(*status, wanted, "{counted} and {how}");
         if wanted == ProcessStatus::OomKilled {
             let reason = "web-0 was killed for want of memory".to_owned();
-            assert_eq!(*exit, Exit::Failed { reason });
+            assert_eq!(*exit, IncarnationExit::Failed { reason });
         }
     }
 }
@@ -136,8 +141,8 @@ pub(crate) async fn a_group_that_a_dead_keeper_left_goes_with_what_it_was_for() 
         std::fs::create_dir_all(group(&root, &parent, id(position))).unwrap();
     }
     let spec = limited(64 * MIB, &["sleep", "3600"]);
-    processes.carry_out(command(id(1), 2, Effect::Stop, &spec)).await;
-    until(&processes, id(1), "it is gone", |report| report.saw == Saw::Gone).await;
+    processes.carry_out(command(id(1), 2, CommandEffect::Stop, &spec)).await;
+    until(&processes, id(1), "it is gone", |report| report.saw == ObservedState::Gone).await;
     processes.forget(id(1).into()).await;
     assert!(!group(&root, &parent, id(1)).exists());
     assert!(group(&root, &parent, id(2)).exists(), "another's stays");
@@ -155,9 +160,9 @@ pub(crate) async fn the_kernel_ends_a_group_that_exceeds_its_limit() {
     // A helper takes too much: the whole group ends, and no other.
     let greedy = limited(32 * MIB, &["sh", "-c", "tail /dev/zero & wait; exit 3"]);
     let modest = limited(32 * MIB, &["sleep", "3600"]);
-    processes.carry_out(command(id(1), 1, Effect::Ensure, &modest)).await;
+    processes.carry_out(command(id(1), 1, CommandEffect::Ensure, &modest)).await;
     until(&processes, id(1), "the modest one is ready", is_ready).await;
-    processes.carry_out(command(id(2), 1, Effect::Ensure, &greedy)).await;
+    processes.carry_out(command(id(2), 1, CommandEffect::Ensure, &greedy)).await;
     let ended = until(&processes, id(2), "the greedy one is ended", is_ended).await;
     assert_eq!(told(&ended).1, &ProcessStatus::OomKilled);
     assert_eq!(root.payloads_of(id(1)).len(), 1, "the modest one runs on");

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use chancery_events::fact::Effect;
+use chancery_events::fact::CommandEffect;
 use chancery_executor::Orchestrator as _;
 use chancery_executor::process::debts;
 
@@ -50,7 +50,7 @@ pub(crate) async fn what_is_mounted_in_a_working_directory_survives_it_and_is_a_
     let (root, outside) = (Root::new(), outside());
     let processes = root.open().await;
     for position in [1, 2] {
-        processes.carry_out(command(id(position), 1, Effect::Ensure, &sleeper(1))).await;
+        processes.carry_out(command(id(position), 1, CommandEffect::Ensure, &sleeper(1))).await;
         until(&processes, id(position), "it is ready", is_ready).await;
     }
     let point = root.folder(id(1)).join("web-0/work/a point");
@@ -58,7 +58,7 @@ pub(crate) async fn what_is_mounted_in_a_working_directory_survives_it_and_is_a_
     let Some(first) = Bind::mount(outside.path(), &point) else { return };
     let Some(second) = Bind::mount(outside.path(), &point.join("a")) else { return };
     for position in [1, 2] {
-        processes.carry_out(command(id(position), 2, Effect::Kill, &sleeper(1))).await;
+        processes.carry_out(command(id(position), 2, CommandEffect::Kill, &sleeper(1))).await;
         until(&processes, id(position), "it has ended", is_ended).await;
         processes.forget(id(position).into()).await;
     }
@@ -94,7 +94,7 @@ pub(crate) async fn a_mount_in_what_a_dead_executor_left_is_not_entered_and_hold
     std::fs::create_dir_all(free.join("web-0/work")).unwrap();
     let processes = root.open().await;
     wait_until("the other one is removed", || !free.exists());
-    processes.carry_out(command(id(200), 1, Effect::Ensure, &sleeper(1))).await;
+    processes.carry_out(command(id(200), 1, CommandEffect::Ensure, &sleeper(1))).await;
     until(&processes, id(200), "others are started", is_ready).await;
     for directory in [&forgotten, &kept] {
         wait_until("it is a debt", || reason_of(directory).is_some());

@@ -3,25 +3,27 @@
 use std::num::{NonZeroU16, NonZeroU64};
 use std::path::PathBuf;
 
-use chancery_events::fact::Effect;
+use chancery_events::fact::CommandEffect;
 use chancery_events::id::IncarnationId;
-use chancery_events::protocol::RunSpec;
+use chancery_events::protocol::IncarnationSpec;
 use chancery_executor::Orchestrator;
 use chancery_executor::logs::LogStream;
-use chancery_executor::process::{OutputLimits, Processes, Reader, log_files};
+use chancery_executor::process::{OutputLimits, OutputReader, ProcessOrchestrator, log_files};
 use rustix::process::Signal;
 
 use crate::world::{Root, command, config, id, is_ended, is_ready, kill, payload, spec, until, wait_until};
 
-async fn open(root: &Root, file_bytes: u64, files: u16) -> Processes {
+async fn open(root: &Root, file_bytes: u64, files: u16) -> ProcessOrchestrator {
     let output = OutputLimits {
         file_bytes: NonZeroU64::new(file_bytes).unwrap(),
         files: NonZeroU16::new(files).unwrap(),
     };
-    Processes::open(chancery_executor::process::Config { output, ..config(root.path()) }).await.unwrap()
+    ProcessOrchestrator::open(chancery_executor::process::ProcessConfig { output, ..config(root.path()) })
+        .await
+        .unwrap()
 }
 
-fn shell(script: &str) -> RunSpec {
+fn shell(script: &str) -> IncarnationSpec {
     spec(vec![payload("web", 1, &["sh", "-c", &script.replace('$', "$$")])])
 }
 
@@ -35,7 +37,7 @@ fn numbers(first: u32, last: u32) -> String {
     (first..=last).flat_map(|number| [number.to_string(), "\n".to_owned()]).collect()
 }
 
-fn rest(reader: &mut Reader, text: &mut String) {
+fn rest(reader: &mut OutputReader, text: &mut String) {
     loop {
         let bytes = reader.read(1 << 20).unwrap();
         if bytes.is_empty() {
@@ -56,17 +58,17 @@ pub(crate) async fn a_flood_is_bounded_and_its_end_is_kept() {
     let root = Root::new();
     let processes = open(&root, 64 << 10, 3).await;
     let spec = shell("seq 1 1000000; echo the end >&2");
-    processes.carry_out(command(id(1), 1, Effect::Ensure, &spec)).await;
+    processes.carry_out(command(id(1), 1, CommandEffect::Ensure, &spec)).await;
     until(&processes, id(1), "it has written and ended", is_ended).await;
     let mut text = String::new();
-    rest(&mut Reader::last(&base(&root, id(1), LogStream::Out), u64::MAX).unwrap(), &mut text);
+    rest(&mut OutputReader::last(&base(&root, id(1), LogStream::Out), u64::MAX).unwrap(), &mut text);
     let numbers: Vec<u32> = text.lines().map(|line| line.parse().unwrap()).collect();
     assert_eq!(numbers.last(), Some(&1_000_000), "all is there when the end is told");
     assert!(numbers.is_sorted_by(|a, b| b - a == 1), "whole lines, none missing in between");
     assert!(text.len() > 2 * (64 << 10) - 16, "two files are full at least, {} bytes", text.len());
     assert!(bytes_in(&root, id(1)) <= 3 * (64 << 10) + 16, "{} bytes", bytes_in(&root, id(1)));
     let mut said = String::new();
-    rest(&mut Reader::last(&base(&root, id(1), LogStream::Err), 1).unwrap(), &mut said);
+    rest(&mut OutputReader::last(&base(&root, id(1), LogStream::Err), 1).unwrap(), &mut said);
     assert_eq!(said, "the end\n");
 }
 
@@ -74,10 +76,10 @@ pub(crate) async fn a_follower_reads_every_line_across_files() {
     let root = Root::new();
     let processes = open(&root, 4 << 10, 1000).await;
     let script = "echo 0; while [ ! -e go ]; do sleep 0.01; done; seq 1 100000; exec sleep 3600";
-    processes.carry_out(command(id(1), 1, Effect::Ensure, &shell(script))).await;
+    processes.carry_out(command(id(1), 1, CommandEffect::Ensure, &shell(script))).await;
     until(&processes, id(1), "it is ready", is_ready).await;
     wait_until("it has written", || !log_files(root.path(), id(1)).unwrap().is_empty());
-    let mut reader = Reader::last(&base(&root, id(1), LogStream::Out), u64::MAX).unwrap();
+    let mut reader = OutputReader::last(&base(&root, id(1), LogStream::Out), u64::MAX).unwrap();
     std::fs::write(root.folder(id(1)).join("web-0/work/go"), "").unwrap();
     let mut text = String::new();
     wait_until("the last line is read", || {
@@ -91,7 +93,7 @@ pub(crate) async fn a_follower_reads_every_line_across_files() {
 pub(crate) async fn output_outlives_a_crash_while_its_folder_is_forgotten() {
     let root = Root::new();
     let processes = open(&root, 64 << 10, 3).await;
-    processes.carry_out(command(id(1), 1, Effect::Ensure, &shell("echo last words"))).await;
+    processes.carry_out(command(id(1), 1, CommandEffect::Ensure, &shell("echo last words"))).await;
     until(&processes, id(1), "it has ended", is_ended).await;
     drop(processes);
     wait_until("its keeper has gone", || root.keepers().is_empty());
@@ -102,11 +104,11 @@ pub(crate) async fn output_outlives_a_crash_while_its_folder_is_forgotten() {
     let processes = open(&root, 64 << 10, 3).await;
     assert!(processes.list().await.unwrap().is_empty());
     let mut text = String::new();
-    rest(&mut Reader::last(&base(&root, id(1), LogStream::Out), u64::MAX).unwrap(), &mut text);
+    rest(&mut OutputReader::last(&base(&root, id(1), LogStream::Out), u64::MAX).unwrap(), &mut text);
     assert_eq!(text, "last words\n");
     wait_until("the rest is removed", || !forgotten.join(id(1).to_string()).exists());
     let mut kept = String::new();
-    rest(&mut Reader::last(&base(&root, id(1), LogStream::Out), u64::MAX).unwrap(), &mut kept);
+    rest(&mut OutputReader::last(&base(&root, id(1), LogStream::Out), u64::MAX).unwrap(), &mut kept);
     assert_eq!(kept, "last words\n");
 }
 
@@ -116,7 +118,7 @@ pub(crate) async fn a_process_outlives_whoever_keeps_its_output() {
     // Each step writes more than a pipe's capacity.
     let script = "for step in 1 2; do while [ ! -e go-$step ]; do sleep 0.01; done; seq 1 30000; touch did-$step; \
                   done; exec sleep 3600";
-    processes.carry_out(command(id(1), 1, Effect::Ensure, &shell(script))).await;
+    processes.carry_out(command(id(1), 1, CommandEffect::Ensure, &shell(script))).await;
     let before = until(&processes, id(1), "it is ready", is_ready).await;
     let work = root.folder(id(1)).join("web-0/work");
     drop(processes);
@@ -124,7 +126,7 @@ pub(crate) async fn a_process_outlives_whoever_keeps_its_output() {
     wait_until("its keeper takes what it writes without an executor", || work.join("did-1").exists());
     let out = || {
         let mut text = String::new();
-        rest(&mut Reader::last(&base(&root, id(1), LogStream::Out), u64::MAX).unwrap(), &mut text);
+        rest(&mut OutputReader::last(&base(&root, id(1), LogStream::Out), u64::MAX).unwrap(), &mut text);
         text
     };
     let once = numbers(1, 30_000);
@@ -146,7 +148,7 @@ pub(crate) async fn a_process_outlives_whoever_keeps_its_output() {
     assert_eq!(after, before);
     wait_until("it goes on", || work.join("did-2").exists());
     wait_until("all of it is there", || out() == once.repeat(2));
-    processes.carry_out(command(id(1), 2, Effect::Stop, &shell(script))).await;
+    processes.carry_out(command(id(1), 2, CommandEffect::Stop, &shell(script))).await;
     until(&processes, id(1), "it is ended", is_ended).await;
     drop(processes);
     wait_until("nothing is left", || root.payloads().is_empty());

@@ -2,12 +2,14 @@
 
 use std::time::Duration;
 
-use chancery_events::fact::Effect;
-use chancery_events::observation::{Exit, Hope, ProbeError, ProcessStatus, Report, Saw};
-use chancery_events::protocol::{RunLabels, RunSpec};
-use chancery_events::spec::{Port, Probe, ProbeTiming, Protocol};
+use chancery_events::fact::CommandEffect;
+use chancery_events::observation::{
+    IncarnationExit, ObjectReport, ObservedState, ProbeError, ProcessStatus, RetryClass,
+};
+use chancery_events::protocol::{IncarnationSpec, RunLabels};
+use chancery_events::spec::{PayloadPort, PortProtocol, ProbeTiming, ReadinessProbe};
 use chancery_executor::Orchestrator;
-use chancery_executor::process::{Config, Processes, Reader, log_files};
+use chancery_executor::process::{OutputReader, ProcessConfig, ProcessOrchestrator, log_files};
 
 use crate::world::{
     Root, command, config, id, is_ended, is_ready, payload, sleeper, spec, until, wait_until,
@@ -20,11 +22,12 @@ pub(crate) async fn one_that_dies_ends_its_siblings_and_their_children() {
         "setsid sleep 3600 & while [ ! -e ../../die-$$CHANCERY_PROCESS ]; do sleep 0.01; done; exit 9";
     let spec = spec(vec![payload("web", 3, &["sh", "-c", script])]);
     let processes = root.open().await;
-    processes.carry_out(command(id(1), 1, Effect::Ensure, &spec)).await;
+    processes.carry_out(command(id(1), 1, CommandEffect::Ensure, &spec)).await;
     until(&processes, id(1), "it is ready", is_ready).await;
     std::fs::write(root.folder(id(1)).join("die-1"), "").unwrap();
     let ended = until(&processes, id(1), "it ended", is_ended).await;
-    let Saw::Ended { exit: Exit::Failed { reason }, processes: told } = &ended.saw else {
+    let ObservedState::Ended { exit: IncarnationExit::Failed { reason }, processes: told } = &ended.saw
+    else {
         panic!("{ended:?}")
     };
     assert_eq!(reason, "web-1 ended with status 9");
@@ -39,36 +42,41 @@ pub(crate) async fn what_ignores_the_asking_is_killed() {
     let script = "trap '' TERM; touch ../../deaf; while true; do sleep 0.05; done";
     let spec = spec(vec![payload("web", 1, &["sh", "-c", script])]);
     let processes = root.open().await;
-    processes.carry_out(command(id(1), 1, Effect::Ensure, &spec)).await;
+    processes.carry_out(command(id(1), 1, CommandEffect::Ensure, &spec)).await;
     until(&processes, id(1), "it is ready", is_ready).await;
     wait_until("it is deaf", || root.folder(id(1)).join("deaf").exists());
     let grace = Duration::from_millis(300);
     let begun = std::time::Instant::now();
     processes
-        .carry_out(chancery_events::protocol::Command { grace, ..command(id(1), 2, Effect::Stop, &spec) })
+        .carry_out(chancery_events::protocol::Command {
+            grace,
+            ..command(id(1), 2, CommandEffect::Stop, &spec)
+        })
         .await;
     let ended = until(&processes, id(1), "it is killed", is_ended).await;
     assert!(begun.elapsed() >= grace, "not before the grace is over");
-    let Saw::Ended { exit: Exit::Clean, processes: told } = &ended.saw else { panic!("{ended:?}") };
+    let ObservedState::Ended { exit: IncarnationExit::Clean, processes: told } = &ended.saw else {
+        panic!("{ended:?}")
+    };
     assert_eq!(told[0].status, ProcessStatus::Signaled { signal: 9 });
     // A kill does not wait for the grace of a stop.
-    processes.carry_out(command(id(2), 1, Effect::Ensure, &spec)).await;
+    processes.carry_out(command(id(2), 1, CommandEffect::Ensure, &spec)).await;
     until(&processes, id(2), "it is ready", is_ready).await;
     wait_until("it is deaf", || root.folder(id(2)).join("deaf").exists());
     let long = Duration::from_hours(1);
     processes
         .carry_out(chancery_events::protocol::Command {
             grace: long,
-            ..command(id(2), 2, Effect::Stop, &spec)
+            ..command(id(2), 2, CommandEffect::Stop, &spec)
         })
         .await;
-    processes.carry_out(command(id(2), 3, Effect::Kill, &spec)).await;
+    processes.carry_out(command(id(2), 3, CommandEffect::Kill, &spec)).await;
     until(&processes, id(2), "it is killed at once", |r| r.revision == 3 && is_ended(r)).await;
 }
 
-fn served(script: &str, ready: Probe) -> RunSpec {
+fn served(script: &str, ready: ReadinessProbe) -> IncarnationSpec {
     let mut served = payload("web", 1, &["python3", "-c", script, "${port.http}", "${version}"]);
-    served.ports = vec![Port { name: "http".parse().unwrap(), protocol: Protocol::Tcp, port: 80 }];
+    served.ports = vec![PayloadPort { name: "http".parse().unwrap(), protocol: PortProtocol::Tcp, port: 80 }];
     served.coordinates.insert("version".parse().unwrap(), "v1".to_owned());
     served.ready = Some(ready);
     spec(vec![served])
@@ -86,7 +94,7 @@ print(sys.argv[2], os.environ['PORT_HTTP'] == sys.argv[1], os.getcwd() == os.env
 http.server.HTTPServer(('127.0.0.1', int(sys.argv[1])), Handler).serve_forever()
 ";
     let timing = ProbeTiming::default();
-    let http = Probe::Http { port: "http".parse().unwrap(), path: "/health".to_owned(), timing };
+    let http = ReadinessProbe::Http { port: "http".parse().unwrap(), path: "/health".to_owned(), timing };
     let script = script.replace('$', "$$");
     let mut spec = served(&script, http);
     *spec.labels = RunLabels {
@@ -96,13 +104,15 @@ http.server.HTTPServer(('127.0.0.1', int(sys.argv[1])), Handler).serve_forever()
         zone: None,
     };
     let processes = root.open().await;
-    processes.carry_out(command(id(1), 1, Effect::Ensure, &spec)).await;
-    until(&processes, id(1), "it is started, not ready", |r| matches!(r.saw, Saw::Ensured { .. })).await;
+    processes.carry_out(command(id(1), 1, CommandEffect::Ensure, &spec)).await;
+    until(&processes, id(1), "it is started, not ready", |r| matches!(r.saw, ObservedState::Ensured { .. }))
+        .await;
     let healthy = root.folder(id(1)).join("web-0/work/healthy");
     std::fs::write(&healthy, "").unwrap();
     let ready = until(&processes, id(1), "it is ready", is_ready).await;
     std::fs::remove_file(&healthy).unwrap();
-    until(&processes, id(1), "it is not ready any more", |r| matches!(r.saw, Saw::NotReady { .. })).await;
+    until(&processes, id(1), "it is not ready any more", |r| matches!(r.saw, ObservedState::NotReady { .. }))
+        .await;
     std::fs::write(&healthy, "").unwrap();
     let again = until(&processes, id(1), "it is ready again", is_ready).await;
     assert_eq!(again, ready);
@@ -111,7 +121,7 @@ http.server.HTTPServer(('127.0.0.1', int(sys.argv[1])), Handler).serve_forever()
         logs.iter().map(|log| log.base.file_name().unwrap().to_str().unwrap()).collect::<Vec<_>>(),
         ["web-0.out", "web-0.err"]
     );
-    let mut reader = Reader::last(&logs[0].base, u64::MAX).unwrap();
+    let mut reader = OutputReader::last(&logs[0].base, u64::MAX).unwrap();
     let mut out = String::new();
     wait_until("what it wrote is there", || {
         out.push_str(&String::from_utf8(reader.read(100_000).unwrap()).unwrap());
@@ -138,17 +148,17 @@ class Handler(http.server.BaseHTTPRequestHandler):
 http.server.ThreadingHTTPServer(('127.0.0.1', int(sys.argv[1])), Handler).serve_forever()
 ";
 
-fn probe(path: &str) -> Probe {
+fn probe(path: &str) -> ReadinessProbe {
     let timing = ProbeTiming { period: 100, timeout: 200, failure_threshold: 2, ..ProbeTiming::default() };
-    Probe::Http { port: "http".parse().unwrap(), path: path.to_owned(), timing }
+    ReadinessProbe::Http { port: "http".parse().unwrap(), path: path.to_owned(), timing }
 }
 
-fn status(report: &Report) -> Option<&ProcessStatus> {
+fn status(report: &ObjectReport) -> Option<&ProcessStatus> {
     match &report.saw {
-        Saw::Ready { processes } | Saw::NotReady { processes } | Saw::Ensured { processes } => {
-            processes.first().map(|process| &process.status)
-        }
-        Saw::Ended { .. } | Saw::Gone | Saw::Failed { .. } => None,
+        ObservedState::Ready { processes }
+        | ObservedState::NotReady { processes }
+        | ObservedState::Ensured { processes } => processes.first().map(|process| &process.status),
+        ObservedState::Ended { .. } | ObservedState::Gone | ObservedState::Failed { .. } => None,
     }
 }
 
@@ -157,7 +167,7 @@ pub(crate) async fn one_that_hangs_is_reported_with_its_error_and_ended_by_its_e
     let mut spec = served(HANGS, probe("/ready"));
     spec.payloads[0].alive = Some(probe("/alive"));
     let processes = root.open().await;
-    processes.carry_out(command(id(1), 1, Effect::Ensure, &spec)).await;
+    processes.carry_out(command(id(1), 1, CommandEffect::Ensure, &spec)).await;
     until(&processes, id(1), "it is ready", is_ready).await;
     let work = root.folder(id(1)).join("web-0/work");
     // Not ready, with the error, and alive.
@@ -179,24 +189,24 @@ pub(crate) async fn one_that_hangs_is_reported_with_its_error_and_ended_by_its_e
     until(&processes, id(1), "it answers again", is_ready).await;
     std::fs::write(work.join("hang"), "").unwrap();
     until(&processes, id(1), "it hangs again", |r| status(r) == Some(&hung)).await;
-    processes.carry_out(command(id(1), 2, Effect::Stop, &spec)).await;
+    processes.carry_out(command(id(1), 2, CommandEffect::Stop, &spec)).await;
     until(&processes, id(1), "it is ended", is_ended).await;
     assert_eq!(root.payloads(), Vec::<i32>::new());
 }
 
 pub(crate) async fn a_port_without_a_listener_is_reported_as_refused_and_nothing_hangs_before_it_was_ready() {
     let root = Root::new();
-    let tcp = |failure_threshold| Probe::Tcp {
+    let tcp = |failure_threshold| ReadinessProbe::Tcp {
         port: "http".parse().unwrap(),
         timing: ProbeTiming { period: 100, failure_threshold, ..ProbeTiming::default() },
     };
     let mut spec = served("import time; time.sleep(3600)", tcp(2));
     spec.payloads[0].alive = Some(tcp(1));
     let processes = root.open().await;
-    processes.carry_out(command(id(1), 1, Effect::Ensure, &spec)).await;
+    processes.carry_out(command(id(1), 1, CommandEffect::Ensure, &spec)).await;
     let refused = ProcessStatus::Unready { error: ProbeError::Refused };
     let told = until(&processes, id(1), "nobody listens", |r| status(r) == Some(&refused)).await;
-    assert!(matches!(told.saw, Saw::Ensured { .. }), "{told:?}");
+    assert!(matches!(told.saw, ObservedState::Ensured { .. }), "{told:?}");
 }
 
 pub(crate) async fn what_is_wrong_with_a_run_is_said() {
@@ -216,10 +226,12 @@ pub(crate) async fn what_is_wrong_with_a_run_is_said() {
         (vec![], "no process"),
     ];
     for (position, (payloads, says)) in (1..).zip(cases) {
-        processes.carry_out(command(id(position), 1, Effect::Ensure, &spec(payloads))).await;
-        let failed = |r: &Report| matches!(r.saw, Saw::Failed { .. });
+        processes.carry_out(command(id(position), 1, CommandEffect::Ensure, &spec(payloads))).await;
+        let failed = |r: &ObjectReport| matches!(r.saw, ObservedState::Failed { .. });
         let report = until(&processes, id(position), says, failed).await;
-        let Saw::Failed { message, hope: Hope::Never } = &report.saw else { panic!("{report:?}") };
+        let ObservedState::Failed { message, hope: RetryClass::Never } = &report.saw else {
+            panic!("{report:?}")
+        };
         assert!(message.contains(says), "{message:?} says {says:?}");
     }
     assert_eq!(root.payloads(), Vec::<i32>::new(), "what was started beside is not left");
@@ -227,10 +239,10 @@ pub(crate) async fn what_is_wrong_with_a_run_is_said() {
     let mut broken = config(root.path());
     broken.root = root.path().join("broken");
     broken.program.keeper_args = vec!["as-keeper".into(), "too".into(), "many".into(), "--help".into()];
-    let processes = Processes::open(broken).await.unwrap();
-    processes.carry_out(command(id(1), 1, Effect::Ensure, &sleeper(1))).await;
+    let processes = ProcessOrchestrator::open(broken).await.unwrap();
+    processes.carry_out(command(id(1), 1, CommandEffect::Ensure, &sleeper(1))).await;
     until(&processes, id(1), "a keeper that cannot be", |r| {
-        matches!(r.saw, Saw::Failed { hope: Hope::Retry, .. })
+        matches!(r.saw, ObservedState::Failed { hope: RetryClass::Retry, .. })
     })
     .await;
 }
@@ -244,8 +256,8 @@ pub(crate) async fn nothing_but_the_standard_descriptors_reaches_a_process() {
     leaky.program.program = "/bin/bash".into();
     leaky.program.keeper_args = vec!["-c".into(), leak("as-keeper \"$1\""), this.clone()];
     leaky.program.trampoline_args = vec!["-c".into(), leak("as-trampoline"), this];
-    let processes = Processes::open(leaky).await.unwrap();
-    processes.carry_out(command(id(1), 1, Effect::Ensure, &sleeper(1))).await;
+    let processes = ProcessOrchestrator::open(leaky).await.unwrap();
+    processes.carry_out(command(id(1), 1, CommandEffect::Ensure, &sleeper(1))).await;
     until(&processes, id(1), "it is ready", is_ready).await;
     let [pid] = root.payloads()[..] else { panic!("one process") };
     let open = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap();
@@ -258,8 +270,9 @@ pub(crate) async fn a_process_begins_with_the_descriptors_that_the_server_was_st
     let root = Root::new();
     let hard = rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum;
     let hard = hard.map_or("unlimited".to_owned(), |hard| hard.to_string());
-    let processes = Processes::open(Config { files: Some(77), ..config(root.path()) }).await.unwrap();
-    processes.carry_out(command(id(1), 1, Effect::Ensure, &sleeper(1))).await;
+    let processes =
+        ProcessOrchestrator::open(ProcessConfig { files: Some(77), ..config(root.path()) }).await.unwrap();
+    processes.carry_out(command(id(1), 1, CommandEffect::Ensure, &sleeper(1))).await;
     until(&processes, id(1), "it is ready", is_ready).await;
     let [pid] = root.payloads()[..] else { panic!("one process") };
     let limits = std::fs::read_to_string(format!("/proc/{pid}/limits")).unwrap();

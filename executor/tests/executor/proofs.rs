@@ -5,11 +5,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::Duration;
 
-use chancery_events::fact::Effect;
-use chancery_events::observation::{Exit, Process, ProcessStatus, Report, Saw};
-use chancery_events::protocol::{Command as Order, Mount, RunSpec};
+use chancery_events::fact::CommandEffect;
+use chancery_events::observation::{
+    IncarnationExit, ObjectReport, ObservedState, ProcessInfo, ProcessStatus,
+};
+use chancery_events::protocol::{Command as Order, IncarnationSpec, VolumeMount};
 use chancery_executor::Orchestrator;
-use chancery_executor::process::{CgroupSetting, Config, Processes};
+use chancery_executor::process::{CgroupSetting, ProcessConfig, ProcessOrchestrator};
 use rustix::process::Signal;
 
 use crate::volumes::{failed, make, order, volume};
@@ -20,8 +22,8 @@ use crate::world::{
 
 const WAYS: [CgroupSetting; 2] = [CgroupSetting::Detect, CgroupSetting::Off];
 
-async fn open(root: &Path, cgroup: &CgroupSetting) -> Processes {
-    Processes::open(Config { cgroup: cgroup.clone(), ..config(root) }).await.unwrap()
+async fn open(root: &Path, cgroup: &CgroupSetting) -> ProcessOrchestrator {
+    ProcessOrchestrator::open(ProcessConfig { cgroup: cgroup.clone(), ..config(root) }).await.unwrap()
 }
 
 /// Whether the host has control groups; prints a message if not.
@@ -38,13 +40,13 @@ fn is_alive(pid: i32) -> bool {
     stat.rsplit_once(')').is_some_and(|(_, rest)| !rest.starts_with(" Z") && !rest.starts_with(" X"))
 }
 
-fn told(report: &Report) -> &[Process] {
+fn told(report: &ObjectReport) -> &[ProcessInfo] {
     match &report.saw {
-        Saw::Ensured { processes }
-        | Saw::Ready { processes }
-        | Saw::NotReady { processes }
-        | Saw::Ended { processes, .. } => processes,
-        Saw::Failed { .. } | Saw::Gone => &[],
+        ObservedState::Ensured { processes }
+        | ObservedState::Ready { processes }
+        | ObservedState::NotReady { processes }
+        | ObservedState::Ended { processes, .. } => processes,
+        ObservedState::Failed { .. } | ObservedState::Gone => &[],
     }
 }
 
@@ -97,21 +99,25 @@ os.wait()
 os.execvp('sleep', ['sleep', '3600'])
 ";
 
-fn daemon() -> RunSpec {
+fn daemon() -> IncarnationSpec {
     let mut one = payload("web", 1, &["python3", "-c", DAEMON]);
-    one.mounts = vec![Mount { path: "/data".to_owned(), volume: volume(1) }];
+    one.mounts = vec![VolumeMount { path: "/data".to_owned(), volume: volume(1) }];
     spec(vec![one])
 }
 
-fn cleaned() -> RunSpec {
+fn cleaned() -> IncarnationSpec {
     spec(vec![payload("web", 1, &["sh", "-c", CLEANED])])
 }
 
 /// Starts an incarnation, and kills its supervisor and then each recorded process.
-async fn start_and_kill(root: &Root, cgroup: &CgroupSetting, spec: &RunSpec) -> (Processes, Victim) {
+async fn start_and_kill(
+    root: &Root,
+    cgroup: &CgroupSetting,
+    spec: &IncarnationSpec,
+) -> (ProcessOrchestrator, Victim) {
     let processes = open(root.path(), cgroup).await;
     make(&processes, 1).await;
-    processes.carry_out(command(id(1), 1, Effect::Ensure, spec)).await;
+    processes.carry_out(command(id(1), 1, CommandEffect::Ensure, spec)).await;
     let ready = until(&processes, id(1), "it is ready", is_ready).await;
     let child = victim(&root.folder(id(1)).join("child"));
     kill_supervisors(root);
@@ -133,17 +139,17 @@ pub(crate) async fn a_daemon_that_leaves_everything_behind_is_ended_with_its_gro
         assert_eq!(told(&ended)[0].status, ProcessStatus::Unknown);
         wait_until("its group is removed", || !root.groups().unwrap().exists());
         // The proof frees the volume too.
-        processes.carry_out(order(1, 2, Effect::Kill)).await;
-        until(&processes, volume(1), "it is destroyed", |report| report.saw == Saw::Gone).await;
+        processes.carry_out(order(1, 2, CommandEffect::Kill)).await;
+        until(&processes, volume(1), "it is destroyed", |report| report.saw == ObservedState::Gone).await;
     }
 }
 
 pub(crate) async fn without_groups_an_end_that_cannot_be_proved_is_unknown_and_the_volume_stays_in_use() {
     let root = Root::new();
     let (processes, child) = start_and_kill(&root, &CgroupSetting::Off, &daemon()).await;
-    let is_unknown = |report: &Report| matches!(&report.saw, Saw::NotReady { processes } if processes[0].status == ProcessStatus::Unknown);
+    let is_unknown = |report: &ObjectReport| matches!(&report.saw, ObservedState::NotReady { processes } if processes[0].status == ProcessStatus::Unknown);
     until(&processes, id(1), "its process is unknown", is_unknown).await;
-    processes.carry_out(command(id(1), 2, Effect::Stop, &daemon())).await;
+    processes.carry_out(command(id(1), 2, CommandEffect::Stop, &daemon())).await;
     let refused = until(&processes, id(1), "a stop is answered", |report| failed(report).is_some()).await;
     // The named process, if any, depends on what other tests run and start meanwhile.
     let why = failed(&refused).unwrap();
@@ -152,10 +158,10 @@ pub(crate) async fn without_groups_an_end_that_cannot_be_proved_is_unknown_and_t
     let is_outrun = why == "cannot prove its end: processes are started faster than all can be read";
     assert!(names_a_process || is_outrun, "{why}");
     assert_eq!(refused.revision, 2);
-    processes.carry_out(Order { attempt: 2, ..command(id(1), 2, Effect::Kill, &daemon()) }).await;
+    processes.carry_out(Order { attempt: 2, ..command(id(1), 2, CommandEffect::Kill, &daemon()) }).await;
     until(&processes, id(1), "each attempt is", |report| failed(report).is_some()).await;
     assert!(is_alive(child.0), "it might be of somebody else");
-    processes.carry_out(order(1, 2, Effect::Kill)).await;
+    processes.carry_out(order(1, 2, CommandEffect::Kill)).await;
     let kept = until(&processes, volume(1), "the volume is kept", |report| failed(report).is_some()).await;
     assert!(failed(&kept).unwrap().ends_with(&format!("is in use by {}", id(1))), "{kept:?}");
     // The next executor has no more proof.
@@ -166,8 +172,8 @@ pub(crate) async fn without_groups_an_end_that_cannot_be_proved_is_unknown_and_t
     drop(child);
     let ended = until(&processes, id(1), "nothing is left: it has ended", is_ended).await;
     assert_eq!(told(&ended)[0].status, ProcessStatus::Unknown);
-    processes.carry_out(order(1, 3, Effect::Kill)).await;
-    until(&processes, volume(1), "it is destroyed", |report| report.saw == Saw::Gone).await;
+    processes.carry_out(order(1, 3, CommandEffect::Kill)).await;
+    until(&processes, volume(1), "it is destroyed", |report| report.saw == ObservedState::Gone).await;
 }
 
 pub(crate) async fn what_has_a_mark_is_ended_without_groups_too() {
@@ -181,7 +187,7 @@ pub(crate) async fn what_is_accounted_for_holds_up_no_end_without_groups() {
     let root = Root::new();
     let processes = open(root.path(), &CgroupSetting::Off).await;
     for position in [1, 2, 3] {
-        processes.carry_out(command(id(position), 1, Effect::Ensure, &sleeper(2))).await;
+        processes.carry_out(command(id(position), 1, CommandEffect::Ensure, &sleeper(2))).await;
         until(&processes, id(position), "it is ready", is_ready).await;
     }
     // A daemon of another owner, younger than all.
@@ -203,7 +209,7 @@ pub(crate) async fn what_is_accounted_for_holds_up_no_end_without_groups() {
             kill(pid, Signal::KILL);
         }
     }
-    processes.carry_out(command(id(2), 2, Effect::Stop, &sleeper(2))).await;
+    processes.carry_out(command(id(2), 2, CommandEffect::Stop, &sleeper(2))).await;
     until(&processes, id(2), "it has ended, and that is proved", is_ended).await;
     assert!(is_alive(bystander.0), "the bystander lives");
     assert_eq!(root.payloads().len(), 4, "and so do the others");
@@ -223,7 +229,7 @@ pub(crate) async fn a_directory_reached_by_a_link_and_by_its_real_path_is_one() 
             'echo $$$$ > \"$$CHANCERY_FOLDER/child\"; exec sleep 3600 > /dev/null 2>&1') & exec sleep 3600";
         let spec = spec(vec![payload("web", 1, &["sh", "-c", script])]);
         let processes = open(&link, &cgroup).await;
-        processes.carry_out(command(id(1), 1, Effect::Ensure, &spec)).await;
+        processes.carry_out(command(id(1), 1, CommandEffect::Ensure, &spec)).await;
         let ready = until(&processes, id(1), "it is ready", is_ready).await;
         let child = victim(&root.folder(id(1)).join("child"));
         drop(processes);
@@ -248,13 +254,13 @@ pub(crate) async fn a_directory_reached_by_a_link_and_by_its_real_path_is_one() 
 pub(crate) fn neighbour(root: &Path, cgroup: &str, out: &Path) -> ExitCode {
     let cgroup = if cgroup == "none" { CgroupSetting::Off } else { CgroupSetting::Detect };
     block_on(async {
-        let processes = match Processes::open(Config { cgroup, ..config(root) }).await {
+        let processes = match ProcessOrchestrator::open(ProcessConfig { cgroup, ..config(root) }).await {
             Ok(processes) => processes,
             Err(error) => return std::fs::write(out, error.to_string()).unwrap(),
         };
         let seen = processes.list().await.unwrap();
-        processes.carry_out(command(id(1), 2, Effect::Kill, &sleeper(1))).await;
-        let is_answered = |report: &Report| is_ended(report) || failed(report).is_some();
+        processes.carry_out(command(id(1), 2, CommandEffect::Kill, &sleeper(1))).await;
+        let is_answered = |report: &ObjectReport| is_ended(report) || failed(report).is_some();
         let then = until(&processes, id(1), "the kill is answered", is_answered).await;
         std::fs::write(out, serde_json::to_string(&(seen, then)).unwrap()).unwrap();
     });
@@ -290,7 +296,7 @@ pub(crate) async fn another_pid_namespace_ends_nothing_that_lives() {
         }
         let processes = open(root.path(), &cgroup).await;
         make(&processes, 1).await;
-        processes.carry_out(command(id(1), 1, Effect::Ensure, &daemon())).await;
+        processes.carry_out(command(id(1), 1, CommandEffect::Ensure, &daemon())).await;
         let ready = until(&processes, id(1), "it is ready", is_ready).await;
         drop(processes);
         let child = victim(&root.folder(id(1)).join("child"));
@@ -298,7 +304,7 @@ pub(crate) async fn another_pid_namespace_ends_nothing_that_lives() {
         let Some(told_there) = in_another_namespace(&root, &cgroup, &["-p", "-f", "--mount-proc"]) else {
             return;
         };
-        let (seen, then): (Vec<Report>, Report) = serde_json::from_str(&told_there).unwrap();
+        let (seen, then): (Vec<ObjectReport>, ObjectReport) = serde_json::from_str(&told_there).unwrap();
         let seen = seen.iter().find(|report| report.object == id(1).into()).expect("it is listed");
         assert!(!is_ended(seen), "{cgroup:?}: pids of another namespace are not dead: {seen:?}");
         assert!(told(seen).iter().all(|process| process.status == ProcessStatus::Unknown), "{seen:?}");
@@ -344,14 +350,14 @@ pub(crate) async fn a_process_that_cannot_be_read_is_not_taken_for_absent() {
         let hidden = where_hidden(child.0, file);
         let flags = hidden.each_ref().map(String::as_str);
         let Some(told_there) = in_another_namespace(&root, &CgroupSetting::Off, &flags) else { return };
-        let (_, then): (Vec<Report>, Report) = serde_json::from_str(&told_there).unwrap();
+        let (_, then): (Vec<ObjectReport>, ObjectReport) = serde_json::from_str(&told_there).unwrap();
         assert!(is_alive(child.0));
         assert!(failed(&then).is_some(), "{file}: nothing is proved: {then:?}");
     }
     // A process with a hidden file is not adopted either.
     let root = Root::new();
     let processes = root.open().await;
-    processes.carry_out(command(id(1), 1, Effect::Ensure, &sleeper(2))).await;
+    processes.carry_out(command(id(1), 1, CommandEffect::Ensure, &sleeper(2))).await;
     until(&processes, id(1), "it is ready", is_ready).await;
     drop(processes);
     kill_supervisors(&root);
@@ -421,8 +427,8 @@ pub(crate) async fn a_daemon_in_the_pid_namespace_of_others_ends_with_its_incarn
         pids.filter(|pid| is_alive(*pid)).find(has_it_open)
     };
     let processes = root.open().await;
-    for (position, effect) in [(1, Effect::Stop), (2, Effect::Kill)] {
-        processes.carry_out(command(id(position), 1, Effect::Ensure, &spec)).await;
+    for (position, effect) in [(1, CommandEffect::Stop), (2, CommandEffect::Kill)] {
+        processes.carry_out(command(id(position), 1, CommandEffect::Ensure, &spec)).await;
         until(&processes, id(position), "it is ready", is_ready).await;
         wait_until("its daemon runs", || daemon().is_some());
         processes.carry_out(command(id(position), 2, effect, &spec)).await;
@@ -471,7 +477,7 @@ pub(crate) async fn a_file_system_that_does_not_answer_holds_up_no_end() {
             continue;
         }
         let processes = open(root.path(), &cgroup).await;
-        processes.carry_out(command(id(1), 1, Effect::Ensure, &sleeper(2))).await;
+        processes.carry_out(command(id(1), 1, CommandEffect::Ensure, &sleeper(2))).await;
         until(&processes, id(1), "it is ready", is_ready).await;
         // Without groups, a process that may belong to the incarnation blocks the proof: this one must be
         // another's.
@@ -480,7 +486,7 @@ pub(crate) async fn a_file_system_that_does_not_answer_holds_up_no_end() {
         for supervisor in root.keepers() {
             kill(supervisor, Signal::STOP);
         }
-        processes.carry_out(command(id(1), 2, Effect::Stop, &sleeper(2))).await;
+        processes.carry_out(command(id(1), 2, CommandEffect::Stop, &sleeper(2))).await;
         until(&processes, id(1), "it is ended all the same", is_ended).await;
     }
 }
@@ -547,7 +553,7 @@ pub(crate) async fn daemons_of_others_end_with_their_incarnation() {
             let argv: Vec<&str> = argv.iter().map(String::as_str).collect();
             let spec = spec(vec![payload("web", 1, &argv)]);
             let processes = open(root.path(), &cgroup).await;
-            processes.carry_out(command(id(1), 1, Effect::Ensure, &spec)).await;
+            processes.carry_out(command(id(1), 1, CommandEffect::Ensure, &spec)).await;
             let ready = until(&processes, id(1), "it is ready", is_ready).await;
             wait_until("it has started its workers", || at_work(directory.path()).len() >= 3);
             kill_supervisors(&root);
@@ -559,8 +565,8 @@ pub(crate) async fn daemons_of_others_end_with_their_incarnation() {
             for pid in recorded {
                 kill(pid, Signal::KILL);
             }
-            processes.carry_out(command(id(1), 2, Effect::Stop, &spec)).await;
-            let is_answered = |report: &Report| is_ended(report) || failed(report).is_some();
+            processes.carry_out(command(id(1), 2, CommandEffect::Stop, &spec)).await;
+            let is_answered = |report: &ObjectReport| is_ended(report) || failed(report).is_some();
             let then = until(&processes, id(1), "the stop is answered", is_answered).await;
             let left = at_work(directory.path());
             for pid in &left {
@@ -585,7 +591,7 @@ pub(crate) async fn a_group_of_an_incarnation_without_directory_is_ended() {
     }
     let processes = root.open().await;
     make(&processes, 1).await;
-    processes.carry_out(command(id(1), 1, Effect::Ensure, &daemon())).await;
+    processes.carry_out(command(id(1), 1, CommandEffect::Ensure, &daemon())).await;
     until(&processes, id(1), "it is ready", is_ready).await;
     let child = victim(&root.folder(id(1)).join("child"));
     drop(processes);
@@ -598,7 +604,9 @@ pub(crate) async fn a_group_of_an_incarnation_without_directory_is_ended() {
     assert!(is_alive(child.0));
     let processes = root.open().await;
     let ended = until(&processes, id(1), "it has ended", is_ended).await;
-    let Saw::Ended { exit: Exit::Failed { reason }, .. } = &ended.saw else { panic!("{ended:?}") };
+    let ObservedState::Ended { exit: IncarnationExit::Failed { reason }, .. } = &ended.saw else {
+        panic!("{ended:?}")
+    };
     assert_eq!(reason, "its folder was removed");
     assert!(!is_alive(child.0));
 }
@@ -613,7 +621,7 @@ pub(crate) async fn an_empty_group_that_cannot_be_removed_keeps_no_executor_from
         done.is_ok_and(|status| status.success())
     };
     if mount("mount", &["-t", "tmpfs", "none"]) {
-        let opened = Processes::open(config(root.path())).await;
+        let opened = ProcessOrchestrator::open(config(root.path())).await;
         assert!(mount("umount", &[]));
         opened.unwrap();
     } else {
@@ -625,7 +633,7 @@ pub(crate) async fn an_empty_group_that_cannot_be_removed_keeps_no_executor_from
 pub(crate) async fn a_pipe_of_an_output_that_was_replaced_holds_up_no_end() {
     let root = Root::new();
     let processes = root.open().await;
-    processes.carry_out(command(id(1), 1, Effect::Ensure, &sleeper(1))).await;
+    processes.carry_out(command(id(1), 1, CommandEffect::Ensure, &sleeper(1))).await;
     until(&processes, id(1), "it is ready", is_ready).await;
     drop(processes);
     kill_supervisors(&root);
@@ -636,8 +644,8 @@ pub(crate) async fn a_pipe_of_an_output_that_was_replaced_holds_up_no_end() {
     std::fs::write(&out, "no pipe").unwrap();
     symlink(&err, &err).unwrap();
     let processes = root.open().await;
-    processes.carry_out(command(id(1), 2, Effect::Kill, &sleeper(1))).await;
-    let is_answered = |report: &Report| is_ended(report) || failed(report).is_some();
+    processes.carry_out(command(id(1), 2, CommandEffect::Kill, &sleeper(1))).await;
+    let is_answered = |report: &ObjectReport| is_ended(report) || failed(report).is_some();
     let then = until(&processes, id(1), "the kill is answered", is_answered).await;
     assert!(is_ended(&then), "{then:?}");
 }
@@ -649,9 +657,9 @@ pub(crate) async fn a_stopped_supervisor_holds_up_neither_stop_nor_kill() {
             continue;
         }
         let processes = open(root.path(), &cgroup).await;
-        let orders = [(1, Effect::Stop), (2, Effect::Kill)];
+        let orders = [(1, CommandEffect::Stop), (2, CommandEffect::Kill)];
         for (position, _) in orders {
-            processes.carry_out(command(id(position), 1, Effect::Ensure, &sleeper(2))).await;
+            processes.carry_out(command(id(position), 1, CommandEffect::Ensure, &sleeper(2))).await;
             until(&processes, id(position), "it is ready", is_ready).await;
         }
         let supervisors = root.keepers();
@@ -664,7 +672,7 @@ pub(crate) async fn a_stopped_supervisor_holds_up_neither_stop_nor_kill() {
         }
         for (position, effect) in orders {
             let ended = until(&processes, id(position), "it is ended all the same", is_ended).await;
-            let is_clean = matches!(&ended.saw, Saw::Ended { exit: Exit::Clean, .. });
+            let is_clean = matches!(&ended.saw, ObservedState::Ended { exit: IncarnationExit::Clean, .. });
             assert!(is_clean && ended.revision == 2, "{effect:?}, {cgroup:?}: {ended:?}");
         }
         assert_eq!((root.payloads(), root.keepers()), (vec![], vec![]), "{cgroup:?}");
@@ -675,8 +683,8 @@ pub(crate) async fn a_stopped_supervisor_holds_up_neither_stop_nor_kill() {
 /// process ends. Writes what the executor saw.
 pub(crate) fn hider(root: &Path, groups: &Path, out: &Path) -> ExitCode {
     block_on(async {
-        let processes = Processes::open(config(root)).await.unwrap();
-        processes.carry_out(command(id(1), 1, Effect::Ensure, &sleeper(1))).await;
+        let processes = ProcessOrchestrator::open(config(root)).await.unwrap();
+        processes.carry_out(command(id(1), 1, CommandEffect::Ensure, &sleeper(1))).await;
         let ready = until(&processes, id(1), "it is ready", is_ready).await;
         let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
         let mounts = mounts.lines().filter(|line| line.contains(" - cgroup2 "));
@@ -708,7 +716,7 @@ pub(crate) async fn a_supervisor_that_cannot_read_its_control_group_leaves_the_e
         .stdin(Stdio::null())
         .status();
     assert!(status.unwrap().success());
-    let ended: Report = serde_json::from_str(&std::fs::read_to_string(file).unwrap()).unwrap();
+    let ended: ObjectReport = serde_json::from_str(&std::fs::read_to_string(file).unwrap()).unwrap();
     assert_eq!(told(&ended)[0].status, ProcessStatus::Signaled { signal: Signal::KILL.as_raw() });
     assert_eq!(root.keepers(), Vec::<i32>::new());
 }
@@ -716,14 +724,15 @@ pub(crate) async fn a_supervisor_that_cannot_read_its_control_group_leaves_the_e
 pub(crate) async fn a_supervisor_that_never_answers_the_next_executor_is_replaced() {
     let root = Root::new();
     let processes = root.open().await;
-    processes.carry_out(command(id(1), 1, Effect::Ensure, &sleeper(1))).await;
+    processes.carry_out(command(id(1), 1, CommandEffect::Ensure, &sleeper(1))).await;
     until(&processes, id(1), "it is ready", is_ready).await;
     drop(processes);
     for supervisor in root.keepers() {
         kill(supervisor, Signal::STOP);
     }
     let processes = root.open().await;
-    let order = Order { grace: Duration::from_secs(1), ..command(id(1), 2, Effect::Stop, &sleeper(1)) };
+    let order =
+        Order { grace: Duration::from_secs(1), ..command(id(1), 2, CommandEffect::Stop, &sleeper(1)) };
     processes.carry_out(order).await;
     until(&processes, id(1), "it is ended", is_ended).await;
     let nothing: Vec<PathBuf> = root.payloads().iter().map(|pid| format!("/proc/{pid}").into()).collect();

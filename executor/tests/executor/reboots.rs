@@ -4,29 +4,31 @@ use std::path::Path;
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::Duration;
 
-use chancery_events::fact::Effect;
+use chancery_events::fact::CommandEffect;
 use chancery_events::id::IncarnationId;
-use chancery_events::observation::{Exit, Process, ProcessStatus, Report, Saw};
-use chancery_events::protocol::RunSpec;
-use chancery_events::spec::Restart;
+use chancery_events::observation::{
+    IncarnationExit, ObjectReport, ObservedState, ProcessInfo, ProcessStatus,
+};
+use chancery_events::protocol::IncarnationSpec;
+use chancery_events::spec::RestartPolicy;
 use chancery_executor::Orchestrator;
-use chancery_executor::process::{Boot, Config, Processes};
+use chancery_executor::process::{BootId, ProcessConfig, ProcessOrchestrator};
 use rustix::process::Signal;
 
 use crate::world::{
     Root, block_on, command, config, id, is_ended, is_ready, kill, payload, probed, spec, until, wait_until,
 };
 
-fn boot(number: u64) -> Boot {
-    Boot { id: format!("boot {number}"), machine: Some("here".into()) }
+fn boot(number: u64) -> BootId {
+    BootId { id: format!("boot {number}"), machine: Some("here".into()) }
 }
 
-fn config_of(root: &Path, boot: Boot) -> Config {
-    Config { boot: Some(boot), ..config(root) }
+fn config_of(root: &Path, boot: BootId) -> ProcessConfig {
+    ProcessConfig { boot: Some(boot), ..config(root) }
 }
 
-async fn open(root: &Root, number: u64) -> Processes {
-    Processes::open(config_of(root.path(), boot(number))).await.unwrap()
+async fn open(root: &Root, number: u64) -> ProcessOrchestrator {
+    ProcessOrchestrator::open(config_of(root.path(), boot(number))).await.unwrap()
 }
 
 /// Kills everything that runs under the root, as a power cut does.
@@ -41,9 +43,9 @@ pub(crate) fn power_cut(root: &Root) {
 }
 
 /// Returns a spec whose process records each start in its directory, and runs on.
-fn counted(restart: Restart) -> RunSpec {
+fn counted(restart: RestartPolicy) -> IncarnationSpec {
     let script = "echo started >> ../../starts; exec sleep 3600";
-    RunSpec { restart, ..spec(vec![payload("web", 1, &["sh", "-c", script])]) }
+    IncarnationSpec { restart, ..spec(vec![payload("web", 1, &["sh", "-c", script])]) }
 }
 
 fn starts(root: &Root, id: IncarnationId) -> usize {
@@ -57,13 +59,13 @@ fn wait_for_starts(root: &Root, id: IncarnationId, count: usize) {
     assert_eq!(starts(root, id), count, "{id}");
 }
 
-fn told(report: &Report) -> &[Process] {
+fn told(report: &ObjectReport) -> &[ProcessInfo] {
     match &report.saw {
-        Saw::Ensured { processes }
-        | Saw::Ready { processes }
-        | Saw::NotReady { processes }
-        | Saw::Ended { processes, .. } => processes,
-        Saw::Failed { .. } | Saw::Gone => &[],
+        ObservedState::Ensured { processes }
+        | ObservedState::Ready { processes }
+        | ObservedState::NotReady { processes }
+        | ObservedState::Ended { processes, .. } => processes,
+        ObservedState::Failed { .. } | ObservedState::Gone => &[],
     }
 }
 
@@ -71,7 +73,7 @@ fn told(report: &Report) -> &[Process] {
 pub(crate) fn victim(root: &Path, number: u64) -> ExitCode {
     block_on(async {
         let _processes =
-            Processes::open(config_of(root, boot(number))).await.expect("the root can be opened");
+            ProcessOrchestrator::open(config_of(root, boot(number))).await.expect("the root can be opened");
         std::future::pending::<()>().await;
     });
     ExitCode::SUCCESS
@@ -96,37 +98,43 @@ server = socket.create_server(('127.0.0.1', int(sys.argv[1])))
 time.sleep(3600)
 ";
     let root = Root::new();
-    let slow = RunSpec { restart: Restart::Always, ..probed(1, script) };
+    let slow = IncarnationSpec { restart: RestartPolicy::Always, ..probed(1, script) };
     let processes = open(&root, 1).await;
-    processes.carry_out(command(id(1), 3, Effect::Ensure, &slow)).await;
+    processes.carry_out(command(id(1), 3, CommandEffect::Ensure, &slow)).await;
     until(&processes, id(1), "it is ready", is_ready).await;
     drop(processes);
     power_cut(&root);
     let processes = open(&root, 2).await;
-    let answers = |report: &Report| {
-        let hung = |process: &Process| matches!(process.status, ProcessStatus::Unresponsive { .. });
+    let answers = |report: &ObjectReport| {
+        let hung = |process: &ProcessInfo| matches!(process.status, ProcessStatus::Unresponsive { .. });
         assert!(!told(report).iter().any(hung), "it has not been ready since the reboot: {report:?}");
         is_ready(report)
     };
     until(&processes, id(1), "it is ready again", answers).await;
-    processes.carry_out(command(id(1), 4, Effect::Kill, &slow)).await;
+    processes.carry_out(command(id(1), 4, CommandEffect::Kill, &slow)).await;
     until(&processes, id(1), "it is ended", |r| r.revision == 4 && is_ended(r)).await;
 }
 
 pub(crate) async fn what_is_always_to_run_comes_back_after_a_reboot_without_a_decider_and_nothing_else_does()
 {
     let root = Root::new();
-    let (always, once) = (counted(Restart::Always), counted(Restart::BestEffort));
+    let (always, once) = (counted(RestartPolicy::Always), counted(RestartPolicy::BestEffort));
     let processes = open(&root, 1).await;
     for (position, spec) in [
         (1, &always),
         (2, &once),
-        (3, &counted(Restart::Never)),
+        (3, &counted(RestartPolicy::Never)),
         (4, &always),
-        (5, &RunSpec { restart: Restart::Always, ..spec(vec![payload("web", 1, &["false"])]) }),
-        (6, &RunSpec { restart: Restart::Always, ..spec(vec![payload("web", 1, &["/no/such/program"])]) }),
+        (5, &IncarnationSpec { restart: RestartPolicy::Always, ..spec(vec![payload("web", 1, &["false"])]) }),
+        (
+            6,
+            &IncarnationSpec {
+                restart: RestartPolicy::Always,
+                ..spec(vec![payload("web", 1, &["/no/such/program"])])
+            },
+        ),
     ] {
-        processes.carry_out(command(id(position), 3, Effect::Ensure, spec)).await;
+        processes.carry_out(command(id(position), 3, CommandEffect::Ensure, spec)).await;
     }
     let before = until(&processes, id(1), "it is ready", is_ready).await;
     for position in [2, 3, 4] {
@@ -135,19 +143,20 @@ pub(crate) async fn what_is_always_to_run_comes_back_after_a_reboot_without_a_de
     for position in 1..=4 {
         wait_for_starts(&root, id(position), 1);
     }
-    processes.carry_out(command(id(4), 4, Effect::Stop, &always)).await;
+    processes.carry_out(command(id(4), 4, CommandEffect::Stop, &always)).await;
     let stopped = until(&processes, id(4), "it is stopped", is_ended).await;
     let ended = until(&processes, id(5), "it ended by itself", is_ended).await;
-    let failed = until(&processes, id(6), "it fails", |r| matches!(r.saw, Saw::Failed { .. })).await;
-    processes.carry_out(command(id(7), 4, Effect::Stop, &always)).await;
-    let gone = until(&processes, id(7), "it is gone", |r| r.saw == Saw::Gone).await;
+    let failed =
+        until(&processes, id(6), "it fails", |r| matches!(r.saw, ObservedState::Failed { .. })).await;
+    processes.carry_out(command(id(7), 4, CommandEffect::Stop, &always)).await;
+    let gone = until(&processes, id(7), "it is gone", |r| r.saw == ObservedState::Gone).await;
     drop(processes);
     power_cut(&root);
     let processes = open(&root, 2).await;
     // No end is reported before it is certain.
     let first = processes.list().await.unwrap();
     let first = first.iter().find(|report| report.object == id(1).into()).expect("it is listed");
-    assert!(matches!(first.saw, Saw::NotReady { .. } | Saw::Ready { .. }), "{first:?}");
+    assert!(matches!(first.saw, ObservedState::NotReady { .. } | ObservedState::Ready { .. }), "{first:?}");
     assert!(
         told(first).iter().all(|process| process.pid != told(&before)[0].pid),
         "of the dead nothing is said"
@@ -167,9 +176,9 @@ pub(crate) async fn what_is_always_to_run_comes_back_after_a_reboot_without_a_de
     }
     assert_eq!((starts(&root, id(4)), root.payloads().len()), (1, 1), "nothing else was started");
     // Commands apply as to any incarnation: the ensure is met, and a stop works.
-    processes.carry_out(command(id(1), 3, Effect::Ensure, &always)).await;
+    processes.carry_out(command(id(1), 3, CommandEffect::Ensure, &always)).await;
     assert_eq!(until(&processes, id(1), "it is adopted", is_ready).await, after);
-    processes.carry_out(command(id(1), 4, Effect::Stop, &always)).await;
+    processes.carry_out(command(id(1), 4, CommandEffect::Stop, &always)).await;
     until(&processes, id(1), "it is stopped", |r| r.revision == 4 && is_ended(r)).await;
     drop(processes);
     let processes = open(&root, 3).await;
@@ -180,10 +189,10 @@ pub(crate) async fn what_is_always_to_run_comes_back_after_a_reboot_without_a_de
 pub(crate) async fn killing_the_executor_at_any_moment_after_a_reboot_starts_each_once_a_boot() {
     const COUNT: u64 = 12;
     let root = Root::new();
-    let always = counted(Restart::Always);
+    let always = counted(RestartPolicy::Always);
     let processes = open(&root, 1).await;
     for position in 1..=COUNT {
-        processes.carry_out(command(id(position), 1, Effect::Ensure, &always)).await;
+        processes.carry_out(command(id(position), 1, CommandEffect::Ensure, &always)).await;
     }
     for position in 1..=COUNT {
         until(&processes, id(position), "it is ready", is_ready).await;
@@ -216,9 +225,9 @@ pub(crate) async fn killing_the_executor_at_any_moment_after_a_reboot_starts_eac
 
 pub(crate) async fn a_machine_that_goes_down_again_before_anything_was_started_comes_back_all_the_same() {
     let root = Root::new();
-    let always = counted(Restart::Always);
+    let always = counted(RestartPolicy::Always);
     let processes = open(&root, 1).await;
-    processes.carry_out(command(id(1), 1, Effect::Ensure, &always)).await;
+    processes.carry_out(command(id(1), 1, CommandEffect::Ensure, &always)).await;
     until(&processes, id(1), "it is ready", is_ready).await;
     drop(processes);
     // The power cut hits any moment between detecting the reboot and starting the program.
@@ -240,13 +249,13 @@ pub(crate) async fn one_that_cannot_be_started_again_has_ended_with_its_reason_a
     let program = root.path().join("program");
     std::fs::copy("/bin/sleep", &program).unwrap();
     let argv = [program.to_str().unwrap(), "3600"];
-    let removed = RunSpec { restart: Restart::Always, ..spec(vec![payload("web", 1, &argv)]) };
-    let always = counted(Restart::Always);
+    let removed = IncarnationSpec { restart: RestartPolicy::Always, ..spec(vec![payload("web", 1, &argv)]) };
+    let always = counted(RestartPolicy::Always);
     let processes = open(&root, 1).await;
     // More than may start concurrently.
     for position in 1..=40 {
         let spec = if position <= 20 { &removed } else { &always };
-        processes.carry_out(command(id(position), 1, Effect::Ensure, spec)).await;
+        processes.carry_out(command(id(position), 1, CommandEffect::Ensure, spec)).await;
     }
     for position in 1..=40 {
         until(&processes, id(position), "it is ready", is_ready).await;
@@ -257,7 +266,9 @@ pub(crate) async fn one_that_cannot_be_started_again_has_ended_with_its_reason_a
     let processes = open(&root, 2).await;
     for position in 1..=20 {
         let ended = until(&processes, id(position), "it has ended", is_ended).await;
-        let Saw::Ended { exit: Exit::Failed { reason }, .. } = &ended.saw else { panic!("{ended:?}") };
+        let ObservedState::Ended { exit: IncarnationExit::Failed { reason }, .. } = &ended.saw else {
+            panic!("{ended:?}")
+        };
         assert!(reason.contains("after a reboot") && reason.contains("program: No such file"), "{reason}");
     }
     for position in 21..=40 {
@@ -273,24 +284,26 @@ pub(crate) async fn one_that_cannot_be_started_again_has_ended_with_its_reason_a
 pub(crate) async fn a_keeper_that_cannot_begin_after_a_reboot_is_an_end_with_its_reason() {
     let root = Root::new();
     let processes = open(&root, 1).await;
-    processes.carry_out(command(id(1), 1, Effect::Ensure, &counted(Restart::Always))).await;
+    processes.carry_out(command(id(1), 1, CommandEffect::Ensure, &counted(RestartPolicy::Always))).await;
     until(&processes, id(1), "it is ready", is_ready).await;
     drop(processes);
     power_cut(&root);
     let mut broken = config_of(root.path(), boot(2));
     broken.program.program = "/bin/false".into();
-    let processes = Processes::open(broken).await.unwrap();
+    let processes = ProcessOrchestrator::open(broken).await.unwrap();
     let ended = until(&processes, id(1), "it has ended", is_ended).await;
-    let Saw::Ended { exit: Exit::Failed { reason }, .. } = &ended.saw else { panic!("{ended:?}") };
+    let ObservedState::Ended { exit: IncarnationExit::Failed { reason }, .. } = &ended.saw else {
+        panic!("{ended:?}")
+    };
     assert!(reason.contains("the keeper ended before it started anything"), "{reason}");
 }
 
 pub(crate) async fn a_stop_that_comes_while_it_waits_for_its_turn_is_not_overtaken() {
     let root = Root::new();
-    let always = counted(Restart::Always);
+    let always = counted(RestartPolicy::Always);
     let processes = open(&root, 1).await;
     for position in 1..=40 {
-        processes.carry_out(command(id(position), 1, Effect::Ensure, &always)).await;
+        processes.carry_out(command(id(position), 1, CommandEffect::Ensure, &always)).await;
     }
     for position in 1..=40 {
         until(&processes, id(position), "it is ready", is_ready).await;
@@ -300,7 +313,7 @@ pub(crate) async fn a_stop_that_comes_while_it_waits_for_its_turn_is_not_overtak
     power_cut(&root);
     let processes = open(&root, 2).await;
     for position in (1..=40).rev() {
-        processes.carry_out(command(id(position), 2, Effect::Stop, &always)).await;
+        processes.carry_out(command(id(position), 2, CommandEffect::Stop, &always)).await;
     }
     for position in 1..=40 {
         until(&processes, id(position), "it is stopped", |r| r.revision == 2 && is_ended(r)).await;
@@ -313,20 +326,20 @@ pub(crate) async fn a_stop_that_comes_while_it_waits_for_its_turn_is_not_overtak
 pub(crate) async fn what_a_machine_ends_as_it_goes_down_comes_back_with_it() {
     let root = Root::new();
     let processes = open(&root, 1).await;
-    let always = counted(Restart::Always);
+    let always = counted(RestartPolicy::Always);
     // As in a shutdown: everything receives SIGTERM, supervisors too.
     let end_everything = || {
         for pid in root.keepers().into_iter().chain(root.payloads()) {
             kill(pid, Signal::TERM);
         }
     };
-    processes.carry_out(command(id(3), 1, Effect::Ensure, &always)).await;
+    processes.carry_out(command(id(3), 1, CommandEffect::Ensure, &always)).await;
     until(&processes, id(3), "it is ready", is_ready).await;
     end_everything();
     let seen = until(&processes, id(3), "an executor that still lives sees the end", is_ended).await;
     assert_eq!(told(&seen)[0].status, ProcessStatus::Signaled { signal: 15 });
     for position in [1, 2] {
-        processes.carry_out(command(id(position), 1, Effect::Ensure, &always)).await;
+        processes.carry_out(command(id(position), 1, CommandEffect::Ensure, &always)).await;
         until(&processes, id(position), "it is ready", is_ready).await;
     }
     drop(processes);
@@ -352,13 +365,13 @@ pub(crate) async fn what_a_machine_ends_as_it_goes_down_comes_back_with_it() {
 pub(crate) async fn a_copy_of_the_folder_on_another_machine_starts_nothing() {
     let root = Root::new();
     let processes = open(&root, 1).await;
-    processes.carry_out(command(id(1), 1, Effect::Ensure, &counted(Restart::Always))).await;
+    processes.carry_out(command(id(1), 1, CommandEffect::Ensure, &counted(RestartPolicy::Always))).await;
     until(&processes, id(1), "it is ready", is_ready).await;
     wait_for_starts(&root, id(1), 1);
     drop(processes);
     power_cut(&root);
-    let elsewhere = Boot { machine: Some("elsewhere".into()), ..boot(2) };
-    let processes = Processes::open(config_of(root.path(), elsewhere)).await.unwrap();
+    let elsewhere = BootId { machine: Some("elsewhere".into()), ..boot(2) };
+    let processes = ProcessOrchestrator::open(config_of(root.path(), elsewhere)).await.unwrap();
     until(&processes, id(1), "here it has ended", is_ended).await;
     assert_eq!(starts(&root, id(1)), 1);
 }

@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use chancery_events::fact::Effect;
-use chancery_events::observation::Saw;
+use chancery_events::fact::CommandEffect;
+use chancery_events::observation::ObservedState;
 use chancery_executor::Orchestrator;
 use rustix::process::Signal;
 
@@ -27,14 +27,14 @@ pub(crate) async fn one_damaged_copy_of_each_record_loses_nothing() {
     let spec = sleeper(2);
     let processes = root.open().await;
     for position in [1, 2] {
-        processes.carry_out(command(id(position), 1, Effect::Ensure, &spec)).await;
+        processes.carry_out(command(id(position), 1, CommandEffect::Ensure, &spec)).await;
     }
     let before = until(&processes, id(1), "it is ready", is_ready).await;
     until(&processes, id(2), "it is ready", is_ready).await;
-    processes.carry_out(command(id(2), 2, Effect::Kill, &spec)).await;
+    processes.carry_out(command(id(2), 2, CommandEffect::Kill, &spec)).await;
     let ended = until(&processes, id(2), "it ended", is_ended).await;
-    processes.carry_out(command(id(3), 4, Effect::Stop, &spec)).await;
-    let gone = until(&processes, id(3), "it is gone", |report| report.saw == Saw::Gone).await;
+    processes.carry_out(command(id(3), 4, CommandEffect::Stop, &spec)).await;
+    let gone = until(&processes, id(3), "it is gone", |report| report.saw == ObservedState::Gone).await;
     drop(processes);
     for which in ["json", "copy"] {
         for (position, record) in
@@ -54,7 +54,7 @@ pub(crate) async fn one_damaged_copy_of_each_record_loses_nothing() {
 pub(crate) async fn what_a_keeper_has_recorded_is_written_again_by_it_though_no_copy_is_whole() {
     let root = Root::new();
     let processes = root.open().await;
-    processes.carry_out(command(id(1), 1, Effect::Ensure, &sleeper(1))).await;
+    processes.carry_out(command(id(1), 1, CommandEffect::Ensure, &sleeper(1))).await;
     let before = until(&processes, id(1), "it is ready", is_ready).await;
     drop(processes);
     damage_both(&root.folder(id(1)).join("processes"));

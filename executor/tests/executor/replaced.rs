@@ -5,10 +5,10 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::sync::Arc;
 
-use chancery_events::fact::Effect;
-use chancery_events::observation::{Report, Saw};
-use chancery_events::protocol::{Command as Order, Standing};
-use chancery_executor::process::Processes;
+use chancery_events::fact::CommandEffect;
+use chancery_events::observation::{ObjectReport, ObservedState};
+use chancery_events::protocol::{Command as Order, CommandStatus};
+use chancery_executor::process::ProcessOrchestrator;
 use chancery_executor::{Orchestrator as _, WorkProgress};
 use tokio::task::JoinSet;
 
@@ -18,7 +18,7 @@ use crate::world::{
 };
 
 /// Returns the observed states of the executor's objects.
-async fn said(processes: &Processes) -> Vec<Saw> {
+async fn said(processes: &ProcessOrchestrator) -> Vec<ObservedState> {
     processes.list().await.unwrap().into_iter().map(|report| report.saw).collect()
 }
 
@@ -47,8 +47,8 @@ pub(crate) async fn a_folder_in_the_place_of_a_volume_is_not_touched_and_the_vol
             std::fs::rename(&foreign, &home).unwrap();
         }
         let there = if linked { &foreign } else { &home };
-        processes.carry_out(order(1, 2, Effect::Kill)).await;
-        let is_refused = |report: &Report| failed(report).is_some_and(|why| why.contains("not ours"));
+        processes.carry_out(order(1, 2, CommandEffect::Kill)).await;
+        let is_refused = |report: &ObjectReport| failed(report).is_some_and(|why| why.contains("not ours"));
         until(&processes, volume(1), "it is refused", is_refused).await;
         assert_eq!(
             (names(there), names(&there.join("data"))),
@@ -60,8 +60,8 @@ pub(crate) async fn a_folder_in_the_place_of_a_volume_is_not_touched_and_the_vol
             std::fs::rename(&home, &foreign).unwrap();
         }
         std::fs::rename(&aside, &home).unwrap();
-        processes.carry_out(order(1, 2, Effect::Kill)).await;
-        until(&processes, volume(1), "it is destroyed", |report| report.saw == Saw::Gone).await;
+        processes.carry_out(order(1, 2, CommandEffect::Kill)).await;
+        until(&processes, volume(1), "it is destroyed", |report| report.saw == ObservedState::Gone).await;
         assert!(!home.join("data").exists());
     }
 }
@@ -83,15 +83,20 @@ pub(crate) async fn without_the_disk_that_volumes_are_on_nothing_is_said_of_them
     // Under a running executor, and under one that starts before the disk is mounted.
     unmount();
     tokio::time::sleep(PATIENCE / 10).await;
-    assert!(matches!(said(&processes).await[..], [Saw::Ready { .. }]), "{:?}", said(&processes).await);
+    assert!(
+        matches!(said(&processes).await[..], [ObservedState::Ready { .. }]),
+        "{:?}",
+        said(&processes).await
+    );
     drop(processes);
     let processes = root.open().await;
-    let met = Order { standing: Standing::Met, ..order(1, 1, Effect::Ensure) };
-    let orders = [(1, met.clone()), (1, order(1, 2, Effect::Kill)), (2, order(2, 1, Effect::Ensure))];
+    let met = Order { standing: CommandStatus::Met, ..order(1, 1, CommandEffect::Ensure) };
+    let orders =
+        [(1, met.clone()), (1, order(1, 2, CommandEffect::Kill)), (2, order(2, 1, CommandEffect::Ensure))];
     for (position, order) in orders {
         let revision = order.revision;
         processes.carry_out(order).await;
-        let is_refused = |report: &Report| {
+        let is_refused = |report: &ObjectReport| {
             let why = failed(report).unwrap_or_default();
             report.revision == revision && why.contains("is its disk mounted?")
         };
@@ -110,15 +115,15 @@ pub(crate) async fn a_disk_of_volumes_that_does_not_answer_holds_up_nothing_else
     for position in 1..=8 {
         make(&processes, position).await;
     }
-    processes.carry_out(command(id(11), 1, Effect::Ensure, &sleeper(1))).await;
+    processes.carry_out(command(id(11), 1, CommandEffect::Ensure, &sleeper(1))).await;
     until(&processes, id(11), "it is ready", is_ready).await;
     let Some(mut silent) = SilentMount::at(&root.path().join("volumes")) else { return };
     // Under a running executor, and under one that starts then.
-    let met = |position| Order { standing: Standing::Met, ..order(position, 1, Effect::Ensure) };
+    let met = |position| Order { standing: CommandStatus::Met, ..order(position, 1, CommandEffect::Ensure) };
     let mut running = processes;
     for round in [1, 2] {
         // More than there are threads.
-        let users = (12..=17).map(|position| command(id(position), round, Effect::Ensure, &writer(1)));
+        let users = (12..=17).map(|position| command(id(position), round, CommandEffect::Ensure, &writer(1)));
         let shared = Arc::new(running);
         let mut orders = JoinSet::new();
         for order in (1..=8).map(met).chain(users) {
@@ -131,16 +136,16 @@ pub(crate) async fn a_disk_of_volumes_that_does_not_answer_holds_up_nothing_else
         running = Arc::into_inner(shared).unwrap();
         // A start that hangs does not block its stop.
         let hangs = id(30 + u64::from(round));
-        let start = command(hangs, 1, Effect::Ensure, &writer(1));
-        let stop = command(hangs, 2, Effect::Stop, &writer(1));
+        let start = command(hangs, 1, CommandEffect::Ensure, &writer(1));
+        let stop = command(hangs, 2, CommandEffect::Stop, &writer(1));
         let both = async { (running.carry_out(start).await, running.carry_out(stop).await) };
         let both = tokio::time::timeout(PATIENCE / 2, both).await.expect("both are answered");
         assert_eq!(both, (WorkProgress::PutOff, WorkProgress::Begun));
         until(&running, hangs, "it is stopped", |report| report.revision == 2).await;
         let fresh = id(20 + u64::from(round));
-        running.carry_out(command(fresh, 1, Effect::Ensure, &sleeper(1))).await;
+        running.carry_out(command(fresh, 1, CommandEffect::Ensure, &sleeper(1))).await;
         until(&running, fresh, "another is ready", is_ready).await;
-        running.carry_out(command(fresh, 2, Effect::Stop, &sleeper(1))).await;
+        running.carry_out(command(fresh, 2, CommandEffect::Stop, &sleeper(1))).await;
         until(&running, fresh, "and ends", is_ended).await;
         running.forget(fresh.into()).await;
         assert!(
@@ -158,11 +163,11 @@ pub(crate) async fn a_disk_of_volumes_that_does_not_answer_holds_up_nothing_else
         until(&running, volume(position), "it is there", is_ready).await;
     }
     for position in 12..=17 {
-        running.carry_out(command(id(position), 3, Effect::Ensure, &writer(1))).await;
+        running.carry_out(command(id(position), 3, CommandEffect::Ensure, &writer(1))).await;
     }
     let users = || (12..=17).map(|position| root.payloads_of(id(position)).len()).sum::<usize>();
     wait_until("one of them starts", || users() > 0);
-    let is_refused = |report: &Report| failed(report).is_some_and(|why| why.contains("is used by"));
+    let is_refused = |report: &ObjectReport| failed(report).is_some_and(|why| why.contains("is used by"));
     let refused = (12..=17).filter(|position| root.payloads_of(id(*position)).is_empty());
     for position in refused {
         until(&running, id(position), "another is refused", is_refused).await;

@@ -5,13 +5,15 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::Duration;
 
-use chancery_events::fact::Effect;
+use chancery_events::fact::CommandEffect;
 use chancery_events::id::{Lineage, Position, VolumeId};
-use chancery_events::observation::{Exit, Hope, Report, Saw};
-use chancery_events::protocol::{Command as Order, Mount, ObjectSpec, RunSpec, Standing, VolumeSpec};
-use chancery_events::spec::Restart;
+use chancery_events::observation::{IncarnationExit, ObjectReport, ObservedState, RetryClass};
+use chancery_events::protocol::{
+    Command as Order, CommandStatus, IncarnationSpec, ObjectSpec, VolumeMount, VolumeSpec,
+};
+use chancery_events::spec::RestartPolicy;
 use chancery_executor::Orchestrator;
-use chancery_executor::process::{Boot, Config, Processes, Used};
+use chancery_executor::process::{BootId, ProcessConfig, ProcessOrchestrator, VolumeUsage};
 
 use crate::reboots::power_cut;
 use crate::world::{
@@ -27,7 +29,7 @@ fn of(capacity: u64) -> ObjectSpec {
     ObjectSpec::Volume(VolumeSpec { name, node, class, capacity })
 }
 
-pub(crate) fn order(position: u64, revision: u32, effect: Effect) -> Order {
+pub(crate) fn order(position: u64, revision: u32, effect: CommandEffect) -> Order {
     command(volume(position), revision, effect, &of(1 << 20))
 }
 
@@ -36,13 +38,13 @@ pub(crate) fn data(root: &Root, position: u64) -> PathBuf {
 }
 
 /// Returns a spec that writes a line into its volume at each start, and runs on.
-pub(crate) fn writer(position: u64) -> RunSpec {
+pub(crate) fn writer(position: u64) -> IncarnationSpec {
     let script = "echo ${incarnation} >> ${volume./data}/lines && exec sleep 3600";
     mounting(position, payload("web", 1, &["sh", "-c", script]))
 }
 
-fn mounting(position: u64, mut payload: chancery_events::protocol::RunPayload) -> RunSpec {
-    payload.mounts = vec![Mount { path: "/data".to_owned(), volume: volume(position) }];
+fn mounting(position: u64, mut payload: chancery_events::protocol::IncarnationPayload) -> IncarnationSpec {
+    payload.mounts = vec![VolumeMount { path: "/data".to_owned(), volume: volume(position) }];
     spec(vec![payload])
 }
 
@@ -50,27 +52,28 @@ fn lines(root: &Root, position: u64) -> usize {
     std::fs::read_to_string(data(root, position).join("lines")).unwrap_or_default().lines().count()
 }
 
-pub(crate) fn failed(report: &Report) -> Option<&str> {
+pub(crate) fn failed(report: &ObjectReport) -> Option<&str> {
     match &report.saw {
-        Saw::Failed { message, hope: Hope::Retry } => Some(message),
+        ObservedState::Failed { message, hope: RetryClass::Retry } => Some(message),
         _ => None,
     }
 }
 
-fn is_gone(report: &Report) -> bool {
-    report.saw == Saw::Gone
+fn is_gone(report: &ObjectReport) -> bool {
+    report.saw == ObservedState::Gone
 }
 
-pub(crate) async fn make(processes: &Processes, position: u64) {
-    processes.carry_out(order(position, 1, Effect::Ensure)).await;
+pub(crate) async fn make(processes: &ProcessOrchestrator, position: u64) {
+    processes.carry_out(order(position, 1, CommandEffect::Ensure)).await;
     until(processes, volume(position), "it is made", is_ready).await;
 }
 
 /// Runs an executor that creates or destroys `count` volumes, and then waits to be killed.
 pub(crate) fn victim(root: &Path, what: &str, count: u64) -> ExitCode {
-    let (revision, effect) = if what == "make" { (1, Effect::Ensure) } else { (2, Effect::Kill) };
+    let (revision, effect) =
+        if what == "make" { (1, CommandEffect::Ensure) } else { (2, CommandEffect::Kill) };
     block_on(async {
-        let processes = Processes::open(config(root)).await.expect("the root can be opened");
+        let processes = ProcessOrchestrator::open(config(root)).await.expect("the root can be opened");
         for position in 1..=count {
             processes.carry_out(order(position, revision, effect)).await;
         }
@@ -150,7 +153,7 @@ pub(crate) async fn killing_the_executor_while_it_destroys_them_ends_in_none_and
     }
     let processes = root.open().await;
     for position in 1..=count {
-        processes.carry_out(order(position, 2, Effect::Kill)).await;
+        processes.carry_out(order(position, 2, CommandEffect::Kill)).await;
         until(&processes, volume(position), "it is gone", is_gone).await;
         let left = std::fs::read_dir(root.volume(volume(position))).unwrap();
         let mut left: Vec<_> = left.map(|entry| entry.unwrap().file_name()).collect();
@@ -170,7 +173,7 @@ pub(crate) async fn what_is_begun_to_be_destroyed_goes_on_without_being_told_to(
     fill(&data(&root, 1));
     let folder = root.volume(volume(1));
     let before = ["volume.json", "volume.copy"].map(|copy| std::fs::read(folder.join(copy)).unwrap());
-    processes.carry_out(order(1, 2, Effect::Kill)).await;
+    processes.carry_out(order(1, 2, CommandEffect::Kill)).await;
     until(&processes, volume(1), "it is gone", is_gone).await;
     drop(processes);
     // State when its command was recorded.
@@ -219,7 +222,7 @@ pub(crate) async fn what_is_not_ours_is_never_touched() {
     let processes = root.open().await;
     assert_eq!(processes.list().await.unwrap().len(), 1, "nothing is said of them");
     for position in [1, 2, 3] {
-        for (revision, effect) in [(1, Effect::Ensure), (2, Effect::Kill)] {
+        for (revision, effect) in [(1, CommandEffect::Ensure), (2, CommandEffect::Kill)] {
             processes.carry_out(order(position, revision, effect)).await;
             let refused = until(&processes, volume(position), "it is refused", |report| {
                 report.revision == revision && failed(report).is_some()
@@ -258,7 +261,7 @@ pub(crate) async fn links_that_lead_out_of_a_volume_are_removed_and_not_followed
     std::fs::create_dir_all(&deep).unwrap();
     std::fs::write(deep.join("file"), "x").unwrap();
     std::fs::set_permissions(inside.join("folder-3/a"), std::fs::Permissions::from_mode(0o000)).unwrap();
-    processes.carry_out(order(1, 2, Effect::Kill)).await;
+    processes.carry_out(order(1, 2, CommandEffect::Kill)).await;
     until(&processes, volume(1), "it is gone", is_gone).await;
     assert!(!inside.exists());
     let all = std::process::Command::new("find").arg(&outside).args(["-type", "f"]).output().unwrap();
@@ -267,7 +270,7 @@ pub(crate) async fn links_that_lead_out_of_a_volume_are_removed_and_not_followed
     make(&processes, 2).await;
     std::fs::remove_dir(data(&root, 2)).unwrap();
     symlink(&outside, data(&root, 2)).unwrap();
-    processes.carry_out(order(2, 2, Effect::Kill)).await;
+    processes.carry_out(order(2, 2, CommandEffect::Kill)).await;
     until(&processes, volume(2), "it is gone", is_gone).await;
     assert_eq!(std::fs::read_dir(&outside).unwrap().count(), 6);
 }
@@ -298,41 +301,41 @@ pub(crate) async fn a_file_system_that_is_mounted_inside_is_left_and_named() {
     let unmount = AtEnd(|| {
         let _ = Command::new("umount").arg(&point).status();
     });
-    processes.carry_out(order(1, 2, Effect::Kill)).await;
+    processes.carry_out(order(1, 2, CommandEffect::Kill)).await;
     let refused = until(&processes, volume(1), "it is refused", |report| failed(report).is_some()).await;
     let is_left = std::fs::read_dir(&outside).unwrap().count();
     drop(unmount);
     let message = failed(&refused).unwrap();
     assert!(message.contains("mounted inside") && message.ends_with("a b/point"), "{message}");
     assert_eq!(is_left, 6, "what is mounted is as it was");
-    processes.carry_out(order(1, 2, Effect::Kill)).await;
+    processes.carry_out(order(1, 2, CommandEffect::Kill)).await;
     until(&processes, volume(1), "without it, it is destroyed", is_gone).await;
 }
 
 pub(crate) async fn what_is_in_a_volume_outlives_executor_run_and_reboot() {
     let root = Root::new();
     let booted = |number: u64| {
-        let boot = Boot { id: format!("boot {number}"), machine: Some("here".into()) };
-        Config { boot: Some(boot), ..config(root.path()) }
+        let boot = BootId { id: format!("boot {number}"), machine: Some("here".into()) };
+        ProcessConfig { boot: Some(boot), ..config(root.path()) }
     };
-    let always = RunSpec { restart: Restart::Always, ..writer(1) };
-    let mut processes = Processes::open(booted(1)).await.unwrap();
+    let always = IncarnationSpec { restart: RestartPolicy::Always, ..writer(1) };
+    let mut processes = ProcessOrchestrator::open(booted(1)).await.unwrap();
     make(&processes, 1).await;
     for position in [1, 2] {
-        processes.carry_out(command(id(position), 1, Effect::Ensure, &always)).await;
+        processes.carry_out(command(id(position), 1, CommandEffect::Ensure, &always)).await;
         until(&processes, id(position), "it runs", is_ready).await;
         wait_until("it wrote", || lines(&root, 1) == position as usize);
         drop(processes);
-        processes = Processes::open(booted(1)).await.unwrap();
+        processes = ProcessOrchestrator::open(booted(1)).await.unwrap();
         until(&processes, volume(1), "a restart finds it", is_ready).await;
         if position == 1 {
-            processes.carry_out(command(id(1), 2, Effect::Stop, &always)).await;
+            processes.carry_out(command(id(1), 2, CommandEffect::Stop, &always)).await;
             until(&processes, id(1), "it ended", is_ended).await;
         }
     }
     drop(processes);
     power_cut(&root);
-    let processes = Processes::open(booted(2)).await.unwrap();
+    let processes = ProcessOrchestrator::open(booted(2)).await.unwrap();
     until(&processes, volume(1), "a reboot finds it", is_ready).await;
     until(&processes, id(2), "what uses it runs again", is_ready).await;
     wait_until("it wrote", || lines(&root, 1) == 3);
@@ -340,9 +343,11 @@ pub(crate) async fn what_is_in_a_volume_outlives_executor_run_and_reboot() {
     power_cut(&root);
     // A missing volume is not used, whatever the records claim.
     std::fs::rename(data(&root, 1), root.path().join("aside")).unwrap();
-    let processes = Processes::open(booted(3)).await.unwrap();
+    let processes = ProcessOrchestrator::open(booted(3)).await.unwrap();
     let ended = until(&processes, id(2), "it has ended", is_ended).await;
-    let Saw::Ended { exit: Exit::Failed { reason }, .. } = &ended.saw else { panic!("{ended:?}") };
+    let ObservedState::Ended { exit: IncarnationExit::Failed { reason }, .. } = &ended.saw else {
+        panic!("{ended:?}")
+    };
     assert!(
         reason.contains("started again after a reboot: volume") && reason.ends_with("is not here"),
         "{reason}"
@@ -355,8 +360,8 @@ pub(crate) async fn a_volume_whose_data_is_removed_has_ended_and_is_not_made_aga
     for position in [1, 2] {
         make(&processes, position).await;
     }
-    let is_lost = |report: &Report| {
-        matches!(&report.saw, Saw::Ended { exit: Exit::Failed { reason }, processes }
+    let is_lost = |report: &ObjectReport| {
+        matches!(&report.saw, ObservedState::Ended { exit: IncarnationExit::Failed { reason }, processes }
             if processes.is_empty() && reason.contains("data is no folder"))
     };
     std::fs::remove_dir(data(&root, 1)).unwrap();
@@ -368,11 +373,11 @@ pub(crate) async fn a_volume_whose_data_is_removed_has_ended_and_is_not_made_aga
     let processes = root.open().await;
     for position in [1, 2] {
         until(&processes, volume(position), "and stays so", is_lost).await;
-        processes.carry_out(order(position, 2, Effect::Ensure)).await;
-        let higher = |report: &Report| report.revision == 2 && is_lost(report);
+        processes.carry_out(order(position, 2, CommandEffect::Ensure)).await;
+        let higher = |report: &ObjectReport| report.revision == 2 && is_lost(report);
         until(&processes, volume(position), "whatever is ordered", higher).await;
         assert!(!data(&root, position).exists());
-        processes.carry_out(command(id(position), 1, Effect::Ensure, &writer(position))).await;
+        processes.carry_out(command(id(position), 1, CommandEffect::Ensure, &writer(position))).await;
         let waits = until(&processes, id(position), "nothing runs without it", |r| failed(r).is_some()).await;
         assert!(failed(&waits).unwrap().ends_with("is not here"), "{waits:?}");
     }
@@ -409,7 +414,7 @@ pub(crate) async fn what_was_told_to_be_there_is_not_removed_for_want_of_a_recor
         std::fs::write(copy, json).unwrap();
     }
     let processes = root.open().await;
-    processes.carry_out(Order { standing: Standing::Met, ..order(1, 1, Effect::Ensure) }).await;
+    processes.carry_out(Order { standing: CommandStatus::Met, ..order(1, 1, CommandEffect::Ensure) }).await;
     until(&processes, volume(1), "it is there", is_ready).await;
     assert_eq!(std::fs::read_dir(data(&root, 1)).unwrap().count(), 6);
 }
@@ -421,8 +426,8 @@ pub(crate) async fn a_process_finds_its_volume_by_placeholder_and_variable() {
     let script = "echo \"$1 $$CHANCERY_VOLUME_VAR_LIB_DB_1\" > ${volume./var/lib/db-1}/out; exec sleep 3600";
     let mut one =
         payload("web", 1, &["sh", "-c", &script.replace("$1", "$$1"), "sh", "${volume./var/lib/db-1}"]);
-    one.mounts = vec![Mount { path: "/var/lib/db-1".to_owned(), volume: volume(1) }];
-    processes.carry_out(command(id(1), 1, Effect::Ensure, &spec(vec![one]))).await;
+    one.mounts = vec![VolumeMount { path: "/var/lib/db-1".to_owned(), volume: volume(1) }];
+    processes.carry_out(command(id(1), 1, CommandEffect::Ensure, &spec(vec![one]))).await;
     until(&processes, id(1), "it runs", is_ready).await;
     let (data, told) =
         (data(&root, 1), || std::fs::read_to_string(data(&root, 1).join("out")).unwrap_or_default());
@@ -442,23 +447,23 @@ pub(crate) async fn a_process_that_is_left_of_a_lost_run_keeps_its_volume() {
         let _ = left.kill();
         let _ = left.wait();
     });
-    processes.carry_out(order(1, 2, Effect::Kill)).await;
+    processes.carry_out(order(1, 2, CommandEffect::Kill)).await;
     let refused = until(&processes, volume(1), "it is refused", |report| failed(report).is_some()).await;
     drop(end);
     assert!(failed(&refused).unwrap().ends_with(&format!("in use by process {number}")), "{refused:?}");
-    processes.carry_out(order(1, 2, Effect::Kill)).await;
+    processes.carry_out(order(1, 2, CommandEffect::Kill)).await;
     until(&processes, volume(1), "and then it is destroyed", is_gone).await;
 }
 
 pub(crate) async fn a_volume_that_has_no_room_waits_and_what_one_uses_is_told() {
     let root = Root::new();
     let processes = root.open().await;
-    processes.carry_out(command(volume(1), 1, Effect::Ensure, &of(u64::MAX))).await;
+    processes.carry_out(command(volume(1), 1, CommandEffect::Ensure, &of(u64::MAX))).await;
     let waits = until(&processes, volume(1), "there is no room", |report| failed(report).is_some()).await;
     let message = failed(&waits).unwrap();
     assert!(message.starts_with(&format!("{} bytes are asked for, and ", u64::MAX)), "{message}");
     assert!(message.ends_with(" are free") && !data(&root, 1).exists(), "{message}");
-    let second = Order { attempt: 2, ..order(1, 1, Effect::Ensure) };
+    let second = Order { attempt: 2, ..order(1, 1, CommandEffect::Ensure) };
     processes.carry_out(second).await;
     until(&processes, volume(1), "with less, it is made", is_ready).await;
     std::fs::write(data(&root, 1).join("file"), vec![1; 1 << 20]).unwrap();
@@ -466,7 +471,7 @@ pub(crate) async fn a_volume_that_has_no_room_waits_and_what_one_uses_is_told() 
     let _processes = root.open().await;
     let block = std::fs::metadata(data(&root, 1)).unwrap().blksize();
     wait_until("it is measured", || {
-        let used = Used::of(root.path(), volume(1)).filter(|used| used.files == 2);
+        let used = VolumeUsage::of(root.path(), volume(1)).filter(|used| used.files == 2);
         used.is_some_and(|used| used.whole && (1 << 20..(1 << 20) + 4 * block).contains(&used.bytes))
     });
 }
@@ -478,14 +483,15 @@ pub(crate) async fn a_run_and_a_destruction_at_once_end_in_one_of_both() {
         make(&processes, position).await;
         let run = writer(position);
         tokio::join!(
-            processes.carry_out(command(id(position), 1, Effect::Ensure, &run)),
-            processes.carry_out(order(position, 2, Effect::Kill)),
+            processes.carry_out(command(id(position), 1, CommandEffect::Ensure, &run)),
+            processes.carry_out(order(position, 2, CommandEffect::Kill)),
         );
         let over = tokio::time::timeout(PATIENCE, async {
             until(&processes, id(position), "it runs or waits", |r| is_ready(r) || failed(r).is_some()).await
         });
         let runs = is_ready(&over.await.unwrap());
-        let outcome = |report: &Report| report.revision == 2 && (is_gone(report) || failed(report).is_some());
+        let outcome =
+            |report: &ObjectReport| report.revision == 2 && (is_gone(report) || failed(report).is_some());
         let gone = is_gone(&until(&processes, volume(position), "it is gone or kept", outcome).await);
         assert_ne!(runs, gone, "never both, never none");
         assert_eq!(data(&root, position).exists(), runs);
@@ -497,19 +503,19 @@ pub(crate) async fn a_volume_that_an_orphan_uses_gets_no_second_user() {
     let processes = root.open().await;
     make(&processes, 1).await;
     // No command ends it, as with decisions in a lost part of the journal.
-    processes.carry_out(command(id(2), 1, Effect::Ensure, &writer(1))).await;
+    processes.carry_out(command(id(2), 1, CommandEffect::Ensure, &writer(1))).await;
     until(&processes, id(2), "the first user is ready", is_ready).await;
     wait_until("it wrote", || lines(&root, 1) == 1);
-    processes.carry_out(command(id(3), 1, Effect::Ensure, &writer(1))).await;
+    processes.carry_out(command(id(3), 1, CommandEffect::Ensure, &writer(1))).await;
     let refused = until(&processes, id(3), "the second is refused", |report| failed(report).is_some()).await;
     let user = format!("volume {} is used by {}", volume(1), id(2));
     assert!(failed(&refused).is_some_and(|message| message.contains(&user)), "{refused:?}");
     assert_eq!(lines(&root, 1), 1, "nothing of it was started");
-    processes.carry_out(command(id(2), 2, Effect::Kill, &writer(1))).await;
+    processes.carry_out(command(id(2), 2, CommandEffect::Kill, &writer(1))).await;
     until(&processes, id(2), "the first user has ended", is_ended).await;
-    processes.carry_out(command(id(3), 2, Effect::Ensure, &writer(1))).await;
+    processes.carry_out(command(id(3), 2, CommandEffect::Ensure, &writer(1))).await;
     until(&processes, id(3), "the second is ready", is_ready).await;
     wait_until("the second wrote", || lines(&root, 1) == 2);
-    processes.carry_out(command(id(3), 3, Effect::Kill, &writer(1))).await;
+    processes.carry_out(command(id(3), 3, CommandEffect::Kill, &writer(1))).await;
     until(&processes, id(3), "the second has ended", is_ended).await;
 }

@@ -7,18 +7,21 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use chancery_events::fact::Effect;
+use chancery_events::fact::CommandEffect;
 use chancery_events::id::{IncarnationId, Lineage, ObjectId, Position, VolumeId};
-use chancery_events::observation::{Report, Saw};
-use chancery_events::protocol::{Command, ObjectSpec, RunPayload, RunSpec, Standing};
-use chancery_events::spec::{Port, Probe, ProbeTiming, Protocol, Restart, Run};
-use chancery_executor::Orchestrator;
-use chancery_executor::conformance::{self, Api, Behaves, Output, Subject};
-use chancery_executor::plan::Order;
-use chancery_executor::process::{
-    CgroupSetting, CgroupSupport, Config, EndProof, KeeperProgram, OutputLimits, Processes,
+use chancery_events::observation::{ObjectReport, ObservedState};
+use chancery_events::protocol::{Command, CommandStatus, IncarnationPayload, IncarnationSpec, ObjectSpec};
+use chancery_events::spec::{
+    ExecSpec, PayloadPort, PortProtocol, ProbeTiming, ReadinessProbe, RestartPolicy,
 };
-use chancery_executor::simulated::{Faults, Simulated, World};
+use chancery_executor::Orchestrator;
+use chancery_executor::conformance::{self, ApiAccess, OrchestratorUnderTest, OutputAccess, TestBehaviour};
+use chancery_executor::plan::ObjectTarget;
+use chancery_executor::process::{
+    CgroupSetting, CgroupSupport, EndProof, OutputLimits, ProcessConfig, ProcessOrchestrator,
+    SupervisorProgram,
+};
+use chancery_executor::simulated::{FaultRules, SimulatedOrchestrator, SimulatedWorld};
 use serde_json::json;
 
 /// Time limit; long, because without control groups, orphans of another test delay the proof of an end.
@@ -37,10 +40,10 @@ pub(crate) fn id(position: u64) -> IncarnationId {
     IncarnationId::issue(Lineage::from_random(42), Position::new(position))
 }
 
-pub(crate) fn config(root: &Path) -> Config {
-    Config {
+pub(crate) fn config(root: &Path) -> ProcessConfig {
+    ProcessConfig {
         root: root.to_owned(),
-        program: KeeperProgram {
+        program: SupervisorProgram {
             program: std::env::current_exe().unwrap(),
             keeper_args: vec!["as-keeper".into()],
             trampoline_args: vec!["as-trampoline".into()],
@@ -52,47 +55,50 @@ pub(crate) fn config(root: &Path) -> Config {
     }
 }
 
-pub(crate) fn payload(name: &str, processes: u16, argv: &[&str]) -> RunPayload {
-    RunPayload {
+pub(crate) fn payload(name: &str, processes: u16, argv: &[&str]) -> IncarnationPayload {
+    IncarnationPayload {
         name: name.parse().unwrap(),
         processes,
         memory: None,
         ports: vec![],
         coordinates: BTreeMap::new(),
-        run: Some(Run { argv: argv.iter().map(|arg| (*arg).to_owned()).collect(), env: BTreeMap::new() }),
+        run: Some(ExecSpec {
+            argv: argv.iter().map(|arg| (*arg).to_owned()).collect(),
+            env: BTreeMap::new(),
+        }),
         ready: None,
         alive: None,
         mounts: vec![],
     }
 }
 
-pub(crate) fn spec(payloads: Vec<RunPayload>) -> RunSpec {
+pub(crate) fn spec(payloads: Vec<IncarnationPayload>) -> IncarnationSpec {
     let name = |name: &str| name.parse().unwrap();
-    RunSpec {
+    IncarnationSpec {
         replica: "web-1".parse().unwrap(),
         plan: "web".parse().unwrap(),
         node: name("n1"),
-        restart: Restart::BestEffort,
+        restart: RestartPolicy::BestEffort,
         labels: Box::default(),
         payloads,
     }
 }
 
-pub(crate) fn sleeper(processes: u16) -> RunSpec {
+pub(crate) fn sleeper(processes: u16) -> IncarnationSpec {
     spec(vec![payload("web", processes, &["sleep", "3600"])])
 }
 
 pub(crate) fn command(
     object: impl Into<ObjectId>,
     revision: u32,
-    effect: Effect,
+    effect: CommandEffect,
     spec: &(impl Clone + Into<ObjectSpec>),
 ) -> Command {
     Command {
         object: object.into(),
         revision,
         attempt: 1,
-        standing: Standing::Open,
+        standing: CommandStatus::Open,
         effect,
         grace: Duration::from_secs(20),
         spec: spec.clone().into(),
@@ -103,8 +109,8 @@ pub(crate) async fn until(
     orchestrator: &impl Orchestrator,
     id: impl Into<ObjectId>,
     what: &str,
-    is: impl Fn(&Report) -> bool,
-) -> Report {
+    is: impl Fn(&ObjectReport) -> bool,
+) -> ObjectReport {
     let id = id.into();
     let mut last = None;
     let found = tokio::time::timeout(PATIENCE, async {
@@ -125,12 +131,12 @@ pub(crate) async fn until(
     }
 }
 
-pub(crate) fn is_ready(report: &Report) -> bool {
-    matches!(report.saw, Saw::Ready { .. })
+pub(crate) fn is_ready(report: &ObjectReport) -> bool {
+    matches!(report.saw, ObservedState::Ready { .. })
 }
 
-pub(crate) fn is_ended(report: &Report) -> bool {
-    matches!(report.saw, Saw::Ended { .. })
+pub(crate) fn is_ended(report: &ObjectReport) -> bool {
+    matches!(report.saw, ObservedState::Ended { .. })
 }
 
 pub(crate) fn wait_until(what: &str, mut is: impl FnMut() -> bool) {
@@ -161,8 +167,8 @@ impl Root {
         self.path().join("volumes").join(id.to_string())
     }
 
-    pub(crate) async fn open(&self) -> Processes {
-        Processes::open(config(self.path())).await.unwrap()
+    pub(crate) async fn open(&self) -> ProcessOrchestrator {
+        ProcessOrchestrator::open(config(self.path())).await.unwrap()
     }
 
     /// Returns the pids of living payloads: their working directory is under the root.
@@ -257,7 +263,7 @@ fn is_trampoline(pid: i32) -> bool {
 
 /// Returns a spec of listening processes. The first stops listening after one connection, of its readiness
 /// probe.
-fn one_closes(processes: u16) -> RunSpec {
+fn one_closes(processes: u16) -> IncarnationSpec {
     let script = "
 import os, socket, sys, time
 server = socket.create_server(('127.0.0.1', int(sys.argv[1])))
@@ -270,13 +276,14 @@ time.sleep(3600)
 }
 
 /// Returns a spec of a Python program that receives a port, with readiness and liveness probes of that port.
-pub(crate) fn probed(processes: u16, script: &str) -> RunSpec {
-    let probe = |failure_threshold| Probe::Tcp {
+pub(crate) fn probed(processes: u16, script: &str) -> IncarnationSpec {
+    let probe = |failure_threshold| ReadinessProbe::Tcp {
         port: "http".parse().unwrap(),
         timing: ProbeTiming { period: 100, failure_threshold, ..ProbeTiming::default() },
     };
     let mut payload = payload("web", processes, &["python3", "-c", script, "${port.http}"]);
-    payload.ports = vec![Port { name: "http".parse().unwrap(), protocol: Protocol::Tcp, port: 80 }];
+    payload.ports =
+        vec![PayloadPort { name: "http".parse().unwrap(), protocol: PortProtocol::Tcp, port: 80 }];
     // Readiness is seen, however slow this machine is.
     payload.ready = Some(probe(50));
     payload.alive = Some(probe(2));
@@ -285,23 +292,23 @@ pub(crate) fn probed(processes: u16, script: &str) -> RunSpec {
 
 struct Real(Root);
 
-impl Subject for Real {
-    type Orchestrator = Processes;
+impl OrchestratorUnderTest for Real {
+    type Orchestrator = ProcessOrchestrator;
 
-    async fn open(&self) -> Processes {
+    async fn open(&self) -> ProcessOrchestrator {
         self.0.open().await
     }
 
-    fn spec(&self, behaves: Behaves, processes: u16) -> RunSpec {
+    fn spec(&self, behaves: TestBehaviour, processes: u16) -> IncarnationSpec {
         match behaves {
-            Behaves::Stays => sleeper(processes),
-            Behaves::EndsWith(code) => {
+            TestBehaviour::Stays => sleeper(processes),
+            TestBehaviour::EndsWith(code) => {
                 let script = format!("test $CHANCERY_PROCESS = 0 && exit {code}; exec sleep 3600");
                 spec(vec![payload("web", processes, &["sh", "-c", &script.replace('$', "$$")])])
             }
-            Behaves::CannotStart => spec(vec![payload("web", processes, &["/no/such/program"])]),
-            Behaves::StopsAnswering => one_closes(processes),
-            Behaves::Writes => {
+            TestBehaviour::CannotStart => spec(vec![payload("web", processes, &["/no/such/program"])]),
+            TestBehaviour::StopsAnswering => one_closes(processes),
+            TestBehaviour::Writes => {
                 let script = "echo oh >&2; echo one; sleep 0.1; echo two; exec sleep 3600";
                 spec(vec![payload("web", processes, &["sh", "-c", script])])
             }
@@ -321,13 +328,13 @@ impl Subject for Real {
         std::fs::remove_dir(self.0.volume(volume).join("data")).unwrap();
     }
 
-    fn output(&self) -> Output {
-        Output::IsRead
+    fn output(&self) -> OutputAccess {
+        OutputAccess::IsRead
     }
 
     /// Writes the files of an executor's directory, with the names that they have had since the first build.
     fn crash_after_record(&self, command: &Command) {
-        let order = Order::of(command);
+        let order = ObjectTarget::of(command);
         let program = config(self.0.path()).program;
         let (folder, name, record) = match (command.object, &command.spec) {
             (ObjectId::Incarnation(id), ObjectSpec::Run(spec)) => {
@@ -344,7 +351,7 @@ impl Subject for Real {
         std::fs::write(folder.join(name), record.to_string()).unwrap();
     }
 
-    fn set_api(&self, _api: Api) -> bool {
+    fn set_api(&self, _api: ApiAccess) -> bool {
         false
     }
 
@@ -376,23 +383,23 @@ pub(crate) async fn processes_conform() {
     conformance::check(&Real(Root::new())).await;
 }
 
-struct InMemory(Arc<Mutex<World>>);
+struct InMemory(Arc<Mutex<SimulatedWorld>>);
 
-impl Subject for InMemory {
-    type Orchestrator = Simulated;
+impl OrchestratorUnderTest for InMemory {
+    type Orchestrator = SimulatedOrchestrator;
 
-    async fn open(&self) -> Simulated {
-        Simulated::new(self.0.clone())
+    async fn open(&self) -> SimulatedOrchestrator {
+        SimulatedOrchestrator::new(self.0.clone())
     }
 
-    fn spec(&self, behaves: Behaves, processes: u16) -> RunSpec {
+    fn spec(&self, behaves: TestBehaviour, processes: u16) -> IncarnationSpec {
         let mut spec = sleeper(processes);
         let behaviour = match behaves {
-            Behaves::Stays | Behaves::Writes => return spec,
-            Behaves::EndsWith(0) => "exit:0@5ms".to_owned(),
-            Behaves::EndsWith(code) => format!("crash:{code}"),
-            Behaves::CannotStart => "fail".to_owned(),
-            Behaves::StopsAnswering => "hang@5ms".to_owned(),
+            TestBehaviour::Stays | TestBehaviour::Writes => return spec,
+            TestBehaviour::EndsWith(0) => "exit:0@5ms".to_owned(),
+            TestBehaviour::EndsWith(code) => format!("crash:{code}"),
+            TestBehaviour::CannotStart => "fail".to_owned(),
+            TestBehaviour::StopsAnswering => "hang@5ms".to_owned(),
         };
         spec.payloads[0].coordinates.insert("simulate".parse().unwrap(), behaviour);
         spec
@@ -410,16 +417,16 @@ impl Subject for InMemory {
         self.0.lock().unwrap().strike(volume).unwrap();
     }
 
-    fn output(&self) -> Output {
-        Output::None
+    fn output(&self) -> OutputAccess {
+        OutputAccess::None
     }
 
     fn crash_after_record(&self, command: &Command) {
         self.0.lock().unwrap().crash_after_record(command);
     }
 
-    fn set_api(&self, api: Api) -> bool {
-        self.0.lock().unwrap().set_out_of_reach(api == Api::CutOff);
+    fn set_api(&self, api: ApiAccess) -> bool {
+        self.0.lock().unwrap().set_out_of_reach(api == ApiAccess::CutOff);
         true
     }
 
@@ -429,7 +436,7 @@ impl Subject for InMemory {
 }
 
 pub(crate) async fn simulated_nodes_conform() {
-    conformance::check(&InMemory(World::shared(Faults::default()))).await;
+    conformance::check(&InMemory(SimulatedWorld::shared(FaultRules::default()))).await;
 }
 
 /// File system in user space whose program never responds. When the program ends, every call to the file

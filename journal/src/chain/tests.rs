@@ -5,12 +5,12 @@ use chancery_events::record::{LINEAGE_STARTED, TERM_STARTED};
 use super::*;
 
 const L: [Lineage; 2] = [Lineage::from_random(1), Lineage::from_random(2)];
-const W: [Writer; 2] = [Writer::from_random(1), Writer::from_random(2)];
+const W: [WriterId; 2] = [WriterId::from_random(1), WriterId::from_random(2)];
 
-fn at() -> Cursor {
-    Cursor {
+fn at() -> ChainCursor {
+    ChainCursor {
         position: Position::new(9),
-        hash: Hash::of(b"the last one"),
+        hash: RecordHash::of(b"the last one"),
         term: Term::new(3),
         writer: W[0],
         lineage: L[0],
@@ -18,30 +18,30 @@ fn at() -> Cursor {
     }
 }
 
-fn by(writer: Writer) -> Signature {
-    Signature { fleet: "f".into(), build: "0".into(), writer }
+fn by(writer: WriterId) -> WriterIdentity {
+    WriterIdentity { fleet: "f".into(), build: "0".into(), writer }
 }
 
 fn sealed(parts: HeaderParts) -> Record {
-    let mut draft = chancery_events::record::Draft::new();
+    let mut draft = chancery_events::record::RecordDraft::new();
     let first = match parts.begins {
         None => "thing.happened.v1",
-        Some(Begins::Term) => TERM_STARTED,
-        Some(Begins::Lineage { .. }) => LINEAGE_STARTED,
+        Some(RecordStart::Term) => TERM_STARTED,
+        Some(RecordStart::Lineage { .. }) => LINEAGE_STARTED,
     };
     draft.push(format!(r#"{{"t":"{first}"}}"#).as_bytes()).expect("an event fits");
     draft.seal(parts).expect("a record")
 }
 
 /// Returns the result of the rule for a record like `parts`: `None` if it is valid.
-fn verdict(at: Option<Cursor>, parts: HeaderParts) -> Option<SkipReason> {
+fn verdict(at: Option<ChainCursor>, parts: HeaderParts) -> Option<SkipReason> {
     let record = sealed(parts);
     match judge(at.as_ref(), "f", record.header(), record.hash()) {
-        Judgement::Valid(cursor) => {
-            assert_eq!(cursor, Cursor::after(&record));
+        ChainCheck::Valid(cursor) => {
+            assert_eq!(cursor, ChainCursor::after(&record));
             None
         }
-        Judgement::Skip(reason) => Some(reason),
+        ChainCheck::Skip(reason) => Some(reason),
     }
 }
 
@@ -52,8 +52,8 @@ fn the_rule_has_an_answer_for_every_record() {
     let takeover = || at().take_over(&by(W[1]), now, None);
     let renewal = || at().renew(&by(W[1]), now, L[1]);
     let (two, four, five) = (Term::new(2), Term::new(4), Term::new(5));
-    let next_lineage = |previous| HeaderParts { begins: Some(Begins::Lineage { previous }), ..next() };
-    let itself = Some(Begins::Lineage { previous: L[1] });
+    let next_lineage = |previous| HeaderParts { begins: Some(RecordStart::Lineage { previous }), ..next() };
+    let itself = Some(RecordStart::Lineage { previous: L[1] });
     let cases = [
         ("one more of the same writer", next(), None),
         ("a takeover", takeover(), None),
@@ -62,7 +62,7 @@ fn the_rule_has_an_answer_for_every_record() {
         ("another fleet's", HeaderParts { fleet: "g".into(), ..next() }, Some(SkipReason::Fleet)),
         ("written again", HeaderParts { first: Position::new(9), ..next() }, Some(SkipReason::Taken)),
         ("with a gap", HeaderParts { first: Position::new(11), ..next() }, Some(SkipReason::Gap)),
-        ("behind another record", HeaderParts { prev: Hash::ZERO, ..next() }, Some(SkipReason::Prev)),
+        ("behind another record", HeaderParts { prev: RecordHash::ZERO, ..next() }, Some(SkipReason::Prev)),
         ("by another writer", HeaderParts { writer: W[1], ..next() }, Some(SkipReason::Writer)),
         ("of an old term", HeaderParts { term: two, ..next() }, Some(SkipReason::Term)),
         ("of a term that nobody began", HeaderParts { term: four, ..next() }, Some(SkipReason::Term)),
@@ -92,14 +92,14 @@ fn the_rule_has_an_answer_for_every_record() {
 #[test]
 fn a_journal_begins_with_a_first_term_and_nothing_else() {
     let first = || genesis(&by(W[0]), Time::from_micros(1), L[0]);
-    let lineage = Some(Begins::Lineage { previous: L[1] });
+    let lineage = Some(RecordStart::Lineage { previous: L[1] });
     let cases = [
         ("genesis", first(), None),
         ("a second term", HeaderParts { term: Term::new(2), ..first() }, Some(SkipReason::Term)),
         ("nothing begun", HeaderParts { begins: None, ..first() }, Some(SkipReason::Term)),
         ("a lineage", HeaderParts { begins: lineage, ..first() }, Some(SkipReason::Lineage)),
         ("a later position", HeaderParts { first: Position::new(2), ..first() }, Some(SkipReason::Gap)),
-        ("a past", HeaderParts { prev: Hash::of(b"x"), ..first() }, Some(SkipReason::Prev)),
+        ("a past", HeaderParts { prev: RecordHash::of(b"x"), ..first() }, Some(SkipReason::Prev)),
     ];
     for (what, parts, wanted) in cases {
         assert_eq!(verdict(None, parts), wanted, "{what}");
@@ -108,20 +108,23 @@ fn a_journal_begins_with_a_first_term_and_nothing_else() {
 
 #[test]
 fn what_continues_but_cannot_be_taken_stops_the_reader() {
-    let chain = || Chain::new("f".into(), Some(at()));
+    let chain = || ChainReader::new("f".into(), Some(at()));
     let next = at().follow(&by(W[0]), Time::from_micros(200), None);
     let back = sealed(HeaderParts { time: Time::from_micros(99), ..next.clone() });
-    assert!(matches!(chain().take(back.bytes().clone()), Err(Broken::Time { .. })));
-    let begun = sealed(HeaderParts { begins: Some(Begins::Term), ..next.clone() });
-    assert!(matches!(chain().take(begun.bytes().clone()), Err(Broken::Begun { .. })));
+    assert!(matches!(chain().take(back.bytes().clone()), Err(ChainError::Time { .. })));
+    let begun = sealed(HeaderParts { begins: Some(RecordStart::Term), ..next.clone() });
+    assert!(matches!(chain().take(begun.bytes().clone()), Err(ChainError::Begun { .. })));
     let whole = sealed(next);
     let cut = &whole.bytes()[..whole.bytes().len() - 1];
-    assert!(matches!(chain().take(cut), Err(Broken::Body { .. })));
+    assert!(matches!(chain().take(cut), Err(ChainError::Body { .. })));
     let mut chain = chain();
-    assert!(matches!(chain.take(&b"noise"[..]), Ok(Link::Skip(Skipped { reason: SkipReason::Noise, .. }))));
-    assert!(matches!(chain.take(whole.bytes().clone()), Ok(Link::Record(_))));
+    assert!(matches!(
+        chain.take(&b"noise"[..]),
+        Ok(ChainEntry::Skip(SkippedRecord { reason: SkipReason::Noise, .. }))
+    ));
+    assert!(matches!(chain.take(whole.bytes().clone()), Ok(ChainEntry::Record(_))));
     assert!(matches!(
         chain.take(whole.bytes().clone()),
-        Ok(Link::Skip(Skipped { reason: SkipReason::Taken, .. }))
+        Ok(ChainEntry::Skip(SkippedRecord { reason: SkipReason::Taken, .. }))
     ));
 }

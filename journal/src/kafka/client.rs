@@ -44,13 +44,13 @@ const FREE: [&str; 9] =
 
 /// Cluster, and the settings to reach it.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Client {
+pub struct KafkaClient {
     brokers: String,
     extra: BTreeMap<String, String>,
 }
 
 /// Omits the values of settings: one may be a password.
-impl fmt::Debug for Client {
+impl fmt::Debug for KafkaClient {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let settings: Vec<_> = self.extra.keys().collect();
         f.debug_struct("Client").field("brokers", &self.brokers).field("settings", &settings).finish()
@@ -60,15 +60,15 @@ impl fmt::Debug for Client {
 /// Setting that users cannot choose.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the Kafka setting {0:?} is not for choosing here: those of {list} are", list = FREE.join("*, "))]
-pub struct NotFree(pub String);
+pub struct FixedKafkaSetting(pub String);
 
-impl Client {
+impl KafkaClient {
     /// Creates a client for the cluster of some brokers, `host:port` separated by commas. `extra` has
     /// librdkafka settings for TLS, SASL and the like.
-    pub fn new(brokers: &str, extra: BTreeMap<String, String>) -> Result<Client, NotFree> {
+    pub fn new(brokers: &str, extra: BTreeMap<String, String>) -> Result<KafkaClient, FixedKafkaSetting> {
         match extra.keys().find(|key| !FREE.iter().any(|free| key.starts_with(free))) {
-            Some(key) => Err(NotFree(key.clone())),
-            None => Ok(Client { brokers: brokers.to_owned(), extra }),
+            Some(key) => Err(FixedKafkaSetting(key.clone())),
+            None => Ok(KafkaClient { brokers: brokers.to_owned(), extra }),
         }
     }
 
@@ -187,7 +187,7 @@ mod tests {
             ("enable.idempotence", false),
             ("auto.offset.reset", false),
         ] {
-            let made = Client::new("b:9092", [(key.to_owned(), "x".to_owned())].into());
+            let made = KafkaClient::new("b:9092", [(key.to_owned(), "x".to_owned())].into());
             assert_eq!(made.is_ok(), is_free, "{key}");
         }
     }

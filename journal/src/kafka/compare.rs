@@ -11,23 +11,23 @@ use std::sync::Arc;
 
 use chancery_events::id::Position;
 
-use super::place::Place;
-use super::rest::Value;
-use crate::chain::{Chain, Link, SkipReason};
-use crate::journal::{ReadError, Records, Source};
+use super::place::OffsetCheckpoint;
+use super::rest::PartitionValue;
+use crate::chain::{ChainEntry, ChainReader, SkipReason};
+use crate::journal::{JournalReader, ReadError, RecordIter};
 
-pub(super) enum Held {
+pub(super) enum PartitionContent {
     /// No committed record.
     Nothing,
     /// Exactly the directory's records; the place of the last one.
-    All(Place),
+    All(OffsetCheckpoint),
     /// Other content.
-    Other(Other),
+    Other(PartitionMismatch),
 }
 
 /// Reason why a partition is not filled.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Other {
+pub enum PartitionMismatch {
     /// First records deleted: the partition starts at this offset.
     BeginsLate(i64),
     /// Content removed while it was read.
@@ -48,50 +48,60 @@ pub enum Other {
     Meanwhile,
 }
 
-impl fmt::Display for Other {
+impl fmt::Display for PartitionMismatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const ANEW: &str = "Name another prefix or partition. (A topic that is made anew is empty for every fleet that has a \
              partition of it)";
         match self {
-            Other::BeginsLate(offset) => {
+            PartitionMismatch::BeginsLate(offset) => {
                 write!(f, "it begins at offset {offset}, as records were deleted from it. {ANEW}")
             }
-            Other::Gone(reason) => write!(f, "{reason}. {ANEW}"),
-            Other::Differs(at) => write!(f, "another history stands there, from position {at} on. {ANEW}"),
-            Other::Less(at) => write!(f, "it holds this history up to position {at} alone. {ANEW}"),
-            Other::Further(at) => write!(
+            PartitionMismatch::Gone(reason) => write!(f, "{reason}. {ANEW}"),
+            PartitionMismatch::Differs(at) => {
+                write!(f, "another history stands there, from position {at} on. {ANEW}")
+            }
+            PartitionMismatch::Less(at) => {
+                write!(f, "it holds this history up to position {at} alone. {ANEW}")
+            }
+            PartitionMismatch::Further(at) => write!(
                 f,
                 "it holds this history, and goes on at position {at}, as servers went on there. Start the server over this \
                  folder with --journal kafka://… too: it reads what came since"
             ),
-            Other::Noise(count) => {
+            PartitionMismatch::Noise(count) => {
                 write!(f, "it holds {count} values, of which none begins a history. {ANEW}")
             }
-            Other::Fleet => write!(f, "another fleet's records stand there: name this one's own partition"),
-            Other::Broken(reason) => write!(f, "{reason}. {ANEW}"),
-            Other::Meanwhile => write!(f, "it was filled a moment ago"),
+            PartitionMismatch::Fleet => {
+                write!(f, "another fleet's records stand there: name this one's own partition")
+            }
+            PartitionMismatch::Broken(reason) => write!(f, "{reason}. {ANEW}"),
+            PartitionMismatch::Meanwhile => write!(f, "it was filled a moment ago"),
         }
     }
 }
 
 /// Comparison in progress, value by value.
-pub(super) struct Comparison {
-    chain: Chain,
+pub(super) struct PartitionComparison {
+    chain: ChainReader,
     /// Expected records.
-    same: Records,
+    same: RecordIter,
     values: u64,
     /// Whether any record is of another fleet.
     has_other: bool,
     /// Place of the last equal record; before all records if there is none.
-    place: Place,
+    place: OffsetCheckpoint,
 }
 
-impl Comparison {
+impl PartitionComparison {
     /// Compares a partition with a journal. `place` is the one before every record.
-    pub(super) fn new(source: &dyn Source, fleet: &Arc<str>, place: Place) -> Result<Comparison, ReadError> {
+    pub(super) fn new(
+        source: &dyn JournalReader,
+        fleet: &Arc<str>,
+        place: OffsetCheckpoint,
+    ) -> Result<PartitionComparison, ReadError> {
         let same = source.records(Position::FIRST)?;
-        Ok(Comparison {
-            chain: Chain::new(Arc::clone(fleet), None),
+        Ok(PartitionComparison {
+            chain: ChainReader::new(Arc::clone(fleet), None),
             same,
             values: 0,
             has_other: false,
@@ -100,15 +110,18 @@ impl Comparison {
     }
 
     /// Compares the next value; returns the result once it is certain. Skipped values are ignored.
-    pub(super) fn take(&mut self, (offset, value): Value) -> Result<Option<Other>, ReadError> {
+    pub(super) fn take(
+        &mut self,
+        (offset, value): PartitionValue,
+    ) -> Result<Option<PartitionMismatch>, ReadError> {
         self.values += 1;
         let record = match self.chain.take(value) {
-            Ok(Link::Record(record)) => record,
-            Ok(Link::Skip(skipped)) => {
+            Ok(ChainEntry::Record(record)) => record,
+            Ok(ChainEntry::Skip(skipped)) => {
                 self.has_other |= skipped.reason == SkipReason::Fleet;
                 return Ok(None);
             }
-            Err(broken) => return Ok(Some(Other::Broken(broken.to_string()))),
+            Err(broken) => return Ok(Some(PartitionMismatch::Broken(broken.to_string()))),
         };
         Ok(match self.same.next().transpose()? {
             Some(held) if held.hash() == record.hash() => {
@@ -116,20 +129,20 @@ impl Comparison {
                 (self.place.offset, self.place.position, self.place.hash) = (offset, position, hash);
                 None
             }
-            Some(_) => Some(Other::Differs(record.first())),
-            None => Some(Other::Further(record.first())),
+            Some(_) => Some(PartitionMismatch::Differs(record.first())),
+            None => Some(PartitionMismatch::Further(record.first())),
         })
     }
 
     /// Returns the result after the last value.
-    pub(super) fn end(mut self) -> Result<Held, ReadError> {
+    pub(super) fn end(mut self) -> Result<PartitionContent, ReadError> {
         let is_all = self.same.next().transpose()?.is_none();
         Ok(match self.place.position {
-            _ if self.values == 0 => Held::Nothing,
-            Position::ZERO if self.has_other => Held::Other(Other::Fleet),
-            Position::ZERO => Held::Other(Other::Noise(self.values)),
-            _ if is_all => Held::All(self.place),
-            position => Held::Other(Other::Less(position)),
+            _ if self.values == 0 => PartitionContent::Nothing,
+            Position::ZERO if self.has_other => PartitionContent::Other(PartitionMismatch::Fleet),
+            Position::ZERO => PartitionContent::Other(PartitionMismatch::Noise(self.values)),
+            _ if is_all => PartitionContent::All(self.place),
+            position => PartitionContent::Other(PartitionMismatch::Less(position)),
         })
     }
 }
@@ -137,16 +150,17 @@ impl Comparison {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::conformance::{Author, FLEET};
+    use crate::conformance::{FLEET, TestWriter};
     use crate::journal::Journal as _;
     use crate::memory::MemoryLog;
 
-    fn found(holds: &[&[u8]], source: &dyn Source) -> Held {
+    fn found(holds: &[&[u8]], source: &dyn JournalReader) -> PartitionContent {
         let mut comparison =
-            Comparison::new(source, &FLEET.into(), Place::unknown("j", 0)).expect("readable");
+            PartitionComparison::new(source, &FLEET.into(), OffsetCheckpoint::unknown("j", 0))
+                .expect("readable");
         for (offset, value) in holds.iter().enumerate() {
             if let Some(other) = comparison.take((offset as i64, (*value).into())).expect("readable") {
-                return Held::Other(other);
+                return PartitionContent::Other(other);
             }
         }
         comparison.end().expect("readable")
@@ -156,40 +170,49 @@ mod tests {
     fn a_partition_is_empty_or_filled_or_not_to_be_touched() {
         let log = MemoryLog::new(FLEET);
         let journal = log.open(Box::new(|_| {})).expect("open");
-        let mut author = Author::new(1, None);
+        let mut author = TestWriter::new(1, None);
         let records = [author.genesis(), author.record(2, 10), author.record(1, 10)];
         for record in &records {
             journal.append(record.clone()).expect("appended");
         }
         let source = journal.source();
         let [a, b, c] = records.each_ref().map(|record| &**record.bytes());
-        let (next, other) = (author.record(1, 10), Author::new(2, None).genesis());
+        let (next, other) = (author.record(1, 10), TestWriter::new(2, None).genesis());
         let (next, other) = (&**next.bytes(), &**other.bytes());
         let after = Position::new(5);
         let stray = "stray".into();
-        let mut comparison = Comparison::new(&*source, &stray, Place::unknown("j", 0)).expect("readable");
+        let mut comparison =
+            PartitionComparison::new(&*source, &stray, OffsetCheckpoint::unknown("j", 0)).expect("readable");
         assert!(comparison.take((0, a.into())).expect("readable").is_none());
-        assert!(matches!(comparison.end().expect("readable"), Held::Other(Other::Fleet)));
+        assert!(matches!(
+            comparison.end().expect("readable"),
+            PartitionContent::Other(PartitionMismatch::Fleet)
+        ));
         for (holds, wanted) in [
             (&[][..], None),
-            (&[&b"noise"[..]], Some(Other::Noise(1))),
-            (&[other], Some(Other::Differs(Position::FIRST))),
-            (&[other, a, b, c], Some(Other::Differs(Position::FIRST))),
-            (&[a], Some(Other::Less(Position::FIRST))),
-            (&[a, c], Some(Other::Less(Position::FIRST))),
-            (&[a, b, c, next], Some(Other::Further(after))),
+            (&[&b"noise"[..]], Some(PartitionMismatch::Noise(1))),
+            (&[other], Some(PartitionMismatch::Differs(Position::FIRST))),
+            (&[other, a, b, c], Some(PartitionMismatch::Differs(Position::FIRST))),
+            (&[a], Some(PartitionMismatch::Less(Position::FIRST))),
+            (&[a, c], Some(PartitionMismatch::Less(Position::FIRST))),
+            (&[a, b, c, next], Some(PartitionMismatch::Further(after))),
         ] {
             match (found(holds, &*source), wanted) {
-                (Held::Nothing, None) => {}
-                (Held::Other(found), Some(wanted)) => assert_eq!(found, wanted),
-                (Held::Nothing | Held::All(_) | Held::Other(_), wanted) => {
+                (PartitionContent::Nothing, None) => {}
+                (PartitionContent::Other(found), Some(wanted)) => assert_eq!(found, wanted),
+                (
+                    PartitionContent::Nothing | PartitionContent::All(_) | PartitionContent::Other(_),
+                    wanted,
+                ) => {
                     panic!("{holds:?} is not {wanted:?}")
                 }
             }
         }
         // Skipped values do not matter, at any offset.
         for (holds, offset) in [(&[a, b, c][..], 2), (&[&b"noise"[..], a, other, b, b, c, a], 5)] {
-            let Held::All(place) = found(holds, &*source) else { panic!("{holds:?} is all of it") };
+            let PartitionContent::All(place) = found(holds, &*source) else {
+                panic!("{holds:?} is all of it")
+            };
             let last = &records[2];
             assert_eq!((place.offset, place.position, place.hash), (offset, last.last(), last.hash()));
         }

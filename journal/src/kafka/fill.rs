@@ -29,15 +29,15 @@ use rdkafka::error::KafkaError;
 use rdkafka::producer::{BaseRecord, DeliveryResult, Producer as _, ProducerContext, ThreadedProducer};
 use rdkafka::types::RDKafkaErrorCode as Code;
 
-use super::compare::{Comparison, Held, Other};
-use super::open::{OpenError, Partition};
-use super::place::{Before, Place};
+use super::compare::{PartitionComparison, PartitionContent, PartitionMismatch};
+use super::open::{KafkaOpenError, PartitionAddress};
+use super::place::{CheckpointBackup, OffsetCheckpoint};
 use super::reader::PartitionReader;
-use super::rest::{Rest, Unread, cluster, watermarks};
-use super::{KafkaJournal, Options, lock};
-use crate::chain::Cursor;
-use crate::journal::{CloseError, Journal as _, ReadError, Source};
-use crate::segments::{self, Outcome, SegmentJournal, VerifyError, verify};
+use super::rest::{BacklogError, PartitionBacklog, cluster, watermarks};
+use super::{KafkaJournal, KafkaOptions, lock};
+use crate::chain::ChainCursor;
+use crate::journal::{CloseError, Journal as _, JournalReader, ReadError};
+use crate::segments::{self, SegmentJournal, VerifyError, VerifyOutcome, verify};
 
 /// Time limit for the start and the end of a transaction.
 const SETTLING: Duration = Duration::from_mins(1);
@@ -51,20 +51,20 @@ const COMMIT: &str = "commit what was written to";
 
 /// Result of an import.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Filled {
+pub struct ImportReport {
     /// State of the partition before.
-    pub found: Found,
+    pub found: PartitionState,
     /// Number of records in the partition.
     pub records: u64,
     /// Size of the records in bytes.
     pub bytes: u64,
     /// Cursor after the last record.
-    pub head: Cursor,
+    pub head: ChainCursor,
 }
 
 /// State in which a partition was found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Found {
+pub enum PartitionState {
     /// No records.
     Empty,
     /// All records already, as an interrupted command leaves it.
@@ -73,7 +73,7 @@ pub enum Found {
 
 /// Reason why a partition could not be filled.
 #[derive(Debug, thiserror::Error)]
-pub enum FillError {
+pub enum ImportError {
     /// The directory cannot be read.
     #[error(transparent)]
     Verify(#[from] VerifyError),
@@ -85,7 +85,7 @@ pub enum FillError {
         "{} is damaged at byte {}, position {}: {}. Take a copy of this journal that is whole",
         .0.file.display(), .0.offset, .0.position, .0.reason
     )]
-    Damaged(segments::Finding),
+    Damaged(segments::VerifyFinding),
     /// The tail is torn: a longer copy is needed, or the tail must be truncated.
     #[error(
         "{} is torn at byte {}, position {}: {}. Take a copy of this journal that reaches further, if there is one; \
@@ -93,10 +93,10 @@ pub enum FillError {
          cuts",
         .0.file.display(), .0.offset, .0.position, .0.reason
     )]
-    Torn(segments::Finding),
+    Torn(segments::VerifyFinding),
     /// Another process has the directory open, or it cannot be opened.
     #[error(transparent)]
-    Source(#[from] segments::OpenError),
+    Source(#[from] segments::SegmentOpenError),
     /// The directory's journal cannot be read.
     #[error(transparent)]
     Read(#[from] ReadError),
@@ -107,9 +107,9 @@ pub enum FillError {
     #[error("{place} is not empty: {found}")]
     NotEmpty {
         /// Partition concerned.
-        place: Box<Partition>,
+        place: Box<PartitionAddress>,
         /// Content of the partition.
-        found: Other,
+        found: PartitionMismatch,
     },
     /// The directory mirrors another topic, where its history continues. An import is possible only if that
     /// topic is lost.
@@ -128,14 +128,14 @@ pub enum FillError {
     },
     /// The cluster did not answer.
     #[error(transparent)]
-    Cluster(#[from] OpenError),
+    Cluster(#[from] KafkaOpenError),
     /// Nothing that counts was written: the import can be retried.
     #[error("{doing} {place}; nothing of it counts, and the same may be tried again")]
     Refused {
         /// Failed operation.
         doing: &'static str,
         /// Partition concerned.
-        place: Box<Partition>,
+        place: Box<PartitionAddress>,
         /// Error of the client.
         source: Box<KafkaError>,
     },
@@ -147,7 +147,7 @@ pub enum FillError {
     )]
     TooLong {
         /// Partition concerned.
-        place: Box<Partition>,
+        place: Box<PartitionAddress>,
         /// Number of records sent.
         sent: u64,
         /// Number of records in total.
@@ -168,7 +168,7 @@ pub enum FillError {
         /// Failed operation.
         doing: &'static str,
         /// Partition concerned.
-        place: Box<Partition>,
+        place: Box<PartitionAddress>,
         /// Error of the client.
         source: Box<KafkaError>,
     },
@@ -185,7 +185,7 @@ pub enum FillError {
     #[error("{place} was filled, and now a server finds something else there: {found}")]
     Differs {
         /// Partition concerned.
-        place: Box<Partition>,
+        place: Box<PartitionAddress>,
         /// Content found, in words.
         found: String,
     },
@@ -194,35 +194,35 @@ pub enum FillError {
 /// Fills the partition with the records of the directory that becomes its mirror, reads it back, and opens it
 /// as a server does. Blocks until then. Writing may take `time`, and the transaction a minute more; brokers
 /// allow fifteen minutes by default.
-pub fn fill(options: &Options, time: Duration) -> Result<Filled, FillError> {
+pub fn fill(options: &KafkaOptions, time: Duration) -> Result<ImportReport, ImportError> {
     // Reading back must succeed: a server waits for missing brokers, a command reports them.
-    let options = &Options { silence: Some(options.silence.unwrap_or(SILENCE)), ..options.clone() };
+    let options = &KafkaOptions { silence: Some(options.silence.unwrap_or(SILENCE)), ..options.clone() };
     let dir = &options.mirror.dir;
     let report = verify(dir)?;
     match report.outcome {
-        _ if report.is_open => return Err(segments::OpenError::Locked { dir: dir.clone() }.into()),
-        Outcome::Sound => {}
-        Outcome::Torn(found) => return Err(FillError::Torn(found)),
-        Outcome::Damaged(found) => return Err(FillError::Damaged(found)),
+        _ if report.is_open => return Err(segments::SegmentOpenError::Locked { dir: dir.clone() }.into()),
+        VerifyOutcome::Sound => {}
+        VerifyOutcome::Torn(found) => return Err(ImportError::Torn(found)),
+        VerifyOutcome::Damaged(found) => return Err(ImportError::Damaged(found)),
     }
-    let Some(head) = report.head else { return Err(FillError::Empty(dir.clone())) };
-    if let Some((topic, partition)) = Place::of_another(dir, &options.topic, options.partition) {
-        return Err(FillError::Mirror { dir: dir.clone(), topic, partition });
+    let Some(head) = report.head else { return Err(ImportError::Empty(dir.clone())) };
+    if let Some((topic, partition)) = OffsetCheckpoint::of_another(dir, &options.topic, options.partition) {
+        return Err(ImportError::Mirror { dir: dir.clone(), topic, partition });
     }
     let (journal, _) = SegmentJournal::open(&options.mirror, Box::new(|_| ()))?;
     let source = journal.source();
     let (records, bytes) = (report.records, report.bytes);
-    let filling = Filling::begin(options, &*source, Size { records, bytes }, time)?;
+    let filling = ImportProducer::begin(options, &*source, ImportSize { records, bytes }, time)?;
     let found = filling.fill()?;
     drop(filling);
     drop(source);
     journal.close()?;
     open_as_a_server(options, &head)?;
-    Ok(Filled { found, records, bytes, head })
+    Ok(ImportReport { found, records, bytes, head })
 }
 
 /// Checks what a server would find.
-fn open_as_a_server(options: &Options, head: &Cursor) -> Result<(), FillError> {
+fn open_as_a_server(options: &KafkaOptions, head: &ChainCursor) -> Result<(), ImportError> {
     let (journal, opened) = KafkaJournal::open(options, Box::new(|_| ()))?;
     journal.close()?;
     match opened.head {
@@ -232,23 +232,23 @@ fn open_as_a_server(options: &Options, head: &Cursor) -> Result<(), FillError> {
     }
 }
 
-fn differs(options: &Options, found: String) -> FillError {
-    FillError::Differs { place: Box::new(Partition::of(options)), found }
+fn differs(options: &KafkaOptions, found: String) -> ImportError {
+    ImportError::Differs { place: Box::new(PartitionAddress::of(options)), found }
 }
 
 #[derive(Clone, Copy)]
-struct Size {
+struct ImportSize {
     records: u64,
     bytes: u64,
 }
 
 /// Delivery callback that keeps the first error.
 #[derive(Clone, Default)]
-struct Heard(Arc<Mutex<Option<KafkaError>>>);
+struct ImportDeliveries(Arc<Mutex<Option<KafkaError>>>);
 
-impl ClientContext for Heard {}
+impl ClientContext for ImportDeliveries {}
 
-impl ProducerContext for Heard {
+impl ProducerContext for ImportDeliveries {
     type DeliveryOpaque = ();
 
     fn delivery(&self, result: &DeliveryResult<'_>, (): ()) {
@@ -259,42 +259,43 @@ impl ProducerContext for Heard {
 }
 
 /// Import, whose producer fences all others with its transactional id.
-struct Filling<'a> {
-    options: &'a Options,
-    source: &'a dyn Source,
-    size: Size,
+struct ImportProducer<'a> {
+    options: &'a KafkaOptions,
+    source: &'a dyn JournalReader,
+    size: ImportSize,
     time: Duration,
-    producer: ThreadedProducer<Heard>,
-    heard: Heard,
+    producer: ThreadedProducer<ImportDeliveries>,
+    heard: ImportDeliveries,
 }
 
-impl<'a> Filling<'a> {
+impl<'a> ImportProducer<'a> {
     /// Ends a transaction that an earlier producer of the same id left open, and fences that producer.
     fn begin(
-        options: &'a Options,
-        source: &'a dyn Source,
-        size: Size,
+        options: &'a KafkaOptions,
+        source: &'a dyn JournalReader,
+        size: ImportSize,
         time: Duration,
-    ) -> Result<Filling<'a>, FillError> {
+    ) -> Result<ImportProducer<'a>, ImportError> {
         // Gives a clearer error if there are no brokers or no topic.
         watermarks(options)?;
         let name = format!("{}.import.{}", options.topic, options.partition);
         let config = options.client.filler(&name, time + SETTLING, SETTLING);
-        let heard = Heard::default();
+        let heard = ImportDeliveries::default();
         let producer = config.create_with_context(heard.clone());
-        let producer: ThreadedProducer<Heard> = producer.map_err(refused(options, "make a producer for"))?;
+        let producer: ThreadedProducer<ImportDeliveries> =
+            producer.map_err(refused(options, "make a producer for"))?;
         patiently(|time| producer.init_transactions(time)).map_err(refused(options, "begin to write to"))?;
-        Ok(Filling { options, source, size, time, producer, heard })
+        Ok(ImportProducer { options, source, size, time, producer, heard })
     }
 
     /// Writes everything if the partition is empty, then checks its content.
-    fn fill(&self) -> Result<Found, FillError> {
+    fn fill(&self) -> Result<PartitionState, ImportError> {
         let (found, place) = match self.held()? {
-            Held::All(place) => (Found::Filled, place),
-            Held::Other(found) => return Err(self.not_empty(found)),
-            Held::Nothing => {
+            PartitionContent::All(place) => (PartitionState::Filled, place),
+            PartitionContent::Other(found) => return Err(self.not_empty(found)),
+            PartitionContent::Nothing => {
                 self.write()?;
-                (Found::Empty, self.written()?)
+                (PartitionState::Empty, self.written()?)
             }
         };
         self.mark(&place)?;
@@ -302,34 +303,36 @@ impl<'a> Filling<'a> {
     }
 
     /// Compares the committed content of the partition with the journal.
-    fn held(&self) -> Result<Held, FillError> {
+    fn held(&self) -> Result<PartitionContent, ImportError> {
         let options = self.options;
         let (begins, ends) = watermarks(options)?;
         if begins > 0 {
-            return Ok(Held::Other(Other::BeginsLate(begins)));
+            return Ok(PartitionContent::Other(PartitionMismatch::BeginsLate(begins)));
         }
         let reader = PartitionReader::open(&options.client, &options.topic, options.partition, begins);
         let mut reader = reader.map_err(cluster(options, "read"))?;
-        let mut rest = Rest::new(options, &mut reader, begins, ends);
-        let mut comparison = Comparison::new(self.source, &options.mirror.fleet, self.unknown())?;
+        let mut rest = PartitionBacklog::new(options, &mut reader, begins, ends);
+        let mut comparison = PartitionComparison::new(self.source, &options.mirror.fleet, self.unknown())?;
         loop {
             match rest.next() {
                 Ok(Some(value)) => {
                     if let Some(other) = comparison.take(value)? {
-                        return Ok(Held::Other(other));
+                        return Ok(PartitionContent::Other(other));
                     }
                 }
                 Ok(None) => return Ok(comparison.end()?),
-                Err(Unread::Gone(gone)) => return Ok(Held::Other(Other::Gone(gone.to_string()))),
-                Err(Unread::Cluster(error)) => return Err(error.into()),
+                Err(BacklogError::Gone(gone)) => {
+                    return Ok(PartitionContent::Other(PartitionMismatch::Gone(gone.to_string())));
+                }
+                Err(BacklogError::Cluster(error)) => return Err(error.into()),
             }
         }
     }
 
     /// Writes all records, or none, in one transaction.
-    fn write(&self) -> Result<(), FillError> {
+    fn write(&self) -> Result<(), ImportError> {
         let dir = &self.options.mirror.dir;
-        let before = Before::read(dir).map_err(|error| self.unmarked(error))?;
+        let before = CheckpointBackup::read(dir).map_err(|error| self.unmarked(error))?;
         self.producer.begin_transaction().map_err(refused(self.options, "begin to write to"))?;
         if let Err(error) = self.send_all().and_then(|()| self.mark(&self.unknown())) {
             return Err(self.take_back(&before, error));
@@ -345,9 +348,12 @@ impl<'a> Filling<'a> {
     }
 
     /// Sends everything, and waits until it is on all brokers in sync.
-    fn send_all(&self) -> Result<(), FillError> {
-        let mut sending =
-            Sending { filling: self, began: Instant::now(), sent: Size { records: 0, bytes: 0 } };
+    fn send_all(&self) -> Result<(), ImportError> {
+        let mut sending = ImportProgress {
+            filling: self,
+            began: Instant::now(),
+            sent: ImportSize { records: 0, bytes: 0 },
+        };
         for record in self.source.records(Position::FIRST)? {
             let record = record?;
             sending.send(&record)?;
@@ -355,9 +361,9 @@ impl<'a> Filling<'a> {
                 sending.flush()?;
                 // After it no other history can start. One that started earlier wins.
                 match self.held()? {
-                    Held::Nothing => {}
-                    Held::All(_) => return Err(self.not_empty(Other::Meanwhile)),
-                    Held::Other(found) => return Err(self.not_empty(found)),
+                    PartitionContent::Nothing => {}
+                    PartitionContent::All(_) => return Err(self.not_empty(PartitionMismatch::Meanwhile)),
+                    PartitionContent::Other(found) => return Err(self.not_empty(found)),
                 }
             }
         }
@@ -366,7 +372,7 @@ impl<'a> Filling<'a> {
 
     /// Aborts the transaction and returns the error. Restores the directory if it is certain that nothing
     /// counts.
-    fn take_back(&self, before: &Before, why: FillError) -> FillError {
+    fn take_back(&self, before: &CheckpointBackup, why: ImportError) -> ImportError {
         match patiently(|time| self.producer.abort_transaction(time)) {
             Ok(()) => match before.put_back(&self.options.mirror.dir) {
                 Ok(()) => why,
@@ -380,45 +386,49 @@ impl<'a> Filling<'a> {
     }
 
     /// Waits until the commit can be read: brokers confirm it before readers see it.
-    fn written(&self) -> Result<Place, FillError> {
+    fn written(&self) -> Result<OffsetCheckpoint, ImportError> {
         let began = Instant::now();
         loop {
             match self.held()? {
-                Held::All(place) => return Ok(place),
-                Held::Other(found) => return Err(differs(self.options, found.to_string())),
-                Held::Nothing if began.elapsed() > SETTLING => {
+                PartitionContent::All(place) => return Ok(place),
+                PartitionContent::Other(found) => return Err(differs(self.options, found.to_string())),
+                PartitionContent::Nothing if began.elapsed() > SETTLING => {
                     return Err(differs(self.options, "nothing".into()));
                 }
-                Held::Nothing => std::thread::sleep(PAUSE),
+                PartitionContent::Nothing => std::thread::sleep(PAUSE),
             }
         }
     }
 
     /// Returns the place before every record of the partition.
-    fn unknown(&self) -> Place {
-        Place::unknown(&self.options.topic, self.options.partition)
+    fn unknown(&self) -> OffsetCheckpoint {
+        OffsetCheckpoint::unknown(&self.options.topic, self.options.partition)
     }
 
-    fn mark(&self, place: &Place) -> Result<(), FillError> {
+    fn mark(&self, place: &OffsetCheckpoint) -> Result<(), ImportError> {
         place.mark(&self.options.mirror.dir).map_err(|error| self.unmarked(error))
     }
 
-    fn unmarked(&self, source: io::Error) -> FillError {
-        FillError::Mark { dir: self.options.mirror.dir.clone(), source }
+    fn unmarked(&self, source: io::Error) -> ImportError {
+        ImportError::Mark { dir: self.options.mirror.dir.clone(), source }
     }
 
-    fn not_empty(&self, found: Other) -> FillError {
-        FillError::NotEmpty { place: Box::new(Partition::of(self.options)), found }
+    fn not_empty(&self, found: PartitionMismatch) -> ImportError {
+        ImportError::NotEmpty { place: Box::new(PartitionAddress::of(self.options)), found }
     }
 
-    fn unsettled(&self, doing: &'static str, error: KafkaError) -> FillError {
-        FillError::Unsettled { doing, place: Box::new(Partition::of(self.options)), source: Box::new(error) }
+    fn unsettled(&self, doing: &'static str, error: KafkaError) -> ImportError {
+        ImportError::Unsettled {
+            doing,
+            place: Box::new(PartitionAddress::of(self.options)),
+            source: Box::new(error),
+        }
     }
 }
 
-fn refused(options: &Options, doing: &'static str) -> impl FnOnce(KafkaError) -> FillError {
-    let place = Box::new(Partition::of(options));
-    move |source| FillError::Refused { doing, place, source: Box::new(source) }
+fn refused(options: &KafkaOptions, doing: &'static str) -> impl FnOnce(KafkaError) -> ImportError {
+    let place = Box::new(PartitionAddress::of(options));
+    move |source| ImportError::Refused { doing, place, source: Box::new(source) }
 }
 
 /// Retries while the brokers report a retriable error.
@@ -435,16 +445,16 @@ fn patiently(mut ask: impl FnMut(Duration) -> Result<(), KafkaError>) -> Result<
     }
 }
 
-struct Sending<'a> {
-    filling: &'a Filling<'a>,
+struct ImportProgress<'a> {
+    filling: &'a ImportProducer<'a>,
     began: Instant,
-    sent: Size,
+    sent: ImportSize,
 }
 
-impl Sending<'_> {
+impl ImportProgress<'_> {
     /// Passes a record to the producer, once there is space: its queue bounds the memory.
-    fn send(&mut self, record: &Record) -> Result<(), FillError> {
-        let Filling { options, producer, .. } = self.filling;
+    fn send(&mut self, record: &Record) -> Result<(), ImportError> {
+        let ImportProducer { options, producer, .. } = self.filling;
         loop {
             let to = BaseRecord::<(), [u8]>::to(&options.topic).partition(options.partition);
             match producer.send(to.payload(record.bytes())) {
@@ -459,27 +469,27 @@ impl Sending<'_> {
     }
 
     /// Waits until everything is acknowledged.
-    fn flush(&self) -> Result<(), FillError> {
+    fn flush(&self) -> Result<(), ImportError> {
         while self.filling.producer.in_flight_count() > 0 {
             self.wait()?;
         }
         self.look()
     }
 
-    fn wait(&self) -> Result<(), FillError> {
+    fn wait(&self) -> Result<(), ImportError> {
         std::thread::sleep(PAUSE);
         self.look()
     }
 
     /// Returns the error or timeout that ends sending.
-    fn look(&self) -> Result<(), FillError> {
-        let Filling { options, size, time, heard, .. } = self.filling;
+    fn look(&self) -> Result<(), ImportError> {
+        let ImportProducer { options, size, time, heard, .. } = self.filling;
         if let Some(error) = lock(&heard.0).take() {
             return Err(refused(options, WRITE)(error));
         }
         if self.began.elapsed() > *time {
-            return Err(FillError::TooLong {
-                place: Box::new(Partition::of(options)),
+            return Err(ImportError::TooLong {
+                place: Box::new(PartitionAddress::of(options)),
                 sent: self.sent.records,
                 records: size.records,
                 sent_mb: self.sent.bytes / MEGABYTE,

@@ -43,18 +43,18 @@ use std::time::{Duration, Instant};
 
 use chancery_events::record::Record;
 
-use crate::chain::Cursor;
-use crate::journal::{AppendError, CloseError, Journal, Sink, Source};
+use crate::chain::ChainCursor;
+use crate::journal::{AppendError, CloseError, DeliverySink, Journal, JournalReader};
 use crate::segments::{self, SegmentJournal};
-use recent::{Both, Recent};
-use serve::Loop;
-use writing::Writing;
+use recent::{MergedReader, UnmirroredTail};
+use serve::DeliveryLoop;
+use writing::AppendProducer;
 
-pub use client::{Client, LARGEST, NotFree};
-pub use compare::Other;
-pub use fill::{FillError, Filled, Found, fill};
-pub use open::{OpenError, Opened, Partition};
-pub use reader::{PartitionReader, Polled, UnreadablePartition, offsets};
+pub use client::{FixedKafkaSetting, KafkaClient, LARGEST};
+pub use compare::PartitionMismatch;
+pub use fill::{ImportError, ImportReport, PartitionState, fill};
+pub use open::{KafkaOpenError, OpenedKafkaJournal, PartitionAddress};
+pub use reader::{PartitionReader, PollResult, UnreadablePartition, offsets};
 pub use watch::ReaderWatch;
 
 /// Pause before a full mirror is retried.
@@ -62,15 +62,15 @@ const ROOM: Duration = Duration::from_millis(1);
 
 /// Options for opening a journal.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct KafkaOptions {
     /// Cluster of brokers.
-    pub client: Client,
+    pub client: KafkaClient,
     /// Topic of the journals.
     pub topic: String,
     /// Partition of the fleet.
     pub partition: i32,
     /// Directory of the mirror, and the fleet.
-    pub mirror: segments::Options,
+    pub mirror: segments::SegmentOptions,
     /// Maximum number of appends without an outcome (default: 8192); the client's queue limits their bytes.
     pub in_flight: usize,
     /// Time after which an append that was not read back has no outcome (default: 20 s).
@@ -79,20 +79,20 @@ pub struct Options {
     pub silence: Option<Duration>,
 }
 
-impl Options {
+impl KafkaOptions {
     /// Returns the default options, with the mirror in a directory.
     pub fn new(
-        client: Client,
+        client: KafkaClient,
         topic: &str,
         partition: i32,
         mirror: impl Into<PathBuf>,
         fleet: &str,
-    ) -> Options {
-        Options {
+    ) -> KafkaOptions {
+        KafkaOptions {
             client,
             topic: topic.to_owned(),
             partition,
-            mirror: segments::Options::new(mirror, fleet),
+            mirror: segments::SegmentOptions::new(mirror, fleet),
             in_flight: 8192,
             outcome: Duration::from_secs(20),
             silence: None,
@@ -102,14 +102,14 @@ impl Options {
 
 /// Journal in a partition of a topic, open for writing: the rule decides whether this writer may write.
 pub struct KafkaJournal {
-    shared: Arc<Shared>,
+    shared: Arc<KafkaShared>,
     serving: Mutex<Option<JoinHandle<bool>>>,
 }
 
 /// State shared by appenders, readers, the producer's callbacks and the loop.
-struct Shared {
-    writing: Writing,
-    recent: Arc<Recent>,
+struct KafkaShared {
+    writing: AppendProducer,
+    recent: Arc<UnmirroredTail>,
     mirror: SegmentJournal,
     /// Reason why the mirror stopped.
     broken: Arc<Mutex<Option<String>>>,
@@ -119,12 +119,16 @@ struct Shared {
 impl KafkaJournal {
     /// Reads the topic up to its current end into the mirror; `sink` receives what follows. Blocks until the
     /// mirror has caught up with the topic.
-    pub fn open(options: &Options, sink: Sink) -> Result<(KafkaJournal, Opened), OpenError> {
+    pub fn open(
+        options: &KafkaOptions,
+        sink: DeliverySink,
+    ) -> Result<(KafkaJournal, OpenedKafkaJournal), KafkaOpenError> {
         let ready = open::open(options)?;
         let opened = ready.opened;
-        let looping = Loop::new(options, ready.shared.clone(), ready.reader, ready.chain, ready.place, sink);
+        let looping =
+            DeliveryLoop::new(options, ready.shared.clone(), ready.reader, ready.chain, ready.place, sink);
         let serving = std::thread::Builder::new().name("kafka-journal".into()).spawn(move || looping.run());
-        let serving = serving.map_err(OpenError::Thread)?;
+        let serving = serving.map_err(KafkaOpenError::Thread)?;
         Ok((KafkaJournal { shared: ready.shared, serving: Mutex::new(Some(serving)) }, opened))
     }
 }
@@ -134,12 +138,15 @@ impl Journal for KafkaJournal {
         self.shared.writing.append(record)
     }
 
-    fn head(&self) -> Option<Cursor> {
+    fn head(&self) -> Option<ChainCursor> {
         self.shared.recent.head()
     }
 
-    fn source(&self) -> Arc<dyn Source> {
-        Arc::new(Both { mirror: self.shared.mirror.source(), recent: Arc::clone(&self.shared.recent) })
+    fn source(&self) -> Arc<dyn JournalReader> {
+        Arc::new(MergedReader {
+            mirror: self.shared.mirror.source(),
+            recent: Arc::clone(&self.shared.recent),
+        })
     }
 
     fn bound_outcomes(&self, within: Duration) {

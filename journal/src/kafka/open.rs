@@ -23,28 +23,28 @@ use std::time::Duration;
 use std::{fmt, io};
 
 use chancery_events::id::Position;
-use chancery_events::record::Hash;
+use chancery_events::record::RecordHash;
 use rdkafka::error::KafkaError;
 
-use super::place::Place;
+use super::place::OffsetCheckpoint;
 use super::reader::PartitionReader;
-use super::recent::Recent;
-use super::rest::{Rest, Unread, cluster, watermarks};
-use super::writing::Writing;
-use super::{Options, Shared, give, lock};
-use crate::chain::{Broken, Chain, Cursor, Link, SkipReason};
-use crate::journal::{Delivery, Journal as _, ReadError, Records, Sink, Source};
+use super::recent::UnmirroredTail;
+use super::rest::{BacklogError, PartitionBacklog, cluster, watermarks};
+use super::writing::AppendProducer;
+use super::{KafkaOptions, KafkaShared, give, lock};
+use crate::chain::{ChainCursor, ChainEntry, ChainError, ChainReader, SkipReason};
+use crate::journal::{DeliverySink, Journal as _, JournalDelivery, JournalReader, ReadError, RecordIter};
 use crate::mirror::is_mirror;
-use crate::segments::{self, Against, Cut, SegmentJournal};
-use crate::witness::{Loss, loss};
+use crate::segments::{self, OpenEvidence, SegmentJournal, TruncatedTail};
+use crate::witness::{JournalLoss, loss};
 
 /// Result of opening a journal.
 #[derive(Debug)]
-pub struct Opened {
+pub struct OpenedKafkaJournal {
     /// Last valid record, as of the end of the topic.
-    pub head: Option<Cursor>,
+    pub head: Option<ChainCursor>,
     /// Tail truncated from the mirror; the topic had it, or it was never delivered.
-    pub cut: Option<Cut>,
+    pub cut: Option<TruncatedTail>,
     /// Number of records read from the topic.
     pub read: u64,
     /// Number of skipped records among them.
@@ -53,14 +53,14 @@ pub struct Opened {
 
 /// Reason why a journal on Kafka could not be opened.
 #[derive(Debug, thiserror::Error)]
-pub enum OpenError {
+pub enum KafkaOpenError {
     /// The brokers sent nothing: a retry may succeed.
     #[error(
         "cannot read {place}: the brokers sent nothing for {} s, at offset {next} of {ends}", .silence.as_secs()
     )]
     Silent {
         /// Partition that was read.
-        place: Box<Partition>,
+        place: Box<PartitionAddress>,
         /// Offset that was expected next.
         next: i64,
         /// End of the partition.
@@ -70,7 +70,7 @@ pub enum OpenError {
     },
     /// The mirror could not be opened.
     #[error("open the mirror")]
-    Mirror(#[from] segments::OpenError),
+    Mirror(#[from] segments::SegmentOpenError),
     /// The mirror could not be read.
     #[error("read the mirror")]
     Read(#[from] ReadError),
@@ -86,20 +86,20 @@ pub enum OpenError {
         /// Failed operation.
         doing: &'static str,
         /// Partition concerned.
-        place: Box<Partition>,
+        place: Box<PartitionAddress>,
         /// Error of the client.
         source: Box<KafkaError>,
     },
     /// The partition does not exist.
     #[error("there is no {0}: `chancery init-topics` makes topics")]
-    NoPartition(Box<Partition>),
+    NoPartition(Box<PartitionAddress>),
     /// The partition is another fleet's: a journal started here would duplicate this fleet's own elsewhere.
     #[error(
         "{place} holds nothing of fleet {fleet}, and another fleet's record at offset {offset}: name {fleet}'s own partition"
     )]
     OtherFleet {
         /// Partition concerned.
-        place: Box<Partition>,
+        place: Box<PartitionAddress>,
         /// Offset of the other fleet's record.
         offset: i64,
         /// Fleet that was to be opened.
@@ -113,7 +113,7 @@ pub enum OpenError {
     )]
     MirrorOf {
         /// Partition concerned.
-        place: Box<Partition>,
+        place: Box<PartitionAddress>,
         /// Topic of the mirror.
         topic: Arc<str>,
         /// Partition of the mirror.
@@ -123,7 +123,7 @@ pub enum OpenError {
     #[error(
         "{0} holds nothing of the journal in that folder, which was never on Kafka: `chancery import` moves it there"
     )]
-    NotMoved(Box<Partition>),
+    NotMoved(Box<PartitionAddress>),
     /// Records needed to continue were deleted from the topic.
     #[error(
         "{place} begins at offset {begins}, and offset {wanted} is needed to go on: records were deleted from the topic. \
@@ -131,7 +131,7 @@ pub enum OpenError {
     )]
     Deleted {
         /// Partition concerned.
-        place: Box<Partition>,
+        place: Box<PartitionAddress>,
         /// First offset of the partition.
         begins: i64,
         /// Offset that is needed.
@@ -144,7 +144,7 @@ pub enum OpenError {
     )]
     Differs {
         /// Partition concerned.
-        place: Box<Partition>,
+        place: Box<PartitionAddress>,
         /// First position that differs.
         position: Position,
         /// Difference, in words.
@@ -157,13 +157,13 @@ pub enum OpenError {
     )]
     Short {
         /// Partition concerned.
-        place: Box<Partition>,
+        place: Box<PartitionAddress>,
         /// Records that are missing.
-        loss: Box<Loss>,
+        loss: Box<JournalLoss>,
     },
     /// A record continues the chain but cannot be accepted.
     #[error(transparent)]
-    Broken(#[from] Broken),
+    Broken(#[from] ChainError),
     /// The system cannot start a thread.
     #[error("start a thread")]
     Thread(#[source] io::Error),
@@ -171,16 +171,16 @@ pub enum OpenError {
 
 /// Address of a partition, with its mirror.
 #[derive(Debug)]
-pub struct Partition {
+pub struct PartitionAddress {
     topic: String,
     number: i32,
     brokers: String,
     mirror: PathBuf,
 }
 
-impl Partition {
-    pub(super) fn of(options: &Options) -> Partition {
-        Partition {
+impl PartitionAddress {
+    pub(super) fn of(options: &KafkaOptions) -> PartitionAddress {
+        PartitionAddress {
             topic: options.topic.clone(),
             number: options.partition,
             brokers: options.client.brokers().to_owned(),
@@ -189,127 +189,150 @@ impl Partition {
     }
 }
 
-impl fmt::Display for Partition {
+impl fmt::Display for PartitionAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Partition { topic, number, brokers, mirror } = self;
+        let PartitionAddress { topic, number, brokers, mirror } = self;
         write!(f, "partition {number} of topic {topic} at {brokers}, with its mirror in {}", mirror.display())
     }
 }
 
 /// Parts of a journal that does not deliver yet.
-pub(super) struct Ready {
-    pub(super) shared: Arc<Shared>,
+pub(super) struct KafkaParts {
+    pub(super) shared: Arc<KafkaShared>,
     pub(super) reader: PartitionReader,
-    pub(super) chain: Chain,
-    pub(super) place: Option<Place>,
-    pub(super) opened: Opened,
+    pub(super) chain: ChainReader,
+    pub(super) place: Option<OffsetCheckpoint>,
+    pub(super) opened: OpenedKafkaJournal,
 }
 
-pub(super) fn open(options: &Options) -> Result<Ready, OpenError> {
+pub(super) fn open(options: &KafkaOptions) -> Result<KafkaParts, KafkaOpenError> {
     if let Some((topic, partition)) =
-        Place::of_another(&options.mirror.dir, &options.topic, options.partition)
+        OffsetCheckpoint::of_another(&options.mirror.dir, &options.topic, options.partition)
     {
-        return Err(OpenError::MirrorOf { place: Box::new(Partition::of(options)), topic, partition });
+        return Err(KafkaOpenError::MirrorOf {
+            place: Box::new(PartitionAddress::of(options)),
+            topic,
+            partition,
+        });
     }
-    let recent = Arc::new(Recent::default());
+    let recent = Arc::new(UnmirroredTail::default());
     let broken = Arc::new(Mutex::new(None));
     // The topic is authoritative: the mirror is completed from it before the witnesses are weighed.
-    let bare = segments::Options { against: Against::Nothing, ..options.mirror.clone() };
+    let bare = segments::SegmentOptions { against: OpenEvidence::Nothing, ..options.mirror.clone() };
     let (mirror, found) = SegmentJournal::open(&bare, follow(&recent, &broken))?;
     let (begins, ends) = watermarks(options)?;
-    let start = Start::find(options, &*mirror.source(), begins)?;
+    let start = ReadStart::find(options, &*mirror.source(), begins)?;
     let reader = PartitionReader::open(&options.client, &options.topic, options.partition, start.offset);
     let mut reader = reader.map_err(cluster(options, "read"))?;
-    let mut filling = Filling {
+    let mut filling = MirrorCatchUp {
         options,
         same: mirror.source().records(start.chain.next())?,
         mirror: &mirror,
         held: found.head.map_or(Position::ZERO, |head| head.position),
         chain: start.chain,
         place: start.place,
-        is_marked: is_mirror(&options.mirror.dir).map_err(OpenError::Mark)?,
+        is_marked: is_mirror(&options.mirror.dir).map_err(KafkaOpenError::Mark)?,
         other: None,
         read: 0,
         skipped: 0,
     };
     filling.fill(&mut reader, start.offset, ends)?;
-    let Filling { chain, place, read, skipped, .. } = filling;
+    let MirrorCatchUp { chain, place, read, skipped, .. } = filling;
     let head = chain.at().copied();
     wait_for(&mirror, head.as_ref(), &broken)?;
-    if let Against::Witnesses(witnesses) | Against::AcceptedLoss(witnesses) = &options.mirror.against
+    if let OpenEvidence::Witnesses(witnesses) | OpenEvidence::AcceptedLoss(witnesses) =
+        &options.mirror.against
         && let Some(loss) = loss(&*mirror.source(), witnesses)?
     {
-        return Err(OpenError::Short { place: Box::new(Partition::of(options)), loss: Box::new(loss) });
+        return Err(KafkaOpenError::Short {
+            place: Box::new(PartitionAddress::of(options)),
+            loss: Box::new(loss),
+        });
     }
     recent.begin(head);
-    let writing = Writing::new(options, Arc::clone(chain.fleet()), head);
+    let writing = AppendProducer::new(options, Arc::clone(chain.fleet()), head);
     let writing = writing.map_err(cluster(options, "make a producer for"))?;
-    let shared = Shared { writing, recent, mirror, broken, closes: AtomicBool::new(false) };
-    let opened = Opened { head, cut: found.cut, read, skipped };
-    Ok(Ready { shared: Arc::new(shared), reader, chain, place, opened })
+    let shared = KafkaShared { writing, recent, mirror, broken, closes: AtomicBool::new(false) };
+    let opened = OpenedKafkaJournal { head, cut: found.cut, read, skipped };
+    Ok(KafkaParts { shared: Arc::new(shared), reader, chain, place, opened })
 }
 
 /// Returns the mirror's sink, which removes mirrored records from memory.
-fn follow(recent: &Arc<Recent>, broken: &Arc<Mutex<Option<String>>>) -> Sink {
+fn follow(recent: &Arc<UnmirroredTail>, broken: &Arc<Mutex<Option<String>>>) -> DeliverySink {
     let (recent, broken) = (Arc::clone(recent), Arc::clone(broken));
     Box::new(move |delivery| match delivery {
-        Delivery::Records(records) => {
+        JournalDelivery::Records(records) => {
             if let Some(last) = records.last() {
                 recent.forget(last.last());
             }
         }
-        Delivery::Stopped(error) | Delivery::Indefinite(error) => *lock(&broken) = Some(error.to_string()),
+        JournalDelivery::Stopped(error) | JournalDelivery::Indefinite(error) => {
+            *lock(&broken) = Some(error.to_string())
+        }
         // The mirror judges before it accepts, so that nothing in it is ever skipped.
-        Delivery::Skipped(skipped) => *lock(&broken) = Some(skipped.to_string()),
+        JournalDelivery::Skipped(skipped) => *lock(&broken) = Some(skipped.to_string()),
     })
 }
 
-struct Start {
+struct ReadStart {
     offset: i64,
-    chain: Chain,
+    chain: ChainReader,
     /// Record that must be at the offset, if one is known.
-    place: Option<Place>,
+    place: Option<OffsetCheckpoint>,
 }
 
-impl Start {
-    fn find(options: &Options, mirror: &dyn Source, begins: i64) -> Result<Start, OpenError> {
+impl ReadStart {
+    fn find(
+        options: &KafkaOptions,
+        mirror: &dyn JournalReader,
+        begins: i64,
+    ) -> Result<ReadStart, KafkaOpenError> {
         let fleet = Arc::clone(&options.mirror.fleet);
-        let place = Place::load(&options.mirror.dir, &options.topic, options.partition);
+        let place = OffsetCheckpoint::load(&options.mirror.dir, &options.topic, options.partition);
         let known = match place {
             Some(place) => cursor_at(mirror, &place)?.map(|cursor| (place, cursor)),
             None => None,
         };
         let wanted = known.as_ref().map_or(0, |(place, _)| place.offset);
         if begins > wanted {
-            return Err(OpenError::Deleted { place: Box::new(Partition::of(options)), begins, wanted });
+            return Err(KafkaOpenError::Deleted {
+                place: Box::new(PartitionAddress::of(options)),
+                begins,
+                wanted,
+            });
         }
         Ok(match known {
-            Some((place, cursor)) => {
-                Start { offset: place.offset, chain: Chain::new(fleet, Some(cursor)), place: Some(place) }
-            }
-            None => Start { offset: 0, chain: Chain::new(fleet, None), place: None },
+            Some((place, cursor)) => ReadStart {
+                offset: place.offset,
+                chain: ChainReader::new(fleet, Some(cursor)),
+                place: Some(place),
+            },
+            None => ReadStart { offset: 0, chain: ChainReader::new(fleet, None), place: None },
         })
     }
 }
 
 /// Returns the cursor after the record of the place, if the mirror contains it.
-fn cursor_at(mirror: &dyn Source, place: &Place) -> Result<Option<Cursor>, OpenError> {
+fn cursor_at(
+    mirror: &dyn JournalReader,
+    place: &OffsetCheckpoint,
+) -> Result<Option<ChainCursor>, KafkaOpenError> {
     let record = mirror.records(place.position)?.next().transpose()?;
     let record = record.filter(|record| record.last() == place.position && record.hash() == place.hash);
-    Ok(record.map(|record| Cursor::after(&record)))
+    Ok(record.map(|record| ChainCursor::after(&record)))
 }
 
 /// Catch-up of the mirror to the topic's end.
-struct Filling<'a> {
-    options: &'a Options,
+struct MirrorCatchUp<'a> {
+    options: &'a KafkaOptions,
     mirror: &'a SegmentJournal,
     /// Last position in the mirror before.
     held: Position,
     /// Records of the mirror that the topic must repeat.
-    same: Records,
-    chain: Chain,
+    same: RecordIter,
+    chain: ChainReader,
     /// Place of the last valid record.
-    place: Option<Place>,
+    place: Option<OffsetCheckpoint>,
     /// Whether the directory is marked as a mirror.
     is_marked: bool,
     /// Offset of a record of another fleet.
@@ -318,54 +341,62 @@ struct Filling<'a> {
     skipped: u64,
 }
 
-impl Filling<'_> {
-    fn fill(&mut self, reader: &mut PartitionReader, from: i64, ends: i64) -> Result<(), OpenError> {
+impl MirrorCatchUp<'_> {
+    fn fill(&mut self, reader: &mut PartitionReader, from: i64, ends: i64) -> Result<(), KafkaOpenError> {
         let (options, mut is_placed) = (self.options, self.place.is_none());
         let mut rest = match self.place {
-            Some(_) => Rest::from_a_record(options, reader, from, ends),
-            None => Rest::new(options, reader, from, ends),
+            Some(_) => PartitionBacklog::from_a_record(options, reader, from, ends),
+            None => PartitionBacklog::new(options, reader, from, ends),
         };
         while let Some((offset, value)) = rest.next().map_err(|unread| match unread {
-            Unread::Gone(gone) => self.differs(self.at(), &gone.to_string()),
-            Unread::Cluster(error) => error,
+            BacklogError::Gone(gone) => self.differs(self.at(), &gone.to_string()),
+            BacklogError::Cluster(error) => error,
         })? {
             if is_placed {
                 self.take(offset, value)?;
-            } else if self.place.as_ref().is_some_and(|p| p.offset == offset && p.hash == Hash::of(&value)) {
+            } else if self
+                .place
+                .as_ref()
+                .is_some_and(|p| p.offset == offset && p.hash == RecordHash::of(&value))
+            {
                 is_placed = true;
             } else {
                 return Err(self.differs(self.at(), "another record stands in its place"));
             }
         }
         if !self.is_marked && self.held > Position::ZERO && self.chain.at().is_none() {
-            return Err(OpenError::NotMoved(Box::new(Partition::of(options))));
+            return Err(KafkaOpenError::NotMoved(Box::new(PartitionAddress::of(options))));
         }
         if !is_placed || self.chain.next() <= self.held {
             return Err(self.differs(self.at(), "the topic ends before it"));
         }
         if let (None, Some(offset)) = (self.chain.at(), self.other) {
             let fleet = Arc::clone(self.chain.fleet());
-            return Err(OpenError::OtherFleet { place: Box::new(Partition::of(options)), offset, fleet });
+            return Err(KafkaOpenError::OtherFleet {
+                place: Box::new(PartitionAddress::of(options)),
+                offset,
+                fleet,
+            });
         }
         self.mark()
     }
 
     /// Marks the directory as a mirror: before it receives records of the topic, and only after all of its
     /// own were found there.
-    fn mark(&mut self) -> Result<(), OpenError> {
-        let Options { topic, partition, mirror, .. } = self.options;
+    fn mark(&mut self) -> Result<(), KafkaOpenError> {
+        let KafkaOptions { topic, partition, mirror, .. } = self.options;
         if !self.is_marked {
-            Place::unknown(topic, *partition).mark(&mirror.dir).map_err(OpenError::Mark)?;
+            OffsetCheckpoint::unknown(topic, *partition).mark(&mirror.dir).map_err(KafkaOpenError::Mark)?;
             self.is_marked = true;
         }
         Ok(())
     }
 
-    fn take(&mut self, offset: i64, value: Arc<[u8]>) -> Result<(), OpenError> {
+    fn take(&mut self, offset: i64, value: Arc<[u8]>) -> Result<(), KafkaOpenError> {
         self.read += 1;
         let record = match self.chain.take(value)? {
-            Link::Record(record) => record,
-            Link::Skip(skipped) => {
+            ChainEntry::Record(record) => record,
+            ChainEntry::Skip(skipped) => {
                 self.skipped += 1;
                 if skipped.reason == SkipReason::Fleet {
                     self.other.get_or_insert(offset);
@@ -374,10 +405,10 @@ impl Filling<'_> {
             }
         };
         let topic = self.options.topic.as_str().into();
-        self.place = Some(Place::of(&topic, self.options.partition, offset, &record));
+        self.place = Some(OffsetCheckpoint::of(&topic, self.options.partition, offset, &record));
         if record.first() > self.held {
             self.mark()?;
-            return give(self.mirror, record, self.options.outcome).map_err(OpenError::Write);
+            return give(self.mirror, record, self.options.outcome).map_err(KafkaOpenError::Write);
         }
         match self.same.next().transpose()? {
             Some(held) if held.hash() == record.hash() => Ok(()),
@@ -391,9 +422,9 @@ impl Filling<'_> {
         place.filter(|_| self.read == 0).unwrap_or_else(|| self.chain.next())
     }
 
-    fn differs(&self, position: Position, reason: &str) -> OpenError {
-        OpenError::Differs {
-            place: Box::new(Partition::of(self.options)),
+    fn differs(&self, position: Position, reason: &str) -> KafkaOpenError {
+        KafkaOpenError::Differs {
+            place: Box::new(PartitionAddress::of(self.options)),
             position,
             reason: reason.to_owned(),
         }
@@ -403,12 +434,12 @@ impl Filling<'_> {
 /// Waits until the mirror contains everything up to the head.
 fn wait_for(
     mirror: &SegmentJournal,
-    head: Option<&Cursor>,
+    head: Option<&ChainCursor>,
     broken: &Mutex<Option<String>>,
-) -> Result<(), OpenError> {
+) -> Result<(), KafkaOpenError> {
     while mirror.head().as_ref() != head {
         if let Some(why) = lock(broken).take() {
-            return Err(OpenError::Write(why));
+            return Err(KafkaOpenError::Write(why));
         }
         std::thread::sleep(Duration::from_millis(1));
     }

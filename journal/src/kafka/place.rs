@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use chancery_events::id::Position;
-use chancery_events::record::{Hash, Record};
+use chancery_events::record::{Record, RecordHash};
 use serde::{Deserialize, Serialize};
 
 use crate::mirror::FILE;
@@ -19,38 +19,44 @@ const TEMPORARY: &str = "kafka.json-new";
 
 /// Offset of the record that ends at `position`.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub(super) struct Place {
+pub(super) struct OffsetCheckpoint {
     pub(super) topic: Arc<str>,
     pub(super) partition: i32,
     pub(super) offset: i64,
     pub(super) position: Position,
-    pub(super) hash: Hash,
+    pub(super) hash: RecordHash,
 }
 
-impl Place {
+impl OffsetCheckpoint {
     /// Returns the place before every record, which only marks the directory as a mirror.
-    pub(super) fn unknown(topic: &str, partition: i32) -> Place {
-        Place { topic: topic.into(), partition, offset: 0, position: Position::ZERO, hash: Hash::ZERO }
+    pub(super) fn unknown(topic: &str, partition: i32) -> OffsetCheckpoint {
+        OffsetCheckpoint {
+            topic: topic.into(),
+            partition,
+            offset: 0,
+            position: Position::ZERO,
+            hash: RecordHash::ZERO,
+        }
     }
 
-    pub(super) fn of(topic: &Arc<str>, partition: i32, offset: i64, record: &Record) -> Place {
+    pub(super) fn of(topic: &Arc<str>, partition: i32, offset: i64, record: &Record) -> OffsetCheckpoint {
         let (position, hash) = (record.last(), record.hash());
-        Place { topic: Arc::clone(topic), partition, offset, position, hash }
+        OffsetCheckpoint { topic: Arc::clone(topic), partition, offset, position, hash }
     }
 
     /// Reads the place from the mirror's directory; `None` if it is unreadable, or of another partition.
-    pub(super) fn load(dir: &Path, topic: &str, partition: i32) -> Option<Place> {
-        Place::read(dir).filter(|place| *place.topic == *topic && place.partition == partition)
+    pub(super) fn load(dir: &Path, topic: &str, partition: i32) -> Option<OffsetCheckpoint> {
+        OffsetCheckpoint::read(dir).filter(|place| *place.topic == *topic && place.partition == partition)
     }
 
     /// Returns topic and partition if the directory is the mirror of a partition other than this one.
     pub(super) fn of_another(dir: &Path, topic: &str, partition: i32) -> Option<(Arc<str>, i32)> {
-        let place =
-            Place::read(dir).filter(|place| *place.topic != *topic || place.partition != partition)?;
+        let place = OffsetCheckpoint::read(dir)
+            .filter(|place| *place.topic != *topic || place.partition != partition)?;
         Some((place.topic, place.partition))
     }
 
-    fn read(dir: &Path) -> Option<Place> {
+    fn read(dir: &Path) -> Option<OffsetCheckpoint> {
         let bytes = match fs::read(dir.join(FILE)) {
             Ok(bytes) => bytes,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
@@ -59,7 +65,7 @@ impl Place {
                 return None;
             }
         };
-        let place = serde_json::from_slice::<Place>(&bytes);
+        let place = serde_json::from_slice::<OffsetCheckpoint>(&bytes);
         if let Err(error) = &place {
             tracing::warn!(%error, file = FILE, "the place in the topic cannot be read; all of it is read again");
         }
@@ -79,13 +85,13 @@ impl Place {
 }
 
 /// Content of the file before it is written, to be restored on failure.
-pub(super) struct Before(Option<Vec<u8>>);
+pub(super) struct CheckpointBackup(Option<Vec<u8>>);
 
-impl Before {
-    pub(super) fn read(dir: &Path) -> io::Result<Before> {
+impl CheckpointBackup {
+    pub(super) fn read(dir: &Path) -> io::Result<CheckpointBackup> {
         match fs::read(dir.join(FILE)) {
-            Ok(bytes) => Ok(Before(Some(bytes))),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Before(None)),
+            Ok(bytes) => Ok(CheckpointBackup(Some(bytes))),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(CheckpointBackup(None)),
             Err(error) => Err(error),
         }
     }
@@ -117,32 +123,33 @@ mod tests {
     #[test]
     fn what_is_not_of_this_partition_or_damaged_is_no_place() {
         let dir = tempfile::tempdir().expect("a folder");
-        assert_eq!(Place::load(dir.path(), "j", 0), None);
-        let hash = Hash::of(b"x");
-        let place = Place { topic: "j".into(), partition: 0, offset: 7, position: Position::new(9), hash };
+        assert_eq!(OffsetCheckpoint::load(dir.path(), "j", 0), None);
+        let hash = RecordHash::of(b"x");
+        let place =
+            OffsetCheckpoint { topic: "j".into(), partition: 0, offset: 7, position: Position::new(9), hash };
         place.store(dir.path()).expect("stored");
-        assert_eq!(Place::load(dir.path(), "j", 0), Some(place));
-        assert_eq!(Place::load(dir.path(), "j", 1), None);
-        assert_eq!(Place::of_another(dir.path(), "j", 0), None);
-        assert_eq!(Place::of_another(dir.path(), "k", 0), Some(("j".into(), 0)));
-        assert_eq!(Place::load(dir.path(), "k", 0), None);
+        assert_eq!(OffsetCheckpoint::load(dir.path(), "j", 0), Some(place));
+        assert_eq!(OffsetCheckpoint::load(dir.path(), "j", 1), None);
+        assert_eq!(OffsetCheckpoint::of_another(dir.path(), "j", 0), None);
+        assert_eq!(OffsetCheckpoint::of_another(dir.path(), "k", 0), Some(("j".into(), 0)));
+        assert_eq!(OffsetCheckpoint::load(dir.path(), "k", 0), None);
         std::fs::write(dir.path().join(FILE), b"{\"topic").expect("written");
-        assert_eq!(Place::load(dir.path(), "j", 0), None);
+        assert_eq!(OffsetCheckpoint::load(dir.path(), "j", 0), None);
     }
 
     #[test]
     fn a_folder_is_a_mirror_as_long_as_it_has_a_place_and_what_was_there_is_put_back() {
         let dir = tempfile::tempdir().expect("a folder");
         let is_one = || is_mirror(dir.path()).expect("it can be looked at");
-        let nothing = Before::read(dir.path()).expect("read");
+        let nothing = CheckpointBackup::read(dir.path()).expect("read");
         assert!(!is_one());
-        let first = Place::unknown("j", 0);
+        let first = OffsetCheckpoint::unknown("j", 0);
         first.mark(dir.path()).expect("marked");
         assert!(is_one());
-        let before = Before::read(dir.path()).expect("read");
-        Place::unknown("k", 3).mark(dir.path()).expect("marked");
+        let before = CheckpointBackup::read(dir.path()).expect("read");
+        OffsetCheckpoint::unknown("k", 3).mark(dir.path()).expect("marked");
         before.put_back(dir.path()).expect("put back");
-        assert_eq!(Place::load(dir.path(), "j", 0), Some(first));
+        assert_eq!(OffsetCheckpoint::load(dir.path(), "j", 0), Some(first));
         nothing.put_back(dir.path()).expect("put back");
         assert!(!is_one());
     }

@@ -14,7 +14,7 @@ use rdkafka::message::{BorrowedMessage, Message as _};
 use rdkafka::metadata::MetadataTopic;
 use rdkafka::types::RDKafkaErrorCode as Code;
 
-use super::client::Client;
+use super::client::KafkaClient;
 use super::{discard, lock};
 
 /// Timeout of a query to the brokers.
@@ -89,7 +89,7 @@ pub(super) fn passes(code: Code) -> bool {
 }
 
 /// Result of polling a partition.
-pub enum Polled<'a> {
+pub enum PollResult<'a> {
     /// Next message.
     Message(BorrowedMessage<'a>),
     /// No message arrived in time; [`PartitionReader::reached`] shows whether more is known to exist.
@@ -143,7 +143,7 @@ impl UnreadablePartition {
 /// A message counts as unreadable only if several consecutive readers failed to read it, and the leader
 /// reports that it exists. A connection to a peer that is not a broker causes the same errors.
 pub struct PartitionReader {
-    client: Client,
+    client: KafkaClient,
     consumer: BaseConsumer<EndOfPartition>,
     topic: String,
     partition: i32,
@@ -306,7 +306,7 @@ impl QuietPartition {
 impl PartitionReader {
     /// Opens a reader of the partition from the offset `from` on.
     pub fn open(
-        client: &Client,
+        client: &KafkaClient,
         topic: &str,
         partition: i32,
         from: i64,
@@ -335,12 +335,12 @@ impl PartitionReader {
     }
 
     /// Waits for the next message. Temporary errors (a missing broker, an election) only delay it.
-    pub fn poll(&mut self, wait: Duration) -> Result<Polled<'_>, UnreadablePartition> {
+    pub fn poll(&mut self, wait: Duration) -> Result<PollResult<'_>, UnreadablePartition> {
         if self.is_spoilt
             && let Err(error) = self.begin_again()
         {
             tracing::warn!(%error, topic = self.topic, "reading waits");
-            return Ok(Polled::Nothing);
+            return Ok(PollResult::Nothing);
         }
         // The client queues the messages before an end, then counts the end. So if an end was counted earlier
         // and the queue is empty now, all messages before that end have been read.
@@ -352,14 +352,14 @@ impl PartitionReader {
                     && let Some(last) = &self.last
                 {
                     if known == *last {
-                        return Ok(Polled::Nothing);
+                        return Ok(PollResult::Nothing);
                     }
                     return Err(self.unreadable(UnreadableReason::Replaced));
                 }
                 (self.reached, self.is_known) = (message.offset() + 1, true);
                 (self.doubt, self.failures, self.last) = (None, 0, Some(known));
                 self.quiet = QuietPartition::new();
-                Ok(Polled::Message(message))
+                Ok(PollResult::Message(message))
             }
             None => {
                 let callbacks = &self.consumer.context().callbacks;
@@ -411,10 +411,10 @@ impl PartitionReader {
                     Some(true) => self.doubt = None,
                     None => {}
                 }
-                Ok(Polled::Nothing)
+                Ok(PollResult::Nothing)
             }
             // Of several ends in the queue this may be an earlier one: its offset is unknown.
-            Some(Err(KafkaError::PartitionEOF(_))) => Ok(Polled::Nothing),
+            Some(Err(KafkaError::PartitionEOF(_))) => Ok(PollResult::Nothing),
             Some(Err(error)) if is_gone(&error) => Err(self.unreadable(error.into())),
             Some(Err(error)) if is_unreadable(&error) => {
                 (self.failures, self.is_spoilt) = (self.failures + 1, true);
@@ -427,14 +427,14 @@ impl PartitionReader {
                     return Err(self.unreadable(error.into()));
                 }
                 tracing::warn!(%error, topic = self.topic, partition = self.partition, "it is read again");
-                Ok(Polled::Nothing)
+                Ok(PollResult::Nothing)
             }
             Some(Err(error)) => {
                 if is_unknown(&error) {
                     self.doubt.get_or_insert_with(TopicDoubt::new);
                 }
                 tracing::warn!(%error, topic = self.topic, partition = self.partition, "reading waits");
-                Ok(Polled::Nothing)
+                Ok(PollResult::Nothing)
             }
         }
     }
@@ -654,14 +654,14 @@ mod tests {
     fn the_end_of_each_partition_is_known_and_an_empty_one_has_an_end_too() {
         let cluster = MockCluster::new(1).unwrap();
         cluster.create_topic("it", 3, 1).unwrap();
-        let client = Client::new(&cluster.bootstrap_servers(), BTreeMap::new()).unwrap();
+        let client = KafkaClient::new(&cluster.bootstrap_servers(), BTreeMap::new()).unwrap();
         for partition in 0..3 {
             let mut reader = PartitionReader::open(&client, "it", partition, 0).unwrap();
             assert_eq!(reader.reached(), None, "nothing is known before the leader has said anything");
             let until = Instant::now() + ELECTION;
             while reader.reached() != Some(0) {
                 assert!(Instant::now() < until, "partition {partition}: {:?}", reader.reached());
-                assert!(matches!(reader.poll(Duration::from_millis(50)).unwrap(), Polled::Nothing));
+                assert!(matches!(reader.poll(Duration::from_millis(50)).unwrap(), PollResult::Nothing));
             }
         }
     }
@@ -726,7 +726,7 @@ mod tests {
         let cluster = MockCluster::new(1).unwrap();
         cluster.create_topic("it", 1, 1).unwrap();
         let servers = cluster.bootstrap_servers();
-        let client = Client::new(&servers, BTreeMap::new()).unwrap();
+        let client = KafkaClient::new(&servers, BTreeMap::new()).unwrap();
         let producer: BaseProducer = ClientConfig::new().set("bootstrap.servers", servers).create().unwrap();
         let send = |value: &str| {
             producer.send(BaseRecord::<(), str>::to("it").partition(0).payload(value)).unwrap();
@@ -736,7 +736,7 @@ mod tests {
             let until = Instant::now() + ELECTION;
             loop {
                 assert!(Instant::now() < until, "nothing comes");
-                if let Polled::Message(message) = reader.poll(Duration::from_millis(50))? {
+                if let PollResult::Message(message) = reader.poll(Duration::from_millis(50))? {
                     return Ok(String::from_utf8_lossy(message.payload().unwrap_or_default()).into_owned());
                 }
             }
@@ -764,12 +764,12 @@ mod tests {
             cluster
         });
         let [stale, client] = [&gone, &cluster]
-            .map(|cluster| Client::new(&cluster.bootstrap_servers(), BTreeMap::new()).unwrap());
+            .map(|cluster| KafkaClient::new(&cluster.bootstrap_servers(), BTreeMap::new()).unwrap());
         let mut reader = PartitionReader::open(&stale, "it", 0, 0).unwrap();
         let until = Instant::now() + ELECTION;
         while reader.reached().is_none() {
             assert!(Instant::now() < until, "the first cluster answers");
-            assert!(matches!(reader.poll(Duration::from_millis(50)).unwrap(), Polled::Nothing));
+            assert!(matches!(reader.poll(Duration::from_millis(50)).unwrap(), PollResult::Nothing));
         }
         drop(gone);
         reader.client = client;
@@ -782,7 +782,7 @@ mod tests {
             assert!(Instant::now() < until, "nothing comes");
             // Simulates a long time without messages.
             reader.quiet.since = Instant::now().checked_sub(QUIET).expect("the machine has run for so long");
-            if let Polled::Message(message) = reader.poll(Duration::from_millis(50)).unwrap() {
+            if let PollResult::Message(message) = reader.poll(Duration::from_millis(50)).unwrap() {
                 assert_eq!(message.payload(), Some(&b"one"[..]));
                 return;
             }

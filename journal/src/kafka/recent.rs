@@ -11,27 +11,27 @@ use chancery_events::record::Record;
 use chancery_events::subject::Subject;
 
 use super::lock;
-use crate::chain::Cursor;
-use crate::journal::{ReadError, Records, Source, records_by};
+use crate::chain::ChainCursor;
+use crate::journal::{JournalReader, ReadError, RecordIter, records_by};
 
 /// Records not in the mirror yet, bounded by the mirror's queue.
 #[derive(Default)]
-pub(super) struct Recent(Mutex<State>);
+pub(super) struct UnmirroredTail(Mutex<TailState>);
 
 #[derive(Default)]
-struct State {
+struct TailState {
     records: VecDeque<Arc<Record>>,
-    head: Option<Cursor>,
+    head: Option<ChainCursor>,
     trouble: Option<String>,
 }
 
-impl Recent {
+impl UnmirroredTail {
     /// Sets the head to that of the mirror.
-    pub(super) fn begin(&self, head: Option<Cursor>) {
+    pub(super) fn begin(&self, head: Option<ChainCursor>) {
         lock(&self.0).head = head;
     }
 
-    pub(super) fn head(&self) -> Option<Cursor> {
+    pub(super) fn head(&self) -> Option<ChainCursor> {
         lock(&self.0).head
     }
 
@@ -46,7 +46,7 @@ impl Recent {
     pub(super) fn push(&self, record: &Arc<Record>) {
         let mut state = lock(&self.0);
         state.records.push_back(Arc::clone(record));
-        state.head = Some(Cursor::after(record));
+        state.head = Some(ChainCursor::after(record));
     }
 
     /// Removes the records up to `through`, which are in the mirror.
@@ -70,13 +70,13 @@ impl Recent {
 }
 
 /// Reader of the mirror and of what is not in it yet.
-pub(super) struct Both {
-    pub(super) mirror: Arc<dyn Source>,
-    pub(super) recent: Arc<Recent>,
+pub(super) struct MergedReader {
+    pub(super) mirror: Arc<dyn JournalReader>,
+    pub(super) recent: Arc<UnmirroredTail>,
 }
 
-impl Source for Both {
-    fn head(&self) -> Option<Cursor> {
+impl JournalReader for MergedReader {
+    fn head(&self) -> Option<ChainCursor> {
         self.recent.head()
     }
 
@@ -84,9 +84,9 @@ impl Source for Both {
         self.recent.trouble()
     }
 
-    fn records(&self, from: Position) -> Result<Records, ReadError> {
+    fn records(&self, from: Position) -> Result<RecordIter, ReadError> {
         let (mirror, recent) = (Arc::clone(&self.mirror), Arc::clone(&self.recent));
-        let mut tail = Tail { mirror, recent, older: None, next: from.max(Position::FIRST) };
+        let mut tail = MergedRecords { mirror, recent, older: None, next: from.max(Position::FIRST) };
         Ok(records_by(move || {
             let record = tail.step()?;
             if let Some(record) = &record {
@@ -96,7 +96,7 @@ impl Source for Both {
         }))
     }
 
-    fn records_about(&self, subject: &Subject, from: Position) -> Result<Records, ReadError> {
+    fn records_about(&self, subject: &Subject, from: Position) -> Result<RecordIter, ReadError> {
         // Copied first: a record that moves to the mirror meanwhile is seen twice and returned once.
         let recent = self.recent.all();
         let older = self.mirror.records_about(subject, from)?;
@@ -114,15 +114,15 @@ impl Source for Both {
     }
 }
 
-struct Tail {
-    mirror: Arc<dyn Source>,
-    recent: Arc<Recent>,
+struct MergedRecords {
+    mirror: Arc<dyn JournalReader>,
+    recent: Arc<UnmirroredTail>,
     /// Records of the mirror; opened when it has some.
-    older: Option<Records>,
+    older: Option<RecordIter>,
     next: Position,
 }
 
-impl Tail {
+impl MergedRecords {
     fn step(&mut self) -> Result<Option<Arc<Record>>, ReadError> {
         loop {
             if let Some(record) = self.recent.find(self.next) {
@@ -154,19 +154,19 @@ impl Tail {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::conformance::{Author, FLEET};
+    use crate::conformance::{FLEET, TestWriter};
     use crate::journal::Journal as _;
     use crate::memory::MemoryLog;
 
     /// Creates a reader over a mirror with the first `durable` of `count` records; the others, from `kept`
     /// on, are recent.
-    fn both(count: usize, durable: usize, kept: usize) -> (Both, Vec<Arc<Record>>) {
+    fn both(count: usize, durable: usize, kept: usize) -> (MergedReader, Vec<Arc<Record>>) {
         let log = MemoryLog::new(FLEET);
         let journal = log.open(Box::new(|_| {})).expect("open");
-        let mut author = Author::new(1, None);
+        let mut author = TestWriter::new(1, None);
         let mut records = vec![Arc::new(author.genesis())];
         records.extend((1..count).map(|at| Arc::new(author.record(1 + at % 3, 10))));
-        let recent = Recent::default();
+        let recent = UnmirroredTail::default();
         for record in &records {
             recent.push(record);
         }
@@ -176,7 +176,7 @@ mod tests {
         if let Some(last) = records[..kept].last() {
             recent.forget(last.last());
         }
-        (Both { mirror: journal.source(), recent: Arc::new(recent) }, records)
+        (MergedReader { mirror: journal.source(), recent: Arc::new(recent) }, records)
     }
 
     #[test]

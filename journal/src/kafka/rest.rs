@@ -7,22 +7,25 @@ use rdkafka::consumer::Consumer as _;
 use rdkafka::error::KafkaError;
 use rdkafka::message::Message as _;
 
-use super::Options;
-use super::open::{OpenError, Partition};
+use super::KafkaOptions;
+use super::open::{KafkaOpenError, PartitionAddress};
 use super::reader::{
-    AGAIN, ASKING, ELECTION, NEWS, PartitionReader, Polled, UnreadablePartition, offsets, passes,
+    AGAIN, ASKING, ELECTION, NEWS, PartitionReader, PollResult, UnreadablePartition, offsets, passes,
 };
 
 /// Time without data, before the topic's end, until a warning is logged.
 const SILENCE: Duration = Duration::from_secs(10);
 
-pub(super) fn cluster(options: &Options, doing: &'static str) -> impl FnOnce(KafkaError) -> OpenError {
-    let place = Box::new(Partition::of(options));
-    move |source| OpenError::Cluster { doing, place, source: Box::new(source) }
+pub(super) fn cluster(
+    options: &KafkaOptions,
+    doing: &'static str,
+) -> impl FnOnce(KafkaError) -> KafkaOpenError {
+    let place = Box::new(PartitionAddress::of(options));
+    move |source| KafkaOpenError::Cluster { doing, place, source: Box::new(source) }
 }
 
 /// Returns the first offset and the end of the partition.
-pub(super) fn watermarks(options: &Options) -> Result<(i64, i64), OpenError> {
+pub(super) fn watermarks(options: &KafkaOptions) -> Result<(i64, i64), KafkaOpenError> {
     let watcher = options.client.watcher().map_err(cluster(options, "reach the brokers to read"))?;
     let mut until = Instant::now() + NEWS;
     let patience = Instant::now() + ELECTION;
@@ -44,7 +47,7 @@ pub(super) fn watermarks(options: &Options) -> Result<(i64, i64), OpenError> {
             break;
         }
         if Instant::now() > until {
-            return Err(OpenError::NoPartition(Box::new(Partition::of(options))));
+            return Err(KafkaOpenError::NoPartition(Box::new(PartitionAddress::of(options))));
         }
         std::thread::sleep(AGAIN);
     }
@@ -53,18 +56,18 @@ pub(super) fn watermarks(options: &Options) -> Result<(i64, i64), OpenError> {
 }
 
 /// Offset of a record, and its bytes.
-pub(super) type Value = (i64, Arc<[u8]>);
+pub(super) type PartitionValue = (i64, Arc<[u8]>);
 
 /// Reason why reading cannot continue.
-pub(super) enum Unread {
+pub(super) enum BacklogError {
     /// The data there was removed.
     Gone(UnreadablePartition),
-    Cluster(OpenError),
+    Cluster(KafkaOpenError),
 }
 
 /// Reader of the values before the end.
-pub(super) struct Rest<'a> {
-    options: &'a Options,
+pub(super) struct PartitionBacklog<'a> {
+    options: &'a KafkaOptions,
     reader: &'a mut PartitionReader,
     next: i64,
     ends: i64,
@@ -74,51 +77,51 @@ pub(super) struct Rest<'a> {
     warned: Instant,
 }
 
-impl<'a> Rest<'a> {
+impl<'a> PartitionBacklog<'a> {
     /// Reads from the reader's offset up to `ends`, the offset after the last value. An empty partition ends
     /// where it starts.
     pub(super) fn new(
-        options: &'a Options,
+        options: &'a KafkaOptions,
         reader: &'a mut PartitionReader,
         from: i64,
         ends: i64,
-    ) -> Rest<'a> {
+    ) -> PartitionBacklog<'a> {
         let (heard, warned) = (Instant::now(), Instant::now());
         reader.ended_at(ends);
-        Rest { options, reader, next: from, ends, has_first: false, heard, warned }
+        PartitionBacklog { options, reader, next: from, ends, has_first: false, heard, warned }
     }
 
-    /// Reads like [`Rest::new`], where the first offset is known to have a record.
+    /// Reads like [`PartitionBacklog::new`], where the first offset is known to have a record.
     pub(super) fn from_a_record(
-        options: &'a Options,
+        options: &'a KafkaOptions,
         reader: &'a mut PartitionReader,
         from: i64,
         ends: i64,
-    ) -> Rest<'a> {
-        Rest { has_first: true, ..Rest::new(options, reader, from, ends) }
+    ) -> PartitionBacklog<'a> {
+        PartitionBacklog { has_first: true, ..PartitionBacklog::new(options, reader, from, ends) }
     }
 
     /// Returns the next value, with its offset; `None` at the end.
-    pub(super) fn next(&mut self) -> Result<Option<Value>, Unread> {
+    pub(super) fn next(&mut self) -> Result<Option<PartitionValue>, BacklogError> {
         while self.has_first || self.next < self.ends {
             // The last offsets may hold nothing: then the leader reports that they were reached.
             if self.reader.reached().is_some_and(|reached| reached >= self.ends) {
                 return Ok(None);
             }
-            match self.reader.poll(Duration::from_millis(100)).map_err(Unread::Gone)? {
-                Polled::Message(message) => {
+            match self.reader.poll(Duration::from_millis(100)).map_err(BacklogError::Gone)? {
+                PollResult::Message(message) => {
                     (self.heard, self.warned) = (Instant::now(), Instant::now());
                     self.has_first = false;
                     self.next = message.offset() + 1;
                     let value = message.payload().unwrap_or_default().into();
                     return Ok(Some((message.offset(), value)));
                 }
-                Polled::Nothing => {}
+                PollResult::Nothing => {}
             }
             if self.options.silence.is_some_and(|most| self.heard.elapsed() > most) {
-                let (place, silence) = (Box::new(Partition::of(self.options)), self.heard.elapsed());
+                let (place, silence) = (Box::new(PartitionAddress::of(self.options)), self.heard.elapsed());
                 let (next, ends) = (self.next, self.ends);
-                return Err(Unread::Cluster(OpenError::Silent { place, next, ends, silence }));
+                return Err(BacklogError::Cluster(KafkaOpenError::Silent { place, next, ends, silence }));
             }
             if self.warned.elapsed() > SILENCE {
                 self.warned = Instant::now();
@@ -135,22 +138,22 @@ mod tests {
 
     use rdkafka::mocking::MockCluster;
 
-    use super::super::Client;
+    use super::super::KafkaClient;
     use super::*;
 
     #[test]
     fn brokers_that_send_nothing_of_what_they_hold_are_waited_for_no_longer_than_is_said() {
         let cluster = MockCluster::new(1).expect("a cluster");
         cluster.create_topic("it", 1, 1).expect("a topic");
-        let client = Client::new(&cluster.bootstrap_servers(), BTreeMap::new()).expect("a client");
+        let client = KafkaClient::new(&cluster.bootstrap_servers(), BTreeMap::new()).expect("a client");
         let dir = tempfile::tempdir().expect("a directory");
-        let mut options = Options::new(client, "it", 0, dir.path(), "default");
+        let mut options = KafkaOptions::new(client, "it", 0, dir.path(), "default");
         options.silence = Some(Duration::from_millis(300));
         let mut reader = PartitionReader::open(&options.client, "it", 0, 0).expect("a reader");
         // The partition is claimed to hold five records, and sends none.
-        let mut rest = Rest::new(&options, &mut reader, 0, 5);
-        let Err(Unread::Cluster(error)) = rest.next() else { panic!("it must fail") };
-        assert!(matches!(error, OpenError::Silent { next: 0, ends: 5, .. }), "{error}");
+        let mut rest = PartitionBacklog::new(&options, &mut reader, 0, 5);
+        let Err(BacklogError::Cluster(error)) = rest.next() else { panic!("it must fail") };
+        assert!(matches!(error, KafkaOpenError::Silent { next: 0, ends: 5, .. }), "{error}");
         assert!(error.to_string().contains("offset 0 of 5"), "{error}");
     }
 }

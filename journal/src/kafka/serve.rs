@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 use chancery_events::record::Record;
 use rdkafka::message::Message as _;
 
-use super::place::Place;
-use super::reader::{PartitionReader, Polled};
+use super::place::OffsetCheckpoint;
+use super::reader::{PartitionReader, PollResult};
 use super::watch::ReaderWatch;
-use super::{Options, Shared, discard, give, lock};
-use crate::chain::{Chain, Link};
-use crate::journal::{Delivery, Journal as _, Sink};
+use super::{KafkaOptions, KafkaShared, discard, give, lock};
+use crate::chain::{ChainEntry, ChainReader};
+use crate::journal::{DeliverySink, Journal as _, JournalDelivery};
 
 /// Maximum wait for a record before other work is checked.
 const WAIT: Duration = Duration::from_millis(20);
@@ -24,11 +24,11 @@ const BATCH_BYTES: usize = 4 << 20;
 /// Interval at which the place in the topic is stored.
 const KEEP: Duration = Duration::from_secs(1);
 
-pub(super) struct Loop {
-    shared: Arc<Shared>,
+pub(super) struct DeliveryLoop {
+    shared: Arc<KafkaShared>,
     reader: PartitionReader,
-    chain: Chain,
-    sink: Sink,
+    chain: ChainReader,
+    sink: DeliverySink,
     dir: PathBuf,
     topic: Arc<str>,
     partition: i32,
@@ -36,7 +36,7 @@ pub(super) struct Loop {
     batch: Vec<Arc<Record>>,
     bytes: usize,
     /// Places of records that are perhaps not durable in the mirror yet.
-    places: VecDeque<Place>,
+    places: VecDeque<OffsetCheckpoint>,
     kept: Instant,
     /// Offset that was stored last.
     stored: Option<i64>,
@@ -47,18 +47,18 @@ pub(super) struct Loop {
 }
 
 /// The loop has ended and notified the sink.
-struct Stopped;
+struct DeliveryStopped;
 
-impl Loop {
+impl DeliveryLoop {
     pub(super) fn new(
-        options: &Options,
-        shared: Arc<Shared>,
+        options: &KafkaOptions,
+        shared: Arc<KafkaShared>,
         reader: PartitionReader,
-        chain: Chain,
-        place: Option<Place>,
-        sink: Sink,
-    ) -> Loop {
-        Loop {
+        chain: ChainReader,
+        place: Option<OffsetCheckpoint>,
+        sink: DeliverySink,
+    ) -> DeliveryLoop {
+        DeliveryLoop {
             shared,
             reader,
             chain,
@@ -84,7 +84,7 @@ impl Loop {
             match self.turn() {
                 Ok(true) => {}
                 Ok(false) => break true,
-                Err(Stopped) => break false,
+                Err(DeliveryStopped) => break false,
             }
         };
         self.shared.writing.close();
@@ -100,14 +100,14 @@ impl Loop {
     }
 
     /// Does one round of all work. Returns whether the loop continues.
-    fn turn(&mut self) -> Result<bool, Stopped> {
+    fn turn(&mut self) -> Result<bool, DeliveryStopped> {
         let broken = lock(&self.shared.broken).take();
         if let Some(why) = broken {
             self.has_mirror = false;
             return Err(self.stop(format!("the mirror stopped: {why}")));
         }
         if let Some(why) = self.shared.writing.take_unknown(self.chain.at()) {
-            (self.sink)(Delivery::Indefinite(why.into()));
+            (self.sink)(JournalDelivery::Indefinite(why.into()));
             if let Err(error) = self.shared.writing.renew() {
                 return Err(self.stop(format!("make a producer: {error}")));
             }
@@ -125,12 +125,12 @@ impl Loop {
         let mut wait = WAIT;
         loop {
             match self.reader.poll(wait) {
-                Ok(Polled::Message(message)) => {
+                Ok(PollResult::Message(message)) => {
                     let (offset, value) = (message.offset(), message.payload().unwrap_or_default().into());
                     drop(message);
                     self.take(offset, value)?;
                 }
-                Ok(Polled::Nothing) => break,
+                Ok(PollResult::Nothing) => break,
                 Err(gone) => return Err(self.stop(gone)),
             }
             if self.batch.len() >= BATCH || self.bytes >= BATCH_BYTES {
@@ -143,11 +143,11 @@ impl Loop {
         Ok(true)
     }
 
-    fn take(&mut self, offset: i64, value: Arc<[u8]>) -> Result<(), Stopped> {
+    fn take(&mut self, offset: i64, value: Arc<[u8]>) -> Result<(), DeliveryStopped> {
         match self.chain.take(value) {
-            Ok(Link::Record(record)) => {
+            Ok(ChainEntry::Record(record)) => {
                 self.bytes += record.bytes().len();
-                let place = Place::of(&self.topic, self.partition, offset, &record);
+                let place = OffsetCheckpoint::of(&self.topic, self.partition, offset, &record);
                 // Between two stored places, only the last is useful.
                 if self.places.len() > 1 && self.kept.elapsed() < KEEP {
                     self.places.pop_back();
@@ -159,17 +159,17 @@ impl Loop {
                 self.mirror(&record)?;
                 self.batch.push(record);
             }
-            Ok(Link::Skip(skipped)) => {
+            Ok(ChainEntry::Skip(skipped)) => {
                 self.deliver();
                 self.shared.writing.skipped(skipped.hash);
-                (self.sink)(Delivery::Skipped(skipped));
+                (self.sink)(JournalDelivery::Skipped(skipped));
             }
             Err(broken) => return Err(self.stop(broken)),
         }
         Ok(())
     }
 
-    fn mirror(&mut self, record: &Record) -> Result<(), Stopped> {
+    fn mirror(&mut self, record: &Record) -> Result<(), DeliveryStopped> {
         give(&self.shared.mirror, record.clone(), self.outcome).map_err(|error| {
             self.has_mirror = false;
             let why = lock(&self.shared.broken).take().unwrap_or(error);
@@ -180,14 +180,14 @@ impl Loop {
     fn deliver(&mut self) {
         self.bytes = 0;
         if !self.batch.is_empty() {
-            (self.sink)(Delivery::Records(std::mem::take(&mut self.batch)));
+            (self.sink)(JournalDelivery::Records(std::mem::take(&mut self.batch)));
         }
     }
 
-    fn stop(&mut self, why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Stopped {
+    fn stop(&mut self, why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> DeliveryStopped {
         self.deliver();
-        (self.sink)(Delivery::Stopped(why.into()));
-        Stopped
+        (self.sink)(JournalDelivery::Stopped(why.into()));
+        DeliveryStopped
     }
 
     /// Publishes the obstacle to following the topic.

@@ -17,12 +17,12 @@ use rdkafka::error::KafkaError;
 use rdkafka::metadata::MetadataTopic;
 use rdkafka::types::RDKafkaErrorCode as Code;
 
-use super::client::{Client, LARGEST};
+use super::client::{KafkaClient, LARGEST};
 use super::reader::{AGAIN, ASKING, NEWS};
 
 /// Topics of a prefix.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Names {
+pub struct TopicNames {
     /// Topic of commits.
     pub journal: String,
     /// Topic of producers' requests.
@@ -31,17 +31,17 @@ pub struct Names {
     pub events: String,
 }
 
-impl Names {
+impl TopicNames {
     /// Returns the topics of a prefix.
-    pub fn of(prefix: &str) -> Names {
+    pub fn of(prefix: &str) -> TopicNames {
         let name = |what| format!("{prefix}.{what}");
-        Names { journal: name("journal"), inbox: name("inbox"), events: name("events") }
+        TopicNames { journal: name("journal"), inbox: name("inbox"), events: name("events") }
     }
 }
 
 /// Purpose of a topic.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Role {
+pub enum TopicRole {
     /// Topic of commits.
     Journal,
     /// Topic of requests.
@@ -52,7 +52,7 @@ pub enum Role {
 
 /// Setting of a topic that may lose acknowledged data, or stop a fleet.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Finding {
+pub struct TopicFinding {
     /// Name of the topic.
     pub topic: String,
     /// Name of the setting.
@@ -67,16 +67,16 @@ pub struct Finding {
     pub mend: String,
 }
 
-impl fmt::Display for Finding {
+impl fmt::Display for TopicFinding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Finding { topic, setting, found, wanted, danger, mend } = self;
+        let TopicFinding { topic, setting, found, wanted, danger, mend } = self;
         write!(f, "topic {topic}: {setting} is {found}, and must be {wanted}: {danger}. To mend it: {mend}")
     }
 }
 
 /// Current state of a partition.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Partition {
+pub struct PartitionHealth {
     /// Number of the partition.
     pub number: i32,
     /// Number of assigned brokers.
@@ -90,13 +90,13 @@ pub struct Partition {
 /// Failed cluster request.
 #[derive(Debug, thiserror::Error)]
 #[error("{doing}")]
-pub struct Failed {
+pub struct TopicError {
     doing: String,
-    source: Why,
+    source: TopicErrorCause,
 }
 
 #[derive(Debug, thiserror::Error)]
-enum Why {
+enum TopicErrorCause {
     #[error(transparent)]
     Kafka(#[from] KafkaError),
     #[error("there was no answer")]
@@ -105,13 +105,13 @@ enum Why {
     NoTopic,
 }
 
-fn failed(doing: impl Into<String>) -> impl FnOnce(KafkaError) -> Failed {
+fn failed(doing: impl Into<String>) -> impl FnOnce(KafkaError) -> TopicError {
     let doing = doing.into();
-    move |error| Failed { doing, source: error.into() }
+    move |error| TopicError { doing, source: error.into() }
 }
 
 /// Rule about a setting: required value, and the danger otherwise.
-struct Rule {
+struct TopicRule {
     setting: &'static str,
     wanted: &'static str,
     is_met: fn(&str) -> bool,
@@ -122,98 +122,100 @@ const COPIES: usize = 3;
 /// Maximum bytes of an inbox batch: the largest inbox message, and a reserve.
 pub const INBOX_BATCH: u64 = 300 << 10;
 
-const IN_SYNC: Rule = Rule {
+const IN_SYNC: TopicRule = TopicRule {
     setting: "min.insync.replicas",
     wanted: "2",
     is_met: |value| value.parse::<u32>().is_ok_and(|value| value >= 2),
     danger: "what one broker alone has is acknowledged, and lost with that one",
 };
-const CLEAN_ELECTION: Rule = Rule {
+const CLEAN_ELECTION: TopicRule = TopicRule {
     setting: "unclean.leader.election.enable",
     wanted: "false",
     is_met: |value| value == "false",
     danger: "a broker that lags may lead, and what it lacks is lost",
 };
-const LARGE: Rule = Rule {
+const LARGE: TopicRule = TopicRule {
     setting: "max.message.bytes",
     wanted: "2097152",
     is_met: |value| value.parse::<usize>().is_ok_and(|value| value >= LARGEST),
     danger: "a large message is refused, and the fleet cannot go on",
 };
-const NOT_COMPACTED: Rule = Rule {
+const NOT_COMPACTED: TopicRule = TopicRule {
     setting: "cleanup.policy",
     wanted: "delete",
     is_met: |value| value == "delete",
     danger: "messages are removed by key: commits break the chain, letters are not answered, and of events an old one that was \
              written twice may stay in the place of the newest",
 };
-const READABLE: Rule = Rule {
+const READABLE: TopicRule = TopicRule {
     setting: "compression.type",
     wanted: "producer",
     is_met: |value| ["producer", "uncompressed", "gzip", "snappy", "lz4", "zstd"].contains(&value),
     danger: "the brokers write messages in a codec that no server reads",
 };
-const KEPT_LONG: Rule = Rule {
+const KEPT_LONG: TopicRule = TopicRule {
     setting: "retention.ms",
     wanted: "-1",
     is_met: |value| value == "-1",
     danger: "messages are deleted when they are old: of the journal, commits; of the inbox, letters that were not answered",
 };
-const KEPT_MANY: Rule = Rule {
+const KEPT_MANY: TopicRule = TopicRule {
     setting: "retention.bytes",
     wanted: "-1",
     is_met: |value| value == "-1",
     danger: "messages are deleted when there are many: of the journal, commits; of the inbox, letters that were not answered",
 };
 /// Inbox messages are answered within moments, except while no server runs.
-const KEPT_A_DAY: Rule = Rule {
+const KEPT_A_DAY: TopicRule = TopicRule {
     setting: "retention.ms",
     wanted: "604800000",
     is_met: |value| value == "-1" || value.parse::<u64>().is_ok_and(|ms| ms >= 24 * 60 * 60 * 1000),
     danger: "letters are deleted after less than a day, also those that were not answered",
 };
 
-fn rules(role: Role) -> &'static [Rule] {
+fn rules(role: TopicRole) -> &'static [TopicRule] {
     match role {
-        Role::Journal => &[IN_SYNC, CLEAN_ELECTION, LARGE, NOT_COMPACTED, READABLE, KEPT_LONG, KEPT_MANY],
-        Role::Inbox => &[IN_SYNC, CLEAN_ELECTION, NOT_COMPACTED, READABLE, KEPT_A_DAY, KEPT_MANY],
+        TopicRole::Journal => {
+            &[IN_SYNC, CLEAN_ELECTION, LARGE, NOT_COMPACTED, READABLE, KEPT_LONG, KEPT_MANY]
+        }
+        TopicRole::Inbox => &[IN_SYNC, CLEAN_ELECTION, NOT_COMPACTED, READABLE, KEPT_A_DAY, KEPT_MANY],
         // Made from the journal: lost events can be recreated.
-        Role::Events => &[LARGE, NOT_COMPACTED, READABLE],
+        TopicRole::Events => &[LARGE, NOT_COMPACTED, READABLE],
     }
 }
 
 /// Returns the rules of a role that a topic violates, with the values found. `found` returns the value of a
 /// setting.
-fn broken_rules(role: Role, found: impl Fn(&str) -> String) -> Vec<(&'static Rule, String)> {
+fn broken_rules(role: TopicRole, found: impl Fn(&str) -> String) -> Vec<(&'static TopicRule, String)> {
     let values = rules(role).iter().map(|rule| (rule, found(rule.setting)));
     values.filter(|(rule, value)| !(rule.is_met)(value)).collect()
 }
 
 /// Client that checks and creates topics.
-pub struct Topics {
+pub struct TopicAdmin {
     admin: AdminClient<DefaultClientContext>,
     brokers: String,
 }
 
-impl Topics {
+impl TopicAdmin {
     /// Creates a client for the topics of a cluster.
-    pub fn of(client: &Client) -> Result<Topics, Failed> {
+    pub fn of(client: &KafkaClient) -> Result<TopicAdmin, TopicError> {
         let admin = client.config().create().map_err(failed("reach the brokers"))?;
-        Ok(Topics { admin, brokers: client.brokers().to_owned() })
+        Ok(TopicAdmin { admin, brokers: client.brokers().to_owned() })
     }
 
     /// Returns the unsafe settings of a topic. Blocks for moments to query its partitions; for seconds if
     /// there are none.
-    pub async fn check(&self, topic: &str, role: Role) -> Result<Vec<Finding>, Failed> {
+    pub async fn check(&self, topic: &str, role: TopicRole) -> Result<Vec<TopicFinding>, TopicError> {
         let mut findings = Vec::new();
         let Some(copies) = self.copies(topic)? else {
-            return Err(Failed {
+            return Err(TopicError {
                 doing: format!("look at topic {topic} at {}", self.brokers),
-                source: Why::NoTopic,
+                source: TopicErrorCause::NoTopic,
             });
         };
-        if copies < COPIES && role != Role::Events {
-            findings.push(Finding {
+        if copies < COPIES && role != TopicRole::Events {
+            findings.push(TopicFinding {
                 topic: topic.to_owned(),
                 setting: "replication factor".into(),
                 found: copies.to_string(),
@@ -234,9 +236,9 @@ impl Topics {
         Ok(findings)
     }
 
-    fn finding(&self, topic: &str, rule: &Rule, found: String) -> Finding {
-        let Rule { setting, wanted, danger, .. } = rule;
-        Finding {
+    fn finding(&self, topic: &str, rule: &TopicRule, found: String) -> TopicFinding {
+        let TopicRule { setting, wanted, danger, .. } = rule;
+        TopicFinding {
             topic: topic.to_owned(),
             setting: (*setting).to_owned(),
             found,
@@ -252,20 +254,20 @@ impl Topics {
 
     /// Returns the number of messages after which brokers flush the topic to disk; `None` if that is up to
     /// their kernels.
-    pub async fn flushes(&self, topic: &str) -> Result<Option<u64>, Failed> {
+    pub async fn flushes(&self, topic: &str) -> Result<Option<u64>, TopicError> {
         let config = self.config(topic).await?;
         let found = config.get("flush.messages").and_then(|entry| entry.value.as_ref()?.parse::<u64>().ok());
         Ok(found.filter(|count| *count < i64::MAX as u64))
     }
 
     /// Returns the maximum bytes of a compressed batch of the topic; `None` if unknown.
-    pub async fn largest_batch(&self, topic: &str) -> Result<Option<u64>, Failed> {
+    pub async fn largest_batch(&self, topic: &str) -> Result<Option<u64>, TopicError> {
         let config = self.config(topic).await?;
         Ok(config.get("max.message.bytes").and_then(|entry| entry.value.as_ref()?.parse().ok()))
     }
 
     /// Returns the lowest replication factor of the topic's partitions; `None` if there is no such topic.
-    fn copies(&self, topic: &str) -> Result<Option<usize>, Failed> {
+    fn copies(&self, topic: &str) -> Result<Option<usize>, TopicError> {
         let until = Instant::now() + NEWS;
         loop {
             let metadata = self.admin.inner().fetch_metadata(Some(topic), ASKING);
@@ -281,23 +283,23 @@ impl Topics {
         }
     }
 
-    async fn config(&self, topic: &str) -> Result<ConfigResource, Failed> {
+    async fn config(&self, topic: &str) -> Result<ConfigResource, TopicError> {
         let doing = || format!("ask for the settings of topic {topic}");
         let asked = self.admin.describe_configs(&[ResourceSpecifier::Topic(topic)], &options()).await;
         let answer = asked.map_err(failed(doing()))?.into_iter().next();
         match answer {
             Some(Ok(config)) => Ok(config),
-            Some(Err(code)) => Err(Failed { doing: doing(), source: KafkaError::AdminOp(code).into() }),
-            None => Err(Failed { doing: doing(), source: Why::Silence }),
+            Some(Err(code)) => Err(TopicError { doing: doing(), source: KafkaError::AdminOp(code).into() }),
+            None => Err(TopicError { doing: doing(), source: TopicErrorCause::Silence }),
         }
     }
 
     /// Returns the current state of the topic's partitions. Blocks for moments.
-    pub fn partitions(&self, topic: &str) -> Result<Vec<Partition>, Failed> {
+    pub fn partitions(&self, topic: &str) -> Result<Vec<PartitionHealth>, TopicError> {
         let metadata = self.admin.inner().fetch_metadata(Some(topic), ASKING);
         let metadata = metadata.map_err(failed(format!("ask for topic {topic}")))?;
         let found = metadata.topics().iter().filter(|one| one.name() == topic);
-        let shown = found.flat_map(MetadataTopic::partitions).map(|one| Partition {
+        let shown = found.flat_map(MetadataTopic::partitions).map(|one| PartitionHealth {
             number: one.id(),
             copies: one.replicas().len(),
             in_sync: one.isr().len(),
@@ -309,14 +311,20 @@ impl Topics {
     }
 
     /// Returns the number of brokers.
-    pub fn brokers(&self) -> Result<usize, Failed> {
+    pub fn brokers(&self) -> Result<usize, TopicError> {
         let metadata = self.admin.inner().fetch_metadata(None, ASKING);
         Ok(metadata.map_err(failed(format!("ask the brokers at {}", self.brokers)))?.brokers().len())
     }
 
     /// Creates a topic with its role's settings. Returns whether it was created; an existing topic is
     /// unchanged.
-    pub async fn make(&self, topic: &str, role: Role, partitions: i32, copies: i32) -> Result<bool, Failed> {
+    pub async fn make(
+        &self,
+        topic: &str,
+        role: TopicRole,
+        partitions: i32,
+        copies: i32,
+    ) -> Result<bool, TopicError> {
         let mut new = NewTopic::new(topic, partitions, TopicReplication::Fixed(copies));
         let in_sync = (copies - 1).max(1).to_string();
         new = new.set("min.insync.replicas", &in_sync);
@@ -324,7 +332,7 @@ impl Topics {
             new = new.set(rule.setting, rule.wanted);
         }
         let largest = INBOX_BATCH.to_string();
-        if role == Role::Inbox {
+        if role == TopicRole::Inbox {
             new = new.set("max.message.bytes", &largest);
         }
         let doing = || format!("make topic {topic}");
@@ -332,8 +340,10 @@ impl Topics {
         match made.into_iter().next() {
             Some(Ok(_)) => Ok(true),
             Some(Err((_, Code::TopicAlreadyExists))) => Ok(false),
-            Some(Err((_, code))) => Err(Failed { doing: doing(), source: KafkaError::AdminOp(code).into() }),
-            None => Err(Failed { doing: doing(), source: Why::Silence }),
+            Some(Err((_, code))) => {
+                Err(TopicError { doing: doing(), source: KafkaError::AdminOp(code).into() })
+            }
+            None => Err(TopicError { doing: doing(), source: TopicErrorCause::Silence }),
         }
     }
 }
@@ -350,7 +360,7 @@ mod tests {
 
     #[test]
     fn each_setting_that_loses_or_blocks_messages_is_found_where_it_does() {
-        use Role::{Events, Inbox, Journal};
+        use TopicRole::{Events, Inbox, Journal};
         let sound = |setting: &str| match setting {
             "min.insync.replicas" => "2",
             "unclean.leader.election.enable" => "false",
@@ -363,7 +373,7 @@ mod tests {
         for role in [Journal, Inbox, Events] {
             assert!(broken_rules(role, |setting| sound(setting).into()).is_empty(), "{role:?}");
         }
-        let cases: &[(&str, &str, &[Role])] = &[
+        let cases: &[(&str, &str, &[TopicRole])] = &[
             ("min.insync.replicas", "1", &[Journal, Inbox]),
             ("unclean.leader.election.enable", "true", &[Journal, Inbox]),
             ("max.message.bytes", "1048588", &[Journal, Events]),

@@ -9,13 +9,13 @@ const BEHIND: Duration = Duration::from_secs(10);
 
 /// Monitor of one reader of a partition.
 #[derive(Debug)]
-pub struct ReaderWatch(Following);
+pub struct ReaderWatch(WatchProgress);
 
 impl ReaderWatch {
     /// Creates a monitor for a new reader.
     #[expect(clippy::new_without_default, reason = "it begins at a time")]
     pub fn new() -> ReaderWatch {
-        ReaderWatch(Following::new(Instant::now()))
+        ReaderWatch(WatchProgress::new(Instant::now()))
     }
 
     /// Records that a message was read. With such calls an advancing reader has no trouble, however far away
@@ -36,7 +36,7 @@ impl ReaderWatch {
 }
 
 #[derive(Debug)]
-struct Following {
+struct WatchProgress {
     answers: u64,
     /// Offset reached at the last check.
     reached: i64,
@@ -59,9 +59,9 @@ enum FollowingTrouble {
     Shorter { tail: i64, reached: i64 },
 }
 
-impl Following {
-    fn new(now: Instant) -> Following {
-        Following { answers: 0, reached: 0, heard: now, read: now }
+impl WatchProgress {
+    fn new(now: Instant) -> WatchProgress {
+        WatchProgress { answers: 0, reached: 0, heard: now, read: now }
     }
 
     /// Returns the obstacle that has lasted for [`BEHIND`]. `answers` counts the leader's answers; `tail` is
@@ -137,7 +137,7 @@ mod tests {
         ];
         for (name, second, wanted) in table {
             let began = Instant::now();
-            let mut following = Following::new(began);
+            let mut following = WatchProgress::new(began);
             let mut found = None;
             for at in 1..=15 {
                 let (answers, tail, reached) = second(at);

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use chancery_events::record::{Hash, Record};
+use chancery_events::record::{Record, RecordHash};
 use rdkafka::client::ClientContext;
 use rdkafka::error::KafkaError;
 use rdkafka::producer::{
@@ -17,30 +17,30 @@ use rdkafka::producer::{
 };
 use rdkafka::types::RDKafkaErrorCode as Code;
 
-use super::Options;
-use super::client::Client;
+use super::KafkaOptions;
+use super::client::KafkaClient;
 use super::{discard, lock};
-use crate::chain::{Chain, Cursor};
+use crate::chain::{ChainCursor, ChainReader};
 use crate::journal::AppendError;
 
 /// Appends and their producer.
-pub(super) struct Writing {
-    client: Client,
+pub(super) struct AppendProducer {
+    client: KafkaClient,
     topic: String,
     partition: i32,
     in_flight: usize,
     /// Maximum time of an append without an outcome, in milliseconds.
     outcome: AtomicU64,
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<ProducerState>>,
     has_producer: Condvar,
 }
 
-struct State {
+struct ProducerState {
     /// Chain after the last append, or after another writer's record that was read since.
-    chain: Chain,
-    appended: VecDeque<(Hash, Instant)>,
+    chain: ChainReader,
+    appended: VecDeque<(RecordHash, Instant)>,
     /// Producer; `None` after an append without an outcome, until the loop has made another.
-    producer: Option<ThreadedProducer<Outcomes>>,
+    producer: Option<ThreadedProducer<AppendDeliveries>>,
     /// Reason why an append has no outcome, until the loop has reported it.
     unknown: Option<String>,
     /// Number of the producer, so that callbacks of discarded ones are ignored.
@@ -48,14 +48,14 @@ struct State {
     is_closed: bool,
 }
 
-struct Outcomes {
-    state: Weak<Mutex<State>>,
+struct AppendDeliveries {
+    state: Weak<Mutex<ProducerState>>,
     generation: u64,
 }
 
-impl ClientContext for Outcomes {}
+impl ClientContext for AppendDeliveries {}
 
-impl ProducerContext for Outcomes {
+impl ProducerContext for AppendDeliveries {
     type DeliveryOpaque = ();
 
     fn delivery(&self, result: &DeliveryResult<'_>, (): ()) {
@@ -67,19 +67,23 @@ impl ProducerContext for Outcomes {
     }
 }
 
-impl Writing {
+impl AppendProducer {
     /// Creates the state after the last record read. Connects in the background, so that the first append
     /// need not.
-    pub(super) fn new(options: &Options, fleet: Arc<str>, at: Option<Cursor>) -> Result<Writing, KafkaError> {
-        let state = State {
-            chain: Chain::new(fleet, at),
+    pub(super) fn new(
+        options: &KafkaOptions,
+        fleet: Arc<str>,
+        at: Option<ChainCursor>,
+    ) -> Result<AppendProducer, KafkaError> {
+        let state = ProducerState {
+            chain: ChainReader::new(fleet, at),
             appended: VecDeque::new(),
             producer: None,
             unknown: None,
             generation: 0,
             is_closed: false,
         };
-        let writing = Writing {
+        let writing = AppendProducer {
             client: options.client.clone(),
             topic: options.topic.clone(),
             partition: options.partition,
@@ -135,18 +139,18 @@ impl Writing {
         if !state.landed(record.hash()) {
             // The record is another writer's: later appends are judged after it.
             let fleet = Arc::clone(state.chain.fleet());
-            state.chain = Chain::new(fleet, Some(Cursor::after(record)));
+            state.chain = ChainReader::new(fleet, Some(ChainCursor::after(record)));
         }
     }
 
     /// Handles a skipped value that was read.
-    pub(super) fn skipped(&self, hash: Hash) {
+    pub(super) fn skipped(&self, hash: RecordHash) {
         lock(&self.state).landed(hash);
     }
 
     /// Returns, once, the reason why an append has no outcome. Then no append is in flight, and the next ones
     /// continue after `at`, the last record read.
-    pub(super) fn take_unknown(&self, at: Option<&Cursor>) -> Option<String> {
+    pub(super) fn take_unknown(&self, at: Option<&ChainCursor>) -> Option<String> {
         let mut state = lock(&self.state);
         let outcome = self.outcome();
         let late = state.appended.front().is_some_and(|(_, since)| since.elapsed() > outcome);
@@ -156,7 +160,7 @@ impl Writing {
             None => return None,
         };
         state.appended.clear();
-        state.chain = Chain::new(Arc::clone(state.chain.fleet()), at.copied());
+        state.chain = ChainReader::new(Arc::clone(state.chain.fleet()), at.copied());
         let gone = state.producer.take();
         state.generation += 1;
         // The producer's callbacks need the lock.
@@ -169,7 +173,8 @@ impl Writing {
     pub(super) fn renew(&self) -> Result<(), KafkaError> {
         let mut state = lock(&self.state);
         if state.producer.is_none() {
-            let outcomes = Outcomes { state: Arc::downgrade(&self.state), generation: state.generation };
+            let outcomes =
+                AppendDeliveries { state: Arc::downgrade(&self.state), generation: state.generation };
             let producer = self.client.producer(self.outcome()).create_with_context(outcomes)?;
             state.producer = Some(producer);
             self.has_producer.notify_all();
@@ -208,7 +213,7 @@ impl Writing {
 }
 
 /// Discards a producer and its unsent records, without waiting for the threads of the client library.
-fn give_up(gone: Option<ThreadedProducer<Outcomes>>) {
+fn give_up(gone: Option<ThreadedProducer<AppendDeliveries>>) {
     if let Some(gone) = gone {
         gone.purge(PurgeConfig::default().queue().inflight().non_blocking());
         discard(gone);
@@ -219,9 +224,9 @@ fn millis(span: Duration) -> u64 {
     u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
 }
 
-impl State {
+impl ProducerState {
     /// Removes an own append in flight. Returns whether there was one.
-    fn landed(&mut self, hash: Hash) -> bool {
+    fn landed(&mut self, hash: RecordHash) -> bool {
         let at = self.appended.iter().position(|(appended, _)| *appended == hash);
         at.and_then(|at| self.appended.remove(at)).is_some()
     }

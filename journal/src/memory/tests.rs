@@ -3,21 +3,21 @@
 use std::sync::mpsc::{Receiver, channel};
 
 use super::*;
-use crate::conformance::{Author, FLEET};
+use crate::conformance::{FLEET, TestWriter};
 
 fn opened(log: &MemoryLog) -> (MemoryJournal, Receiver<String>) {
     let (to, delivered) = channel();
-    let sink: Sink = Box::new(move |delivery| {
+    let sink: DeliverySink = Box::new(move |delivery| {
         let text = match delivery {
-            Delivery::Records(records) => {
+            JournalDelivery::Records(records) => {
                 format!(
                     "records {}",
                     records.iter().map(|one| one.last().to_string()).collect::<Vec<_>>().join(" ")
                 )
             }
-            Delivery::Skipped(skipped) => format!("skipped {:?}", skipped.reason),
-            Delivery::Indefinite(_) => "indefinite".into(),
-            Delivery::Stopped(_) => "stopped".into(),
+            JournalDelivery::Skipped(skipped) => format!("skipped {:?}", skipped.reason),
+            JournalDelivery::Indefinite(_) => "indefinite".into(),
+            JournalDelivery::Stopped(_) => "stopped".into(),
         };
         drop(to.send(text));
     });
@@ -28,7 +28,7 @@ fn opened(log: &MemoryLog) -> (MemoryJournal, Receiver<String>) {
 fn durability_comes_step_by_step_and_can_be_lost() {
     let log = MemoryLog::new(FLEET);
     let (journal, delivered) = opened(&log);
-    let mut author = Author::new(1, None);
+    let mut author = TestWriter::new(1, None);
     log.hold();
     journal.append(author.genesis()).expect("queued");
     journal.append(author.record(1, 1)).expect("queued");
@@ -43,20 +43,20 @@ fn durability_comes_step_by_step_and_can_be_lost() {
 #[test]
 fn an_append_of_unknown_outcome_lands_or_does_not_or_comes_too_late() {
     for (fate, wanted) in [
-        (Fate::Landed, vec!["records 1", "indefinite", "records 2", "skipped Taken"]),
-        (Fate::Lost, vec!["records 1", "indefinite", "records 2"]),
-        (Fate::Late, vec!["records 1", "indefinite", "records 2", "skipped Taken"]),
+        (AppendFate::Landed, vec!["records 1", "indefinite", "records 2", "skipped Taken"]),
+        (AppendFate::Lost, vec!["records 1", "indefinite", "records 2"]),
+        (AppendFate::Late, vec!["records 1", "indefinite", "records 2", "skipped Taken"]),
     ] {
         let log = MemoryLog::new(FLEET);
         let (journal, delivered) = opened(&log);
-        let mut author = Author::new(1, None);
+        let mut author = TestWriter::new(1, None);
         journal.append(author.genesis()).expect("queued");
-        let mut next = Author::new(2, author.at());
+        let mut next = TestWriter::new(2, author.at());
         journal.blur_next(fate);
         journal.append(author.record(1, 1)).expect("queued");
         // Only a new term by a new writer proves the outcome.
         journal.append(next.takeover()).expect("queued");
-        assert_eq!(log.land_late(), fate == Fate::Late);
+        assert_eq!(log.land_late(), fate == AppendFate::Late);
         assert_eq!(delivered.try_iter().collect::<Vec<_>>(), wanted, "{fate:?}");
     }
 }
@@ -65,7 +65,7 @@ fn an_append_of_unknown_outcome_lands_or_does_not_or_comes_too_late() {
 fn a_record_that_continues_but_cannot_be_read_stops_every_reader() {
     let log = MemoryLog::new(FLEET);
     let (journal, delivered) = opened(&log);
-    let mut author = Author::new(1, None);
+    let mut author = TestWriter::new(1, None);
     journal.append(author.genesis()).expect("queued");
     let next = author.record(1, 1);
     log.inject(&next.bytes()[..next.bytes().len() - 1]);

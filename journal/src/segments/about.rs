@@ -10,38 +10,38 @@ use chancery_events::id::Position;
 use chancery_events::record::Record;
 use chancery_events::subject::Subject;
 
-use super::catalog::{Catalog, Segment};
-use super::frame::Kind;
-use super::postings::{Key, Place};
-use super::reader::Part;
+use super::catalog::{Segment, SegmentCatalog};
+use super::frame::FrameKind;
+use super::postings::{PostingEntry, SubjectKey};
+use super::reader::SegmentBuffer;
 use super::shelf;
 use crate::journal::ReadError;
 
 /// Records that may be about a subject.
-pub(super) struct About {
-    catalog: Arc<Catalog>,
-    key: Key,
+pub(super) struct SubjectReader {
+    catalog: Arc<SegmentCatalog>,
+    key: SubjectKey,
     /// Lower bound of the positions not returned yet.
     from: Position,
     /// Current segment; `None` after the last one.
     segment: Option<Arc<Segment>>,
     /// Remaining entries of the segment; `None` before the lookup.
-    places: Option<Asked>,
+    places: Option<SubjectLookup>,
 }
 
-struct Asked {
-    part: Part,
-    places: std::vec::IntoIter<Place>,
+struct SubjectLookup {
+    part: SegmentBuffer,
+    places: std::vec::IntoIter<PostingEntry>,
     /// Fresh postings are not computed again.
     is_fresh: bool,
     /// The segment was open during the lookup, so it may have grown since.
     was_open: bool,
 }
 
-impl About {
-    pub(super) fn new(catalog: Arc<Catalog>, subject: &Subject, from: Position) -> About {
+impl SubjectReader {
+    pub(super) fn new(catalog: Arc<SegmentCatalog>, subject: &Subject, from: Position) -> SubjectReader {
         let segment = catalog.holding(from);
-        About { catalog, key: Key::of(subject), from, segment, places: None }
+        SubjectReader { catalog, key: SubjectKey::of(subject), from, segment, places: None }
     }
 
     /// Returns the next record; `None` at the head.
@@ -77,24 +77,34 @@ impl About {
     }
 }
 
-impl Catalog {
-    fn ask(&self, segment: &Arc<Segment>, key: Key, is_fresh: bool) -> Result<Asked, ReadError> {
+impl SegmentCatalog {
+    fn ask(
+        &self,
+        segment: &Arc<Segment>,
+        key: SubjectKey,
+        is_fresh: bool,
+    ) -> Result<SubjectLookup, ReadError> {
         let was_open = self.behind(segment.first).is_none();
         let places = shelf::places(segment, key)?.into_iter();
         if !shelf::is_filed(segment) {
             self.want(segment);
         }
-        Ok(Asked { part: Part::open_for_single(segment.clone())?, places, is_fresh, was_open })
+        Ok(SubjectLookup {
+            part: SegmentBuffer::open_for_single(segment.clone())?,
+            places,
+            is_fresh,
+            was_open,
+        })
     }
 }
 
-impl Part {
+impl SegmentBuffer {
     /// Returns the record of an entry; an error if another record is stored there.
-    fn record(&mut self, place: Place) -> Result<Record, ReadError> {
+    fn record(&mut self, place: PostingEntry) -> Result<Record, ReadError> {
         self.seek(place.offset);
         let position = place.position;
         let record = match self.frame()? {
-            Some(frame) if frame.kind == Kind::Record => Record::decode(frame.payload),
+            Some(frame) if frame.kind == FrameKind::Record => Record::decode(frame.payload),
             _ => return Err(self.damage(position, "there is no record")),
         };
         let record = record.map_err(|error| self.damage(position, &error.to_string()))?;

@@ -10,12 +10,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use chancery_events::id::Position;
-use chancery_events::record::Header;
+use chancery_events::record::RecordHeader;
 
-use super::frame::{self, Found, Kind};
-use super::scan::Index;
-use super::shelf::Shelf;
-use crate::chain::Cursor;
+use super::frame::{self, FrameKind, FrameLookup};
+use super::scan::OffsetIndex;
+use super::shelf::PostingsCache;
+use crate::chain::ChainCursor;
 
 pub(super) fn file_name(first: Position) -> String {
     format!("{first:020}.seg")
@@ -52,13 +52,13 @@ pub(super) struct Segment {
     pub(super) path: PathBuf,
     end: AtomicU64,
     /// Index; `None` until it is needed.
-    index: Mutex<Option<Index>>,
+    index: Mutex<Option<OffsetIndex>>,
     /// Postings, locked while they grow; neither the writer nor sequential readers need them.
-    pub(super) shelf: Mutex<Shelf>,
+    pub(super) shelf: Mutex<PostingsCache>,
 }
 
 impl Segment {
-    pub(super) fn new(first: Position, path: PathBuf, end: u64, index: Option<Index>) -> Segment {
+    pub(super) fn new(first: Position, path: PathBuf, end: u64, index: Option<OffsetIndex>) -> Segment {
         let (end, index) = (AtomicU64::new(end), Mutex::new(index));
         Segment { first, path, end, index, shelf: Mutex::default() }
     }
@@ -96,18 +96,18 @@ impl Segment {
 }
 
 /// Returns the index and the end of the frames. Damage counts as more frames: its readers will find it.
-fn index_of(bytes: &[u8]) -> (Index, usize) {
-    let mut index = Index::default();
+fn index_of(bytes: &[u8]) -> (OffsetIndex, usize) {
+    let mut index = OffsetIndex::default();
     let mut at = 0;
     loop {
         let frame = match frame::find(&bytes[at..]) {
-            Found::Frame(frame) => frame,
-            Found::End => return (index, at),
-            Found::Damage(_) => return (index, bytes.len()),
+            FrameLookup::Frame(frame) => frame,
+            FrameLookup::End => return (index, at),
+            FrameLookup::Damage(_) => return (index, bytes.len()),
         };
-        if frame.kind == Kind::Record
+        if frame.kind == FrameKind::Record
             && index.is_due(at as u64)
-            && let Ok((header, _)) = Header::peek(frame.payload)
+            && let Ok((header, _)) = RecordHeader::peek(frame.payload)
         {
             index.note(header.first, at as u64);
         }
@@ -116,10 +116,10 @@ fn index_of(bytes: &[u8]) -> (Index, usize) {
 }
 
 #[derive(Debug)]
-pub(super) struct Catalog {
+pub(super) struct SegmentCatalog {
     pub(super) fleet: Arc<str>,
     segments: Mutex<Vec<Arc<Segment>>>,
-    head: Mutex<Option<Cursor>>,
+    head: Mutex<Option<ChainCursor>>,
     /// Closed segments whose postings were built in memory on request; changes under the lock of the
     /// segments.
     wanted: Mutex<Vec<Arc<Segment>>>,
@@ -129,9 +129,13 @@ pub(super) struct Catalog {
     has_changed: Condvar,
 }
 
-impl Catalog {
-    pub(super) fn new(fleet: Arc<str>, segments: Vec<Arc<Segment>>, head: Option<Cursor>) -> Catalog {
-        Catalog {
+impl SegmentCatalog {
+    pub(super) fn new(
+        fleet: Arc<str>,
+        segments: Vec<Arc<Segment>>,
+        head: Option<ChainCursor>,
+    ) -> SegmentCatalog {
+        SegmentCatalog {
             fleet,
             segments: Mutex::new(segments),
             head: Mutex::new(head),
@@ -141,11 +145,11 @@ impl Catalog {
         }
     }
 
-    pub(super) fn head(&self) -> Option<Cursor> {
+    pub(super) fn head(&self) -> Option<ChainCursor> {
         *lock(&self.head)
     }
 
-    pub(super) fn set_head(&self, head: Cursor) {
+    pub(super) fn set_head(&self, head: ChainCursor) {
         *lock(&self.head) = Some(head);
     }
 

@@ -9,7 +9,7 @@ use std::path::Path;
 use crate::private;
 
 /// Disk to write to. Only [`Disk::sync_dir`] makes names durable.
-pub trait Disk: Send + Sync {
+pub trait DiskAccess: Send + Sync {
     /// Creates an empty file, or truncates an existing one.
     fn create(&self, path: &Path) -> io::Result<Box<dyn DiskFile>>;
     /// Opens an existing file.
@@ -35,7 +35,7 @@ pub trait DiskFile: Send {
 #[derive(Clone, Copy, Default, Debug)]
 pub struct FileSystem;
 
-impl Disk for FileSystem {
+impl DiskAccess for FileSystem {
     fn create(&self, path: &Path) -> io::Result<Box<dyn DiskFile>> {
         Ok(Box::new(private::create(path)?))
     }

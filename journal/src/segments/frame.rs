@@ -19,14 +19,14 @@ pub(super) const HEAD: usize = 24;
 const MAGIC: [u8; 4] = [0xff, b'C', b'h', 0xfe];
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Kind {
+pub(super) enum FrameKind {
     Record,
     Marker,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Frame<'a> {
-    pub(super) kind: Kind,
+    pub(super) kind: FrameKind,
     pub(super) synced: Position,
     pub(super) payload: &'a [u8],
 }
@@ -40,7 +40,7 @@ impl Frame<'_> {
 
 /// Content of a segment at an offset.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Found<'a> {
+pub(super) enum FrameLookup<'a> {
     Frame(Frame<'a>),
     /// Zeros up to the end.
     End,
@@ -49,14 +49,14 @@ pub(super) enum Found<'a> {
 }
 
 /// Appends a frame to `to`.
-pub(super) fn write(to: &mut Vec<u8>, kind: Kind, synced: Position, payload: &[u8]) {
+pub(super) fn write(to: &mut Vec<u8>, kind: FrameKind, synced: Position, payload: &[u8]) {
     let start = to.len();
     to.extend_from_slice(&MAGIC);
     to.extend_from_slice(&[0; 4]);
     to.extend_from_slice(&(payload.len() as u32).to_le_bytes());
     let kind = match kind {
-        Kind::Record => 1,
-        Kind::Marker => 2,
+        FrameKind::Record => 1,
+        FrameKind::Marker => 2,
     };
     to.extend_from_slice(&[kind, 0, 0, 0]);
     to.extend_from_slice(&synced.get().to_le_bytes());
@@ -90,8 +90,8 @@ pub(super) fn read(bytes: &[u8]) -> Result<Frame<'_>, &'static str> {
         return Err("a frame's checksum does not fit");
     }
     let kind = match (head[12], payload.is_empty()) {
-        (1, false) => Kind::Record,
-        (2, true) => Kind::Marker,
+        (1, false) => FrameKind::Record,
+        (2, true) => FrameKind::Marker,
         _ => return Err("a frame is of an unknown kind"),
     };
     let synced = head[16..].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
@@ -99,16 +99,16 @@ pub(super) fn read(bytes: &[u8]) -> Result<Frame<'_>, &'static str> {
 }
 
 /// Reads the start of `rest`, which extends to the end of the segment.
-pub(super) fn find(rest: &[u8]) -> Found<'_> {
+pub(super) fn find(rest: &[u8]) -> FrameLookup<'_> {
     // The search for zeros happens once per segment: at its end, or at damage.
     let Some(head) = rest.first_chunk::<HEAD>() else {
-        return if is_zero(rest) { Found::End } else { Found::Damage("a frame is cut short") };
+        return if is_zero(rest) { FrameLookup::End } else { FrameLookup::Damage("a frame is cut short") };
     };
     let found = len(head).and_then(|len| read(rest.get(..len).ok_or("a frame is cut short")?));
     match found {
-        Ok(frame) => Found::Frame(frame),
-        Err(_) if is_zero(rest) => Found::End,
-        Err(reason) => Found::Damage(reason),
+        Ok(frame) => FrameLookup::Frame(frame),
+        Err(_) if is_zero(rest) => FrameLookup::End,
+        Err(reason) => FrameLookup::Damage(reason),
     }
 }
 
@@ -122,11 +122,11 @@ pub(super) fn highest_named(rest: &[u8]) -> Option<Position> {
     while let Some(next) = rest[at..].windows(MAGIC.len()).position(|window| window == MAGIC) {
         at += next;
         match find(&rest[at..]) {
-            Found::Frame(frame) => {
+            FrameLookup::Frame(frame) => {
                 highest = highest.max(Some(frame.synced));
                 at += frame.len();
             }
-            Found::End | Found::Damage(_) => at += 1,
+            FrameLookup::End | FrameLookup::Damage(_) => at += 1,
         }
     }
     highest

@@ -39,26 +39,28 @@ use std::time::Duration;
 use chancery_events::id::Position;
 use chancery_events::record::Record;
 
-use crate::chain::Cursor;
-use crate::journal::{AppendError, CloseError, Journal, Sink, Source};
+use crate::chain::ChainCursor;
+use crate::journal::{AppendError, CloseError, DeliverySink, Journal, JournalReader};
 use crate::private;
-use crate::witness::Witness;
-use catalog::Catalog;
+use crate::witness::JournalWitness;
+use catalog::SegmentCatalog;
 use open::failed;
-use queue::{Appended, Queue};
-use shelf::Filing;
-use writer::Writer;
+use queue::{AppendPath, AppendQueue};
+use shelf::PostingsWriter;
+use writer::SegmentWriter;
 
-pub use disk::{Disk, DiskFile, FileSystem};
-pub use open::{Cut, OpenError, Opened};
-pub use queue::Bounds;
-pub use verify::{Finding, Outcome, Report, VerifyError, postings as postings_in, verify, verify_each};
+pub use disk::{DiskAccess, DiskFile, FileSystem};
+pub use open::{OpenedSegments, SegmentOpenError, TruncatedTail};
+pub use queue::QueueBounds;
+pub use verify::{
+    VerifyError, VerifyFinding, VerifyOutcome, VerifyReport, postings as postings_in, verify, verify_each,
+};
 
 const LOCK: &str = "lock";
 
 /// Options for opening a journal.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct SegmentOptions {
     /// Directory, created if it is missing.
     pub dir: PathBuf,
     /// Fleet that the journal belongs to.
@@ -68,80 +70,83 @@ pub struct Options {
     /// Maximum bytes of a segment (default: 64 MiB).
     pub largest_segment: u64,
     /// Limits of the append queue (default: 8192 records, 32 MiB).
-    pub queue: Bounds,
+    pub queue: QueueBounds,
     /// Idle time before a marker names the last sync (default: 20 ms).
     pub pause: Duration,
     /// Extent of the check on opening (default: everything).
-    pub check: Check,
+    pub check: OpenCheck,
     /// Evidence to check the journal against before any change (default: nothing).
-    pub against: Against,
+    pub against: OpenEvidence,
 }
 
 /// Evidence that a journal is checked against on opening.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Against {
+pub enum OpenEvidence {
     /// No evidence: a mirror, whose source of truth is elsewhere.
     Nothing,
     /// These witnesses and the files of postings: a journal that lost what they name is refused.
-    Witnesses(Vec<Witness>),
+    Witnesses(Vec<JournalWitness>),
     /// The same evidence; a loss is accepted and reported.
-    AcceptedLoss(Vec<Witness>),
+    AcceptedLoss(Vec<JournalWitness>),
 }
 
 /// Extent of the check on opening. The last two segments are always checked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Check {
+pub enum OpenCheck {
     /// Every frame of every segment, at 2 GB/s or the disk's speed.
     All,
     /// The last two segments only: readers find damage in older ones.
     Newest,
 }
 
-impl Options {
+impl SegmentOptions {
     /// Returns the default options.
-    pub fn new(dir: impl Into<PathBuf>, fleet: &str) -> Options {
-        Options {
+    pub fn new(dir: impl Into<PathBuf>, fleet: &str) -> SegmentOptions {
+        SegmentOptions {
             dir: dir.into(),
             fleet: fleet.into(),
             first_segment: 4 << 20,
             largest_segment: 64 << 20,
-            queue: Bounds { records: 8192, bytes: 32 << 20 },
+            queue: QueueBounds { records: 8192, bytes: 32 << 20 },
             pause: Duration::from_millis(20),
-            check: Check::All,
-            against: Against::Nothing,
+            check: OpenCheck::All,
+            against: OpenEvidence::Nothing,
         }
     }
 }
 
 /// Journal in segment files, open for writing.
 pub struct SegmentJournal {
-    queue: Arc<Queue>,
-    catalog: Arc<Catalog>,
-    running: Mutex<Option<Running>>,
+    queue: Arc<AppendQueue>,
+    catalog: Arc<SegmentCatalog>,
+    running: Mutex<Option<JournalThreads>>,
 }
 
 /// Resources that end with the journal.
-struct Running {
+struct JournalThreads {
     writer: JoinHandle<()>,
-    filing: Filing,
+    filing: PostingsWriter,
     lock: File,
 }
 
 impl SegmentJournal {
     /// Opens the journal in a directory. `sink` receives what is appended from now on.
-    pub fn open(options: &Options, sink: Sink) -> Result<(SegmentJournal, Opened), OpenError> {
+    pub fn open(
+        options: &SegmentOptions,
+        sink: DeliverySink,
+    ) -> Result<(SegmentJournal, OpenedSegments), SegmentOpenError> {
         SegmentJournal::open_on(Arc::new(FileSystem), options, sink)
     }
 
     /// Opens the journal on another disk than the file system: for tests that let the disk fail.
     pub fn open_on(
-        disk: Arc<dyn Disk>,
-        options: &Options,
-        sink: Sink,
-    ) -> Result<(SegmentJournal, Opened), OpenError> {
+        disk: Arc<dyn DiskAccess>,
+        options: &SegmentOptions,
+        sink: DeliverySink,
+    ) -> Result<(SegmentJournal, OpenedSegments), SegmentOpenError> {
         let lock = take_lock(&options.dir)?;
         let ready = open::open(options, &*disk)?;
-        let writer = Writer {
+        let writer = SegmentWriter {
             disk,
             dir: options.dir.clone(),
             largest: options.largest_segment,
@@ -153,22 +158,22 @@ impl SegmentJournal {
             sink,
             buffer: Vec::new(),
         };
-        let filing = Filing::start(ready.catalog.clone());
+        let filing = PostingsWriter::start(ready.catalog.clone());
         let filing = filing.map_err(failed("start a thread for", &options.dir))?;
-        let queue = Arc::new(Queue::new(ready.chain, options.queue, options.pause, writer));
+        let queue = Arc::new(AppendQueue::new(ready.chain, options.queue, options.pause, writer));
         let its_queue = queue.clone();
         let thread = std::thread::Builder::new()
             .name("journal".into())
             .spawn(move || writer::serve(&its_queue))
             .map_err(failed("start a thread for", &options.dir))?;
-        let running = Mutex::new(Some(Running { writer: thread, filing, lock }));
+        let running = Mutex::new(Some(JournalThreads { writer: thread, filing, lock }));
         Ok((SegmentJournal { queue, catalog: ready.catalog, running }, ready.opened))
     }
 }
 
 /// Creates the directory. Its name and its parents' must be durable before its content is reported as
 /// durable.
-fn make_dir(dir: &Path) -> Result<(), OpenError> {
+fn make_dir(dir: &Path) -> Result<(), SegmentOpenError> {
     let dir = std::path::absolute(dir).map_err(failed("find", dir))?;
     let missing: Vec<_> = dir.ancestors().take_while(|above| !above.exists()).collect();
     private::create_dir_all(&dir).map_err(failed("make", &dir))?;
@@ -178,7 +183,7 @@ fn make_dir(dir: &Path) -> Result<(), OpenError> {
     Ok(())
 }
 
-fn take_lock(dir: &Path) -> Result<File, OpenError> {
+fn take_lock(dir: &Path) -> Result<File, SegmentOpenError> {
     make_dir(dir)?;
     let path = dir.join(LOCK);
     let file = private::options().truncate(false).open(&path);
@@ -193,7 +198,7 @@ fn take_lock(dir: &Path) -> Result<File, OpenError> {
                 tries -= 1;
                 std::thread::sleep(Duration::from_millis(20));
             }
-            Err(TryLockError::WouldBlock) => return Err(OpenError::Locked { dir: dir.to_owned() }),
+            Err(TryLockError::WouldBlock) => return Err(SegmentOpenError::Locked { dir: dir.to_owned() }),
             Err(TryLockError::Error(error)) => return Err(failed("lock", &path)(error)),
         }
     }
@@ -206,23 +211,23 @@ impl Journal for SegmentJournal {
 
     fn append_here(&self, record: Record) -> Result<(), AppendError> {
         match self.queue.append_here(record)? {
-            Appended::Taken(writer, record) => writer.write(&self.queue, [*record]),
-            Appended::Queued => {}
+            AppendPath::Taken(writer, record) => writer.write(&self.queue, [*record]),
+            AppendPath::Queued => {}
         }
         Ok(())
     }
 
-    fn head(&self) -> Option<Cursor> {
+    fn head(&self) -> Option<ChainCursor> {
         self.catalog.head()
     }
 
-    fn source(&self) -> Arc<dyn Source> {
+    fn source(&self) -> Arc<dyn JournalReader> {
         Arc::new(reader::SegmentSource(self.catalog.clone()))
     }
 
     fn close(&self) -> Result<(), CloseError> {
         self.queue.close();
-        if let Some(Running { writer, filing, lock }) = catalog::lock(&self.running).take() {
+        if let Some(JournalThreads { writer, filing, lock }) = catalog::lock(&self.running).take() {
             let has_panicked = writer.join().is_err();
             drop(filing);
             drop(lock);

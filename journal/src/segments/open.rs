@@ -20,21 +20,21 @@ use std::sync::atomic::AtomicBool;
 
 use chancery_events::id::Position;
 
-use super::catalog::{Catalog, Segment, list};
-use super::disk::Disk;
+use super::catalog::{Segment, SegmentCatalog, list};
+use super::disk::DiskAccess;
 use super::frame::len_without_zeros;
 use super::reader::SegmentSource;
-use super::scan::{Before, Damage, NotOurs, Scan, scan, sweep};
-use super::writer::{Open, adopt};
-use super::{Against, Check, Options, postings, spare};
-use crate::aside::{Wanted, set_aside};
-use crate::chain::{Broken, Chain, Cursor};
+use super::scan::{DamagedBytes, ForeignSegment, PreviousSegment, SegmentScan, scan, sweep};
+use super::writer::{ActiveSegment, adopt};
+use super::{OpenCheck, OpenEvidence, SegmentOptions, postings, spare};
+use crate::aside::{ExpectedType, set_aside};
+use crate::chain::{ChainCursor, ChainError, ChainReader};
 use crate::journal::ReadError;
-use crate::witness::{Loss, loss};
+use crate::witness::{JournalLoss, loss};
 
 /// Reason why the journal cannot be opened. Nothing was changed.
 #[derive(Debug, thiserror::Error)]
-pub enum OpenError {
+pub enum SegmentOpenError {
     /// The other process must be stopped, or another directory chosen.
     #[error("open the journal in {}: another process has it open", dir.display())]
     Locked {
@@ -80,7 +80,7 @@ pub enum OpenError {
         /// Directory of the journal.
         dir: PathBuf,
         /// Records that are missing.
-        loss: Box<Loss>,
+        loss: Box<JournalLoss>,
     },
     /// A record that a witness names cannot be read.
     #[error("cannot open the journal in {}", dir.display())]
@@ -106,13 +106,13 @@ pub enum OpenError {
         /// Segment file.
         file: PathBuf,
         /// Record that cannot be accepted.
-        source: Broken,
+        source: ChainError,
     },
 }
 
 /// Truncated tail: the last group, torn while it was written, or damaged before any frame named it.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Cut {
+pub struct TruncatedTail {
     /// First position that is lost, if it was ever acknowledged.
     pub from: Position,
     /// Segment file.
@@ -129,51 +129,56 @@ pub struct Cut {
 
 /// Result of opening a journal.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Opened {
+pub struct OpenedSegments {
     /// Cursor after the last record.
-    pub head: Option<Cursor>,
+    pub head: Option<ChainCursor>,
     /// First position that was rewritten, because no frame named it as synced.
     pub rewritten: Option<Position>,
     /// Truncated tail.
-    pub cut: Option<Cut>,
+    pub cut: Option<TruncatedTail>,
     /// Accepted loss.
-    pub loss: Option<Loss>,
+    pub loss: Option<JournalLoss>,
 }
 
-pub(super) struct Ready {
-    pub(super) opened: Opened,
-    pub(super) chain: Chain,
-    pub(super) catalog: Arc<Catalog>,
-    pub(super) open: Open,
+pub(super) struct SegmentParts {
+    pub(super) opened: OpenedSegments,
+    pub(super) chain: ChainReader,
+    pub(super) catalog: Arc<SegmentCatalog>,
+    pub(super) open: ActiveSegment,
     pub(super) is_named: bool,
 }
 
-pub(super) fn failed(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> OpenError {
-    move |source| OpenError::Io { operation, path: path.to_owned(), source }
+pub(super) fn failed(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> SegmentOpenError {
+    move |source| SegmentOpenError::Io { operation, path: path.to_owned(), source }
 }
 
-fn damaged(file: &Path, named: Position, damage: Damage) -> OpenError {
-    let Damage { offset, position, reason } = damage;
-    OpenError::Damaged { file: file.to_owned(), offset: offset as u64, position, named, reason }
+fn damaged(file: &Path, named: Position, damage: DamagedBytes) -> SegmentOpenError {
+    let DamagedBytes { offset, position, reason } = damage;
+    SegmentOpenError::Damaged { file: file.to_owned(), offset: offset as u64, position, named, reason }
 }
 
 /// Prepares the directory, whose lock is held, for writing.
-pub(super) fn open(options: &Options, disk: &dyn Disk) -> Result<Ready, OpenError> {
+pub(super) fn open(
+    options: &SegmentOptions,
+    disk: &dyn DiskAccess,
+) -> Result<SegmentParts, SegmentOpenError> {
     let dir = &options.dir;
     let mut files = list(dir).map_err(failed("list", dir))?;
     let Some((first, path)) = files.pop() else {
-        let nothing = Arc::new(Catalog::new(options.fleet.clone(), Vec::new(), None));
+        let nothing = Arc::new(SegmentCatalog::new(options.fleet.clone(), Vec::new(), None));
         let loss = weigh(options, &nothing, None)?;
         clear(dir, disk)?;
         return begin(options, disk, loss);
     };
     let (mut segments, before) = earlier(options, &files, first)?;
     let bytes = fs::read(&path).map_err(failed("read", &path))?;
-    let scan = match scan(&bytes, Chain::new(options.fleet.clone(), before), |_| ()) {
+    let scan = match scan(&bytes, ChainReader::new(options.fleet.clone(), before), |_| ()) {
         Ok(scan) => scan,
-        Err(NotOurs::Broken { source, .. }) => return Err(OpenError::Broken { file: path, source }),
-        Err(NotOurs::Fleet { found, .. }) => {
-            return Err(OpenError::OtherFleet { file: path, found, wanted: options.fleet.clone() });
+        Err(ForeignSegment::Broken { source, .. }) => {
+            return Err(SegmentOpenError::Broken { file: path, source });
+        }
+        Err(ForeignSegment::Fleet { found, .. }) => {
+            return Err(SegmentOpenError::OtherFleet { file: path, found, wanted: options.fleet.clone() });
         }
     };
     if let Some(damage) = &scan.damage
@@ -184,7 +189,7 @@ pub(super) fn open(options: &Options, disk: &dyn Disk) -> Result<Ready, OpenErro
     let head = scan.chain.at().copied();
     let segment = Arc::new(Segment::new(first, path.clone(), scan.end as u64, Some(scan.index.clone())));
     segments.push(segment.clone());
-    let catalog = Arc::new(Catalog::new(options.fleet.clone(), segments, head));
+    let catalog = Arc::new(SegmentCatalog::new(options.fleet.clone(), segments, head));
     let loss = weigh(options, &catalog, Some(first))?;
     // All refusals are above: from here on the directory is changed.
     clear(dir, disk)?;
@@ -202,10 +207,10 @@ pub(super) fn open(options: &Options, disk: &dyn Disk) -> Result<Ready, OpenErro
     if cut.is_some() || rewritten.is_some() {
         file.sync().map_err(failed("sync", &path))?;
     }
-    Ok(Ready {
-        opened: Opened { head, rewritten: rewritten.map(|(_, position)| position), cut, loss },
+    Ok(SegmentParts {
+        opened: OpenedSegments { head, rewritten: rewritten.map(|(_, position)| position), cut, loss },
         catalog,
-        open: Open { segment, file, offset: scan.end as u64, size: bytes.len() as u64 },
+        open: ActiveSegment { segment, file, offset: scan.end as u64, size: bytes.len() as u64 },
         is_named: rewritten.is_none(),
         chain: scan.chain,
     })
@@ -213,30 +218,31 @@ pub(super) fn open(options: &Options, disk: &dyn Disk) -> Result<Ready, OpenErro
 
 /// Returns the loss, if accepted. `last` is the start of the last segment, if there is one. Changes nothing.
 fn weigh(
-    options: &Options,
-    catalog: &Arc<Catalog>,
+    options: &SegmentOptions,
+    catalog: &Arc<SegmentCatalog>,
     last: Option<Position>,
-) -> Result<Option<Loss>, OpenError> {
+) -> Result<Option<JournalLoss>, SegmentOpenError> {
     let dir = &options.dir;
-    let (Against::Witnesses(witnesses) | Against::AcceptedLoss(witnesses)) = &options.against else {
+    let (OpenEvidence::Witnesses(witnesses) | OpenEvidence::AcceptedLoss(witnesses)) = &options.against
+    else {
         return Ok(None);
     };
     let mut witnesses = witnesses.clone();
     witnesses.extend(postings::witnesses(dir, last).map_err(failed("read postings in", dir))?);
     let loss = loss(&SegmentSource(catalog.clone()), &witnesses);
-    let loss = loss.map_err(|source| OpenError::Unreadable { dir: dir.clone(), source })?;
+    let loss = loss.map_err(|source| SegmentOpenError::Unreadable { dir: dir.clone(), source })?;
     match (loss, &options.against) {
-        (Some(loss), Against::Witnesses(_)) => {
-            Err(OpenError::Short { dir: dir.clone(), loss: Box::new(loss) })
+        (Some(loss), OpenEvidence::Witnesses(_)) => {
+            Err(SegmentOpenError::Short { dir: dir.clone(), loss: Box::new(loss) })
         }
         (loss, _) => Ok(loss),
     }
 }
 
 /// Removes unfinished files that a crash left.
-fn clear(dir: &Path, disk: &dyn Disk) -> Result<(), OpenError> {
+fn clear(dir: &Path, disk: &dyn DiskAccess) -> Result<(), SegmentOpenError> {
     let spare = dir.join(spare::NAME);
-    set_aside(&spare, Wanted::File).map_err(failed("set aside", &spare))?;
+    set_aside(&spare, ExpectedType::File).map_err(failed("set aside", &spare))?;
     let spare = Some(spare).filter(|spare| spare.exists());
     for left_over in postings::left_over(dir).map_err(failed("list", dir))?.into_iter().chain(spare) {
         disk.remove(&left_over).map_err(failed("remove", &left_over))?;
@@ -245,16 +251,20 @@ fn clear(dir: &Path, disk: &dyn Disk) -> Result<(), OpenError> {
 }
 
 /// Creates the first segment.
-fn begin(options: &Options, disk: &dyn Disk, loss: Option<Loss>) -> Result<Ready, OpenError> {
+fn begin(
+    options: &SegmentOptions,
+    disk: &dyn DiskAccess,
+    loss: Option<JournalLoss>,
+) -> Result<SegmentParts, SegmentOpenError> {
     let dir = &options.dir;
     let size = options.first_segment.min(options.largest_segment);
     let path = dir.join(spare::NAME);
     let file = spare::fill(disk, &path, size, &AtomicBool::new(false)).map_err(failed("fill", &path))?;
     let open = adopt(disk, dir, Position::FIRST, file, size).map_err(failed("make a segment in", dir))?;
-    Ok(Ready {
-        opened: Opened { loss, ..Opened::default() },
-        chain: Chain::new(options.fleet.clone(), None),
-        catalog: Arc::new(Catalog::new(options.fleet.clone(), vec![open.segment.clone()], None)),
+    Ok(SegmentParts {
+        opened: OpenedSegments { loss, ..OpenedSegments::default() },
+        chain: ChainReader::new(options.fleet.clone(), None),
+        catalog: Arc::new(SegmentCatalog::new(options.fleet.clone(), vec![open.segment.clone()], None)),
         open,
         is_named: true,
     })
@@ -262,54 +272,54 @@ fn begin(options: &Options, disk: &dyn Disk, loss: Option<Loss>) -> Result<Ready
 
 /// Checks all segments but the last, which starts at `last`. Returns them and the cursor at their end.
 fn earlier(
-    options: &Options,
+    options: &SegmentOptions,
     files: &[(Position, PathBuf)],
     last: Position,
-) -> Result<(Vec<Arc<Segment>>, Option<Cursor>), OpenError> {
+) -> Result<(Vec<Arc<Segment>>, Option<ChainCursor>), SegmentOpenError> {
     let named = Position::new(last.get().saturating_sub(1));
     let mut segments = Vec::with_capacity(files.len() + 1);
-    let mut before = Before::Known(None);
+    let mut before = PreviousSegment::Known(None);
     let mut next = Position::FIRST;
     for (at, (first, path)) in files.iter().enumerate() {
-        let is_read = options.check == Check::All || at + 1 == files.len();
+        let is_read = options.check == OpenCheck::All || at + 1 == files.len();
         if *first != next {
             return Err(missing(path, next, named));
         }
         let next_file = files.get(at + 1).map_or(last, |(first, _)| *first);
         if !is_read {
             segments.push(Arc::new(Segment::new(*first, path.clone(), 0, None)));
-            (before, next) = (Before::Unknown, next_file);
+            (before, next) = (PreviousSegment::Unknown, next_file);
             continue;
         }
         let bytes = fs::read(path).map_err(failed("read", path))?;
         let swept = sweep(&bytes, &options.fleet, before, *first);
         let swept = swept.map_err(|damage| damaged(path, named, damage))?;
         segments.push(Arc::new(Segment::new(*first, path.clone(), swept.end, Some(swept.index))));
-        (before, next) = (Before::Known(Some(swept.last)), swept.last.next());
+        (before, next) = (PreviousSegment::Known(Some(swept.last)), swept.last.next());
     }
     if last != next {
         return Err(missing(&options.dir.join(super::catalog::file_name(next)), next, named));
     }
     match before {
-        Before::Known(before) => Ok((segments, before)),
+        PreviousSegment::Known(before) => Ok((segments, before)),
         // The last of the earlier segments is always read.
-        Before::Unknown => Ok((segments, None)),
+        PreviousSegment::Unknown => Ok((segments, None)),
     }
 }
 
-fn missing(file: &Path, position: Position, named: Position) -> OpenError {
+fn missing(file: &Path, position: Position, named: Position) -> SegmentOpenError {
     let reason = "a segment is missing before the next one, or records at its end".into();
-    damaged(file, named, Damage { offset: 0, position, reason })
+    damaged(file, named, DamagedBytes { offset: 0, position, reason })
 }
 
 /// Copies the tail before truncation, and logs a warning.
 fn cut(
     dir: &Path,
-    disk: &dyn Disk,
+    disk: &dyn DiskAccess,
     path: &Path,
     bytes: &[u8],
-    scan: &Scan,
-) -> Result<Option<Cut>, OpenError> {
+    scan: &SegmentScan,
+) -> Result<Option<TruncatedTail>, SegmentOpenError> {
     let Some(damage) = &scan.damage else { return Ok(None) };
     let tail = &bytes[damage.offset..];
     let tail = &tail[..len_without_zeros(tail)];
@@ -318,7 +328,7 @@ fn cut(
     file.write_at(tail, 0).map_err(failed("write", &kept))?;
     file.sync().map_err(failed("sync", &kept))?;
     disk.sync_dir(dir).map_err(failed("sync", dir))?;
-    let cut = Cut {
+    let cut = TruncatedTail {
         from: damage.position,
         file: path.to_owned(),
         offset: damage.offset as u64,

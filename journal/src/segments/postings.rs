@@ -29,12 +29,12 @@ use std::path::{Path, PathBuf};
 
 use chancery_events::event::Event;
 use chancery_events::id::{Lineage, Position};
-use chancery_events::record::{Hash, Record};
+use chancery_events::record::{Record, RecordHash};
 use chancery_events::subject::Subject;
 
-use crate::aside::{Wanted, set_aside};
+use crate::aside::{ExpectedType, set_aside};
 use crate::private;
-use crate::witness::Witness;
+use crate::witness::JournalWitness;
 
 const EXTENSION: &str = "post";
 const UNFINISHED: &str = "post-new";
@@ -44,77 +44,77 @@ const ENTRY: usize = 16;
 const PLACE: usize = 8;
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(super) struct Key(u64);
+pub(super) struct SubjectKey(u64);
 
-impl Key {
+impl SubjectKey {
     /// Key of events that this build cannot read.
-    pub(super) const UNREADABLE: Key = Key(0);
+    pub(super) const UNREADABLE: SubjectKey = SubjectKey(0);
 
-    pub(super) fn of(subject: &Subject) -> Key {
-        let hash = Hash::of(subject.to_string().as_bytes());
-        Key(hash.bytes().first_chunk().map_or(1, |front| u64::from_le_bytes(*front)).max(1))
+    pub(super) fn of(subject: &Subject) -> SubjectKey {
+        let hash = RecordHash::of(subject.to_string().as_bytes());
+        SubjectKey(hash.bytes().first_chunk().map_or(1, |front| u64::from_le_bytes(*front)).max(1))
     }
 }
 
 /// Position of an event, and the offset of the frame that contains its record.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(super) struct Place {
+pub(super) struct PostingEntry {
     pub(super) position: Position,
     pub(super) offset: u64,
 }
 
 /// Postings of a prefix of a segment, in memory.
 #[derive(Clone, Default, Debug)]
-pub(super) struct Postings {
-    lists: BTreeMap<Key, Vec<Place>>,
-    last: Option<Last>,
+pub(super) struct SegmentPostings {
+    lists: BTreeMap<SubjectKey, Vec<PostingEntry>>,
+    last: Option<LastRecord>,
 }
 
 /// Last record of a segment, and the offset of its frame.
 #[derive(Clone, Copy, Debug)]
-struct Last {
+struct LastRecord {
     offset: u64,
-    hash: Hash,
+    hash: RecordHash,
     through: Position,
     lineage: Lineage,
 }
 
-impl Postings {
+impl SegmentPostings {
     /// Adds the subjects of a record's events. Records come in order.
     pub(super) fn note(&mut self, record: &Record, offset: u64) {
         let lineage = record.header().lineage;
         for (position, line) in record.events() {
-            let place = Place { position, offset };
+            let place = PostingEntry { position, offset };
             let Ok(event) = Event::read(line) else {
-                self.put(Key::UNREADABLE, place);
+                self.put(SubjectKey::UNREADABLE, place);
                 continue;
             };
             for subject in event.subjects() {
-                self.put(Key::of(&subject), place);
+                self.put(SubjectKey::of(&subject), place);
             }
             if let Event::Fact { fact, .. } = &event
                 && let Some(issued) = fact.issues(lineage, position)
             {
-                self.put(Key::of(&issued), place);
+                self.put(SubjectKey::of(&issued), place);
             }
         }
-        self.last = Some(Last { offset, hash: record.hash(), through: record.last(), lineage });
+        self.last = Some(LastRecord { offset, hash: record.hash(), through: record.last(), lineage });
     }
 
-    fn put(&mut self, key: Key, place: Place) {
+    fn put(&mut self, key: SubjectKey, place: PostingEntry) {
         let list = self.lists.entry(key).or_default();
         if list.last() != Some(&place) {
             list.push(place);
         }
     }
 
-    pub(super) fn find(&self, key: Key) -> &[Place] {
+    pub(super) fn find(&self, key: SubjectKey) -> &[PostingEntry] {
         self.lists.get(&key).map_or(&[], Vec::as_slice)
     }
 
     /// Encodes the file for a segment whose frames end at `end`; `None` if it is empty, or too large for one.
     pub(super) fn encode(&self, first: Position, end: u64) -> Option<Vec<u8>> {
-        let Last { offset, hash, through, lineage } = self.last?;
+        let LastRecord { offset, hash, through, lineage } = self.last?;
         u32::try_from(end).ok()?;
         let count: usize = self.lists.values().map(Vec::len).sum();
         let mut bytes = Vec::with_capacity(HEAD + self.lists.len() * ENTRY + count * PLACE);
@@ -168,7 +168,7 @@ pub(super) fn left_over(dir: &Path) -> io::Result<Vec<PathBuf>> {
     for entry in fs::read_dir(dir)? {
         let path = entry?.path();
         let is_unfinished = path.extension().is_some_and(|extension| extension == UNFINISHED);
-        if is_unfinished && set_aside(&path, Wanted::File)?.is_none() {
+        if is_unfinished && set_aside(&path, ExpectedType::File)?.is_none() {
             found.push(path);
         }
     }
@@ -178,7 +178,7 @@ pub(super) fn left_over(dir: &Path) -> io::Result<Vec<PathBuf>> {
 /// Returns the witnesses in the postings of the last segment and of missing ones. `last` is the first
 /// position of that segment, if there is one. Files are made once another segment follows, so that of the
 /// last one also proves the next position.
-pub(super) fn witnesses(dir: &Path, last: Option<Position>) -> io::Result<Vec<Witness>> {
+pub(super) fn witnesses(dir: &Path, last: Option<Position>) -> io::Result<Vec<JournalWitness>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(dir)? {
         let path = entry?.path();
@@ -188,26 +188,27 @@ pub(super) fn witnesses(dir: &Path, last: Option<Position>) -> io::Result<Vec<Wi
             continue;
         }
         // A file that is not as it was written proves nothing.
-        let Some(filed) = Filed::check(&fs::read(&path)?).filter(|filed| Some(filed.first) == first) else {
+        let Some(filed) = PostingsFile::check(&fs::read(&path)?).filter(|filed| Some(filed.first) == first)
+        else {
             continue;
         };
         let (name, lineage) = (format!("the file of postings {}", path.display()), filed.lineage);
         if last == Some(filed.first) {
             let position = filed.through.plus(1);
-            found.push(Witness { name: name.clone(), lineage, position, hash: None });
+            found.push(JournalWitness { name: name.clone(), lineage, position, hash: None });
         }
-        found.push(Witness { name, lineage, position: filed.through, hash: Some(filed.hash) });
+        found.push(JournalWitness { name, lineage, position: filed.through, hash: Some(filed.hash) });
     }
     Ok(found)
 }
 
 /// Header of a file of postings that passed [`Filed::check`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Filed {
+pub(super) struct PostingsFile {
     pub(super) first: Position,
     pub(super) end: u64,
     pub(super) last: u64,
-    pub(super) hash: Hash,
+    pub(super) hash: RecordHash,
     through: Position,
     lineage: Lineage,
     keys: u64,
@@ -218,24 +219,25 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
     bytes.get(at..).and_then(|bytes| bytes.first_chunk()).map_or(0, |bytes| u64::from_le_bytes(*bytes))
 }
 
-impl Filed {
+impl PostingsFile {
     /// Checks a complete file; `None` if it is not as it was written. The caller must check whether it fits
     /// its segment.
-    pub(super) fn check(bytes: &[u8]) -> Option<Filed> {
+    pub(super) fn check(bytes: &[u8]) -> Option<PostingsFile> {
         let crc = bytes.get(8..12)?.first_chunk().map(|crc| u32::from_le_bytes(*crc))?;
         if !bytes.starts_with(MAGIC) || crc != crc32c::crc32c(&bytes[12..]) {
             return None;
         }
-        let hash = Hash::from_bytes(*bytes.get(40..)?.first_chunk()?);
+        let hash = RecordHash::from_bytes(*bytes.get(40..)?.first_chunk()?);
         let [first, end, last] = [16, 24, 32].map(|at| u64_at(bytes, at));
         let [through, lineage, keys, places] = [72, 80, 88, 96].map(|at| u64_at(bytes, at));
         let (through, lineage) = (Position::new(through), Lineage::from_random(lineage));
         let len = HEAD as u64 + keys.checked_mul(ENTRY as u64)? + places.checked_mul(PLACE as u64)?;
-        let filed = Filed { first: Position::new(first), end, last, hash, through, lineage, keys, places };
+        let filed =
+            PostingsFile { first: Position::new(first), end, last, hash, through, lineage, keys, places };
         (len == bytes.len() as u64).then_some(filed)
     }
 
-    pub(super) fn find(&self, file: &File, key: Key) -> io::Result<Vec<Place>> {
+    pub(super) fn find(&self, file: &File, key: SubjectKey) -> io::Result<Vec<PostingEntry>> {
         let (mut low, mut high) = (0, self.keys);
         while low < high {
             let middle = low.midpoint(high);
@@ -258,10 +260,10 @@ impl Filed {
         Ok(places.iter().map(|place| self.place(*place)).collect())
     }
 
-    fn place(&self, bytes: [u8; PLACE]) -> Place {
+    fn place(&self, bytes: [u8; PLACE]) -> PostingEntry {
         let both = u64::from_le_bytes(bytes);
         let (position, offset) = (both & u64::from(u32::MAX), both >> 32);
-        Place { position: Position::new(self.first.get() + position), offset }
+        PostingEntry { position: Position::new(self.first.get() + position), offset }
     }
 }
 

@@ -13,42 +13,42 @@ use std::time::{Duration, Instant};
 use chancery_events::record::Record;
 
 use super::catalog::lock;
-use super::writer::Writer;
-use crate::chain::Chain;
+use super::writer::SegmentWriter;
+use crate::chain::ChainReader;
 use crate::journal::AppendError;
 
 /// Limits of the append queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Bounds {
+pub struct QueueBounds {
     /// Maximum number of records.
     pub records: usize,
     /// Maximum bytes of records; a single record always fits.
     pub bytes: usize,
 }
 
-pub(super) struct Queue {
-    state: Mutex<State>,
+pub(super) struct AppendQueue {
+    state: Mutex<AppendQueueState>,
     /// Only the journal's thread waits here.
     has_work: Condvar,
-    bounds: Bounds,
+    bounds: QueueBounds,
     /// Idle time before the last sync is named.
     pause: Duration,
 }
 
-struct State {
+struct AppendQueueState {
     records: Vec<Record>,
     bytes: usize,
     /// Chain after the last queued record.
-    chain: Chain,
-    phase: Phase,
-    writer: Option<Box<Writer>>,
+    chain: ChainReader,
+    phase: AppendQueuePhase,
+    writer: Option<Box<SegmentWriter>>,
     /// Time when the writer was put back.
     written: Instant,
-    rest: Rest,
+    rest: WriterThreadState,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Phase {
+enum AppendQueuePhase {
     Open,
     /// Appends fail; queued records are still written.
     Closing,
@@ -60,7 +60,7 @@ enum Phase {
 
 /// State of the journal's thread.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Rest {
+enum WriterThreadState {
     Busy,
     /// Timed wait: wakes up on its own.
     Dozes,
@@ -69,36 +69,41 @@ enum Rest {
 }
 
 /// Work for the journal's thread.
-pub(super) enum Taken {
-    Records(Box<Writer>, Vec<Record>),
+pub(super) enum QueueWork {
+    Records(Box<SegmentWriter>, Vec<Record>),
     /// Nothing was written for a while, and the last sync is not named yet.
-    Nothing(Box<Writer>),
+    Nothing(Box<SegmentWriter>),
     /// The queue is empty and closed.
-    Closed(Box<Writer>),
+    Closed(Box<SegmentWriter>),
     /// The writer has ended.
     Stopped,
 }
 
 /// Result of an append that its caller may write.
-pub(super) enum Appended {
+pub(super) enum AppendPath {
     /// The appender must write the record.
-    Taken(Box<Writer>, Box<Record>),
+    Taken(Box<SegmentWriter>, Box<Record>),
     /// The record waits in the queue.
     Queued,
 }
 
-impl Queue {
-    pub(super) fn new(chain: Chain, bounds: Bounds, pause: Duration, writer: Writer) -> Queue {
-        let state = State {
+impl AppendQueue {
+    pub(super) fn new(
+        chain: ChainReader,
+        bounds: QueueBounds,
+        pause: Duration,
+        writer: SegmentWriter,
+    ) -> AppendQueue {
+        let state = AppendQueueState {
             records: Vec::new(),
             bytes: 0,
             chain,
-            phase: Phase::Open,
+            phase: AppendQueuePhase::Open,
             writer: Some(Box::new(writer)),
             written: Instant::now(),
-            rest: Rest::Busy,
+            rest: WriterThreadState::Busy,
         };
-        Queue { state: Mutex::new(state), has_work: Condvar::new(), bounds, pause }
+        AppendQueue { state: Mutex::new(state), has_work: Condvar::new(), bounds, pause }
     }
 
     /// Leaves the record to the journal's thread.
@@ -114,21 +119,21 @@ impl Queue {
     }
 
     /// Gives the writer to the appender, if it is idle and the queue is empty.
-    pub(super) fn append_here(&self, record: Record) -> Result<Appended, AppendError> {
+    pub(super) fn append_here(&self, record: Record) -> Result<AppendPath, AppendError> {
         let mut state = lock(&self.state);
         let (record, bytes) = self.judge(&mut state, record)?;
         if state.records.is_empty()
             && let Some(writer) = state.writer.take()
         {
-            return Ok(Appended::Taken(writer, Box::new(record)));
+            return Ok(AppendPath::Taken(writer, Box::new(record)));
         }
         state.push(record, bytes);
-        Ok(Appended::Queued)
+        Ok(AppendPath::Queued)
     }
 
     /// Checks that the record is valid and fits. Returns it with the bytes that are then queued.
-    fn judge(&self, state: &mut State, record: Record) -> Result<(Record, usize), AppendError> {
-        if state.phase != Phase::Open {
+    fn judge(&self, state: &mut AppendQueueState, record: Record) -> Result<(Record, usize), AppendError> {
+        if state.phase != AppendQueuePhase::Open {
             return Err(AppendError::Closed);
         }
         let bytes = state.bytes + record.bytes().len();
@@ -140,48 +145,48 @@ impl Queue {
     }
 
     /// Waits for work; for the journal's thread.
-    pub(super) fn take(&self) -> Taken {
+    pub(super) fn take(&self) -> QueueWork {
         let mut state = lock(&self.state);
         loop {
-            if state.phase == Phase::Stopped {
-                return Taken::Stopped;
+            if state.phase == AppendQueuePhase::Stopped {
+                return QueueWork::Stopped;
             }
             let since = state.written.elapsed();
-            let (is_open, is_empty) = (state.phase == Phase::Open, state.records.is_empty());
+            let (is_open, is_empty) = (state.phase == AppendQueuePhase::Open, state.records.is_empty());
             let is_named = state.writer.as_ref().is_some_and(|writer| writer.is_named());
             let is_due = !is_empty || !is_open || (!is_named && since >= self.pause);
             if is_due && let Some(writer) = state.writer.take() {
                 return if !is_empty {
                     state.bytes = 0;
                     let room = Vec::with_capacity(state.records.len());
-                    Taken::Records(writer, std::mem::replace(&mut state.records, room))
+                    QueueWork::Records(writer, std::mem::replace(&mut state.records, room))
                 } else if is_open {
-                    Taken::Nothing(writer)
+                    QueueWork::Nothing(writer)
                 } else {
-                    Taken::Closed(writer)
+                    QueueWork::Closed(writer)
                 };
             }
             state = if is_named || is_due {
                 // Due without a writer: the thread that puts it back wakes this one.
-                state.rest = Rest::Sleeps;
+                state.rest = WriterThreadState::Sleeps;
                 self.has_work.wait(state).unwrap_or_else(PoisonError::into_inner)
             } else {
-                state.rest = Rest::Dozes;
+                state.rest = WriterThreadState::Dozes;
                 let left = self.pause.saturating_sub(since);
                 self.has_work.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0
             };
-            state.rest = Rest::Busy;
+            state.rest = WriterThreadState::Busy;
         }
     }
 
     /// Puts the writer back.
-    pub(super) fn put_back(&self, writer: Box<Writer>) {
+    pub(super) fn put_back(&self, writer: Box<SegmentWriter>) {
         let mut state = lock(&self.state);
         let is_named = writer.is_named();
         state.writer = Some(writer);
         state.written = Instant::now();
-        let must_look = !state.records.is_empty() || state.phase != Phase::Open;
-        let must_wake = (must_look || (state.rest == Rest::Sleeps && !is_named)) && state.wake();
+        let must_look = !state.records.is_empty() || state.phase != AppendQueuePhase::Open;
+        let must_wake = (must_look || (state.rest == WriterThreadState::Sleeps && !is_named)) && state.wake();
         drop(state);
         self.notify(must_wake);
     }
@@ -196,8 +201,8 @@ impl Queue {
     /// Refuses further appends.
     pub(super) fn close(&self) {
         let mut state = lock(&self.state);
-        if state.phase == Phase::Open {
-            state.phase = Phase::Closing;
+        if state.phase == AppendQueuePhase::Open {
+            state.phase = AppendQueuePhase::Closing;
         }
         let must_wake = state.wake();
         drop(state);
@@ -207,7 +212,7 @@ impl Queue {
     /// Records that the writer has ended; `is_clean` if everything was written.
     pub(super) fn end(&self, is_clean: bool) {
         let mut state = lock(&self.state);
-        state.phase = if is_clean { Phase::Closed } else { Phase::Stopped };
+        state.phase = if is_clean { AppendQueuePhase::Closed } else { AppendQueuePhase::Stopped };
         state.records = Vec::new();
         let must_wake = state.wake();
         drop(state);
@@ -215,15 +220,15 @@ impl Queue {
     }
 
     pub(super) fn has_stopped(&self) -> bool {
-        lock(&self.state).phase == Phase::Stopped
+        lock(&self.state).phase == AppendQueuePhase::Stopped
     }
 }
 
-impl State {
+impl AppendQueueState {
     /// Whether the thread must be notified. Once is enough: from then on it is busy, although it does not run
     /// yet.
     fn wake(&mut self) -> bool {
-        std::mem::replace(&mut self.rest, Rest::Busy) != Rest::Busy
+        std::mem::replace(&mut self.rest, WriterThreadState::Busy) != WriterThreadState::Busy
     }
 
     fn push(&mut self, record: Record, bytes: usize) {

@@ -8,14 +8,14 @@ use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 
 use chancery_events::id::Position;
-use chancery_events::record::{Header, Record};
+use chancery_events::record::{Record, RecordHeader};
 use chancery_events::subject::Subject;
 
-use super::about::About;
-use super::catalog::{Catalog, Segment};
-use super::frame::{self, Frame, HEAD, Kind};
-use crate::chain::{Chain, Cursor, Link};
-use crate::journal::{ReadError, Records, Source, records_by};
+use super::about::SubjectReader;
+use super::catalog::{Segment, SegmentCatalog};
+use super::frame::{self, Frame, FrameKind, HEAD};
+use crate::chain::{ChainCursor, ChainEntry, ChainReader};
+use crate::journal::{JournalReader, ReadError, RecordIter, records_by};
 
 /// Minimum bytes per read of a file.
 const READ: usize = 256 << 10;
@@ -23,24 +23,24 @@ const READ: usize = 256 << 10;
 const READ_SINGLE: usize = 8 << 10;
 
 /// Reader of a directory's segments while they are written.
-pub(super) struct SegmentSource(pub(super) Arc<Catalog>);
+pub(super) struct SegmentSource(pub(super) Arc<SegmentCatalog>);
 
-impl Source for SegmentSource {
-    fn head(&self) -> Option<Cursor> {
+impl JournalReader for SegmentSource {
+    fn head(&self) -> Option<ChainCursor> {
         self.0.head()
     }
 
-    fn records_about(&self, subject: &Subject, from: Position) -> Result<Records, ReadError> {
-        let mut about = About::new(self.0.clone(), subject, from);
+    fn records_about(&self, subject: &Subject, from: Position) -> Result<RecordIter, ReadError> {
+        let mut about = SubjectReader::new(self.0.clone(), subject, from);
         Ok(records_by(move || about.step()))
     }
 
-    fn records(&self, from: Position) -> Result<Records, ReadError> {
+    fn records(&self, from: Position) -> Result<RecordIter, ReadError> {
         let Some(segment) = self.0.holding(from) else { return Ok(Box::new(std::iter::empty())) };
         let offset = segment.seek(from).map_err(|source| io_error(&segment, source))?;
-        let chain = (from <= Position::FIRST).then(|| Chain::new(self.0.fleet.clone(), None));
-        let part = Part::open(segment, offset)?;
-        let mut reader = Reader { catalog: self.0.clone(), from, chain, part };
+        let chain = (from <= Position::FIRST).then(|| ChainReader::new(self.0.fleet.clone(), None));
+        let part = SegmentBuffer::open(segment, offset)?;
+        let mut reader = SegmentReader { catalog: self.0.clone(), from, chain, part };
         Ok(records_by(move || Ok(reader.step()?.map(Arc::new))))
     }
 }
@@ -50,7 +50,7 @@ fn io_error(segment: &Segment, source: std::io::Error) -> ReadError {
 }
 
 /// Open segment and a buffered part of it.
-pub(super) struct Part {
+pub(super) struct SegmentBuffer {
     segment: Arc<Segment>,
     file: File,
     buffer: Vec<u8>,
@@ -64,16 +64,16 @@ pub(super) struct Part {
     len: usize,
 }
 
-impl Part {
-    pub(super) fn open(segment: Arc<Segment>, offset: u64) -> Result<Part, ReadError> {
+impl SegmentBuffer {
+    pub(super) fn open(segment: Arc<Segment>, offset: u64) -> Result<SegmentBuffer, ReadError> {
         segment.know().map_err(|source| io_error(&segment, source))?;
         let file = File::open(&segment.path).map_err(|source| io_error(&segment, source))?;
-        Ok(Part { segment, file, buffer: Vec::new(), piece: READ, start: offset, offset, len: 0 })
+        Ok(SegmentBuffer { segment, file, buffer: Vec::new(), piece: READ, start: offset, offset, len: 0 })
     }
 
     /// Opens a segment to read single frames.
-    pub(super) fn open_for_single(segment: Arc<Segment>) -> Result<Part, ReadError> {
-        Ok(Part { piece: READ_SINGLE, ..Part::open(segment, 0)? })
+    pub(super) fn open_for_single(segment: Arc<Segment>) -> Result<SegmentBuffer, ReadError> {
+        Ok(SegmentBuffer { piece: READ_SINGLE, ..SegmentBuffer::open(segment, 0)? })
     }
 
     /// Returns the `len` bytes at the next frame; `None` if fewer are durable.
@@ -137,15 +137,15 @@ fn damage(segment: &Segment, offset: u64, position: Position, reason: &str) -> R
     ReadError::Damaged { place, position, reason: reason.to_owned() }
 }
 
-struct Reader {
-    catalog: Arc<Catalog>,
+struct SegmentReader {
+    catalog: Arc<SegmentCatalog>,
     from: Position,
     /// Chain; `None` until the first record is found, unless that is the journal's first.
-    chain: Option<Chain>,
-    part: Part,
+    chain: Option<ChainReader>,
+    part: SegmentBuffer,
 }
 
-impl Reader {
+impl SegmentReader {
     fn step(&mut self) -> Result<Option<Record>, ReadError> {
         loop {
             if self.part.offset == self.part.segment.end() && !self.cross()? {
@@ -159,7 +159,7 @@ impl Reader {
             let frame = self.part.bytes(len)?.ok_or("a frame is cut short").and_then(frame::read);
             let taken = match frame {
                 Err(reason) => Err(reason.to_owned()),
-                Ok(frame) if frame.kind == Kind::Marker => Ok(None),
+                Ok(frame) if frame.kind == FrameKind::Marker => Ok(None),
                 Ok(frame) => take(&mut self.chain, &self.catalog.fleet, self.from, frame.payload)?,
             };
             let taken = taken.map_err(|reason| self.damage(&reason))?;
@@ -175,31 +175,31 @@ impl Reader {
         let Some(next) = self.catalog.behind(self.part.segment.first) else { return Ok(false) };
         // The end may have moved before the next segment appeared; now it is final.
         if self.part.offset == self.part.segment.end() {
-            self.part = Part::open(next, 0)?;
+            self.part = SegmentBuffer::open(next, 0)?;
         }
         Ok(self.part.offset < self.part.segment.end())
     }
 
     fn damage(&self, reason: &str) -> ReadError {
-        let position = self.chain.as_ref().map_or(self.from.max(self.part.segment.first), Chain::next);
+        let position = self.chain.as_ref().map_or(self.from.max(self.part.segment.first), ChainReader::next);
         self.part.damage(position, reason)
     }
 }
 
 /// Accepts the next record: `None` if it is before `from`, the inner error if it does not belong there.
 fn take(
-    chain: &mut Option<Chain>,
+    chain: &mut Option<ChainReader>,
     fleet: &Arc<str>,
     from: Position,
     payload: &[u8],
 ) -> Result<Result<Option<Record>, String>, ReadError> {
     if let Some(chain) = chain {
         return match chain.take(payload)? {
-            Link::Record(record) => Ok(Ok(Some(record).filter(|record| record.last() >= from))),
-            Link::Skip(skipped) => Ok(Err(skipped.reason.to_string())),
+            ChainEntry::Record(record) => Ok(Ok(Some(record).filter(|record| record.last() >= from))),
+            ChainEntry::Skip(skipped) => Ok(Err(skipped.reason.to_string())),
         };
     }
-    let last = match Header::peek(payload) {
+    let last = match RecordHeader::peek(payload) {
         Ok((header, _)) => header.last(),
         Err(error) => return Ok(Err(error.to_string())),
     };
@@ -208,7 +208,7 @@ fn take(
     }
     match Record::decode(payload) {
         Ok(record) => {
-            *chain = Some(Chain::new(fleet.clone(), Some(Cursor::after(&record))));
+            *chain = Some(ChainReader::new(fleet.clone(), Some(ChainCursor::after(&record))));
             Ok(Ok(Some(record)))
         }
         Err(error) => Ok(Err(error.to_string())),

@@ -3,19 +3,19 @@
 use std::sync::Arc;
 
 use chancery_events::id::Position;
-use chancery_events::record::{Header, Record};
+use chancery_events::record::{Record, RecordHeader};
 
-use super::frame::{self, Found, Kind};
-use crate::chain::{Broken, Chain, Cursor, Judgement, Link, SkipReason, judge};
+use super::frame::{self, FrameKind, FrameLookup};
+use crate::chain::{ChainCheck, ChainCursor, ChainEntry, ChainError, ChainReader, SkipReason, judge};
 
 /// Minimum distance in bytes between indexed records.
 const INDEX_STEP: u64 = 64 << 10;
 
 /// Index of a segment: first positions of records and their offsets.
 #[derive(Clone, Default, Debug)]
-pub(super) struct Index(Vec<(Position, u64)>);
+pub(super) struct OffsetIndex(Vec<(Position, u64)>);
 
-impl Index {
+impl OffsetIndex {
     /// Adds the record at `offset`, if the last indexed one is far enough away.
     pub(super) fn note(&mut self, first: Position, offset: u64) {
         if self.is_due(offset) {
@@ -37,7 +37,7 @@ impl Index {
 
 /// Bytes that differ from what was written.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Damage {
+pub(super) struct DamagedBytes {
     pub(super) offset: usize,
     /// Position expected there.
     pub(super) position: Position,
@@ -46,26 +46,26 @@ pub(super) struct Damage {
 
 /// Intact segment that this build or this fleet must not change.
 #[derive(Debug)]
-pub(super) enum NotOurs {
-    Broken { offset: usize, source: Broken },
+pub(super) enum ForeignSegment {
+    Broken { offset: usize, source: ChainError },
     Fleet { offset: usize, position: Position, found: Arc<str> },
 }
 
 #[derive(Debug)]
-pub(super) struct Scan {
+pub(super) struct SegmentScan {
     /// Chain after the last valid record.
-    pub(super) chain: Chain,
+    pub(super) chain: ChainReader,
     /// Offset after the last valid frame.
     pub(super) end: usize,
     /// Last position and frame offset of each valid record.
     pub(super) places: Vec<(Position, usize)>,
-    pub(super) index: Index,
+    pub(super) index: OffsetIndex,
     /// Highest position that the segment names as synced: by its name, or by a frame, even after the damage.
     pub(super) named: Position,
-    pub(super) damage: Option<Damage>,
+    pub(super) damage: Option<DamagedBytes>,
 }
 
-impl Scan {
+impl SegmentScan {
     /// Whether the damage is after everything named: the last group, cut off while it was written.
     pub(super) fn is_torn_tail(&self) -> bool {
         self.damage.as_ref().is_some_and(|damage| damage.position > self.named)
@@ -80,33 +80,40 @@ impl Scan {
 
 /// Scans the last segment, or any segment that needs a complete check. `chain` is that after the previous
 /// segment; `each` receives every valid record.
-pub(super) fn scan(bytes: &[u8], chain: Chain, mut each: impl FnMut(&Record)) -> Result<Scan, NotOurs> {
+pub(super) fn scan(
+    bytes: &[u8],
+    chain: ChainReader,
+    mut each: impl FnMut(&Record),
+) -> Result<SegmentScan, ForeignSegment> {
     let named = Position::new(chain.next().get() - 1);
-    let mut scan = Scan { chain, end: 0, places: Vec::new(), index: Index::default(), named, damage: None };
+    let mut scan =
+        SegmentScan { chain, end: 0, places: Vec::new(), index: OffsetIndex::default(), named, damage: None };
     let mut was_marker = true;
     let reason = loop {
         let frame = match frame::find(&bytes[scan.end..]) {
-            Found::Frame(frame) => frame,
-            Found::End => return Ok(scan),
-            Found::Damage(reason) => break reason.to_owned(),
+            FrameLookup::Frame(frame) => frame,
+            FrameLookup::End => return Ok(scan),
+            FrameLookup::Damage(reason) => break reason.to_owned(),
         };
         let last = Position::new(scan.chain.next().get() - 1);
         if frame.synced > last {
             break "a frame names a position that was not written before it".into();
         }
         match frame.kind {
-            Kind::Marker if was_marker || frame.synced != last => break "a marker is out of place".into(),
-            Kind::Marker => was_marker = true,
-            Kind::Record => {
+            FrameKind::Marker if was_marker || frame.synced != last => {
+                break "a marker is out of place".into();
+            }
+            FrameKind::Marker => was_marker = true,
+            FrameKind::Record => {
                 let offset = scan.end;
                 let link = scan.chain.take(frame.payload);
-                let record = match link.map_err(|source| NotOurs::Broken { offset, source })? {
-                    Link::Record(record) => record,
-                    Link::Skip(skipped) if skipped.reason == SkipReason::Fleet => {
+                let record = match link.map_err(|source| ForeignSegment::Broken { offset, source })? {
+                    ChainEntry::Record(record) => record,
+                    ChainEntry::Skip(skipped) if skipped.reason == SkipReason::Fleet => {
                         let found = fleet_of(frame.payload).unwrap_or_default();
-                        return Err(NotOurs::Fleet { offset, position: scan.chain.next(), found });
+                        return Err(ForeignSegment::Fleet { offset, position: scan.chain.next(), found });
                     }
-                    Link::Skip(skipped) => break skipped.reason.to_string(),
+                    ChainEntry::Skip(skipped) => break skipped.reason.to_string(),
                 };
                 scan.places.push((record.last(), scan.end));
                 scan.index.note(record.first(), scan.end as u64);
@@ -119,48 +126,54 @@ pub(super) fn scan(bytes: &[u8], chain: Chain, mut each: impl FnMut(&Record)) ->
     };
     let behind = frame::highest_named(&bytes[scan.end..]);
     scan.named = scan.named.max(behind.unwrap_or_default());
-    scan.damage = Some(Damage { offset: scan.end, position: scan.chain.next(), reason });
+    scan.damage = Some(DamagedBytes { offset: scan.end, position: scan.chain.next(), reason });
     Ok(scan)
 }
 
 fn fleet_of(payload: &[u8]) -> Option<Arc<str>> {
-    Header::peek(payload).ok().map(|(header, _)| header.fleet)
+    RecordHeader::peek(payload).ok().map(|(header, _)| header.fleet)
 }
 
 /// Returns the fleet of the journal that starts with this segment.
 pub(super) fn fleet(bytes: &[u8]) -> Option<Arc<str>> {
     match frame::find(bytes) {
-        Found::Frame(frame) => fleet_of(frame.payload),
-        Found::End | Found::Damage(_) => None,
+        FrameLookup::Frame(frame) => fleet_of(frame.payload),
+        FrameLookup::End | FrameLookup::Damage(_) => None,
     }
 }
 
 /// Result of reading a segment without checking the chain within it.
 #[derive(Debug)]
-pub(super) struct Sweep {
-    pub(super) last: Cursor,
-    pub(super) index: Index,
+pub(super) struct SegmentSweep {
+    pub(super) last: ChainCursor,
+    pub(super) index: OffsetIndex,
     pub(super) end: u64,
 }
 
 /// Checks the frames of a closed segment, and its link to the previous one. Much faster than [`scan`];
 /// readers check the chain as they read.
-pub(super) fn sweep(bytes: &[u8], fleet: &str, before: Before, first: Position) -> Result<Sweep, Damage> {
-    let damage = |offset, position, reason: &str| Damage { offset, position, reason: reason.to_owned() };
-    let mut index = Index::default();
+pub(super) fn sweep(
+    bytes: &[u8],
+    fleet: &str,
+    before: PreviousSegment,
+    first: Position,
+) -> Result<SegmentSweep, DamagedBytes> {
+    let damage =
+        |offset, position, reason: &str| DamagedBytes { offset, position, reason: reason.to_owned() };
+    let mut index = OffsetIndex::default();
     let mut last_payload = None;
     let mut at = 0;
     let mut near = first;
     loop {
         let frame = match frame::find(&bytes[at..]) {
-            Found::Frame(frame) => frame,
-            Found::End => break,
-            Found::Damage(reason) => return Err(damage(at, near, reason)),
+            FrameLookup::Frame(frame) => frame,
+            FrameLookup::End => break,
+            FrameLookup::Damage(reason) => return Err(damage(at, near, reason)),
         };
-        if frame.kind == Kind::Record {
+        if frame.kind == FrameKind::Record {
             let is_first = last_payload.replace((at, frame.payload)).is_none();
             if is_first || index.is_due(at as u64) {
-                let Ok((header, _)) = Header::peek(frame.payload) else {
+                let Ok((header, _)) = RecordHeader::peek(frame.payload) else {
                     return Err(damage(at, near, "a frame holds no record"));
                 };
                 near = header.first;
@@ -176,30 +189,30 @@ pub(super) fn sweep(bytes: &[u8], fleet: &str, before: Before, first: Position) 
         return Err(damage(0, first, "it is empty, but another one follows"));
     };
     match Record::decode(payload) {
-        Ok(record) => Ok(Sweep { last: Cursor::after(&record), index, end: at as u64 }),
+        Ok(record) => Ok(SegmentSweep { last: ChainCursor::after(&record), index, end: at as u64 }),
         Err(error) => Err(damage(offset, near, &error.to_string())),
     }
 }
 
 /// Cursor before a segment.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Before {
+pub(super) enum PreviousSegment {
     /// Known cursor; `None` before the first segment.
-    Known(Option<Cursor>),
+    Known(Option<ChainCursor>),
     /// The previous segment was not read.
     Unknown,
 }
 
-impl Before {
-    fn check(self, fleet: &str, header: &Header, first: Position) -> Result<(), String> {
+impl PreviousSegment {
+    fn check(self, fleet: &str, header: &RecordHeader, first: Position) -> Result<(), String> {
         if header.first != first {
             return Err("its first record is not the one that it is named after".into());
         }
-        let Before::Known(cursor) = self else { return Ok(()) };
+        let PreviousSegment::Known(cursor) = self else { return Ok(()) };
         // The hash is only copied into the cursor, which is not used here.
         match judge(cursor.as_ref(), fleet, header, header.prev) {
-            Judgement::Valid(_) => Ok(()),
-            Judgement::Skip(reason) => Err(reason.to_string()),
+            ChainCheck::Valid(_) => Ok(()),
+            ChainCheck::Skip(reason) => Err(reason.to_string()),
         }
     }
 }

@@ -13,49 +13,50 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
-use chancery_events::record::{Hash, Record};
+use chancery_events::record::{Record, RecordHash};
 
-use super::catalog::{Catalog, Segment, lock};
-use super::frame::{self, HEAD, Kind};
-use super::postings::{self, Filed, Key, Place, Postings};
-use super::reader::Part;
+use super::catalog::{Segment, SegmentCatalog, lock};
+use super::frame::{self, FrameKind, HEAD};
+use super::postings::{self, PostingEntry, PostingsFile, SegmentPostings, SubjectKey};
+use super::reader::SegmentBuffer;
 use crate::journal::ReadError;
 
 /// State of a segment's postings.
 #[derive(Default, Debug)]
-pub(super) enum Shelf {
+pub(super) enum PostingsCache {
     #[default]
     Unknown,
-    Filed(Filed),
+    Filed(PostingsFile),
     /// In memory, up to the offset of the next frame.
-    Growing(Postings, u64),
+    Growing(SegmentPostings, u64),
 }
 
 /// Returns where events under `key` may be, in order: all that are durable now, and perhaps others.
-pub(super) fn places(segment: &Arc<Segment>, key: Key) -> Result<Vec<Place>, ReadError> {
+pub(super) fn places(segment: &Arc<Segment>, key: SubjectKey) -> Result<Vec<PostingEntry>, ReadError> {
     let failed = |source| ReadError::Io { place: segment.path.display().to_string(), source };
     segment.know().map_err(failed)?;
     let mut shelf = lock(&segment.shelf);
-    if let Shelf::Unknown = &*shelf {
-        *shelf = filed(segment).map_or_else(|| Shelf::Growing(Postings::default(), 0), Shelf::Filed);
+    if let PostingsCache::Unknown = &*shelf {
+        *shelf = filed(segment)
+            .map_or_else(|| PostingsCache::Growing(SegmentPostings::default(), 0), PostingsCache::Filed);
     }
-    if let Shelf::Filed(filed) = &*shelf {
+    if let PostingsCache::Filed(filed) = &*shelf {
         match from_file(segment, filed, key) {
             Ok(places) => return Ok(places),
             Err(error) => {
                 tracing::warn!(segment = %segment.path.display(), %error, "a segment's postings are made anew");
-                *shelf = Shelf::Growing(Postings::default(), 0);
+                *shelf = PostingsCache::Growing(SegmentPostings::default(), 0);
             }
         }
     }
-    let Shelf::Growing(postings, offset) = &mut *shelf else { return Ok(Vec::new()) };
+    let PostingsCache::Growing(postings, offset) = &mut *shelf else { return Ok(Vec::new()) };
     extend(segment, postings, offset, &AtomicBool::new(false))?;
-    Ok(merge(postings.find(key), postings.find(Key::UNREADABLE)))
+    Ok(merge(postings.find(key), postings.find(SubjectKey::UNREADABLE)))
 }
 
 /// Whether the postings are in a file.
 pub(super) fn is_filed(segment: &Segment) -> bool {
-    matches!(*lock(&segment.shelf), Shelf::Filed(_))
+    matches!(*lock(&segment.shelf), PostingsCache::Filed(_))
 }
 
 /// Deletes wrong postings, and their file, whose checksum is right.
@@ -68,15 +69,15 @@ pub(super) fn forget(segment: &Segment) {
         // The file will be found wrong again.
         tracing::warn!(segment = %segment.path.display(), %error, "the file of these postings cannot be removed");
     }
-    *shelf = Shelf::Growing(Postings::default(), 0);
+    *shelf = PostingsCache::Growing(SegmentPostings::default(), 0);
 }
 
-fn from_file(segment: &Segment, filed: &Filed, key: Key) -> io::Result<Vec<Place>> {
+fn from_file(segment: &Segment, filed: &PostingsFile, key: SubjectKey) -> io::Result<Vec<PostingEntry>> {
     let file = File::open(postings::path(&segment.path))?;
-    Ok(merge(&filed.find(&file, key)?, &filed.find(&file, Key::UNREADABLE)?))
+    Ok(merge(&filed.find(&file, key)?, &filed.find(&file, SubjectKey::UNREADABLE)?))
 }
 
-fn merge(a: &[Place], b: &[Place]) -> Vec<Place> {
+fn merge(a: &[PostingEntry], b: &[PostingEntry]) -> Vec<PostingEntry> {
     let mut all = [a, b].concat();
     if !a.is_empty() && !b.is_empty() {
         all.sort_unstable();
@@ -85,34 +86,34 @@ fn merge(a: &[Place], b: &[Place]) -> Vec<Place> {
 }
 
 /// Returns the segment's file of postings, if it exists, is intact and belongs to the segment.
-fn filed(segment: &Segment) -> Option<Filed> {
-    let filed = Filed::check(&fs::read(postings::path(&segment.path)).ok()?)?;
+fn filed(segment: &Segment) -> Option<PostingsFile> {
+    let filed = PostingsFile::check(&fs::read(postings::path(&segment.path)).ok()?)?;
     let is_ours = filed.first == segment.first && filed.end == segment.end();
     (is_ours && hash_at(segment, filed.last).ok()? == filed.hash).then_some(filed)
 }
 
 /// Returns the hash of the record whose frame is at `offset`.
-fn hash_at(segment: &Segment, offset: u64) -> io::Result<Hash> {
+fn hash_at(segment: &Segment, offset: u64) -> io::Result<RecordHash> {
     let file = File::open(&segment.path)?;
     let mut head = [0; HEAD];
     file.read_exact_at(&mut head, offset)?;
     let len = frame::len(&head).map_err(io::Error::other)?;
     let mut payload = vec![0; len - HEAD];
     file.read_exact_at(&mut payload, offset + HEAD as u64)?;
-    Ok(Hash::of(&payload))
+    Ok(RecordHash::of(&payload))
 }
 
 /// Adds what is durable by now, from `offset` on, until `is_unwanted` is set.
 fn extend(
     segment: &Arc<Segment>,
-    postings: &mut Postings,
+    postings: &mut SegmentPostings,
     offset: &mut u64,
     is_unwanted: &AtomicBool,
 ) -> Result<(), ReadError> {
-    let mut part = Part::open(segment.clone(), *offset)?;
+    let mut part = SegmentBuffer::open(segment.clone(), *offset)?;
     while !is_unwanted.load(Ordering::Relaxed) {
         let Some(frame) = part.frame()? else { break };
-        if frame.kind == Kind::Record {
+        if frame.kind == FrameKind::Record {
             let record = Record::decode(frame.payload);
             let record = record.map_err(|error| part.damage(segment.first, &error.to_string()))?;
             postings.note(&record, part.offset());
@@ -125,14 +126,14 @@ fn extend(
 
 /// Thread that files postings. When dropped, it stops early.
 #[derive(Debug)]
-pub(super) struct Filing {
-    catalog: Arc<Catalog>,
+pub(super) struct PostingsWriter {
+    catalog: Arc<SegmentCatalog>,
     is_unwanted: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Filing {
-    pub(super) fn start(catalog: Arc<Catalog>) -> io::Result<Filing> {
+impl PostingsWriter {
+    pub(super) fn start(catalog: Arc<SegmentCatalog>) -> io::Result<PostingsWriter> {
         let is_unwanted = Arc::new(AtomicBool::new(false));
         let (its_catalog, its_flag) = (catalog.clone(), is_unwanted.clone());
         let thread = std::thread::Builder::new().name("journal-filing".into()).spawn(move || {
@@ -142,11 +143,11 @@ impl Filing {
             }
             file(&its_catalog, &its_flag);
         })?;
-        Ok(Filing { catalog, is_unwanted, thread: Some(thread) })
+        Ok(PostingsWriter { catalog, is_unwanted, thread: Some(thread) })
     }
 }
 
-impl Drop for Filing {
+impl Drop for PostingsWriter {
     fn drop(&mut self) {
         self.is_unwanted.store(true, Ordering::Relaxed);
         self.catalog.end();
@@ -157,16 +158,16 @@ impl Drop for Filing {
 }
 
 /// Files the postings of every closed segment that has none, as segments close.
-fn file(catalog: &Catalog, is_unwanted: &AtomicBool) {
+fn file(catalog: &SegmentCatalog, is_unwanted: &AtomicBool) {
     let mut last = None;
     while let Some(segment) = catalog.to_file(&mut last) {
         // After a failure, the next lookup searches for the file again and builds the postings.
         let shelf = match file_one(&segment, is_unwanted) {
-            Ok(filed) => filed.map_or(Shelf::Unknown, Shelf::Filed),
+            Ok(filed) => filed.map_or(PostingsCache::Unknown, PostingsCache::Filed),
             Err(error) => {
                 let error = &error as &dyn std::error::Error;
                 tracing::warn!(segment = %segment.path.display(), error, "a segment's postings cannot be filed");
-                Shelf::Unknown
+                PostingsCache::Unknown
             }
         };
         *lock(&segment.shelf) = shelf;
@@ -174,19 +175,19 @@ fn file(catalog: &Catalog, is_unwanted: &AtomicBool) {
 }
 
 /// Files one segment; `None` if it was stopped early, or if a file cannot hold the postings.
-fn file_one(segment: &Arc<Segment>, is_unwanted: &AtomicBool) -> Result<Option<Filed>, ReadError> {
+fn file_one(segment: &Arc<Segment>, is_unwanted: &AtomicBool) -> Result<Option<PostingsFile>, ReadError> {
     let failed = |source| ReadError::Io { place: segment.path.display().to_string(), source };
     segment.know().map_err(failed)?;
     if let Some(filed) = filed(segment) {
         return Ok(Some(filed));
     }
     // Built separately, without the lock: a lookup must not wait for a thread of the lowest priority.
-    let (mut made, mut offset) = (Postings::default(), 0);
+    let (mut made, mut offset) = (SegmentPostings::default(), 0);
     extend(segment, &mut made, &mut offset, is_unwanted)?;
     if is_unwanted.load(Ordering::Relaxed) {
         return Ok(None);
     }
     let Some(bytes) = made.encode(segment.first, offset) else { return Ok(None) };
     postings::write(&segment.path, &bytes).map_err(failed)?;
-    Ok(Filed::check(&bytes))
+    Ok(PostingsFile::check(&bytes))
 }

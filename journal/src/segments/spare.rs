@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
-use super::disk::{Disk, DiskFile};
+use super::disk::{DiskAccess, DiskFile};
 
 /// Name of the file until it is a segment.
 pub(super) const NAME: &str = "spare";
@@ -22,7 +22,7 @@ const SYNC_EVERY: u64 = 8 << 20;
 
 /// Creates a file of zeros.
 pub(super) fn fill(
-    disk: &dyn Disk,
+    disk: &dyn DiskAccess,
     path: &Path,
     size: u64,
     is_unwanted: &AtomicBool,
@@ -46,23 +46,23 @@ pub(super) fn fill(
 }
 
 /// Spare that is ready or being filled.
-pub(super) struct Spare {
+pub(super) struct PreallocatedSegment {
     pub(super) size: u64,
     path: PathBuf,
-    disk: Arc<dyn Disk>,
+    disk: Arc<dyn DiskAccess>,
     is_unwanted: Arc<AtomicBool>,
     thread: Option<JoinHandle<io::Result<Box<dyn DiskFile>>>>,
 }
 
-impl Spare {
-    pub(super) fn start(disk: Arc<dyn Disk>, dir: &Path, size: u64) -> io::Result<Spare> {
+impl PreallocatedSegment {
+    pub(super) fn start(disk: Arc<dyn DiskAccess>, dir: &Path, size: u64) -> io::Result<PreallocatedSegment> {
         let path = dir.join(NAME);
         let is_unwanted = Arc::new(AtomicBool::new(false));
         let (its_disk, its_path, its_flag) = (disk.clone(), path.clone(), is_unwanted.clone());
         let thread = thread::Builder::new()
             .name("journal-spare".into())
             .spawn(move || fill(&*its_disk, &its_path, size, &its_flag))?;
-        Ok(Spare { size, path, disk, is_unwanted, thread: Some(thread) })
+        Ok(PreallocatedSegment { size, path, disk, is_unwanted, thread: Some(thread) })
     }
 
     /// Waits until the spare is ready.
@@ -76,7 +76,7 @@ impl Spare {
     }
 }
 
-impl Drop for Spare {
+impl Drop for PreallocatedSegment {
     fn drop(&mut self) {
         self.is_unwanted.store(true, Ordering::Relaxed);
         // Unused: the file is removed too; if this fails, the next start removes it.

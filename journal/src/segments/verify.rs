@@ -10,16 +10,16 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use chancery_events::id::{Lineage, Position};
-use chancery_events::lineage::Lineages;
+use chancery_events::lineage::LineageHistory;
 use chancery_events::record::Record;
 use serde::de::IgnoredAny;
 
 use super::LOCK;
 use super::catalog::{file_name, list};
 use super::postings;
-use super::scan::{NotOurs, Scan, fleet, scan};
-use crate::chain::{Chain, Cursor};
-use crate::witness::{Witness, follow};
+use super::scan::{ForeignSegment, SegmentScan, fleet, scan};
+use crate::chain::{ChainCursor, ChainReader};
+use crate::witness::{JournalWitness, follow};
 
 /// Read error that prevents the check.
 #[derive(Debug, thiserror::Error)]
@@ -31,7 +31,7 @@ pub struct VerifyError {
 
 /// First defect found. Nothing after it is verified.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Finding {
+pub struct VerifyFinding {
     /// Segment file.
     pub file: PathBuf,
     /// Offset in bytes.
@@ -44,25 +44,25 @@ pub struct Finding {
 
 /// Result of the check.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Outcome {
+pub enum VerifyOutcome {
     /// Everything is as it was written.
     Sound,
     /// A defect after everything named as synced: a group cut off while it was written, or damage to the last
     /// one. Opening the journal truncates it.
-    Torn(Finding),
+    Torn(VerifyFinding),
     /// Synced data is damaged, altered or missing. The journal will not open.
-    Damaged(Finding),
+    Damaged(VerifyFinding),
 }
 
 /// Content of a directory.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Report {
+pub struct VerifyReport {
     /// Fleet of the journal; `None` if it is empty.
     pub fleet: Option<Arc<str>>,
     /// Lineages, each with its first position.
     pub lineages: Vec<(Lineage, Position)>,
     /// Lineages, each ancestor with its last position in this journal.
-    pub held: Option<Lineages>,
+    pub held: Option<LineageHistory>,
     /// Number of terms.
     pub terms: u64,
     /// Number of segments.
@@ -74,16 +74,16 @@ pub struct Report {
     /// Size of all records in bytes.
     pub bytes: u64,
     /// Last intact record.
-    pub head: Option<Cursor>,
+    pub head: Option<ChainCursor>,
     /// Position that frames name as synced. After it, a clean end looks like a truncated one.
     pub named: Position,
     /// Whether a process has the journal open.
     pub is_open: bool,
     /// Result of the check.
-    pub outcome: Outcome,
+    pub outcome: VerifyOutcome,
 }
 
-impl Report {
+impl VerifyReport {
     fn count(&mut self, record: &Record) {
         let header = record.header();
         if self.lineages.last().is_none_or(|(lineage, _)| *lineage != header.lineage) {
@@ -100,18 +100,18 @@ impl Report {
 }
 
 /// Checks the journal in a directory.
-pub fn verify(dir: &Path) -> Result<Report, VerifyError> {
+pub fn verify(dir: &Path) -> Result<VerifyReport, VerifyError> {
     verify_each(dir, &mut |_| ())
 }
 
 /// Checks the journal in a directory; `each` receives every valid record, in order.
-pub fn verify_each(dir: &Path, each: &mut dyn FnMut(&Record)) -> Result<Report, VerifyError> {
+pub fn verify_each(dir: &Path, each: &mut dyn FnMut(&Record)) -> Result<VerifyReport, VerifyError> {
     let failed = |path: &Path| {
         let path = path.to_owned();
         |source| VerifyError { path, source }
     };
     let files = list(dir).map_err(failed(dir))?;
-    let mut report = Report {
+    let mut report = VerifyReport {
         fleet: None,
         lineages: Vec::new(),
         held: None,
@@ -123,17 +123,19 @@ pub fn verify_each(dir: &Path, each: &mut dyn FnMut(&Record)) -> Result<Report, 
         head: None,
         named: Position::ZERO,
         is_open: is_open(dir).map_err(failed(dir))?,
-        outcome: Outcome::Sound,
+        outcome: VerifyOutcome::Sound,
     };
     let mut chain = None;
     for (at, (first, path)) in files.iter().enumerate() {
         let bytes = fs::read(path).map_err(failed(path))?;
-        let before = chain.take().unwrap_or_else(|| Chain::new(fleet(&bytes).unwrap_or_default(), None));
+        let before =
+            chain.take().unwrap_or_else(|| ChainReader::new(fleet(&bytes).unwrap_or_default(), None));
         report.fleet = Some(before.fleet().clone()).filter(|fleet| !fleet.is_empty());
         if *first != before.next() {
             let reason = "a segment is missing, or records at the end of the one before".into();
             let file = dir.join(file_name(before.next()));
-            report.outcome = Outcome::Damaged(Finding { file, offset: 0, position: before.next(), reason });
+            report.outcome =
+                VerifyOutcome::Damaged(VerifyFinding { file, offset: 0, position: before.next(), reason });
             return Ok(report);
         }
         let is_last = at + 1 == files.len();
@@ -149,7 +151,7 @@ pub fn verify_each(dir: &Path, each: &mut dyn FnMut(&Record)) -> Result<Report, 
 }
 
 /// Returns the witnesses in files of postings in the directory. Changes nothing.
-pub fn postings(dir: &Path) -> Result<Vec<Witness>, VerifyError> {
+pub fn postings(dir: &Path) -> Result<Vec<JournalWitness>, VerifyError> {
     let failed = |source| VerifyError { path: dir.to_owned(), source };
     let last = list(dir).map_err(failed)?.last().map(|(first, _)| *first);
     postings::witnesses(dir, last).map_err(failed)
@@ -157,14 +159,14 @@ pub fn postings(dir: &Path) -> Result<Vec<Witness>, VerifyError> {
 
 /// Checks one segment and counts its content. Returns the chain at its end.
 fn segment(
-    report: &mut Report,
+    report: &mut VerifyReport,
     path: &Path,
     mut bytes: Vec<u8>,
-    chain: Chain,
+    chain: ChainReader,
     is_last: bool,
     each: &mut dyn FnMut(&Record),
-) -> io::Result<Result<Chain, Outcome>> {
-    let finding = |offset: usize, position, reason| Finding {
+) -> io::Result<Result<ChainReader, VerifyOutcome>> {
+    let finding = |offset: usize, position, reason| VerifyFinding {
         file: path.to_owned(),
         offset: offset as u64,
         position,
@@ -182,19 +184,19 @@ fn segment(
     });
     let scan = match scan {
         Ok(scan) => scan,
-        Err(NotOurs::Broken { offset, source }) => {
+        Err(ForeignSegment::Broken { offset, source }) => {
             let reason = std::error::Error::source(&source).map_or(source.to_string(), ToString::to_string);
-            return Ok(Err(Outcome::Damaged(finding(offset, source.position(), reason))));
+            return Ok(Err(VerifyOutcome::Damaged(finding(offset, source.position(), reason))));
         }
-        Err(NotOurs::Fleet { offset, position, found }) => {
+        Err(ForeignSegment::Fleet { offset, position, found }) => {
             let reason = format!("the record is of another fleet, {found:?}");
-            return Ok(Err(Outcome::Damaged(finding(offset, position, reason))));
+            return Ok(Err(VerifyOutcome::Damaged(finding(offset, position, reason))));
         }
     };
     report.head = scan.chain.at().copied();
     report.named = scan.named.min(scan.chain.at().map_or(Position::ZERO, |at| at.position));
     if let Some(position) = bad_event {
-        return Ok(Err(Outcome::Damaged(finding(0, position, "the event is not JSON".into()))));
+        return Ok(Err(VerifyOutcome::Damaged(finding(0, position, "the event is not JSON".into()))));
     }
     Ok(match &scan.damage {
         None => Ok(scan.chain),
@@ -202,9 +204,9 @@ fn segment(
         Some(damage) => {
             let finding = finding(damage.offset, damage.position, damage.reason.clone());
             Err(if is_last && scan.is_torn_tail() {
-                Outcome::Torn(finding)
+                VerifyOutcome::Torn(finding)
             } else {
-                Outcome::Damaged(finding)
+                VerifyOutcome::Damaged(finding)
             })
         }
     })
@@ -212,8 +214,8 @@ fn segment(
 
 /// Rereads a segment that is being written until apparent damage disappears or persists: one read may mix
 /// bytes from before and after a write.
-fn settled(path: &Path, mut bytes: Vec<u8>, chain: &Chain) -> io::Result<Vec<u8>> {
-    let is_damaged = |scan: Result<Scan, NotOurs>| scan.is_ok_and(|scan| scan.damage.is_some());
+fn settled(path: &Path, mut bytes: Vec<u8>, chain: &ChainReader) -> io::Result<Vec<u8>> {
+    let is_damaged = |scan: Result<SegmentScan, ForeignSegment>| scan.is_ok_and(|scan| scan.damage.is_some());
     for _ in 0..5 {
         if !is_damaged(scan(&bytes, chain.clone(), |_| ())) {
             break;

@@ -16,14 +16,14 @@ use chancery_events::id::Position;
 use chancery_events::record::Record;
 use rustix::io::Errno;
 
-use super::catalog::{Catalog, Segment, file_name};
-use super::disk::{Disk, DiskFile};
-use super::frame::{self, HEAD, Kind};
-use super::queue::{Queue, Taken};
-use super::scan::Index;
-use super::spare::{self, Spare};
-use crate::chain::Cursor;
-use crate::journal::{Delivery, Sink};
+use super::catalog::{Segment, SegmentCatalog, file_name};
+use super::disk::{DiskAccess, DiskFile};
+use super::frame::{self, FrameKind, HEAD};
+use super::queue::{AppendQueue, QueueWork};
+use super::scan::OffsetIndex;
+use super::spare::{self, PreallocatedSegment};
+use crate::chain::ChainCursor;
+use crate::journal::{DeliverySink, JournalDelivery};
 
 /// Size in bytes after which a group is split, with one sync per piece.
 const PIECE: usize = 4 << 20;
@@ -34,7 +34,7 @@ const ATTEMPTS: u32 = 100;
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// File that is being written.
-pub(super) struct Open {
+pub(super) struct ActiveSegment {
     pub(super) segment: Arc<Segment>,
     pub(super) file: Box<dyn DiskFile>,
     pub(super) offset: u64,
@@ -42,41 +42,41 @@ pub(super) struct Open {
 }
 
 /// Writer; its owner writes.
-pub(super) struct Writer {
-    pub(super) disk: Arc<dyn Disk>,
+pub(super) struct SegmentWriter {
+    pub(super) disk: Arc<dyn DiskAccess>,
     pub(super) dir: PathBuf,
     pub(super) largest: u64,
-    pub(super) catalog: Arc<Catalog>,
-    pub(super) open: Open,
-    pub(super) spare: Option<Spare>,
+    pub(super) catalog: Arc<SegmentCatalog>,
+    pub(super) open: ActiveSegment,
+    pub(super) spare: Option<PreallocatedSegment>,
     /// Position up to which the journal is synced.
     pub(super) synced: Position,
     /// Whether a synced frame, or a segment's name, names that position.
     pub(super) is_named: bool,
-    pub(super) sink: Sink,
+    pub(super) sink: DeliverySink,
     pub(super) buffer: Vec<u8>,
 }
 
 /// Writes queued records, until the queue is closed or the writer has ended.
-pub(super) fn serve(queue: &Queue) {
+pub(super) fn serve(queue: &AppendQueue) {
     loop {
         match queue.take() {
-            Taken::Records(writer, records) => writer.write(queue, records),
-            Taken::Nothing(writer) => writer.hold(queue, Writer::name),
-            Taken::Closed(writer) => {
-                if let Some(writer) = writer.step(queue, Writer::name) {
+            QueueWork::Records(writer, records) => writer.write(queue, records),
+            QueueWork::Nothing(writer) => writer.hold(queue, SegmentWriter::name),
+            QueueWork::Closed(writer) => {
+                if let Some(writer) = writer.step(queue, SegmentWriter::name) {
                     queue.end(true);
                     drop(writer);
                 }
                 return;
             }
-            Taken::Stopped => return,
+            QueueWork::Stopped => return,
         }
     }
 }
 
 /// Ends the queue if a sink panics: the writer is lost, so appends must fail.
-struct EndOnPanic<'a>(&'a Queue);
+struct EndOnPanic<'a>(&'a AppendQueue);
 
 impl Drop for EndOnPanic<'_> {
     fn drop(&mut self) {
@@ -86,17 +86,25 @@ impl Drop for EndOnPanic<'_> {
     }
 }
 
-impl Writer {
+impl SegmentWriter {
     pub(super) const fn is_named(&self) -> bool {
         self.is_named
     }
 
     /// Writes the records and returns to the queue.
-    pub(super) fn write(self: Box<Writer>, queue: &Queue, records: impl IntoIterator<Item = Record>) {
+    pub(super) fn write(
+        self: Box<SegmentWriter>,
+        queue: &AppendQueue,
+        records: impl IntoIterator<Item = Record>,
+    ) {
         self.hold(queue, |writer| writer.commit(records));
     }
 
-    fn hold(self: Box<Writer>, queue: &Queue, step: impl FnOnce(&mut Writer) -> io::Result<()>) {
+    fn hold(
+        self: Box<SegmentWriter>,
+        queue: &AppendQueue,
+        step: impl FnOnce(&mut SegmentWriter) -> io::Result<()>,
+    ) {
         if let Some(writer) = self.step(queue, step) {
             queue.put_back(writer);
         }
@@ -104,15 +112,15 @@ impl Writer {
 
     /// Executes `step`. An error ends the queue and is the sink's last delivery.
     fn step(
-        mut self: Box<Writer>,
-        queue: &Queue,
-        step: impl FnOnce(&mut Writer) -> io::Result<()>,
-    ) -> Option<Box<Writer>> {
+        mut self: Box<SegmentWriter>,
+        queue: &AppendQueue,
+        step: impl FnOnce(&mut SegmentWriter) -> io::Result<()>,
+    ) -> Option<Box<SegmentWriter>> {
         let _end = EndOnPanic(queue);
         let Err(error) = step(&mut self) else { return Some(self) };
         queue.end(false);
         tracing::error!(error = &error as &dyn std::error::Error, "the journal has stopped");
-        (self.sink)(Delivery::Stopped(error.into()));
+        (self.sink)(JournalDelivery::Stopped(error.into()));
         None
     }
 
@@ -135,21 +143,21 @@ impl Writer {
                 continue;
             }
             places.push((next.first(), self.open.offset + self.buffer.len() as u64));
-            frame::write(&mut self.buffer, Kind::Record, self.synced, next.bytes());
+            frame::write(&mut self.buffer, FrameKind::Record, self.synced, next.bytes());
             group.extend(records.next().map(Arc::new));
         }
         self.flush(&mut group, &mut places)
     }
 
     fn flush(&mut self, group: &mut Vec<Arc<Record>>, places: &mut Vec<(Position, u64)>) -> io::Result<()> {
-        let Some(head) = group.last().map(|record| Cursor::after(record)) else { return Ok(()) };
+        let Some(head) = group.last().map(|record| ChainCursor::after(record)) else { return Ok(()) };
         self.write_and_sync()?;
         self.open.segment.publish(self.open.offset, places);
         self.catalog.set_head(head);
         self.synced = head.position;
         self.is_named = false;
         places.clear();
-        (self.sink)(Delivery::Records(std::mem::take(group)));
+        (self.sink)(JournalDelivery::Records(std::mem::take(group)));
         self.make_ready()
     }
 
@@ -158,7 +166,7 @@ impl Writer {
         if self.is_named {
             return Ok(());
         }
-        frame::write(&mut self.buffer, Kind::Marker, self.synced, &[]);
+        frame::write(&mut self.buffer, FrameKind::Marker, self.synced, &[]);
         self.write_and_sync()?;
         self.open.segment.publish(self.open.offset, &[]);
         self.is_named = true;
@@ -177,7 +185,7 @@ impl Writer {
     /// Starts preallocating the next segment once half of this one is used.
     fn make_ready(&mut self) -> io::Result<()> {
         if self.spare.is_none() && self.open.offset > self.open.size / 2 {
-            self.spare = Some(Spare::start(self.disk.clone(), &self.dir, self.next_size())?);
+            self.spare = Some(PreallocatedSegment::start(self.disk.clone(), &self.dir, self.next_size())?);
         }
         Ok(())
     }
@@ -251,16 +259,16 @@ fn failed(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> io:
 
 /// Turns the spare into the segment that starts at `first`.
 pub(super) fn adopt(
-    disk: &dyn Disk,
+    disk: &dyn DiskAccess,
     dir: &Path,
     first: Position,
     file: Box<dyn DiskFile>,
     size: u64,
-) -> io::Result<Open> {
+) -> io::Result<ActiveSegment> {
     let path = dir.join(file_name(first));
     disk.rename(&dir.join(spare::NAME), &path)?;
     // Syncing opens the directory. A missing descriptor proves nothing about the disk, so a retry is safe.
     patiently(|| disk.sync_dir(dir))?;
-    let segment = Arc::new(Segment::new(first, path, 0, Some(Index::default())));
-    Ok(Open { segment, file, offset: 0, size })
+    let segment = Arc::new(Segment::new(first, path, 0, Some(OffsetIndex::default())));
+    Ok(ActiveSegment { segment, file, offset: 0, size })
 }

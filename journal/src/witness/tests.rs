@@ -2,15 +2,15 @@ use chancery_events::fact::LineageStarted;
 
 use super::*;
 
-fn hash(of: u64) -> Hash {
-    Hash::of(&of.to_be_bytes())
+fn hash(of: u64) -> RecordHash {
+    RecordHash::of(&of.to_be_bytes())
 }
 
 /// Journal that ends at position 200 of its second lineage. The first ended at 120, and one was abandoned.
-fn journal() -> ([Lineage; 4], Lineages) {
+fn journal() -> ([Lineage; 4], LineageHistory) {
     let all = [1, 2, 3, 4].map(Lineage::from_random);
     let [first, second, abandoned, _] = all;
-    let mut lineages = Lineages::new(first);
+    let mut lineages = LineageHistory::new(first);
     let at = Position::new(120);
     let missing_through = Some(Position::new(150));
     let fact = LineageStarted { previous: first, at, missing_through, abandoned: vec![abandoned] };
@@ -22,26 +22,40 @@ fn journal() -> ([Lineage; 4], Lineages) {
 fn a_witness_is_weighed_by_its_lineage_its_position_and_its_hash() {
     let ([first, second, abandoned, unknown], lineages) = journal();
     let cases = [
-        (second, 200, Some(hash(200)), Some(hash(200)), Weight::Agrees, "the last record"),
-        (second, 160, None, Some(hash(160)), Weight::Agrees, "it names no hash"),
-        (second, 160, Some(hash(1)), Some(hash(160)), Weight::Differs, "another record ends there"),
-        (second, 160, Some(hash(1)), None, Weight::Differs, "no record ends there"),
-        (second, 201, Some(hash(201)), None, Weight::Ahead, "one position behind the head"),
-        (second, 201, None, None, Weight::Ahead, "the same without a hash"),
-        (first, 120, Some(hash(120)), Some(hash(120)), Weight::Agrees, "the last record of an ancestor"),
-        (first, 100, Some(hash(1)), Some(hash(100)), Weight::Differs, "another record of an ancestor"),
-        (first, 121, Some(hash(1)), Some(hash(121)), Weight::Past, "its loss was accepted"),
-        (first, 900, Some(hash(1)), None, Weight::Past, "the same, behind the head"),
-        (abandoned, 130, Some(hash(1)), Some(hash(130)), Weight::Past, "its lineage was abandoned"),
-        (abandoned, 900, Some(hash(1)), None, Weight::Past, "the same, behind the head"),
-        (unknown, 201, Some(hash(1)), None, Weight::Ahead, "its lineage may have started in what is missing"),
-        (unknown, 150, Some(hash(1)), Some(hash(150)), Weight::Foreign, "of another journal"),
+        (second, 200, Some(hash(200)), Some(hash(200)), WitnessCheck::Agrees, "the last record"),
+        (second, 160, None, Some(hash(160)), WitnessCheck::Agrees, "it names no hash"),
+        (second, 160, Some(hash(1)), Some(hash(160)), WitnessCheck::Differs, "another record ends there"),
+        (second, 160, Some(hash(1)), None, WitnessCheck::Differs, "no record ends there"),
+        (second, 201, Some(hash(201)), None, WitnessCheck::Ahead, "one position behind the head"),
+        (second, 201, None, None, WitnessCheck::Ahead, "the same without a hash"),
+        (
+            first,
+            120,
+            Some(hash(120)),
+            Some(hash(120)),
+            WitnessCheck::Agrees,
+            "the last record of an ancestor",
+        ),
+        (first, 100, Some(hash(1)), Some(hash(100)), WitnessCheck::Differs, "another record of an ancestor"),
+        (first, 121, Some(hash(1)), Some(hash(121)), WitnessCheck::Past, "its loss was accepted"),
+        (first, 900, Some(hash(1)), None, WitnessCheck::Past, "the same, behind the head"),
+        (abandoned, 130, Some(hash(1)), Some(hash(130)), WitnessCheck::Past, "its lineage was abandoned"),
+        (abandoned, 900, Some(hash(1)), None, WitnessCheck::Past, "the same, behind the head"),
+        (
+            unknown,
+            201,
+            Some(hash(1)),
+            None,
+            WitnessCheck::Ahead,
+            "its lineage may have started in what is missing",
+        ),
+        (unknown, 150, Some(hash(1)), Some(hash(150)), WitnessCheck::Foreign, "of another journal"),
     ];
     for (lineage, position, hash, recorded, expected, why) in cases {
         let position = Position::new(position);
-        let witness = Witness { name: why.into(), lineage, position, hash };
+        let witness = JournalWitness { name: why.into(), lineage, position, hash };
         assert_eq!(weigh(&witness, Some(Position::new(200)), Some(&lineages), recorded), expected, "{why}");
-        assert_eq!(weigh(&witness, None, None, None), Weight::Ahead, "an empty journal: {why}");
+        assert_eq!(weigh(&witness, None, None, None), WitnessCheck::Ahead, "an empty journal: {why}");
     }
 }
 
@@ -50,18 +64,19 @@ fn a_loss_tells_what_is_left_what_is_missing_and_which_lineages_are_abandoned() 
     let ([first, second, _, unknown], lineages) = journal();
     let witness = |lineage, position, weight| {
         let name = format!("snapshot {position}");
-        (Witness { name, lineage, position: Position::new(position), hash: None }, weight)
+        (JournalWitness { name, lineage, position: Position::new(position), hash: None }, weight)
     };
-    let head = Some(Cursor {
+    let head = Some(ChainCursor {
         position: Position::new(200),
         hash: hash(200),
         term: chancery_events::id::Term::FIRST,
-        writer: chancery_events::id::Writer::from_random(1),
+        writer: chancery_events::id::WriterId::from_random(1),
         lineage: second,
         time: chancery_events::time::Time::from_micros(1),
     });
-    let ahead = vec![witness(unknown, 300, Weight::Ahead), witness(second, 250, Weight::Ahead)];
-    let mut loss = Loss { head, lineages: Some(lineages), witnesses: ahead, agreed: Position::new(60) };
+    let ahead = vec![witness(unknown, 300, WitnessCheck::Ahead), witness(second, 250, WitnessCheck::Ahead)];
+    let mut loss =
+        JournalLoss { head, lineages: Some(lineages), witnesses: ahead, agreed: Position::new(60) };
     assert_eq!((loss.at(), loss.missing_through()), (Position::new(200), Some(Position::new(300))));
     assert_eq!(loss.abandoned(), [unknown]);
     let said = format!(
@@ -69,20 +84,21 @@ fn a_loss_tells_what_is_left_what_is_missing_and_which_lineages_are_abandoned() 
          {unknown}; snapshot 250 names a record at position 250"
     );
     assert_eq!(loss.to_string(), said);
-    loss.witnesses = vec![witness(second, 180, Weight::Differs), witness(first, 90, Weight::Differs)];
+    loss.witnesses =
+        vec![witness(second, 180, WitnessCheck::Differs), witness(first, 90, WitnessCheck::Differs)];
     assert_eq!((loss.at(), loss.missing_through()), (Position::new(60), Some(Position::new(180))));
     assert!(loss.to_string().contains("snapshot 90 names another record at position 90 of lineage"));
-    loss.witnesses = vec![witness(unknown, 150, Weight::Foreign)];
+    loss.witnesses = vec![witness(unknown, 150, WitnessCheck::Foreign)];
     assert_eq!((loss.at(), loss.missing_through()), (Position::new(200), None), "the journal stays whole");
     assert_eq!(loss.abandoned(), [unknown]);
     assert!(
         loss.to_string().contains("snapshot 150 names a record of another history at position 150"),
         "{loss}"
     );
-    let empty = Loss {
+    let empty = JournalLoss {
         head: None,
         lineages: None,
-        witnesses: vec![witness(first, 7, Weight::Ahead)],
+        witnesses: vec![witness(first, 7, WitnessCheck::Ahead)],
         agreed: Position::ZERO,
     };
     assert_eq!((empty.at(), empty.abandoned()), (Position::ZERO, vec![first]));
@@ -92,15 +108,15 @@ fn a_loss_tells_what_is_left_what_is_missing_and_which_lineages_are_abandoned() 
 fn of_a_journal_that_differs_only_what_a_witness_agrees_on_before_that_counts() {
     let (_, lineages) = journal();
     let second = lineages.current;
-    let head = Cursor {
+    let head = ChainCursor {
         position: Position::new(200),
         hash: hash(200),
         term: chancery_events::id::Term::FIRST,
-        writer: chancery_events::id::Writer::from_random(1),
+        writer: chancery_events::id::WriterId::from_random(1),
         lineage: second,
         time: chancery_events::time::Time::from_micros(1),
     };
-    let witness = |position, hash| Witness {
+    let witness = |position, hash| JournalWitness {
         name: "a snapshot".into(),
         lineage: second,
         position: Position::new(position),

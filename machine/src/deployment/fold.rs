@@ -4,15 +4,15 @@ use std::sync::Arc;
 
 use chancery_events::digest::Digest;
 use chancery_events::fact::{
-    DeploymentCreated, DeploymentCutOver, DeploymentEnded, DeploymentEnding, DeploymentPaused,
+    DeploymentCreated, DeploymentCutOver, DeploymentEnded, DeploymentHalted, DeploymentPaused,
     DeploymentResumed, DeploymentStalled, DeploymentStarted,
 };
 use chancery_events::lifecycle::SetWord;
 use chancery_events::name::{DeploymentName, PlanName};
 use chancery_events::spec::{DeploymentSpec, PlanVersion};
 
-use crate::fleet::{Contradiction, Fleet};
-use crate::meta::{At, Meta};
+use crate::fleet::{FleetState, StateContradiction};
+use crate::meta::{EntityMeta, FactPosition};
 use crate::state::{Deployment, DeploymentState, Plan};
 
 /// Maximum number of ended deployments that are kept without replicas.
@@ -28,7 +28,11 @@ fn version(plan: PlanVersion<'_>, spec: &DeploymentSpec) -> Digest {
     Digest::of(&[&json(serde_json::to_vec(&plan)), &json(serde_json::to_vec(&spec.coordinates))])
 }
 
-pub(crate) fn created(fleet: &mut Fleet, fact: &DeploymentCreated, at: At) -> Result<(), Contradiction> {
+pub(crate) fn created(
+    fleet: &mut FleetState,
+    fact: &DeploymentCreated,
+    at: FactPosition,
+) -> Result<(), StateContradiction> {
     let version = version(fleet.want::<Plan>(&fact.plan)?.version_of(fact.generation), &fact.spec);
     fleet.touch::<Plan>(&fact.plan, at, |plan| {
         plan.deployments.push(fact.name.clone());
@@ -48,18 +52,18 @@ pub(crate) fn created(fleet: &mut Fleet, fact: &DeploymentCreated, at: At) -> Re
         stalled: None,
         rollback: fact.rollback.clone(),
         by: fact.by.clone(),
-        meta: Meta::new(at),
+        meta: EntityMeta::new(at),
     });
     forget(fleet, &fact.plan)
 }
 
 /// Records progress of a deployment.
 pub(crate) fn progress(
-    fleet: &mut Fleet,
+    fleet: &mut FleetState,
     plan: &PlanName,
     name: &DeploymentName,
-    at: At,
-) -> Result<(), Contradiction> {
+    at: FactPosition,
+) -> Result<(), StateContradiction> {
     let key = (plan.clone(), name.clone());
     if fleet.deployments().get(&key).is_some_and(super::is_begun) {
         fleet.change::<Deployment>(&key, |deployment| {
@@ -69,19 +73,23 @@ pub(crate) fn progress(
     Ok(())
 }
 
-pub(crate) fn stalled(fleet: &mut Fleet, fact: &DeploymentStalled, at: At) -> Result<(), Contradiction> {
+pub(crate) fn stalled(
+    fleet: &mut FleetState,
+    fact: &DeploymentStalled,
+    at: FactPosition,
+) -> Result<(), StateContradiction> {
     fleet.bump::<Deployment>(&(fact.plan.clone(), fact.name.clone()), at, |deployment| {
         deployment.stalled = Some(at.time);
     })
 }
 
 fn set(
-    fleet: &mut Fleet,
+    fleet: &mut FleetState,
     plan: &PlanName,
     name: &DeploymentName,
     state: DeploymentState,
-    at: At,
-) -> Result<(), Contradiction> {
+    at: FactPosition,
+) -> Result<(), StateContradiction> {
     fleet.bump::<Deployment>(&(plan.clone(), name.clone()), at, |deployment| {
         deployment.stalled = None;
         if state == DeploymentState::InProgress {
@@ -91,7 +99,11 @@ fn set(
     })
 }
 
-pub(crate) fn started(fleet: &mut Fleet, fact: &DeploymentStarted, at: At) -> Result<(), Contradiction> {
+pub(crate) fn started(
+    fleet: &mut FleetState,
+    fact: &DeploymentStarted,
+    at: FactPosition,
+) -> Result<(), StateContradiction> {
     set(fleet, &fact.plan, &fact.name, DeploymentState::InProgress, at)?;
     fleet.change::<Deployment>(&(fact.plan.clone(), fact.name.clone()), |it| it.deadline = fact.deadline)?;
     fleet.touch::<Plan>(&fact.plan, at, |plan| {
@@ -100,15 +112,27 @@ pub(crate) fn started(fleet: &mut Fleet, fact: &DeploymentStarted, at: At) -> Re
     })
 }
 
-pub(crate) fn paused(fleet: &mut Fleet, fact: &DeploymentPaused, at: At) -> Result<(), Contradiction> {
+pub(crate) fn paused(
+    fleet: &mut FleetState,
+    fact: &DeploymentPaused,
+    at: FactPosition,
+) -> Result<(), StateContradiction> {
     set(fleet, &fact.plan, &fact.name, DeploymentState::Paused, at)
 }
 
-pub(crate) fn resumed(fleet: &mut Fleet, fact: &DeploymentResumed, at: At) -> Result<(), Contradiction> {
+pub(crate) fn resumed(
+    fleet: &mut FleetState,
+    fact: &DeploymentResumed,
+    at: FactPosition,
+) -> Result<(), StateContradiction> {
     set(fleet, &fact.plan, &fact.name, DeploymentState::InProgress, at)
 }
 
-pub(crate) fn cut_over(fleet: &mut Fleet, fact: &DeploymentCutOver, at: At) -> Result<(), Contradiction> {
+pub(crate) fn cut_over(
+    fleet: &mut FleetState,
+    fact: &DeploymentCutOver,
+    at: FactPosition,
+) -> Result<(), StateContradiction> {
     fleet.bump::<Deployment>(&(fact.plan.clone(), fact.name.clone()), at, |deployment| {
         deployment.set = SetWord::New;
         deployment.deadline = None;
@@ -116,11 +140,19 @@ pub(crate) fn cut_over(fleet: &mut Fleet, fact: &DeploymentCutOver, at: At) -> R
     })
 }
 
-pub(crate) fn ending(fleet: &mut Fleet, fact: &DeploymentEnding, at: At) -> Result<(), Contradiction> {
+pub(crate) fn ending(
+    fleet: &mut FleetState,
+    fact: &DeploymentHalted,
+    at: FactPosition,
+) -> Result<(), StateContradiction> {
     set(fleet, &fact.plan, &fact.name, DeploymentState::Ending(fact.why.clone()), at)
 }
 
-pub(crate) fn ended(fleet: &mut Fleet, fact: &DeploymentEnded, at: At) -> Result<(), Contradiction> {
+pub(crate) fn ended(
+    fleet: &mut FleetState,
+    fact: &DeploymentEnded,
+    at: FactPosition,
+) -> Result<(), StateContradiction> {
     set(fleet, &fact.plan, &fact.name, DeploymentState::Ended(fact.end.clone()), at)?;
     fleet.touch::<Plan>(&fact.plan, at, |plan| {
         for slot in [&mut plan.current, &mut plan.next] {
@@ -134,7 +166,7 @@ pub(crate) fn ended(fleet: &mut Fleet, fact: &DeploymentEnded, at: At) -> Result
 /// Deletes the oldest ended deployments to which no replica refers, and unused generations. The last
 /// completed ones stay as rollback targets. This happens when a deployment is created, which may be a
 /// rollback to one of them.
-fn forget(fleet: &mut Fleet, owner: &PlanName) -> Result<(), Contradiction> {
+fn forget(fleet: &mut FleetState, owner: &PlanName) -> Result<(), StateContradiction> {
     let plan = fleet.want::<Plan>(owner)?;
     let replicas = |name: &DeploymentName| {
         let of = fleet.index().plan_index(owner).and_then(|index| index.deployments.get(name));

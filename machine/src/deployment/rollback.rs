@@ -16,44 +16,48 @@
 //! that scaling persists. The actor of an automatic rollback is the requester of the failed deployment, and
 //! thereby of `auto_rollback`.
 
-use chancery_events::fact::{DeploymentCreated, Fact, Rollback, RollbackRule};
+use chancery_events::fact::{DeploymentCreated, Fact, RollbackReference, RollbackRule};
 use chancery_events::intent::PlanRollback;
 use chancery_events::name::DeploymentName;
-use chancery_events::refusal::{Code, Refusal};
-use chancery_events::spec::{Activity, DeploymentSpec, Strategy};
+use chancery_events::refusal::{Refusal, RefusalCode};
+use chancery_events::spec::{ClusterActivity, DeploymentSpec, DeploymentStrategy};
 
 use super::{can_run, check, current, state_word, supersede_current, supersede_next};
-use crate::context::{Context, Draft};
-use crate::fleet::Fleet;
+use crate::context::{DecisionContext, FactDraft};
+use crate::fleet::FleetState;
 use crate::state::{Deployment, Plan};
 
-pub(crate) fn rollback(fleet: &Fleet, ask: &PlanRollback, ctx: &Context) -> Result<Vec<Fact>, Refusal> {
+pub(crate) fn rollback(
+    fleet: &FleetState,
+    ask: &PlanRollback,
+    ctx: &DecisionContext,
+) -> Result<Vec<Fact>, Refusal> {
     let owner = fleet.find::<Plan>(&ask.plan)?;
     if let Some(now) = fleet.deployment(&ask.plan, &ask.name) {
-        let same = |of: &Rollback| ask.to.as_ref().is_none_or(|to| *to == of.to);
+        let same = |of: &RollbackReference| ask.to.as_ref().is_none_or(|to| *to == of.to);
         if now.rollback.as_ref().is_some_and(same) {
             return Ok(vec![]);
         }
         let detail = format!("plan {} has a deployment {} that is something else", ask.plan, ask.name);
         let advice = "is taken: give the rollback a name of its own";
-        return Err(Refusal::new(Code::AlreadyExists, detail).at("/name", advice));
+        return Err(Refusal::new(RefusalCode::AlreadyExists, detail).at("/name", advice));
     }
-    if owner.activity == Activity::Inactive {
-        return Err(Refusal::new(Code::Inactive, format!("plan {} is inactive", ask.plan)));
+    if owner.activity == ClusterActivity::Inactive {
+        return Err(Refusal::new(RefusalCode::Inactive, format!("plan {} is inactive", ask.plan)));
     }
     if owner.removing.is_some() {
-        return Err(Refusal::new(Code::InUse, format!("plan {} is being removed", ask.plan)));
+        return Err(Refusal::new(RefusalCode::InUse, format!("plan {} is being removed", ask.plan)));
     }
     let to = if let Some(to) = &ask.to {
         named(fleet, owner, to)?
     } else {
         if let Some((name, to)) = under_way(fleet, owner) {
             let detail = format!("deployment {name} rolls plan {} back to {to} already", ask.plan);
-            return Err(Refusal::new(Code::BadTransition, detail).at("/to", "must name a deployment"));
+            return Err(Refusal::new(RefusalCode::BadTransition, detail).at("/to", "must name a deployment"));
         }
         last(fleet, owner).ok_or_else(|| {
             let detail = format!("plan {} has no earlier deployment that completed", ask.plan);
-            Refusal::new(Code::BadTransition, detail)
+            Refusal::new(RefusalCode::BadTransition, detail)
         })?
     };
     let spec = spec(fleet, owner, to);
@@ -65,7 +69,7 @@ pub(crate) fn rollback(fleet: &Fleet, ask: &PlanRollback, ctx: &Context) -> Resu
         let detail = format!("deployment {} cannot be deployed again: {}", to.name, faults.join("; "));
         Refusal::new(refusal.code, detail)
     })?;
-    let mut draft = Draft::new(ctx);
+    let mut draft = FactDraft::new(ctx);
     supersede_next(owner, &ask.name, &mut draft);
     supersede_current(fleet, owner, &ask.name, &mut draft);
     draft.push(DeploymentCreated {
@@ -74,25 +78,25 @@ pub(crate) fn rollback(fleet: &Fleet, ask: &PlanRollback, ctx: &Context) -> Resu
         generation: to.generation,
         spec,
         by: ctx.actor.clone(),
-        rollback: Some(Rollback { to: to.name.clone(), rule: None }),
+        rollback: Some(RollbackReference { to: to.name.clone(), rule: None }),
     });
     Ok(draft.done())
 }
 
 /// Creates the rollback that follows a failed deployment, if that deployment requests one.
 pub(super) fn follow(
-    fleet: &Fleet,
+    fleet: &FleetState,
     plan: &Plan,
     failed: &Deployment,
     reason: &str,
-    ctx: &Context,
-    draft: &mut Draft,
+    ctx: &DecisionContext,
+    draft: &mut FactDraft,
 ) {
     if !failed.spec.auto_rollback
         || failed.rollback.is_some()
         || plan.next.is_some()
         || plan.removing.is_some()
-        || plan.activity == Activity::Inactive
+        || plan.activity == ClusterActivity::Inactive
     {
         return;
     }
@@ -118,12 +122,12 @@ pub(super) fn follow(
         spec,
         // The deployment's requester also requested this rollback: the same four-eyes rules apply.
         by: failed.by.clone(),
-        rollback: Some(Rollback { to: to.name.clone(), rule: Some(rule) }),
+        rollback: Some(RollbackReference { to: to.name.clone(), rule: Some(rule) }),
     });
 }
 
 /// Name that no deployment of the plan has, from the position of the fact that creates it.
-fn free_name(fleet: &Fleet, plan: &Plan, draft: &Draft) -> Option<DeploymentName> {
+fn free_name(fleet: &FleetState, plan: &Plan, draft: &FactDraft) -> Option<DeploymentName> {
     let first = format!("rollback-{}", draft.position());
     let names = std::iter::once(first.clone()).chain((2u32..).map(|n| format!("{first}-{n}")));
     let mut free = names.map_while(|name| name.parse::<DeploymentName>().ok());
@@ -131,42 +135,42 @@ fn free_name(fleet: &Fleet, plan: &Plan, draft: &Draft) -> Option<DeploymentName
 }
 
 /// Deployments of the plan, newest first.
-fn newest<'a>(fleet: &'a Fleet, plan: &'a Plan) -> impl Iterator<Item = &'a Deployment> {
+fn newest<'a>(fleet: &'a FleetState, plan: &'a Plan) -> impl Iterator<Item = &'a Deployment> {
     let names = plan.deployments.iter().rev();
     names.filter_map(|name| fleet.deployment(&plan.name, name))
 }
 
-fn named<'a>(fleet: &'a Fleet, plan: &Plan, to: &DeploymentName) -> Result<&'a Deployment, Refusal> {
+fn named<'a>(fleet: &'a FleetState, plan: &Plan, to: &DeploymentName) -> Result<&'a Deployment, Refusal> {
     let key = (plan.name.clone(), to.clone());
     let found = fleet.find::<Deployment>(&key).map_err(|refusal| refusal.at("/to", "does not exist"))?;
     if !found.is_completed() {
         let detail =
             format!("deployment {to} is {}: a rollback needs one that completed", state_word(&found.state));
-        return Err(Refusal::new(Code::BadTransition, detail).at("/to", "has not completed"));
+        return Err(Refusal::new(RefusalCode::BadTransition, detail).at("/to", "has not completed"));
     }
     Ok(found)
 }
 
 /// Name and target of the rollback that is pending or in progress.
-fn under_way<'a>(fleet: &'a Fleet, plan: &Plan) -> Option<(&'a DeploymentName, &'a DeploymentName)> {
+fn under_way<'a>(fleet: &'a FleetState, plan: &Plan) -> Option<(&'a DeploymentName, &'a DeploymentName)> {
     let next = plan.next.as_ref().and_then(|name| fleet.deployment(&plan.name, name));
     let now = next.or_else(|| current(fleet, plan).filter(|current| super::is_begun(current)))?;
     now.rollback.as_ref().map(|of| (&now.name, &of.to))
 }
 
 /// Last deployment that completed with replicas and another version than the deployment started last.
-fn last<'a>(fleet: &'a Fleet, plan: &'a Plan) -> Option<&'a Deployment> {
+fn last<'a>(fleet: &'a FleetState, plan: &'a Plan) -> Option<&'a Deployment> {
     let now = newest(fleet, plan).find(|deployment| deployment.progressed.is_some())?;
     newest(fleet, plan).find(|deployment| {
         deployment.is_completed() && deployment.spec.count > 0 && deployment.version != now.version
     })
 }
 
-fn spec(fleet: &Fleet, plan: &Plan, to: &Deployment) -> DeploymentSpec {
+fn spec(fleet: &FleetState, plan: &Plan, to: &Deployment) -> DeploymentSpec {
     let mut counts = newest(fleet, plan).filter(|of| of.is_completed()).map(|of| of.spec.count);
     let strategy = match to.spec.strategy {
-        Strategy::Canary { .. } => Strategy::default(),
-        strategy @ (Strategy::Rolling { .. } | Strategy::Graceful { .. }) => strategy,
+        DeploymentStrategy::Canary { .. } => DeploymentStrategy::default(),
+        strategy @ (DeploymentStrategy::Rolling { .. } | DeploymentStrategy::Graceful { .. }) => strategy,
     };
     DeploymentSpec {
         count: counts.find(|count| *count > 0).unwrap_or(to.spec.count),

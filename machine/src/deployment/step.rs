@@ -3,25 +3,25 @@
 use std::cmp::Reverse;
 
 use chancery_events::fact::{
-    Asker, DeploymentCutOver, DeploymentEnd, DeploymentEnded, DeploymentEnding, DeploymentStalled,
-    DeploymentStarted, Fact, OperationEnd, PlanDeleted, ReplicaAssigned, ReplicaCreated,
+    DeploymentCutOver, DeploymentEnd, DeploymentEnded, DeploymentHalted, DeploymentStalled,
+    DeploymentStarted, Fact, OperationEnd, PlanDeleted, ReplicaCreated, ReplicaDeploymentChanged, Requester,
 };
 use chancery_events::lifecycle::WillWord;
 use chancery_events::name::{DeploymentName, PlanName, ReplicaName};
-use chancery_events::spec::{OnTimeout, OperationKind, Strategy};
+use chancery_events::spec::{DeploymentStrategy, OperationKind, TimeoutAction};
 
 use super::{is_begun, rollback, waits};
-use crate::context::{Context, Draft};
-use crate::fleet::{DeploymentKey, Fleet};
-use crate::index::{PlanIndex, Victims, Work};
-use crate::marks::Stage;
-use crate::operation::{self, Want};
+use crate::context::{DecisionContext, FactDraft};
+use crate::fleet::{DeploymentKey, FleetState};
+use crate::index::{DeletionCandidates, DeploymentWork, PlanIndex};
+use crate::marks::DeploymentStage;
+use crate::operation::{self, OperationRequest};
 use crate::state::{Deployment, DeploymentState, Incarnation, Operation, Plan, Replica};
 
 /// Returns the next step of the plan's deployments. Empty if no step is due.
-pub(crate) fn step(fleet: &Fleet, name: &PlanName, ctx: &Context) -> Vec<Fact> {
+pub(crate) fn step(fleet: &FleetState, name: &PlanName, ctx: &DecisionContext) -> Vec<Fact> {
     let work = fleet.index().plan_index(name).and_then(PlanIndex::work);
-    let mut draft = Draft::new(ctx);
+    let mut draft = FactDraft::new(ctx);
     if let Some((_, work)) = work.filter(|(from, _)| *from <= ctx.now)
         && let Some(plan) = fleet.plans().get(name)
     {
@@ -30,28 +30,34 @@ pub(crate) fn step(fleet: &Fleet, name: &PlanName, ctx: &Context) -> Vec<Fact> {
     draft.done()
 }
 
-fn carry_out(fleet: &Fleet, plan: &Plan, work: Work, ctx: &Context, draft: &mut Draft) {
+fn carry_out(
+    fleet: &FleetState,
+    plan: &Plan,
+    work: DeploymentWork,
+    ctx: &DecisionContext,
+    draft: &mut FactDraft,
+) {
     match work {
-        Work::Start => start(fleet, plan, ctx, draft),
-        Work::Forget => draft.push(PlanDeleted { name: plan.name.clone() }),
-        Work::Remove => {
-            let by = Asker::Rule(format!("plan/{}/removal", plan.name));
+        DeploymentWork::Start => start(fleet, plan, ctx, draft),
+        DeploymentWork::Forget => draft.push(PlanDeleted { name: plan.name.clone() }),
+        DeploymentWork::Remove => {
+            let by = Requester::Rule(format!("plan/{}/removal", plan.name));
             let replica = victim(fleet, plan).or_else(|| undecided(fleet, plan));
-            delete(fleet, replica, &Want::by(OperationKind::Delete, Some(by)), ctx, draft);
+            delete(fleet, replica, &OperationRequest::by(OperationKind::Delete, Some(by)), ctx, draft);
         }
-        Work::Cancel(_)
-        | Work::Abort(_)
-        | Work::AbortStart(_)
-        | Work::TakeBack(_)
-        | Work::End
-        | Work::Complete
-        | Work::CutOver
-        | Work::Create
-        | Work::Delete
-        | Work::Assign(_)
-        | Work::Restart(_)
-        | Work::Update(_)
-        | Work::Begin(_) => {
+        DeploymentWork::Cancel(_)
+        | DeploymentWork::Abort(_)
+        | DeploymentWork::AbortStart(_)
+        | DeploymentWork::TakeBack(_)
+        | DeploymentWork::End
+        | DeploymentWork::Complete
+        | DeploymentWork::CutOver
+        | DeploymentWork::Create
+        | DeploymentWork::Delete
+        | DeploymentWork::Assign(_)
+        | DeploymentWork::Restart(_)
+        | DeploymentWork::Update(_)
+        | DeploymentWork::Begin(_) => {
             if let Some(current) = super::current(fleet, plan) {
                 of_current(fleet, plan, current, work, ctx, draft);
             }
@@ -60,19 +66,19 @@ fn carry_out(fleet: &Fleet, plan: &Plan, work: Work, ctx: &Context, draft: &mut 
 }
 
 fn of_current(
-    fleet: &Fleet,
+    fleet: &FleetState,
     plan: &Plan,
     current: &Deployment,
-    work: Work,
-    ctx: &Context,
-    draft: &mut Draft,
+    work: DeploymentWork,
+    ctx: &DecisionContext,
+    draft: &mut FactDraft,
 ) {
     let name = &current.name;
-    let want = |kind| Want::of(kind, name);
+    let want = |kind| OperationRequest::of(kind, name);
     let replica = |name: &ReplicaName| fleet.replicas().get(name);
     let end = |end| DeploymentEnded { plan: plan.name.clone(), name: name.clone(), end };
     match work {
-        Work::Cancel(id) => {
+        DeploymentWork::Cancel(id) => {
             if let Some(operation) = fleet.operations().get(&id) {
                 let replica = replica(&operation.replica);
                 // The replica is new. If its create was never approved, both are deleted together.
@@ -86,7 +92,7 @@ fn of_current(
                 }
             }
         }
-        Work::Abort(id) => {
+        DeploymentWork::Abort(id) => {
             if let Some(operation) = fleet.operations().get(&id) {
                 if operation.kind == OperationKind::Create {
                     // The replica is new.
@@ -97,14 +103,14 @@ fn of_current(
                 }
             }
         }
-        Work::AbortStart(id) => {
+        DeploymentWork::AbortStart(id) => {
             if let Some(operation) = fleet.operations().get(&id) {
                 let reason = format!("deployment {name} gives it another version");
                 operation::abort(fleet, operation, reason, ctx, draft);
             }
         }
-        Work::TakeBack(built) => take_back(fleet, plan, current, &built, ctx, draft),
-        Work::End => {
+        DeploymentWork::TakeBack(built) => take_back(fleet, plan, current, &built, ctx, draft),
+        DeploymentWork::End => {
             if let DeploymentState::Ending(why) = &current.state {
                 draft.push(end(why.clone()));
                 if let DeploymentEnd::Failed { cause } = why {
@@ -112,52 +118,56 @@ fn of_current(
                 }
             }
         }
-        Work::Complete => draft.push(end(DeploymentEnd::Completed)),
-        Work::CutOver => draft.push(DeploymentCutOver { plan: plan.name.clone(), name: name.clone() }),
-        Work::Create => create_one(plan, current, draft),
-        Work::Delete => delete(fleet, victim(fleet, plan), &want(OperationKind::Delete), ctx, draft),
-        Work::Assign(still) => {
+        DeploymentWork::Complete => draft.push(end(DeploymentEnd::Completed)),
+        DeploymentWork::CutOver => {
+            draft.push(DeploymentCutOver { plan: plan.name.clone(), name: name.clone() })
+        }
+        DeploymentWork::Create => create_one(plan, current, draft),
+        DeploymentWork::Delete => {
+            delete(fleet, victim(fleet, plan), &want(OperationKind::Delete), ctx, draft)
+        }
+        DeploymentWork::Assign(still) => {
             if let Some(still) = replica(&still) {
                 assign(fleet, still, name, draft);
             }
         }
-        Work::Restart(idle) => {
+        DeploymentWork::Restart(idle) => {
             if let Some(idle) = replica(&idle) {
                 operation::open(fleet, idle, &want(OperationKind::Start), ctx, draft);
             }
         }
-        Work::Update(free) => {
+        DeploymentWork::Update(free) => {
             if let Some(free) = replica(&free) {
-                let want = Want { version: Some(name), ..want(OperationKind::Update) };
+                let want = OperationRequest { version: Some(name), ..want(OperationKind::Update) };
                 operation::open(fleet, free, &want, ctx, draft);
             }
         }
-        Work::Begin(id) => {
+        DeploymentWork::Begin(id) => {
             if let Some(operation) = fleet.operations().get(&id) {
                 operation::take_turn(fleet, operation, ctx, draft);
             }
         }
         // Work that concerns the plan, not a deployment.
-        Work::Start | Work::Remove | Work::Forget => {}
+        DeploymentWork::Start | DeploymentWork::Remove | DeploymentWork::Forget => {}
     }
 }
 
 /// Whether the current deployment gives the replica its version, if the operation that restores the replica
 /// finds no placement.
-pub(crate) fn takes_over(fleet: &Fleet, plan: &Plan, operation: &Operation, replica: &Replica) -> bool {
+pub(crate) fn takes_over(fleet: &FleetState, plan: &Plan, operation: &Operation, replica: &Replica) -> bool {
     let Some(index) = fleet.index().plan_index(&plan.name) else { return false };
     let Some((_, current)) = index.current() else { return false };
     let own = index.deployments.get(&replica.deployment).and_then(|of| of.version);
     operation.kind == OperationKind::Start
         && replica.recovers
         && replica.is_without_place()
-        && current.stage == Some(Stage::InProgress)
+        && current.stage == Some(DeploymentStage::InProgress)
         && !current.stands_beside()
         && own != current.version
 }
 
 /// Gives the replica the version of the current deployment.
-pub(crate) fn take_over(fleet: &Fleet, plan: &Plan, replica: &Replica, draft: &mut Draft) {
+pub(crate) fn take_over(fleet: &FleetState, plan: &Plan, replica: &Replica, draft: &mut FactDraft) {
     if let Some(current) = super::current(fleet, plan) {
         assign(fleet, replica, &current.name, draft);
     }
@@ -165,7 +175,7 @@ pub(crate) fn take_over(fleet: &Fleet, plan: &Plan, replica: &Replica, draft: &m
 
 /// Gives the version to a replica that does not run. Its unplaced operation ends; if a client requested that
 /// operation, it is created again for the new version.
-fn assign(fleet: &Fleet, still: &Replica, version: &DeploymentName, draft: &mut Draft) {
+fn assign(fleet: &FleetState, still: &Replica, version: &DeploymentName, draft: &mut FactDraft) {
     let waiting = still.operation.and_then(|open| fleet.operations().get(&open.id));
     if let Some(waiting) = waiting {
         let reason = format!("deployment {version} gives it another version");
@@ -175,25 +185,36 @@ fn assign(fleet: &Fleet, still: &Replica, version: &DeploymentName, draft: &mut 
         return; // it was never approved, and is deleted with its create
     }
     let (name, plan, deployment) = (still.name.clone(), still.plan.clone(), version.clone());
-    draft.push(ReplicaAssigned { name, plan, deployment });
-    let asked = waiting.filter(|waiting| matches!(waiting.by.as_deref(), Some(Asker::Actor(_))));
+    draft.push(ReplicaDeploymentChanged { name, plan, deployment });
+    let asked = waiting.filter(|waiting| matches!(waiting.by.as_deref(), Some(Requester::Actor(_))));
     if let Some(asked) = asked {
-        let want = Want { node: asked.wants.as_ref(), ..Want::by(asked.kind, asked.by.as_deref().cloned()) };
+        let want = OperationRequest {
+            node: asked.wants.as_ref(),
+            ..OperationRequest::by(asked.kind, asked.by.as_deref().cloned())
+        };
         operation::push_opened(&still.name, &want, None, draft);
     }
 }
 
-fn start(fleet: &Fleet, plan: &Plan, ctx: &Context, draft: &mut Draft) {
+fn start(fleet: &FleetState, plan: &Plan, ctx: &DecisionContext, draft: &mut FactDraft) {
     let Some(name) = plan.next.clone() else { return };
     let Some(next) = fleet.deployment(&plan.name, &name) else { return };
     let deadline = match next.spec.strategy {
-        Strategy::Graceful { timeout, .. } => Some(ctx.now + std::time::Duration::from_millis(timeout)),
-        Strategy::Rolling { .. } | Strategy::Canary { .. } => None,
+        DeploymentStrategy::Graceful { timeout, .. } => {
+            Some(ctx.now + std::time::Duration::from_millis(timeout))
+        }
+        DeploymentStrategy::Rolling { .. } | DeploymentStrategy::Canary { .. } => None,
     };
     draft.push(DeploymentStarted { plan: plan.name.clone(), name, deadline });
 }
 
-fn delete(fleet: &Fleet, victim: Option<&Replica>, want: &Want<'_>, ctx: &Context, draft: &mut Draft) {
+fn delete(
+    fleet: &FleetState,
+    victim: Option<&Replica>,
+    want: &OperationRequest<'_>,
+    ctx: &DecisionContext,
+    draft: &mut FactDraft,
+) {
     if let Some(victim) = victim {
         operation::open(fleet, victim, want, ctx, draft);
     }
@@ -201,7 +222,7 @@ fn delete(fleet: &Fleet, victim: Option<&Replica>, want: &Want<'_>, ctx: &Contex
 
 /// Surplus replica to delete: on a disturbed node (of several, by name). Otherwise, of the candidates of the
 /// index, the newest on the node with the most remaining replicas of the plan.
-fn victim<'a>(fleet: &'a Fleet, plan: &Plan) -> Option<&'a Replica> {
+fn victim<'a>(fleet: &'a FleetState, plan: &Plan) -> Option<&'a Replica> {
     let index = fleet.index().plan_index(&plan.name)?;
     let disturbed = index.victim_is_well().then(|| on_disturbed_node(fleet, plan)).flatten();
     disturbed.or_else(|| {
@@ -211,12 +232,16 @@ fn victim<'a>(fleet: &'a Fleet, plan: &Plan) -> Option<&'a Replica> {
 }
 
 /// Replica whose delete waits for approval.
-fn undecided<'a>(fleet: &'a Fleet, plan: &Plan) -> Option<&'a Replica> {
+fn undecided<'a>(fleet: &'a FleetState, plan: &Plan) -> Option<&'a Replica> {
     let index = fleet.index().plan_index(&plan.name)?;
     index.undecided.first().and_then(|(_, name)| fleet.replicas().get(name))
 }
 
-fn on_crowded_node<'a>(fleet: &'a Fleet, plan: &Plan, victims: &Victims<'_>) -> Option<&'a Replica> {
+fn on_crowded_node<'a>(
+    fleet: &'a FleetState,
+    plan: &Plan,
+    victims: &DeletionCandidates<'_>,
+) -> Option<&'a Replica> {
     let spread = &fleet.index().plan_index(&plan.name)?.spread;
     spread.crowded_nodes(victims.domain.as_ref()?).find_map(|(_, node)| {
         let held = fleet.index().places.held(node).of_plan(&plan.name, None);
@@ -229,7 +254,7 @@ fn on_crowded_node<'a>(fleet: &'a Fleet, plan: &Plan, victims: &Victims<'_>) -> 
     })
 }
 
-fn on_disturbed_node<'a>(fleet: &'a Fleet, plan: &Plan) -> Option<&'a Replica> {
+fn on_disturbed_node<'a>(fleet: &'a FleetState, plan: &Plan) -> Option<&'a Replica> {
     let places = &fleet.index().places;
     let held = fleet.index().disturbed.iter().flat_map(|node| places.held(node).of_plan(&plan.name, None));
     let replicas = held
@@ -240,31 +265,31 @@ fn on_disturbed_node<'a>(fleet: &'a Fleet, plan: &Plan) -> Option<&'a Replica> {
 
 /// Deletes a replica that the deployment created.
 fn take_back(
-    fleet: &Fleet,
+    fleet: &FleetState,
     plan: &Plan,
     current: &Deployment,
     built: &ReplicaName,
-    ctx: &Context,
-    draft: &mut Draft,
+    ctx: &DecisionContext,
+    draft: &mut FactDraft,
 ) {
-    let by = Some(Asker::Rule(format!("deployment/{}/{}/rollback", plan.name, current.name)));
-    let want = Want { by, ..Want::of(OperationKind::Delete, &current.name) };
+    let by = Some(Requester::Rule(format!("deployment/{}/{}/rollback", plan.name, current.name)));
+    let want = OperationRequest { by, ..OperationRequest::of(OperationKind::Delete, &current.name) };
     delete(fleet, fleet.replicas().get(built), &want, ctx, draft);
 }
 
-fn create_one(plan: &Plan, deployment: &Deployment, draft: &mut Draft) {
+fn create_one(plan: &Plan, deployment: &Deployment, draft: &mut FactDraft) {
     let name = ReplicaName::issue(plan.version_of(deployment.generation).service(), draft.position());
     let by = deployment.name.clone();
     draft.push(ReplicaCreated { name: name.clone(), plan: plan.name.clone(), deployment: by.clone() });
-    operation::push_opened(&name, &Want::of(OperationKind::Create, &by), None, draft);
+    operation::push_opened(&name, &OperationRequest::of(OperationKind::Create, &by), None, draft);
 }
 
-fn failed(key: (PlanName, DeploymentName), cause: String) -> DeploymentEnding {
-    DeploymentEnding { plan: key.0, name: key.1, why: DeploymentEnd::Failed { cause } }
+fn failed(key: (PlanName, DeploymentName), cause: String) -> DeploymentHalted {
+    DeploymentHalted { plan: key.0, name: key.1, why: DeploymentEnd::Failed { cause } }
 }
 
 /// Fails the deployment of an operation that failed, expired or was rejected, with that cause.
-pub(crate) fn fail(fleet: &Fleet, operation: &Operation, cause: String, draft: &mut Draft) {
+pub(crate) fn fail(fleet: &FleetState, operation: &Operation, cause: String, draft: &mut FactDraft) {
     let Some(name) = &operation.deployment else { return };
     let key = (operation.plan.clone(), name.clone());
     if fleet.deployments().get(&key).is_some_and(is_begun) && draft.first_to_fail(&key) {
@@ -273,7 +298,7 @@ pub(crate) fn fail(fleet: &Fleet, operation: &Operation, cause: String, draft: &
 }
 
 /// Fails the current deployment if it has the version of a replica that ran and ended on its own.
-pub(crate) fn disturb(fleet: &Fleet, incarnation: &Incarnation, draft: &mut Draft) {
+pub(crate) fn disturb(fleet: &FleetState, incarnation: &Incarnation, draft: &mut FactDraft) {
     let Some(plan) = fleet.plans().get(&incarnation.plan) else { return };
     let Some(current) = super::current(fleet, plan).filter(|current| is_begun(current)) else { return };
     let own = fleet.deployment(&plan.name, &incarnation.deployment);
@@ -287,13 +312,15 @@ pub(crate) fn disturb(fleet: &Fleet, incarnation: &Incarnation, draft: &mut Draf
 }
 
 /// Handles the deadline of a deployment's new set. A set that is ready at the very deadline is in time.
-pub(crate) fn overdue(fleet: &Fleet, key: &DeploymentKey, ctx: &Context) -> Vec<Fact> {
-    let mut draft = Draft::new(ctx);
+pub(crate) fn overdue(fleet: &FleetState, key: &DeploymentKey, ctx: &DecisionContext) -> Vec<Fact> {
+    let mut draft = FactDraft::new(ctx);
     let Some(deployment) = fleet.deployments().get(key) else { return Vec::new() };
     let work = fleet.index().plan_index(&key.0).and_then(PlanIndex::work);
-    let ready = matches!(work, Some((_, Work::CutOver)));
-    let commits =
-        matches!(deployment.spec.strategy, Strategy::Graceful { on_timeout: OnTimeout::Commit, .. });
+    let ready = matches!(work, Some((_, DeploymentWork::CutOver)));
+    let commits = matches!(
+        deployment.spec.strategy,
+        DeploymentStrategy::Graceful { on_timeout: TimeoutAction::Commit, .. }
+    );
     if ready || commits {
         draft.push(DeploymentCutOver { plan: key.0.clone(), name: key.1.clone() });
     } else {
@@ -304,8 +331,8 @@ pub(crate) fn overdue(fleet: &Fleet, key: &DeploymentKey, ctx: &Context) -> Vec<
 
 /// Reports the plan's deployment as stalled when its progress deadline has passed. The deployment fails if it
 /// requests a rollback.
-pub(crate) fn no_progress(fleet: &Fleet, name: &PlanName, ctx: &Context) -> Vec<Fact> {
-    let mut draft = Draft::new(ctx);
+pub(crate) fn no_progress(fleet: &FleetState, name: &PlanName, ctx: &DecisionContext) -> Vec<Fact> {
+    let mut draft = FactDraft::new(ctx);
     let Some(plan) = fleet.plans().get(name) else { return Vec::new() };
     let Some(current) = super::current(fleet, plan) else { return Vec::new() };
     let Some(since) = current.progressed else { return Vec::new() };

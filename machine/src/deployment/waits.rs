@@ -19,11 +19,11 @@ use std::fmt;
 use chancery_events::id::IncarnationId;
 use chancery_events::lifecycle::{SetWord, WillWord};
 use chancery_events::name::DeploymentName;
-use chancery_events::observation::Process;
-use chancery_events::spec::{OperationKind, Strategy};
+use chancery_events::observation::ProcessInfo;
+use chancery_events::spec::{DeploymentStrategy, OperationKind};
 use chancery_events::time::Time;
 
-use crate::fleet::Fleet;
+use crate::fleet::FleetState;
 use crate::index::{DeploymentIndex, PlanIndex};
 use crate::state::{
     Deployment, DeploymentState, Incarnation, IncarnationState, Operation, OperationState, Plan, Replica,
@@ -34,7 +34,7 @@ const LOOKS: usize = 64;
 
 /// Displayable wait of a deployment.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Wait {
+pub struct DeploymentWait {
     /// Event that is waited for.
     pub what: String,
     /// Start of the wait.
@@ -45,7 +45,7 @@ pub struct Wait {
     pub change: String,
 }
 
-impl fmt::Display for Wait {
+impl fmt::Display for DeploymentWait {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} since {}", self.what, self.since)?;
         if let Some(until) = self.until {
@@ -56,7 +56,7 @@ impl fmt::Display for Wait {
 }
 
 /// Returns what the deployment waits for. `None` if it has ended or waits only for its own next step.
-pub fn waits_for(fleet: &Fleet, plan: &Plan, deployment: &Deployment) -> Option<Wait> {
+pub fn waits_for(fleet: &FleetState, plan: &Plan, deployment: &Deployment) -> Option<DeploymentWait> {
     let name = format!("{}/{}", plan.name, deployment.name);
     let since = deployment.meta.changed.time;
     match &deployment.state {
@@ -64,11 +64,11 @@ pub fn waits_for(fleet: &Fleet, plan: &Plan, deployment: &Deployment) -> Option<
             let current = super::current(fleet, plan)?;
             let what = format!("deployment {}/{} to end", plan.name, current.name);
             let change = format!("cancel that, or supersede it with {name}");
-            Some(Wait { what, since, until: None, change })
+            Some(DeploymentWait { what, since, until: None, change })
         }
         DeploymentState::Paused => {
             let (what, change) = ("its resumption".to_owned(), format!("resume or cancel {name}"));
-            Some(Wait { what, since, until: None, change })
+            Some(DeploymentWait { what, since, until: None, change })
         }
         DeploymentState::InProgress | DeploymentState::Ending(_) => {
             let index = fleet.index().plan_index(&plan.name)?;
@@ -80,13 +80,13 @@ pub fn waits_for(fleet: &Fleet, plan: &Plan, deployment: &Deployment) -> Option<
 }
 
 fn carried_out(
-    fleet: &Fleet,
+    fleet: &FleetState,
     plan: &Plan,
     deployment: &Deployment,
     index: &PlanIndex,
     current: &DeploymentIndex,
     cancel: &str,
-) -> Option<Wait> {
+) -> Option<DeploymentWait> {
     let operation = |id| fleet.operations().get(id);
     if let Some(running) = current.running.keys().next().and_then(operation) {
         return Some(of_operation(fleet, plan, running, cancel));
@@ -127,12 +127,17 @@ fn carried_out(
     }
     let goes_on = deployment.state == DeploymentState::InProgress;
     if goes_on
-        && matches!(deployment.spec.strategy, Strategy::Canary { .. })
+        && matches!(deployment.spec.strategy, DeploymentStrategy::Canary { .. })
         && deployment.set == SetWord::Old
     {
         let since = deployment.rested.unwrap_or(deployment.meta.changed.time);
         let change = format!("promote or withdraw deployment {}/{}", plan.name, deployment.name);
-        return Some(Wait { what: "the promotion of its canary".into(), since, until: None, change });
+        return Some(DeploymentWait {
+            what: "the promotion of its canary".into(),
+            since,
+            until: None,
+            change,
+        });
     }
     let mut old =
         old().flat_map(DeploymentIndex::members).take(LOOKS).filter_map(|name| fleet.replicas().get(name));
@@ -154,7 +159,7 @@ fn carried_out(
 }
 
 /// Returns the wait for an unhealthy replica, or for the end of an incarnation of it.
-fn of_replica(fleet: &Fleet, replica: &Replica, since: Time, cancel: &str) -> Wait {
+fn of_replica(fleet: &FleetState, replica: &Replica, since: Time, cancel: &str) -> DeploymentWait {
     let run = |id: IncarnationId| fleet.incarnations().get(&id);
     let ends = replica.runs().filter_map(|active| run(active.incarnation));
     let ends = ends.into_iter().find(|run| matches!(run.state, IncarnationState::Stopping(_)));
@@ -165,35 +170,40 @@ fn of_replica(fleet: &Fleet, replica: &Replica, since: Time, cancel: &str) -> Wa
     if active.is_none() && replica.will == WillWord::Stopped {
         let what = format!("replica {}, which was stopped on request, to be ready", replica.name);
         let change = format!("start replica {}, or {cancel}", replica.name);
-        return Wait { what, since: replica.meta.changed.time, until: None, change };
+        return DeploymentWait { what, since: replica.meta.changed.time, until: None, change };
     }
     let place = active.map_or_else(String::new, |active| format!(" on node {}", active.node));
     let since = active.map_or(since, |active| active.meta.changed.time);
     let what =
         format!("replica {}{place} to be ready{}", replica.name, active.map_or_else(String::new, trouble));
-    Wait { what, since, until: active.and_then(|active| active.deadline), change: cancel.to_owned() }
+    DeploymentWait {
+        what,
+        since,
+        until: active.and_then(|active| active.deadline),
+        change: cancel.to_owned(),
+    }
 }
 
 /// Reported reason why an incarnation is not ready, or an empty string.
 fn trouble(run: &Incarnation) -> String {
-    let found = run.processes.iter().find_map(Process::trouble);
+    let found = run.processes.iter().find_map(ProcessInfo::trouble);
     found.map_or_else(String::new, |trouble| format!(" ({trouble})"))
 }
 
-fn to_end(whose: &str, run: &Incarnation, cancel: &str) -> Wait {
+fn to_end(whose: &str, run: &Incarnation, cancel: &str) -> DeploymentWait {
     let what = format!("{whose}: incarnation {} on node {} to end", run.id, run.node);
     let change = format!("{cancel}, or expunge node {} if it is lost", run.node);
-    Wait { what, since: run.meta.changed.time, until: run.deadline, change }
+    DeploymentWait { what, since: run.meta.changed.time, until: run.deadline, change }
 }
 
-fn of_operation(fleet: &Fleet, plan: &Plan, operation: &Operation, cancel: &str) -> Wait {
+fn of_operation(fleet: &FleetState, plan: &Plan, operation: &Operation, cancel: &str) -> DeploymentWait {
     let on = operation.node.as_ref().map_or_else(String::new, |node| format!(" on node {node}"));
     let name = format!("operation {} ({} of {}{on})", operation.id, operation.kind, operation.replica);
     let since = operation.meta.changed.time;
     let cancel = cancel.to_owned();
-    let wait = |what, until| Wait { what, since, until, change: cancel.clone() };
+    let wait = |what, until| DeploymentWait { what, since, until, change: cancel.clone() };
     match &operation.state {
-        OperationState::PendingApproval(proposal) => Wait {
+        OperationState::PendingApproval(proposal) => DeploymentWait {
             what: format!("approval of {name}"),
             since,
             until: (proposal.expires < Time::FAR).then_some(proposal.expires),
@@ -219,7 +229,7 @@ fn of_operation(fleet: &Fleet, plan: &Plan, operation: &Operation, cancel: &str)
 }
 
 /// Wait of a running operation: for one incarnation to end, or another to be ready.
-fn running(fleet: &Fleet, operation: &Operation, name: &str, cancel: &str) -> Option<Wait> {
+fn running(fleet: &FleetState, operation: &Operation, name: &str, cancel: &str) -> Option<DeploymentWait> {
     let replica = fleet.replicas().get(&operation.replica)?;
     let own = operation.incarnation.and_then(|id| fleet.incarnations().get(&id));
     let mut runs = replica.runs().filter_map(|run| fleet.incarnations().get(&run.incarnation));
@@ -229,7 +239,7 @@ fn running(fleet: &Fleet, operation: &Operation, name: &str, cancel: &str) -> Op
     if let Some(own) = waits {
         let what = format!("{name}: incarnation {} on node {} to be ready{}", own.id, own.node, trouble(own));
         let (since, until) = (own.meta.changed.time, own.deadline);
-        return Some(Wait { what, since, until, change: cancel.to_owned() });
+        return Some(DeploymentWait { what, since, until, change: cancel.to_owned() });
     }
     let ending = runs.find(|run| matches!(run.state, IncarnationState::Stopping(_)));
     if let Some(ending) = ending {
@@ -238,5 +248,10 @@ fn running(fleet: &Fleet, operation: &Operation, name: &str, cancel: &str) -> Op
     let due = own.filter(|own| own.due)?;
     let volumes: Vec<_> = due.ties.mounts.iter().map(ToString::to_string).collect();
     let what = format!("{name}: volumes {}", volumes.join(", "));
-    Some(Wait { what, since: due.meta.changed.time, until: due.deadline, change: cancel.to_owned() })
+    Some(DeploymentWait {
+        what,
+        since: due.meta.changed.time,
+        until: due.deadline,
+        change: cancel.to_owned(),
+    })
 }

@@ -16,12 +16,12 @@
 
 use std::time::Duration;
 
-use chancery_events::fact::{Again, Asker, IncarnationEnd, OperationEnd};
+use chancery_events::fact::{IncarnationEnd, OperationEnd, Requester, RestartBackoff};
 use chancery_events::lifecycle::WillWord;
-use chancery_events::spec::{OperationKind, PlanPolicy, Restart};
+use chancery_events::spec::{OperationKind, PlanPolicy, RestartPolicy};
 use chancery_events::time::Time;
 
-use crate::fleet::Fleet;
+use crate::fleet::FleetState;
 use crate::state::{Incarnation, IncarnationState, OperationState, Replica};
 
 /// Longest wait, as a multiple of the cooldown.
@@ -29,7 +29,7 @@ const LONGEST: u32 = 32;
 
 /// Cause of the end of an incarnation or reservation.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Cause {
+pub(crate) enum EndCause {
     /// Proof, or an operation that failed.
     End,
     /// Abort of the operation that replaces an incarnation.
@@ -38,13 +38,13 @@ pub(crate) enum Cause {
 
 /// Returns the automatic restart after an incarnation's end, if no operation starts the replica.
 pub(super) fn again(
-    fleet: &Fleet,
+    fleet: &FleetState,
     replica: &Replica,
     incarnation: &Incarnation,
     end: &IncarnationEnd,
-    cause: Cause,
+    cause: EndCause,
     now: Time,
-) -> Option<Again> {
+) -> Option<RestartBackoff> {
     let plan = fleet.plans().get(&replica.plan)?;
     let policy = plan.policy();
     if replica.will != WillWord::Running || plan.removing.is_some() {
@@ -56,36 +56,36 @@ pub(super) fn again(
     let asked_to_end = matches!(incarnation.state, IncarnationState::Stopping(_));
     let ended_well = *end == IncarnationEnd::Destroyed && !asked_to_end;
     let starts = match policy.restart() {
-        Restart::Always => true,
-        Restart::BestEffort => !ended_well,
-        Restart::Never => false,
+        RestartPolicy::Always => true,
+        RestartPolicy::BestEffort => !ended_well,
+        RestartPolicy::Never => false,
     };
     // A replica that was stopped for an aborted version restarts, whatever the rule.
-    let regains = cause == Cause::Abort || replica.recovers;
+    let regains = cause == EndCause::Abort || replica.recovers;
     (starts || regains).then(|| next(policy, replica.row, incarnation.since, now))
 }
 
 /// Whether a client or a deployment requested the start.
-fn was_asked_for(fleet: &Fleet, incarnation: &Incarnation) -> bool {
+fn was_asked_for(fleet: &FleetState, incarnation: &Incarnation) -> bool {
     fleet.operations().get(&incarnation.operation).is_none_or(|operation| {
         let up = matches!(operation.kind, OperationKind::Create | OperationKind::Start);
-        up && !matches!(operation.by.as_deref(), Some(Asker::Rule(_)))
+        up && !matches!(operation.by.as_deref(), Some(Requester::Rule(_)))
     })
 }
 
 /// Restart that was scheduled before a deployment started the replica, if that start is aborted.
 fn kept(
-    fleet: &Fleet,
+    fleet: &FleetState,
     replica: &Replica,
     incarnation: &Incarnation,
-    cause: Cause,
+    cause: EndCause,
     now: Time,
-) -> Option<Again> {
+) -> Option<RestartBackoff> {
     let operation = fleet.operations().get(&incarnation.operation)?;
-    let aborted = cause == Cause::Abort
+    let aborted = cause == EndCause::Abort
         || matches!(operation.state, OperationState::Ended(OperationEnd::Cancelled { .. }));
     let kept = replica.again.filter(|_| operation.keeps_promise() && aborted)?;
-    Some(Again { at: now.max(kept.at), ..kept })
+    Some(RestartBackoff { at: now.max(kept.at), ..kept })
 }
 
 /// Returns the wait after this number of consecutive restarts.
@@ -93,9 +93,14 @@ pub(crate) fn wait(cooldown: Duration, row: u32) -> Duration {
     cooldown * 2u32.saturating_pow(row.saturating_sub(1)).min(LONGEST)
 }
 
-fn next(policy: PlanPolicy<'_>, row: Option<Again>, since: Option<Time>, now: Time) -> Again {
+fn next(
+    policy: PlanPolicy<'_>,
+    row: Option<RestartBackoff>,
+    since: Option<Time>,
+    now: Time,
+) -> RestartBackoff {
     let cooldown = Duration::from_millis(*policy.cooldown());
     let lasted = since.is_some_and(|since| now.since(since) >= cooldown * LONGEST);
-    let Some(last) = row.filter(|_| !lasted) else { return Again { at: now, row: 1 } };
-    Again { at: now.max(last.at + wait(cooldown, last.row)), row: last.row.saturating_add(1) }
+    let Some(last) = row.filter(|_| !lasted) else { return RestartBackoff { at: now, row: 1 } };
+    RestartBackoff { at: now.max(last.at + wait(cooldown, last.row)), row: last.row.saturating_add(1) }
 }

@@ -1,29 +1,29 @@
 //! Ends of incarnations, by proof only, and their effects on operations.
 
 use chancery_events::fact::{
-    Again, Fact, IncarnationBegun, IncarnationEnd, IncarnationEnded, OperationEnd, OperationEnded,
-    ReplicaDeleted,
+    Fact, IncarnationEnd, IncarnationEnded, IncarnationStartRequested, OperationEnd, OperationEnded,
+    ReplicaDeleted, RestartBackoff,
 };
 use chancery_events::id::IncarnationId;
-use chancery_events::observation::Process;
+use chancery_events::observation::ProcessInfo;
 use chancery_events::spec::OperationKind;
 use chancery_events::time::Time;
 
-use super::again::{Cause, again};
+use super::again::{EndCause, again};
 use super::{running_operation, start_deadline};
-use crate::context::{Context, Draft};
-use crate::fleet::Fleet;
+use crate::context::{DecisionContext, FactDraft};
+use crate::fleet::FleetState;
 use crate::state::{Incarnation, IncarnationState, Operation, OperationState, Replica};
 use crate::{deployment, operation, volume};
 
 /// Ends the incarnation, and the operation that waited for its end or needed it alive.
 pub(super) fn by_proof(
-    fleet: &Fleet,
+    fleet: &FleetState,
     incarnation: &Incarnation,
     end: IncarnationEnd,
-    processes: Vec<Process>,
-    ctx: &Context,
-    draft: &mut Draft,
+    processes: Vec<ProcessInfo>,
+    ctx: &DecisionContext,
+    draft: &mut FactDraft,
 ) {
     let why = match &end {
         IncarnationEnd::Destroyed => "it ended before it was ready".to_owned(),
@@ -33,7 +33,7 @@ pub(super) fn by_proof(
     };
     let Some(replica) = fleet.replicas().get(&incarnation.replica) else { return };
     let other = other(fleet, replica, incarnation.id);
-    let again = promise(fleet, incarnation, &end, Cause::End, ctx.now);
+    let again = promise(fleet, incarnation, &end, EndCause::End, ctx.now);
     draft.push(IncarnationEnded {
         incarnation: incarnation.id,
         replica: incarnation.replica.clone(),
@@ -68,19 +68,19 @@ pub(super) fn by_proof(
 /// Returns the automatic restart after an incarnation's end, by the plan's rule or because its replacement is
 /// aborted. Returns `None` if an operation starts the replica.
 pub(crate) fn promise(
-    fleet: &Fleet,
+    fleet: &FleetState,
     incarnation: &Incarnation,
     end: &IncarnationEnd,
-    cause: Cause,
+    cause: EndCause,
     now: Time,
-) -> Option<Again> {
+) -> Option<RestartBackoff> {
     let replica = fleet.replicas().get(&incarnation.replica)?;
     again(fleet, replica, incarnation, end, cause, now)
         .filter(|_| !is_taken_over(fleet, replica, incarnation))
 }
 
 /// Whether an operation starts the replica, or has. Operations that wait on a ready incarnation end with it.
-fn is_taken_over(fleet: &Fleet, replica: &Replica, incarnation: &Incarnation) -> bool {
+fn is_taken_over(fleet: &FleetState, replica: &Replica, incarnation: &Incarnation) -> bool {
     let other = other(fleet, replica, incarnation.id);
     let was_up = incarnation.was_up();
     let comes = |operation: &Operation| {
@@ -93,12 +93,12 @@ fn is_taken_over(fleet: &Fleet, replica: &Replica, incarnation: &Incarnation) ->
 }
 
 /// Other incarnation of the replica that has not ended.
-fn other<'a>(fleet: &'a Fleet, replica: &Replica, than: IncarnationId) -> Option<&'a Incarnation> {
+fn other<'a>(fleet: &'a FleetState, replica: &Replica, than: IncarnationId) -> Option<&'a Incarnation> {
     let mut runs = replica.runs().map(|run| run.incarnation).filter(|id| *id != than);
     runs.next().and_then(|id| fleet.incarnations().get(&id))
 }
 
-fn succeed(fleet: &Fleet, operation: &Operation, draft: &mut Draft) {
+fn succeed(fleet: &FleetState, operation: &Operation, draft: &mut FactDraft) {
     let replica = operation.replica.clone();
     draft.push(OperationEnded {
         operation: operation.id,
@@ -112,13 +112,13 @@ fn succeed(fleet: &Fleet, operation: &Operation, draft: &mut Draft) {
 
 /// Handles the end of one of the two incarnations of an update, relocate or restart.
 fn replaced(
-    fleet: &Fleet,
+    fleet: &FleetState,
     operation: &Operation,
     incarnation: &Incarnation,
     other: Option<&Incarnation>,
     why: String,
-    ctx: &Context,
-    draft: &mut Draft,
+    ctx: &DecisionContext,
+    draft: &mut FactDraft,
 ) {
     if operation.incarnation == Some(incarnation.id) {
         let reason = if incarnation.was_up() { "it ended by itself".to_owned() } else { why };
@@ -130,7 +130,7 @@ fn replaced(
         // The old one was stopped first: the new one starts with the old one's volumes before others take
         // them, or waits only for its volumes.
         Some((IncarnationState::Reserved, new)) if !volume::passes_on(fleet, incarnation, new) => {}
-        Some((IncarnationState::Reserved, new)) => draft.push(IncarnationBegun {
+        Some((IncarnationState::Reserved, new)) => draft.push(IncarnationStartRequested {
             incarnation: new.id,
             replica: new.replica.clone(),
             deployment: new.deployment.clone(),
@@ -146,7 +146,7 @@ fn replaced(
 }
 
 /// Handles an end that no running operation requested.
-fn by_itself(fleet: &Fleet, replica: &Replica, incarnation: &Incarnation, draft: &mut Draft) {
+fn by_itself(fleet: &FleetState, replica: &Replica, incarnation: &Incarnation, draft: &mut FactDraft) {
     let active = replica.active.as_ref().is_some_and(|active| active.incarnation == incarnation.id);
     if !active || !incarnation.was_up() {
         return;
@@ -162,11 +162,11 @@ fn by_itself(fleet: &Fleet, replica: &Replica, incarnation: &Incarnation, draft:
 /// Ends an incarnation that was ready and is unresponsive or stayed unready. The operation that waits to
 /// replace or change it is cancelled now, so that it cannot start on a stopping incarnation.
 pub(super) fn failing(
-    fleet: &Fleet,
+    fleet: &FleetState,
     incarnation: &Incarnation,
     reason: String,
-    ctx: &Context,
-    draft: &mut Draft,
+    ctx: &DecisionContext,
+    draft: &mut FactDraft,
 ) {
     draft.push(operation::stop(fleet, incarnation, IncarnationEnd::Failed { reason }, ctx));
     if let Some(replica) = fleet.replicas().get(&incarnation.replica) {
@@ -175,7 +175,7 @@ pub(super) fn failing(
 }
 
 /// Cancels the operation that waits to replace or change the replica's incarnation.
-fn cancel_waiting(fleet: &Fleet, replica: &Replica, draft: &mut Draft) {
+fn cancel_waiting(fleet: &FleetState, replica: &Replica, draft: &mut FactDraft) {
     // There is nothing left to replace or change.
     let waiting = replica.operation.and_then(|open| fleet.operations().get(&open.id)).filter(|operation| {
         let replaces = matches!(
@@ -191,8 +191,8 @@ fn cancel_waiting(fleet: &Fleet, replica: &Replica, draft: &mut Draft) {
 }
 
 /// Ends an incarnation whose node the operator expunged.
-pub(crate) fn lost(fleet: &Fleet, id: IncarnationId, ctx: &Context) -> Vec<Fact> {
-    let mut draft = Draft::new(ctx);
+pub(crate) fn lost(fleet: &FleetState, id: IncarnationId, ctx: &DecisionContext) -> Vec<Fact> {
+    let mut draft = FactDraft::new(ctx);
     let Some(incarnation) = fleet.incarnations().get(&id) else { return Vec::new() };
     let reason = format!("node {} was expunged", incarnation.node);
     if incarnation.state == IncarnationState::Reserved {
@@ -205,7 +205,7 @@ pub(crate) fn lost(fleet: &Fleet, id: IncarnationId, ctx: &Context) -> Vec<Fact>
 
 /// Releases a reservation that no executor was asked to use. Its operation is placed again, and the hash
 /// shown for approval is void; a running operation fails.
-pub(crate) fn displace(fleet: &Fleet, incarnation: &Incarnation, reason: String, draft: &mut Draft) {
+pub(crate) fn displace(fleet: &FleetState, incarnation: &Incarnation, reason: String, draft: &mut FactDraft) {
     debug_assert_eq!(incarnation.state, IncarnationState::Reserved, "nobody was asked for it");
     let holder = fleet.operations().get(&incarnation.operation);
     let begun = holder.filter(|operation| matches!(operation.state, OperationState::Running));

@@ -1,8 +1,9 @@
 //! Folding of incarnation facts.
 
 use chancery_events::fact::{
-    CommandFailed, Effect, IncarnationBegun, IncarnationCommanded, IncarnationEnd, IncarnationEnded,
-    IncarnationEnsured, IncarnationReserved, IncarnationRunning, IncarnationStatus, OperationEnd,
+    CommandEffect, IncarnationCommandFailed, IncarnationEnd, IncarnationEnded, IncarnationProcessesChanged,
+    IncarnationReserved, IncarnationRunning, IncarnationStartRequested, IncarnationStarted,
+    IncarnationStopRequested, OperationEnd,
 };
 use chancery_events::id::{IncarnationId, SessionId};
 use chancery_events::name::{DeploymentName, ReplicaName};
@@ -12,24 +13,29 @@ use chancery_events::subject::Subject;
 use chancery_events::time::Time;
 
 use super::start_deadline;
-use crate::fleet::{Contradiction, Fleet, absent};
-use crate::meta::{At, Meta};
-use crate::operation::{self, Version};
+use crate::fleet::{FleetState, StateContradiction, absent};
+use crate::meta::{EntityMeta, FactPosition};
+use crate::operation::{self, VersionUpdate};
 use crate::state::{
-    Active, Bonds, Incarnation, IncarnationState, Node, Operation, OperationState, Outstanding, Plan, Replica,
+    Incarnation, IncarnationExtras, IncarnationRef, IncarnationState, Node, Operation, OperationState,
+    PendingCommand, Plan, Replica,
 };
 use crate::{deployment, volume};
 
 /// Maximum number of ended incarnations kept for each replica.
 const KEPT: usize = 20;
 
-pub(crate) fn reserved(fleet: &mut Fleet, fact: &IncarnationReserved, at: At) -> Result<(), Contradiction> {
+pub(crate) fn reserved(
+    fleet: &mut FleetState,
+    fact: &IncarnationReserved,
+    at: FactPosition,
+) -> Result<(), StateContradiction> {
     let id = IncarnationId::issue(at.lineage, at.position);
     let (cluster, domain) = match fleet.whereabouts(&fact.node) {
         Some((cluster, domain)) => (cluster.cloned(), domain.clone()),
         None => return Err(absent::<Node>(&fact.node)),
     };
-    let cluster = cluster.ok_or_else(|| Contradiction {
+    let cluster = cluster.ok_or_else(|| StateContradiction {
         subject: Subject::Node(fact.node.clone()),
         problem: "a place is reserved on it, and it is in no cluster".into(),
     })?;
@@ -44,8 +50,13 @@ pub(crate) fn reserved(fleet: &mut Fleet, fact: &IncarnationReserved, at: At) ->
         operation.domain = Some(domain.clone());
     })?;
     let plan = fleet.change_and(&fact.replica, |replica: &mut Replica| {
-        let run =
-            Some(Active { incarnation: id, node: fact.node.clone(), domain, healthy: false, ending: false });
+        let run = Some(IncarnationRef {
+            incarnation: id,
+            node: fact.node.clone(),
+            domain,
+            healthy: false,
+            ending: false,
+        });
         if replica.active.is_none() {
             replica.active = run;
         } else {
@@ -65,7 +76,7 @@ pub(crate) fn reserved(fleet: &mut Fleet, fact: &IncarnationReserved, at: At) ->
         // No operation waits any longer: the reasons are outdated.
         fleet.change::<Plan>(&plan, |plan| plan.unfit.clear())?;
     }
-    let ties = Bonds {
+    let ties = IncarnationExtras {
         follows: fact.follows,
         shares,
         volumes: fact.volumes.clone(),
@@ -95,44 +106,44 @@ pub(crate) fn reserved(fleet: &mut Fleet, fact: &IncarnationReserved, at: At) ->
         command: None,
         deadline: None,
         due: false,
-        meta: Meta::new(at),
+        meta: EntityMeta::new(at),
     });
     Ok(())
 }
 
-fn command(incarnation: &mut Incarnation, effect: Effect, deadline: Option<Time>, at: At) {
+fn command(incarnation: &mut Incarnation, effect: CommandEffect, deadline: Option<Time>, at: FactPosition) {
     incarnation.revision += 1;
     incarnation.commanded.get_or_insert(at.position);
     incarnation.asked = Some(effect);
-    incarnation.command = Some(Outstanding { effect, attempt: 1, not_before: at.time });
+    incarnation.command = Some(PendingCommand { effect, attempt: 1, not_before: at.time });
     incarnation.deadline = deadline;
 }
 
 /// Properties of the operation that commands an incarnation.
-pub(crate) struct By {
+pub(crate) struct OperationRef {
     pub(crate) kind: OperationKind,
     /// Incarnation that the operation starts, changes or ends.
     own: Option<IncarnationId>,
     version: DeploymentName,
 }
 
-impl From<&mut Operation> for By {
-    fn from(operation: &mut Operation) -> By {
-        By { kind: operation.kind, own: operation.incarnation, version: operation.version.clone() }
+impl From<&mut Operation> for OperationRef {
+    fn from(operation: &mut Operation) -> OperationRef {
+        OperationRef { kind: operation.kind, own: operation.incarnation, version: operation.version.clone() }
     }
 }
 
 /// Commands an incarnation to start, change or stop.
 pub(crate) fn asked(
-    fleet: &mut Fleet,
+    fleet: &mut FleetState,
     id: IncarnationId,
-    by: By,
+    by: OperationRef,
     deadline: Option<Time>,
-    at: At,
-) -> Result<(), Contradiction> {
+    at: FactPosition,
+) -> Result<(), StateContradiction> {
     if !fleet.want::<Incarnation>(&id)?.is_live() {
         let problem = "it is commanded, and it is over".into();
-        return Err(Contradiction { subject: Subject::Incarnation(id), problem });
+        return Err(StateContradiction { subject: Subject::Incarnation(id), problem });
     }
     let down = matches!(by.kind, OperationKind::Stop | OperationKind::Delete);
     let was_up = fleet.change_and(&id, |incarnation: &mut Incarnation| {
@@ -147,11 +158,11 @@ pub(crate) fn asked(
             }
             incarnation.state =
                 if changes { IncarnationState::Updating(by.version) } else { IncarnationState::Creating };
-            command(incarnation, Effect::Ensure, deadline, at);
+            command(incarnation, CommandEffect::Ensure, deadline, at);
         } else {
             // If already stopping, only the recorded end changes.
             if !matches!(incarnation.state, IncarnationState::Stopping(_)) {
-                command(incarnation, Effect::Stop, deadline, at);
+                command(incarnation, CommandEffect::Stop, deadline, at);
             }
             incarnation.state = IncarnationState::Stopping(Box::new(IncarnationEnd::Destroyed));
         }
@@ -163,12 +174,16 @@ pub(crate) fn asked(
 }
 
 /// Commands an incarnation to start once its predecessor has ended, or to revert a failed change.
-pub(crate) fn begun(fleet: &mut Fleet, fact: &IncarnationBegun, at: At) -> Result<(), Contradiction> {
+pub(crate) fn begun(
+    fleet: &mut FleetState,
+    fact: &IncarnationStartRequested,
+    at: FactPosition,
+) -> Result<(), StateContradiction> {
     let to = fact.deployment.clone();
     fleet.bump::<Incarnation>(&fact.incarnation, at, |incarnation| {
         let new = incarnation.state == IncarnationState::Reserved;
         incarnation.state = if new { IncarnationState::Creating } else { IncarnationState::Updating(to) };
-        command(incarnation, Effect::Ensure, fact.deadline, at);
+        command(incarnation, CommandEffect::Ensure, fact.deadline, at);
         if !fact.mounts.is_empty() {
             // From now on the volumes count their own storage.
             incarnation.ties.change(|ties| ties.volumes.clear());
@@ -179,7 +194,11 @@ pub(crate) fn begun(fleet: &mut Fleet, fact: &IncarnationBegun, at: At) -> Resul
     fleet.touch::<Replica>(&fact.replica, at, |_| {})
 }
 
-pub(crate) fn commanded(fleet: &mut Fleet, fact: &IncarnationCommanded, at: At) -> Result<(), Contradiction> {
+pub(crate) fn commanded(
+    fleet: &mut FleetState,
+    fact: &IncarnationStopRequested,
+    at: FactPosition,
+) -> Result<(), StateContradiction> {
     fleet.bump::<Incarnation>(&fact.incarnation, at, |incarnation| {
         incarnation.state = IncarnationState::Stopping(Box::new(fact.then.clone()));
         command(incarnation, fact.effect, fact.deadline, at);
@@ -187,18 +206,26 @@ pub(crate) fn commanded(fleet: &mut Fleet, fact: &IncarnationCommanded, at: At) 
     set_health(fleet, fact.incarnation, at)
 }
 
-pub(crate) fn command_failed(fleet: &mut Fleet, fact: &CommandFailed, at: At) -> Result<(), Contradiction> {
+pub(crate) fn command_failed(
+    fleet: &mut FleetState,
+    fact: &IncarnationCommandFailed,
+    at: FactPosition,
+) -> Result<(), StateContradiction> {
     fleet.bump::<Incarnation>(&fact.incarnation, at, |incarnation| {
         incarnation.command = match (incarnation.command, fact.not_before) {
             (Some(command), Some(not_before)) => {
-                Some(Outstanding { effect: command.effect, attempt: fact.attempt + 1, not_before })
+                Some(PendingCommand { effect: command.effect, attempt: fact.attempt + 1, not_before })
             }
             (_, None) | (None, _) => None,
         }
     })
 }
 
-pub(crate) fn ensured(fleet: &mut Fleet, fact: &IncarnationEnsured, at: At) -> Result<(), Contradiction> {
+pub(crate) fn ensured(
+    fleet: &mut FleetState,
+    fact: &IncarnationStarted,
+    at: FactPosition,
+) -> Result<(), StateContradiction> {
     let (id, session) = (fact.incarnation, session_of(fleet, fact.incarnation));
     fleet.bump::<Incarnation>(&id, at, |incarnation| {
         incarnation.state = match std::mem::replace(&mut incarnation.state, IncarnationState::Starting) {
@@ -219,7 +246,11 @@ pub(crate) fn ensured(fleet: &mut Fleet, fact: &IncarnationEnsured, at: At) -> R
     set_health(fleet, id, at)
 }
 
-pub(crate) fn running(fleet: &mut Fleet, fact: &IncarnationRunning, at: At) -> Result<(), Contradiction> {
+pub(crate) fn running(
+    fleet: &mut FleetState,
+    fact: &IncarnationRunning,
+    at: FactPosition,
+) -> Result<(), StateContradiction> {
     let id = fact.incarnation;
     fleet.bump::<Incarnation>(&id, at, |incarnation| {
         if let IncarnationState::Updating(to) = &incarnation.state {
@@ -241,14 +272,14 @@ pub(crate) fn running(fleet: &mut Fleet, fact: &IncarnationRunning, at: At) -> R
         if replica.passive.as_ref().is_some_and(|passive| passive.incarnation == id) {
             let old = replica.active.take();
             replica.active = replica.passive.take().map(|run| *run);
-            replica.passive = old.map(|old| Box::new(Active { ending: true, ..old }));
+            replica.passive = old.map(|old| Box::new(IncarnationRef { ending: true, ..old }));
         }
         replica.deployment = deployment;
     })?;
     move_next(fleet, &fact.replica)?;
     set_health(fleet, id, at)?;
     if let Some(operation) = fact.operation {
-        return operation::close(fleet, operation, &OperationEnd::Succeeded, at, Version::Touch);
+        return operation::close(fleet, operation, &OperationEnd::Succeeded, at, VersionUpdate::Touch);
     }
     let by = fleet.want::<Incarnation>(&id)?.operation;
     if fact.replaces.is_some() && fleet.operations().get(&by).is_some_and(Operation::is_open) {
@@ -263,7 +294,11 @@ pub(crate) fn running(fleet: &mut Fleet, fact: &IncarnationRunning, at: At) -> R
     Ok(())
 }
 
-pub(crate) fn status(fleet: &mut Fleet, fact: &IncarnationStatus, at: At) -> Result<(), Contradiction> {
+pub(crate) fn status(
+    fleet: &mut FleetState,
+    fact: &IncarnationProcessesChanged,
+    at: FactPosition,
+) -> Result<(), StateContradiction> {
     let session = session_of(fleet, fact.incarnation);
     fleet.bump::<Incarnation>(&fact.incarnation, at, |incarnation| {
         incarnation.processes.clone_from(&fact.processes);
@@ -277,12 +312,12 @@ pub(crate) fn status(fleet: &mut Fleet, fact: &IncarnationStatus, at: At) -> Res
 }
 
 /// Open session of the incarnation's cluster.
-fn session_of(fleet: &Fleet, id: IncarnationId) -> Option<SessionId> {
+fn session_of(fleet: &FleetState, id: IncarnationId) -> Option<SessionId> {
     fleet.clusters().get(&fleet.incarnations().get(&id)?.cluster)?.session
 }
 
 /// Updates the replica's record of its incarnation: whether it is healthy, and whether it is ending.
-fn set_health(fleet: &mut Fleet, id: IncarnationId, at: At) -> Result<(), Contradiction> {
+fn set_health(fleet: &mut FleetState, id: IncarnationId, at: FactPosition) -> Result<(), StateContradiction> {
     let incarnation = fleet.want::<Incarnation>(&id)?;
     let healthy = incarnation.state == IncarnationState::Running && incarnation.ready;
     let ending = matches!(incarnation.state, IncarnationState::Stopping(_));
@@ -301,7 +336,11 @@ fn set_health(fleet: &mut Fleet, id: IncarnationId, at: At) -> Result<(), Contra
     })
 }
 
-pub(crate) fn ended(fleet: &mut Fleet, fact: &IncarnationEnded, at: At) -> Result<(), Contradiction> {
+pub(crate) fn ended(
+    fleet: &mut FleetState,
+    fact: &IncarnationEnded,
+    at: FactPosition,
+) -> Result<(), StateContradiction> {
     let run = fleet.want::<Incarnation>(&fact.incarnation)?;
     // An unused reservation does not count as the replica's last end.
     let was_held = run.state == IncarnationState::Reserved && !run.due;
@@ -353,7 +392,7 @@ pub(crate) fn ended(fleet: &mut Fleet, fact: &IncarnationEnded, at: At) -> Resul
 
 /// Sets the update domain of the stop or delete that waits behind another operation to the replica's current
 /// domain. Policies concern the domain in which that operation would end an incarnation.
-fn move_next(fleet: &mut Fleet, name: &ReplicaName) -> Result<(), Contradiction> {
+fn move_next(fleet: &mut FleetState, name: &ReplicaName) -> Result<(), StateContradiction> {
     let replica = fleet.want::<Replica>(name)?;
     let (Some(next), Some(active)) = (&replica.next, &replica.active) else { return Ok(()) };
     let (id, domain) = (next.id, active.domain.clone());
@@ -362,7 +401,11 @@ fn move_next(fleet: &mut Fleet, name: &ReplicaName) -> Result<(), Contradiction>
 }
 
 /// Transfers the shared resources to the incarnation that follows the ended one.
-fn hand_over(fleet: &mut Fleet, fact: &IncarnationEnded, at: At) -> Result<(), Contradiction> {
+fn hand_over(
+    fleet: &mut FleetState,
+    fact: &IncarnationEnded,
+    at: FactPosition,
+) -> Result<(), StateContradiction> {
     let left = fleet.want::<Replica>(&fact.replica)?.active.as_ref().map(|active| active.incarnation);
     let follower = left.filter(|id| {
         let follows = fleet.incarnations().get(id).and_then(|left| left.ties.follows);

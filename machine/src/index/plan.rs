@@ -5,31 +5,33 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Bound, Deref};
 
 use chancery_events::digest::Digest;
-use chancery_events::fact::Asker;
+use chancery_events::fact::Requester;
 use chancery_events::id::{IncarnationId, OperationId, Position};
 use chancery_events::lifecycle::SetWord;
 use chancery_events::name::{DeploymentName, DomainName, GroupName, ReplicaName};
-use chancery_events::spec::{OperationKind, Purpose, Strategy};
+use chancery_events::spec::{DeploymentStrategy, OperationKind, ProbePurpose};
 use chancery_events::time::Time;
 
 use super::{PlanSpread, count, follow, follow_by};
-use crate::marks::{Both, DeploymentMarks, OperationMarks, PlanMarks, ReplicaMarks, Turn};
-use crate::places::Places;
+use crate::marks::{
+    DeploymentIndexKey, IndexChange, OperationIndexKey, OperationStage, PlanIndexKey, ReplicaIndexKey,
+};
+use crate::places::CapacityIndex;
 use crate::state::{Operation, Replica};
 
 /// Operations by update domain.
-pub type Queue = BTreeSet<(Option<DomainName>, OperationId)>;
+pub type OperationQueue = BTreeSet<(Option<DomainName>, OperationId)>;
 
 /// Approved operations of a deployment that are queued.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
-pub struct Queues {
+pub struct RolloutQueues {
     /// Queued updates.
-    pub updates: Queue,
+    pub updates: OperationQueue,
     /// Other queued operations.
-    pub others: Queue,
+    pub others: OperationQueue,
 }
 
-impl Queues {
+impl RolloutQueues {
     /// Whether no operation is queued.
     pub fn is_empty(&self) -> bool {
         self.updates.is_empty() && self.others.is_empty()
@@ -42,16 +44,16 @@ impl Queues {
 }
 
 /// Oldest first: comparing a position does not dereference the name.
-type Oldest = (Position, ReplicaName);
+type OldestFirst = (Position, ReplicaName);
 
 /// Newest first, then by name.
-type Newest = (Reverse<Position>, ReplicaName);
+type NewestFirst = (Reverse<Position>, ReplicaName);
 
 /// Index of a deployment.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct DeploymentIndex {
     /// Indexed fields of the deployment.
-    pub(super) own: DeploymentMarks,
+    pub(super) own: DeploymentIndexKey,
     /// Operations of the deployment that are not approved.
     pub unstarted: BTreeSet<OperationId>,
     /// Operations of the deployment that wait for approval.
@@ -63,7 +65,7 @@ pub struct DeploymentIndex {
     /// Starts of the deployment's replicas by a rule that have started, and of which nothing is ready.
     pub starts_by_rule: BTreeSet<OperationId>,
     /// Operations of the deployment that are approved and queued.
-    pub queue: Queues,
+    pub queue: RolloutQueues,
     /// Running operations of the deployment, with their update domains.
     pub running: BTreeMap<OperationId, Option<DomainName>>,
     /// Running operations that can be aborted: the incarnation that they start is not ready.
@@ -81,13 +83,13 @@ pub struct DeploymentIndex {
     /// Number of present replicas that are being restored.
     pub regaining: u32,
     /// Present replicas that should run and do not, without an operation.
-    pub idle: BTreeSet<Oldest>,
+    pub idle: BTreeSet<OldestFirst>,
     /// Present replicas without an incarnation, and without an operation that has a placement.
-    pub still: BTreeSet<Oldest>,
+    pub still: BTreeSet<OldestFirst>,
     /// Present replicas that run, and may be updated.
-    pub free: BTreeSet<Oldest>,
+    pub free: BTreeSet<OldestFirst>,
     /// Present replicas by health (unhealthy first) and domain: candidates when there are too many.
-    candidates: BTreeMap<(bool, Option<DomainName>), BTreeSet<Newest>>,
+    candidates: BTreeMap<(bool, Option<DomainName>), BTreeSet<NewestFirst>>,
 }
 
 /// Moves of a plan's rebalance that have not ended, by stage.
@@ -106,11 +108,16 @@ impl RebalanceMoves {
         self.unplaced.len() + self.placed.len() + self.running as usize
     }
 
-    fn follow(&mut self, id: OperationId, both: Both<'_, OperationMarks>) {
-        follow(&mut self.unplaced, both, |marks| (marks.turn == Turn::Preparing).then_some(id), |id| id);
-        let placed = |turn| matches!(turn, Turn::Waiting { .. } | Turn::Approved);
+    fn follow(&mut self, id: OperationId, both: IndexChange<'_, OperationIndexKey>) {
+        follow(
+            &mut self.unplaced,
+            both,
+            |marks| (marks.turn == OperationStage::Preparing).then_some(id),
+            |id| id,
+        );
+        let placed = |turn| matches!(turn, OperationStage::Waiting { .. } | OperationStage::Approved);
         follow(&mut self.placed, both, |marks| placed(marks.turn).then_some(id), |id| id);
-        count(&mut self.running, both, |marks| marks.turn == Turn::Running);
+        count(&mut self.running, both, |marks| marks.turn == OperationStage::Running);
     }
 }
 
@@ -136,7 +143,7 @@ pub(super) struct PlanAgenda {
 #[derive(Clone, PartialEq, Default, Debug)]
 pub struct PlanIndex {
     /// Indexed fields of the plan.
-    pub(super) own: PlanMarks,
+    pub(super) own: PlanIndexKey,
     pub(super) agenda: PlanAgenda,
     /// Whether the plan has changed since its agenda was computed.
     pub(super) is_unsettled: bool,
@@ -168,15 +175,15 @@ pub struct PlanIndex {
 }
 
 impl Deref for PlanIndex {
-    type Target = PlanMarks;
-    fn deref(&self) -> &PlanMarks {
+    type Target = PlanIndexKey;
+    fn deref(&self) -> &PlanIndexKey {
         &self.own
     }
 }
 
 impl Deref for DeploymentIndex {
-    type Target = DeploymentMarks;
-    fn deref(&self) -> &DeploymentMarks {
+    type Target = DeploymentIndexKey;
+    fn deref(&self) -> &DeploymentIndexKey {
         &self.own
     }
 }
@@ -191,15 +198,15 @@ impl PlanIndex {
 impl DeploymentIndex {
     /// Whether the old replicas run alongside the new ones, and are left unchanged.
     pub(crate) fn stands_beside(&self) -> bool {
-        !matches!(self.strategy, Strategy::Rolling { .. }) && self.set == SetWord::Old
+        !matches!(self.strategy, DeploymentStrategy::Rolling { .. }) && self.set == SetWord::Old
     }
 
     /// Counts an operation on a replica of the deployment that no deployment requested.
-    fn asked_besides(&mut self, operation: &Operation, both: Both<'_, OperationMarks>) {
+    fn asked_besides(&mut self, operation: &Operation, both: IndexChange<'_, OperationIndexKey>) {
         let asked = match operation.kind {
             OperationKind::Delete => return,
             OperationKind::Start => {
-                if matches!(operation.by.as_deref(), Some(Asker::Rule(_))) {
+                if matches!(operation.by.as_deref(), Some(Requester::Rule(_))) {
                     let id = operation.id;
                     follow(&mut self.starts_by_rule, both, |marks| marks.may_abort.then_some(id), |id| id);
                 }
@@ -247,7 +254,7 @@ impl DeploymentIndex {
         self.stage.is_none() && self.replicas == 0 && *self == DeploymentIndex::default()
     }
 
-    fn replica(&mut self, this: &Replica, both: Both<'_, ReplicaMarks>) {
+    fn replica(&mut self, this: &Replica, both: IndexChange<'_, ReplicaIndexKey>) {
         count(&mut self.replicas, both, |_| true);
         let both = both.map(|marks| marks.filter(|marks| !marks.going));
         count(&mut self.present, both, |_| true);
@@ -269,9 +276,9 @@ impl DeploymentIndex {
         );
     }
 
-    fn operation(&mut self, operation: &Operation, both: Both<'_, OperationMarks>) {
+    fn operation(&mut self, operation: &Operation, both: IndexChange<'_, OperationIndexKey>) {
         let id = operation.id;
-        let unstarted = |turn| matches!(turn, Turn::Preparing | Turn::Waiting { .. });
+        let unstarted = |turn| matches!(turn, OperationStage::Preparing | OperationStage::Waiting { .. });
         follow(&mut self.unstarted, both, |marks| unstarted(marks.turn).then_some(id), |id| id);
         follow(&mut self.asking, both, |marks| marks.waits_until().map(|_| id), |id| id);
         follow(&mut self.may_abort, both, |marks| marks.may_abort.then_some(id), |id| id);
@@ -284,9 +291,9 @@ impl DeploymentIndex {
             | OperationKind::Stop
             | OperationKind::Delete => &mut self.queue.others,
         };
-        let queued = |marks: &OperationMarks| marks.turn == Turn::Approved;
+        let queued = |marks: &OperationIndexKey| marks.turn == OperationStage::Approved;
         follow(queue, both, |marks| queued(marks).then_some(&marks.domain), |domain| (domain.clone(), id));
-        match both[1].filter(|marks| marks.turn == Turn::Running) {
+        match both[1].filter(|marks| marks.turn == OperationStage::Running) {
             Some(marks) => self.running.insert(id, marks.domain.clone()),
             None => self.running.remove(&id),
         };
@@ -294,13 +301,13 @@ impl DeploymentIndex {
 }
 
 /// Replicas of which one is deleted.
-pub(crate) struct Victims<'a> {
+pub(crate) struct DeletionCandidates<'a> {
     /// Update domain of the replicas.
     pub(crate) domain: Option<DomainName>,
-    sets: Vec<&'a BTreeSet<Newest>>,
+    sets: Vec<&'a BTreeSet<NewestFirst>>,
 }
 
-impl<'a> Victims<'a> {
+impl<'a> DeletionCandidates<'a> {
     /// Newest replica; of several as new, the first by name.
     pub(crate) fn newest(&self) -> Option<&'a ReplicaName> {
         self.sets.iter().filter_map(|set| set.first()).min().map(|(_, name)| name)
@@ -324,7 +331,8 @@ impl PlanIndex {
     /// left to do, or an operation that the deployment waits for, or promote its canary.
     fn waits_for_people(&self, current: &DeploymentIndex) -> bool {
         let begun = !current.running.is_empty() || !current.queue.is_empty();
-        let canary = matches!(current.strategy, Strategy::Canary { .. }) && current.set == SetWord::Old;
+        let canary =
+            matches!(current.strategy, DeploymentStrategy::Canary { .. }) && current.set == SetWord::Old;
         let besides = self.deployments.values().any(|of| {
             // Replicas of the version should run; others must be free for their update.
             let right = of.version == current.version;
@@ -390,13 +398,18 @@ impl PlanIndex {
         !busy && (self.uneven || self.spread.is_crowded())
     }
 
-    pub(super) fn replica(&mut self, places: &Places, this: &Replica, both: Both<'_, ReplicaMarks>) {
+    pub(super) fn replica(
+        &mut self,
+        places: &CapacityIndex,
+        this: &Replica,
+        both: IndexChange<'_, ReplicaIndexKey>,
+    ) {
         let name = || this.name.clone();
         count(&mut self.replicas, both, |_| true);
         count(&mut self.present, both, |marks| !marks.going);
         count(&mut self.evictions, both, |marks| marks.downed);
         follow(&mut self.going, both, |marks| marks.going.then_some(()), |()| name());
-        let undecided = |marks: &ReplicaMarks| marks.undecided.then(|| marks.deployment.clone());
+        let undecided = |marks: &ReplicaIndexKey| marks.undecided.then(|| marks.deployment.clone());
         follow(&mut self.undecided, both, undecided, |of| (of, name()));
         self.spread.replica(places, both);
         match both {
@@ -411,20 +424,20 @@ impl PlanIndex {
         }
     }
 
-    pub(super) fn operation(&mut self, this: &Operation, both: Both<'_, OperationMarks>) {
+    pub(super) fn operation(&mut self, this: &Operation, both: IndexChange<'_, OperationIndexKey>) {
         follow_by(
             &mut self.unplaced,
             both,
-            |marks| (marks.turn == Turn::Preparing).then_some(()),
+            |marks| (marks.turn == OperationStage::Preparing).then_some(()),
             |()| (this.version.clone(), this.is_alone().then_some(this.id)),
             || this.id,
         );
-        let is_open = |marks: &OperationMarks| marks.turn != Turn::Over;
+        let is_open = |marks: &OperationIndexKey| marks.turn != OperationStage::Over;
         count(&mut self.open, both, is_open);
         if this.evicts() {
             count(&mut self.evictions, both, is_open);
         }
-        if this.purpose == Some(Purpose::Rebalance) {
+        if this.purpose == Some(ProbePurpose::Rebalance) {
             self.moves.follow(this.id, both);
         }
         // The plan and deployment of an operation never change.
@@ -437,7 +450,8 @@ impl PlanIndex {
     /// Version of the new set, while a blue-green deployment has both.
     pub(crate) fn new_set(&self) -> Option<Digest> {
         let (_, current) = self.current()?;
-        let two = matches!(current.strategy, Strategy::Graceful { .. }) && current.set == SetWord::Old;
+        let two =
+            matches!(current.strategy, DeploymentStrategy::Graceful { .. }) && current.set == SetWord::Old;
         current.version.filter(|_| two)
     }
 
@@ -448,7 +462,9 @@ impl PlanIndex {
     }
 
     /// Candidates of each deployment, with whether their version differs from the desired one.
-    fn candidates(&self) -> impl Iterator<Item = (bool, &(bool, Option<DomainName>), &BTreeSet<Newest>)> {
+    fn candidates(
+        &self,
+    ) -> impl Iterator<Item = (bool, &(bool, Option<DomainName>), &BTreeSet<NewestFirst>)> {
         let version = self.current().map(|(_, current)| current.version);
         self.deployments.values().flat_map(move |of| {
             let stale = version.is_some_and(|version| version != of.version);
@@ -458,7 +474,7 @@ impl PlanIndex {
 
     /// Replicas of which one is deleted when there are too many. Order: unhealthy ones, those of another than
     /// the desired version, those in the fullest domain. Of equally full domains, the first by name.
-    pub(crate) fn victims(&self) -> Option<Victims<'_>> {
+    pub(crate) fn victims(&self) -> Option<DeletionCandidates<'_>> {
         // Replicas being deleted no longer count.
         let mut stay: BTreeMap<&DomainName, usize> = BTreeMap::new();
         for (_, (_, domain), set) in self.candidates() {
@@ -475,7 +491,7 @@ impl PlanIndex {
         let sets = self.candidates().filter(|(stale, key, _)| rank(*stale, key) == best);
         let sets = sets.map(|(_, _, set)| set).collect();
         let Reverse(domain) = best.3;
-        Some(Victims { domain, sets })
+        Some(DeletionCandidates { domain, sets })
     }
 
     /// Whether all candidates are healthy.

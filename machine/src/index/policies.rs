@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use chancery_events::id::OperationId;
 use chancery_events::name::{DomainName, PlanName, PolicyName};
-use chancery_events::spec::{OperationKind, PolicyKind, PolicySpec, Rule};
+use chancery_events::spec::{OperationKind, PolicyKind, PolicyRule, PolicySpec};
 
-use super::{Lookup, follow_by, mark};
-use crate::marks::{Both, OperationMarks};
+use super::{LookupMap, follow_by, mark};
+use crate::marks::{IndexChange, OperationIndexKey};
 use crate::state::Operation;
 
 /// Index of an approving policy.
@@ -21,19 +21,19 @@ pub struct PolicyIndex {
 
 /// Index of all policies.
 #[derive(Clone, PartialEq, Default, Debug)]
-pub struct Policies {
+pub struct ApprovalIndex {
     pub(crate) approving: BTreeMap<PolicyName, PolicyIndex>,
     /// Policies that require the approval of a second person.
     pub(crate) four_eyes: BTreeMap<PolicyName, Arc<PolicySpec>>,
     /// Operations that a policy approved and that have not ended, by the name of the policy.
     pub(crate) in_flight: BTreeMap<String, BTreeSet<OperationId>>,
     /// Operations that wait for approval.
-    waiting: Lookup<OperationId, Waiting>,
+    waiting: LookupMap<OperationId, PendingApproval>,
 }
 
 /// Properties of a waiting operation that policies match.
 #[derive(Clone, PartialEq, Debug)]
-struct Waiting {
+struct PendingApproval {
     kind: OperationKind,
     plan: PlanName,
     domain: Option<DomainName>,
@@ -43,16 +43,16 @@ struct Waiting {
     given_up: bool,
 }
 
-impl Policies {
+impl ApprovalIndex {
     pub(super) fn policy(&mut self, name: &PolicyName, spec: Option<&Arc<PolicySpec>>) {
         self.approving.remove(name);
         self.four_eyes.remove(name);
         let Some(spec) = spec else { return };
         match &spec.rule {
-            Rule::FourEyes {} => {
+            PolicyRule::FourEyes {} => {
                 self.four_eyes.insert(name.clone(), Arc::clone(spec));
             }
-            Rule::Approve { .. } => {
+            PolicyRule::Approve { .. } => {
                 let about =
                     self.waiting.iter().filter(|(_, waiting)| !waiting.given_up && waiting.is_of(spec));
                 let waiting = about.map(|(id, _)| *id).collect();
@@ -75,7 +75,7 @@ impl Policies {
     pub(super) fn operation(
         &mut self,
         operation: &Operation,
-        both: Both<'_, OperationMarks>,
+        both: IndexChange<'_, OperationIndexKey>,
         given_up: impl FnOnce() -> bool,
     ) {
         let id = operation.id;
@@ -86,7 +86,7 @@ impl Policies {
         if let Some(marks) = is {
             let deploys = operation.by.is_none();
             let (kind, plan, domain) = (operation.kind, operation.plan.clone(), marks.domain.clone());
-            let waiting = Waiting { kind, plan, domain, deploys, given_up: deploys && given_up() };
+            let waiting = PendingApproval { kind, plan, domain, deploys, given_up: deploys && given_up() };
             waits_for_policies(&mut self.approving, id, &waiting, !waiting.given_up);
             self.waiting.insert(id, waiting);
         }
@@ -94,7 +94,7 @@ impl Policies {
     }
 }
 
-impl Waiting {
+impl PendingApproval {
     fn is_of(&self, spec: &PolicySpec) -> bool {
         is_about_work(spec, self.kind.into(), Some(&self.plan), self.domain.as_ref())
     }
@@ -116,7 +116,7 @@ pub(crate) fn is_about_work(
 fn waits_for_policies(
     approving: &mut BTreeMap<PolicyName, PolicyIndex>,
     id: OperationId,
-    waiting: &Waiting,
+    waiting: &PendingApproval,
     waits: bool,
 ) {
     for of in approving.values_mut().filter(|of| waiting.is_of(&of.spec)) {

@@ -10,9 +10,9 @@ use std::sync::Arc;
 
 use chancery_events::name::{DomainName, NodeName};
 
-use super::Lookup;
-use crate::marks::{Both, ReplicaMarks};
-use crate::places::{PlaceChange, Places, SiteNumber};
+use super::LookupMap;
+use crate::marks::{IndexChange, ReplicaIndexKey};
+use crate::places::{CapacityIndex, PlaceChange, SiteNumber};
 use rustc_hash::FxHashMap;
 
 /// Replicas of a plan on a node.
@@ -39,7 +39,7 @@ pub struct DomainCount {
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct PlanSpread {
     nodes: FxHashMap<SiteNumber, NodeCount>,
-    domains: Lookup<DomainName, DomainCount>,
+    domains: LookupMap<DomainName, DomainCount>,
     /// Number of domains in which more than one replica remains.
     crowded: u32,
     /// Token replaced when fewer replicas remain in a domain.
@@ -55,12 +55,15 @@ impl PlanSpread {
     }
 
     /// Replicas on the node with the name.
-    pub(crate) fn on_node(&self, places: &Places, node: &NodeName) -> NodeCount {
+    pub(crate) fn on_node(&self, places: &CapacityIndex, node: &NodeName) -> NodeCount {
         places.number(node).map(|number| self.on_site(number)).unwrap_or_default()
     }
 
     /// Nodes with reservations of the plan, each with its number of incarnations, in no order.
-    pub(crate) fn nodes<'a>(&'a self, places: &'a Places) -> impl Iterator<Item = (&'a NodeName, u32)> {
+    pub(crate) fn nodes<'a>(
+        &'a self,
+        places: &'a CapacityIndex,
+    ) -> impl Iterator<Item = (&'a NodeName, u32)> {
         let nodes = self.nodes.iter().filter(|(_, count)| count.runs > 0);
         nodes.filter_map(|(site, count)| Some((places.name(*site)?, count.runs)))
     }
@@ -96,16 +99,16 @@ impl PlanSpread {
     }
 
     /// Updates the counts after a change of a replica.
-    pub(super) fn replica(&mut self, places: &Places, both: Both<'_, ReplicaMarks>) {
+    pub(super) fn replica(&mut self, places: &CapacityIndex, both: IndexChange<'_, ReplicaIndexKey>) {
         let [old, new] = both;
-        let remaining = both.map(|marks| marks.and_then(ReplicaMarks::remains));
+        let remaining = both.map(|marks| marks.and_then(ReplicaIndexKey::remains));
         if let (Some(old), Some(new)) = (old, new)
             && old.places == new.places
             && remaining[0] == remaining[1]
         {
             return;
         }
-        let holds = |marks: Option<&ReplicaMarks>, place| marks.is_some_and(|marks| marks.holds(place));
+        let holds = |marks: Option<&ReplicaIndexKey>, place| marks.is_some_and(|marks| marks.holds(place));
         let before = old.into_iter().flat_map(|old| old.places.iter().flatten());
         let after = new.into_iter().flat_map(|new| new.places.iter().flatten());
         for place in before.chain(after.filter(|place| !holds(old, place))) {

@@ -6,12 +6,12 @@ use chancery_events::id::{IncarnationId, VolumeId};
 use chancery_events::name::{NodeName, ReplicaName, VolumeName};
 
 use super::{follow, follow_by, mark};
-use crate::marks::{Both, VolumeMarks};
+use crate::marks::{IndexChange, VolumeIndexKey};
 use crate::state::Volume;
 
 /// Volumes, and the incarnations that will use them.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Volumes {
+pub struct VolumeIndex {
     names: BTreeMap<VolumeId, VolumeName>,
     owned: BTreeMap<ReplicaName, BTreeSet<VolumeName>>,
     on_nodes: BTreeMap<NodeName, BTreeSet<VolumeName>>,
@@ -31,7 +31,7 @@ pub struct Volumes {
     pub lost: BTreeSet<VolumeName>,
 }
 
-impl Volumes {
+impl VolumeIndex {
     /// Name of the volume with the id.
     pub fn name(&self, id: VolumeId) -> Option<&VolumeName> {
         self.names.get(&id)
@@ -64,7 +64,7 @@ impl Volumes {
     pub(super) fn volume(
         &mut self,
         this: &Volume,
-        both: Both<'_, VolumeMarks>,
+        both: IndexChange<'_, VolumeIndexKey>,
         is_expunged: impl Fn(&NodeName) -> bool,
     ) {
         let name = || this.name.clone();
@@ -76,7 +76,7 @@ impl Volumes {
         follow_by(&mut self.owned, both, |marks| marks.owner.as_ref(), Clone::clone, name);
         follow_by(&mut self.on_nodes, both, |marks| Some(&marks.node), Clone::clone, name);
         follow(&mut self.present, both, |marks| marks.may_be.then_some(()), entry);
-        let lost = |marks: &VolumeMarks| (marks.may_be && is_expunged(&marks.node)).then_some(());
+        let lost = |marks: &VolumeIndexKey| (marks.may_be && is_expunged(&marks.node)).then_some(());
         follow(&mut self.lost, both, lost, entry);
         follow(&mut self.unused, both, |marks| marks.is_unused.then_some(()), entry);
         follow(&mut self.blocking, both, |marks| marks.blocks.then_some(()), entry);

@@ -5,15 +5,15 @@ use chancery_events::digest::Digest;
 use chancery_events::id::{Lineage, OperationId, Position};
 use chancery_events::lifecycle::SetWord;
 use chancery_events::name::{DeploymentName, ReplicaName};
-use chancery_events::spec::Strategy;
+use chancery_events::spec::DeploymentStrategy;
 use chancery_events::time::Time;
 
-use super::{DeploymentIndex, PlanIndex, Queue};
-use crate::marks::Stage;
+use super::{DeploymentIndex, OperationQueue, PlanIndex};
+use crate::marks::DeploymentStage;
 
 /// Item of work for a plan.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Work {
+pub enum DeploymentWork {
     /// Starts the queued deployment.
     Start,
     /// Cancels an operation that has not started.
@@ -50,29 +50,33 @@ pub enum Work {
 
 impl PlanIndex {
     /// Returns the work and its time, [`Time::EPOCH`] for now; `None` if the plan waits for something else.
-    pub fn work(&self) -> Option<(Time, Work)> {
+    pub fn work(&self) -> Option<(Time, DeploymentWork)> {
         let now = |work| Some((Time::EPOCH, work));
         if self.parked {
             return None;
         }
         let Some((name, current)) = self.current() else {
             return match () {
-                () if self.removing && (self.present > 0 || !self.undecided.is_empty()) => now(Work::Remove),
-                () if self.removing && self.replicas == 0 => now(Work::Forget),
-                () if self.waiting => now(Work::Start),
+                () if self.removing && (self.present > 0 || !self.undecided.is_empty()) => {
+                    now(DeploymentWork::Remove)
+                }
+                () if self.removing && self.replicas == 0 => now(DeploymentWork::Forget),
+                () if self.waiting => now(DeploymentWork::Start),
                 () => None,
             };
         };
         match current.stage {
-            Some(Stage::Settling | Stage::Aborting) => self.ending(name, current).and_then(now),
-            Some(Stage::InProgress) => self.going_on(current),
-            Some(Stage::Pending | Stage::Paused | Stage::Over) | None => None,
+            Some(DeploymentStage::Settling | DeploymentStage::Aborting) => {
+                self.ending(name, current).and_then(now)
+            }
+            Some(DeploymentStage::InProgress) => self.going_on(current),
+            Some(DeploymentStage::Pending | DeploymentStage::Paused | DeploymentStage::Over) | None => None,
         }
     }
 
-    fn ending(&self, name: &DeploymentName, current: &DeploymentIndex) -> Option<Work> {
+    fn ending(&self, name: &DeploymentName, current: &DeploymentIndex) -> Option<DeploymentWork> {
         if let Some(operation) = current.unstarted.first().or(current.queued().next()) {
-            return Some(Work::Cancel(*operation));
+            return Some(DeploymentWork::Cancel(*operation));
         }
         let beside = current.stands_beside();
         let built = self.deployments.get(name).filter(|_| beside);
@@ -80,14 +84,14 @@ impl PlanIndex {
         let undecided =
             || self.undecided.iter().find(|(of, _)| beside && of == name).map(|(_, replica)| replica);
         if let Some(replica) = built.and_then(DeploymentIndex::any).or_else(undecided) {
-            return Some(Work::TakeBack(replica.clone()));
+            return Some(DeploymentWork::TakeBack(replica.clone()));
         }
-        let aborts = current.stage == Some(Stage::Aborting);
+        let aborts = current.stage == Some(DeploymentStage::Aborting);
         if let Some(operation) = current.may_abort.first().filter(|_| aborts) {
-            return Some(Work::Abort(*operation));
+            return Some(DeploymentWork::Abort(*operation));
         }
         let left = built.map_or(0, |built| built.replicas);
-        (current.running.is_empty() && left == 0).then_some(Work::End)
+        (current.running.is_empty() && left == 0).then_some(DeploymentWork::End)
     }
 
     /// Deployments that are, or are not, of the version.
@@ -95,7 +99,7 @@ impl PlanIndex {
         self.deployments.values().filter(move |of| (of.version == version) == right)
     }
 
-    fn going_on(&self, current: &DeploymentIndex) -> Option<(Time, Work)> {
+    fn going_on(&self, current: &DeploymentIndex) -> Option<(Time, DeploymentWork)> {
         let now = |work| Some((Time::EPOCH, work));
         let right = || self.of_version(current.version, true);
         let stale = || self.of_version(current.version, false);
@@ -107,13 +111,14 @@ impl PlanIndex {
         let old = || stale().map(|of| of.present).sum::<u32>();
         let is_old_left = || old() > 0 || undecided();
         let settled = current.unstarted.is_empty() && current.running.is_empty() && current.queue.is_empty();
-        let start = || right().find_map(|of| of.idle.first()).map(|(_, name)| Work::Restart(name.clone()));
+        let start =
+            || right().find_map(|of| of.idle.first()).map(|(_, name)| DeploymentWork::Restart(name.clone()));
         if let (SetWord::Old, Some(wanted)) = (current.set, current.beside())
             && is_old_left()
         {
             let fit = right().map(|of| of.present).sum::<u32>();
             if fit < wanted {
-                return now(Work::Create);
+                return now(DeploymentWork::Create);
             }
             if let Some(start) = start() {
                 return now(start);
@@ -122,24 +127,24 @@ impl PlanIndex {
                 return Some(turn);
             }
             let ready = right().map(|of| of.healthy).sum::<u32>() == fit;
-            let alone = matches!(current.strategy, Strategy::Graceful { .. });
-            return (settled && ready && alone).then_some((Time::EPOCH, Work::CutOver));
+            let alone = matches!(current.strategy, DeploymentStrategy::Graceful { .. });
+            return (settled && ready && alone).then_some((Time::EPOCH, DeploymentWork::CutOver));
         }
         if self.present > current.count {
-            return now(Work::Delete);
+            return now(DeploymentWork::Delete);
         }
         if self.present < current.count {
-            return now(Work::Create);
+            return now(DeploymentWork::Create);
         }
         if let Some((_, replica)) = stale().find_map(|of| of.still.first()) {
-            return now(Work::Assign(replica.clone()));
+            return now(DeploymentWork::Assign(replica.clone()));
         }
         if let Some(start) = start() {
             return now(start);
         }
         let update = stale().find_map(|of| of.free.first());
         if let Some((_, replica)) = update.filter(|_| self.opens_update(current)) {
-            return now(Work::Update(replica.clone()));
+            return now(DeploymentWork::Update(replica.clone()));
         }
         if let Some(turn) = self.turn(current) {
             return Some(turn);
@@ -151,9 +156,9 @@ impl PlanIndex {
             && !self.holds_back(current)
             && let Some(start) = stale().find_map(|of| of.starts_by_rule.first())
         {
-            return now(Work::AbortStart(*start));
+            return now(DeploymentWork::AbortStart(*start));
         }
-        (settled && !comes && !is_old_left()).then_some((Time::EPOCH, Work::Complete))
+        (settled && !comes && !is_old_left()).then_some((Time::EPOCH, DeploymentWork::Complete))
     }
 
     /// Whether an update may be created. People see all updates together, to approve them together. Automatic
@@ -176,7 +181,7 @@ impl PlanIndex {
     /// Returns the approved operation to start, and the time. No more than a wave runs concurrently, in one
     /// update domain if required, with a pause after each. Nothing starts while a replica of the version is
     /// unhealthy, or another is being restored.
-    fn turn(&self, current: &DeploymentIndex) -> Option<(Time, Work)> {
+    fn turn(&self, current: &DeploymentIndex) -> Option<(Time, DeploymentWork)> {
         if current.queue.is_empty() {
             return None;
         }
@@ -184,12 +189,12 @@ impl PlanIndex {
             return None;
         }
         let (per_domain, pause) = match current.strategy {
-            Strategy::Rolling { per_domain, pause, .. } => (per_domain, pause),
-            Strategy::Graceful { .. } | Strategy::Canary { .. } => (false, 0),
+            DeploymentStrategy::Rolling { per_domain, pause, .. } => (per_domain, pause),
+            DeploymentStrategy::Graceful { .. } | DeploymentStrategy::Canary { .. } => (false, 0),
         };
         let mut domains = current.running.values();
         let domain = domains.next().filter(|_| per_domain);
-        let in_domain = |queue: &Queue| match domain {
+        let in_domain = |queue: &OperationQueue| match domain {
             None => queue.first().map(|(_, id)| *id),
             Some(domain) => {
                 let from = (domain.clone(), first_id());
@@ -206,7 +211,7 @@ impl PlanIndex {
             Some(rested) if pause > 0 => rested + std::time::Duration::from_millis(pause),
             _ => Time::EPOCH,
         };
-        Some((from, Work::Begin(next)))
+        Some((from, DeploymentWork::Begin(next)))
     }
 }
 
@@ -219,25 +224,25 @@ impl DeploymentIndex {
     /// Number of new replicas that run alongside the old ones, for strategies that do so.
     fn beside(&self) -> Option<u32> {
         match self.strategy {
-            Strategy::Rolling { .. } => None,
-            Strategy::Graceful { .. } => Some(self.count),
-            Strategy::Canary { count } => Some(count.min(self.count)),
+            DeploymentStrategy::Rolling { .. } => None,
+            DeploymentStrategy::Graceful { .. } => Some(self.count),
+            DeploymentStrategy::Canary { count } => Some(count.min(self.count)),
         }
     }
 
     /// Maximum number of concurrent operations while an update is one of them.
     fn wave(&self) -> u32 {
         match self.strategy {
-            Strategy::Rolling { wave, .. } => wave.unwrap_or(1),
-            Strategy::Graceful { .. } | Strategy::Canary { .. } => 1,
+            DeploymentStrategy::Rolling { wave, .. } => wave.unwrap_or(1),
+            DeploymentStrategy::Graceful { .. } | DeploymentStrategy::Canary { .. } => 1,
         }
     }
 
     /// Maximum number of concurrent operations.
     fn bound(&self) -> u32 {
         match self.strategy {
-            Strategy::Rolling { wave, .. } => wave.unwrap_or(u32::MAX),
-            Strategy::Graceful { .. } | Strategy::Canary { .. } => u32::MAX,
+            DeploymentStrategy::Rolling { wave, .. } => wave.unwrap_or(u32::MAX),
+            DeploymentStrategy::Graceful { .. } | DeploymentStrategy::Canary { .. } => u32::MAX,
         }
     }
 }

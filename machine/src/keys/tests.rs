@@ -1,5 +1,5 @@
 use super::*;
-use crate::testing::Dice;
+use crate::testing::TestRandom;
 
 /// The `n`th key of an actor with one source.
 fn key(actor: u64, n: u64) -> Digest {
@@ -12,22 +12,23 @@ fn key_of(actor: u64, source: u64, n: u64) -> Digest {
     Digest::of(&[&n]).under(Digest::of(&[&actor]), Digest::of(&[&actor, &source]))
 }
 
-fn known(n: u64, at: Time, decided: Time) -> Known {
-    let reply = Arc::new(Ok(Accepted { outcome: Outcome::Changed, subject: None, version: None }));
-    Known { digest: Digest::of(&[]), verdict: Position::new(n), reply, at, decided }
+fn known(n: u64, at: Time, decided: Time) -> StoredVerdict {
+    let reply =
+        Arc::new(Ok(AcceptedIntent { outcome: IntentOutcome::Changed, subject: None, version: None }));
+    StoredVerdict { digest: Digest::of(&[]), verdict: Position::new(n), reply, at, decided }
 }
 
 fn at(seconds: u64) -> Time {
     Time::EPOCH + Duration::from_secs(seconds)
 }
 
-fn bounded(keys: usize, floors: usize) -> Keys {
-    Keys { bounds: Bounds { keys, floors }, ..Keys::default() }
+fn bounded(keys: usize, floors: usize) -> IdempotencyKeys {
+    IdempotencyKeys { bounds: KeyBounds { keys, floors }, ..IdempotencyKeys::default() }
 }
 
 #[test]
 fn a_key_leaves_by_age_and_raises_the_floor_of_its_producer() {
-    let mut keys = Keys::default();
+    let mut keys = IdempotencyKeys::default();
     keys.remember(key(1, 1), known(1, at(1), at(9)));
     let later = at(10) + AGE;
     keys.remember(key(1, 2), known(2, later, later));
@@ -38,7 +39,7 @@ fn a_key_leaves_by_age_and_raises_the_floor_of_its_producer() {
 
 #[test]
 fn a_journal_whose_time_is_years_ahead_keeps_the_keys_of_intents_that_are_dated_correctly() {
-    let mut keys = Keys::default();
+    let mut keys = IdempotencyKeys::default();
     let years = Duration::from_hours(10 * 365 * 24);
     for n in 0..100 {
         keys.remember(key(1, n), known(n, at(n), at(n) + years));
@@ -51,7 +52,7 @@ fn a_journal_whose_time_is_years_ahead_keeps_the_keys_of_intents_that_are_dated_
 fn an_intent_dated_ahead_by_a_wrong_clock_makes_no_later_intent_expire_and_stays_known_until_its_date_is_past()
  {
     let day = |n: u64| at(n * 24 * 60 * 60);
-    let mut keys = Keys::default();
+    let mut keys = IdempotencyKeys::default();
     keys.remember(key(1, 0), known(0, day(30), day(0)));
     for n in 1..60 {
         let (now, is_known) = (day(n), n <= 37);
@@ -126,13 +127,13 @@ fn within_an_actor_the_source_with_most_keys_loses_its_own() {
 struct Naive {
     /// With the time from which the age of each counts, in the order of decisions, and its intent's time.
     known: Vec<(Digest, Time, Time)>,
-    floors: BTreeMap<Producer, Time>,
+    floors: BTreeMap<ProducerBits, Time>,
     actors: BTreeMap<ActorBits, Time>,
     floor: Time,
 }
 
 impl Naive {
-    fn remember(&mut self, key: Digest, time: Time, now: Time, bounds: Bounds) {
+    fn remember(&mut self, key: Digest, time: Time, now: Time, bounds: KeyBounds) {
         if self.known.iter().any(|(known, ..)| *known == key) {
             return;
         }
@@ -173,7 +174,7 @@ impl Naive {
         }
     }
 
-    fn count(&self, producer: Producer) -> usize {
+    fn count(&self, producer: ProducerBits) -> usize {
         self.known.iter().filter(|(key, ..)| key.prefix() == producer).count()
     }
 
@@ -187,8 +188,8 @@ impl Naive {
 #[test]
 fn keys_are_those_of_the_plainest_model_whatever_is_remembered_taken_back_and_stored() {
     for seed in 1..40 {
-        let mut dice = Dice(seed);
-        let bounds = Bounds { keys: 12, floors: 3 };
+        let mut dice = TestRandom(seed);
+        let bounds = KeyBounds { keys: 12, floors: 3 };
         let (mut keys, mut naive) = (bounded(bounds.keys, bounds.floors), Naive::default());
         let mut now = at(1_000_000);
         for n in 0..400 {
@@ -214,14 +215,14 @@ fn keys_are_those_of_the_plainest_model_whatever_is_remembered_taken_back_and_st
             let floors = (keys.floors(), keys.actor_floors(), keys.floor);
             assert_eq!(floors, (naive.floors.clone(), naive.actors.clone(), naive.floor), "seed {seed}, {n}");
             let json = serde_json::to_string(&keys).expect("JSON");
-            let again: Keys = serde_json::from_str(&json).expect("keys");
+            let again: IdempotencyKeys = serde_json::from_str(&json).expect("keys");
             assert_eq!(sorted(&again), sorted(&keys), "seed {seed}, {n}");
         }
     }
 }
 
 /// All that there is of keys, in order.
-fn sorted(keys: &Keys) -> String {
+fn sorted(keys: &IdempotencyKeys) -> String {
     let windows: BTreeMap<_, _> = keys.windows.iter().collect();
     let known: BTreeMap<_, _> = keys.known.iter().collect();
     let actors: BTreeMap<_, _> = keys.actors.iter().collect();

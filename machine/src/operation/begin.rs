@@ -2,8 +2,8 @@
 
 use chancery_events::digest::Digest;
 use chancery_events::fact::{
-    Approver, Begins, Effect, IncarnationCommanded, IncarnationEnd, OperationApproved, OperationBegun,
-    OperationEnd, OperationEnded, ReplicaDeleted,
+    ApprovalActor, ApprovalStart, CommandEffect, IncarnationEnd, IncarnationStopRequested, OperationApproved,
+    OperationEnd, OperationEnded, OperationStarted, ReplicaDeleted,
 };
 use chancery_events::id::{IncarnationId, OperationId};
 use chancery_events::name::DeploymentName;
@@ -11,13 +11,13 @@ use chancery_events::spec::OperationKind;
 use chancery_events::time::Time;
 
 use super::end::{end, holds_place};
-use crate::context::{Context, Draft};
-use crate::fleet::Fleet;
+use crate::context::{DecisionContext, FactDraft};
+use crate::fleet::FleetState;
 use crate::state::{Incarnation, IncarnationState, Operation, Replica};
 use crate::{deployment, incarnation, volume};
 
 /// Operation to start, which the preceding fact may have created.
-pub(crate) struct Begun<'a> {
+pub(crate) struct StartingOperation<'a> {
     pub(crate) id: OperationId,
     pub(crate) kind: OperationKind,
     pub(crate) replica: &'a Replica,
@@ -29,15 +29,15 @@ pub(crate) struct Begun<'a> {
 }
 
 /// Trigger of an operation's start.
-pub(crate) enum How {
+pub(crate) enum StartTrigger {
     /// Approval, unless the operation is queued.
-    Approved { by: Approver, hash: Digest },
+    Approved { by: ApprovalActor, hash: Digest },
     /// Dequeuing of an approved operation.
     Turn,
 }
 
-fn of<'a>(fleet: &'a Fleet, operation: &'a Operation) -> Option<Begun<'a>> {
-    Some(Begun {
+fn of<'a>(fleet: &'a FleetState, operation: &'a Operation) -> Option<StartingOperation<'a>> {
+    Some(StartingOperation {
         id: operation.id,
         kind: operation.kind,
         replica: fleet.replicas().get(&operation.replica)?,
@@ -49,38 +49,49 @@ fn of<'a>(fleet: &'a Fleet, operation: &'a Operation) -> Option<Begun<'a>> {
 
 /// Approves a pending operation.
 pub(super) fn approve(
-    fleet: &Fleet,
+    fleet: &FleetState,
     operation: &Operation,
     hash: Digest,
-    by: Approver,
-    ctx: &Context,
-    draft: &mut Draft,
+    by: ApprovalActor,
+    ctx: &DecisionContext,
+    draft: &mut FactDraft,
 ) {
     if let Some(operation) = of(fleet, operation) {
-        begin(fleet, &operation, How::Approved { by, hash }, ctx, draft);
+        begin(fleet, &operation, StartTrigger::Approved { by, hash }, ctx, draft);
     }
 }
 
 /// Starts an approved operation.
-pub(crate) fn take_turn(fleet: &Fleet, operation: &Operation, ctx: &Context, draft: &mut Draft) {
+pub(crate) fn take_turn(
+    fleet: &FleetState,
+    operation: &Operation,
+    ctx: &DecisionContext,
+    draft: &mut FactDraft,
+) {
     if let Some(operation) = of(fleet, operation) {
-        begin(fleet, &operation, How::Turn, ctx, draft);
+        begin(fleet, &operation, StartTrigger::Turn, ctx, draft);
     }
 }
 
 /// Target and deadline of the first command.
-struct First {
+struct FirstCommand {
     incarnation: Option<IncarnationId>,
     deadline: Option<Time>,
 }
 
 /// Approves an operation and starts it unless it is queued, or starts an approved one.
-pub(crate) fn begin(fleet: &Fleet, operation: &Begun<'_>, how: How, ctx: &Context, draft: &mut Draft) {
+pub(crate) fn begin(
+    fleet: &FleetState,
+    operation: &StartingOperation<'_>,
+    how: StartTrigger,
+    ctx: &DecisionContext,
+    draft: &mut FactDraft,
+) {
     let (id, replica) = (operation.id, operation.replica.name.clone());
-    if let How::Approved { by, hash } = &how
+    if let StartTrigger::Approved { by, hash } = &how
         && deployment::takes_turns(fleet, &operation.replica.plan, operation.deployment, operation.kind)
     {
-        let (by, hash, begins) = (by.clone(), *hash, Begins::Later);
+        let (by, hash, begins) = (by.clone(), *hash, ApprovalStart::Later);
         let later =
             OperationApproved { operation: id, replica, by, hash, incarnation: None, deadline: None, begins };
         return draft.push(later);
@@ -90,7 +101,7 @@ pub(crate) fn begin(fleet: &Fleet, operation: &Begun<'_>, how: How, ctx: &Contex
         supersede_running(fleet, operation, draft);
     }
     let live = live(fleet, operation.replica);
-    let First { incarnation, deadline } = first(fleet, operation, &live, ctx);
+    let FirstCommand { incarnation, deadline } = first(fleet, operation, &live, ctx);
     draft.push_begun(id, replica.clone(), how, incarnation, deadline);
     if !down {
         return;
@@ -109,27 +120,27 @@ pub(crate) fn begin(fleet: &Fleet, operation: &Begun<'_>, how: How, ctx: &Contex
     }
 }
 
-impl Draft {
+impl FactDraft {
     fn push_begun(
         &mut self,
         operation: OperationId,
         replica: chancery_events::name::ReplicaName,
-        how: How,
+        how: StartTrigger,
         incarnation: Option<IncarnationId>,
         deadline: Option<Time>,
     ) {
         match how {
-            How::Approved { by, hash } => {
-                let begins = Begins::Now;
+            StartTrigger::Approved { by, hash } => {
+                let begins = ApprovalStart::Now;
                 self.push(OperationApproved { operation, replica, by, hash, incarnation, deadline, begins });
             }
-            How::Turn => self.push(OperationBegun { operation, replica, incarnation, deadline }),
+            StartTrigger::Turn => self.push(OperationStarted { operation, replica, incarnation, deadline }),
         }
     }
 }
 
 /// Supersedes the running operation of the replica, for a stop or delete.
-fn supersede_running(fleet: &Fleet, operation: &Begun<'_>, draft: &mut Draft) {
+fn supersede_running(fleet: &FleetState, operation: &StartingOperation<'_>, draft: &mut FactDraft) {
     let running = operation.replica.operation.filter(|open| open.id != operation.id && open.begun);
     if let Some(running) = running.and_then(|open| fleet.operations().get(&open.id)) {
         end(fleet, running, OperationEnd::Superseded { by: operation.id }, draft);
@@ -137,20 +148,25 @@ fn supersede_running(fleet: &Fleet, operation: &Begun<'_>, draft: &mut Draft) {
 }
 
 /// Incarnations of a replica that were commanded.
-fn live<'a>(fleet: &'a Fleet, replica: &Replica) -> Vec<&'a Incarnation> {
+fn live<'a>(fleet: &'a FleetState, replica: &Replica) -> Vec<&'a Incarnation> {
     let runs = replica.runs().filter_map(|run| fleet.incarnations().get(&run.incarnation));
     runs.filter(|incarnation| incarnation.state != IncarnationState::Reserved).collect()
 }
 
-fn first(fleet: &Fleet, operation: &Begun<'_>, live: &[&Incarnation], ctx: &Context) -> First {
-    let stops = |incarnation: &Incarnation| First {
+fn first(
+    fleet: &FleetState,
+    operation: &StartingOperation<'_>,
+    live: &[&Incarnation],
+    ctx: &DecisionContext,
+) -> FirstCommand {
+    let stops = |incarnation: &Incarnation| FirstCommand {
         incarnation: Some(incarnation.id),
         deadline: Some(incarnation::stop_deadline(fleet, incarnation, ctx.now)),
     };
     match operation.kind {
-        OperationKind::Stop | OperationKind::Delete => {
-            live.first().map_or(First { incarnation: None, deadline: None }, |incarnation| stops(incarnation))
-        }
+        OperationKind::Stop | OperationKind::Delete => live
+            .first()
+            .map_or(FirstCommand { incarnation: None, deadline: None }, |incarnation| stops(incarnation)),
         OperationKind::Create
         | OperationKind::Start
         | OperationKind::Update
@@ -158,7 +174,7 @@ fn first(fleet: &Fleet, operation: &Begun<'_>, live: &[&Incarnation], ctx: &Cont
         | OperationKind::Restart => {
             match live.iter().find(|incarnation| Some(incarnation.id) == operation.follows) {
                 Some(old) => stops(old),
-                None => First {
+                None => FirstCommand {
                     incarnation: operation.incarnation,
                     deadline: incarnation::start_deadline(fleet, &operation.replica.plan, ctx.now),
                 },
@@ -169,15 +185,15 @@ fn first(fleet: &Fleet, operation: &Begun<'_>, live: &[&Incarnation], ctx: &Cont
 
 /// Commands an incarnation to stop.
 pub(crate) fn stop(
-    fleet: &Fleet,
+    fleet: &FleetState,
     incarnation: &Incarnation,
     then: IncarnationEnd,
-    ctx: &Context,
-) -> IncarnationCommanded {
-    IncarnationCommanded {
+    ctx: &DecisionContext,
+) -> IncarnationStopRequested {
+    IncarnationStopRequested {
         incarnation: incarnation.id,
         replica: incarnation.replica.clone(),
-        effect: Effect::Stop,
+        effect: CommandEffect::Stop,
         then,
         deadline: Some(incarnation::stop_deadline(fleet, incarnation, ctx.now)),
     }

@@ -8,20 +8,20 @@ use chancery_events::lifecycle::WillWord;
 use chancery_events::spec::OperationKind;
 
 use super::end_word;
-use crate::context::{Context, Draft};
-use crate::fleet::Fleet;
+use crate::context::{DecisionContext, FactDraft};
+use crate::fleet::FleetState;
 use crate::state::{Incarnation, IncarnationState, Operation, OperationState};
 use crate::{deployment, incarnation};
 
 /// Incarnation that is only reserved for the operation.
-pub(super) fn holds_place<'a>(fleet: &'a Fleet, operation: &Operation) -> Option<&'a Incarnation> {
+pub(super) fn holds_place<'a>(fleet: &'a FleetState, operation: &Operation) -> Option<&'a Incarnation> {
     let held = operation.incarnation.and_then(|id| fleet.incarnations().get(&id))?;
     (held.state == IncarnationState::Reserved).then_some(held)
 }
 
 /// Ends an operation and its unused reservation. Deletes a replica that was never approved. Fails the
 /// deployment if the operation failed, expired or was rejected.
-pub(crate) fn end(fleet: &Fleet, operation: &Operation, how: OperationEnd, draft: &mut Draft) {
+pub(crate) fn end(fleet: &FleetState, operation: &Operation, how: OperationEnd, draft: &mut FactDraft) {
     let word = end_word(&how);
     let cause = match &how {
         OperationEnd::Failed { reason } => Some(reason.clone()),
@@ -32,8 +32,8 @@ pub(crate) fn end(fleet: &Fleet, operation: &Operation, how: OperationEnd, draft
     };
     let superseded = matches!(how, OperationEnd::Superseded { .. });
     let cause_of_end = match how {
-        OperationEnd::Failed { .. } => Some(incarnation::Cause::End),
-        OperationEnd::Cancelled { .. } => Some(incarnation::Cause::Abort),
+        OperationEnd::Failed { .. } => Some(incarnation::EndCause::End),
+        OperationEnd::Cancelled { .. } => Some(incarnation::EndCause::Abort),
         OperationEnd::Succeeded
         | OperationEnd::Rejected { .. }
         | OperationEnd::Expired
@@ -72,7 +72,13 @@ pub(crate) fn end(fleet: &Fleet, operation: &Operation, how: OperationEnd, draft
 /// Cancels a running operation whose new incarnation is not ready. That incarnation is stopped, or reverted;
 /// the previous incarnation stays active. If the previous one was stopped first, the replica is started again
 /// in its current version.
-pub(crate) fn abort(fleet: &Fleet, operation: &Operation, reason: String, ctx: &Context, draft: &mut Draft) {
+pub(crate) fn abort(
+    fleet: &FleetState,
+    operation: &Operation,
+    reason: String,
+    ctx: &DecisionContext,
+    draft: &mut FactDraft,
+) {
     let how = OperationEnd::Cancelled { reason };
     match operation.incarnation.and_then(|id| fleet.incarnations().get(&id)) {
         Some(new) if may_be_given_up(&new.state) => {
@@ -95,8 +101,8 @@ fn may_be_given_up(state: &IncarnationState) -> bool {
 }
 
 /// Ends an operation that was not approved in time.
-pub(crate) fn expire(fleet: &Fleet, id: OperationId, ctx: &Context) -> Vec<Fact> {
-    let mut draft = Draft::new(ctx);
+pub(crate) fn expire(fleet: &FleetState, id: OperationId, ctx: &DecisionContext) -> Vec<Fact> {
+    let mut draft = FactDraft::new(ctx);
     if let Some(operation) = fleet.operations().get(&id)
         && let OperationState::PendingApproval(proposal) = &operation.state
         && proposal.expires <= ctx.now

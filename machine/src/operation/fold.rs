@@ -3,17 +3,19 @@
 use std::time::Duration;
 
 use chancery_events::fact::{
-    Again, Approver, Asker, Begins, OperationApproved, OperationBegun, OperationEnd, OperationEnded,
-    OperationOpened,
+    ApprovalActor, ApprovalStart, OperationApproved, OperationCreated, OperationEnd, OperationEnded,
+    OperationStarted, Requester, RestartBackoff,
 };
 use chancery_events::id::{IncarnationId, OperationId};
 use chancery_events::lifecycle::WillWord;
-use chancery_events::spec::{OperationKind, Restart};
+use chancery_events::spec::{OperationKind, RestartPolicy};
 
 use super::end_word;
-use crate::fleet::{Contradiction, Fleet};
-use crate::meta::{At, Meta, Stamp};
-use crate::state::{Deployment, IncarnationState, Open, Operation, OperationState, Plan, Replica, Setback};
+use crate::fleet::{FleetState, StateContradiction};
+use crate::meta::{EntityMeta, FactPosition, FactStamp};
+use crate::state::{
+    Deployment, DrainBackoff, IncarnationState, OpenOperation, Operation, OperationState, Plan, Replica,
+};
 use crate::{deployment, incarnation, rebalance};
 
 /// Minimum delay until a disruption moves another replica of a plan after a failed move.
@@ -22,7 +24,11 @@ const SETBACK: Duration = Duration::from_secs(1);
 /// Maximum number of ended operations kept for each replica.
 const KEPT: usize = 20;
 
-pub(crate) fn opened(fleet: &mut Fleet, fact: &OperationOpened, at: At) -> Result<(), Contradiction> {
+pub(crate) fn opened(
+    fleet: &mut FleetState,
+    fact: &OperationCreated,
+    at: FactPosition,
+) -> Result<(), StateContradiction> {
     let id = OperationId::issue(at.lineage, at.position);
     let replica = fleet.want::<Replica>(&fact.replica)?;
     let (plan, version) =
@@ -36,7 +42,7 @@ pub(crate) fn opened(fleet: &mut Fleet, fact: &OperationOpened, at: At) -> Resul
     let needs = of.map(|(plan, of)| plan.version_of(of.generation)).filter(|needs| needs.has_volumes());
     let owns = || fleet.index().volumes.owned(&fact.replica).next().is_some();
     let stores = needs.is_some_and(|needs| needs.claims_by_name() || owns());
-    let by_rule = matches!(fact.by, Some(Asker::Rule(_)));
+    let by_rule = matches!(fact.by, Some(Requester::Rule(_)));
     let brings_up = !matches!(fact.kind, OperationKind::Stop | OperationKind::Delete);
     fleet.bump::<Replica>(&fact.replica, at, |replica| {
         let gives_way = match fact.kind {
@@ -49,7 +55,7 @@ pub(crate) fn opened(fleet: &mut Fleet, fact: &OperationOpened, at: At) -> Resul
             | OperationKind::Stop
             | OperationKind::Delete => false,
         };
-        let open = Some(Open { id, kind: fact.kind, begun: false, gives_way, regains: false });
+        let open = Some(OpenOperation { id, kind: fact.kind, begun: false, gives_way, regains: false });
         if replica.operation.is_none() {
             replica.operation = open;
         } else {
@@ -59,7 +65,7 @@ pub(crate) fn opened(fleet: &mut Fleet, fact: &OperationOpened, at: At) -> Resul
         if brings_up {
             // A start by the plan's rule extends the sequence of restarts; any other ends it.
             replica.row =
-                replica.again.filter(|_| by_rule).map(|again| Again { at: at.time, row: again.row });
+                replica.again.filter(|_| by_rule).map(|again| RestartBackoff { at: at.time, row: again.row });
         }
     })?;
     let state = match &fact.proposal {
@@ -84,23 +90,27 @@ pub(crate) fn opened(fleet: &mut Fleet, fact: &OperationOpened, at: At) -> Resul
         node: active.as_ref().filter(|_| in_place).map(|active| active.node.clone()),
         domain: active.map(|active| active.domain),
         is_past_return: false,
-        meta: Meta::new(at),
+        meta: EntityMeta::new(at),
     });
     Ok(())
 }
 
-pub(crate) fn approved(fleet: &mut Fleet, fact: &OperationApproved, at: At) -> Result<(), Contradiction> {
-    let begins = fact.begins == Begins::Now;
+pub(crate) fn approved(
+    fleet: &mut FleetState,
+    fact: &OperationApproved,
+    at: FactPosition,
+) -> Result<(), StateContradiction> {
+    let begins = fact.begins == ApprovalStart::Now;
     let keeps_promise = fleet.want::<Operation>(&fact.operation)?.keeps_promise();
     let by = fleet.change_and(&fact.operation, |operation: &mut Operation| {
         operation.state = if begins { OperationState::Running } else { OperationState::Approved };
-        operation.approved = Some((fact.by.clone(), Stamp::from(at)));
+        operation.approved = Some((fact.by.clone(), FactStamp::from(at)));
         operation.incarnation = operation.incarnation.or(fact.incarnation);
         operation.meta.bump(at);
-        incarnation::By::from(operation)
+        incarnation::OperationRef::from(operation)
     })?;
     // An approval by the plan's own rule needed no decision.
-    let by_rule = matches!(fact.by, Approver::Rule(_)) && fact.by.policy().is_none();
+    let by_rule = matches!(fact.by, ApprovalActor::Rule(_)) && fact.by.policy().is_none();
     if !by_rule {
         decided(fleet, fact.operation, at)?;
     }
@@ -119,7 +129,11 @@ pub(crate) fn approved(fleet: &mut Fleet, fact: &OperationApproved, at: At) -> R
 }
 
 /// Records a decision about an operation as progress of the deployment that waited for it.
-fn decided(fleet: &mut Fleet, operation: OperationId, at: At) -> Result<(), Contradiction> {
+fn decided(
+    fleet: &mut FleetState,
+    operation: OperationId,
+    at: FactPosition,
+) -> Result<(), StateContradiction> {
     let operation = fleet.want::<Operation>(&operation)?;
     let plan = operation.plan.clone();
     let current = || fleet.plans().get(&plan).and_then(|plan| plan.current.clone());
@@ -130,10 +144,10 @@ fn decided(fleet: &mut Fleet, operation: OperationId, at: At) -> Result<(), Cont
 }
 
 /// Returns the backoff after another failed move of the plan by a disruption.
-fn setback(plan: &Plan, run: IncarnationId, at: At) -> Setback {
+fn setback(plan: &Plan, run: IncarnationId, at: FactPosition) -> DrainBackoff {
     let row = plan.setback.map_or(1, |last| last.row.saturating_add(1));
     let cooldown = Duration::from_millis(*plan.policy().cooldown()).max(SETBACK);
-    Setback { until: at.time + incarnation::wait(cooldown, row), row, run }
+    DrainBackoff { until: at.time + incarnation::wait(cooldown, row), row, run }
 }
 
 fn wills(replica: &mut Replica, kind: OperationKind) {
@@ -164,7 +178,11 @@ fn note_begun(replica: &mut Replica, operation: OperationId, keeps_promise: bool
     }
 }
 
-pub(crate) fn begun(fleet: &mut Fleet, fact: &OperationBegun, at: At) -> Result<(), Contradiction> {
+pub(crate) fn begun(
+    fleet: &mut FleetState,
+    fact: &OperationStarted,
+    at: FactPosition,
+) -> Result<(), StateContradiction> {
     let keeps_promise = fleet.want::<Operation>(&fact.operation)?.keeps_promise();
     let by = fleet.change_and(&fact.operation, |operation: &mut Operation| {
         if operation.state == OperationState::Approved {
@@ -172,7 +190,7 @@ pub(crate) fn begun(fleet: &mut Fleet, fact: &OperationBegun, at: At) -> Result<
         }
         operation.incarnation = operation.incarnation.or(fact.incarnation);
         operation.meta.bump(at);
-        incarnation::By::from(operation)
+        incarnation::OperationRef::from(operation)
     })?;
     fleet.touch::<Replica>(&fact.replica, at, |replica| {
         wills(replica, by.kind);
@@ -184,12 +202,16 @@ pub(crate) fn begun(fleet: &mut Fleet, fact: &OperationBegun, at: At) -> Result<
     }
 }
 
-pub(crate) fn ended(fleet: &mut Fleet, fact: &OperationEnded, at: At) -> Result<(), Contradiction> {
-    close(fleet, fact.operation, &fact.end, at, Version::Bump)
+pub(crate) fn ended(
+    fleet: &mut FleetState,
+    fact: &OperationEnded,
+    at: FactPosition,
+) -> Result<(), StateContradiction> {
+    close(fleet, fact.operation, &fact.end, at, VersionUpdate::Bump)
 }
 
 /// Whether the active incarnation has ended, or is asked to end.
-fn is_down(fleet: &Fleet, replica: &Replica) -> bool {
+fn is_down(fleet: &FleetState, replica: &Replica) -> bool {
     let active = replica.active.as_ref().and_then(|active| fleet.incarnations().get(&active.incarnation));
     active.is_none_or(|active| {
         matches!(active.state, IncarnationState::Reserved | IncarnationState::Stopping(_))
@@ -198,19 +220,19 @@ fn is_down(fleet: &Fleet, replica: &Replica) -> bool {
 
 /// Whether the fact is primarily about the operation.
 #[derive(Clone, Copy)]
-pub(crate) enum Version {
+pub(crate) enum VersionUpdate {
     Bump,
     Touch,
 }
 
 /// Ends the operation in the state, counts it, and removes the replica's oldest ended ones.
 pub(crate) fn close(
-    fleet: &mut Fleet,
+    fleet: &mut FleetState,
     id: OperationId,
     end: &OperationEnd,
-    at: At,
-    version: Version,
-) -> Result<(), Contradiction> {
+    at: FactPosition,
+    version: VersionUpdate,
+) -> Result<(), StateContradiction> {
     let operation = fleet.want::<Operation>(&id)?;
     let (replica, plan, kind) = (operation.replica.clone(), operation.plan.clone(), operation.kind);
     let succeeded = *end == OperationEnd::Succeeded;
@@ -223,7 +245,7 @@ pub(crate) fn close(
     // The end of a waiting start fulfils the rule's promise, unless the start was superseded or cancelled.
     let begun = matches!(operation.state, OperationState::Running);
     let kept = matches!(end, OperationEnd::Superseded { .. } | OperationEnd::Cancelled { .. });
-    let fulfilled = matches!(operation.by.as_deref(), Some(Asker::Rule(_))) && !begun && !kept;
+    let fulfilled = matches!(operation.by.as_deref(), Some(Requester::Rule(_))) && !begun && !kept;
     let undone = begun && replaces && (aborted || failed);
     let rests = operation.deployment.clone().filter(|_| succeeded).map(|name| (plan.clone(), name));
     // A deployment handles the ends of its own pending operations.
@@ -233,12 +255,12 @@ pub(crate) fn close(
     fleet.change::<Operation>(&id, |operation| {
         operation.state = OperationState::Ended(end.clone());
         match version {
-            Version::Bump => operation.meta.bump(at),
-            Version::Touch => operation.meta.touch(at),
+            VersionUpdate::Bump => operation.meta.bump(at),
+            VersionUpdate::Touch => operation.meta.touch(at),
         }
     })?;
     let undone = undone && is_down(fleet, fleet.want::<Replica>(&replica)?);
-    let restarts = fleet.want::<Plan>(&plan)?.policy().restart() != &Restart::Never;
+    let restarts = fleet.want::<Plan>(&plan)?.policy().restart() != &RestartPolicy::Never;
     fleet.touch::<Replica>(&replica, at, |replica| {
         if undone {
             // After a failure the rule decides: when the remaining incarnation ends, or it has decided

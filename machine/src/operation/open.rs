@@ -1,51 +1,64 @@
 //! Creation of operations, superseding waiting ones.
 
 use chancery_events::digest::Digest;
-use chancery_events::fact::{Asker, OperationEnd, OperationOpened, Proposal, ReplicaDeleted};
+use chancery_events::fact::{ApprovalProposal, OperationCreated, OperationEnd, ReplicaDeleted, Requester};
 use chancery_events::id::OperationId;
 use chancery_events::lifecycle::WillWord;
 use chancery_events::name::{DeploymentName, NodeName, ReplicaName};
-use chancery_events::spec::{OperationKind, Purpose};
+use chancery_events::spec::{OperationKind, ProbePurpose};
 
-use super::begin::{Begun, How};
+use super::begin::{StartTrigger, StartingOperation};
 use super::end::{end, holds_place};
 use super::place::up_hash;
 use super::{begin, rule};
-use crate::context::{Context, Draft};
-use crate::fleet::Fleet;
+use crate::context::{DecisionContext, FactDraft};
+use crate::fleet::FleetState;
 use crate::state::{Deployment, Incarnation, IncarnationState, Operation, Plan, Replica};
 use crate::volume;
 
 /// Request for an operation.
-pub(crate) struct Want<'a> {
+pub(crate) struct OperationRequest<'a> {
     pub(crate) kind: OperationKind,
     /// Deployment that requests the operation, if any.
     pub(crate) deployment: Option<&'a DeploymentName>,
     /// Other requester, or the rule of the deployment.
-    pub(crate) by: Option<Asker>,
+    pub(crate) by: Option<Requester>,
     /// Deployment whose version the replica gets, if that differs from its current one.
     pub(crate) version: Option<&'a DeploymentName>,
     /// Required node, if any.
     pub(crate) node: Option<&'a NodeName>,
     /// Purpose, where the kind and the requester do not imply one.
-    pub(crate) purpose: Option<Purpose>,
+    pub(crate) purpose: Option<ProbePurpose>,
 }
 
-impl<'a> Want<'a> {
+impl<'a> OperationRequest<'a> {
     /// Returns the request of a deployment.
-    pub(crate) fn of(kind: OperationKind, deployment: &'a DeploymentName) -> Want<'a> {
-        Want { kind, deployment: Some(deployment), by: None, version: None, node: None, purpose: None }
+    pub(crate) fn of(kind: OperationKind, deployment: &'a DeploymentName) -> OperationRequest<'a> {
+        OperationRequest {
+            kind,
+            deployment: Some(deployment),
+            by: None,
+            version: None,
+            node: None,
+            purpose: None,
+        }
     }
 
     /// Returns the request of another requester.
-    pub(crate) fn by(kind: OperationKind, by: Option<Asker>) -> Want<'a> {
-        Want { kind, deployment: None, by, version: None, node: None, purpose: None }
+    pub(crate) fn by(kind: OperationKind, by: Option<Requester>) -> OperationRequest<'a> {
+        OperationRequest { kind, deployment: None, by, version: None, node: None, purpose: None }
     }
 }
 
 /// Creates an operation. Operations that wait on the replica end; a running one continues. An operation that
 /// needs no placement is approved immediately where a rule does so.
-pub(crate) fn open(fleet: &Fleet, replica: &Replica, want: &Want<'_>, ctx: &Context, draft: &mut Draft) {
+pub(crate) fn open(
+    fleet: &FleetState,
+    replica: &Replica,
+    want: &OperationRequest<'_>,
+    ctx: &DecisionContext,
+    draft: &mut FactDraft,
+) {
     let mut waiting: Vec<&Operation> = replica
         .open()
         .filter(|open| !open.begun)
@@ -76,13 +89,13 @@ pub(crate) fn open(fleet: &Fleet, replica: &Replica, want: &Want<'_>, ctx: &Cont
         Some((incarnation, to)) => up_hash(want.kind, &replica.name, (&incarnation.node, None, None), to),
         None => Digest::of(&[want.kind.word().as_bytes(), replica.name.as_str().as_bytes()]),
     };
-    let proposal = Proposal { hash, expires: ctx.now + plan.policy().timeouts().approval() };
+    let proposal = ApprovalProposal { hash, expires: ctx.now + plan.policy().timeouts().approval() };
     let proposal = (down || changed.is_some()).then_some(proposal);
     push_opened(&replica.name, want, proposal, draft);
     let Some(by) = rule(plan, want.kind, want.by.as_ref()).filter(|_| down || changed.is_some()) else {
         return;
     };
-    let operation = Begun {
+    let operation = StartingOperation {
         id,
         kind: want.kind,
         replica,
@@ -90,17 +103,17 @@ pub(crate) fn open(fleet: &Fleet, replica: &Replica, want: &Want<'_>, ctx: &Cont
         incarnation: changed.map(|(incarnation, _)| incarnation.id),
         follows: None,
     };
-    begin(fleet, &operation, How::Approved { by, hash }, ctx, draft);
+    begin(fleet, &operation, StartTrigger::Approved { by, hash }, ctx, draft);
 }
 
 /// Pushes the fact that creates an operation, without ending others.
 pub(crate) fn push_opened(
     replica: &ReplicaName,
-    want: &Want<'_>,
-    proposal: Option<Proposal>,
-    draft: &mut Draft,
+    want: &OperationRequest<'_>,
+    proposal: Option<ApprovalProposal>,
+    draft: &mut FactDraft,
 ) {
-    draft.push(OperationOpened {
+    draft.push(OperationCreated {
         replica: replica.clone(),
         kind: want.kind,
         deployment: want.deployment.cloned(),
@@ -115,10 +128,10 @@ pub(crate) fn push_opened(
 /// Incarnation that an update changes in place, and its target. Requires that the orchestrator can do so, and
 /// that the resources and volumes stay the same.
 fn changed_in_place<'a>(
-    fleet: &'a Fleet,
+    fleet: &'a FleetState,
     plan: &Plan,
     replica: &Replica,
-    want: &Want<'_>,
+    want: &OperationRequest<'_>,
 ) -> Option<(&'a Incarnation, &'a Deployment)> {
     let to = want.version.filter(|_| want.kind == OperationKind::Update)?;
     let to = fleet.deployment(&plan.name, to)?;

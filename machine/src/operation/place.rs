@@ -1,36 +1,41 @@
 //! Placement of operations, and reservations until approval.
 
 use chancery_events::digest::Digest;
-use chancery_events::fact::{Fact, IncarnationReserved, OperationEnd, PlanWaiting, Proposal, Unfit};
+use chancery_events::fact::{
+    ApprovalProposal, Fact, IncarnationReserved, OperationEnd, PlanUnschedulable, UnschedulableReason,
+};
 use chancery_events::id::{IncarnationId, OperationId};
 use chancery_events::name::{NodeName, ReplicaName};
-use chancery_events::spec::{NodeState, OperationKind, PlanVersion, Purpose, Succession};
+use chancery_events::spec::{NodeState, OperationKind, PlanVersion, ProbePurpose, UpdateOrder};
 
-use super::begin::{Begun, How};
+use super::begin::{StartTrigger, StartingOperation};
 use super::end::holds_place;
 use super::{begin, end, obstacle, rule, version_of};
-use crate::context::{Context, Draft};
-use crate::fleet::Fleet;
+use crate::context::{DecisionContext, FactDraft};
+use crate::fleet::FleetState;
 use crate::index::NodeCount;
-use crate::scheduler::{self, Limits, Need, Place, Search, Stored, Strict};
+use crate::scheduler::{
+    self, AffinityFilter, ExistingVolume, NodePlacement, PlacementCache, PlacementConstraints,
+    PlacementRequest,
+};
 use crate::state::{Deployment, Incarnation, Node, Operation, OperationState, Plan, Replica};
 use crate::{deployment, disruption, incarnation, rebalance, volume};
 
 /// Searches a placement for an unplaced operation of the plan. Returns `None` if the result is unchanged, or
 /// if a failure is not valid for all unplaced operations of the plan (`speaks`).
 pub(crate) fn prepare(
-    fleet: &Fleet,
-    search: &mut Search,
+    fleet: &FleetState,
+    search: &mut PlacementCache,
     plan: &Plan,
     operation: OperationId,
     speaks: bool,
-    ctx: &Context,
+    ctx: &DecisionContext,
 ) -> Option<Vec<Fact>> {
     let operation = fleet.operations().get(&operation)?;
     let replica = fleet.replicas().get(&operation.replica)?;
     let (deployment, version) = version_of(fleet, plan, operation)?;
     let old = replica.active.as_ref().and_then(|active| fleet.incarnations().get(&active.incarnation));
-    let mut draft = Draft::new(ctx);
+    let mut draft = FactDraft::new(ctx);
     if disruption::is_over(fleet, operation) {
         let reason = "the disruption is over".to_owned();
         end(fleet, operation, OperationEnd::Cancelled { reason }, &mut draft);
@@ -41,14 +46,15 @@ pub(crate) fn prepare(
         return None;
     }
     let stored = volume::stored(fleet, version, &replica.name);
-    let why = if speaks { Why::Told } else { Why::Unread };
-    let found =
-        stored.map_err(|reason| vec![Unfit { reason, count: 0, nodes: Vec::new() }]).and_then(|stored| {
-            let sought = Sought { why, ..Sought::by(operation) };
+    let why = if speaks { ReasonUse::Told } else { ReasonUse::Unread };
+    let found = stored
+        .map_err(|reason| vec![UnschedulableReason { reason, count: 0, nodes: Vec::new() }])
+        .and_then(|stored| {
+            let sought = SearchCriteria { why, ..SearchCriteria::by(operation) };
             find(fleet, search, plan, &sought, (replica, old), (deployment, version), &stored)
                 .map(|found| (found, stored))
         });
-    if operation.purpose == Some(Purpose::Rebalance) {
+    if operation.purpose == Some(ProbePurpose::Rebalance) {
         let spread = fleet.index().plan_index(&plan.name).map(|index| &index.spread);
         let to = found.as_ref().ok().map(|(found, _)| &found.place);
         let improves = |((spread, from), to)| rebalance::improves(fleet, spread, from, to);
@@ -66,13 +72,13 @@ pub(crate) fn prepare(
             deployment::take_over(fleet, plan, replica, &mut draft);
         }
         Err(reasons) if reasons == plan.unfit || !speaks => return None,
-        Err(reasons) => draft.push(PlanWaiting { plan: plan.name.clone(), reasons }),
+        Err(reasons) => draft.push(PlanUnschedulable { plan: plan.name.clone(), reasons }),
     }
     Some(draft.done())
 }
 
 /// Whether the operation, if it finds no placement, is replaced by the current deployment's version.
-pub(crate) fn gives_way(fleet: &Fleet, plan: &Plan, operation: OperationId) -> bool {
+pub(crate) fn gives_way(fleet: &FleetState, plan: &Plan, operation: OperationId) -> bool {
     let operation = fleet.operations().get(&operation);
     let replica = operation.and_then(|operation| fleet.replicas().get(&operation.replica));
     operation
@@ -82,69 +88,69 @@ pub(crate) fn gives_way(fleet: &Fleet, plan: &Plan, operation: OperationId) -> b
 
 /// Placement that a move of the replica would find now.
 pub(crate) fn place_of_move(
-    fleet: &Fleet,
-    search: &mut Search,
+    fleet: &FleetState,
+    search: &mut PlacementCache,
     plan: &Plan,
     replica: &Replica,
-) -> Option<Place> {
+) -> Option<NodePlacement> {
     let deployment = fleet.deployment(&plan.name, &replica.deployment)?;
     let version = plan.version_of(deployment.generation);
     let old = replica.active.as_ref().and_then(|active| fleet.incarnations().get(&active.incarnation));
     let stored = volume::stored(fleet, version, &replica.name).ok()?;
-    let sought = Sought { kind: OperationKind::Relocate, wants: None, why: Why::Unread };
+    let sought = SearchCriteria { kind: OperationKind::Relocate, wants: None, why: ReasonUse::Unread };
     let found = find(fleet, search, plan, &sought, (replica, old), (deployment, version), &stored);
     found.ok().map(|found| found.place)
 }
 
 /// Counts the plan's replicas on the node.
-fn on_node(fleet: &Fleet, plan: &Plan, node: &Node) -> NodeCount {
+fn on_node(fleet: &FleetState, plan: &Plan, node: &Node) -> NodeCount {
     let index = fleet.index();
     index.plan_index(&plan.name).map(|of| of.spread.on_node(&index.places, &node.name)).unwrap_or_default()
 }
 
 /// Criteria of a placement search.
-struct Sought<'a> {
+struct SearchCriteria<'a> {
     kind: OperationKind,
     /// Required node, if any.
     wants: Option<&'a NodeName>,
-    why: Why,
+    why: ReasonUse,
 }
 
 /// Use of the reasons for a failed search: collecting them visits every node.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Why {
+enum ReasonUse {
     Told,
     /// Reasons are not read, so none are collected.
     Unread,
 }
 
-impl<'a> Sought<'a> {
-    fn by(operation: &'a Operation) -> Sought<'a> {
-        Sought { kind: operation.kind, wants: operation.wants.as_ref(), why: Why::Told }
+impl<'a> SearchCriteria<'a> {
+    fn by(operation: &'a Operation) -> SearchCriteria<'a> {
+        SearchCriteria { kind: operation.kind, wants: operation.wants.as_ref(), why: ReasonUse::Told }
     }
 }
 
 /// Placement, and the incarnation that must end before its use.
-struct Found {
-    place: Place,
+struct FoundPlacement {
+    place: NodePlacement,
     follows: Option<IncarnationId>,
 }
 
 fn find(
-    fleet: &Fleet,
-    search: &mut Search,
+    fleet: &FleetState,
+    search: &mut PlacementCache,
     plan: &Plan,
-    sought: &Sought<'_>,
+    sought: &SearchCriteria<'_>,
     (replica, old): (&Replica, Option<&Incarnation>),
     (deployment, version): (&Deployment, PlanVersion<'_>),
-    stored: &[Stored],
-) -> Result<Found, Vec<Unfit>> {
+    stored: &[ExistingVolume],
+) -> Result<FoundPlacement, Vec<UnschedulableReason>> {
     let stop_first = stops_first(plan, sought.kind, &replica.name, version, old);
     // An incarnation is not stopped for a replacement that cannot start yet.
     if let Some(old) = old.filter(|_| stop_first)
         && let Some(reason) = volume::used_by_another(fleet, version, &replica.name, old)
     {
-        return Err(vec![Unfit { reason, count: 0, nodes: Vec::new() }]);
+        return Err(vec![UnschedulableReason { reason, count: 0, nodes: Vec::new() }]);
     }
     let follows = old.filter(|_| stop_first).map(|old| old.id);
     if let Some(old) = old.filter(|_| stop_first)
@@ -152,9 +158,9 @@ fn find(
         && sought.kind != OperationKind::Relocate
         && let Some(place) = stays(fleet, plan, version, old, stored)
     {
-        return Ok(Found { place, follows });
+        return Ok(FoundPlacement { place, follows });
     }
-    let limits = Limits {
+    let limits = PlacementConstraints {
         only: sought.wants,
         not: old.filter(|_| sought.kind == OperationKind::Relocate).map(|old| &old.node),
         own: old,
@@ -163,14 +169,15 @@ fn find(
         stored,
     };
     let (plan, deployment, policy) = (&plan.name, &deployment.name, plan.policy());
-    let need = Need { plan, deployment, policy, version };
+    let need = PlacementRequest { plan, deployment, policy, version };
     // The node of the volumes comes first: there they need not move.
     let near = stored.first().map(|volume| &volume.node);
     let near = near.filter(|near| limits.only.is_none() && limits.not != Some(*near));
-    let near = near.and_then(|near| search.place(fleet, &need, &Limits { only: Some(near), ..limits }));
+    let near = near
+        .and_then(|near| search.place(fleet, &need, &PlacementConstraints { only: Some(near), ..limits }));
     match near.or_else(|| search.place(fleet, &need, &limits)) {
-        Some(place) => Ok(Found { place, follows }),
-        None if sought.why == Why::Unread => Err(Vec::new()),
+        Some(place) => Ok(FoundPlacement { place, follows }),
+        None if sought.why == ReasonUse::Unread => Err(Vec::new()),
         None => Err(scheduler::explain(fleet, &need, &limits)),
     }
 }
@@ -188,7 +195,7 @@ fn stops_first(
         |old: &Incarnation| volume::names(version, replica).iter().any(|name| old.ties.mounts.contains(name));
     let by_kind = match kind {
         OperationKind::Restart => true,
-        OperationKind::Update => *plan.policy().update() == Succession::StopFirst,
+        OperationKind::Update => *plan.policy().update() == UpdateOrder::StopFirst,
         OperationKind::Create
         | OperationKind::Start
         | OperationKind::Relocate
@@ -200,12 +207,12 @@ fn stops_first(
 
 /// Releases a reservation that an earlier policy of the plan allowed and the current one forbids. A running
 /// operation keeps its reservation.
-pub(crate) fn replace(fleet: &Fleet, held: IncarnationId, ctx: &Context) -> Vec<Fact> {
-    let mut draft = Draft::new(ctx);
+pub(crate) fn replace(fleet: &FleetState, held: IncarnationId, ctx: &DecisionContext) -> Vec<Fact> {
+    let mut draft = FactDraft::new(ctx);
     let Some(held) = fleet.incarnations().get(&held) else { return Vec::new() };
     let operation = fleet.operations().get(&held.operation);
     let broken = operation.and_then(|operation| {
-        let outdated = Outdated::of(fleet, operation)?;
+        let outdated = OutdatedReservation::of(fleet, operation)?;
         outdated.forbidden(fleet).or_else(|| outdated.unwanted(fleet, operation))
     });
     if let Some(broken) = broken {
@@ -216,7 +223,7 @@ pub(crate) fn replace(fleet: &Fleet, held: IncarnationId, ctx: &Context) -> Vec<
 }
 
 /// Unused reservation from an earlier policy of its plan.
-struct Outdated<'a> {
+struct OutdatedReservation<'a> {
     plan: &'a Plan,
     held: &'a Incarnation,
     node: &'a Node,
@@ -224,8 +231,8 @@ struct Outdated<'a> {
     old: Option<&'a Incarnation>,
 }
 
-impl<'a> Outdated<'a> {
-    fn of(fleet: &'a Fleet, operation: &Operation) -> Option<Outdated<'a>> {
+impl<'a> OutdatedReservation<'a> {
+    fn of(fleet: &'a FleetState, operation: &Operation) -> Option<OutdatedReservation<'a>> {
         let held = holds_place(fleet, operation)?;
         let plan = fleet.plans().get(&operation.plan).filter(|plan| held.placed_by < plan.generation)?;
         if matches!(operation.state, OperationState::Running) {
@@ -235,15 +242,15 @@ impl<'a> Outdated<'a> {
         let active = fleet.replicas().get(&operation.replica)?.active.as_ref();
         let old = active.filter(|active| active.incarnation != held.id);
         let old = old.and_then(|active| fleet.incarnations().get(&active.incarnation));
-        Some(Outdated { plan, held, node, old })
+        Some(OutdatedReservation { plan, held, node, old })
     }
 
-    fn limits(&self) -> Limits<'a> {
-        Limits { own: self.old, held: Some(self.held), ..Limits::default() }
+    fn limits(&self) -> PlacementConstraints<'a> {
+        PlacementConstraints { own: self.old, held: Some(self.held), ..PlacementConstraints::default() }
     }
 
     /// Reason why the policy forbids the node, considering only the plan's replicas on it.
-    fn forbidden(&self, fleet: &Fleet) -> Option<String> {
+    fn forbidden(&self, fleet: &FleetState) -> Option<String> {
         let policy = self.plan.policy();
         scheduler::unfit_class(fleet, policy, self.node).or_else(|| {
             let known = on_node(fleet, self.plan, self.node);
@@ -253,12 +260,12 @@ impl<'a> Outdated<'a> {
     }
 
     /// Other reasons why the policy forbids the placement: affinity, and the order of updates.
-    fn unwanted(&self, fleet: &Fleet, operation: &Operation) -> Option<String> {
+    fn unwanted(&self, fleet: &FleetState, operation: &Operation) -> Option<String> {
         let (policy, limits, node) = (self.plan.policy(), self.limits(), &self.node.name);
-        if let Some(reason) = scheduler::strain(fleet, policy, node, &limits, Strict::Firm) {
+        if let Some(reason) = scheduler::strain(fleet, policy, node, &limits, AffinityFilter::Firm) {
             return Some(reason);
         }
-        let strained = scheduler::strain(fleet, policy, node, &limits, Strict::All);
+        let strained = scheduler::strain(fleet, policy, node, &limits, AffinityFilter::All);
         if let Some(reason) = strained.filter(|strained| self.held.ties.strained.as_ref() != Some(strained)) {
             return Some(reason);
         }
@@ -272,25 +279,25 @@ impl<'a> Outdated<'a> {
 
 /// Reason why the plan's policy forbids the node of an operation's reservation, if an earlier policy chose
 /// that node. [`replace`] finds the same reason: the operation does not keep the reservation.
-pub(super) fn forbidden(fleet: &Fleet, operation: &Operation) -> Option<String> {
-    Outdated::of(fleet, operation)?.forbidden(fleet)
+pub(super) fn forbidden(fleet: &FleetState, operation: &Operation) -> Option<String> {
+    OutdatedReservation::of(fleet, operation)?.forbidden(fleet)
 }
 
 /// Node of the old incarnation, if the new one fits there afterwards: until then, the old one's reservation
 /// covers what both need.
 fn stays(
-    fleet: &Fleet,
+    fleet: &FleetState,
     plan: &Plan,
     version: PlanVersion<'_>,
     old: &Incarnation,
-    stored: &[Stored],
-) -> Option<Place> {
+    stored: &[ExistingVolume],
+) -> Option<NodePlacement> {
     let node = fleet.nodes().get(&old.node)?;
     if node.state != NodeState::Allocated || !node.is_undisturbed() {
         return None;
     }
     let policy = plan.policy();
-    let limits = Limits { own: Some(old), ..Limits::default() };
+    let limits = PlacementConstraints { own: Some(old), ..PlacementConstraints::default() };
     let alone = !scheduler::is_shared(policy, on_node(fleet, plan, node), &node.name, &limits);
     let more = version.amounts().less(old.amounts);
     let places = &fleet.index().places;
@@ -300,9 +307,9 @@ fn stays(
         && near
         && places.lacks_storage(&node.name, &storage).is_none()
         && scheduler::unfit_class(fleet, policy, node).is_none();
-    let firm = scheduler::strain(fleet, policy, &node.name, &limits, Strict::Firm);
-    let strained = scheduler::strain(fleet, policy, &node.name, &limits, Strict::All);
-    let place = Place { node: node.name.clone(), domain: node.spec.domain.clone(), strained };
+    let firm = scheduler::strain(fleet, policy, &node.name, &limits, AffinityFilter::Firm);
+    let strained = scheduler::strain(fleet, policy, &node.name, &limits, AffinityFilter::All);
+    let place = NodePlacement { node: node.name.clone(), domain: node.spec.domain.clone(), strained };
     (alone && fits && firm.is_none()).then_some(place)
 }
 
@@ -311,18 +318,18 @@ fn stays(
     reason = "each is a different thing, and a struct would only rename them"
 )]
 fn reserve(
-    fleet: &Fleet,
+    fleet: &FleetState,
     plan: &Plan,
     operation: &Operation,
     replica: &Replica,
     deployment: &Deployment,
-    found: &Found,
-    stored: &[Stored],
-    ctx: &Context,
-    draft: &mut Draft,
+    found: &FoundPlacement,
+    stored: &[ExistingVolume],
+    ctx: &DecisionContext,
+    draft: &mut FactDraft,
 ) {
     let (policy, version) = (plan.policy(), plan.version_of(deployment.generation));
-    let Found { place, follows } = found;
+    let FoundPlacement { place, follows } = found;
     let rule = rule(plan, operation.kind, operation.by.as_deref());
     if let Some(reason) = obstacle(fleet, &place.node, version).filter(|_| rule.is_some()) {
         end(fleet, operation, OperationEnd::Failed { reason }, draft);
@@ -338,14 +345,14 @@ fn reserve(
         deployment: deployment.name.clone(),
         amounts: version.amounts(),
         volumes: scheduler::storage(version, stored, &place.node),
-        proposal: Proposal { hash, expires: ctx.now + policy.timeouts().approval() },
+        proposal: ApprovalProposal { hash, expires: ctx.now + policy.timeouts().approval() },
         follows: *follows,
         groups: policy.groups(),
         strained: place.strained.clone(),
         mounts: volume::names(version, &replica.name),
     });
     let Some(by) = rule else { return };
-    let begun = Begun {
+    let begun = StartingOperation {
         id: operation.id,
         kind: operation.kind,
         replica,
@@ -353,7 +360,7 @@ fn reserve(
         incarnation: Some(incarnation),
         follows: *follows,
     };
-    let how = How::Approved { by, hash };
+    let how = StartTrigger::Approved { by, hash };
     begin(fleet, &begun, how, ctx, draft);
 }
 

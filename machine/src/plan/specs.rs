@@ -11,15 +11,15 @@ use crate::state::Plan;
 
 /// Spec of a plan, and the earlier specs to which deployments refer.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub struct Specs {
+pub struct PlanSpecs {
     newest: Arc<PlanSpec>,
     earlier: BTreeMap<u32, Arc<PlanSpec>>,
 }
 
-impl Specs {
+impl PlanSpecs {
     /// Specs of a new plan.
-    pub(super) fn first(spec: PlanSpec) -> Specs {
-        Specs { newest: Arc::new(spec), earlier: BTreeMap::new() }
+    pub(super) fn first(spec: PlanSpec) -> PlanSpecs {
+        PlanSpecs { newest: Arc::new(spec), earlier: BTreeMap::new() }
     }
 
     /// Adds a newer spec. The previous one, of the given generation, becomes an earlier one.

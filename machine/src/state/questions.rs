@@ -1,25 +1,25 @@
 //! Predicates and derived values of a single entity, from its own fields alone.
 
-use chancery_events::amount::Amounts;
-use chancery_events::fact::{Asker, DeploymentEnd, IncarnationEnd};
+use chancery_events::amount::Resources;
+use chancery_events::fact::{DeploymentEnd, IncarnationEnd, Requester};
 use chancery_events::id::OperationId;
 use chancery_events::lifecycle::WillWord;
 use chancery_events::name::DeploymentName;
 use chancery_events::spec::{DisruptionState, OperationKind};
 
 use super::{
-    Active, Deployment, DeploymentState, Incarnation, IncarnationState, Node, Open, Operation,
-    OperationState, Replica, Scope,
+    ClusterStore, Deployment, DeploymentState, Incarnation, IncarnationRef, IncarnationState, Node,
+    OpenOperation, Operation, OperationState, Replica,
 };
 
 impl Replica {
     /// Returns the operations that have not ended, the one that may have started first.
-    pub fn open(&self) -> impl Iterator<Item = Open> {
+    pub fn open(&self) -> impl Iterator<Item = OpenOperation> {
         self.operation.into_iter().chain(self.next)
     }
 
     /// Returns the open operation with the id.
-    pub(crate) fn open_mut(&mut self, id: OperationId) -> Option<&mut Open> {
+    pub(crate) fn open_mut(&mut self, id: OperationId) -> Option<&mut OpenOperation> {
         self.operation.iter_mut().chain(&mut self.next).find(|open| open.id == id)
     }
 
@@ -51,13 +51,13 @@ impl Replica {
 
     /// Incarnation that the replica keeps if everything in progress succeeds: the one not asked to end, or
     /// the replacement if neither was. `None` for a replica that is deleted or stopped.
-    pub fn remaining(&self) -> Option<&Active> {
+    pub fn remaining(&self) -> Option<&IncarnationRef> {
         let runs = self.passive.as_deref().into_iter().chain(&self.active);
         runs.filter(|_| !self.is_going()).find(|run| !run.ending)
     }
 
     /// Returns the incarnations that have not ended, the active one first.
-    pub fn runs(&self) -> impl Iterator<Item = &Active> {
+    pub fn runs(&self) -> impl Iterator<Item = &IncarnationRef> {
         self.active.iter().chain(self.passive.as_deref())
     }
 }
@@ -80,7 +80,7 @@ impl Operation {
 
     /// Whether a disruption requested the operation.
     pub fn evicts(&self) -> bool {
-        matches!(self.by.as_deref(), Some(Asker::Disruption { .. }))
+        matches!(self.by.as_deref(), Some(Requester::Disruption { .. }))
     }
 
     /// Whether the operation needs a placement search of its own.
@@ -97,7 +97,7 @@ impl Node {
     }
 }
 
-impl Scope {
+impl ClusterStore {
     /// Whether the store may record the incarnation: a command for it may have been received.
     pub fn may_hold(&self, incarnation: &Incarnation) -> bool {
         match (incarnation.commanded, self.until) {
@@ -141,9 +141,9 @@ impl Incarnation {
     }
 
     /// Resources reserved for the incarnation, without those counted on its predecessor.
-    pub fn holds(&self) -> Amounts {
+    pub fn holds(&self) -> Resources {
         match self.ties.shares {
-            Some(shares) => self.amounts.checked_sub(shares).unwrap_or(Amounts::ZERO),
+            Some(shares) => self.amounts.checked_sub(shares).unwrap_or(Resources::ZERO),
             None => self.amounts,
         }
     }

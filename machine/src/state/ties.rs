@@ -3,18 +3,18 @@
 use std::collections::BTreeMap;
 use std::ops::Deref;
 
-use chancery_events::amount::Amounts;
+use chancery_events::amount::Resources;
 use chancery_events::id::IncarnationId;
 use chancery_events::name::{StorageClass, VolumeName};
 use serde::{Deserialize, Serialize};
 
 /// Rare fields of an incarnation.
 #[derive(Clone, PartialEq, Default, Debug, Serialize, Deserialize)]
-pub struct Bonds {
+pub struct IncarnationExtras {
     /// Incarnation that must end before this one starts.
     pub follows: Option<IncarnationId>,
     /// Resources counted on the predecessor until it ends.
-    pub shares: Option<Amounts>,
+    pub shares: Option<Resources>,
     /// Storage reserved on the node, bytes by class.
     pub volumes: BTreeMap<StorageClass, u64>,
     /// Volumes that the incarnation uses once started.
@@ -23,31 +23,36 @@ pub struct Bonds {
     pub strained: Option<String>,
 }
 
-static NONE: Bonds =
-    Bonds { follows: None, shares: None, volumes: BTreeMap::new(), mounts: Vec::new(), strained: None };
+static NONE: IncarnationExtras = IncarnationExtras {
+    follows: None,
+    shares: None,
+    volumes: BTreeMap::new(),
+    mounts: Vec::new(),
+    strained: None,
+};
 
-/// Boxed [`Bonds`], or nothing if all are empty.
+/// Boxed [`IncarnationExtras`], or nothing if all are empty.
 #[derive(Clone, PartialEq, Default, Debug, Serialize, Deserialize)]
-pub struct Ties(Option<Box<Bonds>>);
+pub struct BoxedExtras(Option<Box<IncarnationExtras>>);
 
-impl Ties {
-    pub(crate) fn change(&mut self, how: impl FnOnce(&mut Bonds)) {
-        let mut bonds = self.0.take().map_or_else(Bonds::default, |bonds| *bonds);
+impl BoxedExtras {
+    pub(crate) fn change(&mut self, how: impl FnOnce(&mut IncarnationExtras)) {
+        let mut bonds = self.0.take().map_or_else(IncarnationExtras::default, |bonds| *bonds);
         how(&mut bonds);
         *self = bonds.into();
     }
 }
 
-impl From<Bonds> for Ties {
-    fn from(bonds: Bonds) -> Ties {
-        Ties((bonds != NONE).then(|| Box::new(bonds)))
+impl From<IncarnationExtras> for BoxedExtras {
+    fn from(bonds: IncarnationExtras) -> BoxedExtras {
+        BoxedExtras((bonds != NONE).then(|| Box::new(bonds)))
     }
 }
 
-impl Deref for Ties {
-    type Target = Bonds;
+impl Deref for BoxedExtras {
+    type Target = IncarnationExtras;
 
-    fn deref(&self) -> &Bonds {
+    fn deref(&self) -> &IncarnationExtras {
         self.0.as_deref().unwrap_or(&NONE)
     }
 }

@@ -1,43 +1,43 @@
 //! Deployments that are cancelled or superseded while operations of them are under way.
 
-use chancery_events::fact::Effect;
+use chancery_events::fact::CommandEffect;
 use chancery_events::id::{IncarnationId, OperationId};
-use chancery_events::observation::{Exit, Hope, Saw};
-use chancery_events::refusal::Code;
+use chancery_events::observation::{IncarnationExit, ObservedState, RetryClass};
+use chancery_events::refusal::RefusalCode;
 use chancery_events::spec::OperationKind;
 use serde_json::{Value, json};
 
 use crate::deployment::waits_for;
 use crate::state::{Incarnation, Replica};
-use crate::testing::{World, crashed, ended, failed, name, ready};
+use crate::testing::{TestFleet, crashed, ended, failed, name, ready};
 
-fn world(nodes: usize, more: &Value) -> World {
-    let mut world = World::with_nodes(nodes);
+fn world(nodes: usize, more: &Value) -> TestFleet {
+    let mut world = TestFleet::with_nodes(nodes);
     world.plan_with("automatic", more);
     world
 }
 
-fn create(world: &mut World, name: &str, count: u32, turn: &str) {
+fn create(world: &mut TestFleet, name: &str, count: u32, turn: &str) {
     let spec = json!({"count": count, "coordinates": {"app": {"version": name}}});
     world.must("deployment.create", &json!({"plan": "web", "name": name, "spec": spec, "turn": turn}));
     world.run();
 }
 
-fn cancel(world: &mut World, name: &str) {
+fn cancel(world: &mut TestFleet, name: &str) {
     world.must("deployment.cancel", &json!({"plan": "web", "name": name}));
     world.run();
 }
 
-fn replica(world: &World) -> Replica {
+fn replica(world: &TestFleet) -> Replica {
     (*world.fleet.replicas().sorted().first().expect("a replica")).clone()
 }
 
-fn incarnation(world: &World, id: IncarnationId) -> &Incarnation {
+fn incarnation(world: &TestFleet, id: IncarnationId) -> &Incarnation {
     world.fleet.incarnations().get(&id).expect("an incarnation")
 }
 
 /// Live incarnations by deployment, with what is asked of each.
-fn asked(world: &World) -> Vec<(String, Option<Effect>)> {
+fn asked(world: &TestFleet) -> Vec<(String, Option<CommandEffect>)> {
     let live = world.fleet.incarnations().sorted();
     let live = live.iter().filter(|incarnation| incarnation.is_live());
     live.map(|incarnation| (incarnation.deployment.to_string(), incarnation.asked)).collect()
@@ -53,19 +53,19 @@ fn a_cancelled_deployment_aborts_an_update_beside_the_old_run_which_never_stops(
         create(&mut world, "d2", 2, "queue");
         let new = world.asked().next().expect("one is updated");
         if told_anything {
-            world.report(new, Saw::NotReady { processes: vec![] });
+            world.report(new, ObservedState::NotReady { processes: vec![] });
         }
         assert_eq!(world.deployment("d2"), "in progress");
         cancel(&mut world, "d2");
         assert_eq!(world.deployment("d2"), "cancelled", "nothing of it is waited for");
-        assert_eq!(incarnation(&world, new).asked, Some(Effect::Stop));
+        assert_eq!(incarnation(&world, new).asked, Some(CommandEffect::Stop));
         assert_eq!((world.phases(), world.kinds()), (vec!["running", "running"], vec![]));
-        world.report(new, ended(Exit::Clean));
+        world.report(new, ended(IncarnationExit::Clean));
         assert_eq!(world.free_cpu(), free, "its place is free");
-        let old = ("d1".to_owned(), Some(Effect::Ensure));
+        let old = ("d1".to_owned(), Some(CommandEffect::Ensure));
         assert_eq!(asked(&world), [old.clone(), old], "what ran goes on");
         let refusal = world.ask("deployment.pause", &json!({"plan": "web", "name": "d2"}));
-        assert_eq!(refusal.expect_err("it is over").code, Code::BadTransition);
+        assert_eq!(refusal.expect_err("it is over").code, RefusalCode::BadTransition);
     }
 }
 
@@ -80,7 +80,7 @@ fn an_update_whose_new_run_is_ready_completes() {
     let old = replica(&world).passive.expect("the old run ends").incarnation;
     cancel(&mut world, "d2");
     assert_eq!(world.deployment("d2"), "ending, cancelled", "it is past the point of no return");
-    world.report(old, ended(Exit::Clean));
+    world.report(old, ended(IncarnationExit::Clean));
     assert_eq!(world.deployment("d2"), "cancelled");
     let totals = world.fleet.plans().get("web").expect("the plan").totals.clone();
     assert_eq!(totals.get(&(OperationKind::Update, "succeeded".into())), Some(&1));
@@ -97,20 +97,20 @@ fn what_was_stopped_first_runs_again_whatever_the_rule_says() {
             world.obey();
             let old = replica(&world).active.expect("it runs").incarnation;
             create(&mut world, "d2", 1, "queue");
-            assert_eq!(incarnation(&world, old).asked, Some(Effect::Stop), "it is stopped first");
+            assert_eq!(incarnation(&world, old).asked, Some(CommandEffect::Stop), "it is stopped first");
             if moment != "stopping" {
-                world.report(old, ended(Exit::Clean));
+                world.report(old, ended(IncarnationExit::Clean));
                 let new = replica(&world).active.expect("it comes up").incarnation;
-                assert_eq!(incarnation(&world, new).asked, Some(Effect::Ensure));
+                assert_eq!(incarnation(&world, new).asked, Some(CommandEffect::Ensure));
                 if moment == "starting" {
-                    world.report(new, Saw::NotReady { processes: vec![] });
+                    world.report(new, ObservedState::NotReady { processes: vec![] });
                 }
             }
             cancel(&mut world, "d2");
             assert_eq!(world.deployment("d2"), "cancelled", "{restart}, {moment}");
             let left = replica(&world).active.expect("it is not over").incarnation;
-            assert_eq!(incarnation(&world, left).asked, Some(Effect::Stop), "{restart}, {moment}");
-            world.report(left, ended(Exit::Clean));
+            assert_eq!(incarnation(&world, left).asked, Some(CommandEffect::Stop), "{restart}, {moment}");
+            world.report(left, ended(IncarnationExit::Clean));
             world.obey();
             assert_eq!(world.phases(), ["running"], "{restart}, {moment}");
             let run = replica(&world).active.expect("it runs").incarnation;
@@ -194,9 +194,9 @@ fn what_runs_of_a_deployment_that_fails_settles_unless_that_is_cancelled_or_supe
         world.must("deployment.create", &json!({"plan": "web", "name": "d2", "spec": spec}));
         world.run();
         let [bad, other] = world.asked().collect::<Vec<_>>()[..] else { panic!("two are updated") };
-        world.report(bad, failed(Hope::Never));
+        world.report(bad, failed(RetryClass::Never));
         assert_eq!(world.deployment("d2"), "ending, failed");
-        assert_eq!(incarnation(&world, other).asked, Some(Effect::Ensure), "its sibling goes on");
+        assert_eq!(incarnation(&world, other).asked, Some(CommandEffect::Ensure), "its sibling goes on");
         match how {
             "settles" => {
                 world.report(other, ready());
@@ -228,7 +228,7 @@ fn a_run_that_is_stopped_for_an_update_that_is_aborted_is_not_updated_again_befo
     create(&mut world, "d3", 1, "queue");
     assert!(world.kinds().is_empty(), "nothing waits behind what is stopped");
     cancel(&mut world, "d3");
-    world.report(old, ended(Exit::Clean));
+    world.report(old, ended(IncarnationExit::Clean));
     world.obey();
     assert_eq!(world.phases(), ["running"]);
     assert_eq!(replica(&world).deployment.as_str(), "d1");
@@ -236,7 +236,7 @@ fn a_run_that_is_stopped_for_an_update_that_is_aborted_is_not_updated_again_befo
 
 #[test]
 fn a_stop_that_is_asked_for_and_rejected_leaves_what_an_abort_starts_again() {
-    let mut world = World::with_nodes(2);
+    let mut world = TestFleet::with_nodes(2);
     let kinds = OperationKind::ALL.iter().map(|kind| (kind.word().to_owned(), json!("automatic")));
     let mut approval = Value::Object(kinds.collect());
     approval["stop"] = json!("manual");
@@ -250,7 +250,7 @@ fn a_stop_that_is_asked_for_and_rejected_leaves_what_an_abort_starts_again() {
     world.must("replica.stop", &json!({"name": name}));
     let stop = replica(&world).operation.expect("it waits for approval").id;
     world.must("operation.reject", &json!({"operations": [stop], "reason": "no"}));
-    world.report(old, ended(Exit::Clean));
+    world.report(old, ended(IncarnationExit::Clean));
     world.obey();
     assert_eq!(world.phases(), ["running"]);
 }
@@ -266,7 +266,7 @@ fn a_plan_that_is_deleted_does_not_wait_for_what_runs_of_a_deployment_that_faile
     world.must("deployment.create", &json!({"plan": "web", "name": "d2", "spec": spec}));
     world.run();
     let bad = world.asked().next().expect("two are updated");
-    world.report(bad, failed(Hope::Never));
+    world.report(bad, failed(RetryClass::Never));
     assert_eq!(world.deployment("d2"), "ending, failed");
     world.must("plan.delete", &json!({"name": "web", "cascade": "yes"}));
     world.run();
@@ -276,7 +276,7 @@ fn a_plan_that_is_deleted_does_not_wait_for_what_runs_of_a_deployment_that_faile
 }
 
 /// As [`world`], with three replicas that run by `d1`; deletes wait for approval.
-fn world_with_manual_deletes() -> World {
+fn world_with_manual_deletes() -> TestFleet {
     let mut world = world(6, &json!({}));
     create(&mut world, "d1", 3, "queue");
     world.obey();
@@ -284,7 +284,7 @@ fn world_with_manual_deletes() -> World {
     world
 }
 
-fn manual_deletes(world: &mut World) {
+fn manual_deletes(world: &mut TestFleet) {
     let approval: serde_json::Map<_, _> = OperationKind::ALL
         .iter()
         .map(|kind| {
@@ -297,7 +297,7 @@ fn manual_deletes(world: &mut World) {
     world.plan_with("automatic", &json!({"approval": approval, "sharing": "allowed"}));
 }
 
-fn delete(world: &mut World, deployment: &str) -> OperationId {
+fn delete(world: &mut TestFleet, deployment: &str) -> OperationId {
     let all = world.fleet.replicas().sorted();
     let replica = all.iter().find(|replica| replica.deployment.as_str() == deployment).expect("a replica");
     let name = replica.name.clone();
@@ -433,12 +433,12 @@ fn a_new_run_that_is_called_ready_too_late_takes_no_role() {
 }
 
 /// Three replicas of `d1` that are stopped first; `d2` hangs, and `d3` supersedes that.
-fn superseded(restart: &str, wave: u32) -> World {
+fn superseded(restart: &str, wave: u32) -> TestFleet {
     superseded_after(restart, wave, |_| {})
 }
 
 /// The same; `then` comes once `d1` is completed.
-fn superseded_after(restart: &str, wave: u32, then: impl Fn(&mut World)) -> World {
+fn superseded_after(restart: &str, wave: u32, then: impl Fn(&mut TestFleet)) -> TestFleet {
     let mut world = world(4, &json!({"restart": restart, "update": "stop_first"}));
     let spec = |name: &str| json!({"count": 3, "coordinates": {"app": {"version": name}}, "strategy": {"rolling": {"wave": wave}}});
     for name in ["d1", "d2", "d3"] {
@@ -453,8 +453,8 @@ fn superseded_after(restart: &str, wave: u32, then: impl Fn(&mut World)) -> Worl
     world
 }
 
-fn stopping(world: &World) -> Option<IncarnationId> {
-    world.asked().find(|id| incarnation(world, *id).asked == Some(Effect::Stop))
+fn stopping(world: &TestFleet) -> Option<IncarnationId> {
+    world.asked().find(|id| incarnation(world, *id).asked == Some(CommandEffect::Stop))
 }
 
 #[test]
@@ -464,7 +464,7 @@ fn what_an_abort_stopped_runs_again_before_the_next_deployment_touches_it() {
         assert_eq!(world.deployment("d3"), "in progress", "{restart}");
         // All incarnations of `d1` are stopping; nothing of `d3` starts before `d1` is started again.
         while let Some(id) = stopping(&world) {
-            world.report(id, ended(Exit::Clean));
+            world.report(id, ended(IncarnationExit::Clean));
         }
         let live: Vec<_> = asked(&world).into_iter().map(|(deployment, _)| deployment).collect();
         assert_eq!(live, ["d1", "d1", "d1"], "{restart}");
@@ -490,7 +490,8 @@ fn what_has_no_node_does_not_hurry_the_next_deployment_past_what_is_brought_back
             world.run();
             assert!(!world.fleet.plans().get("web").expect("the plan").unfit.is_empty());
         });
-        let stops = world.asked().filter(|id| incarnation(&world, *id).asked == Some(Effect::Stop)).count();
+        let stops =
+            world.asked().filter(|id| incarnation(&world, *id).asked == Some(CommandEffect::Stop)).count();
         assert_eq!(stops, 1);
         let first = stopping(&world).expect("one was stopped for d2");
         if !fits {
@@ -499,12 +500,12 @@ fn what_has_no_node_does_not_hurry_the_next_deployment_past_what_is_brought_back
             let more = json!({"restart": "never", "update": "stop_first", "selectors": selectors});
             world.plan_with("automatic", &more);
         }
-        world.report(first, ended(Exit::Clean));
+        world.report(first, ended(IncarnationExit::Clean));
         let of = incarnation(&world, first).replica.clone();
         let replica = world.fleet.replicas().get(&of).expect("the replica");
         assert_eq!(replica.deployment.as_str(), deployment, "fits: {fits}");
         let back = replica.active.as_ref().map(|run| incarnation(&world, run.incarnation).asked);
-        assert_eq!(back, fits.then_some(Some(Effect::Ensure)));
+        assert_eq!(back, fits.then_some(Some(CommandEffect::Ensure)));
     }
 }
 
@@ -512,7 +513,7 @@ fn what_has_no_node_does_not_hurry_the_next_deployment_past_what_is_brought_back
 fn no_other_replica_is_stopped_while_one_is_brought_back() {
     let mut world = superseded("never", 1);
     let first = stopping(&world).expect("one was stopped for d2");
-    let waits = |world: &World| {
+    let waits = |world: &TestFleet| {
         let plan = world.fleet.plans().get("web").expect("the plan");
         let deployment = world.fleet.deployment(&name("web"), &name("d3")).expect("a deployment");
         waits_for(&world.fleet, plan, deployment).expect("it waits").to_string()
@@ -520,11 +521,11 @@ fn no_other_replica_is_stopped_while_one_is_brought_back() {
     let node = incarnation(&world, first).node.clone();
     let said = waits(&world);
     assert!(said.contains(&format!("incarnation {first} on node {node} to end")), "{said}");
-    world.report(first, ended(Exit::Clean));
+    world.report(first, ended(IncarnationExit::Clean));
     let back = world.asked().next().expect("it is started again");
     assert!(waits(&world).contains(&format!("incarnation {back} on node ")), "{}", waits(&world));
     assert_eq!(incarnation(&world, back).deployment.as_str(), "d1");
-    world.report(back, Saw::NotReady { processes: vec![] });
+    world.report(back, ObservedState::NotReady { processes: vec![] });
     assert_eq!(stopping(&world), None, "two of three serve, and go on");
     world.report(back, ready());
     assert!(stopping(&world).is_some(), "the next one has its turn");
@@ -536,7 +537,7 @@ fn a_start_for_a_deployment_that_is_cancelled_leaves_what_the_rule_had_promised(
         let mut world = world(3, &json!({"restart": restart, "cooldown": 60_000}));
         create(&mut world, "d1", 1, "queue");
         world.obey();
-        let crash = |world: &mut World| {
+        let crash = |world: &mut TestFleet| {
             let run = replica(world).active.expect("it runs").incarnation;
             world.report(run, crashed());
         };

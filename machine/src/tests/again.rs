@@ -1,24 +1,24 @@
 //! Starts by the plan's own rule: when, when again, and when not.
 
-use chancery_events::observation::{Exit, Hope, Saw};
+use chancery_events::observation::{IncarnationExit, ObservedState, RetryClass};
 use chancery_events::spec::OperationKind;
 use serde_json::{Value, json};
 
 use crate::state::Replica;
-use crate::testing::{World, crashed, ended, failed};
+use crate::testing::{TestFleet, crashed, ended, failed};
 
-fn world(restart: &str) -> World {
-    let mut world = World::with_nodes(2);
+fn world(restart: &str) -> TestFleet {
+    let mut world = TestFleet::with_nodes(2);
     world.plan_with("manual", &json!({"restart": restart, "cooldown": 10_000}));
     world.running("d1", 1);
     world
 }
 
-fn replica(world: &World) -> Replica {
+fn replica(world: &TestFleet) -> Replica {
     (*world.fleet.replicas().sorted().first().expect("a replica")).clone()
 }
 
-fn run(world: &World) -> chancery_events::id::IncarnationId {
+fn run(world: &TestFleet) -> chancery_events::id::IncarnationId {
     replica(world).active.expect("it runs").incarnation
 }
 
@@ -26,11 +26,11 @@ fn run(world: &World) -> chancery_events::id::IncarnationId {
 fn each_rule_starts_what_it_should_and_nothing_else() {
     let table = [
         ("always", crashed(), true),
-        ("always", ended(Exit::Clean), true),
+        ("always", ended(IncarnationExit::Clean), true),
         ("best_effort", crashed(), true),
-        ("best_effort", ended(Exit::Clean), false),
+        ("best_effort", ended(IncarnationExit::Clean), false),
         ("never", crashed(), false),
-        ("never", ended(Exit::Clean), false),
+        ("never", ended(IncarnationExit::Clean), false),
     ];
     for (rule, end, again) in table {
         let mut world = world(rule);
@@ -46,7 +46,7 @@ fn each_rule_starts_what_it_should_and_nothing_else() {
         };
         assert_eq!(world.phases(), [left], "{rule}, {end:?}");
     }
-    let mut world = World::with_nodes(1);
+    let mut world = TestFleet::with_nodes(1);
     world.plan_with("automatic", &json!({}));
     world.running("d1", 1);
     world.report(run(&world), crashed());
@@ -89,8 +89,11 @@ fn the_rule_is_named_by_the_fact_that_approves_and_starts_what_nobody_else_can()
         .map(|o| (o.kind, o.by.as_deref().cloned(), o.approved.clone()));
     let (kind, by, approved) = operation.expect("an operation");
     let rule = "plan/web/restart".to_owned();
-    assert_eq!((kind, by), (OperationKind::Start, Some(chancery_events::fact::Asker::Rule(rule.clone()))));
-    assert_eq!(approved.map(|(by, _)| by), Some(chancery_events::fact::Approver::Rule(rule)));
+    assert_eq!(
+        (kind, by),
+        (OperationKind::Start, Some(chancery_events::fact::Requester::Rule(rule.clone())))
+    );
+    assert_eq!(approved.map(|(by, _)| by), Some(chancery_events::fact::ApprovalActor::Rule(rule)));
 }
 
 #[test]
@@ -98,7 +101,7 @@ fn a_stop_is_never_undone_by_the_rule_whenever_it_comes() {
     for moment in ["before the end", "after the end", "while it waits", "while it comes up"] {
         let mut world = world("always");
         let name = world.replica();
-        let stop = |world: &mut World| {
+        let stop = |world: &mut TestFleet| {
             world.must("replica.stop", &json!({"name": name}));
             world.run();
         };
@@ -155,20 +158,20 @@ fn a_stop_that_is_rejected_lets_the_rule_go_on() {
 
 #[test]
 fn what_never_came_up_for_whoever_asked_stays_failed_and_a_start_by_the_rule_is_tried_on() {
-    let mut world = World::with_nodes(1);
+    let mut world = TestFleet::with_nodes(1);
     world.plan_with("automatic", &json!({"restart": "always"}));
     world.deploy("d1", 1);
     let id = world.commanded()[0];
-    world.report(id, failed(Hope::Never));
-    world.report(id, Saw::Gone);
+    world.report(id, failed(RetryClass::Never));
+    world.report(id, ObservedState::Gone);
     world.wait(100_000);
     assert_eq!(world.phases(), ["failed"]);
 
     let mut world = self::world("always");
     world.report(run(&world), crashed());
     let id = run(&world);
-    world.report(id, failed(Hope::Never));
-    world.report(id, Saw::Gone);
+    world.report(id, failed(RetryClass::Never));
+    world.report(id, ObservedState::Gone);
     assert!(replica(&world).again.is_some());
     world.wait(10);
     world.obey();
@@ -191,7 +194,7 @@ fn what_nobody_has_seen_end_is_not_started_again() {
     let mut world = world("always");
     let session = world.fleet.clusters().get("local").and_then(|c| c.session).expect("a session");
     let end = chancery_events::observation::SessionEnd::Lost;
-    world.see(&chancery_events::observation::SessionOver { session, end }.into());
+    world.see(&chancery_events::observation::SessionEnded { session, end }.into());
     world.wait(100_000);
     assert_eq!((world.phases(), world.kinds()), (vec!["running"], vec![]));
 }

@@ -1,9 +1,9 @@
 //! Clusters, capabilities and plans: apply, activity, deletion and its guards.
 
-use chancery_events::refusal::Code;
+use chancery_events::refusal::RefusalCode;
 use serde_json::{Value, json};
 
-use crate::testing::World;
+use crate::testing::TestFleet;
 
 fn plan() -> Value {
     let payload = json!({"name": "app", "resources": {"cpu": 1000, "memory": 1}});
@@ -20,7 +20,7 @@ fn what_is_so_already_is_unchanged_and_never_an_error() {
         ("plan.apply", plan()),
         ("plan.set_activity", json!({"name": "web", "activity": "inactive"})),
     ];
-    let mut world = World::new();
+    let mut world = TestFleet::new();
     for (type_name, body) in &cases {
         assert_eq!(world.must(type_name, body).len(), 1, "{type_name}");
         assert!(world.must(type_name, body).is_empty(), "{type_name} again");
@@ -45,8 +45,8 @@ fn what_does_not_exist_cannot_be_changed() {
     ];
     for (type_name, body) in cases {
         assert_eq!(
-            World::new().ask(type_name, &body).expect_err(type_name).code,
-            Code::NotFound,
+            TestFleet::new().ask(type_name, &body).expect_err(type_name).code,
+            RefusalCode::NotFound,
             "{type_name}"
         );
     }
@@ -54,7 +54,7 @@ fn what_does_not_exist_cannot_be_changed() {
 
 #[test]
 fn what_is_in_use_cannot_be_forgotten() {
-    let mut world = World::with_nodes(1);
+    let mut world = TestFleet::with_nodes(1);
     world.must("capability.apply", &json!({"name": "gpu-1", "spec": {"type": "GPU", "score": 10}}));
     let total = json!({"cpu": 4000, "memory": 8u64 << 30, "disk": 0});
     world.must(
@@ -70,10 +70,14 @@ fn what_is_in_use_cannot_be_forgotten() {
         ("plan.delete", "web"),
     ];
     for (type_name, what) in cases {
-        assert_eq!(world.ask(type_name, &json!({"name": what})).expect_err(what).code, Code::InUse, "{what}");
+        assert_eq!(
+            world.ask(type_name, &json!({"name": what})).expect_err(what).code,
+            RefusalCode::InUse,
+            "{what}"
+        );
     }
     let refusal = world.ask("cluster.apply", &json!({"name": "local", "spec": {"runtime": "simulated"}}));
-    assert_eq!(refusal.expect_err("another runtime").code, Code::InUse);
+    assert_eq!(refusal.expect_err("another runtime").code, RefusalCode::InUse);
 }
 
 #[test]
@@ -166,26 +170,26 @@ fn a_plan_is_refused_with_every_place_that_is_wrong() {
         (edit("/payloads", json!([many(0, 1, 0, 40), many(1, 1, 0, 25)])), "/spec/payloads"),
     ];
     for (body, pointer) in cases {
-        let refusal = World::new().ask("plan.apply", &body).expect_err(pointer);
-        assert_eq!(refusal.code, Code::Invalid, "{pointer}");
+        let refusal = TestFleet::new().ask("plan.apply", &body).expect_err(pointer);
+        assert_eq!(refusal.code, RefusalCode::Invalid, "{pointer}");
         assert!(refusal.errors.contains_key(pointer), "{pointer} in {:?}", refusal.errors);
     }
 }
 
 #[test]
 fn an_edit_of_a_plan_is_a_new_generation_and_an_inactive_plan_takes_no_deployment() {
-    let mut world = World::with_nodes(1);
+    let mut world = TestFleet::with_nodes(1);
     world.plan("automatic");
     world.plan("manual");
     assert_eq!(world.fleet.plans().get("web").expect("the plan").generation, 2);
     world.must("plan.set_activity", &json!({"name": "web", "activity": "inactive"}));
     let refusal = world.ask("deployment.create", &json!({"plan": "web", "name": "d1", "spec": {"count": 1}}));
-    assert_eq!(refusal.expect_err("inactive").code, Code::Inactive);
+    assert_eq!(refusal.expect_err("inactive").code, RefusalCode::Inactive);
 }
 
 #[test]
 fn a_cluster_without_nodes_goes_with_its_session() {
-    let mut world = World::with_nodes(0);
+    let mut world = TestFleet::with_nodes(0);
     assert_eq!(world.must("cluster.delete", &json!({"name": "local"})).len(), 2);
     assert!(world.fleet.clusters().is_empty());
     assert!(world.fleet.sessions().sorted().iter().all(|session| session.end.is_some()));

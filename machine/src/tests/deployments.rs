@@ -1,15 +1,15 @@
 //! Deployments: diff, scale, failure, cancel, order.
 
-use chancery_events::observation::Hope;
-use chancery_events::refusal::Code;
+use chancery_events::observation::RetryClass;
+use chancery_events::refusal::RefusalCode;
 use chancery_events::spec::OperationKind::{Create, Delete, Start};
 use serde_json::json;
 
-use crate::testing::{World, crashed, failed};
+use crate::testing::{TestFleet, crashed, failed};
 
 #[test]
 fn a_deployment_creates_what_lacks_and_completes_when_it_runs() {
-    let mut world = World::with_nodes(3);
+    let mut world = TestFleet::with_nodes(3);
     world.plan("manual");
     world.deploy("d1", 2);
     assert_eq!((world.kinds(), world.deployment("d1").as_str()), (vec![Create, Create], "in progress"));
@@ -21,7 +21,7 @@ fn a_deployment_creates_what_lacks_and_completes_when_it_runs() {
 
 #[test]
 fn an_unchanged_replica_gets_no_operation() {
-    let mut world = World::with_nodes(4);
+    let mut world = TestFleet::with_nodes(4);
     world.plan("manual");
     world.running("d1", 1);
     world.deploy("d2", 3);
@@ -33,7 +33,7 @@ fn an_unchanged_replica_gets_no_operation() {
 
 #[test]
 fn deployment_names_are_scoped_to_their_plan_and_applied_twice_change_nothing() {
-    let mut world = World::with_nodes(1);
+    let mut world = TestFleet::with_nodes(1);
     world.plan("manual");
     let payload = json!({"name": "app", "resources": {"cpu": 1, "memory": 1}});
     world.must(
@@ -45,20 +45,23 @@ fn deployment_names_are_scoped_to_their_plan_and_applied_twice_change_nothing() 
         assert_eq!(world.must("deployment.create", &body).len(), 1);
         assert!(world.must("deployment.create", &body).is_empty());
         let other = json!({"plan": plan, "name": "d1", "spec": {"count": 2}});
-        assert_eq!(world.ask("deployment.create", &other).expect_err("taken").code, Code::AlreadyExists);
+        assert_eq!(
+            world.ask("deployment.create", &other).expect_err("taken").code,
+            RefusalCode::AlreadyExists
+        );
     }
 }
 
 #[test]
 fn a_deployment_asks_for_no_more_replicas_than_the_limit() {
-    let mut world = World::with_nodes(1);
+    let mut world = TestFleet::with_nodes(1);
     world.replicas = 3;
     world.plan("manual");
     let body = |count: u32| json!({"plan": "web", "name": format!("d{count}"), "spec": {"count": count}});
     let refusal = world.ask("deployment.create", &body(4)).expect_err("one too many");
     assert_eq!(
         (refusal.code, refusal.errors["/spec/count"].as_str()),
-        (Code::Invalid, "must be at most 3, which is the server's setting limits.replicas")
+        (RefusalCode::Invalid, "must be at most 3, which is the server's setting limits.replicas")
     );
     assert_eq!(world.must("deployment.create", &body(3)).len(), 1);
     world.replicas = 2;
@@ -67,7 +70,7 @@ fn a_deployment_asks_for_no_more_replicas_than_the_limit() {
 
 #[test]
 fn coordinates_must_name_payloads_and_fill_every_placeholder() {
-    let mut world = World::new();
+    let mut world = TestFleet::new();
     let run = json!({"argv": ["app", "${version}"], "env": {"P": "${replica}"}});
     let payload = json!({"name": "app", "resources": {"cpu": 1, "memory": 1}, "run": run});
     world.must(
@@ -80,13 +83,13 @@ fn coordinates_must_name_payloads_and_fill_every_placeholder() {
     ] {
         let body = json!({"plan": "web", "name": "d", "spec": {"count": 1, "coordinates": coordinates}});
         let refusal = world.ask("deployment.create", &body).expect_err(pointer);
-        assert!(refusal.code == Code::Invalid && refusal.errors.contains_key(pointer), "{refusal:?}");
+        assert!(refusal.code == RefusalCode::Invalid && refusal.errors.contains_key(pointer), "{refusal:?}");
     }
 }
 
 #[test]
 fn a_newer_deployment_supersedes_one_that_waits_and_queues_behind_one_that_runs() {
-    let mut world = World::with_nodes(4);
+    let mut world = TestFleet::with_nodes(4);
     world.plan("manual");
     world.deploy("d1", 1);
     world.deploy("d2", 4);
@@ -106,7 +109,7 @@ fn a_newer_deployment_supersedes_one_that_waits_and_queues_behind_one_that_runs(
 
 #[test]
 fn a_failed_operation_fails_its_deployment_siblings_settle_and_the_next_starts_clean() {
-    let mut world = World::with_nodes(4);
+    let mut world = TestFleet::with_nodes(4);
     world.plan("manual");
     world.deploy("d1", 3);
     let first = world.pending()[0].id;
@@ -114,12 +117,12 @@ fn a_failed_operation_fails_its_deployment_siblings_settle_and_the_next_starts_c
     world.approve(first).expect("approved");
     world.approve(second).expect("approved");
     let [bad, good] = world.commanded()[..] else { panic!("two run") };
-    world.report(bad, failed(Hope::Never));
+    world.report(bad, failed(RetryClass::Never));
     assert_eq!(world.deployment("d1"), "ending, failed", "the third was cancelled, the second still runs");
     assert_eq!(world.pending().len(), 0);
     world.report(good, crate::testing::ready());
     assert_eq!(world.deployment("d1"), "failed");
-    world.report(bad, chancery_events::observation::Saw::Gone);
+    world.report(bad, chancery_events::observation::ObservedState::Gone);
     assert_eq!(world.phases(), ["failed", "running"]);
     world.deploy("d2", 3);
     let mut kinds = world.kinds();
@@ -132,7 +135,7 @@ fn a_failed_operation_fails_its_deployment_siblings_settle_and_the_next_starts_c
 
 #[test]
 fn a_start_that_ends_before_it_is_ready_fails_the_deployment_with_its_cause() {
-    let mut world = World::with_nodes(1);
+    let mut world = TestFleet::with_nodes(1);
     world.plan("automatic");
     world.deploy("d1", 1);
     let id = world.commanded()[0];
@@ -147,10 +150,10 @@ fn a_start_that_ends_before_it_is_ready_fails_the_deployment_with_its_cause() {
 
 #[test]
 fn scale_down_takes_the_unhealthy_then_the_fullest_domain_then_the_newest() {
-    let mut world = World::with_nodes(3); // node-1 and node-3 in d1, node-2 in d2
+    let mut world = TestFleet::with_nodes(3); // node-1 and node-3 in d1, node-2 in d2
     world.plan("automatic");
     world.running("d1", 3);
-    let on = |world: &World, node: &str| {
+    let on = |world: &TestFleet, node: &str| {
         let replicas = world.fleet.replicas().sorted();
         replicas
             .into_iter()
@@ -168,7 +171,7 @@ fn scale_down_takes_the_unhealthy_then_the_fullest_domain_then_the_newest() {
         "the dead one goes, though its domain is the emptiest"
     );
 
-    let mut world = World::with_nodes(3);
+    let mut world = TestFleet::with_nodes(3);
     world.plan("automatic");
     world.running("d1", 3);
     let newest = on(&world, "node-3").expect("placed");
@@ -180,7 +183,7 @@ fn scale_down_takes_the_unhealthy_then_the_fullest_domain_then_the_newest() {
 
 #[test]
 fn scale_to_zero_frees_everything() {
-    let mut world = World::with_nodes(3);
+    let mut world = TestFleet::with_nodes(3);
     world.plan("manual");
     world.running("d1", 3);
     world.deploy("d2", 0);
@@ -196,7 +199,7 @@ fn scale_to_zero_frees_everything() {
 
 #[test]
 fn cancel_stops_new_starts_takes_back_what_comes_up_and_never_completes() {
-    let mut world = World::with_nodes(4);
+    let mut world = TestFleet::with_nodes(4);
     world.plan("manual");
     world.deploy("d1", 4);
     let first = world.pending()[0].id;
@@ -208,15 +211,18 @@ fn cancel_stops_new_starts_takes_back_what_comes_up_and_never_completes() {
     world.obey();
     assert_eq!((world.deployment("d1").as_str(), world.phases()), ("cancelled", vec![]));
     let refusal = world.ask("deployment.cancel", &json!({"plan": "web", "name": "d2"}));
-    assert_eq!(refusal.expect_err("unknown").code, Code::NotFound);
+    assert_eq!(refusal.expect_err("unknown").code, RefusalCode::NotFound);
     world.running("d2", 1);
     let refusal = world.ask("deployment.cancel", &json!({"plan": "web", "name": "d2"})).expect_err("over");
-    assert!(refusal.code == Code::BadTransition && refusal.detail.contains("completed"), "{refusal:?}");
+    assert!(
+        refusal.code == RefusalCode::BadTransition && refusal.detail.contains("completed"),
+        "{refusal:?}"
+    );
 }
 
 #[test]
 fn only_so_many_deployments_that_are_over_are_kept() {
-    let mut world = World::with_nodes(1);
+    let mut world = TestFleet::with_nodes(1);
     world.plan("automatic");
     world.running("keep", 1);
     for i in 0..40 {
@@ -232,7 +238,7 @@ fn only_so_many_deployments_that_are_over_are_kept() {
 
 #[test]
 fn what_ends_by_itself_while_a_deployment_goes_on_fails_it_and_is_not_started_again_and_again() {
-    let mut world = World::with_nodes(1);
+    let mut world = TestFleet::with_nodes(1);
     world.plan("automatic");
     world.deploy("d1", 2);
     world.obey();

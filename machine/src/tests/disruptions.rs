@@ -2,17 +2,17 @@
 
 use std::collections::BTreeSet;
 
-use chancery_events::fact::{Approver, Asker, Fact};
-use chancery_events::refusal::Code;
+use chancery_events::fact::{ApprovalActor, Fact, Requester};
+use chancery_events::refusal::RefusalCode;
 use chancery_events::spec::{DisruptionState, NodeState, OperationKind};
 use chancery_events::subject::Subject;
 use serde_json::{Value, json};
 
 use crate::state::{Operation, OperationState};
-use crate::testing::World;
+use crate::testing::TestFleet;
 
-fn world(nodes: usize, count: u32, more: &Value) -> World {
-    let mut world = World::with_nodes(nodes);
+fn world(nodes: usize, count: u32, more: &Value) -> TestFleet {
+    let mut world = TestFleet::with_nodes(nodes);
     world.plan_with("manual", more);
     world.running("d1", count);
     world
@@ -22,26 +22,26 @@ fn shared() -> Value {
     json!({"sharing": "allowed"})
 }
 
-fn disrupt(world: &mut World, node: &str, spec: &Value) {
+fn disrupt(world: &mut TestFleet, node: &str, spec: &Value) {
     world.must("disruption.schedule", &json!({"node": node, "name": "power", "spec": spec}));
     world.must("disruption.approve", &json!({"node": node, "name": "power"}));
     world.run();
 }
 
-fn drain(world: &mut World, node: &str) {
+fn drain(world: &mut TestFleet, node: &str) {
     disrupt(world, node, &json!({"evict": "yes"}));
 }
 
-fn moves(world: &World) -> Vec<Operation> {
+fn moves(world: &TestFleet) -> Vec<Operation> {
     let open = |o: &&Operation| o.kind == OperationKind::Relocate && o.is_open();
     world.fleet.operations().sorted().into_iter().filter(open).cloned().collect()
 }
 
-fn held(world: &World, node: &str) -> usize {
+fn held(world: &TestFleet, node: &str) -> usize {
     world.fleet.index().places.held(&crate::testing::name(node)).incarnations.len()
 }
 
-fn state(world: &World, node: &str) -> DisruptionState {
+fn state(world: &TestFleet, node: &str) -> DisruptionState {
     let node = world.fleet.nodes().get(node).expect("the node");
     node.disruptions.values().next().expect("a disruption").state
 }
@@ -56,8 +56,8 @@ fn a_drained_node_is_emptied_one_replica_of_a_plan_at_a_time_and_the_disruption_
     while held(&world, "node-1") > 0 {
         let moves = moves(&world);
         assert_eq!(moves.len(), 1, "the budget is one");
-        assert!(matches!(moves[0].by.as_deref(), Some(Asker::Disruption { .. })));
-        let rule = Approver::Rule("disruption/node-1/power".into());
+        assert!(matches!(moves[0].by.as_deref(), Some(Requester::Disruption { .. })));
+        let rule = ApprovalActor::Rule("disruption/node-1/power".into());
         assert_eq!(moves[0].state, OperationState::Running);
         let by = moves[0].approved.as_ref().map(|(by, _)| by);
         assert_eq!(by, Some(&rule), "whoever approved it approved its moves");
@@ -92,9 +92,9 @@ fn nodes_of_one_update_domain_are_emptied_before_those_of_another() {
     for node in ["node-1", "node-2", "node-3"] {
         drain(&mut world, node);
     }
-    let domains = |world: &World| {
+    let domains = |world: &TestFleet| {
         let of = |o: &Operation| match o.by.as_deref() {
-            Some(Asker::Disruption { node, .. }) => {
+            Some(Requester::Disruption { node, .. }) => {
                 Some(world.fleet.nodes().get(node).expect("it").spec.domain.clone())
             }
             _ => None,
@@ -160,7 +160,7 @@ fn what_has_no_other_place_stays_and_says_why_and_goes_when_there_is_one() {
 
 #[test]
 fn what_was_only_reserved_there_gets_another_place() {
-    let mut world = World::with_nodes(2);
+    let mut world = TestFleet::with_nodes(2);
     world.plan("manual");
     world.deploy("d1", 1);
     let node = world.pending()[0].node.clone().expect("a place");
@@ -176,20 +176,23 @@ fn a_disruption_that_is_called_off_cancels_the_moves_that_wait() {
     drain(&mut world, "node-1");
     let named = json!({"node": "node-1", "name": "power"});
     let refusal = world.ask("disruption.delete", &named).expect_err("it is approved");
-    assert_eq!(refusal.code, Code::InUse);
+    assert_eq!(refusal.code, RefusalCode::InUse);
     world.must("disruption.complete", &named);
     world.run();
     assert_eq!((moves(&world).len(), state(&world, "node-1")), (0, DisruptionState::Completed));
     assert!(world.must("disruption.complete", &named).is_empty());
     let refusal = world.ask("disruption.approve", &named).expect_err("it is over");
-    assert!(refusal.code == Code::BadTransition && refusal.detail.contains("completed"), "{refusal:?}");
+    assert!(
+        refusal.code == RefusalCode::BadTransition && refusal.detail.contains("completed"),
+        "{refusal:?}"
+    );
     world.must("disruption.delete", &named);
     assert!(world.fleet.nodes().get("node-1").expect("the node").disruptions.is_empty());
 }
 
 #[test]
 fn a_move_of_a_replica_with_two_runs_on_the_node_is_cancelled_once() {
-    let mut world = World::with_nodes(1);
+    let mut world = TestFleet::with_nodes(1);
     world.plan_with("automatic", &json!({"sharing": "allowed"}));
     world.deploy("d1", 1);
     world.obey();
@@ -211,7 +214,7 @@ fn a_node_in_use_is_deleted_only_by_cascade_which_empties_it_first() {
     let mut world = world(3, 2, &json!({"restart": "never"}));
     let node = world.fleet.replicas().sorted()[0].active.clone().expect("it runs").node;
     let refusal = world.ask("node.delete", &json!({"name": node})).expect_err("it is in use");
-    assert_eq!(refusal.code, Code::InUse);
+    assert_eq!(refusal.code, RefusalCode::InUse);
     let cascade = json!({"name": node, "cascade": "yes"});
     world.must("node.delete", &cascade);
     world.grant();
@@ -227,12 +230,12 @@ fn a_plan_in_use_is_deleted_only_by_cascade_with_all_that_it_has() {
     let mut world = world(3, 3, &json!({"restart": "always"}));
     world.deploy("d2", 2);
     let refusal = world.ask("plan.delete", &json!({"name": "web"})).expect_err("it is in use");
-    assert_eq!(refusal.code, Code::InUse);
+    assert_eq!(refusal.code, RefusalCode::InUse);
     world.must("plan.delete", &json!({"name": "web", "cascade": "yes"}));
     world.grant();
     let spec = json!({"count": 1});
     let refusal = world.ask("deployment.create", &json!({"plan": "web", "name": "d9", "spec": spec}));
-    assert_eq!(refusal.expect_err("it goes").code, Code::InUse);
+    assert_eq!(refusal.expect_err("it goes").code, RefusalCode::InUse);
     world.run();
     world.obey();
     assert!(world.fleet.plans().is_empty() && world.fleet.replicas().is_empty());

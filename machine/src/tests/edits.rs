@@ -2,27 +2,27 @@
 
 use std::time::Duration;
 
-use chancery_events::refusal::Code;
+use chancery_events::refusal::RefusalCode;
 use chancery_events::spec::OperationKind;
 use serde_json::{Value, json};
 
 use crate::state::OperationState;
-use crate::testing::World;
+use crate::testing::TestFleet;
 
 /// Edits the plan `web`.
-fn edit(world: &mut World, change: impl FnOnce(&mut Value)) {
+fn edit(world: &mut TestFleet, change: impl FnOnce(&mut Value)) {
     let plan = world.fleet.plans().get("web").expect("the plan").specs.newest();
     let mut spec = serde_json::to_value(&**plan).expect("JSON");
     change(&mut spec);
     world.must("plan.apply", &json!({"name": "web", "spec": spec}));
 }
 
-fn nodes(world: &World) -> Vec<String> {
+fn nodes(world: &TestFleet) -> Vec<String> {
     let live = world.fleet.incarnations().sorted().into_iter().filter(|run| run.is_live());
     live.map(|run| run.node.to_string()).collect()
 }
 
-fn label(world: &mut World, node: &str, tier: &str) {
+fn label(world: &mut TestFleet, node: &str, tier: &str) {
     let total = json!({"cpu": 4000, "memory": 8u64 << 30, "disk": 0});
     let spec = json!({"domain": "d1", "total": total, "labels": {"tier": tier}});
     world.must("node.apply", &json!({"name": node, "cluster": "local", "spec": spec}));
@@ -40,7 +40,7 @@ fn an_edit_of_policy_makes_no_replica_of_another_version() {
         ("cluster", json!("local")),
         ("affinity", json!([{"group": "g", "nodes": "apart"}])),
     ] {
-        let mut world = World::with_nodes(2);
+        let mut world = TestFleet::with_nodes(2);
         world.plan("automatic");
         world.running("d1", 2);
         edit(&mut world, |spec| spec[field] = value);
@@ -60,7 +60,7 @@ fn an_edit_of_version_changes_what_runs_by_a_deployment_and_not_before() {
         ("payloads", |spec| spec["payloads"][0]["run"]["argv"] = json!(["app", "-v"])),
     ];
     for (field, change) in change {
-        let mut world = World::with_nodes(3);
+        let mut world = TestFleet::with_nodes(3);
         world.plan("automatic");
         world.running("d1", 1);
         edit(&mut world, change);
@@ -74,7 +74,7 @@ fn an_edit_of_version_changes_what_runs_by_a_deployment_and_not_before() {
 
 #[test]
 fn a_drain_that_an_edit_makes_possible_continues_automatically() {
-    let mut world = World::with_nodes(2);
+    let mut world = TestFleet::with_nodes(2);
     world.plan("manual");
     world.running("d1", 2);
     world.must("disruption.schedule", &json!({"node": "node-1", "name": "power", "spec": {"evict": "yes"}}));
@@ -91,7 +91,7 @@ fn a_drain_that_an_edit_makes_possible_continues_automatically() {
 
 #[test]
 fn a_reserved_place_that_an_edit_forbids_is_found_again_and_its_approval_is_void() {
-    let mut world = World::with_nodes(2);
+    let mut world = TestFleet::with_nodes(2);
     label(&mut world, "node-1", "a");
     label(&mut world, "node-2", "b");
     world.plan("manual");
@@ -104,12 +104,12 @@ fn a_reserved_place_that_an_edit_forbids_is_found_again_and_its_approval_is_void
     let approve = json!({"operations": [{"operation": shown.id, "hash": proposal.hash}]});
     let refusal =
         world.ask("operation.approve", &approve).expect_err("it would be placed where it may not be");
-    assert_eq!(refusal.code, Code::HashMismatch);
+    assert_eq!(refusal.code, RefusalCode::HashMismatch);
     assert!(refusal.detail.contains("no label tier=b"), "{}", refusal.detail);
     world.run();
     assert_eq!((nodes(&world), world.pending().len()), (vec!["node-2".to_owned()], 1));
     let refusal = world.ask("operation.approve", &approve).expect_err("something else was shown");
-    assert_eq!(refusal.code, Code::HashMismatch);
+    assert_eq!(refusal.code, RefusalCode::HashMismatch);
     world.approve_all();
     world.obey();
     assert_eq!((nodes(&world), world.deployment("d1")), (vec!["node-2".to_owned()], "completed".to_owned()));
@@ -117,7 +117,7 @@ fn a_reserved_place_that_an_edit_forbids_is_found_again_and_its_approval_is_void
 
 #[test]
 fn a_reserved_place_that_an_edit_forbids_is_not_used_though_a_pause_ends_at_that_moment() {
-    let mut world = World::with_nodes(2);
+    let mut world = TestFleet::with_nodes(2);
     label(&mut world, "node-1", "a");
     label(&mut world, "node-2", "b");
     world.plan("automatic");
@@ -141,7 +141,7 @@ fn a_reserved_place_that_an_edit_forbids_is_not_used_though_a_pause_ends_at_that
 
 #[test]
 fn a_reserved_place_that_an_edit_allows_keeps_its_approval() {
-    let mut world = World::with_nodes(2);
+    let mut world = TestFleet::with_nodes(2);
     world.plan("manual");
     world.deploy("d1", 1);
     let shown = world.pending()[0].clone();
@@ -153,7 +153,7 @@ fn a_reserved_place_that_an_edit_allows_keeps_its_approval() {
 
 #[test]
 fn a_place_beside_the_run_that_it_replaces_is_not_forbidden_by_that_run() {
-    let mut world = World::with_nodes(1);
+    let mut world = TestFleet::with_nodes(1);
     world.plan_with("manual", &json!({"affinity": [{"group": "g", "nodes": "apart"}]}));
     world.running("d1", 1);
     let replica = world.replica();
@@ -167,7 +167,7 @@ fn a_place_beside_the_run_that_it_replaces_is_not_forbidden_by_that_run() {
 
 #[test]
 fn an_approved_update_that_waits_for_its_turn_is_shown_again_when_the_order_of_updates_is_edited() {
-    let mut world = World::with_nodes(4);
+    let mut world = TestFleet::with_nodes(4);
     world.plan("manual");
     world.running("d1", 2);
     edit(&mut world, |spec| spec["payloads"][0]["run"]["argv"] = json!(["app", "-v"]));
@@ -186,7 +186,7 @@ fn an_approved_update_that_waits_for_its_turn_is_shown_again_when_the_order_of_u
 
 #[test]
 fn what_runs_where_an_edit_forbids_it_stays_and_is_moved_by_later_decisions_only() {
-    let mut world = World::with_nodes(2);
+    let mut world = TestFleet::with_nodes(2);
     world.plan_with("automatic", &json!({"sharing": "allowed", "restart": "always"}));
     world.running("d1", 4);
     let before = nodes(&world);
@@ -207,7 +207,7 @@ fn what_runs_where_an_edit_forbids_it_stays_and_is_moved_by_later_decisions_only
 
 #[test]
 fn replicas_are_of_the_groups_that_their_plan_names_now() {
-    let mut world = World::with_nodes(2);
+    let mut world = TestFleet::with_nodes(2);
     world.plan("automatic");
     world.running("d1", 1);
     let taken = nodes(&world);
@@ -231,7 +231,7 @@ fn replicas_are_of_the_groups_that_their_plan_names_now() {
 
 #[test]
 fn an_edit_of_timeouts_counts_from_the_next_command_on() {
-    let mut world = World::with_nodes(1);
+    let mut world = TestFleet::with_nodes(1);
     world.plan("automatic");
     world.deploy("d1", 1);
     edit(&mut world, |spec| spec["timeouts"]["start"] = json!(1000));
@@ -247,7 +247,7 @@ fn an_edit_of_timeouts_counts_from_the_next_command_on() {
 
 #[test]
 fn a_deployment_of_none_that_completed_is_a_completed_one() {
-    let mut world = World::with_nodes(2);
+    let mut world = TestFleet::with_nodes(2);
     world.plan("automatic");
     world.running("d1", 1);
     world.running("d2", 0);
@@ -262,11 +262,11 @@ fn a_deployment_of_none_that_completed_is_a_completed_one() {
 
 #[test]
 fn a_deployment_of_none_without_its_coordinates_says_what_another_replica_lacks() {
-    let mut world = World::with_nodes(2);
+    let mut world = TestFleet::with_nodes(2);
     world.plan("automatic");
     edit(&mut world, |spec| spec["payloads"][0]["run"]["argv"] = json!(["app", "${v}"]));
     world.running("d1", 0);
     let refusal = world.ask("replica.create", &json!({"plan": "web"})).expect_err("nothing fills it");
-    assert_eq!(refusal.code, Code::BadTransition);
+    assert_eq!(refusal.code, RefusalCode::BadTransition);
     assert!(refusal.detail.contains("wanted no replicas and lacks coordinates"), "{}", refusal.detail);
 }

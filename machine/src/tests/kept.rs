@@ -1,8 +1,8 @@
 //! What is in volumes is kept, or goes, as is said, and nowhere else.
 
 use chancery_events::fact::Fact;
-use chancery_events::observation::{Exit, Hope, Saw};
-use chancery_events::refusal::Code;
+use chancery_events::observation::{IncarnationExit, ObservedState, RetryClass};
+use chancery_events::refusal::RefusalCode;
 use serde_json::json;
 
 use super::setting::{
@@ -28,14 +28,14 @@ fn what_becomes_of_a_volume_is_what_the_version_says_that_used_it_last() {
 
 #[test]
 fn one_in_which_nothing_was_ever_started_goes_with_its_replica() {
-    for (saw, left) in [(failed(Hope::Never), 0), (crashed(), 1)] {
+    for (saw, left) in [(failed(RetryClass::Never), 0), (crashed(), 1)] {
         let mut world = world(1, 4 * GB);
         apply(&mut world, "web", &own(), &json!({}));
         put(&mut world, "web", "d1", 1);
         world.report_volume(&names(&world)[0], made());
         let run = world.commanded()[0];
         world.report(run, saw.clone());
-        world.report(run, Saw::Gone);
+        world.report(run, ObservedState::Gone);
         ask(&mut world, "delete");
         world.obey();
         assert_eq!(names(&world).len(), left, "{saw:?}");
@@ -49,10 +49,10 @@ fn a_cluster_that_has_volumes_is_not_forgotten() {
         running(&mut world, "web", 1, &json!([claim(None, on_delete, GB, "/data")]), &json!({}));
         world.must("plan.delete", &json!({"name": "web", "cascade": "yes"}));
         world.run();
-        world.report(world.commanded()[0], ended(Exit::Clean));
+        world.report(world.commanded()[0], ended(IncarnationExit::Clean));
         world.must("node.set_state", &json!({"name": "node-1", "state": "evicted"}));
         let refused = world.ask("cluster.delete", &json!({"name": "local"})).expect_err(on_delete);
-        assert_eq!(refused.code, Code::InUse, "kept, or being destroyed: another would call it lost");
+        assert_eq!(refused.code, RefusalCode::InUse, "kept, or being destroyed: another would call it lost");
     }
 }
 
@@ -63,7 +63,7 @@ fn a_drained_node_goes_back_to_the_volumes_that_are_kept_on_it() {
     stopped(&mut world);
     let node = world.fleet.volumes().sorted()[0].node.to_string();
     drain(&mut world, &node);
-    let state = |world: &crate::testing::World| world.fleet.nodes().get(node.as_str()).expect("it").state;
+    let state = |world: &crate::testing::TestFleet| world.fleet.nodes().get(node.as_str()).expect("it").state;
     assert_eq!(state(&world).word(), "evicted");
     let to = |state: &str, cluster: Option<&str>| json!({"name": node, "state": state, "cluster": cluster});
     world.ask("node.set_state", &to("sanitizing", None)).expect_err("its data would go");
@@ -79,7 +79,7 @@ fn a_drained_node_goes_back_to_the_volumes_that_are_kept_on_it() {
 #[test]
 fn what_was_called_lost_and_is_there_after_all_is_used_again() {
     for (saw, expunged, left) in
-        [(Saw::Gone, false, "running"), (vanished(), false, "running"), (vanished(), true, "")]
+        [(ObservedState::Gone, false, "running"), (vanished(), false, "running"), (vanished(), true, "")]
     {
         let mut world = world(1, 10 * GB);
         running(&mut world, "web", 1, &own(), &json!({}));
@@ -119,7 +119,7 @@ fn a_second_set_and_a_second_user_are_refused() {
     }
     running(&mut world, "db", 1, &named("db"), &json!({}));
     let refusal = world.ask("replica.create", &json!({"plan": "db"})).expect_err("it would wait for ever");
-    assert_eq!(refusal.code, Code::InUse);
+    assert_eq!(refusal.code, RefusalCode::InUse);
     world.must("replica.create", &json!({"plan": "web"}));
     assert!(!only_replica(&world).is_empty());
 }

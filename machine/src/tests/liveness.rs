@@ -1,45 +1,45 @@
 //! Runs that were ready and do not answer any more, or stay unready.
 
-use chancery_events::fact::{Effect, IncarnationEnd};
+use chancery_events::fact::{CommandEffect, IncarnationEnd};
 use chancery_events::id::IncarnationId;
-use chancery_events::observation::{Exit, ProbeError, ProcessStatus, Saw};
+use chancery_events::observation::{IncarnationExit, ObservedState, ProbeError, ProcessStatus};
 use chancery_events::spec::OperationKind;
 use serde_json::{Value, json};
 
 use crate::state::{Incarnation, IncarnationState, Replica};
-use crate::testing::{World, ended, process, ready};
+use crate::testing::{TestFleet, ended, process, ready};
 
 const REASON: &str = "liveness probe of app-0 failed: connection refused";
 
-fn hung() -> Saw {
+fn hung() -> ObservedState {
     let status = ProcessStatus::Unresponsive { error: ProbeError::Refused };
-    Saw::NotReady { processes: vec![process(status)] }
+    ObservedState::NotReady { processes: vec![process(status)] }
 }
 
-fn unready(error: ProbeError) -> Saw {
-    Saw::NotReady { processes: vec![process(ProcessStatus::Unready { error })] }
+fn unready(error: ProbeError) -> ObservedState {
+    ObservedState::NotReady { processes: vec![process(ProcessStatus::Unready { error })] }
 }
 
-fn world(more: &Value) -> World {
-    let mut world = World::with_nodes(2);
+fn world(more: &Value) -> TestFleet {
+    let mut world = TestFleet::with_nodes(2);
     world.plan_with("manual", more);
     world.running("d1", 1);
     world
 }
 
-fn replica(world: &World) -> Replica {
+fn replica(world: &TestFleet) -> Replica {
     (*world.fleet.replicas().sorted().first().expect("a replica")).clone()
 }
 
-fn active(world: &World) -> IncarnationId {
+fn active(world: &TestFleet) -> IncarnationId {
     replica(world).active.expect("it runs").incarnation
 }
 
-fn run(world: &World, id: IncarnationId) -> Incarnation {
+fn run(world: &TestFleet, id: IncarnationId) -> Incarnation {
     world.fleet.incarnations().get(&id).expect("kept").clone()
 }
 
-fn last_reason(world: &World) -> String {
+fn last_reason(world: &TestFleet) -> String {
     match replica(world).last.as_deref() {
         Some(IncarnationEnd::Failed { reason }) => reason.clone(),
         other => panic!("{other:?}"),
@@ -52,9 +52,13 @@ fn a_run_that_does_not_answer_is_stopped_with_its_reason_and_started_again_as_th
         let mut world = world(&json!({"restart": rule, "cooldown": 10_000}));
         let id = active(&world);
         world.report(id, hung());
-        assert_eq!((world.phases(), run(&world, id).asked), (vec!["stopping"], Some(Effect::Stop)), "{rule}");
+        assert_eq!(
+            (world.phases(), run(&world, id).asked),
+            (vec!["stopping"], Some(CommandEffect::Stop)),
+            "{rule}"
+        );
         assert!(run(&world, id).deadline.is_some(), "{rule}: what ignores the stop is killed later");
-        world.report(id, ended(Exit::Clean));
+        world.report(id, ended(IncarnationExit::Clean));
         assert_eq!(last_reason(&world), REASON, "{rule}: an end as asked does not hide why");
         world.obey();
         assert_eq!(world.phases(), [left], "{rule}");
@@ -67,7 +71,7 @@ fn one_that_hangs_again_and_again_waits_longer_each_time() {
     for wait in [0, 10, 20] {
         let id = active(&world);
         world.report(id, hung());
-        world.report(id, ended(Exit::Clean));
+        world.report(id, ended(IncarnationExit::Clean));
         if wait > 0 {
             assert_eq!(world.phases(), ["failed"], "{wait} seconds");
             world.wait(wait);
@@ -89,10 +93,10 @@ fn what_reflects_less_than_is_asked_or_was_never_ready_is_not_stopped_by_it() {
     let revision = run(&world, id).revision;
     world.report(id, hung());
     assert_eq!(run(&world, id).revision, revision);
-    world.report(id, ended(Exit::Clean));
+    world.report(id, ended(IncarnationExit::Clean));
     assert_eq!(world.phases(), ["stopped"]);
     // One that was never ready has the deadline of its start.
-    let mut world = World::with_nodes(1);
+    let mut world = TestFleet::with_nodes(1);
     world.plan_with("automatic", &json!({}));
     world.deploy("d1", 1);
     let id = world.commanded()[0];
@@ -107,19 +111,19 @@ fn a_session_that_is_lost_proves_nothing_and_the_stop_waits_for_the_next_one() {
     world.report(id, hung());
     let session = world.fleet.clusters().get("local").and_then(|c| c.session).expect("a session");
     let end = chancery_events::observation::SessionEnd::Lost;
-    world.see(&chancery_events::observation::SessionOver { session, end }.into());
+    world.see(&chancery_events::observation::SessionEnded { session, end }.into());
     world.wait(3_600);
     assert_eq!(world.phases(), ["stopping"]);
-    assert_eq!(run(&world, id).command.map(|command| command.effect), Some(Effect::Kill));
+    assert_eq!(run(&world, id).command.map(|command| command.effect), Some(CommandEffect::Kill));
     world.open_session();
-    world.report(id, ended(Exit::Clean));
+    world.report(id, ended(IncarnationExit::Clean));
     world.obey();
     assert_eq!((last_reason(&world).as_str(), world.phases()), (REASON, vec!["running"]));
 }
 
 #[test]
 fn what_waits_to_replace_it_is_cancelled_and_what_replaces_it_already_goes_on() {
-    let relocate = |world: &mut World| {
+    let relocate = |world: &mut TestFleet| {
         let name = world.replica();
         world.must("replica.relocate", &json!({"name": name}));
         world.run();
@@ -130,7 +134,7 @@ fn what_waits_to_replace_it_is_cancelled_and_what_replaces_it_already_goes_on() 
     let id = active(&world);
     world.report(id, hung());
     assert!(world.kinds().is_empty(), "nothing can begin on what is being stopped");
-    world.report(id, ended(Exit::Clean));
+    world.report(id, ended(IncarnationExit::Clean));
     world.obey();
     assert_eq!(world.phases(), ["running"], "the plan's rule starts it again");
 
@@ -147,7 +151,7 @@ fn what_waits_to_replace_it_is_cancelled_and_what_replaces_it_already_goes_on() 
 
 #[test]
 fn a_deployment_fails_by_a_run_of_its_version_that_hangs() {
-    let mut world = World::with_nodes(2);
+    let mut world = TestFleet::with_nodes(2);
     world.plan_with("automatic", &json!({"restart": "always"}));
     let strategy = json!({"rolling": {"wave": 1, "pause": 3_600_000}});
     world.must(
@@ -158,7 +162,7 @@ fn a_deployment_fails_by_a_run_of_its_version_that_hangs() {
     world.obey();
     let id = active(&world);
     world.report(id, hung());
-    world.report(id, ended(Exit::Clean));
+    world.report(id, ended(IncarnationExit::Clean));
     assert_eq!(world.deployment("d1"), "failed");
 }
 
@@ -178,7 +182,7 @@ fn an_unready_run_is_shown_and_ended_only_if_the_plan_says_so() {
         world.wait(1);
         assert_eq!(world.phases(), [left], "{action}");
         if left == "stopping" {
-            world.report(id, ended(Exit::Clean));
+            world.report(id, ended(IncarnationExit::Clean));
             let wanted = format!("not ready since {since}: readiness probe of app-0: timeout");
             assert_eq!(last_reason(&world), wanted);
             world.obey();
@@ -187,10 +191,10 @@ fn an_unready_run_is_shown_and_ended_only_if_the_plan_says_so() {
     }
 }
 
-fn close_session(world: &mut World) {
+fn close_session(world: &mut TestFleet) {
     let session = world.fleet.clusters().get("local").and_then(|c| c.session).expect("a session");
     let end = chancery_events::observation::SessionEnd::Lost;
-    world.see(&chancery_events::observation::SessionOver { session, end }.into());
+    world.see(&chancery_events::observation::SessionEnded { session, end }.into());
 }
 
 #[test]
@@ -219,12 +223,12 @@ fn an_unready_run_is_not_ended_while_no_session_could_say_that_it_is_ready_again
 fn a_run_that_a_new_executor_has_not_probed_yet_is_not_called_unready() {
     let mut world = world(&json!({"unready": {"after": 60_000, "action": "restart"}}));
     let id = active(&world);
-    world.report(id, Saw::NotReady { processes: vec![process(ProcessStatus::Initializing)] });
+    world.report(id, ObservedState::NotReady { processes: vec![process(ProcessStatus::Initializing)] });
     assert_eq!(run(&world, id).deadline, None);
     world.wait(3_600);
     assert_eq!(world.phases(), ["running"]);
     world.report(id, unready(ProbeError::Refused));
-    world.report(id, Saw::NotReady { processes: vec![process(ProcessStatus::Initializing)] });
+    world.report(id, ObservedState::NotReady { processes: vec![process(ProcessStatus::Initializing)] });
     world.wait(60);
     assert_eq!(world.phases(), ["stopping"], "what fails keeps its time");
 }

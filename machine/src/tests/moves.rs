@@ -2,15 +2,15 @@
 
 use chancery_events::fact::Fact;
 use chancery_events::id::ObjectId;
-use chancery_events::observation::{Exit, Hope};
+use chancery_events::observation::{IncarnationExit, RetryClass};
 use serde_json::json;
 
 use super::setting::{GB, apply, ask, drain, live, own, put, running, runs, settle, vanished, world};
 use crate::state::IncarnationState;
-use crate::testing::{World, ended, failed};
+use crate::testing::{TestFleet, ended, failed};
 
 /// Whatever is asked to come up cannot; whatever is asked to end does. Of the plan, the fewest that ran meanwhile.
-fn fails(world: &mut World, rounds: usize) -> usize {
+fn fails(world: &mut TestFleet, rounds: usize) -> usize {
     let mut least = usize::MAX;
     for _ in 0..rounds {
         let Some((_, object)) = world.fleet.index().outstanding.first().copied() else { break };
@@ -20,14 +20,14 @@ fn fails(world: &mut World, rounds: usize) -> usize {
         };
         let run = world.fleet.incarnations().get(&id).expect("it is commanded");
         let comes_up = run.state == IncarnationState::Creating;
-        world.report(id, if comes_up { failed(Hope::Never) } else { ended(Exit::Clean) });
+        world.report(id, if comes_up { failed(RetryClass::Never) } else { ended(IncarnationExit::Clean) });
         least = least.min(live(world).iter().filter(|state| **state == "running").count());
     }
     least
 }
 
-fn opened(world: &World) -> usize {
-    world.log.iter().filter(|fact| matches!(fact, Fact::OperationOpened(_))).count()
+fn opened(world: &TestFleet) -> usize {
+    world.log.iter().filter(|fact| matches!(fact, Fact::OperationCreated(_))).count()
 }
 
 #[test]
@@ -68,7 +68,8 @@ fn a_budget_is_kept_where_moves_stop_first_and_fail() {
 fn one_that_cannot_move_keeps_no_other_of_its_plan() {
     let mut world = world(2, 100 * GB);
     running(&mut world, "web", 4, &own(), &json!({"budget": 1, "restart": "never"}));
-    let on_it = |world: &World| runs(world, "web").iter().filter(|run| run.node.as_str() == "node-1").count();
+    let on_it =
+        |world: &TestFleet| runs(world, "web").iter().filter(|run| run.node.as_str() == "node-1").count();
     assert_eq!(on_it(&world), 2);
     // The volume of the first of them is called lost; it runs on.
     let first = runs(&world, "web").into_iter().find(|run| run.node.as_str() == "node-1");

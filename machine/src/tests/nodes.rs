@@ -1,13 +1,13 @@
 //! Nodes: every transition, edits, guards.
 
-use chancery_events::refusal::Code;
+use chancery_events::refusal::RefusalCode;
 use chancery_events::spec::NodeState;
 use serde_json::json;
 
-use crate::testing::{World, name};
+use crate::testing::{TestFleet, name};
 
-fn world_with(state: NodeState) -> World {
-    let mut world = World::new();
+fn world_with(state: NodeState) -> TestFleet {
+    let mut world = TestFleet::new();
     world.must("cluster.apply", &json!({"name": "local", "spec": {"runtime": "process"}}));
     world.must("cluster.apply", &json!({"name": "other", "spec": {"runtime": "process"}}));
     let spec = json!({"domain": "d1", "total": {"cpu": 4000, "memory": 1024, "disk": 0}});
@@ -52,7 +52,7 @@ fn every_transition_is_allowed_refused_or_the_same() {
                 Ok(facts) if facts.is_empty() => '=',
                 Ok(facts) => char::from_digit(facts.len() as u32, 10).expect("few"),
                 Err(refusal) => {
-                    assert_eq!(refusal.code, Code::BadTransition);
+                    assert_eq!(refusal.code, RefusalCode::BadTransition);
                     assert!(
                         refusal.detail.contains(from.word()) && refusal.detail.contains(to.word()),
                         "{refusal:?}"
@@ -70,18 +70,18 @@ fn every_transition_is_allowed_refused_or_the_same() {
 #[test]
 fn allocation_names_a_cluster_that_is_there_active_and_the_same() {
     let cases = [
-        (json!({"name": "n", "state": "allocated"}), Code::Invalid, "no cluster named"),
+        (json!({"name": "n", "state": "allocated"}), RefusalCode::Invalid, "no cluster named"),
         (
             json!({"name": "n", "state": "evicted", "cluster": "local"}),
-            Code::Invalid,
+            RefusalCode::Invalid,
             "a cluster where none belongs",
         ),
         (
             json!({"name": "n", "state": "allocated", "cluster": "nowhere"}),
-            Code::NotFound,
+            RefusalCode::NotFound,
             "an unknown cluster",
         ),
-        (json!({"name": "x", "state": "expunged"}), Code::NotFound, "an unknown node"),
+        (json!({"name": "x", "state": "expunged"}), RefusalCode::NotFound, "an unknown node"),
     ];
     for (body, code, why) in cases {
         let refusal = world_with(NodeState::Unallocated).ask("node.set_state", &body).expect_err(why);
@@ -89,28 +89,43 @@ fn allocation_names_a_cluster_that_is_there_active_and_the_same() {
     }
     let mut world = world_with(NodeState::Allocating);
     let other = json!({"name": "n", "state": "allocated", "cluster": "other"});
-    assert_eq!(world.ask("node.set_state", &other).expect_err("another cluster").code, Code::BadTransition);
+    assert_eq!(
+        world.ask("node.set_state", &other).expect_err("another cluster").code,
+        RefusalCode::BadTransition
+    );
     world.must("cluster.set_activity", &json!({"name": "other", "activity": "inactive"}));
     let mut world = world_with(NodeState::Unallocated);
     world.must("cluster.set_activity", &json!({"name": "other", "activity": "inactive"}));
-    assert_eq!(world.ask("node.set_state", &other).expect_err("an inactive cluster").code, Code::Inactive);
+    assert_eq!(
+        world.ask("node.set_state", &other).expect_err("an inactive cluster").code,
+        RefusalCode::Inactive
+    );
 }
 
 #[test]
 fn a_node_in_use_cannot_shrink_below_what_is_held_be_evicted_or_forgotten() {
-    let mut world = World::with_nodes(1);
+    let mut world = TestFleet::with_nodes(1);
     world.plan("automatic");
     world.running("d1", 1);
     let edit = |cpu: u64, domain: &str| {
         let total = json!({"cpu": cpu, "memory": 8u64 << 30, "disk": 0});
         json!({"name": "node-1", "spec": {"domain": domain, "total": total}})
     };
-    assert_eq!(world.ask("node.apply", &edit(999, "d1")).expect_err("less than held").code, Code::InUse);
-    assert_eq!(world.ask("node.apply", &edit(4000, "d9")).expect_err("another domain").code, Code::InUse);
+    assert_eq!(
+        world.ask("node.apply", &edit(999, "d1")).expect_err("less than held").code,
+        RefusalCode::InUse
+    );
+    assert_eq!(
+        world.ask("node.apply", &edit(4000, "d9")).expect_err("another domain").code,
+        RefusalCode::InUse
+    );
     world.must("node.apply", &edit(1000, "d1"));
-    assert_eq!(world.ask("node.delete", &json!({"name": "node-1"})).expect_err("in use").code, Code::InUse);
+    assert_eq!(
+        world.ask("node.delete", &json!({"name": "node-1"})).expect_err("in use").code,
+        RefusalCode::InUse
+    );
     let evict = json!({"name": "node-1", "state": "evicted"});
-    assert_eq!(world.ask("node.set_state", &evict).expect_err("in use").code, Code::InUse);
+    assert_eq!(world.ask("node.set_state", &evict).expect_err("in use").code, RefusalCode::InUse);
 }
 
 #[test]
@@ -128,17 +143,18 @@ fn bad_specs_say_where() {
         ),
     ];
     for (spec, pointer) in cases {
-        let refusal = World::new().ask("node.apply", &json!({"name": "n", "spec": spec})).expect_err(pointer);
+        let refusal =
+            TestFleet::new().ask("node.apply", &json!({"name": "n", "spec": spec})).expect_err(pointer);
         assert_eq!(
             (refusal.code, refusal.errors.keys().next().map(String::as_str)),
-            (Code::Invalid, Some(pointer))
+            (RefusalCode::Invalid, Some(pointer))
         );
     }
 }
 
 #[test]
 fn an_expunged_node_ends_what_was_on_it_and_frees_the_replica_to_start_elsewhere() {
-    let mut world = World::with_nodes(2);
+    let mut world = TestFleet::with_nodes(2);
     world.plan("automatic");
     world.running("d1", 1);
     let node = world.fleet.replicas().sorted()[0].active.clone().expect("placed").node;
@@ -159,7 +175,7 @@ fn an_expunged_node_ends_what_was_on_it_and_frees_the_replica_to_start_elsewhere
 
 #[test]
 fn an_operation_whose_place_is_expunged_looks_for_another_and_what_was_shown_is_void() {
-    let mut world = World::with_nodes(2);
+    let mut world = TestFleet::with_nodes(2);
     world.plan("manual");
     world.deploy("d1", 1);
     let before = world.pending()[0].clone();

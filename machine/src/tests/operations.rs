@@ -1,18 +1,18 @@
 //! Operations: approval and what is bound to it, rejection, expiry, exclusivity, a user's stop.
 
-use chancery_events::fact::Approver;
-use chancery_events::intent::{OperationApprove, Shown};
+use chancery_events::fact::ApprovalActor;
+use chancery_events::intent::{ApprovedOperation, OperationApprove};
 use chancery_events::lifecycle::WillWord;
-use chancery_events::observation::Exit;
-use chancery_events::refusal::Code;
+use chancery_events::observation::IncarnationExit;
+use chancery_events::refusal::RefusalCode;
 use chancery_events::spec::OperationKind::{Create, Delete, Start, Stop};
 use serde_json::json;
 
 use crate::state::OperationState;
-use crate::testing::{Counted, World, crashed, ended, ready};
+use crate::testing::{CountInterval, TestFleet, crashed, ended, ready};
 
-fn world(count: u32) -> World {
-    let mut world = World::with_nodes(4);
+fn world(count: u32) -> TestFleet {
+    let mut world = TestFleet::with_nodes(4);
     world.plan("manual");
     world.running("d1", count);
     world
@@ -20,37 +20,40 @@ fn world(count: u32) -> World {
 
 #[test]
 fn an_approver_sees_the_node_and_approves_exactly_what_was_shown() {
-    let mut world = World::with_nodes(1);
+    let mut world = TestFleet::with_nodes(1);
     world.plan("manual");
     world.deploy("d1", 1);
     let operation = world.pending()[0].clone();
     assert_eq!(operation.node.as_ref().map(ToString::to_string).as_deref(), Some("node-1"));
     assert_eq!(world.free_cpu(), 3000, "the place is held while it waits");
     let wrong = OperationApprove {
-        operations: vec![Shown {
+        operations: vec![ApprovedOperation {
             operation: operation.id,
             hash: chancery_events::digest::Digest::of(&[b"else"]),
         }],
     };
     let request = world.request(wrong.into());
-    assert_eq!(world.ask_request(&request).expect_err("another hash").code, Code::HashMismatch);
+    assert_eq!(world.ask_request(&request).expect_err("another hash").code, RefusalCode::HashMismatch);
     world.approve(operation.id).expect("approved");
     let approved =
         world.fleet.operations().get(&operation.id).expect("kept").approved.clone().expect("approved").0;
-    assert_eq!(approved, Approver::Actor("ann".parse().expect("a name")));
-    assert_eq!(world.approve(operation.id).expect_err("twice").code, Code::NotPending);
+    assert_eq!(approved, ApprovalActor::Actor("ann".parse().expect("a name")));
+    assert_eq!(world.approve(operation.id).expect_err("twice").code, RefusalCode::NotPending);
 }
 
 #[test]
 fn two_hundred_are_approved_in_one_intent_or_none() {
-    let mut world = World::with_nodes(0);
+    let mut world = TestFleet::with_nodes(0);
     for i in 0..200 {
         world.add_node(&format!("node-{i}"), &format!("d{}", i % 5));
     }
     world.plan("manual");
     world.deploy("d1", 200);
-    let shown: Vec<_> =
-        world.pending().iter().map(|o| Shown { operation: o.id, hash: o.hash.expect("a hash") }).collect();
+    let shown: Vec<_> = world
+        .pending()
+        .iter()
+        .map(|o| ApprovedOperation { operation: o.id, hash: o.hash.expect("a hash") })
+        .collect();
     assert_eq!(shown.len(), 200);
     let mut bad = shown.clone();
     bad[199].hash = chancery_events::digest::Digest::of(&[]);
@@ -65,7 +68,7 @@ fn two_hundred_are_approved_in_one_intent_or_none() {
 
 #[test]
 fn a_rejected_create_gives_its_place_back_fails_the_deployment_and_takes_the_replica_with_it() {
-    let mut world = World::with_nodes(1);
+    let mut world = TestFleet::with_nodes(1);
     world.plan("manual");
     world.deploy("d1", 1);
     let id = world.pending()[0].id;
@@ -74,12 +77,12 @@ fn a_rejected_create_gives_its_place_back_fails_the_deployment_and_takes_the_rep
         (world.free_cpu(), world.phases().len(), world.deployment("d1").as_str()),
         (4000, 0, "failed")
     );
-    assert_eq!(world.reject(id).expect_err("gone").code, Code::NotFound);
+    assert_eq!(world.reject(id).expect_err("gone").code, RefusalCode::NotFound);
 }
 
 #[test]
 fn an_operation_that_nobody_approves_expires_and_holds_nothing() {
-    let mut world = World::with_nodes(1);
+    let mut world = TestFleet::with_nodes(1);
     world.plan("manual");
     world.deploy("d1", 1);
     world.wait(24 * 3600 - 1);
@@ -94,7 +97,7 @@ fn an_operation_that_nobody_approves_expires_and_holds_nothing() {
 
 #[test]
 fn automatic_approval_names_its_rule_and_other_kinds_wait() {
-    let mut world = World::with_nodes(2);
+    let mut world = TestFleet::with_nodes(2);
     world.plan("manual");
     let mut spec = serde_json::to_value(&**world.fleet.plans().get("web").expect("the plan").specs.newest())
         .expect("JSON");
@@ -143,7 +146,7 @@ fn a_start_of_what_runs_or_comes_up_changes_nothing_and_of_what_stops_is_refused
     world.must("replica.stop", &json!({"name": replica}));
     world.approve_all();
     let refusal = world.ask("replica.start", &json!({"name": replica})).expect_err("it stops");
-    assert!(refusal.code == Code::BadTransition && refusal.detail.contains("stopping"), "{refusal:?}");
+    assert!(refusal.code == RefusalCode::BadTransition && refusal.detail.contains("stopping"), "{refusal:?}");
 }
 
 #[test]
@@ -155,7 +158,7 @@ fn a_start_is_accepted_whenever_stopped_or_failed_is_shown() {
         if round % 2 == 0 {
             world.report(id, crashed());
         } else {
-            world.report(id, ended(Exit::Clean));
+            world.report(id, ended(IncarnationExit::Clean));
         }
         assert_eq!(world.phases(), [if round % 2 == 0 { "failed" } else { "stopped" }]);
         assert!(!world.must("replica.start", &json!({"name": replica})).is_empty(), "round {round}");
@@ -168,12 +171,15 @@ fn a_start_is_accepted_whenever_stopped_or_failed_is_shown() {
 
 #[test]
 fn what_was_never_approved_cannot_be_stopped() {
-    let mut world = World::with_nodes(1);
+    let mut world = TestFleet::with_nodes(1);
     world.plan("manual");
     world.deploy("d1", 1);
     let replica = world.replica();
     let refusal = world.ask("replica.stop", &json!({"name": replica})).expect_err("nothing runs");
-    assert!(refusal.code == Code::BadTransition && refusal.detail.contains("never approved"), "{refusal:?}");
+    assert!(
+        refusal.code == RefusalCode::BadTransition && refusal.detail.contains("never approved"),
+        "{refusal:?}"
+    );
     assert_eq!(world.kinds(), [Create]);
 }
 
@@ -194,7 +200,7 @@ fn a_stop_supersedes_a_start_that_waits_and_one_that_runs_once_it_is_approved() 
     world.approve_all();
     assert_eq!(world.phases(), ["stopped"]);
 
-    let mut world = World::with_nodes(1);
+    let mut world = TestFleet::with_nodes(1);
     world.plan("manual");
     world.deploy("d1", 1);
     world.approve_all();
@@ -228,7 +234,10 @@ fn a_delete_supersedes_everything_and_leaves_nothing() {
     assert_eq!(world.kinds(), [Delete], "the stop that waited is superseded");
     assert!(world.must("replica.delete", &json!({"name": replica})).is_empty());
     for ask in ["replica.stop", "replica.start"] {
-        assert_eq!(world.ask(ask, &json!({"name": replica})).expect_err(ask).code, Code::BadTransition);
+        assert_eq!(
+            world.ask(ask, &json!({"name": replica})).expect_err(ask).code,
+            RefusalCode::BadTransition
+        );
     }
     world.approve_all();
     world.obey();
@@ -262,7 +271,7 @@ fn a_rejected_delete_leaves_the_replica_as_it_was() {
 
 #[test]
 fn a_delete_of_a_replica_that_nobody_approved_needs_no_approval() {
-    let mut world = World::with_nodes(1);
+    let mut world = TestFleet::with_nodes(1);
     world.plan("manual");
     world.deploy("d1", 1);
     world.must("deployment.cancel", &json!({"plan": "web", "name": "d1"}));
@@ -277,7 +286,7 @@ fn a_delete_of_a_replica_that_nobody_approved_needs_no_approval() {
 
 #[test]
 fn an_approval_that_cannot_be_carried_out_is_refused_saying_so() {
-    let mut world = World::with_nodes(1);
+    let mut world = TestFleet::with_nodes(1);
     let payload = json!({"name": "app", "resources": {"cpu": 1, "memory": 1}});
     world.must(
         "plan.apply",
@@ -286,14 +295,17 @@ fn an_approval_that_cannot_be_carried_out_is_refused_saying_so() {
     world.deploy("d1", 1);
     let id = world.pending()[0].id;
     let refusal = world.approve(id).expect_err("nothing to run");
-    assert!(refusal.code == Code::Unsupported && refusal.detail.contains("nothing to run"), "{refusal:?}");
+    assert!(
+        refusal.code == RefusalCode::Unsupported && refusal.detail.contains("nothing to run"),
+        "{refusal:?}"
+    );
     let state = world.fleet.operations().get(&id).expect("kept").state.clone();
     assert!(matches!(state, OperationState::PendingApproval(_)));
 }
 
 #[test]
 fn operations_and_incarnations_that_are_over_are_kept_twenty_a_replica() {
-    let mut world = World::with_nodes(1);
+    let mut world = TestFleet::with_nodes(1);
     world.plan("automatic");
     world.running("d1", 1);
     let replica = world.replica();
@@ -312,7 +324,7 @@ fn operations_and_incarnations_that_are_over_are_kept_twenty_a_replica() {
 
 #[test]
 fn an_automatic_approval_that_cannot_be_carried_out_fails_its_deployment_and_holds_nothing() {
-    let mut world = World::with_nodes(1);
+    let mut world = TestFleet::with_nodes(1);
     let automatic =
         json!({"create": "automatic", "start": "automatic", "stop": "automatic", "delete": "automatic"});
     let payload = json!({"name": "app", "resources": {"cpu": 1000, "memory": 1}});
@@ -328,10 +340,10 @@ fn an_automatic_approval_that_cannot_be_carried_out_fails_its_deployment_and_hol
 
 #[test]
 fn operations_that_wait_for_approval_cost_nothing_and_hold_nobody_up() {
-    let mut world = World::with_nodes(1);
+    let mut world = TestFleet::with_nodes(1);
     world.plan("automatic");
     world.running("d1", 1);
-    world.counted = Counted::AtTheEnd;
+    world.counted = CountInterval::AtTheEnd;
     let total = json!({"cpu": 1_000_000_000u64, "memory": 1u64 << 50, "disk": 0});
     world.must(
         "node.apply",

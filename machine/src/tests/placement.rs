@@ -4,16 +4,16 @@ use std::sync::Arc;
 
 use chancery_events::fact::Fact;
 use chancery_events::name::{NodeName, PlanName};
-use chancery_events::spec::{Placement, PlanPolicy, PlanSpec, PlanVersion};
+use chancery_events::spec::{PlacementPolicy, PlanPolicy, PlanSpec, PlanVersion};
 use serde_json::{Value, json};
 
-use crate::scheduler::{Limits, Need, Search, Strict, unfit};
+use crate::scheduler::{AffinityFilter, PlacementCache, PlacementConstraints, PlacementRequest, unfit};
 use crate::state::{Node, Replica};
-use crate::testing::{Counted, World, name};
+use crate::testing::{CountInterval, TestFleet, name};
 
 /// Four nodes with GPUs of score 10, 20, 30, 40, the first with fast storage, zones and labels.
-fn world() -> World {
-    let mut world = World::new();
+fn world() -> TestFleet {
+    let mut world = TestFleet::new();
     world.must("cluster.apply", &json!({"name": "local", "spec": {"runtime": "process"}}));
     world.must("cluster.apply", &json!({"name": "far", "spec": {"runtime": "process"}}));
     for i in 1..=4u64 {
@@ -50,7 +50,7 @@ fn plan(extra: &Value) -> Value {
     json!({"name": "web", "spec": spec})
 }
 
-fn placed(world: &World) -> Vec<String> {
+fn placed(world: &TestFleet) -> Vec<String> {
     let mut nodes: Vec<_> = world
         .fleet
         .incarnations()
@@ -132,7 +132,7 @@ fn storage_of_a_class_is_counted_over_replicas() {
 
 #[test]
 fn replicas_are_spread_over_domains_then_over_nodes_and_then_put_where_the_least_is_left() {
-    let mut world = World::with_nodes(0);
+    let mut world = TestFleet::with_nodes(0);
     for (i, domain) in ["a", "a", "b", "b", "c", "c"].iter().enumerate() {
         world.add_node(&format!("node-{i}"), domain);
     }
@@ -165,12 +165,12 @@ fn replicas_are_spread_over_domains_then_over_nodes_and_then_put_where_the_least
 
 #[test]
 fn a_placement_that_waits_goes_ahead_by_itself_when_there_is_room() {
-    let mut world = World::with_nodes(2);
+    let mut world = TestFleet::with_nodes(2);
     world.plan("automatic");
     world.deploy("d", 3);
     world.obey();
     assert_eq!(world.phases(), ["pending", "running", "running"]);
-    assert!(world.log.iter().any(|fact| matches!(fact, Fact::PlanWaiting(_))));
+    assert!(world.log.iter().any(|fact| matches!(fact, Fact::PlanUnschedulable(_))));
     world.add_node("node-3", "d1");
     world.run();
     world.obey();
@@ -180,7 +180,7 @@ fn a_placement_that_waits_goes_ahead_by_itself_when_there_is_room() {
 
 #[test]
 fn waiting_placements_are_not_tried_again_before_capacity_may_have_grown() {
-    let mut world = World::with_nodes(1);
+    let mut world = TestFleet::with_nodes(1);
     world.plan("automatic");
     world.deploy("d", 3);
     world.told();
@@ -192,7 +192,7 @@ fn waiting_placements_are_not_tried_again_before_capacity_may_have_grown() {
 
 #[test]
 fn after_a_thousand_random_reservations_what_is_free_is_the_rest() {
-    let mut world = World::with_nodes(5);
+    let mut world = TestFleet::with_nodes(5);
     world.plan("automatic");
     let mut seed = 7u64;
     for i in 0..60 {
@@ -208,8 +208,8 @@ fn after_a_thousand_random_reservations_what_is_free_is_the_rest() {
 
 #[test]
 fn what_waits_by_an_older_generation_does_not_hold_back_a_newer_one() {
-    let mut world = World::with_nodes(1);
-    let only_in = |world: &mut World, cluster: &str| {
+    let mut world = TestFleet::with_nodes(1);
+    let only_in = |world: &mut TestFleet, cluster: &str| {
         world.plan("automatic");
         let mut spec =
             serde_json::to_value(&**world.fleet.plans().get("web").expect("the plan").specs.newest())
@@ -237,7 +237,12 @@ fn what_waits_by_an_older_generation_does_not_hold_back_a_newer_one() {
 }
 
 /// What the rule says, by a walk over everything; for another run of a replica, if one is given.
-fn by_walk(world: &World, plan: &PlanName, spec: &Arc<PlanSpec>, of: Option<&Replica>) -> Option<NodeName> {
+fn by_walk(
+    world: &TestFleet,
+    plan: &PlanName,
+    spec: &Arc<PlanSpec>,
+    of: Option<&Replica>,
+) -> Option<NodeName> {
     let fleet = &world.fleet;
     let replicas = fleet.replicas().sorted();
     let others = || {
@@ -248,36 +253,36 @@ fn by_walk(world: &World, plan: &PlanName, spec: &Arc<PlanSpec>, of: Option<&Rep
     let limits = limits(world, of);
     let fits = fleet.nodes().sorted().into_iter().filter(|node| {
         let (policy, version) = (PlanPolicy::of(spec), PlanVersion::of(spec));
-        let need = Need { plan, deployment: &name("d"), policy, version };
-        unfit(fleet, &need, &limits, node, Strict::All).is_none()
+        let need = PlacementRequest { plan, deployment: &name("d"), policy, version };
+        unfit(fleet, &need, &limits, node, AffinityFilter::All).is_none()
     });
     let free = |node: &Node| {
         let free = fleet.index().places.free(node);
         (free.cpu, free.memory, free.disk, node.name.clone())
     };
     let best = match spec.placement {
-        Placement::Spread => fits.min_by_key(|node| {
+        PlacementPolicy::Spread => fits.min_by_key(|node| {
             let domain = node.spec.domain.clone();
             let in_domain = others().filter(|run| run.domain == domain).count();
             let on_node = others().filter(|run| run.node == node.name).count();
             (in_domain, own.is_none_or(|own| own.domain != domain), domain, on_node, free(node))
         }),
-        Placement::Pack => fits.min_by_key(|node| free(node)),
+        PlacementPolicy::Pack => fits.min_by_key(|node| free(node)),
     };
     best.map(|node| node.name.clone())
 }
 
 /// The limits of another run of a replica.
-fn limits<'a>(world: &'a World, of: Option<&'a Replica>) -> Limits<'a> {
+fn limits<'a>(world: &'a TestFleet, of: Option<&'a Replica>) -> PlacementConstraints<'a> {
     let own = of.and_then(|of| world.fleet.incarnations().get(&of.active.as_ref()?.incarnation));
-    Limits { own, leaves: of.and_then(Replica::remaining), ..Limits::default() }
+    PlacementConstraints { own, leaves: of.and_then(Replica::remaining), ..PlacementConstraints::default() }
 }
 
 #[test]
 fn what_a_search_remembers_changes_no_answer() {
     let mut world = world();
     world.open_session();
-    world.counted = Counted::AtTheEnd;
+    world.counted = CountInterval::AtTheEnd;
     let automatic = json!({"create": "automatic", "delete": "automatic"});
     world
         .must("plan.apply", &plan(&json!({"sharing": "allowed", "approval": automatic, "cluster": "local"})));
@@ -289,7 +294,7 @@ fn what_a_search_remembers_changes_no_answer() {
     let mut packed = other;
     (packed["name"], packed["spec"]["placement"]) = (json!("packed"), json!("pack"));
     world.must("plan.apply", &packed);
-    let mut search = Search::default();
+    let mut search = PlacementCache::default();
     let mut seed = 11u64;
     let mut pick = |bound: u64| {
         seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -332,7 +337,7 @@ fn what_a_search_remembers_changes_no_answer() {
             let plan: PlanName = name(plan);
             let spec = Arc::clone(world.fleet.plans().get(&plan).expect("the plan").specs.newest());
             let (policy, version) = (PlanPolicy::of(&spec), PlanVersion::of(&spec));
-            let need = Need { plan: &plan, deployment: &name("d"), policy, version };
+            let need = PlacementRequest { plan: &plan, deployment: &name("d"), policy, version };
             let replicas = world.fleet.replicas().sorted().into_iter().filter(|r| r.plan == plan);
             for of in replicas.map(Some).chain([None]) {
                 let place = search.place(&world.fleet, &need, &limits(&world, of));

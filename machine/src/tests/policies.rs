@@ -1,22 +1,22 @@
 //! Policies: who may approve, when, and how many at once. Affinity: who may stand beside whom.
 
-use chancery_events::fact::Approver;
+use chancery_events::fact::ApprovalActor;
 use chancery_events::name::Actor;
-use chancery_events::refusal::Code;
+use chancery_events::refusal::RefusalCode;
 use chancery_events::spec::OperationKind;
 use chancery_events::subject::Subject;
 use serde_json::{Value, json};
 
 use crate::state::{Operation, OperationState};
-use crate::testing::{World, intent, name};
+use crate::testing::{TestFleet, intent, name};
 
-fn policy(world: &mut World, policy: &str, spec: &Value) {
+fn policy(world: &mut TestFleet, policy: &str, spec: &Value) {
     world.must("policy.apply", &json!({"name": policy, "spec": spec}));
     world.run();
 }
 
-fn approved_by(world: &World, rule: &str) -> Vec<OperationKind> {
-    let by = Approver::Rule(rule.to_owned());
+fn approved_by(world: &TestFleet, rule: &str) -> Vec<OperationKind> {
+    let by = ApprovalActor::Rule(rule.to_owned());
     let is = |o: &&Operation| o.approved.as_ref().is_some_and(|(approver, _)| *approver == by);
     world.fleet.operations().sorted().into_iter().filter(is).map(|o| o.kind).collect()
 }
@@ -37,7 +37,7 @@ fn a_policy_approves_the_kinds_plans_and_domains_that_it_names_and_the_fact_name
         for first in [true, false] {
             let mut spec = matches.clone();
             spec["rule"] = json!({"approve": {}});
-            let mut world = World::with_nodes(2);
+            let mut world = TestFleet::with_nodes(2);
             world.plan("manual");
             if first {
                 policy(&mut world, "p", &spec);
@@ -55,7 +55,7 @@ fn a_policy_approves_the_kinds_plans_and_domains_that_it_names_and_the_fact_name
 
 #[test]
 fn a_policy_approves_so_many_at_once_and_the_next_when_one_is_over() {
-    let mut world = World::with_nodes(4);
+    let mut world = TestFleet::with_nodes(4);
     world.plan("manual");
     policy(&mut world, "p", &json!({"rule": {"approve": {"in_flight": 2}}}));
     world.deploy("d1", 4);
@@ -68,7 +68,7 @@ fn a_policy_approves_so_many_at_once_and_the_next_when_one_is_over() {
 
 #[test]
 fn an_operation_that_is_left_alone_holds_up_the_approval_of_no_other() {
-    let mut world = World::with_nodes(2);
+    let mut world = TestFleet::with_nodes(2);
     world.plan("manual");
     world.deploy("d1", 2);
     let alone = world.pending()[0].id;
@@ -80,7 +80,7 @@ fn an_operation_that_is_left_alone_holds_up_the_approval_of_no_other() {
 
 #[test]
 fn a_policy_waits_for_its_window() {
-    let mut world = World::with_nodes(1);
+    let mut world = TestFleet::with_nodes(1);
     world.plan("manual");
     // The world begins on a Monday, at 13:46:40 UTC.
     let window = json!({"days": ["mon"], "from": 22 * 60, "minutes": 60});
@@ -97,7 +97,7 @@ fn a_policy_waits_for_its_window() {
 
 #[test]
 fn a_policy_that_is_deleted_approves_nothing_more() {
-    let mut world = World::with_nodes(2);
+    let mut world = TestFleet::with_nodes(2);
     world.plan("manual");
     let spec = json!({"rule": {"approve": {}}});
     policy(&mut world, "p", &spec);
@@ -106,13 +106,13 @@ fn a_policy_that_is_deleted_approves_nothing_more() {
     world.deploy("d1", 1);
     assert_eq!(world.pending().len(), 1);
     let refusal = world.ask("policy.delete", &json!({"name": "p"})).expect_err("it is gone");
-    assert_eq!(refusal.code, Code::NotFound);
+    assert_eq!(refusal.code, RefusalCode::NotFound);
     let bad = json!({"name": "p", "spec": {"rule": {"approve": {"in_flight": 0, "windows": [{"from": 1440, "minutes": 0}]}}}});
     let refusal = world.ask("policy.apply", &bad).expect_err("it says nothing that can be");
     assert_eq!(refusal.errors.len(), 3, "{refusal:?}");
 }
 
-fn approve_as(world: &mut World, actor: &str) -> Result<(), chancery_events::refusal::Refusal> {
+fn approve_as(world: &mut TestFleet, actor: &str) -> Result<(), chancery_events::refusal::Refusal> {
     let pending = world.pending()[0];
     let (operation, hash) = (pending.id, pending.hash.expect("a hash"));
     let data = json!({"operations": [{"operation": operation, "hash": hash}]});
@@ -125,24 +125,24 @@ fn approve_as(world: &mut World, actor: &str) -> Result<(), chancery_events::ref
 
 #[test]
 fn four_eyes_are_not_those_of_whoever_asked_directly_or_by_a_deployment() {
-    let mut world = World::with_nodes(2);
+    let mut world = TestFleet::with_nodes(2);
     world.plan("manual");
     policy(&mut world, "two", &json!({"kinds": ["create", "stop"], "rule": {"four_eyes": {}}}));
     world.deploy("d1", 1);
     let refusal = approve_as(&mut world, "ann").expect_err("ann deployed it");
-    assert!(refusal.code == Code::Denied && refusal.detail.contains("two"), "{refusal:?}");
+    assert!(refusal.code == RefusalCode::Denied && refusal.detail.contains("two"), "{refusal:?}");
     approve_as(&mut world, "bob").expect("bob did not");
     world.obey();
     let name = world.replica();
     world.must("replica.stop", &json!({"name": name}));
     world.run();
-    assert_eq!(approve_as(&mut world, "ann").expect_err("ann asked").code, Code::Denied);
+    assert_eq!(approve_as(&mut world, "ann").expect_err("ann asked").code, RefusalCode::Denied);
     world.must("policy.delete", &json!({"name": "two"}));
     world.grant();
     approve_as(&mut world, "ann").expect("nobody wants four eyes any more");
 }
 
-fn grouped(world: &mut World, plan: &str, nodes: &str, otherwise: &str) {
+fn grouped(world: &mut TestFleet, plan: &str, nodes: &str, otherwise: &str) {
     let affinity = json!([{"group": "db", "nodes": nodes, "otherwise": otherwise}]);
     let payload =
         json!({"name": "app", "resources": {"cpu": 100, "memory": 1 << 20}, "run": {"argv": ["app"]}});
@@ -150,7 +150,7 @@ fn grouped(world: &mut World, plan: &str, nodes: &str, otherwise: &str) {
     world.must("plan.apply", &json!({"name": plan, "spec": spec}));
 }
 
-fn put(world: &mut World, plan: &str, count: u32) {
+fn put(world: &mut TestFleet, plan: &str, count: u32) {
     world.must("deployment.create", &json!({"plan": plan, "name": "d1", "spec": {"count": count}}));
     world.run();
 }
@@ -158,7 +158,7 @@ fn put(world: &mut World, plan: &str, count: u32) {
 #[test]
 fn replicas_of_a_group_stand_apart_across_plans_or_say_that_they_cannot() {
     for otherwise in ["fail", "allow"] {
-        let mut world = World::with_nodes(3);
+        let mut world = TestFleet::with_nodes(3);
         grouped(&mut world, "a", "apart", otherwise);
         grouped(&mut world, "b", "apart", otherwise);
         put(&mut world, "a", 2);
@@ -182,7 +182,7 @@ fn replicas_of_a_group_stand_apart_across_plans_or_say_that_they_cannot() {
 
 #[test]
 fn a_replica_that_comes_to_be_of_a_group_does_not_stay_where_another_of_it_is() {
-    let mut world = World::with_nodes(1);
+    let mut world = TestFleet::with_nodes(1);
     let alone = json!({"update": "stop_first"});
     world.plan_with("automatic", &alone);
     world.running("d1", 1);
@@ -200,7 +200,7 @@ fn a_replica_that_comes_to_be_of_a_group_does_not_stay_where_another_of_it_is() 
 
 #[test]
 fn replicas_of_a_group_stand_together_where_the_first_one_is() {
-    let mut world = World::with_nodes(4);
+    let mut world = TestFleet::with_nodes(4);
     grouped(&mut world, "a", "together", "fail");
     grouped(&mut world, "b", "together", "fail");
     put(&mut world, "a", 2);
@@ -215,8 +215,8 @@ fn replicas_of_a_group_stand_together_where_the_first_one_is() {
 
 #[test]
 fn many_that_wait_for_approval_cost_a_relocate_elsewhere_nothing() {
-    let mut world = World::new();
-    world.counted = crate::testing::Counted::AtTheEnd;
+    let mut world = TestFleet::new();
+    world.counted = crate::testing::CountInterval::AtTheEnd;
     world.must("cluster.apply", &json!({"name": "local", "spec": {"runtime": "process"}}));
     for i in 0..2 {
         let total = json!({"cpu": 1_000_000_000u64, "memory": 1u64 << 50, "disk": 0});

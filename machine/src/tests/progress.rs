@@ -3,17 +3,17 @@
 use std::time::Duration;
 
 use chancery_events::fact::Fact;
-use chancery_events::observation::{ProbeError, ProcessStatus, Saw};
+use chancery_events::observation::{ObservedState, ProbeError, ProcessStatus};
 use chancery_events::spec::OperationKind;
 use serde_json::{Value, json};
 
 use crate::deployment::waits_for;
 use crate::state::Deployment;
-use crate::testing::{World, crashed, name, process, ready};
+use crate::testing::{TestFleet, crashed, name, process, ready};
 
 const DEADLINE: Duration = Duration::from_mins(1);
 
-fn create(world: &mut World, deployment: &str, more: &Value) {
+fn create(world: &mut TestFleet, deployment: &str, more: &Value) {
     let mut spec = json!({
         "count": 2, "coordinates": {"app": {"version": deployment}}, "progress_deadline": 60_000,
     });
@@ -24,28 +24,28 @@ fn create(world: &mut World, deployment: &str, more: &Value) {
     world.run();
 }
 
-fn find<'a>(world: &'a World, deployment: &str) -> &'a Deployment {
+fn find<'a>(world: &'a TestFleet, deployment: &str) -> &'a Deployment {
     world.fleet.deployment(&name("web"), &name(deployment)).expect("a deployment")
 }
 
-fn is_stalled(world: &World, deployment: &str) -> bool {
+fn is_stalled(world: &TestFleet, deployment: &str) -> bool {
     find(world, deployment).stalled.is_some()
 }
 
 /// What it says that it waits for.
-fn waits(world: &World, deployment: &str) -> String {
+fn waits(world: &TestFleet, deployment: &str) -> String {
     let plan = world.fleet.plans().get("web").expect("the plan");
     waits_for(&world.fleet, plan, find(world, deployment)).expect("it waits").to_string()
 }
 
-fn pass(world: &mut World, span: Duration) {
+fn pass(world: &mut TestFleet, span: Duration) {
     world.now = world.now + span;
     world.run();
 }
 
 /// Two replicas run by `d1`; starts may take long.
-fn world(approval: &str) -> World {
-    let mut world = World::with_nodes(5);
+fn world(approval: &str) -> TestFleet {
+    let mut world = TestFleet::with_nodes(5);
     world.plan_with("automatic", &json!({"restart": "never"}));
     create(&mut world, "d1", &json!({}));
     world.obey();
@@ -83,12 +83,12 @@ fn a_deployment_without_progress_is_called_stalled_once_until_it_makes_some() {
 
 #[test]
 fn what_keeps_the_next_one_from_its_turn_is_named_and_not_the_next_one() {
-    let mut world = World::with_nodes(5);
+    let mut world = TestFleet::with_nodes(5);
     world.plan_with("automatic", &json!({"restart": "never"}));
     create(&mut world, "d1", &json!({"strategy": {"rolling": {"wave": 1, "pause": 1000}}}));
     let first = world.asked().next().expect("one is created");
     world.report(first, ready());
-    world.report(first, Saw::NotReady { processes: vec![process(ProcessStatus::Initializing)] });
+    world.report(first, ObservedState::NotReady { processes: vec![process(ProcessStatus::Initializing)] });
     pass(&mut world, Duration::from_secs(2));
     let name = &world.fleet.incarnations().get(&first).expect("it runs").replica;
     let said = waits(&world, "d1");
@@ -97,7 +97,7 @@ fn what_keeps_the_next_one_from_its_turn_is_named_and_not_the_next_one() {
 
 #[test]
 fn of_operations_without_a_node_one_of_the_deployment_is_named() {
-    let mut world = World::with_nodes(1);
+    let mut world = TestFleet::with_nodes(1);
     world.plan_with("automatic", &json!({"restart": "never"}));
     create(&mut world, "d1", &json!({"count": 1}));
     world.obey();
@@ -114,14 +114,14 @@ fn of_operations_without_a_node_one_of_the_deployment_is_named() {
 
 #[test]
 fn a_replica_that_a_person_stopped_keeps_no_turn_and_is_named_where_it_keeps_a_cut_over() {
-    let stop = |world: &mut World, run| {
+    let stop = |world: &mut TestFleet, run| {
         let replica = world.fleet.incarnations().get(&run).expect("it runs").replica.clone();
         world.must("replica.stop", &json!({"name": replica}));
         world.run();
         world.obey();
         replica
     };
-    let mut world = World::with_nodes(5);
+    let mut world = TestFleet::with_nodes(5);
     world.plan_with("automatic", &json!({"restart": "never"}));
     create(&mut world, "d1", &json!({"strategy": {"rolling": {"wave": 1, "pause": 3_600_000}}}));
     let first = world.asked().next().expect("one is created");
@@ -164,7 +164,7 @@ fn time_in_which_people_have_to_approve_is_not_time_without_progress() {
 }
 
 /// As [`world`], and operations of the kind wait for approval.
-fn world_with_manual(kind: &str) -> World {
+fn world_with_manual(kind: &str) -> TestFleet {
     let mut world = world("automatic");
     let mut approval: serde_json::Map<_, _> =
         OperationKind::ALL.iter().map(|kind| (kind.word().to_owned(), "automatic".into())).collect();
@@ -304,7 +304,7 @@ fn each_way_to_wait_names_what_is_waited_for_and_who_can_change_it() {
         assert!(said.contains(part), "{part:?} in {said:?}");
     }
     let error = ProbeError::Refused;
-    let unready = Saw::NotReady { processes: vec![process(ProcessStatus::Unready { error })] };
+    let unready = ObservedState::NotReady { processes: vec![process(ProcessStatus::Unready { error })] };
     world.report(new, unready);
     let said = waits(&world, "d2");
     assert!(said.contains("to be ready (readiness probe of app-0: connection refused) since "), "{said}");
@@ -316,11 +316,11 @@ fn each_way_to_wait_names_what_is_waited_for_and_who_can_change_it() {
     world.must("deployment.cancel", &json!({"plan": "web", "name": "d2"}));
     assert_eq!(waits(&world, "d2"), said, "what has asked the old run to end completes");
     // Somewhere else there is no room.
-    let mut world = World::with_nodes(1);
+    let mut world = TestFleet::with_nodes(1);
     world.plan_with("automatic", &json!({"restart": "never"}));
     create(&mut world, "d1", &json!({}));
     let first = world.asked().next().expect("one has a place");
-    world.report(first, Saw::Ready { processes: Vec::new() });
+    world.report(first, ObservedState::Ready { processes: Vec::new() });
     let said = waits(&world, "d1");
     assert!(said.contains("a node for operation ") && said.contains("add what is missing"), "{said}");
 }

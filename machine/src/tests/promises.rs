@@ -1,20 +1,20 @@
 //! A replica that is to run is brought up again by its plan's rule, whatever came between.
 
-use chancery_events::observation::{Exit, Hope, Saw};
+use chancery_events::observation::{IncarnationExit, ObservedState, RetryClass};
 use serde_json::json;
 
 use super::setting::{
     GB, apply, ask, drain, live, names, only_replica, own, put, running, runs, settle, vanished, world,
 };
-use crate::testing::{World, crashed, ended, failed};
+use crate::testing::{TestFleet, crashed, ended, failed};
 
-fn crash(world: &mut World) {
+fn crash(world: &mut TestFleet) {
     let run = runs(world, "web")[0].id;
     world.report(run, crashed());
 }
 
 /// A replica whose start waits for a volume that is to be made anew.
-fn waits_for_its_volume() -> World {
+fn waits_for_its_volume() -> TestFleet {
     let mut world = world(2, 4 * GB);
     running(&mut world, "web", 1, &own(), &json!({}));
     let volume = names(&world)[0].clone();
@@ -28,9 +28,9 @@ fn waits_for_its_volume() -> World {
 fn what_failed_for_its_volume_is_started_again() {
     let mut world = waits_for_its_volume();
     let volume = names(&world)[0].clone();
-    world.report_volume(&volume, Saw::Gone);
+    world.report_volume(&volume, ObservedState::Gone);
     // The disk is full for a moment.
-    world.report_volume(&volume, failed(Hope::Never));
+    world.report_volume(&volume, failed(RetryClass::Never));
     assert!(live(&world).is_empty());
     settle(&mut world);
     assert_eq!(live(&world), ["running"]);
@@ -42,9 +42,9 @@ fn an_update_that_fails_for_its_volume_gives_back_what_ran() {
     running(&mut world, "web", 1, &json!([]), &json!({"update": "stop_first"}));
     apply(&mut world, "web", &own(), &json!({"update": "stop_first"}));
     put(&mut world, "web", "d2", 1);
-    world.report(world.commanded()[0], ended(Exit::Clean));
+    world.report(world.commanded()[0], ended(IncarnationExit::Clean));
     let volume = names(&world)[0].clone();
-    world.report_volume(&volume, failed(Hope::Never));
+    world.report_volume(&volume, failed(RetryClass::Never));
     assert_eq!(world.deployment_of("web", "d2"), "failed");
     settle(&mut world);
     assert_eq!((live(&world), runs(&world, "web")[0].deployment.as_str()), (vec!["running"], "d1"));

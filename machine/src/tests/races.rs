@@ -5,21 +5,22 @@ mod places;
 
 use std::time::Duration;
 
-use chancery_events::fact::{Effect, IncarnationEnd};
+use chancery_events::fact::{CommandEffect, IncarnationEnd};
 use chancery_events::id::{IncarnationId, Position};
 use chancery_events::observation::{
-    Exit, Hope, IncarnationReport, IncarnationReported, ProcessStatus, Saw, SessionEnd, SessionOver,
+    IncarnationExit, IncarnationReport, IncarnationReported, ObservedState, ProcessStatus, RetryClass,
+    SessionEnd, SessionEnded,
 };
-use chancery_events::refusal::Code;
+use chancery_events::refusal::RefusalCode;
 use chancery_events::spec::OperationKind::Start;
 use serde_json::json;
 
 use crate::state::{Incarnation, IncarnationState};
-use crate::testing::{World, crashed, ended, failed, hello, process, ready};
+use crate::testing::{TestFleet, crashed, ended, failed, hello, process, ready};
 
 /// One replica that runs, and its incarnation.
-fn running(approval: &str) -> (World, IncarnationId) {
-    let mut world = World::with_nodes(1);
+fn running(approval: &str) -> (TestFleet, IncarnationId) {
+    let mut world = TestFleet::with_nodes(1);
     world.plan(approval);
     world.running("d1", 1);
     let id = world.commanded()[0];
@@ -27,36 +28,36 @@ fn running(approval: &str) -> (World, IncarnationId) {
 }
 
 /// One replica that is asked to come up, and its incarnation.
-fn creating() -> (World, IncarnationId) {
-    let mut world = World::with_nodes(1);
+fn creating() -> (TestFleet, IncarnationId) {
+    let mut world = TestFleet::with_nodes(1);
     world.plan("automatic");
     world.deploy("d1", 1);
     let id = world.commanded()[0];
     (world, id)
 }
 
-fn ask(world: &mut World, what: &str) {
+fn ask(world: &mut TestFleet, what: &str) {
     let replica = world.replica();
     world.must(what, &json!({"name": replica}));
     world.run();
 }
 
-fn incarnation(world: &World, id: IncarnationId) -> &Incarnation {
+fn incarnation(world: &TestFleet, id: IncarnationId) -> &Incarnation {
     world.fleet.incarnations().get(&id).expect("kept")
 }
 
-fn lose_session(world: &mut World) {
+fn lose_session(world: &mut TestFleet) {
     let session = world.fleet.clusters().get("local").and_then(|c| c.session).expect("a session");
-    world.see(&SessionOver { session, end: SessionEnd::Lost }.into());
+    world.see(&SessionEnded { session, end: SessionEnd::Lost }.into());
     world.run();
 }
 
 /// How what ran last of the replica ended.
-fn last(world: &World) -> Option<IncarnationEnd> {
+fn last(world: &TestFleet) -> Option<IncarnationEnd> {
     world.fleet.replicas().sorted()[0].last.as_deref().cloned()
 }
 
-fn live(world: &World) -> usize {
+fn live(world: &TestFleet) -> usize {
     world.fleet.incarnations().sorted().iter().filter(|incarnation| incarnation.is_live()).count()
 }
 
@@ -65,10 +66,10 @@ fn live(world: &World) -> usize {
 fn a_look_that_finds_nothing_does_not_make_a_failure_of_a_stop() {
     let (mut world, id) = running("automatic");
     ask(&mut world, "replica.stop");
-    assert!(world.report_at(id, 1, Saw::Gone).is_empty(), "a look from before the stop");
-    world.report_at(id, 2, Saw::Gone);
+    assert!(world.report_at(id, 1, ObservedState::Gone).is_empty(), "a look from before the stop");
+    world.report_at(id, 2, ObservedState::Gone);
     assert_eq!((world.phases(), last(&world)), (vec!["stopped"], Some(IncarnationEnd::Destroyed)));
-    assert!(world.report_at(id, 2, ended(Exit::Clean)).is_empty(), "the clean end comes last");
+    assert!(world.report_at(id, 2, ended(IncarnationExit::Clean)).is_empty(), "the clean end comes last");
     assert!(world.report_at(id, 1, crashed()).is_empty(), "or another one's opinion of it");
     world.deploy("d2", 1);
     assert_eq!((world.phases(), live(&world)), (vec!["stopped"], 0), "nothing starts it again");
@@ -77,13 +78,16 @@ fn a_look_that_finds_nothing_does_not_make_a_failure_of_a_stop() {
 /// R3.
 #[test]
 fn a_look_from_before_the_command_does_not_make_a_failure_of_a_start() {
-    let mut world = World::with_nodes(1);
+    let mut world = TestFleet::with_nodes(1);
     world.plan("manual");
     world.deploy("d1", 1);
     let id = world.fleet.incarnations().sorted()[0].id;
-    assert!(world.report_at(id, 0, Saw::Gone).is_empty(), "nobody was asked to start it yet");
+    assert!(world.report_at(id, 0, ObservedState::Gone).is_empty(), "nobody was asked to start it yet");
     world.approve_all();
-    assert!(world.report_at(id, 0, Saw::Gone).is_empty(), "nobody has heard yet that it is to start");
+    assert!(
+        world.report_at(id, 0, ObservedState::Gone).is_empty(),
+        "nobody has heard yet that it is to start"
+    );
     world.obey();
     assert_eq!((world.phases(), world.deployment("d1").as_str()), (vec!["running"], "completed"));
 }
@@ -103,7 +107,7 @@ fn two_who_start_one_replica_start_it_once() {
         let (mut world, id) = running("manual");
         world.report(id, crashed());
         let replica = world.replica();
-        let start = |world: &mut World| drop(world.must("replica.start", &json!({"name": replica})));
+        let start = |world: &mut TestFleet| drop(world.must("replica.start", &json!({"name": replica})));
         if person_first {
             start(&mut world);
         }
@@ -130,7 +134,7 @@ fn readiness_at_the_deadline_is_in_time_and_after_it_is_too_late() {
     world.wait(300);
     assert_eq!((world.phases(), world.deployment("d1").as_str()), (vec!["stopping"], "failed"));
     assert!(world.report_at(id, 1, ready()).is_empty(), "it was given up while this was on its way");
-    assert_eq!(incarnation(&world, id).asked, Some(Effect::Stop));
+    assert_eq!(incarnation(&world, id).asked, Some(CommandEffect::Stop));
 }
 
 /// R6.
@@ -142,23 +146,23 @@ fn what_a_start_that_was_given_up_may_have_left_holds_its_place_until_it_is_prov
     assert_eq!((world.phases(), world.free_cpu()), (vec!["stopping"], 3000));
     let replica = world.replica();
     let refusal = world.ask("replica.start", &json!({"name": replica})).expect_err("it may still run");
-    assert_eq!(refusal.code, Code::BadTransition);
+    assert_eq!(refusal.code, RefusalCode::BadTransition);
     world.wait(1_000_000);
     world.open_session();
     assert!(world.report_at(id, 1, ready()).is_empty(), "it did start, unheard");
     for _ in 0..20 {
-        world.report(id, failed(Hope::Never));
+        world.report(id, failed(RetryClass::Never));
         world.now = incarnation(&world, id).command.expect("never given up").not_before;
     }
-    assert_eq!((incarnation(&world, id).asked, world.free_cpu()), (Some(Effect::Kill), 3000));
-    world.report(id, ended(Exit::Clean));
+    assert_eq!((incarnation(&world, id).asked, world.free_cpu()), (Some(CommandEffect::Kill), 3000));
+    world.report(id, ended(IncarnationExit::Clean));
     assert_eq!((world.phases(), world.free_cpu()), (vec!["failed"], 4000));
 }
 
 /// R11.
 #[test]
 fn an_executor_that_is_away_holds_up_no_fact_about_what_others_run() {
-    let mut world = World::with_nodes(1);
+    let mut world = TestFleet::with_nodes(1);
     world.must("cluster.apply", &json!({"name": "far", "spec": {"runtime": "process"}}));
     let total = json!({"cpu": 4000, "memory": 8u64 << 30, "disk": 0});
     let spec = json!({"domain": "d9", "total": total});
@@ -171,7 +175,7 @@ fn an_executor_that_is_away_holds_up_no_fact_about_what_others_run() {
     let far = |id: &IncarnationId| incarnation(&world, *id).cluster.as_str() == "far";
     let id = world.commanded().into_iter().find(far).expect("one is far");
     let replica = incarnation(&world, id).replica.clone();
-    let told = |world: &mut World, revision, saw| {
+    let told = |world: &mut TestFleet, revision, saw| {
         let report = IncarnationReport { incarnation: id, revision, saw };
         world.see(&IncarnationReported { session, report }.into());
         world.run();
@@ -180,7 +184,7 @@ fn an_executor_that_is_away_holds_up_no_fact_about_what_others_run() {
     assert_eq!(world.phases(), ["running", "starting"]);
     world.must("replica.stop", &json!({"name": replica}));
     world.run();
-    told(&mut world, 2, ended(Exit::Clean));
+    told(&mut world, 2, ended(IncarnationExit::Clean));
     assert_eq!((world.phases(), world.free_cpu()), (vec!["starting", "stopped"], 7000));
 }
 
@@ -192,7 +196,7 @@ fn a_stop_of_what_its_executor_has_lost_ends_by_proof() {
         ask(&mut world, "replica.stop");
         assert_eq!((world.phases(), world.free_cpu()), (vec!["stopping"], 3000), "{name}: nothing is proved");
         world.open_session();
-        world.report_at(id, 2, Saw::Gone);
+        world.report_at(id, 2, ObservedState::Gone);
         assert_eq!((world.phases(), world.free_cpu()), (vec!["stopped"], 4000), "{name}");
         ask(&mut world, "replica.start");
         world.obey();
@@ -206,8 +210,8 @@ fn a_stop_that_had_to_kill_is_a_stop() {
     let (mut world, id) = running("automatic");
     ask(&mut world, "replica.stop");
     world.wait(15);
-    assert_eq!(incarnation(&world, id).asked, Some(Effect::Kill));
-    let exit = Exit::Failed { reason: "app-0 was killed by signal 9".into() };
+    assert_eq!(incarnation(&world, id).asked, Some(CommandEffect::Kill));
+    let exit = IncarnationExit::Failed { reason: "app-0 was killed by signal 9".into() };
     world.report(id, ended(exit));
     assert_eq!(last(&world), Some(IncarnationEnd::Destroyed));
     world.deploy("d2", 1);
@@ -220,7 +224,7 @@ fn a_stop_that_had_to_kill_is_a_stop() {
 /// R38.
 #[test]
 fn a_stop_at_any_moment_of_a_start_is_the_last_word() {
-    let ensured = || Saw::Ensured { processes: vec![process(ProcessStatus::Initializing)] };
+    let ensured = || ObservedState::Ensured { processes: vec![process(ProcessStatus::Initializing)] };
     for moment in ["asked", "placed", "approved", "ensured", "ready"] {
         let (mut world, id) = running("manual");
         world.report(id, crashed());
@@ -264,10 +268,10 @@ fn what_is_left_of_a_start_that_came_to_nothing_can_be_started_stopped_and_delet
                 continue; // it is shown as stopping, and refused: see R6
             }
             let (mut world, id) = creating();
-            world.report(id, failed(Hope::Never));
+            world.report(id, failed(RetryClass::Never));
             assert_eq!(world.phases(), ["stopping"]);
             if proved {
-                world.report(id, Saw::Gone);
+                world.report(id, ObservedState::Gone);
                 assert_eq!(world.phases(), ["failed"]);
             }
             ask(&mut world, what);
@@ -285,7 +289,12 @@ fn a_report_of_an_earlier_life_says_nothing_about_this_one() {
     ask(&mut world, "replica.start");
     world.obey();
     world.told();
-    for saw in [crashed(), Saw::Gone, Saw::NotReady { processes: vec![] }, failed(Hope::Never)] {
+    for saw in [
+        crashed(),
+        ObservedState::Gone,
+        ObservedState::NotReady { processes: vec![] },
+        failed(RetryClass::Never),
+    ] {
         assert!(world.report_at(first, 9, saw).is_empty());
     }
     let replica = world.fleet.replicas().sorted()[0];
@@ -311,7 +320,7 @@ fn a_crash_and_a_delete_at_the_same_moment_are_a_delete() {
         for step in order {
             match step {
                 "crash" => drop(world.report_at(id, 1, crashed())),
-                "gone" => drop(world.report(id, Saw::Gone)),
+                "gone" => drop(world.report(id, ObservedState::Gone)),
                 "expunge" => {
                     drop(world.must("node.set_state", &json!({"name": "node-1", "state": "expunged"})));
                     world.run();
@@ -335,7 +344,7 @@ fn a_report_of_what_is_not_known_yet_or_any_more_changes_nothing() {
     world.obey();
     let ahead = IncarnationId::issue(id.lineage(), Position::new(1_000_000));
     for id in [id, ahead] {
-        for saw in [ready(), crashed(), Saw::Gone, failed(Hope::Retry)] {
+        for saw in [ready(), crashed(), ObservedState::Gone, failed(RetryClass::Retry)] {
             assert!(world.report_at(id, 1, saw).is_empty());
         }
     }
@@ -347,9 +356,9 @@ fn a_report_of_what_is_not_known_yet_or_any_more_changes_nothing() {
 fn nothing_that_happens_meanwhile_moves_the_deadline_of_a_start() {
     let (mut world, id) = creating();
     let deadline = incarnation(&world, id).deadline;
-    let not_ready = |status| Saw::NotReady { processes: vec![process(status)] };
+    let not_ready = |status| ObservedState::NotReady { processes: vec![process(status)] };
     world.wait(100);
-    world.report(id, failed(Hope::Retry));
+    world.report(id, failed(RetryClass::Retry));
     world.wait(10);
     world.plan("manual");
     world.plan("automatic");
@@ -367,7 +376,7 @@ fn nothing_that_happens_meanwhile_moves_the_deadline_of_a_start() {
     world.run();
     assert_eq!(
         (world.deployment("d1").as_str(), incarnation(&world, id).asked),
-        ("failed", Some(Effect::Stop))
+        ("failed", Some(CommandEffect::Stop))
     );
     assert_eq!(world.deployment("d2"), "in progress", "what never becomes ready holds up nothing for ever");
 }
@@ -376,19 +385,21 @@ fn nothing_that_happens_meanwhile_moves_the_deadline_of_a_start() {
 #[test]
 fn what_gets_ready_only_when_the_old_run_is_gone_is_given_up_beside_it_and_comes_up_after_it() {
     for (way, ended_as) in [("beside", "failed"), ("stop_first", "completed")] {
-        let mut world = World::with_nodes(2);
+        let mut world = TestFleet::with_nodes(2);
         world.plan_with("automatic", &json!({"update": way, "restart": "never"}));
         world.running("d1", 1);
         let old = world.commanded()[0];
         let spec = json!({"count": 1, "coordinates": {"app": {"version": "2"}}});
         world.must("deployment.create", &json!({"plan": "web", "name": "d2", "spec": spec}));
         world.run();
-        let is_gone = |world: &World| world.fleet.incarnations().get(&old).is_none_or(|old| !old.is_live());
+        let is_gone =
+            |world: &TestFleet| world.fleet.incarnations().get(&old).is_none_or(|old| !old.is_live());
         for _ in 0..10 {
             let Some(id) = world.asked().next() else { break };
-            let stops = world.fleet.incarnations().get(&id).is_some_and(|i| i.asked != Some(Effect::Ensure));
+            let stops =
+                world.fleet.incarnations().get(&id).is_some_and(|i| i.asked != Some(CommandEffect::Ensure));
             if stops {
-                world.report(id, ended(Exit::Clean));
+                world.report(id, ended(IncarnationExit::Clean));
             } else if is_gone(&world) {
                 world.report(id, ready());
             } else {

@@ -1,18 +1,18 @@
 //! Updates, relocates and restarts: how one run of a replica takes the place of another.
 
-use chancery_events::fact::{Effect, OperationEnd};
+use chancery_events::fact::{CommandEffect, OperationEnd};
 use chancery_events::id::IncarnationId;
-use chancery_events::observation::{Exit, Hope, ProbeError, ProcessStatus, Saw};
-use chancery_events::refusal::Code;
+use chancery_events::observation::{IncarnationExit, ObservedState, ProbeError, ProcessStatus, RetryClass};
+use chancery_events::refusal::RefusalCode;
 use chancery_events::spec::OperationKind;
 use serde_json::{Value, json};
 
 use crate::state::{Incarnation, IncarnationState, OperationState, Replica};
-use crate::testing::{World, crashed, ended, failed, hello, process, ready};
+use crate::testing::{TestFleet, crashed, ended, failed, hello, process, ready};
 
 /// One replica that runs on one of so many nodes.
-fn world(nodes: usize, approval: &str, more: &Value) -> World {
-    let mut world = World::with_nodes(nodes);
+fn world(nodes: usize, approval: &str, more: &Value) -> TestFleet {
+    let mut world = TestFleet::with_nodes(nodes);
     world.plan_with(approval, more);
     world.running("d1", 1);
     world
@@ -22,39 +22,39 @@ fn never() -> Value {
     json!({"restart": "never"})
 }
 
-fn replica(world: &World) -> Replica {
+fn replica(world: &TestFleet) -> Replica {
     (*world.fleet.replicas().sorted().first().expect("a replica")).clone()
 }
 
 /// Its runs that are not over: the one that counts, and the other one.
-fn runs(world: &World) -> (Option<IncarnationId>, Option<IncarnationId>) {
+fn runs(world: &TestFleet) -> (Option<IncarnationId>, Option<IncarnationId>) {
     let replica = replica(world);
     (replica.active.map(|run| run.incarnation), replica.passive.map(|run| run.incarnation))
 }
 
-fn incarnation(world: &World, id: IncarnationId) -> &Incarnation {
+fn incarnation(world: &TestFleet, id: IncarnationId) -> &Incarnation {
     world.fleet.incarnations().get(&id).expect("an incarnation")
 }
 
-fn asked(world: &World, id: IncarnationId) -> Option<Effect> {
+fn asked(world: &TestFleet, id: IncarnationId) -> Option<CommandEffect> {
     incarnation(world, id).asked
 }
 
 /// Another version of the plan's payload.
-fn update(world: &mut World, deployment: &str, count: u32) {
+fn update(world: &mut TestFleet, deployment: &str, count: u32) {
     let spec = json!({"count": count, "coordinates": {"app": {"version": deployment}}});
     world.must("deployment.create", &json!({"plan": "web", "name": deployment, "spec": spec}));
     world.run();
 }
 
-fn ask(world: &mut World, verb: &str) {
+fn ask(world: &mut TestFleet, verb: &str) {
     let name = world.replica();
     world.must(&format!("replica.{verb}"), &json!({"name": name}));
     world.run();
 }
 
 /// How its last operation ended.
-fn outcome(world: &World) -> String {
+fn outcome(world: &TestFleet) -> String {
     let replica = replica(world);
     let last = replica.operations.last().expect("an operation");
     match &world.fleet.operations().get(last).expect("it is kept").state {
@@ -65,7 +65,7 @@ fn outcome(world: &World) -> String {
 }
 
 /// What is done to a world in a test.
-type ByHand = fn(&mut World, IncarnationId);
+type ByHand = fn(&mut TestFleet, IncarnationId);
 
 #[test]
 fn a_relocate_has_the_new_run_ready_before_the_old_one_is_stopped() {
@@ -82,12 +82,15 @@ fn a_relocate_has_the_new_run_ready_before_the_old_one_is_stopped() {
     assert_ne!(incarnation(&world, new).node, incarnation(&world, old).node);
     assert_eq!((asked(&world, new), world.phases()), (None, vec!["running"]), "nobody approved it");
     world.approve_all();
-    assert_eq!((asked(&world, new), asked(&world, old)), (Some(Effect::Ensure), Some(Effect::Ensure)));
+    assert_eq!(
+        (asked(&world, new), asked(&world, old)),
+        (Some(CommandEffect::Ensure), Some(CommandEffect::Ensure))
+    );
     world.report(new, ready());
     assert_eq!(runs(&world), (Some(new), Some(old)), "by one fact it counts");
-    assert_eq!((asked(&world, old), outcome(&world).as_str()), (Some(Effect::Stop), "running"));
+    assert_eq!((asked(&world, old), outcome(&world).as_str()), (Some(CommandEffect::Stop), "running"));
     assert_eq!(world.phases(), ["running"]);
-    world.report(old, ended(Exit::Clean));
+    world.report(old, ended(IncarnationExit::Clean));
     assert_eq!((runs(&world), outcome(&world).as_str()), ((Some(new), None), "succeeded"));
     assert_eq!(world.free_cpu(), free);
 }
@@ -96,15 +99,15 @@ fn a_relocate_has_the_new_run_ready_before_the_old_one_is_stopped() {
 fn a_relocate_that_comes_to_nothing_keeps_the_old_run_and_holds_nothing() {
     let ends: [(&str, ByHand); 4] = [
         ("it cannot be started", |world, new| {
-            world.report(new, failed(Hope::Never));
-            world.report(new, Saw::Gone);
+            world.report(new, failed(RetryClass::Never));
+            world.report(new, ObservedState::Gone);
         }),
         ("it ends before it is ready", |world, new| {
             world.report(new, crashed());
         }),
         ("it is not ready in time", |world, new| {
             world.wait(301);
-            world.report(new, ended(Exit::Clean));
+            world.report(new, ended(IncarnationExit::Clean));
         }),
         ("its node is gone", |world, new| {
             let node = incarnation(world, new).node.clone();
@@ -120,7 +123,11 @@ fn a_relocate_that_comes_to_nothing_keeps_the_old_run_and_holds_nothing() {
         comes_to_nothing(&mut world, new);
         assert_eq!(runs(&world), (Some(old), None), "{why}");
         assert!(outcome(&world).starts_with("failed"), "{why}: {}", outcome(&world));
-        assert_eq!((asked(&world, old), world.phases()), (Some(Effect::Ensure), vec!["running"]), "{why}");
+        assert_eq!(
+            (asked(&world, old), world.phases()),
+            (Some(CommandEffect::Ensure), vec!["running"]),
+            "{why}"
+        );
         let held = world.fleet.index().places.held(&incarnation(&world, old).node).amounts.cpu;
         assert_eq!(held, 1000, "{why}");
         assert_eq!(world.fleet.incarnations().sorted().iter().filter(|i| i.is_live()).count(), 1, "{why}");
@@ -157,7 +164,7 @@ fn what_waits_to_replace_a_run_that_ends_by_itself_is_cancelled() {
 
 #[test]
 fn a_restart_stops_first_and_starts_again_on_the_same_node_though_nothing_else_fits_there() {
-    let mut world = World::with_nodes(1);
+    let mut world = TestFleet::with_nodes(1);
     let payload =
         json!({"name": "app", "resources": {"cpu": 3000, "memory": 1 << 30}, "run": {"argv": ["app"]}});
     world.plan_with("manual", &json!({"restart": "never", "payloads": [payload]}));
@@ -167,10 +174,14 @@ fn a_restart_stops_first_and_starts_again_on_the_same_node_though_nothing_else_f
     let new = runs(&world).1.expect("it has a place");
     assert_eq!(world.free_cpu(), 1000, "both need the same, and one of them holds it");
     world.approve_all();
-    assert_eq!((asked(&world, old), asked(&world, new)), (Some(Effect::Stop), None));
+    assert_eq!((asked(&world, old), asked(&world, new)), (Some(CommandEffect::Stop), None));
     assert_eq!(world.phases(), ["restarting"]);
-    world.report(old, ended(Exit::Clean));
-    assert_eq!((asked(&world, new), world.free_cpu()), (Some(Effect::Ensure), 1000), "in the same commit");
+    world.report(old, ended(IncarnationExit::Clean));
+    assert_eq!(
+        (asked(&world, new), world.free_cpu()),
+        (Some(CommandEffect::Ensure), 1000),
+        "in the same commit"
+    );
     world.report(new, ready());
     assert_eq!((outcome(&world).as_str(), runs(&world)), ("succeeded", (Some(new), None)));
     assert_eq!(incarnation(&world, new).ties.shares, None);
@@ -181,10 +192,10 @@ fn a_restart_whose_new_run_fails_leaves_a_failed_replica_that_can_be_started() {
     let mut world = world(1, "automatic", &never());
     let old = runs(&world).0.expect("it runs");
     ask(&mut world, "restart");
-    world.report(old, ended(Exit::Clean));
+    world.report(old, ended(IncarnationExit::Clean));
     let new = runs(&world).0.expect("it comes up");
-    world.report(new, failed(Hope::Never));
-    world.report(new, Saw::Gone);
+    world.report(new, failed(RetryClass::Never));
+    world.report(new, ObservedState::Gone);
     assert_eq!((world.phases(), world.free_cpu()), (vec!["failed"], 4000));
     ask(&mut world, "start");
     world.obey();
@@ -204,7 +215,7 @@ fn a_restart_of_what_does_not_run_starts_it() {
 #[test]
 fn an_update_beside_needs_room_for_both_and_stop_first_does_not() {
     for (way, waits) in [("beside", true), ("stop_first", false)] {
-        let mut world = World::with_nodes(1);
+        let mut world = TestFleet::with_nodes(1);
         let payload =
             json!({"name": "app", "resources": {"cpu": 3000, "memory": 1 << 30}, "run": {"argv": ["app"]}});
         world.plan_with("automatic", &json!({"update": way, "payloads": [payload]}));
@@ -227,10 +238,10 @@ fn an_update_that_fails_stop_first_is_followed_by_what_ran_before() {
     let mut world = world(1, "automatic", &json!({"update": "stop_first"}));
     let old = runs(&world).0.expect("it runs");
     update(&mut world, "d2", 1);
-    world.report(old, ended(Exit::Clean));
+    world.report(old, ended(IncarnationExit::Clean));
     let new = runs(&world).0.expect("it comes up");
-    world.report(new, failed(Hope::Never));
-    world.report(new, Saw::Gone);
+    world.report(new, failed(RetryClass::Never));
+    world.report(new, ObservedState::Gone);
     assert_eq!(world.deployment("d2"), "failed");
     world.obey();
     let replica = replica(&world);
@@ -245,10 +256,10 @@ fn no_other_replica_is_taken_down_before_what_an_update_stopped_and_failed_to_re
         world.obey();
         update(&mut world, "d3", 2);
         let old = world.asked().next().expect("one is stopped");
-        world.report(old, ended(Exit::Clean));
+        world.report(old, ended(IncarnationExit::Clean));
         let new = world.asked().next().expect("it comes up");
-        world.report(new, failed(Hope::Never));
-        world.report(new, Saw::Gone);
+        world.report(new, failed(RetryClass::Never));
+        world.report(new, ObservedState::Gone);
         assert_eq!(world.deployment("d3"), "failed");
         update(&mut world, "d4", 2);
         let down = world.phases().iter().filter(|phase| **phase != "running").count();
@@ -259,12 +270,12 @@ fn no_other_replica_is_taken_down_before_what_an_update_stopped_and_failed_to_re
 }
 
 /// Four cores of a runtime that changes what runs where it stands.
-fn simulated(approval: &str) -> World {
-    let mut world = World::new();
+fn simulated(approval: &str) -> TestFleet {
+    let mut world = TestFleet::new();
     world.must("cluster.apply", &json!({"name": "local", "spec": {"runtime": "simulated"}}));
     world.add_node("node-1", "d1");
     let mut hello = hello("local", "ex-1", 1);
-    hello.runtime = chancery_events::spec::Runtime::Simulated;
+    hello.runtime = chancery_events::spec::ClusterRuntime::Simulated;
     world.see(&hello.into());
     let payload =
         json!({"name": "app", "resources": {"cpu": 3000, "memory": 1 << 30}, "run": {"argv": ["app"]}});
@@ -293,7 +304,7 @@ fn a_run_that_is_changed_in_place_has_the_new_version_when_it_is_ready_and_not_b
     let run = runs(&world).0.expect("it runs");
     update(&mut world, "d2", 1);
     world.told();
-    let starts = |status| Saw::NotReady { processes: vec![process(status)] };
+    let starts = |status| ObservedState::NotReady { processes: vec![process(status)] };
     let unready = || starts(ProcessStatus::Unready { error: ProbeError::Refused });
     world.report(run, starts(ProcessStatus::Initializing));
     assert_eq!(world.told(), ["incarnation.ensured"]);
@@ -316,12 +327,12 @@ fn what_cannot_be_changed_in_place_is_asked_to_be_what_it_was() {
         if late {
             world.wait(301);
         } else {
-            drop(world.report(run, failed(Hope::Never)));
+            drop(world.report(run, failed(RetryClass::Never)));
         }
         assert_eq!((world.deployment("d2").as_str(), incarnation(&world, run).revision), ("failed", 3));
         assert_eq!(incarnation(&world, run).asked_for().as_str(), "d1");
         for attempt in 1..=2 * crate::context::BACKOFF.attempts {
-            world.report(run, failed(Hope::Never));
+            world.report(run, failed(RetryClass::Never));
             let (run, wanted) = (incarnation(&world, run), "the same command, as often as it takes");
             let next = run.command.map(|command| command.attempt);
             assert_eq!((run.revision, next), (3, Some(attempt + 1)), "{wanted}");
@@ -338,7 +349,7 @@ fn a_run_that_hangs_while_it_is_changed_keeps_the_reason_of_its_end_when_the_upd
     let run = runs(&world).0.expect("it runs");
     update(&mut world, "d2", 1);
     let hung = ProcessStatus::Unresponsive { error: ProbeError::Refused };
-    world.report(run, Saw::NotReady { processes: vec![process(hung)] });
+    world.report(run, ObservedState::NotReady { processes: vec![process(hung)] });
     let (state, revision) = (incarnation(&world, run).state.clone(), incarnation(&world, run).revision);
     assert!(matches!(state, IncarnationState::Stopping(_)), "{state:?}");
     world.must("deployment.cancel", &json!({"plan": "web", "name": "d2"}));
@@ -353,8 +364,8 @@ fn what_is_again_what_it_was_and_not_well_runs_and_is_not_well() {
     let run = runs(&world).0.expect("it runs");
     update(&mut world, "d2", 1);
     world.wait(301);
-    world.report(run, Saw::Ensured { processes: vec![process(ProcessStatus::Initializing)] });
-    let healthy = |world: &World| replica(world).active.as_ref().is_some_and(|active| active.healthy);
+    world.report(run, ObservedState::Ensured { processes: vec![process(ProcessStatus::Initializing)] });
+    let healthy = |world: &TestFleet| replica(world).active.as_ref().is_some_and(|active| active.healthy);
     assert_eq!((world.phases(), healthy(&world)), (vec!["running"], false));
     world.report(run, ready());
     assert_eq!(
@@ -376,8 +387,11 @@ fn a_stop_or_delete_at_any_moment_of_a_replacement_is_the_last_word_and_leaves_n
                 }
                 for _ in 0..moment {
                     let Some(id) = world.asked().next() else { break };
-                    let saw =
-                        if asked(&world, id) == Some(Effect::Ensure) { ready() } else { ended(Exit::Clean) };
+                    let saw = if asked(&world, id) == Some(CommandEffect::Ensure) {
+                        ready()
+                    } else {
+                        ended(IncarnationExit::Clean)
+                    };
                     world.report(id, saw);
                 }
                 if (verb, kind) == ("delete", "update") {
@@ -425,7 +439,10 @@ fn what_is_asked_while_something_is_open_waits_supersedes_or_is_refused() {
         let name = world.replica();
         let told = match world.ask(&format!("replica.{verb}"), &json!({"name": name})) {
             Err(refusal) => {
-                assert!(matches!(refusal.code, Code::InUse | Code::BadTransition), "{why}: {refusal:?}");
+                assert!(
+                    matches!(refusal.code, RefusalCode::InUse | RefusalCode::BadTransition),
+                    "{why}: {refusal:?}"
+                );
                 "refused"
             }
             Ok(facts) if facts.is_empty() => "same",
@@ -446,10 +463,10 @@ fn a_relocate_to_a_node_goes_there_or_says_why_not() {
         ["node-1", "node-2", "node-3"].into_iter().find(|node| here.as_str() != *node).expect("one");
     let refusal =
         world.ask("replica.relocate", &json!({"name": name, "node": here})).expect_err("it is there");
-    assert_eq!(refusal.code, Code::Invalid);
+    assert_eq!(refusal.code, RefusalCode::Invalid);
     let refusal =
         world.ask("replica.relocate", &json!({"name": name, "node": "node-9"})).expect_err("unknown");
-    assert_eq!(refusal.code, Code::NotFound);
+    assert_eq!(refusal.code, RefusalCode::NotFound);
     world.must("replica.relocate", &json!({"name": name, "node": elsewhere}));
     world.run();
     assert_eq!(replica(&world).passive.expect("a place").node.as_str(), elsewhere);
@@ -470,8 +487,8 @@ fn what_does_not_run_cannot_be_relocated_and_what_was_never_deployed_not_created
     world.obey();
     let name = world.replica();
     let refusal = world.ask("replica.relocate", &json!({"name": name})).expect_err("it is stopped");
-    assert!(refusal.code == Code::BadTransition && refusal.detail.contains("stopped"), "{refusal:?}");
-    let mut world = World::with_nodes(1);
+    assert!(refusal.code == RefusalCode::BadTransition && refusal.detail.contains("stopped"), "{refusal:?}");
+    let mut world = TestFleet::with_nodes(1);
     world.plan("manual");
     let refusal = world.ask("replica.create", &json!({"plan": "web"})).expect_err("of which version");
     assert!(refusal.detail.contains("deploy one first"), "{refusal:?}");
@@ -483,7 +500,7 @@ fn a_replica_and_a_run_are_made_by_hand_on_the_node_that_is_named() {
     world.must("replica.create", &json!({"plan": "web", "node": "node-3"}));
     world.run();
     world.obey();
-    let on = |world: &World| {
+    let on = |world: &TestFleet| {
         let replicas = world.fleet.replicas().sorted();
         replicas.iter().filter_map(|r| r.active.as_ref()).any(|run| run.node.as_str() == "node-3")
     };
@@ -504,7 +521,7 @@ fn a_replica_and_a_run_are_made_by_hand_on_the_node_that_is_named() {
 
 #[test]
 fn a_start_beside_an_update_that_waits_asks_for_nothing_more() {
-    let mut world = World::with_nodes(1);
+    let mut world = TestFleet::with_nodes(1);
     world.plan_with("manual", &never());
     world.deploy("d1", 1);
     world.approve_all();
@@ -516,7 +533,7 @@ fn a_start_beside_an_update_that_waits_asks_for_nothing_more() {
     world.must("disruption.approve", &power);
     update(&mut world, "d2", 1);
     let run = runs(&world).0.expect("it is stopping");
-    world.report(run, ended(Exit::Clean));
+    world.report(run, ended(IncarnationExit::Clean));
     let open: Vec<_> = replica(&world).open().map(|open| open.kind).collect();
     assert_eq!(open, [OperationKind::Update]);
     let name = world.replica();

@@ -1,27 +1,27 @@
 //! Reports: stale ones change nothing, ends need proof, failures are tried again and given up.
 
-use chancery_events::amount::Amounts;
-use chancery_events::fact::{Effect, Fact};
+use chancery_events::amount::Resources;
+use chancery_events::fact::{CommandEffect, Fact};
 use chancery_events::observation::{
-    Exit, Hope, IncarnationReport, IncarnationReported, ObjectReported, Process, ProcessStatus, Saw,
-    SessionEnd, SessionHello, SessionOver,
+    IncarnationExit, IncarnationReport, IncarnationReported, ObservedState, OrphanReported, ProcessInfo,
+    ProcessStatus, RetryClass, SessionEnd, SessionEnded, SessionRequested,
 };
-use chancery_events::spec::Runtime;
+use chancery_events::spec::ClusterRuntime;
 use serde_json::json;
 
-use crate::places::Held;
+use crate::places::NodeReservations;
 use crate::state::IncarnationState;
-use crate::testing::{World, crashed, ended, failed, hello, name, process, ready};
+use crate::testing::{TestFleet, crashed, ended, failed, hello, name, process, ready};
 
-fn creating() -> World {
-    let mut world = World::with_nodes(1);
+fn creating() -> TestFleet {
+    let mut world = TestFleet::with_nodes(1);
     world.plan("automatic");
     world.deploy("d1", 1);
     world.told();
     world
 }
 
-fn state(world: &World) -> &'static str {
+fn state(world: &TestFleet) -> &'static str {
     let incarnation = *world.fleet.incarnations().sorted().last().expect("an incarnation");
     match incarnation.state {
         IncarnationState::Reserved => "reserved",
@@ -39,9 +39,9 @@ fn state(world: &World) -> &'static str {
 }
 
 /// An incarnation brought to the state.
-fn at(wanted: &str) -> World {
+fn at(wanted: &str) -> TestFleet {
     let mut world = if wanted == "reserved" {
-        let mut world = World::with_nodes(1);
+        let mut world = TestFleet::with_nodes(1);
         world.plan("manual");
         world.deploy("d1", 1);
         world
@@ -49,14 +49,14 @@ fn at(wanted: &str) -> World {
         creating()
     };
     let id = world.fleet.incarnations().sorted().last().expect("one").id;
-    let ensured = Saw::Ensured { processes: vec![process(ProcessStatus::Initializing)] };
-    let way: Vec<Saw> = match wanted {
+    let ensured = ObservedState::Ensured { processes: vec![process(ProcessStatus::Initializing)] };
+    let way: Vec<ObservedState> = match wanted {
         "reserved" | "creating" => vec![],
         "starting" => vec![ensured],
         "running" | "stopping" => vec![ready()],
-        "destroyed" => vec![ready(), ended(Exit::Clean)],
+        "destroyed" => vec![ready(), ended(IncarnationExit::Clean)],
         "failed" => vec![ready(), crashed()],
-        "unwound" => vec![Saw::Gone],
+        "unwound" => vec![ObservedState::Gone],
         other => panic!("{other}"),
     };
     for saw in way {
@@ -72,8 +72,8 @@ fn at(wanted: &str) -> World {
 
 #[test]
 fn every_state_answers_every_report() {
-    let not_ready = || Saw::NotReady { processes: vec![process(ProcessStatus::Initializing)] };
-    let ensured = || Saw::Ensured { processes: vec![process(ProcessStatus::Initializing)] };
+    let not_ready = || ObservedState::NotReady { processes: vec![process(ProcessStatus::Initializing)] };
+    let ensured = || ObservedState::Ensured { processes: vec![process(ProcessStatus::Initializing)] };
     // A row a state; the state after ensured, ready, not ready, ended clean, ended badly, gone, failed for good.
     let table = [
         ("reserved", ["reserved"; 7]),
@@ -86,8 +86,15 @@ fn every_state_answers_every_report() {
         ("unwound", ["unwound"; 7]),
     ];
     for (from, row) in table {
-        let reports =
-            [ensured(), ready(), not_ready(), ended(Exit::Clean), crashed(), Saw::Gone, failed(Hope::Never)];
+        let reports = [
+            ensured(),
+            ready(),
+            not_ready(),
+            ended(IncarnationExit::Clean),
+            crashed(),
+            ObservedState::Gone,
+            failed(RetryClass::Never),
+        ];
         for (saw, expected) in reports.into_iter().zip(row) {
             let mut world = at(from);
             let id = world.fleet.incarnations().sorted().last().expect("one").id;
@@ -99,7 +106,7 @@ fn every_state_answers_every_report() {
 
 #[test]
 fn an_end_frees_exactly_what_was_held() {
-    for saw in [ended(Exit::Clean), crashed(), Saw::Gone] {
+    for saw in [ended(IncarnationExit::Clean), crashed(), ObservedState::Gone] {
         let mut world = at("running");
         let id = world.commanded()[0];
         // Another one on the node, so that what is left is its place and not an empty node's.
@@ -113,14 +120,14 @@ fn an_end_frees_exactly_what_was_held() {
         world.run();
         let other = *world.commanded().last().expect("it was commanded");
         world.report(other, ready());
-        let held = |world: &World| world.fleet.index().places.held(&name("node-1")).clone();
-        assert_eq!(held(&world).amounts, Amounts { cpu: 2700, memory: 4 << 30, disk: 0 });
+        let held = |world: &TestFleet| world.fleet.index().places.held(&name("node-1")).clone();
+        assert_eq!(held(&world).amounts, Resources { cpu: 2700, memory: 4 << 30, disk: 0 });
         world.report(id, saw);
         let left = held(&world);
-        assert_eq!(left.amounts, Amounts { cpu: 1700, memory: 3 << 30, disk: 0 });
+        assert_eq!(left.amounts, Resources { cpu: 1700, memory: 3 << 30, disk: 0 });
         assert_eq!(*left.incarnations, [("db".parse().unwrap(), other)]);
-        world.report(other, ended(Exit::Clean));
-        assert_eq!((held(&world), world.free_cpu()), (Held::default(), 4000));
+        world.report(other, ended(IncarnationExit::Clean));
+        assert_eq!((held(&world), world.free_cpu()), (NodeReservations::default(), 4000));
     }
 }
 
@@ -128,16 +135,22 @@ fn an_end_frees_exactly_what_was_held() {
 fn a_report_of_an_older_revision_cannot_satisfy_a_newer_command() {
     let mut world = at("stopping");
     let id = world.commanded()[0];
-    assert!(world.report_at(id, 1, Saw::Gone).is_empty(), "gone at the ensure says nothing about the stop");
-    assert!(world.report_at(id, 1, failed(Hope::Never)).is_empty(), "nor does a failure of it");
-    assert!(!world.report_at(id, 1, ended(Exit::Clean)).is_empty(), "but an end by proof is an end");
+    assert!(
+        world.report_at(id, 1, ObservedState::Gone).is_empty(),
+        "gone at the ensure says nothing about the stop"
+    );
+    assert!(world.report_at(id, 1, failed(RetryClass::Never)).is_empty(), "nor does a failure of it");
+    assert!(
+        !world.report_at(id, 1, ended(IncarnationExit::Clean)).is_empty(),
+        "but an end by proof is an end"
+    );
 }
 
 #[test]
 fn what_was_seen_before_the_command_says_nothing_about_it() {
     let mut world = creating();
     let id = world.commanded()[0];
-    let early = Saw::NotReady { processes: vec![] };
+    let early = ObservedState::NotReady { processes: vec![] };
     assert!(world.report_at(id, 0, early.clone()).is_empty() && state(&world) == "creating");
     assert!(world.report_at(id, 0, ready()).is_empty() && state(&world) == "creating");
     assert!(!world.report_at(id, 1, early).is_empty() && state(&world) == "starting");
@@ -170,18 +183,18 @@ fn a_lost_session_proves_nothing_and_another_executor_may_then_come() {
     let session = world.fleet.clusters().get("local").and_then(|c| c.session).expect("a session");
     let other = hello("local", "ex-2", 1);
     assert!(world.see(&other.clone().into()).is_empty(), "the scope is held");
-    world.see(&SessionOver { session, end: SessionEnd::Lost }.into());
+    world.see(&SessionEnded { session, end: SessionEnd::Lost }.into());
     assert_eq!((state(&world), world.free_cpu()), ("running", 3000));
-    assert!(world.see(&SessionOver { session, end: SessionEnd::Lost }.into()).is_empty());
+    assert!(world.see(&SessionEnded { session, end: SessionEnd::Lost }.into()).is_empty());
     assert_eq!(world.see(&other.into()).len(), 1);
-    let wrong = SessionHello { runtime: Runtime::Simulated, ..hello("local", "ex-2", 1) };
+    let wrong = SessionRequested { runtime: ClusterRuntime::Simulated, ..hello("local", "ex-2", 1) };
     assert!(world.see(&wrong.into()).is_empty());
 }
 
 /// Closes the session of `local`; then an executor over a scope asks for it. Whether it gets it.
-fn taken_over_by(world: &mut World, scope: u64) -> bool {
+fn taken_over_by(world: &mut TestFleet, scope: u64) -> bool {
     if let Some(session) = world.fleet.clusters().get("local").and_then(|c| c.session) {
-        world.see(&SessionOver { session, end: SessionEnd::Lost }.into());
+        world.see(&SessionEnded { session, end: SessionEnd::Lost }.into());
     }
     world.see(&hello("local", "ex-1", scope).into()).len() == 1
 }
@@ -206,7 +219,7 @@ fn nobody_without_its_scope_may_say_what_became_of_what_an_executor_was_told_of(
 fn what_is_asked_while_nobody_is_there_is_for_whoever_comes_first() {
     let mut world = at("destroyed");
     let session = world.fleet.clusters().get("local").and_then(|c| c.session).expect("a session");
-    world.see(&SessionOver { session, end: SessionEnd::Left }.into());
+    world.see(&SessionEnded { session, end: SessionEnd::Left }.into());
     world.deploy("d2", 1);
     world.approve_all();
     assert_eq!(world.commanded().len(), 1, "asked, and nobody was told");
@@ -228,18 +241,18 @@ fn a_command_that_fails_is_tried_again_with_backoff_as_facts_and_then_given_up()
     let mut world = creating();
     let id = world.commanded()[0];
     for attempt in 1..5 {
-        let facts = world.report(id, failed(Hope::Retry));
-        let [Fact::CommandFailed(fact)] = &facts[..] else { panic!("{facts:?}") };
+        let facts = world.report(id, failed(RetryClass::Retry));
+        let [Fact::IncarnationCommandFailed(fact)] = &facts[..] else { panic!("{facts:?}") };
         assert_eq!((fact.attempt, fact.not_before.is_some()), (attempt, true));
-        assert!(world.report(id, failed(Hope::Retry)).is_empty(), "the same failure, told again");
+        assert!(world.report(id, failed(RetryClass::Retry)).is_empty(), "the same failure, told again");
         world.now = fact.not_before.expect("tried again");
     }
-    world.report(id, failed(Hope::Retry));
+    world.report(id, failed(RetryClass::Retry));
     assert_eq!((state(&world), world.deployment("d1").as_str()), ("stopping", "failed"));
     let asked = world.fleet.incarnations().get(&id).and_then(|i| i.asked);
-    assert_eq!(asked, Some(Effect::Stop), "what may have been built is taken down");
+    assert_eq!(asked, Some(CommandEffect::Stop), "what may have been built is taken down");
     assert_eq!(world.free_cpu(), 3000, "and holds its place until that is proved");
-    world.report(id, Saw::Gone);
+    world.report(id, ObservedState::Gone);
     assert_eq!((state(&world), world.free_cpu()), ("unwound", 4000));
 }
 
@@ -255,29 +268,29 @@ fn a_start_that_takes_too_long_is_unwound_and_a_stop_that_does_becomes_a_kill() 
     let incarnation = world.fleet.incarnations().get(&id).expect("kept");
     assert_eq!(
         (incarnation.asked, incarnation.revision, incarnation.deadline),
-        (Some(Effect::Kill), 3, None)
+        (Some(CommandEffect::Kill), 3, None)
     );
     world.wait(1_000_000);
     assert_eq!(state(&world), "stopping", "no deadline proves an end");
-    world.report(id, ended(Exit::Clean));
+    world.report(id, ended(IncarnationExit::Clean));
     assert_eq!(state(&world), "failed", "as was remembered");
 }
 
 #[test]
 fn a_stop_becomes_a_kill_five_seconds_after_the_time_that_the_plan_gives() {
     for stop in [1, 10, 60] {
-        let mut world = World::with_nodes(1);
+        let mut world = TestFleet::with_nodes(1);
         world.plan_with("automatic", &json!({"restart": "never", "timeouts": {"stop": stop * 1000}}));
         world.running("d1", 1);
         let id = world.commanded()[0];
         let replica = world.replica();
         world.must("replica.stop", &json!({"name": replica}));
         world.run();
-        let asked = |world: &World| world.fleet.incarnations().get(&id).and_then(|i| i.asked);
+        let asked = |world: &TestFleet| world.fleet.incarnations().get(&id).and_then(|i| i.asked);
         world.wait(stop + 4);
-        assert_eq!(asked(&world), Some(Effect::Stop), "{stop} s");
+        assert_eq!(asked(&world), Some(CommandEffect::Stop), "{stop} s");
         world.wait(1);
-        assert_eq!(asked(&world), Some(Effect::Kill), "{stop} s");
+        assert_eq!(asked(&world), Some(CommandEffect::Kill), "{stop} s");
     }
 }
 
@@ -285,11 +298,14 @@ fn a_stop_becomes_a_kill_five_seconds_after_the_time_that_the_plan_gives() {
 fn a_replica_is_ready_only_while_all_its_processes_are_online() {
     let mut world = at("running");
     let id = world.commanded()[0];
-    let two = |a, b| vec![process(a), Process { index: 1, ..process(b) }];
+    let two = |a, b| vec![process(a), ProcessInfo { index: 1, ..process(b) }];
     let cases = [
-        (Saw::Ready { processes: two(ProcessStatus::Online, ProcessStatus::Online) }, true),
-        (Saw::NotReady { processes: two(ProcessStatus::Online, ProcessStatus::Initializing) }, false),
-        (Saw::Ready { processes: two(ProcessStatus::Online, ProcessStatus::Online) }, true),
+        (ObservedState::Ready { processes: two(ProcessStatus::Online, ProcessStatus::Online) }, true),
+        (
+            ObservedState::NotReady { processes: two(ProcessStatus::Online, ProcessStatus::Initializing) },
+            false,
+        ),
+        (ObservedState::Ready { processes: two(ProcessStatus::Online, ProcessStatus::Online) }, true),
     ];
     for (saw, healthy) in cases {
         assert_eq!(world.report(id, saw).len(), 1);
@@ -303,8 +319,8 @@ fn an_object_is_removed_only_if_this_journal_issued_it_and_its_story_is_over() {
     let mut world = at("running");
     let session = world.fleet.clusters().get("local").and_then(|c| c.session).expect("a session");
     let live = world.commanded()[0];
-    let judged = |world: &mut World, incarnation: chancery_events::id::IncarnationId| {
-        let saw = ObjectReported {
+    let judged = |world: &mut TestFleet, incarnation: chancery_events::id::IncarnationId| {
+        let saw = OrphanReported {
             session,
             object: incarnation.into(),
             revision: 2,

@@ -4,11 +4,12 @@ use std::collections::BTreeSet;
 
 use chancery_events::fact::{Fact, RequestEnd, RequestedChange};
 use chancery_events::id::RequestId;
-use chancery_events::intent::{Ending, Intent, RequestApprove, RequestReject};
+use chancery_events::intent::{Intent, IntentEnding, RequestApprove, RequestReject};
 use chancery_events::name::{Actor, DomainName, PolicyName};
-use chancery_events::refusal::{Code, Refusal};
+use chancery_events::refusal::{Refusal, RefusalCode};
 use chancery_events::spec::{
-    Approval, ApprovalPolicy, Day, NodeState, OperationKind, PolicyKind, PolicySpec, Rule, Window,
+    ApprovalMode, ApprovalPolicy, ApprovalWindow, NodeState, OperationKind, PolicyKind, PolicyRule,
+    PolicySpec, Weekday,
 };
 use chancery_events::subject::Subject;
 use chancery_events::time::Time;
@@ -16,26 +17,26 @@ use serde_json::{Value, json};
 
 use super::setting::{self, GB};
 use crate::state::{ApprovalRequest, Incarnation, RequestState};
-use crate::testing::{Dice, World, intent, name};
+use crate::testing::{TestFleet, TestRandom, intent, name};
 
-fn world(approval: &str, count: u32) -> World {
-    let mut world = World::with_nodes(3);
+fn world(approval: &str, count: u32) -> TestFleet {
+    let mut world = TestFleet::with_nodes(3);
     world.plan_with(approval, &json!({"restart": "never", "sharing": "allowed"}));
     world.running("d1", count);
     world
 }
 
-fn four_eyes(world: &mut World, policy: &str, kinds: &[&str]) {
+fn four_eyes(world: &mut TestFleet, policy: &str, kinds: &[&str]) {
     let spec = json!({"kinds": kinds, "rule": {"four_eyes": {}}});
     world.must("policy.apply", &json!({"name": policy, "spec": spec}));
 }
 
-fn waiting(world: &World) -> Vec<ApprovalRequest> {
+fn waiting(world: &TestFleet) -> Vec<ApprovalRequest> {
     let all = world.fleet.approval_requests().sorted().into_iter();
     all.filter(|request| matches!(request.state, RequestState::Pending { .. })).cloned().collect()
 }
 
-fn ask_as(world: &mut World, actor: &str, intent: Intent) -> Result<Vec<Fact>, Refusal> {
+fn ask_as(world: &mut TestFleet, actor: &str, intent: Intent) -> Result<Vec<Fact>, Refusal> {
     let mut request = world.request(intent);
     request.actor = name::<Actor>(actor);
     let facts = world.ask_request(&request);
@@ -43,7 +44,7 @@ fn ask_as(world: &mut World, actor: &str, intent: Intent) -> Result<Vec<Fact>, R
     facts
 }
 
-fn approve_as(world: &mut World, actor: &str) -> Result<Vec<Fact>, Refusal> {
+fn approve_as(world: &mut TestFleet, actor: &str) -> Result<Vec<Fact>, Refusal> {
     let request = waiting(world).remove(0);
     ask_as(world, actor, RequestApprove { request: request.id, hash: request.hash }.into())
 }
@@ -54,9 +55,9 @@ fn types(facts: &[Fact]) -> Vec<&str> {
 
 /// Ways round a second person: what is asked, and the policy's kind that it would pass.
 fn ways() -> Vec<(&'static str, Value, &'static [&'static str])> {
-    let automatic = |world: &World| {
+    let automatic = |world: &TestFleet| {
         let mut spec = (**world.fleet.plans().get("web").expect("the plan").specs.newest()).clone();
-        spec.approval = ApprovalPolicy::all(Approval::Automatic);
+        spec.approval = ApprovalPolicy::all(ApprovalMode::Automatic);
         json!({"name": "web", "spec": spec})
     };
     let automatic = automatic(&world("manual", 1));
@@ -74,7 +75,7 @@ fn ways() -> Vec<(&'static str, Value, &'static [&'static str])> {
     ]
 }
 
-fn disrupted(approval: &str) -> World {
+fn disrupted(approval: &str) -> TestFleet {
     let mut world = world(approval, 6);
     let spec = json!({"evict": "yes"});
     world.must("disruption.schedule", &json!({"node": "node-1", "name": "power", "spec": spec}));
@@ -91,7 +92,10 @@ fn every_way_round_a_second_person_waits_for_one_and_is_carried_out_when_that_ap
         let request = waiting(&world).remove(0);
         assert_eq!(request.policies, [name("two")], "{type_name}");
         let refusal = approve_as(&mut world, "ann").expect_err("ann asked for it");
-        assert!(refusal.code == Code::Denied && refusal.detail.contains("two"), "{type_name}: {refusal:?}");
+        assert!(
+            refusal.code == RefusalCode::Denied && refusal.detail.contains("two"),
+            "{type_name}: {refusal:?}"
+        );
         let facts =
             approve_as(&mut world, "bob").unwrap_or_else(|refusal| panic!("{type_name}: {refusal:?}"));
         assert_eq!(types(&facts)[0], "request.approved", "{type_name}");
@@ -170,7 +174,7 @@ fn the_same_again_is_one_request_and_something_else_supersedes_it() {
 
 #[test]
 fn an_approval_is_void_when_something_else_than_was_shown_would_be_ended_or_replaced() {
-    type Change = fn(&mut World);
+    type Change = fn(&mut TestFleet);
     let void: [(&str, Value, Change); 5] = [
         ("plan.delete", json!({"name": "web", "cascade": "yes"}), |world| {
             world.deploy("d2", 7);
@@ -209,7 +213,7 @@ fn an_approval_is_void_when_something_else_than_was_shown_would_be_ended_or_repl
         assert_eq!(waiting(&world).len(), 1, "{type_name}");
         change(&mut world);
         let refusal = approve_as(&mut world, "bob").expect_err(type_name);
-        assert_eq!(refusal.code, Code::HashMismatch, "{type_name}: {refusal:?}");
+        assert_eq!(refusal.code, RefusalCode::HashMismatch, "{type_name}: {refusal:?}");
         world.must(type_name, &data);
         approve_as(&mut world, "bob").unwrap_or_else(|refusal| panic!("{type_name}, again: {refusal:?}"));
     }
@@ -226,10 +230,10 @@ fn a_request_is_rejected_by_anyone_and_expires_by_itself() {
         "bob",
         RequestApprove { request: first.id, hash: "0".repeat(32).parse().expect("a digest") }.into(),
     );
-    assert_eq!(refusal.expect_err("another hash").code, Code::HashMismatch);
+    assert_eq!(refusal.expect_err("another hash").code, RefusalCode::HashMismatch);
     let reject = || Intent::from(RequestReject { request: first.id, reason: "not on a Friday".into() });
     ask_as(&mut world, "bob", reject()).expect("rejected");
-    assert_eq!(ask_as(&mut world, "bob", reject()).expect_err("it is over").code, Code::NotPending);
+    assert_eq!(ask_as(&mut world, "bob", reject()).expect_err("it is over").code, RefusalCode::NotPending);
     world.must("plan.delete", &all);
     world.wait(24 * 60 * 60);
     assert!(waiting(&world).is_empty(), "nobody approved it in a day");
@@ -238,7 +242,7 @@ fn a_request_is_rejected_by_anyone_and_expires_by_itself() {
     assert!(world.fleet.plans().get("web").is_some_and(|plan| plan.removing.is_none()));
     let gone: RequestId = RequestId::issue(last.id.lineage(), chancery_events::id::Position::new(999));
     let refusal = ask_as(&mut world, "bob", RequestReject { request: gone, reason: String::new() }.into());
-    assert_eq!(refusal.expect_err("there is none").code, Code::NotFound);
+    assert_eq!(refusal.expect_err("there is none").code, RefusalCode::NotFound);
 }
 
 #[test]
@@ -247,10 +251,16 @@ fn an_expunge_that_cannot_wait_breaks_the_glass_and_says_so() {
     four_eyes(&mut world, "two", &["expunge"]);
     let expunge = |reason: &str| json!({"name": "node-1", "state": "expunged", "break_glass": reason});
     for bad in ["", "a\nb", &"x".repeat(513)] {
-        assert_eq!(world.ask("node.set_state", &expunge(bad)).expect_err("no reason").code, Code::Invalid);
+        assert_eq!(
+            world.ask("node.set_state", &expunge(bad)).expect_err("no reason").code,
+            RefusalCode::Invalid
+        );
     }
     let elsewhere = json!({"name": "node-1", "state": "evicted", "break_glass": "fire"});
-    assert_eq!(world.ask("node.set_state", &elsewhere).expect_err("only an expunge").code, Code::Invalid);
+    assert_eq!(
+        world.ask("node.set_state", &elsewhere).expect_err("only an expunge").code,
+        RefusalCode::Invalid
+    );
     let facts = world.must("node.set_state", &expunge("fire in row 3"));
     assert_eq!(types(&facts), ["approval.bypassed", "node.moved"]);
     let node = world.fleet.nodes().get("node-1").expect("the node");
@@ -276,12 +286,12 @@ fn what_waits_does_not_outlive_a_hundred_others_that_ended() {
 }
 
 /// Whether one person can have such an operation carried out without another.
-fn alone(world: &World, plan: &str, kind: OperationKind, domain: Option<&str>, now: Time) -> bool {
+fn alone(world: &TestFleet, plan: &str, kind: OperationKind, domain: Option<&str>, now: Time) -> bool {
     let automatic = world
         .fleet
         .plans()
         .get(plan)
-        .is_some_and(|plan| plan.policy().approval().of(kind) == Approval::Automatic);
+        .is_some_and(|plan| plan.policy().approval().of(kind) == ApprovalMode::Automatic);
     let about = |spec: &PolicySpec| {
         (spec.kinds.is_empty() || spec.kinds.contains(&kind.into()))
             && (spec.plans.is_empty() || spec.plans.iter().any(|named| named.as_str() == plan))
@@ -290,22 +300,22 @@ fn alone(world: &World, plan: &str, kind: OperationKind, domain: Option<&str>, n
     };
     let policies: Vec<_> = world.fleet.policies().sorted().into_iter().map(|policy| &policy.spec).collect();
     let by_rule = policies.iter().any(|spec| match &spec.rule {
-        Rule::Approve { windows, in_flight } => {
+        PolicyRule::Approve { windows, in_flight } => {
             // With two others in flight.
             about(spec) && in_flight.is_none_or(|most| most > 2) && is_open(windows, now)
         }
-        Rule::FourEyes {} => false,
+        PolicyRule::FourEyes {} => false,
     });
-    let two = policies.iter().any(|spec| spec.rule == Rule::FourEyes {} && about(spec));
+    let two = policies.iter().any(|spec| spec.rule == PolicyRule::FourEyes {} && about(spec));
     automatic || by_rule || !two
 }
 
 /// The minute of the week, by counting from a Monday.
-fn is_open(windows: &[Window], now: Time) -> bool {
+fn is_open(windows: &[ApprovalWindow], now: Time) -> bool {
     let minute = now.micros() / 60_000_000 % (7 * 24 * 60);
     windows.is_empty()
         || windows.iter().any(|window| {
-            let days = if window.days.is_empty() { Day::ALL } else { &window.days };
+            let days = if window.days.is_empty() { Weekday::ALL } else { &window.days };
             days.iter().any(|day| {
                 let from = (*day as i64) * 24 * 60 + i64::from(window.from);
                 (minute - from).rem_euclid(7 * 24 * 60) < i64::from(window.minutes)
@@ -313,18 +323,18 @@ fn is_open(windows: &[Window], now: Time) -> bool {
         })
 }
 
-fn some<'a>(dice: &mut Dice, all: &[&'a str]) -> Vec<&'a str> {
+fn some<'a>(dice: &mut TestRandom, all: &[&'a str]) -> Vec<&'a str> {
     if dice.below(2) == 0 {
         return Vec::new();
     }
     all.iter().copied().filter(|_| dice.below(2) == 0).collect()
 }
 
-fn random_policy(dice: &mut Dice) -> Value {
+fn random_policy(dice: &mut TestRandom) -> Value {
     let rule = if dice.below(3) > 0 {
         json!({"four_eyes": {}})
     } else {
-        let window = |dice: &mut Dice| {
+        let window = |dice: &mut TestRandom| {
             let days = some(dice, &["mon", "wed", "sun"]);
             json!({"days": days, "from": dice.below(1440), "minutes": 1 + dice.below(10080)})
         };
@@ -340,8 +350,8 @@ fn random_policy(dice: &mut Dice) -> Value {
 fn what_one_person_can_do_alone_never_grows_without_another_person() {
     let (mut held, mut grown) = (0, 0);
     for seed in 1..=400 {
-        let mut dice = Dice(seed * 0x9e37_79b9);
-        let mut world = World::new();
+        let mut dice = TestRandom(seed * 0x9e37_79b9);
+        let mut world = TestFleet::new();
         let kinds = [OperationKind::Create, OperationKind::Delete, OperationKind::Stop];
         world.plan_with("manual", &json!({}));
         for _ in 0..30 {
@@ -355,7 +365,7 @@ fn what_one_person_can_do_alone_never_grows_without_another_person() {
                     (dice.of(&["web", "other"]), dice.of(&kinds), domain, now)
                 })
                 .collect();
-            let all = |world: &World| -> Vec<bool> {
+            let all = |world: &TestFleet| -> Vec<bool> {
                 ops.iter().map(|(plan, kind, domain, now)| alone(world, plan, *kind, *domain, *now)).collect()
             };
             let before = all(&world);
@@ -364,8 +374,8 @@ fn what_one_person_can_do_alone_never_grows_without_another_person() {
                 0 => ("policy.delete", json!({"name": policy})),
                 1 => {
                     let mut spec = (**world.fleet.plans().get("web").expect("it").specs.newest()).clone();
-                    spec.approval.delete = dice.of(Approval::ALL);
-                    spec.approval.stop = dice.of(Approval::ALL);
+                    spec.approval.delete = dice.of(ApprovalMode::ALL);
+                    spec.approval.stop = dice.of(ApprovalMode::ALL);
                     ("plan.apply", json!({"name": "web", "spec": spec}))
                 }
                 _ => ("policy.apply", json!({"name": policy, "spec": random_policy(&mut dice)})),
@@ -414,7 +424,7 @@ fn changes_that_ask_for_as_much_or_more_hold_immediately() {
         (nights(22 * 60, 480), json!({"kinds": ["delete"], "rule": {"approve": {}}}), true, "any time"),
     ];
     for (from, to, less, why) in table {
-        let mut world = World::new();
+        let mut world = TestFleet::new();
         // What a rule that approves passes.
         four_eyes(&mut world, "deletes", &["delete"]);
         if world
@@ -428,7 +438,7 @@ fn changes_that_ask_for_as_much_or_more_hold_immediately() {
         assert_eq!(types(&facts) == ["request.opened"], less, "{why}: {facts:?}");
     }
     // Another policy still asks for it.
-    let mut world = World::new();
+    let mut world = TestFleet::new();
     four_eyes(&mut world, "all", &[]);
     four_eyes(&mut world, "deletes", &["delete"]);
     assert_eq!(types(&world.must("policy.delete", &json!({"name": "deletes"}))), ["policy.deleted"]);
@@ -443,75 +453,75 @@ fn a_deployment_of_none_waits_for_another_person_as_each_delete_does() {
     let pending: Vec<_> = world.pending().iter().map(|operation| operation.id).collect();
     assert_eq!(pending.len(), 2);
     for id in pending {
-        assert_eq!(world.approve(id).expect_err("ann deployed it").code, Code::Denied);
+        assert_eq!(world.approve(id).expect_err("ann deployed it").code, RefusalCode::Denied);
     }
     assert_eq!(world.fleet.replicas().sorted().len(), 2);
 }
 
 /// What an intent can end, and what approves that; nothing for one that ends nothing.
-fn told(type_name: &str, ending: Ending) -> Option<(&'static str, &'static str)> {
+fn told(type_name: &str, ending: IntentEnding) -> Option<(&'static str, &'static str)> {
     const RULE: &str = "each operation by the plan's rule, a policy or a person";
     Some(match (ending, type_name) {
-        (Ending::Nothing, _) => return None,
-        (Ending::Request(PolicyKind::Delete), "plan.delete.v1") => (
+        (IntentEnding::Nothing, _) => return None,
+        (IntentEnding::Request(PolicyKind::Delete), "plan.delete.v1") => (
             "with `cascade`: every replica of the plan",
             "a request, where the plan's `delete` is manual: any person; another person where a four-eyes policy covers a delete",
         ),
-        (Ending::Request(PolicyKind::Delete), "volume.delete.v1") => (
+        (IntentEnding::Request(PolicyKind::Delete), "volume.delete.v1") => (
             "the data of the volume, once no incarnation uses it",
             "a request for another person where a four-eyes policy covers a delete, unless the `delete` of the owner's plan is automatic",
         ),
-        (Ending::Request(PolicyKind::Relocate), "node.delete.v1") => (
+        (IntentEnding::Request(PolicyKind::Relocate), "node.delete.v1") => (
             "with `cascade`: every incarnation on the node, replaced elsewhere",
             "a request, where a plan's `relocate` is manual: any person; another person where a four-eyes policy covers a move",
         ),
-        (Ending::Request(PolicyKind::Relocate), "disruption.approve.v1") => (
+        (IntentEnding::Request(PolicyKind::Relocate), "disruption.approve.v1") => (
             "every incarnation on the node, replaced elsewhere, if the disruption evicts",
             "the intent itself; a request for another person where a four-eyes policy covers a move that is manual",
         ),
-        (Ending::Request(PolicyKind::Expunge), "node.set_state.v1") => (
+        (IntentEnding::Request(PolicyKind::Expunge), "node.set_state.v1") => (
             "`expunged`: every incarnation and volume on the node",
             "a request for another person where a four-eyes policy covers `expunge`; none with `break_glass`",
         ),
-        (Ending::Weakens, "plan.apply.v1") => (
+        (IntentEnding::Weakens, "plan.apply.v1") => (
             "nothing; a kind that becomes automatic needs no person any more",
             "a request for another person where a four-eyes policy covers that kind",
         ),
-        (Ending::Weakens, "policy.apply.v1" | "policy.delete.v1") => (
+        (IntentEnding::Weakens, "policy.apply.v1" | "policy.delete.v1") => (
             "nothing; less may need a second person afterwards",
             "a request for another person where one person could do alone what took two",
         ),
-        (Ending::Operations, "deployment.create.v1") => {
+        (IntentEnding::Operations, "deployment.create.v1") => {
             ("replicas beyond `count`, and replaced incarnations; with `supersede`, what a cancel ends", RULE)
         }
-        (Ending::Operations, "plan.rollback.v1") => {
+        (IntentEnding::Operations, "plan.rollback.v1") => {
             ("replicas beyond the count, and replaced incarnations; what a cancel ends", RULE)
         }
-        (Ending::Operations, "plan.rebalance.v1") => ("incarnations that are moved, replaced", RULE),
-        (Ending::Operations, "deployment.promote.v1") => ("the replicas of the old set", RULE),
-        (Ending::Operations, "deployment.cancel.v1") => (
+        (IntentEnding::Operations, "plan.rebalance.v1") => ("incarnations that are moved, replaced", RULE),
+        (IntentEnding::Operations, "deployment.promote.v1") => ("the replicas of the old set", RULE),
+        (IntentEnding::Operations, "deployment.cancel.v1") => (
             "incarnations that are not ready yet, of operations that are aborted; replicas of the new set, which does not \
              count yet, and those that are being created",
             "none for what is aborted; the rule `deployment/PLAN/NAME/rollback` for replicas",
         ),
-        (Ending::Operations, "deployment.withdraw.v1") => {
+        (IntentEnding::Operations, "deployment.withdraw.v1") => {
             ("replicas of the new set, which does not count yet", "the rule `deployment/PLAN/NAME/rollback`")
         }
-        (Ending::Operations, "deployment.resume.v1") => ("what the deployment ends", RULE),
-        (Ending::Operations, "replica.create.v1" | "replica.start.v1") => ("nothing that runs", RULE),
-        (Ending::Operations, "replica.delete.v1") => ("the replica", RULE),
-        (Ending::Operations, "replica.stop.v1") => ("the incarnation; the replica stays", RULE),
-        (Ending::Operations, "replica.relocate.v1" | "replica.restart.v1") => {
+        (IntentEnding::Operations, "deployment.resume.v1") => ("what the deployment ends", RULE),
+        (IntentEnding::Operations, "replica.create.v1" | "replica.start.v1") => ("nothing that runs", RULE),
+        (IntentEnding::Operations, "replica.delete.v1") => ("the replica", RULE),
+        (IntentEnding::Operations, "replica.stop.v1") => ("the incarnation; the replica stays", RULE),
+        (IntentEnding::Operations, "replica.relocate.v1" | "replica.restart.v1") => {
             ("the incarnation, replaced", RULE)
         }
-        (Ending::Approves, "operation.approve.v1") => {
+        (IntentEnding::Approves, "operation.approve.v1") => {
             ("what the operations end", "this is the approval, on their hashes")
         }
-        (Ending::Approves, "request.approve.v1") => {
+        (IntentEnding::Approves, "request.approve.v1") => {
             ("what the request ends or changes", "this is the approval, on its hash")
         }
-        (Ending::Withdraws, "operation.reject.v1" | "request.reject.v1") => ("only what waits", "none"),
-        (Ending::Withdraws, "disruption.complete.v1") => ("only moves that were not started", "none"),
+        (IntentEnding::Withdraws, "operation.reject.v1" | "request.reject.v1") => ("only what waits", "none"),
+        (IntentEnding::Withdraws, "disruption.complete.v1") => ("only moves that were not started", "none"),
         (ending, type_name) => {
             panic!("{type_name} ends something by {ending:?}: say what, and what approves it")
         }
@@ -555,7 +565,7 @@ fn an_approval_of_a_disruption_is_void_for_another_one_of_the_same_name() {
         world.must("disruption.delete", &ask);
         world.must("disruption.schedule", &json!({"node": "node-1", "name": "power", "spec": spec}));
         let refusal = approve_as(&mut world, "bob").expect_err("another disruption was shown");
-        assert_eq!(refusal.code, Code::HashMismatch, "{spec}: {refusal:?}");
+        assert_eq!(refusal.code, RefusalCode::HashMismatch, "{spec}: {refusal:?}");
     }
 }
 
@@ -583,7 +593,7 @@ fn an_approval_of_an_expunge_is_void_when_more_volumes_would_be_lost() {
     world.obey();
     assert_eq!(world.fleet.volumes().len(), 2);
     let refusal = approve_as(&mut world, "bob").expect_err("one volume was shown");
-    assert_eq!(refusal.code, Code::HashMismatch, "{refusal:?}");
+    assert_eq!(refusal.code, RefusalCode::HashMismatch, "{refusal:?}");
 }
 
 #[test]
@@ -614,7 +624,7 @@ fn a_volume_is_deleted_by_two_people_where_a_delete_takes_two() {
             continue;
         }
         assert_eq!(types(&facts), ["request.opened"], "{kinds:?}");
-        assert_eq!(approve_as(&mut world, "ann").expect_err("ann asked").code, Code::Denied);
+        assert_eq!(approve_as(&mut world, "ann").expect_err("ann asked").code, RefusalCode::Denied);
         approve_as(&mut world, "bob").expect("another person");
         world.run();
         assert!(world.fleet.volumes().get(&volume.name).expect("in use").removing.is_some());
@@ -629,7 +639,7 @@ fn a_volume_is_deleted_by_two_people_where_a_delete_takes_two() {
     assert_eq!(types(&world.must("volume.delete", &json!({"name": "kept"}))), ["request.opened"]);
 }
 
-fn four_eyes_in(world: &mut World, domain: &str, kinds: &[&str]) {
+fn four_eyes_in(world: &mut TestFleet, domain: &str, kinds: &[&str]) {
     let spec = json!({"kinds": kinds, "domains": [domain], "rule": {"four_eyes": {}}});
     world.must("policy.apply", &json!({"name": "two", "spec": spec}));
 }
@@ -656,7 +666,7 @@ fn a_move_needs_another_person_by_the_domain_that_it_leaves_and_by_the_one_that_
         world.must("replica.relocate", &json!({"name": replica, "node": "node-2"}));
         world.run();
         let id = world.pending()[0].id;
-        assert_eq!(world.approve(id).expect_err("ann asked").code, Code::Denied, "{domain}");
+        assert_eq!(world.approve(id).expect_err("ann asked").code, RefusalCode::Denied, "{domain}");
     }
 }
 
@@ -678,7 +688,7 @@ fn a_delete_that_waits_behind_a_move_is_about_the_domain_to_which_the_replica_mo
         (delete.kind, delete.domain.as_ref().map(DomainName::as_str)),
         (OperationKind::Delete, Some("d2"))
     );
-    assert_eq!(world.approve(delete.id).expect_err("ann asked").code, Code::Denied);
+    assert_eq!(world.approve(delete.id).expect_err("ann asked").code, RefusalCode::Denied);
     assert!(
         world.fleet.index().policies.approving[&name::<PolicyName>("quick")].waiting.is_empty(),
         "it is not in d1 any more"
@@ -708,7 +718,7 @@ fn a_node_with_volumes_keeps_its_domain_and_a_kept_volume_needs_what_any_plan_do
         let mut node = (*world.fleet.nodes().get("node-1").expect("it").spec).clone();
         node.domain = name("elsewhere");
         let refusal = world.ask("node.apply", &json!({"name": "node-1", "cluster": "local", "spec": node}));
-        assert_eq!(refusal.expect_err("it has a volume").code, Code::InUse);
+        assert_eq!(refusal.expect_err("it has a volume").code, RefusalCode::InUse);
         let facts = world.must("node.set_state", &json!({"name": "node-1", "state": "expunged"}));
         assert_eq!(types(&facts), ["request.opened"], "{limits}");
     }

@@ -1,15 +1,15 @@
 //! Rollbacks to what an earlier deployment had that completed, by people and by `auto_rollback`.
 
-use chancery_events::fact::{Effect, Fact};
-use chancery_events::observation::{Exit, Hope};
-use chancery_events::refusal::Code;
-use chancery_events::spec::{OperationKind, Strategy};
+use chancery_events::fact::{CommandEffect, Fact};
+use chancery_events::observation::{IncarnationExit, RetryClass};
+use chancery_events::refusal::RefusalCode;
+use chancery_events::spec::{DeploymentStrategy, OperationKind};
 use serde_json::{Value, json};
 
 use crate::state::Deployment;
-use crate::testing::{World, crashed, ended, failed, name, ready};
+use crate::testing::{TestFleet, crashed, ended, failed, name, ready};
 
-fn create(world: &mut World, deployment: &str, version: &str, more: &Value) {
+fn create(world: &mut TestFleet, deployment: &str, version: &str, more: &Value) {
     let mut spec = json!({"count": 2, "coordinates": {"app": {"version": version}}});
     for (key, value) in more.as_object().into_iter().flatten() {
         spec[key] = value.clone();
@@ -18,24 +18,24 @@ fn create(world: &mut World, deployment: &str, version: &str, more: &Value) {
     world.run();
 }
 
-fn rollback(world: &mut World, deployment: &str) {
+fn rollback(world: &mut TestFleet, deployment: &str) {
     world.must("plan.rollback", &json!({"plan": "web", "name": deployment}));
     world.run();
 }
 
-fn refused(world: &mut World, deployment: &str, to: Option<&str>) -> Code {
+fn refused(world: &mut TestFleet, deployment: &str, to: Option<&str>) -> RefusalCode {
     world
         .ask("plan.rollback", &json!({"plan": "web", "name": deployment, "to": to}))
         .expect_err("refused")
         .code
 }
 
-fn find<'a>(world: &'a World, deployment: &str) -> &'a Deployment {
+fn find<'a>(world: &'a TestFleet, deployment: &str) -> &'a Deployment {
     world.fleet.deployment(&name("web"), &name(deployment)).expect("a deployment")
 }
 
 /// The rollback that no person asked for.
-fn by_rule(world: &World) -> Option<&Deployment> {
+fn by_rule(world: &TestFleet) -> Option<&Deployment> {
     let all = world.fleet.deployments().sorted();
     all.into_iter().find(|of| of.rollback.as_ref().is_some_and(|rollback| rollback.rule.is_some()))
 }
@@ -45,8 +45,8 @@ fn version(deployment: &Deployment) -> &str {
 }
 
 /// A plan whose deployments `good` completed, with `v1`.
-fn world() -> World {
-    let mut world = World::with_nodes(6);
+fn world() -> TestFleet {
+    let mut world = TestFleet::with_nodes(6);
     world.plan("automatic");
     create(&mut world, "good", "v1", &json!({}));
     world.obey();
@@ -73,7 +73,7 @@ fn a_rollback_of_a_hung_deployment_ends_it_and_runs_the_version_before() {
 
 #[test]
 fn what_the_rule_of_a_bad_version_starts_in_vain_keeps_no_other_replica_from_the_good_one() {
-    let mut world = World::with_nodes(6);
+    let mut world = TestFleet::with_nodes(6);
     world.plan_with("automatic", &json!({"restart": "always"}));
     for (deployment, version) in [("good", "v1"), ("bad", "v2")] {
         create(&mut world, deployment, version, &json!({}));
@@ -91,7 +91,7 @@ fn what_the_rule_of_a_bad_version_starts_in_vain_keeps_no_other_replica_from_the
 
 #[test]
 fn what_hangs_in_a_start_by_the_rule_of_a_bad_version_gets_the_good_one_when_nothing_else_is_left() {
-    let mut world = World::with_nodes(6);
+    let mut world = TestFleet::with_nodes(6);
     world.plan_with("automatic", &json!({"restart": "always"}));
     for (deployment, version) in [("good", "v1"), ("bad", "v2")] {
         create(&mut world, deployment, version, &json!({}));
@@ -102,16 +102,16 @@ fn what_hangs_in_a_start_by_the_rule_of_a_bad_version_gets_the_good_one_when_not
     world.run();
     let hung = world.asked().next().expect("the rule starts it again, and it hangs");
     rollback(&mut world, "back");
-    let asked = |world: &World, id| world.fleet.incarnations().get(&id).and_then(|run| run.asked);
-    let is_of = |world: &World, id, deployment: &str| {
+    let asked = |world: &TestFleet, id| world.fleet.incarnations().get(&id).and_then(|run| run.asked);
+    let is_of = |world: &TestFleet, id, deployment: &str| {
         world.fleet.incarnations().get(&id).is_some_and(|run| run.deployment.as_str() == deployment)
     };
     let update = world.asked().find(|id| is_of(&world, *id, "back")).expect("the other one is updated");
-    assert_eq!(asked(&world, hung), Some(Effect::Ensure), "the start has as long as the update takes");
+    assert_eq!(asked(&world, hung), Some(CommandEffect::Ensure), "the start has as long as the update takes");
     world.report(update, ready());
     let replaced = world.asked().find(|id| is_of(&world, *id, "bad") && *id != hung).expect("it ends");
-    world.report(replaced, ended(Exit::Clean));
-    assert_ne!(asked(&world, hung), Some(Effect::Ensure), "nothing is waited for any more");
+    world.report(replaced, ended(IncarnationExit::Clean));
+    assert_ne!(asked(&world, hung), Some(CommandEffect::Ensure), "nothing is waited for any more");
     world.obey();
     assert_eq!(
         (world.deployment("back").as_str(), world.phases()),
@@ -123,7 +123,7 @@ fn what_hangs_in_a_start_by_the_rule_of_a_bad_version_gets_the_good_one_when_not
 
 #[test]
 fn a_wave_of_starts_that_hang_gets_the_good_version_one_by_one() {
-    let mut world = World::with_nodes(6);
+    let mut world = TestFleet::with_nodes(6);
     world.plan_with("automatic", &json!({"restart": "always"}));
     for (deployment, version) in [("good", "v1"), ("bad", "v2")] {
         create(&mut world, deployment, version, &json!({}));
@@ -135,7 +135,7 @@ fn a_wave_of_starts_that_hang_gets_the_good_version_one_by_one() {
     world.run();
     assert_eq!(world.asked().count(), 2, "both are started again, and hang");
     rollback(&mut world, "back");
-    let ended_by_abort = |world: &World| {
+    let ended_by_abort = |world: &TestFleet| {
         let operations = world.fleet.operations().sorted();
         operations.iter().filter(|of| of.kind == OperationKind::Start && !of.is_open()).count()
     };
@@ -203,7 +203,7 @@ fn what_a_rollback_goes_back_to() {
     // What has completed needs no trial.
     rollback(&mut world, "b2");
     let b2 = find(&world, "b2");
-    assert_eq!((version(b2), b2.spec.strategy), ("v2", Strategy::default()));
+    assert_eq!((version(b2), b2.spec.strategy), ("v2", DeploymentStrategy::default()));
     // One that was cancelled before it began was never the plan's version.
     create(&mut world, "queued", "v3", &json!({"count": 3}));
     world.must("deployment.cancel", &json!({"plan": "web", "name": "queued"}));
@@ -222,7 +222,7 @@ fn a_rollback_goes_by_the_strategy_of_its_target() {
         json!({"rolling": {"wave": 2, "per_domain": true, "pause": 1000}}),
         json!({"graceful": {"timeout": 90_000, "on_timeout": "commit"}}),
     ] {
-        let mut world = World::with_nodes(6);
+        let mut world = TestFleet::with_nodes(6);
         world.plan("automatic");
         create(&mut world, "good", "v1", &json!({"strategy": strategy}));
         for _ in 0..3 {
@@ -239,28 +239,28 @@ fn a_rollback_goes_by_the_strategy_of_its_target() {
 
 #[test]
 fn what_cannot_be_rolled_back_is_refused_and_says_why() {
-    let mut world = World::with_nodes(4);
+    let mut world = TestFleet::with_nodes(4);
     world.plan("automatic");
-    assert_eq!(refused(&mut world, "b", None), Code::BadTransition, "there is nothing to go back to");
+    assert_eq!(refused(&mut world, "b", None), RefusalCode::BadTransition, "there is nothing to go back to");
     create(&mut world, "d1", "v1", &json!({}));
-    assert_eq!(refused(&mut world, "b", Some("d1")), Code::BadTransition, "it has not completed");
+    assert_eq!(refused(&mut world, "b", Some("d1")), RefusalCode::BadTransition, "it has not completed");
     world.obey();
-    assert_eq!(refused(&mut world, "b", None), Code::BadTransition, "there is no other version");
-    assert_eq!(refused(&mut world, "b", Some("d9")), Code::NotFound);
-    assert_eq!(refused(&mut world, "d1", None), Code::AlreadyExists);
+    assert_eq!(refused(&mut world, "b", None), RefusalCode::BadTransition, "there is no other version");
+    assert_eq!(refused(&mut world, "b", Some("d9")), RefusalCode::NotFound);
+    assert_eq!(refused(&mut world, "d1", None), RefusalCode::AlreadyExists);
     let plan = json!({"plan": "nobody", "name": "b"});
-    assert_eq!(world.ask("plan.rollback", &plan).expect_err("refused").code, Code::NotFound);
+    assert_eq!(world.ask("plan.rollback", &plan).expect_err("refused").code, RefusalCode::NotFound);
     create(&mut world, "d2", "v2", &json!({}));
     world.must("deployment.cancel", &json!({"plan": "web", "name": "d2"}));
     world.obey();
-    assert_eq!(refused(&mut world, "b", Some("d2")), Code::BadTransition, "it was cancelled");
+    assert_eq!(refused(&mut world, "b", Some("d2")), RefusalCode::BadTransition, "it was cancelled");
     world.must("plan.set_activity", &json!({"name": "web", "activity": "inactive"}));
-    assert_eq!(refused(&mut world, "b", None), Code::Inactive);
+    assert_eq!(refused(&mut world, "b", None), RefusalCode::Inactive);
 }
 
 #[test]
 fn a_rollback_to_a_deployment_of_none_needs_the_coordinates_of_what_would_run() {
-    let mut world = World::with_nodes(6);
+    let mut world = TestFleet::with_nodes(6);
     let payload = json!({"name": "app", "resources": {"cpu": 500}, "run": {"argv": ["app", "${version}"]}});
     world.plan_with("automatic", &json!({"payloads": [payload]}));
     create(&mut world, "good", "v1", &json!({}));
@@ -270,7 +270,7 @@ fn a_rollback_to_a_deployment_of_none_needs_the_coordinates_of_what_would_run() 
     assert_eq!(world.deployment("none"), "completed");
     let ask = json!({"plan": "web", "name": "back", "to": "none"});
     let refusal = world.ask("plan.rollback", &ask).expect_err("refused");
-    assert_eq!(refusal.code, Code::BadTransition);
+    assert_eq!(refusal.code, RefusalCode::BadTransition);
     assert!(refusal.detail.contains("none of plan web wanted no replicas"), "{}", refusal.detail);
     create(&mut world, "later", "v2", &json!({"count": 0}));
     world.obey();
@@ -287,15 +287,15 @@ fn a_rollback_is_asked_for_twice_and_happens_once() {
     rollback(&mut world, "back");
     assert!(world.must("plan.rollback", &json!({"plan": "web", "name": "back"})).is_empty());
     assert!(world.must("plan.rollback", &json!({"plan": "web", "name": "back", "to": "good"})).is_empty());
-    assert_eq!(refused(&mut world, "back", Some("hung")), Code::AlreadyExists);
+    assert_eq!(refused(&mut world, "back", Some("hung")), RefusalCode::AlreadyExists);
     world.obey();
     // After the plan has settled, going back from the rollback is another wish.
-    assert_eq!(refused(&mut world, "again", None), Code::BadTransition, "v2 never completed");
+    assert_eq!(refused(&mut world, "again", None), RefusalCode::BadTransition, "v2 never completed");
 }
 
 #[test]
 fn a_rollback_that_is_under_way_is_not_gone_back_from_by_accident() {
-    let mut world = World::with_nodes(6);
+    let mut world = TestFleet::with_nodes(6);
     world.plan("automatic");
     for (deployment, version) in [("d1", "v1"), ("d2", "v2"), ("d3", "v3")] {
         create(&mut world, deployment, version, &json!({}));
@@ -303,7 +303,7 @@ fn a_rollback_that_is_under_way_is_not_gone_back_from_by_accident() {
     }
     rollback(&mut world, "b1");
     assert_eq!(version(find(&world, "b1")), "v2");
-    assert_eq!(refused(&mut world, "b2", None), Code::BadTransition, "it would go on to v1");
+    assert_eq!(refused(&mut world, "b2", None), RefusalCode::BadTransition, "it would go on to v1");
     world.must("plan.rollback", &json!({"plan": "web", "name": "b2", "to": "d1"}));
     world.run();
     world.obey();
@@ -335,7 +335,7 @@ fn a_deployment_that_fails_is_rolled_back_by_its_rule_once_and_says_why() {
     let mut world = world();
     create(&mut world, "bad", "v2", &json!({"auto_rollback": true, "strategy": {"rolling": {"wave": 2}}}));
     let [bad, _] = world.asked().collect::<Vec<_>>()[..] else { panic!("two are updated") };
-    world.report(bad, failed(Hope::Never));
+    world.report(bad, failed(RetryClass::Never));
     assert_eq!(world.deployment("bad"), "failed", "what is under way is aborted");
     let back = by_rule(&world).expect("it is rolled back");
     let rollback = back.rollback.clone().expect("it is a rollback");
@@ -353,7 +353,7 @@ fn a_deployment_that_fails_is_rolled_back_by_its_rule_once_and_says_why() {
 
 #[test]
 fn four_eyes_of_a_deployment_are_four_eyes_of_its_rollback_by_rule() {
-    let mut world = World::with_nodes(6);
+    let mut world = TestFleet::with_nodes(6);
     world.plan("manual");
     create(&mut world, "good", "v1", &json!({}));
     world.approve_all();
@@ -365,14 +365,14 @@ fn four_eyes_of_a_deployment_are_four_eyes_of_its_rollback_by_rule() {
     let two = json!({"name": "two", "spec": {"rule": {"four_eyes": {}}}});
     world.must("policy.apply", &two);
     for run in world.asked().collect::<Vec<_>>() {
-        world.report(run, failed(Hope::Never));
+        world.report(run, failed(RetryClass::Never));
     }
     world.obey();
     assert_eq!(world.deployment("bad"), "failed");
     let waiting: Vec<_> = world.pending().iter().map(|operation| operation.id).collect();
     assert!(!waiting.is_empty(), "the rollback updates what was updated");
     for id in waiting {
-        assert_eq!(world.approve(id).expect_err("ann deployed what failed").code, Code::Denied);
+        assert_eq!(world.approve(id).expect_err("ann deployed what failed").code, RefusalCode::Denied);
     }
 }
 
@@ -383,13 +383,13 @@ fn a_rollback_that_fails_is_not_rolled_back() {
     world.obey();
     create(&mut world, "worse", "v3", &json!({"auto_rollback": true}));
     let first = world.asked().next().expect("one is updated");
-    world.report(first, failed(Hope::Never));
+    world.report(first, failed(RetryClass::Never));
     let back = by_rule(&world).expect("it is rolled back");
     assert_eq!(version(back), "v2", "nothing has to change, and it completes");
     world.obey();
     rollback(&mut world, "older");
     let first = world.asked().next().expect("one goes back to v1");
-    world.report(first, failed(Hope::Never));
+    world.report(first, failed(RetryClass::Never));
     world.obey();
     assert_eq!(world.deployment("older"), "failed");
     let created = world.log.iter().filter(|fact| matches!(fact, Fact::DeploymentCreated(_))).count();
@@ -402,7 +402,7 @@ fn a_rule_rolls_nothing_back_over_a_deployment_that_waits() {
     create(&mut world, "bad", "v2", &json!({"auto_rollback": true}));
     create(&mut world, "better", "v3", &json!({}));
     let first = world.asked().next().expect("one is updated");
-    world.report(first, failed(Hope::Never));
+    world.report(first, failed(RetryClass::Never));
     assert_eq!(
         (world.deployment("bad"), world.deployment("better")),
         ("failed".into(), "in progress".into())
@@ -411,7 +411,7 @@ fn a_rule_rolls_nothing_back_over_a_deployment_that_waits() {
 
 #[test]
 fn a_scale_up_that_fails_takes_nothing_back_of_the_version_that_serves() {
-    let mut world = World::with_nodes(3);
+    let mut world = TestFleet::with_nodes(3);
     world.plan("automatic");
     for (deployment, of) in [("old", "v1"), ("good", "v2")] {
         create(&mut world, deployment, of, &json!({"count": 1}));
@@ -420,7 +420,7 @@ fn a_scale_up_that_fails_takes_nothing_back_of_the_version_that_serves() {
     }
     create(&mut world, "more", "v2", &json!({"count": 2, "auto_rollback": true}));
     let new = world.asked().next().expect("one is created");
-    world.report(new, failed(Hope::Never));
+    world.report(new, failed(RetryClass::Never));
     assert_eq!(world.deployment("more"), "failed");
     assert!(by_rule(&world).is_none());
     world.obey();
@@ -430,20 +430,20 @@ fn a_scale_up_that_fails_takes_nothing_back_of_the_version_that_serves() {
 
 #[test]
 fn a_rollback_stops_no_run_before_what_was_stopped_for_the_version_that_it_takes_back_runs_again() {
-    let mut world = World::with_nodes(6);
+    let mut world = TestFleet::with_nodes(6);
     world.plan_with("automatic", &json!({"update": "stop_first"}));
     let by = |count, wave| json!({"count": count, "strategy": {"rolling": {"wave": wave}}});
     create(&mut world, "good", "v1", &by(6, 3));
     world.obey();
     create(&mut world, "bad", "v2", &by(6, 2));
-    let running = |world: &World| world.phases().iter().filter(|phase| **phase == "running").count();
+    let running = |world: &TestFleet| world.phases().iter().filter(|phase| **phase == "running").count();
     for old in world.asked().collect::<Vec<_>>() {
-        world.report(old, ended(Exit::Clean));
+        world.report(old, ended(IncarnationExit::Clean));
     }
     assert_eq!((running(&world), world.asked().count()), (4, 2), "two are updated");
     rollback(&mut world, "back");
     for new in world.asked().collect::<Vec<_>>() {
-        world.report(new, ended(Exit::Clean));
+        world.report(new, ended(IncarnationExit::Clean));
     }
     assert_eq!(
         (running(&world), world.asked().count()),

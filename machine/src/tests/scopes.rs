@@ -6,33 +6,33 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 
 use chancery_events::fact::Fact;
-use chancery_events::observation::{Exit, Hope, Saw, SessionEnd, SessionOver};
+use chancery_events::observation::{IncarnationExit, ObservedState, RetryClass, SessionEnd, SessionEnded};
 use serde_json::{Value, json};
 
 use super::walk;
 use crate::decide::evolve;
-use crate::fleet::{Entity, Fleet, Image};
-use crate::meta::At;
+use crate::fleet::{FleetEntity, FleetSnapshot, FleetState};
+use crate::meta::FactPosition;
 use crate::state::{
     Capability, Cluster, Deployment, Incarnation, Node, Operation, Plan, Policy, Replica, Session, Volume,
 };
-use crate::testing::{Counted, Dice, World, crashed, ended, failed, process, ready};
+use crate::testing::{CountInterval, TestFleet, TestRandom, crashed, ended, failed, process, ready};
 
 const PLANS: [&str; 2] = ["web", "db"];
 
 /// What a snapshot would hold, to the last byte, and everything that follows from it.
-fn shown(fleet: &Fleet) -> (Vec<u8>, String) {
-    let image = bincode::serde::encode_to_vec(Image::of(fleet), bincode::config::standard());
+fn shown(fleet: &FleetState) -> (Vec<u8>, String) {
+    let image = bincode::serde::encode_to_vec(FleetSnapshot::of(fleet), bincode::config::standard());
     (image.expect("an image has a positional form"), format!("{:?}", fleet.index()))
 }
 
-fn ask(world: &mut World, type_name: &str, data: &Value) {
+fn ask(world: &mut TestFleet, type_name: &str, data: &Value) {
     // What is refused is remembered as well.
     let _refused = world.ask(type_name, data);
 }
 
 /// Something that somebody may do, whatever stands.
-fn act(world: &mut World, dice: &mut Dice) {
+fn act(world: &mut TestFleet, dice: &mut TestRandom) {
     let node = format!("node-{}", dice.below(6));
     let plan = dice.of(&PLANS);
     let deployment = format!("d{}", dice.below(5));
@@ -91,7 +91,7 @@ fn act(world: &mut World, dice: &mut Dice) {
         13 => {
             let session = world.fleet.clusters().get("local").and_then(|cluster| cluster.session);
             match session {
-                Some(session) => drop(world.see(&SessionOver { session, end: SessionEnd::Lost }.into())),
+                Some(session) => drop(world.see(&SessionEnded { session, end: SessionEnd::Lost }.into())),
                 None => drop(world.open_session()),
             }
         }
@@ -105,27 +105,27 @@ fn act(world: &mut World, dice: &mut Dice) {
 }
 
 /// Of some incarnation, something that may be seen of it.
-fn report(world: &mut World, dice: &mut Dice) {
+fn report(world: &mut TestFleet, dice: &mut TestRandom) {
     let has_session = world.fleet.clusters().get("local").is_some_and(|cluster| cluster.session.is_some());
     let all: Vec<_> = world.fleet.incarnations().sorted().iter().map(|incarnation| incarnation.id).collect();
     if all.is_empty() || !has_session {
         return;
     }
     let saw = match dice.below(7) {
-        0 => Saw::Ensured {
+        0 => ObservedState::Ensured {
             processes: vec![process(chancery_events::observation::ProcessStatus::Initializing)],
         },
         1 | 2 => ready(),
-        3 => ended(Exit::Clean),
+        3 => ended(IncarnationExit::Clean),
         4 => crashed(),
-        5 => Saw::Gone,
-        _ => failed(dice.of(&[Hope::Retry, Hope::Never])),
+        5 => ObservedState::Gone,
+        _ => failed(dice.of(&[RetryClass::Retry, RetryClass::Never])),
     };
     world.report(dice.of(&all), saw);
 }
 
 /// Changes one of the kind half: it becomes another, and no index hears of it. Then panics.
-fn half_change<E: Entity>(fleet: &mut Fleet, dice: &mut Dice) {
+fn half_change<E: FleetEntity>(fleet: &mut FleetState, dice: &mut TestRandom) {
     let all: Vec<Arc<E>> = E::table(fleet).in_order().into_iter().cloned().collect();
     if !all.is_empty() {
         let mut one = || all[dice.below(all.len() as u64) as usize].clone();
@@ -142,7 +142,7 @@ fn half_change<E: Entity>(fleet: &mut Fleet, dice: &mut Dice) {
 }
 
 /// Begins a scope of these facts and breaks it off.
-fn broken_off(fleet: &mut Fleet, facts: &[(At, Fact)], dice: &mut Dice) {
+fn broken_off(fleet: &mut FleetState, facts: &[(FactPosition, Fact)], dice: &mut TestRandom) {
     fleet.note();
     let count = dice.below(facts.len() as u64 + 1) as usize;
     for (at, fact) in &facts[..count] {
@@ -188,7 +188,7 @@ struct Seen {
 }
 
 impl Seen {
-    fn look(&mut self, before: &Fleet, after: &Fleet, facts: &[(At, Fact)]) {
+    fn look(&mut self, before: &FleetState, after: &FleetState, facts: &[(FactPosition, Fact)]) {
         self.facts += facts.len();
         let born = facts.iter().filter_map(|(_, fact)| match fact {
             Fact::ReplicaCreated(born) => Some(&born.name),
@@ -211,10 +211,10 @@ impl Seen {
 
 /// By turns everything that can be asked, and what ends and is forgotten again.
 fn live(seed: u64, found: &mut Seen) {
-    let mut dice = Dice(seed);
+    let mut dice = TestRandom(seed);
     let walks = seed.is_multiple_of(2);
-    let mut world = if walks { walk::world(&mut dice) } else { World::with_nodes(3) };
-    let act = |world: &mut World, dice: &mut Dice, round: u64| {
+    let mut world = if walks { walk::world(&mut dice) } else { TestFleet::with_nodes(3) };
+    let act = |world: &mut TestFleet, dice: &mut TestRandom, round: u64| {
         if walks {
             walk::act(world, dice, round);
             world.run();
@@ -222,7 +222,7 @@ fn live(seed: u64, found: &mut Seen) {
             act(world, dice);
         }
     };
-    world.counted = Counted::AtTheEnd;
+    world.counted = CountInterval::AtTheEnd;
     let mut twin = world.clone();
     for step in 0..60 {
         let told = format!("seed {seed}, step {step}");

@@ -1,23 +1,23 @@
 //! Worlds with storage, and plans with volumes: for the scenarios in which both matter.
 
-use chancery_events::observation::{Exit, Saw};
+use chancery_events::observation::{IncarnationExit, ObservedState};
 use serde_json::{Value, json};
 
 use crate::state::{Incarnation, IncarnationState};
-use crate::testing::World;
+use crate::testing::TestFleet;
 
 pub(super) const GB: u64 = 1 << 30;
 
 /// So many nodes with so much storage each.
-pub(super) fn world(nodes: usize, storage: u64) -> World {
-    let mut world = World::with_nodes(0);
+pub(super) fn world(nodes: usize, storage: u64) -> TestFleet {
+    let mut world = TestFleet::with_nodes(0);
     for number in 1..=nodes {
         node(&mut world, number, storage);
     }
     world
 }
 
-pub(super) fn node(world: &mut World, number: usize, storage: u64) {
+pub(super) fn node(world: &mut TestFleet, number: usize, storage: u64) {
     let spec = json!({
         "domain": format!("d{}", number % 2), "total": {"cpu": 4000, "memory": 8 * GB, "disk": 0},
         "storage": [{"class": "fast", "capacity": storage}],
@@ -46,7 +46,7 @@ pub(super) fn payload(name: &str, volumes: &Value) -> Value {
 }
 
 /// A plan that always runs and of which everything is approved, but for what more says.
-pub(super) fn apply(world: &mut World, plan: &str, volumes: &Value, more: &Value) {
+pub(super) fn apply(world: &mut TestFleet, plan: &str, volumes: &Value, more: &Value) {
     let kinds = ["create", "update", "relocate", "restart", "start", "stop", "delete"];
     let mut approval: serde_json::Map<_, _> =
         kinds.iter().map(|kind| ((*kind).to_owned(), "automatic".into())).collect();
@@ -63,31 +63,31 @@ pub(super) fn apply(world: &mut World, plan: &str, volumes: &Value, more: &Value
     world.must("plan.apply", &json!({"name": plan, "spec": spec}));
 }
 
-pub(super) fn put(world: &mut World, plan: &str, name: &str, count: u32) {
+pub(super) fn put(world: &mut TestFleet, plan: &str, name: &str, count: u32) {
     world.must("deployment.create", &json!({"plan": plan, "name": name, "spec": {"count": count}}));
     world.run();
 }
 
 /// A plan of which so many run.
-pub(super) fn running(world: &mut World, plan: &str, count: u32, volumes: &Value, more: &Value) {
+pub(super) fn running(world: &mut TestFleet, plan: &str, count: u32, volumes: &Value, more: &Value) {
     apply(world, plan, volumes, more);
     put(world, plan, "d1", count);
     world.obey();
     assert_eq!(world.deployment_of(plan, "d1"), "completed");
 }
 
-pub(super) fn names(world: &World) -> Vec<String> {
+pub(super) fn names(world: &TestFleet) -> Vec<String> {
     world.fleet.volumes().sorted().iter().map(|volume| volume.name.to_string()).collect()
 }
 
 /// The live runs of a plan, oldest first.
-pub(super) fn runs<'a>(world: &'a World, plan: &str) -> Vec<&'a Incarnation> {
+pub(super) fn runs<'a>(world: &'a TestFleet, plan: &str) -> Vec<&'a Incarnation> {
     let runs = world.fleet.incarnations().sorted().into_iter();
     runs.filter(|run| run.is_live() && run.plan.as_str() == plan).collect()
 }
 
 /// The states of the live runs, oldest first.
-pub(super) fn live(world: &World) -> Vec<&'static str> {
+pub(super) fn live(world: &TestFleet) -> Vec<&'static str> {
     let live = world.fleet.incarnations().sorted().into_iter().filter(|run| run.is_live());
     live.map(|run| match run.state {
         IncarnationState::Reserved => "reserved",
@@ -98,37 +98,37 @@ pub(super) fn live(world: &World) -> Vec<&'static str> {
     .collect()
 }
 
-pub(super) fn only_replica(world: &World) -> String {
+pub(super) fn only_replica(world: &TestFleet) -> String {
     world.fleet.replicas().sorted()[0].name.to_string()
 }
 
-pub(super) fn made() -> Saw {
-    Saw::Ready { processes: vec![] }
+pub(super) fn made() -> ObservedState {
+    ObservedState::Ready { processes: vec![] }
 }
 
 /// What was made, and is not there.
-pub(super) fn vanished() -> Saw {
-    Saw::Ended { exit: Exit::Failed { reason: "gone".into() }, processes: vec![] }
+pub(super) fn vanished() -> ObservedState {
+    ObservedState::Ended { exit: IncarnationExit::Failed { reason: "gone".into() }, processes: vec![] }
 }
 
-pub(super) fn ask(world: &mut World, verb: &str) {
+pub(super) fn ask(world: &mut TestFleet, verb: &str) {
     world.must(&format!("replica.{verb}"), &json!({"name": only_replica(world)}));
     world.run();
 }
 
-pub(super) fn stopped(world: &mut World) {
+pub(super) fn stopped(world: &mut TestFleet) {
     ask(world, "stop");
     world.obey();
 }
 
-pub(super) fn drain(world: &mut World, node: &str) {
+pub(super) fn drain(world: &mut TestFleet, node: &str) {
     world.must("disruption.schedule", &json!({"node": node, "name": "p", "spec": {"evict": "yes"}}));
     world.must("disruption.approve", &json!({"node": node, "name": "p"}));
     world.run();
 }
 
 /// Days pass, in which everything is done well.
-pub(super) fn settle(world: &mut World) {
+pub(super) fn settle(world: &mut TestFleet) {
     for _ in 0..50 {
         world.wait(3600);
         world.obey();

@@ -5,16 +5,16 @@ use std::collections::BTreeMap;
 use chancery_events::fact::{Fact, RebalanceEnd};
 use chancery_events::name::{DomainName, NodeName, PlanName, ReplicaName};
 use chancery_events::refusal::Refusal;
-use chancery_events::spec::{Balance, Placement, Purpose};
+use chancery_events::spec::{BalancePolicy, PlacementPolicy, ProbePurpose};
 use serde_json::{Value, json};
 
-use crate::scheduler::{EXPLAINED, Limits, Need, Strict, unfit};
+use crate::scheduler::{AffinityFilter, EXPLAINED, PlacementConstraints, PlacementRequest, unfit};
 use crate::state::{Incarnation, IncarnationState, Plan, Replica};
-use crate::testing::{Counted, Dice, World, crashed};
+use crate::testing::{CountInterval, TestFleet, TestRandom, crashed};
 
 /// Nodes with room for eight replicas each, in the domains given.
-fn world(domains: &[&str], more: &Value) -> World {
-    let mut world = World::with_nodes(0);
+fn world(domains: &[&str], more: &Value) -> TestFleet {
+    let mut world = TestFleet::with_nodes(0);
     for (i, domain) in domains.iter().enumerate() {
         world.add_node(&format!("n{}", i + 1), domain);
     }
@@ -37,7 +37,7 @@ fn shared() -> Value {
 }
 
 /// Carries out a deployment to its end.
-fn deploy(world: &mut World, name: &str, version: &str, count: u32, strategy: &Value) {
+fn deploy(world: &mut TestFleet, name: &str, version: &str, count: u32, strategy: &Value) {
     let coordinates = json!({"app": {"version": version}});
     let spec = json!({"count": count, "coordinates": coordinates, "strategy": strategy});
     world.must("deployment.create", &json!({"plan": "web", "name": name, "spec": spec}));
@@ -45,7 +45,7 @@ fn deploy(world: &mut World, name: &str, version: &str, count: u32, strategy: &V
     world.obey();
 }
 
-fn counted<'a>(world: &'a World, key: impl Fn(&'a Incarnation) -> &'a str) -> BTreeMap<&'a str, usize> {
+fn counted<'a>(world: &'a TestFleet, key: impl Fn(&'a Incarnation) -> &'a str) -> BTreeMap<&'a str, usize> {
     let mut counts = BTreeMap::new();
     for run in world.fleet.incarnations().sorted().into_iter().filter(|run| run.is_live()) {
         *counts.entry(key(run)).or_default() += 1;
@@ -54,7 +54,7 @@ fn counted<'a>(world: &'a World, key: impl Fn(&'a Incarnation) -> &'a str) -> BT
 }
 
 /// Runs by domain, without the domains' names.
-fn domains(world: &World) -> Vec<usize> {
+fn domains(world: &TestFleet) -> Vec<usize> {
     let domain =
         |run: &Incarnation| world.fleet.nodes().get(&run.node).map(|node| node.spec.domain.to_string());
     let mut counts: BTreeMap<String, usize> = BTreeMap::new();
@@ -64,11 +64,11 @@ fn domains(world: &World) -> Vec<usize> {
     counts.into_values().collect()
 }
 
-fn nodes(world: &World) -> Vec<usize> {
+fn nodes(world: &TestFleet) -> Vec<usize> {
     counted(world, |run| run.node.as_str()).into_values().collect()
 }
 
-fn on(world: &World, domain: &str) -> Vec<Replica> {
+fn on(world: &TestFleet, domain: &str) -> Vec<Replica> {
     let replicas = world.fleet.replicas().sorted();
     let there = |replica: &&Replica| replica.active.as_ref().is_some_and(|run| run.domain.as_str() == domain);
     replicas.into_iter().filter(there).cloned().collect()
@@ -152,7 +152,7 @@ fn a_failed_replacement_counts_where_its_predecessor_stays() {
     let moved = on(&world, "a")[0].name.clone();
     world.must("replica.relocate", &json!({"name": moved, "node": "n2"}));
     world.run();
-    let spread = |world: &World| {
+    let spread = |world: &TestFleet| {
         let index = world.fleet.index().plan_index(&crate::testing::name("web")).expect("its plan");
         ["a", "b"].map(|domain| index.spread.in_domain(&domain.parse().expect("a name")))
     };
@@ -185,7 +185,7 @@ fn a_drained_node_s_replicas_go_where_they_leave_the_others_even() {
 }
 
 /// Every move that is allowed and would make the spread of the plan more even, by a walk over everything.
-fn better(world: &World, plan: &Plan, strict: Strict) -> Vec<(ReplicaName, NodeName)> {
+fn better(world: &TestFleet, plan: &Plan, strict: AffinityFilter) -> Vec<(ReplicaName, NodeName)> {
     let fleet = &world.fleet;
     let replicas = fleet.replicas().sorted();
     let mut found = Vec::new();
@@ -208,9 +208,13 @@ fn better(world: &World, plan: &Plan, strict: Strict) -> Vec<(ReplicaName, NodeN
         let deployment = (plan.name.clone(), replica.deployment.clone());
         let version = plan.version_of(fleet.deployments().get(&deployment).expect("its version").generation);
         let policy = plan.policy();
-        let need = Need { plan: &plan.name, deployment: &replica.deployment, policy, version };
-        let limits =
-            Limits { not: Some(&from.node), own: Some(own), leaves: Some(from), ..Limits::default() };
+        let need = PlacementRequest { plan: &plan.name, deployment: &replica.deployment, policy, version };
+        let limits = PlacementConstraints {
+            not: Some(&from.node),
+            own: Some(own),
+            leaves: Some(from),
+            ..PlacementConstraints::default()
+        };
         for node in fleet.nodes().sorted() {
             let domain = &node.spec.domain;
             let is_better = if *domain == from.domain {
@@ -227,7 +231,7 @@ fn better(world: &World, plan: &Plan, strict: Strict) -> Vec<(ReplicaName, NodeN
 }
 
 /// Whatever is under way is carried out, and plans are looked at.
-fn settle(world: &mut World) {
+fn settle(world: &mut TestFleet) {
     for _ in 0..20 {
         world.approve_all();
         world.obey();
@@ -235,26 +239,26 @@ fn settle(world: &mut World) {
     }
 }
 
-fn is_at_rest(world: &World, plan: &Plan) -> bool {
+fn is_at_rest(world: &TestFleet, plan: &Plan) -> bool {
     let index = world.fleet.index().plan_index(&plan.name);
     index.is_none_or(|index| index.open == 0) && plan.current.is_none() && plan.next.is_none()
 }
 
 /// No move would be better, or the plan says that one would.
-fn holds(world: &World, why: &str) {
+fn holds(world: &TestFleet, why: &str) {
     for plan in world.fleet.plans().sorted().into_iter().filter(|plan| is_at_rest(world, plan)) {
-        let spreads = *plan.policy().placement() == Placement::Spread;
-        let found = better(world, plan, Strict::All);
+        let spreads = *plan.policy().placement() == PlacementPolicy::Spread;
+        let found = better(world, plan, AffinityFilter::All);
         if spreads && !found.is_empty() {
-            assert_eq!(plan.balance, Balance::Uneven, "{why}: {found:?} would be better");
+            assert_eq!(plan.balance, BalancePolicy::Uneven, "{why}: {found:?} would be better");
         }
-        if plan.balance == Balance::Uneven {
-            assert!(spreads && !better(world, plan, Strict::Firm).is_empty(), "{why}: it is even");
+        if plan.balance == BalancePolicy::Uneven {
+            assert!(spreads && !better(world, plan, AffinityFilter::Firm).is_empty(), "{why}: it is even");
         }
     }
 }
 
-fn random_node(world: &mut World, dice: &mut Dice) {
+fn random_node(world: &mut TestFleet, dice: &mut TestRandom) {
     let total = json!({"cpu": 1000 * (1 + dice.below(5)), "memory": 8u64 << 30, "disk": 0});
     let labels = json!({"disk": dice.of(&["ssd", "hdd"])});
     let spec = json!({"domain": dice.of(&["a", "b", "c"]), "total": total, "labels": labels});
@@ -262,7 +266,7 @@ fn random_node(world: &mut World, dice: &mut Dice) {
     world.ask("node.apply", &json!({"name": name, "cluster": "local", "spec": spec})).ok();
 }
 
-fn random_plan(world: &mut World, dice: &mut Dice) {
+fn random_plan(world: &mut TestFleet, dice: &mut TestRandom) {
     let mut more = json!({
         "sharing": dice.of(&["allowed", "allowed", "never"]), "update": dice.of(&["beside", "stop_first"]),
         "placement": dice.of(&["spread", "spread", "spread", "pack"]), "budget": 1 + dice.below(3),
@@ -278,7 +282,7 @@ fn random_plan(world: &mut World, dice: &mut Dice) {
     world.plan_with(dice.of(&["automatic", "manual"]), &more);
 }
 
-fn random_deployment(world: &mut World, dice: &mut Dice, round: u64) {
+fn random_deployment(world: &mut TestFleet, dice: &mut TestRandom, round: u64) {
     let strategy = match dice.below(5) {
         0 => json!({"graceful": {"timeout": 60_000, "on_timeout": dice.of(&["rollback", "commit"])}}),
         1 => json!({"canary": {"count": 1}}),
@@ -302,7 +306,7 @@ fn random_deployment(world: &mut World, dice: &mut Dice, round: u64) {
     world.ask(&format!("deployment.{verb}"), &json!({"plan": "web", "name": format!("d{round}")})).ok();
 }
 
-fn random_step(world: &mut World, dice: &mut Dice, round: u64) {
+fn random_step(world: &mut TestFleet, dice: &mut TestRandom, round: u64) {
     let replicas: Vec<_> = world.fleet.replicas().sorted().iter().map(|r| r.name.clone()).collect();
     let replica = replicas.get(dice.below(9) as usize).cloned();
     let node = format!("n{}", dice.below(8));
@@ -342,7 +346,7 @@ fn random_step(world: &mut World, dice: &mut Dice, round: u64) {
 #[test]
 fn what_nobody_reads_is_not_found_out() {
     let volumes = json!({"volumes": [{"class": "fast", "capacity": 1, "mount": "/data"}]});
-    let mut world = World::with_nodes(0);
+    let mut world = TestFleet::with_nodes(0);
     for (i, domain) in ["a", "b", "a", "b"].iter().enumerate() {
         let spec = json!({
             "domain": domain, "total": {"cpu": 4000, "memory": 8_u64 << 30, "disk": 0},
@@ -362,7 +366,7 @@ fn what_nobody_reads_is_not_found_out() {
 }
 
 /// Asks for a rebalance, and carries it out. Whether it was completed.
-fn is_evened_out(world: &mut World, why: &str) -> bool {
+fn is_evened_out(world: &mut TestFleet, why: &str) -> bool {
     let name: PlanName = crate::testing::name("web");
     let before = world.fleet.head();
     world.must("plan.rebalance", &json!({"name": "web"}));
@@ -373,7 +377,7 @@ fn is_evened_out(world: &mut World, why: &str) -> bool {
         |(_, fact)| matches!(fact, Fact::PlanRebalanceEnded(ended) if ended.end == RebalanceEnd::Completed),
     );
     if completed {
-        assert_eq!(better(world, plan, Strict::All), [], "{why}: nothing is left to do");
+        assert_eq!(better(world, plan, AffinityFilter::All), [], "{why}: nothing is left to do");
     }
     holds(world, why);
     completed
@@ -383,9 +387,9 @@ fn is_evened_out(world: &mut World, why: &str) -> bool {
 fn after_any_sequence_of_operations_no_move_is_better_or_the_plan_says_so() {
     let (mut uneven, mut evened_out) = (0, 0);
     for seed in 1..=60 {
-        let mut dice = Dice(seed);
-        let mut world = World::with_nodes(0);
-        world.counted = Counted::AtTheEnd;
+        let mut dice = TestRandom(seed);
+        let mut world = TestFleet::with_nodes(0);
+        world.counted = CountInterval::AtTheEnd;
         for _ in 0..3 + dice.below(5) {
             random_node(&mut world, &mut dice);
         }
@@ -396,7 +400,7 @@ fn after_any_sequence_of_operations_no_move_is_better_or_the_plan_says_so() {
             settle(&mut world);
             holds(&world, &why);
             let plan = world.fleet.plans().sorted()[0].clone();
-            if plan.balance == Balance::Uneven && is_at_rest(&world, &plan) {
+            if plan.balance == BalancePolicy::Uneven && is_at_rest(&world, &plan) {
                 uneven += 1;
                 if dice.below(2) == 0 && is_evened_out(&mut world, &why) {
                     evened_out += 1;
@@ -411,13 +415,13 @@ fn after_any_sequence_of_operations_no_move_is_better_or_the_plan_says_so() {
 #[test]
 fn where_there_is_room_no_sequence_of_deployments_leaves_an_uneven_spread() {
     for seed in 1..=40 {
-        let mut dice = Dice(seed);
+        let mut dice = TestRandom(seed);
         let mut domains = vec!["a", "b", "c"];
         domains.truncate(1 + dice.below(3) as usize);
         let nodes: Vec<_> = (0..4 + dice.below(4)).map(|n| domains[n as usize % domains.len()]).collect();
         let update = dice.of(&["beside", "stop_first"]);
-        let mut world = World::with_nodes(0);
-        world.counted = Counted::AtTheEnd;
+        let mut world = TestFleet::with_nodes(0);
+        world.counted = CountInterval::AtTheEnd;
         for (i, domain) in nodes.iter().enumerate() {
             let spec =
                 json!({"domain": domain, "total": {"cpu": 100_000, "memory": 800u64 << 30, "disk": 0}});
@@ -436,28 +440,28 @@ fn where_there_is_room_no_sequence_of_deployments_leaves_an_uneven_spread() {
             settle(&mut world);
             let plan = world.fleet.plans().sorted()[0].clone();
             assert!(is_at_rest(&world, &plan), "seed {seed}, round {round}");
-            let found = better(&world, &plan, Strict::All);
+            let found = better(&world, &plan, AffinityFilter::All);
             assert_eq!(found, [], "seed {seed}, round {round}, {strategy}");
         }
     }
 }
 
 /// Moves of rebalances so far.
-fn moves(world: &World) -> usize {
+fn moves(world: &TestFleet) -> usize {
     let moves = world.folded.iter().filter(|(_, fact)| {
-        matches!(fact, Fact::OperationOpened(opened) if opened.purpose == Some(Purpose::Rebalance))
+        matches!(fact, Fact::OperationCreated(opened) if opened.purpose == Some(ProbePurpose::Rebalance))
     });
     moves.count()
 }
 
-fn rebalance(world: &mut World) -> Result<Vec<Fact>, Refusal> {
+fn rebalance(world: &mut TestFleet) -> Result<Vec<Fact>, Refusal> {
     let facts = world.ask("plan.rebalance", &json!({"name": "web"}));
     world.run();
     facts
 }
 
 /// Four replicas on one node, and another node that came later.
-fn grown(approval: &str, more: &Value) -> World {
+fn grown(approval: &str, more: &Value) -> TestFleet {
     let mut world = world(&["a"], &shared());
     deploy(&mut world, "d1", "v1", 4, &json!({"rolling": {}}));
     world.plan_with(approval, more);
@@ -466,20 +470,20 @@ fn grown(approval: &str, more: &Value) -> World {
     world
 }
 
-fn balance(world: &World) -> Balance {
+fn balance(world: &TestFleet) -> BalancePolicy {
     world.fleet.plans().sorted()[0].balance
 }
 
 #[test]
 fn a_rebalance_moves_as_many_as_it_needs_within_the_budget_and_then_there_is_nothing_to_do() {
     let mut world = grown("automatic", &shared());
-    assert_eq!(balance(&world), Balance::Uneven, "the domain came later");
+    assert_eq!(balance(&world), BalancePolicy::Uneven, "the domain came later");
     assert_eq!(rebalance(&mut world).expect("started").len(), 1);
     assert_eq!(moves(&world), 1, "the budget is one");
     assert!(rebalance(&mut world).expect("in progress").is_empty(), "one is in progress");
     world.obey();
     world.wait(12);
-    assert_eq!((moves(&world), domains(&world), balance(&world)), (2, vec![2, 2], Balance::Even));
+    assert_eq!((moves(&world), domains(&world), balance(&world)), (2, vec![2, 2], BalancePolicy::Even));
     assert!(rebalance(&mut world).expect("nothing to do").is_empty());
     assert_eq!(moves(&world), 2);
 }
@@ -494,7 +498,7 @@ fn people_see_all_moves_at_once_and_a_rejection_stops_the_rest() {
     assert!(world.pending().is_empty(), "the other one is cancelled");
     assert_eq!(world.fleet.plans().sorted()[0].rebalance, None);
     world.wait(12);
-    assert_eq!((domains(&world), balance(&world)), (vec![4], Balance::Uneven), "nothing was moved");
+    assert_eq!((domains(&world), balance(&world)), (vec![4], BalancePolicy::Uneven), "nothing was moved");
     rebalance(&mut world).expect("started again");
     world.approve_all();
     world.obey();
@@ -505,8 +509,8 @@ fn people_see_all_moves_at_once_and_a_rejection_stops_the_rest() {
 fn a_rebalance_of_what_stops_first_keeps_the_budget_though_people_approve() {
     let volume = json!([{"class": "s", "capacity": 1, "mount": "/data", "on_delete": "keep"}]);
     let payload = payload(&json!({"volumes": volume}));
-    let mut world = World::with_nodes(0);
-    let add = |world: &mut World, node: &str, domain: &str| {
+    let mut world = TestFleet::with_nodes(0);
+    let add = |world: &mut TestFleet, node: &str, domain: &str| {
         let spec = json!({"domain": domain, "total": {"cpu": 4000, "memory": 8u64 << 30, "disk": 0},
             "storage": [{"class": "s", "capacity": 10}]});
         world.must("node.apply", &json!({"name": node, "cluster": "local", "spec": spec}));
@@ -516,7 +520,7 @@ fn a_rebalance_of_what_stops_first_keeps_the_budget_though_people_approve() {
     world.running("d1", 4);
     add(&mut world, "n2", "b");
     world.wait(12);
-    assert_eq!(balance(&world), Balance::Uneven);
+    assert_eq!(balance(&world), BalancePolicy::Uneven);
     rebalance(&mut world).expect("started");
     assert_eq!(world.pending().len(), 1, "the run is stopped before the new one starts: one at a time");
     for _ in 0..4 {
@@ -542,7 +546,7 @@ fn a_rebalance_is_refused_with_the_reason_where_it_makes_no_sense() {
     let mut packed = shared();
     packed["placement"] = json!("pack");
     let mut world = grown("manual", &packed);
-    assert_eq!(balance(&world), Balance::Even, "what is packed is not spread");
+    assert_eq!(balance(&world), BalancePolicy::Even, "what is packed is not spread");
     let refusal = rebalance(&mut world).expect_err("refused");
     assert!(refusal.detail.contains("placement pack"), "{}", refusal.detail);
     let mut world = grown("manual", &shared());

@@ -1,22 +1,22 @@
 //! How deployments are carried out: in waves, beside the old set, by canaries; paused, superseded, taken back.
 
-use chancery_events::fact::Effect;
+use chancery_events::fact::CommandEffect;
 use chancery_events::id::IncarnationId;
-use chancery_events::observation::{Exit, Hope, Saw};
-use chancery_events::refusal::Code;
+use chancery_events::observation::{IncarnationExit, ObservedState, RetryClass};
+use chancery_events::refusal::RefusalCode;
 use chancery_events::spec::OperationKind;
 use serde_json::{Value, json};
 
 use crate::state::{OperationState, Replica};
-use crate::testing::{World, crashed, ended, failed, ready};
+use crate::testing::{TestFleet, crashed, ended, failed, ready};
 
-fn world(nodes: usize, approval: &str, more: &Value) -> World {
-    let mut world = World::with_nodes(nodes);
+fn world(nodes: usize, approval: &str, more: &Value) -> TestFleet {
+    let mut world = TestFleet::with_nodes(nodes);
     world.plan_with(approval, more);
     world
 }
 
-fn deploy(world: &mut World, name: &str, version: &str, count: u32, strategy: &Value) {
+fn deploy(world: &mut TestFleet, name: &str, version: &str, count: u32, strategy: &Value) {
     let spec = json!({"count": count, "coordinates": {"app": {"version": version}}, "strategy": strategy});
     world.must("deployment.create", &json!({"plan": "web", "name": name, "spec": spec}));
     world.run();
@@ -31,23 +31,23 @@ fn shared() -> Value {
 }
 
 /// Operations that have begun and are not over.
-fn begun(world: &World) -> usize {
+fn begun(world: &TestFleet) -> usize {
     let begun = |o: &&&crate::state::Operation| matches!(o.state, OperationState::Running);
     world.fleet.operations().sorted().iter().filter(begun).count()
 }
 
 /// How many replicas run by each deployment.
-fn by(world: &World, deployment: &str) -> usize {
+fn by(world: &TestFleet, deployment: &str) -> usize {
     let is = |r: &&&Replica| r.deployment.as_str() == deployment;
     world.fleet.replicas().sorted().iter().filter(is).count()
 }
 
-fn next(world: &World, wanted: Effect) -> Option<IncarnationId> {
+fn next(world: &TestFleet, wanted: CommandEffect) -> Option<IncarnationId> {
     world.asked().find(|id| world.fleet.incarnations().get(id).is_some_and(|i| i.asked == Some(wanted)))
 }
 
 /// What is done to a world in a test.
-type ByHand = fn(&mut World);
+type ByHand = fn(&mut TestFleet);
 
 #[test]
 fn an_update_goes_from_one_to_the_next_and_leaves_alone_what_is_right() {
@@ -57,12 +57,16 @@ fn an_update_goes_from_one_to_the_next_and_leaves_alone_what_is_right() {
     world.told();
     deploy(&mut world, "d2", "v2", 5, &rolling());
     let mut most = 0;
-    while let Some(id) = next(&world, Effect::Ensure).or_else(|| next(&world, Effect::Stop)) {
+    while let Some(id) = next(&world, CommandEffect::Ensure).or_else(|| next(&world, CommandEffect::Stop)) {
         let updates = world.fleet.operations().sorted();
         let updates = updates.iter().filter(|o| o.kind == OperationKind::Update);
         most = most.max(updates.filter(|o| matches!(o.state, OperationState::Running)).count());
         let incarnation = world.fleet.incarnations().get(&id).expect("there");
-        let saw = if incarnation.asked == Some(Effect::Ensure) { ready() } else { ended(Exit::Clean) };
+        let saw = if incarnation.asked == Some(CommandEffect::Ensure) {
+            ready()
+        } else {
+            ended(IncarnationExit::Clean)
+        };
         world.report(id, saw);
     }
     assert_eq!((most, world.deployment("d2").as_str(), by(&world, "d2")), (1, "completed", 5));
@@ -82,16 +86,16 @@ fn never_more_than_a_wave_is_in_transition_and_a_failure_stops_the_rest() {
     assert_eq!(world.pending().len(), 6, "people see all of them");
     world.approve_all();
     assert_eq!(begun(&world), 2);
-    let first = next(&world, Effect::Ensure).expect("one comes up");
+    let first = next(&world, CommandEffect::Ensure).expect("one comes up");
     world.report(first, ready());
     assert_eq!(begun(&world), 2, "the next one takes its turn");
-    let second = next(&world, Effect::Ensure).expect("another comes up");
-    world.report(second, failed(Hope::Never));
+    let second = next(&world, CommandEffect::Ensure).expect("another comes up");
+    world.report(second, failed(RetryClass::Never));
     assert_eq!(world.deployment("d1"), "ending, failed");
-    let third = next(&world, Effect::Ensure).expect("its sibling");
+    let third = next(&world, CommandEffect::Ensure).expect("its sibling");
     world.report(third, ready());
     assert_eq!((begun(&world), world.deployment("d1").as_str()), (0, "failed"));
-    world.report(second, Saw::Gone);
+    world.report(second, ObservedState::Gone);
     deploy(&mut world, "d2", "v1", 2, &rolling());
     world.approve_all();
     world.obey();
@@ -104,7 +108,7 @@ fn a_rolling_deployment_stays_in_one_domain_at_a_time_and_pauses_after_each() {
     deploy(&mut world, "d1", "v1", 4, &rolling());
     world.obey();
     deploy(&mut world, "d2", "v2", 4, &json!({"rolling": {"wave": 4, "per_domain": true, "pause": 60_000}}));
-    let domains = |world: &World| {
+    let domains = |world: &TestFleet| {
         let running = world.fleet.operations().sorted();
         let running = running.iter().filter(|o| matches!(o.state, OperationState::Running));
         running.filter_map(|o| o.domain.clone()).collect::<std::collections::BTreeSet<_>>().len()
@@ -126,11 +130,11 @@ fn a_rolling_deployment_stays_in_one_domain_at_a_time_and_pauses_after_each() {
 fn the_next_one_waits_until_those_that_were_brought_up_are_well() {
     let mut world = world(3, "automatic", &shared());
     deploy(&mut world, "d1", "v1", 3, &json!({"rolling": {"wave": 1}}));
-    let first = next(&world, Effect::Ensure).expect("one comes up");
+    let first = next(&world, CommandEffect::Ensure).expect("one comes up");
     world.report(first, ready());
-    let second = next(&world, Effect::Ensure).expect("the next");
+    let second = next(&world, CommandEffect::Ensure).expect("the next");
     let ailing = crate::testing::process(chancery_events::observation::ProcessStatus::Initializing);
-    world.report(first, Saw::NotReady { processes: vec![ailing] });
+    world.report(first, ObservedState::NotReady { processes: vec![ailing] });
     world.report(second, ready());
     assert_eq!(begun(&world), 0, "the first one is not well");
     world.report(first, ready());
@@ -153,7 +157,10 @@ fn a_paused_deployment_begins_nothing_and_goes_on_when_it_is_resumed() {
     world.obey();
     assert_eq!(world.deployment("d1"), "completed");
     let refusal = world.ask("deployment.pause", &named).expect_err("it is over");
-    assert!(refusal.code == Code::BadTransition && refusal.detail.contains("completed"), "{refusal:?}");
+    assert!(
+        refusal.code == RefusalCode::BadTransition && refusal.detail.contains("completed"),
+        "{refusal:?}"
+    );
 }
 
 #[test]
@@ -189,12 +196,12 @@ fn a_graceful_deployment_stands_beside_the_old_set_until_one_fact_makes_it_count
     deploy(&mut world, "d2", "v2", 3, &graceful("rollback"));
     assert_eq!((by(&world, "d1"), by(&world, "d2")), (2, 3));
     for left in [2, 1] {
-        let id = next(&world, Effect::Ensure).expect("one comes up");
+        let id = next(&world, CommandEffect::Ensure).expect("one comes up");
         world.report(id, ready());
-        assert_eq!((by(&world, "d1"), next(&world, Effect::Stop)), (2, None), "{left} are not ready");
+        assert_eq!((by(&world, "d1"), next(&world, CommandEffect::Stop)), (2, None), "{left} are not ready");
     }
     world.told();
-    let id = next(&world, Effect::Ensure).expect("the last one");
+    let id = next(&world, CommandEffect::Ensure).expect("the last one");
     world.report(id, ready());
     let cuts = world.told().into_iter().filter(|fact| *fact == "deployment.cut_over").count();
     assert_eq!(cuts, 1);
@@ -215,10 +222,10 @@ fn at_its_deadline_a_graceful_deployment_goes_back_or_goes_on_and_ready_then_is_
             "node.apply",
             &json!({"name": "node-9", "spec": {"domain": "x", "total": {"cpu": 1, "memory": 1}}}),
         );
-        let id = next(&world, Effect::Ensure).expect("one comes up");
+        let id = next(&world, CommandEffect::Ensure).expect("one comes up");
         world.report(id, ready());
         if all_ready {
-            let id = next(&world, Effect::Ensure).expect("the other");
+            let id = next(&world, CommandEffect::Ensure).expect("the other");
             world.now = world.now + std::time::Duration::from_mins(1);
             world.report(id, ready());
         } else {
@@ -238,9 +245,9 @@ fn whatever_ends_a_graceful_deployment_before_its_cut_over_leaves_the_old_set_wh
     let ends: [(&str, ByHand); 3] = [
         ("cancel", |world| drop(world.must("deployment.cancel", &json!({"plan": "web", "name": "d2"})))),
         ("a failure", |world| {
-            let id = next(world, Effect::Ensure).expect("one comes up");
-            world.report(id, failed(Hope::Never));
-            world.report(id, Saw::Gone);
+            let id = next(world, CommandEffect::Ensure).expect("one comes up");
+            world.report(id, failed(RetryClass::Never));
+            world.report(id, ObservedState::Gone);
         }),
         ("one that supersedes it, back to the old version", |world| {
             let spec = json!({"count": 2, "coordinates": {"app": {"version": "v1"}}});
@@ -286,7 +293,7 @@ fn a_canary_waits_to_be_promoted_or_withdrawn() {
     deploy(&mut world, "d1", "v1", 1, &rolling());
     let refusal =
         world.ask("deployment.promote", &json!({"plan": "web", "name": "d1"})).expect_err("no canary");
-    assert_eq!(refusal.code, Code::BadTransition);
+    assert_eq!(refusal.code, RefusalCode::BadTransition);
 }
 
 #[test]
@@ -318,8 +325,9 @@ fn of_too_many_the_unhealthy_go_first_then_those_on_disturbed_nodes_then_the_old
     let node = disturbed.active.as_ref().expect("it runs").node.clone();
     world.must("disruption.schedule", &json!({"node": node, "name": "power", "spec": {}}));
     world.must("disruption.approve", &json!({"node": node, "name": "power"}));
-    let names =
-        |world: &World| world.fleet.replicas().sorted().iter().map(|r| r.name.clone()).collect::<Vec<_>>();
+    let names = |world: &TestFleet| {
+        world.fleet.replicas().sorted().iter().map(|r| r.name.clone()).collect::<Vec<_>>()
+    };
     deploy(&mut world, "d2", "v1", 3, &rolling());
     world.obey();
     assert!(!names(&world).contains(&sick.name));

@@ -8,12 +8,12 @@ use chancery_events::subject::Subject;
 use serde_json::json;
 
 use crate::decide::evolve;
-use crate::fleet::{Fleet, Was};
-use crate::meta::At;
-use crate::testing::{Counted, World, crashed};
+use crate::fleet::{ChangedEntity, FleetState};
+use crate::meta::FactPosition;
+use crate::testing::{CountInterval, TestFleet, crashed};
 
 /// The state and its indexes, for comparison.
-fn shown(fleet: &Fleet) -> (String, String) {
+fn shown(fleet: &FleetState) -> (String, String) {
     let catalogue = (fleet.clusters().sorted(), fleet.nodes().sorted(), fleet.sessions().sorted());
     let wanted = (fleet.plans().sorted(), fleet.deployments().sorted(), fleet.replicas().sorted());
     let running = (fleet.incarnations().sorted(), fleet.operations().sorted());
@@ -22,14 +22,14 @@ fn shown(fleet: &Fleet) -> (String, String) {
 }
 
 /// A fleet, and the facts that came after it: creates, places, starts, ends, a restart, deletes.
-fn story() -> (Fleet, Vec<Fact>, Position) {
-    let mut world = World::with_nodes(4);
-    world.counted = Counted::AtTheEnd;
+fn story() -> (FleetState, Vec<Fact>, Position) {
+    let mut world = TestFleet::with_nodes(4);
+    world.counted = CountInterval::AtTheEnd;
     world.plan("automatic");
     world.running("d0", 1);
     world.told();
     // The positions of what is logged are dense only if nothing but facts comes: so intents come first.
-    let deploy = |world: &mut World, name: &str, count: u32| {
+    let deploy = |world: &mut TestFleet, name: &str, count: u32| {
         world.must("deployment.create", &json!({"plan": "web", "name": name, "spec": {"count": count}}));
     };
     deploy(&mut world, "d1", 4);
@@ -39,11 +39,11 @@ fn story() -> (Fleet, Vec<Fact>, Position) {
     (before, world.log.clone(), first)
 }
 
-fn fold(fleet: &mut Fleet, facts: &[Fact], first: Position) {
+fn fold(fleet: &mut FleetState, facts: &[Fact], first: Position) {
     let lineage = fleet.lineages().current;
     let time = chancery_events::time::Time::EPOCH + Duration::from_secs(1_000_000);
     for (position, fact) in (first.get()..).map(Position::new).zip(facts) {
-        evolve(fleet, fact, At { position, time, term: Term::FIRST, lineage }).expect("it fits");
+        evolve(fleet, fact, FactPosition { position, time, term: Term::FIRST, lineage }).expect("it fits");
     }
 }
 
@@ -72,11 +72,11 @@ fn what_has_changed_is_told_once_for_each_time_that_noting_began() {
     let (mut fleet, facts, first) = story();
     fleet.note();
     fold(&mut fleet, &facts, first);
-    let subject = |was: Was<'_>| match was {
-        Was::Replica(name, _) => Subject::Replica(name.clone()),
-        Was::Incarnation(id, _) => Subject::Incarnation(id),
-        Was::Operation(id, _) => Subject::Operation(id),
-        Was::Other(subject) => subject,
+    let subject = |was: ChangedEntity<'_>| match was {
+        ChangedEntity::Replica(name, _) => Subject::Replica(name.clone()),
+        ChangedEntity::Incarnation(id, _) => Subject::Incarnation(id),
+        ChangedEntity::Operation(id, _) => Subject::Operation(id),
+        ChangedEntity::Other(subject) => subject,
     };
     let touched: Vec<_> = fleet.changed().map(subject).collect();
     let mut once = touched.clone();
@@ -95,7 +95,7 @@ fn what_has_changed_is_told_once_for_each_time_that_noting_began() {
 
 #[test]
 fn an_end_that_is_taken_back_holds_its_place_again() {
-    let mut world = World::with_nodes(1);
+    let mut world = TestFleet::with_nodes(1);
     world.plan("automatic");
     world.running("d1", 1);
     let id = world.commanded()[0];
@@ -111,7 +111,7 @@ fn an_end_that_is_taken_back_holds_its_place_again() {
 
 #[test]
 fn room_that_comes_after_room_that_was_taken_back_is_found() {
-    let mut world = World::with_nodes(1);
+    let mut world = TestFleet::with_nodes(1);
     world.plan("automatic");
     world.deploy("d1", 5);
     assert!(world.told().contains(&"plan.waiting"), "others wait for room");

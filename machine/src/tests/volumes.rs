@@ -1,24 +1,24 @@
 //! Volumes: made, used, handed over, moved and destroyed in the order of causes.
 
-use chancery_events::fact::{Effect, Fact};
-use chancery_events::observation::{Exit, Hope, Saw};
-use chancery_events::refusal::Code;
+use chancery_events::fact::{CommandEffect, Fact};
+use chancery_events::observation::{IncarnationExit, ObservedState, RetryClass};
+use chancery_events::refusal::RefusalCode;
 use serde_json::{Value, json};
 
 use super::setting::{self, GB, live, made, names, only_replica, put, world};
 use crate::state::VolumeState;
-use crate::testing::{World, crashed};
+use crate::testing::{TestFleet, crashed};
 
 fn claim(volume: Option<&str>, on_delete: &str) -> Value {
     json!([setting::claim(volume, on_delete, GB, "/data")])
 }
 
-fn apply(world: &mut World, plan: &str, volumes: &Value) {
+fn apply(world: &mut TestFleet, plan: &str, volumes: &Value) {
     apply_with(world, plan, volumes, "");
 }
 
 /// One of whose operations those of one kind are approved by hand.
-fn apply_with(world: &mut World, plan: &str, volumes: &Value, manual: &str) {
+fn apply_with(world: &mut TestFleet, plan: &str, volumes: &Value, manual: &str) {
     setting::apply(world, plan, volumes, &json!({"restart": "best_effort", "manual": manual}));
 }
 
@@ -86,7 +86,7 @@ fn a_volume_that_is_handed_over_goes_to_its_next_user_when_the_last_one_is_over(
     put(&mut world, "new", "d1", 1);
     put(&mut world, "old", "d2", 0);
     assert_eq!(live(&world), ["stopping", "reserved"]);
-    let db = |world: &World| world.fleet.volumes().get("db").expect("it is there").clone();
+    let db = |world: &TestFleet| world.fleet.volumes().get("db").expect("it is there").clone();
     assert_eq!(db(&world).user, user, "until the end is proved");
     world.obey();
     assert_eq!((live(&world), db(&world).id), (vec!["running"], before), "with all that is in it");
@@ -105,15 +105,15 @@ fn what_is_deleted_together_goes_user_first_and_what_is_made_in_its_place_comes_
     world.must("plan.delete", &json!({"name": "web", "cascade": "yes"}));
     apply(&mut world, "other", &claim(Some("db"), "keep"));
     put(&mut world, "other", "d1", 1);
-    let command = |world: &World| {
+    let command = |world: &TestFleet| {
         world.fleet.volumes().get("db").and_then(|volume| volume.command).map(|command| command.effect)
     };
     assert_eq!((live(&world)[0], command(&world)), ("stopping", None), "something uses it");
     let run = world.asked().next().expect("it is stopped");
-    world.report(run, crate::testing::ended(Exit::Clean));
-    assert_eq!(command(&world), Some(Effect::Kill));
-    world.report_volume("db", Saw::Gone);
-    assert_eq!(command(&world), Some(Effect::Ensure), "the next one of that name");
+    world.report(run, crate::testing::ended(IncarnationExit::Clean));
+    assert_eq!(command(&world), Some(CommandEffect::Kill));
+    world.report_volume("db", ObservedState::Gone);
+    assert_eq!(command(&world), Some(CommandEffect::Ensure), "the next one of that name");
     world.obey();
     assert_ne!(world.fleet.volumes().get("db").expect("made anew").id, old);
     assert_eq!((world.deployment_of("other", "d1").as_str(), live(&world)), ("completed", vec!["running"]));
@@ -127,7 +127,7 @@ fn a_move_is_stop_first_and_takes_the_storage_along() {
     put(&mut world, "web", "d1", 1);
     world.obey();
     let class = "fast".parse().expect("a class");
-    let held = |world: &World, node: &str| {
+    let held = |world: &TestFleet, node: &str| {
         world.fleet.index().places.held(&node.parse().expect("a node")).storage(&class)
     };
     let from = world.fleet.volumes().sorted()[0].node.to_string();
@@ -148,7 +148,7 @@ fn one_that_cannot_be_made_fails_its_users_alone_and_goes_again() {
     apply(&mut world, "good", &claim(Some("good"), "keep"));
     put(&mut world, "bad", "d1", 1);
     put(&mut world, "good", "d1", 1);
-    world.report_volume("bad", Saw::Failed { message: "no space".into(), hope: Hope::Never });
+    world.report_volume("bad", ObservedState::Failed { message: "no space".into(), hope: RetryClass::Never });
     assert_eq!(world.deployment_of("bad", "d1"), "failed");
     world.obey();
     assert_eq!(
@@ -157,7 +157,7 @@ fn one_that_cannot_be_made_fails_its_users_alone_and_goes_again() {
     );
     // One that fails now and then is asked again.
     put(&mut world, "bad", "d2", 1);
-    world.report_volume("bad", Saw::Failed { message: "busy".into(), hope: Hope::Retry });
+    world.report_volume("bad", ObservedState::Failed { message: "busy".into(), hope: RetryClass::Retry });
     assert_eq!(world.fleet.volumes().get("bad").and_then(|v| v.command).map(|c| c.attempt), Some(2));
     world.wait(60);
     world.obey();
@@ -173,8 +173,9 @@ fn a_deployment_of_which_two_wait_for_what_cannot_be_made_fails_once() {
     world.must("replica.delete", &json!({"name": replica}));
     world.run();
     assert_eq!(live(&world), ["reserved", "reserved"], "the one that may go, and the one in its place");
-    let facts = world.report_volume("db", Saw::Failed { message: "no".into(), hope: Hope::Never });
-    let failed = facts.iter().filter(|fact| matches!(fact, Fact::DeploymentEnding(_))).count();
+    let facts =
+        world.report_volume("db", ObservedState::Failed { message: "no".into(), hope: RetryClass::Never });
+    let failed = facts.iter().filter(|fact| matches!(fact, Fact::DeploymentHalted(_))).count();
     assert_eq!((failed, live(&world).len(), world.deployment_of("web", "d1").as_str()), (1, 0, "failed"));
 }
 
@@ -185,8 +186,10 @@ fn what_is_lost_is_not_made_anew_before_somebody_deletes_it() {
     put(&mut world, "web", "d1", 1);
     world.obey();
     let (name, replica) = (names(&world)[0].clone(), only_replica(&world));
-    let gone =
-        Saw::Ended { exit: Exit::Failed { reason: "its folder is not there".into() }, processes: vec![] };
+    let gone = ObservedState::Ended {
+        exit: IncarnationExit::Failed { reason: "its folder is not there".into() },
+        processes: vec![],
+    };
     world.report_volume(&name, gone);
     assert_eq!(live(&world), ["running"], "whoever uses it goes on");
     let run = world.commanded()[0];
@@ -211,12 +214,12 @@ fn with_its_node_goes_its_data_on_the_operators_word_alone() {
     world.obey();
     let (name, node) = (names(&world)[0].clone(), world.fleet.volumes().sorted()[0].node.clone());
     let forget = json!({"name": node});
-    assert_eq!(world.ask("node.delete", &forget).expect_err("it is in use").code, Code::InUse);
+    assert_eq!(world.ask("node.delete", &forget).expect_err("it is in use").code, RefusalCode::InUse);
     world.must("node.set_state", &json!({"name": node, "state": "expunged"}));
     world.run();
     assert!(matches!(world.fleet.volumes().get(name.as_str()).map(|v| &v.state), Some(VolumeState::Lost(_))));
     let refusal = world.ask("node.delete", &forget).expect_err("a volume is on it");
-    assert!(refusal.code == Code::InUse && refusal.detail.contains(&name), "{refusal:?}");
+    assert!(refusal.code == RefusalCode::InUse && refusal.detail.contains(&name), "{refusal:?}");
     let lost = world.fleet.volumes().sorted()[0].id;
     world.must("volume.delete", &json!({"name": name}));
     world.run();
@@ -247,6 +250,6 @@ fn plans_say_what_volumes_can_do() {
     let reasons = format!("{:?}", world.fleet.plans().get("other").expect("the plan").unfit);
     assert!(reasons.contains("volume db is of class fast, not slow"), "{reasons}");
     let facts = world.must("volume.delete", &json!({"name": "db"}));
-    assert!(facts.iter().any(|fact| matches!(fact, Fact::VolumeRemoving(_))));
+    assert!(facts.iter().any(|fact| matches!(fact, Fact::VolumeDeletionStarted(_))));
     assert!(world.must("volume.delete", &json!({"name": "db"})).is_empty(), "it is to go already");
 }

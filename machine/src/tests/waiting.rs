@@ -1,15 +1,15 @@
 //! Runs that wait for volumes: how long, in whose place, and what comes of them in the end.
 
 use chancery_events::fact::Fact;
-use chancery_events::observation::SessionHello;
-use chancery_events::spec::Runtime;
+use chancery_events::observation::SessionRequested;
+use chancery_events::spec::ClusterRuntime;
 use serde_json::json;
 
 use super::setting::{
     GB, apply, ask, claim, live, named, names, node, own, put, running, runs, settle, vanished, world,
 };
 use crate::state::IncarnationState;
-use crate::testing::{World, crashed, hello};
+use crate::testing::{TestFleet, crashed, hello};
 
 #[test]
 fn a_move_is_not_begun_to_where_the_volume_does_not_fit() {
@@ -85,7 +85,7 @@ fn a_run_that_waits_for_a_volume_has_a_deadline() {
     world.wait(2);
     assert_eq!((world.deployment_of("web", "d1").as_str(), live(&world)), ("failed", vec!["running"]));
     let why = world.log.iter().find_map(|fact| match fact {
-        Fact::DeploymentEnding(fact) => Some(format!("{:?}", fact.why)),
+        Fact::DeploymentHalted(fact) => Some(format!("{:?}", fact.why)),
         _ => None,
     });
     assert!(why.as_ref().is_some_and(|why| why.contains("volume y was used by replica other-")), "{why:?}");
@@ -125,17 +125,17 @@ fn those_that_wait_for_lost_volumes_write_nothing_when_others_end() {
         for run in ids {
             world.report(run, crashed());
         }
-        let written = world.log.iter().filter(|fact| matches!(fact, Fact::PlanWaiting(_))).count();
+        let written = world.log.iter().filter(|fact| matches!(fact, Fact::PlanUnschedulable(_))).count();
         assert_eq!(written, usize::from(plan == "web"), "{plan}: one of them speaks for all");
     }
 }
 
 #[test]
 fn an_update_is_not_in_place_if_its_volumes_are_claimed_otherwise() {
-    let mut world = World::new();
+    let mut world = TestFleet::new();
     world.must("cluster.apply", &json!({"name": "local", "spec": {"runtime": "simulated"}}));
     node(&mut world, 1, 10 * GB);
-    world.see(&SessionHello { runtime: Runtime::Simulated, ..hello("local", "ex-1", 1) }.into());
+    world.see(&SessionRequested { runtime: ClusterRuntime::Simulated, ..hello("local", "ex-1", 1) }.into());
     running(&mut world, "web", 1, &own(), &json!({}));
     apply(&mut world, "web", &json!([claim(None, "keep", 50 * GB, "/data")]), &json!({}));
     put(&mut world, "web", "d2", 1);

@@ -1,17 +1,17 @@
 //! Random walks through everything that can be asked and told: whatever comes, indexes are what a full count gives, no
 //! node holds more than it has, a replica has at most two runs, and in the end everything comes to rest.
 
-use chancery_events::amount::Amounts;
-use chancery_events::fact::Asker;
-use chancery_events::observation::{Exit, Hope, Saw};
-use chancery_events::spec::{OperationKind, Restart, Runtime};
+use chancery_events::amount::Resources;
+use chancery_events::fact::Requester;
+use chancery_events::observation::{IncarnationExit, ObservedState, RetryClass};
+use chancery_events::spec::{ClusterRuntime, OperationKind, RestartPolicy};
 use serde_json::{Value, json};
 
 use crate::state::{DeploymentState, IncarnationState, Operation, OperationState, Replica, VolumeState};
-use crate::testing::{Dice, World, crashed, ended, failed, hello, ready};
+use crate::testing::{TestFleet, TestRandom, crashed, ended, failed, hello, ready};
 
-pub(super) fn world(dice: &mut Dice) -> World {
-    let mut world = World::new();
+pub(super) fn world(dice: &mut TestRandom) -> TestFleet {
+    let mut world = TestFleet::new();
     let in_place = dice.below(2) == 0;
     let runtime = if in_place { "simulated" } else { "process" };
     world.must("cluster.apply", &json!({"name": "local", "spec": {"runtime": runtime}}));
@@ -19,7 +19,7 @@ pub(super) fn world(dice: &mut Dice) -> World {
         add_node(&mut world, &format!("node-{i}"), &format!("d{}", i % 2));
     }
     let mut hello = hello("local", "ex-1", 1);
-    hello.runtime = if in_place { Runtime::Simulated } else { Runtime::Process };
+    hello.runtime = if in_place { ClusterRuntime::Simulated } else { ClusterRuntime::Process };
     world.see(&hello.into());
     for plan in ["a", "b"] {
         apply_plan(&mut world, plan, dice);
@@ -27,14 +27,14 @@ pub(super) fn world(dice: &mut Dice) -> World {
     world
 }
 
-fn add_node(world: &mut World, name: &str, domain: &str) {
+fn add_node(world: &mut TestFleet, name: &str, domain: &str) {
     let total = json!({"cpu": 4000, "memory": 8u64 << 30, "disk": 0});
     let spec = json!({"domain": domain, "total": total, "storage": [{"class": "s", "capacity": 3}]});
     world.ask("node.apply", &json!({"name": name, "cluster": "local", "spec": spec})).ok();
 }
 
 /// Its own, or one that both plans know; of different sizes.
-fn claims(dice: &mut Dice) -> Value {
+fn claims(dice: &mut TestRandom) -> Value {
     if dice.below(3) > 0 {
         return json!([]);
     }
@@ -44,7 +44,7 @@ fn claims(dice: &mut Dice) -> Value {
     json!([{"volume": volume, "on_delete": on_delete, "class": "s", "capacity": 1 + dice.below(2), "mount": "/data"}])
 }
 
-fn apply_plan(world: &mut World, plan: &str, dice: &mut Dice) {
+fn apply_plan(world: &mut TestFleet, plan: &str, dice: &mut TestRandom) {
     let approval: serde_json::Map<String, Value> =
         ["create", "update", "relocate", "restart", "start", "stop", "delete"]
             .iter()
@@ -67,7 +67,7 @@ fn apply_plan(world: &mut World, plan: &str, dice: &mut Dice) {
     world.ask("plan.apply", &json!({"name": plan, "spec": spec})).ok();
 }
 
-fn strategy(dice: &mut Dice) -> Value {
+fn strategy(dice: &mut TestRandom) -> Value {
     match dice.below(6) {
         0 => json!({"graceful": {"timeout": 20_000, "on_timeout": dice.of(&["rollback", "commit"])}}),
         1 => json!({"canary": {"count": 1}}),
@@ -77,7 +77,7 @@ fn strategy(dice: &mut Dice) -> Value {
     }
 }
 
-fn ask(world: &mut World, dice: &mut Dice, round: u64) {
+fn ask(world: &mut TestFleet, dice: &mut TestRandom, round: u64) {
     let plan = dice.of(&["a", "b"]);
     let node = format!("node-{}", dice.below(4) + 1);
     let replicas: Vec<_> = world.fleet.replicas().sorted().iter().map(|r| r.name.clone()).collect();
@@ -149,19 +149,19 @@ fn ask(world: &mut World, dice: &mut Dice, round: u64) {
     }
 }
 
-fn tell_of_volume(world: &mut World, dice: &mut Dice) {
+fn tell_of_volume(world: &mut TestFleet, dice: &mut TestRandom) {
     let volumes: Vec<_> = world.fleet.volumes().sorted().into_iter().cloned().collect();
     let Some(volume) = volumes.get(dice.below(volumes.len().max(1) as u64) as usize) else { return };
     let saw = match dice.below(10) {
-        0 => failed(dice.of(&[Hope::Retry, Hope::Never])),
-        1 => ended(Exit::Clean),
-        _ if volume.state == VolumeState::Destroying => Saw::Gone,
-        _ => Saw::Ready { processes: vec![] },
+        0 => failed(dice.of(&[RetryClass::Retry, RetryClass::Never])),
+        1 => ended(IncarnationExit::Clean),
+        _ if volume.state == VolumeState::Destroying => ObservedState::Gone,
+        _ => ObservedState::Ready { processes: vec![] },
     };
     world.report_volume(volume.name.as_str(), saw);
 }
 
-fn tell(world: &mut World, dice: &mut Dice) {
+fn tell(world: &mut TestFleet, dice: &mut TestRandom) {
     if dice.below(4) == 0 {
         return tell_of_volume(world, dice);
     }
@@ -171,16 +171,16 @@ fn tell(world: &mut World, dice: &mut Dice) {
     let stops = matches!(incarnation.state, IncarnationState::Stopping(_));
     let saw = match dice.below(if stops { 4 } else { 12 }) {
         0 => crashed(),
-        1 => ended(Exit::Clean),
-        2 if stops => Saw::Gone,
-        3 => failed(dice.of(&[Hope::Retry, Hope::Never])),
+        1 => ended(IncarnationExit::Clean),
+        2 if stops => ObservedState::Gone,
+        3 => failed(dice.of(&[RetryClass::Retry, RetryClass::Never])),
         _ => ready(),
     };
     let revision = incarnation.revision - u32::from(dice.below(8) == 0 && incarnation.revision > 1);
     world.report_at(id, revision, saw);
 }
 
-fn approve(world: &mut World, dice: &mut Dice) {
+fn approve(world: &mut TestFleet, dice: &mut TestRandom) {
     if dice.below(6) == 0 {
         return world.grant();
     }
@@ -194,7 +194,7 @@ fn approve(world: &mut World, dice: &mut Dice) {
 }
 
 /// A step of a walk, but for what it makes due.
-pub(super) fn act(world: &mut World, dice: &mut Dice, round: u64) {
+pub(super) fn act(world: &mut TestFleet, dice: &mut TestRandom, round: u64) {
     match dice.below(10) {
         0..4 => ask(world, dice, round),
         4..7 => tell(world, dice),
@@ -204,11 +204,11 @@ pub(super) fn act(world: &mut World, dice: &mut Dice, round: u64) {
 }
 
 /// What must hold whatever happened.
-fn holds(world: &World, why: &str) {
+fn holds(world: &TestFleet, why: &str) {
     let fleet = &world.fleet;
     for node in fleet.nodes().sorted() {
         let held = &fleet.index().places.held(&node.name).amounts;
-        let room = node.spec.total.checked_sub(node.spec.reserved).unwrap_or(Amounts::ZERO);
+        let room = node.spec.total.checked_sub(node.spec.reserved).unwrap_or(Resources::ZERO);
         assert!(held.fits(room), "{why}: node {} has {room}, and {held} are held", node.name);
         let class = "s".parse().expect("a class");
         let stored = fleet.index().places.held(&node.name).storage(&class);
@@ -248,7 +248,7 @@ fn holds(world: &World, why: &str) {
 }
 
 /// Whether it waits for a volume that somebody else uses.
-fn lacks_volume(world: &World, operation: &Operation) -> bool {
+fn lacks_volume(world: &TestFleet, operation: &Operation) -> bool {
     let run = operation.incarnation.and_then(|id| world.fleet.incarnations().get(&id));
     run.filter(|run| run.due).is_some_and(|run| {
         run.ties
@@ -259,7 +259,7 @@ fn lacks_volume(world: &World, operation: &Operation) -> bool {
 }
 
 /// Everybody approves, everything is done well, and time passes.
-fn settle(world: &mut World, why: &str) {
+fn settle(world: &mut TestFleet, why: &str) {
     world.ask("policy.delete", &json!({"name": "p"})).ok();
     world.grant();
     for _ in 0..60 {
@@ -301,11 +301,11 @@ fn settle(world: &mut World, why: &str) {
 }
 
 /// Whether a replica that ran, and is always to run, has no run and nobody who is to bring it up.
-fn is_forgotten(world: &World, replica: &Replica) -> bool {
+fn is_forgotten(world: &TestFleet, replica: &Replica) -> bool {
     let plan = world.fleet.plans().get(&replica.plan).expect("its plan");
     let operations = || replica.operations.iter().filter_map(|id| world.fleet.operations().get(id));
     // The rule has started it, and somebody would not have it, or it could not be.
-    let is_by_rule = |it: &Operation| matches!(it.by.as_deref(), Some(Asker::Rule(_)));
+    let is_by_rule = |it: &Operation| matches!(it.by.as_deref(), Some(Requester::Rule(_)));
     if !replica.is_idle() || replica.again.is_some() || operations().next_back().is_some_and(is_by_rule) {
         return false;
     }
@@ -317,7 +317,7 @@ fn is_forgotten(world: &World, replica: &Replica) -> bool {
         });
         // What ended under an earlier policy was judged by that.
         let always = plan.removing.is_none()
-            && *plan.policy().restart() == Restart::Always
+            && *plan.policy().restart() == RestartPolicy::Always
             && run.placed_by == plan.generation;
         always && (run.since.is_some() || !was_asked_for)
     })
@@ -326,7 +326,7 @@ fn is_forgotten(world: &World, replica: &Replica) -> bool {
 #[test]
 fn whatever_is_asked_and_told_everything_holds_and_comes_to_rest() {
     for seed in 1..=300 {
-        let mut dice = Dice(seed * 0x9e37_79b9 + 1);
+        let mut dice = TestRandom(seed * 0x9e37_79b9 + 1);
         let mut world = world(&mut dice);
         for round in 0..60 {
             let why = format!("seed {seed}, round {round}");

@@ -3,21 +3,25 @@
 use std::collections::BTreeMap;
 
 use chancery_events::fact::{
-    Asker, Effect, IncarnationEnd, VolumeCreated, VolumeDestroyed, VolumeDestroying, VolumeFailed,
-    VolumeLost, VolumeReady, VolumeRemoving,
+    CommandEffect, IncarnationEnd, Requester, VolumeCommandFailed, VolumeCreated, VolumeDeletionStarted,
+    VolumeDestroyRequested, VolumeDestroyed, VolumeLost, VolumeReady,
 };
 use chancery_events::id::{IncarnationId, VolumeId};
 use chancery_events::name::VolumeName;
-use chancery_events::spec::OnDelete;
+use chancery_events::spec::VolumeDeletion;
 use chancery_events::subject::Subject;
 
-use crate::fleet::{Contradiction, Fleet};
+use crate::fleet::{FleetState, StateContradiction};
 use crate::incarnation;
-use crate::meta::{At, Meta};
-use crate::state::{Incarnation, Node, Outstanding, Volume, VolumeState};
+use crate::meta::{EntityMeta, FactPosition};
+use crate::state::{Incarnation, Node, PendingCommand, Volume, VolumeState};
 
-pub(crate) fn created(fleet: &mut Fleet, fact: &VolumeCreated, at: At) -> Result<(), Contradiction> {
-    let cluster = fleet.want::<Node>(&fact.node)?.cluster.clone().ok_or_else(|| Contradiction {
+pub(crate) fn created(
+    fleet: &mut FleetState,
+    fact: &VolumeCreated,
+    at: FactPosition,
+) -> Result<(), StateContradiction> {
+    let cluster = fleet.want::<Node>(&fact.node)?.cluster.clone().ok_or_else(|| StateContradiction {
         subject: Subject::Volume(fact.name.clone()),
         problem: format!("it is made on node {}, which is in no cluster", fact.node),
     })?;
@@ -44,23 +48,31 @@ pub(crate) fn created(fleet: &mut Fleet, fact: &VolumeCreated, at: At) -> Result
         user: None,
         used: false,
         revision: 1,
-        command: Some(Outstanding { effect: Effect::Ensure, attempt: 1, not_before: at.time }),
+        command: Some(PendingCommand { effect: CommandEffect::Ensure, attempt: 1, not_before: at.time }),
         error: None,
-        meta: Meta::new(at),
+        meta: EntityMeta::new(at),
     });
     Ok(())
 }
 
-pub(crate) fn ready(fleet: &mut Fleet, fact: &VolumeReady, at: At) -> Result<(), Contradiction> {
+pub(crate) fn ready(
+    fleet: &mut FleetState,
+    fact: &VolumeReady,
+    at: FactPosition,
+) -> Result<(), StateContradiction> {
     fleet.bump::<Volume>(&fact.name, at, |volume| {
         volume.state = VolumeState::Ready;
         (volume.command, volume.error) = (None, None);
     })
 }
 
-pub(crate) fn failed(fleet: &mut Fleet, fact: &VolumeFailed, at: At) -> Result<(), Contradiction> {
+pub(crate) fn failed(
+    fleet: &mut FleetState,
+    fact: &VolumeCommandFailed,
+    at: FactPosition,
+) -> Result<(), StateContradiction> {
     fleet.bump::<Volume>(&fact.name, at, |volume| {
-        volume.command = volume.command.zip(fact.not_before).map(|(command, not_before)| Outstanding {
+        volume.command = volume.command.zip(fact.not_before).map(|(command, not_before)| PendingCommand {
             effect: command.effect,
             attempt: fact.attempt + 1,
             not_before,
@@ -69,37 +81,50 @@ pub(crate) fn failed(fleet: &mut Fleet, fact: &VolumeFailed, at: At) -> Result<(
     })
 }
 
-pub(crate) fn lost(fleet: &mut Fleet, fact: &VolumeLost, at: At) -> Result<(), Contradiction> {
+pub(crate) fn lost(
+    fleet: &mut FleetState,
+    fact: &VolumeLost,
+    at: FactPosition,
+) -> Result<(), StateContradiction> {
     fleet.bump::<Volume>(&fact.name, at, |volume| {
         volume.state = VolumeState::Lost(fact.reason.clone());
         volume.command = None;
     })
 }
 
-pub(crate) fn removing(fleet: &mut Fleet, fact: &VolumeRemoving, at: At) -> Result<(), Contradiction> {
+pub(crate) fn removing(
+    fleet: &mut FleetState,
+    fact: &VolumeDeletionStarted,
+    at: FactPosition,
+) -> Result<(), StateContradiction> {
     fleet.bump::<Volume>(&fact.name, at, |volume| volume.removing = Some(fact.by.clone()))
 }
 
-pub(crate) fn destroying(fleet: &mut Fleet, fact: &VolumeDestroying, at: At) -> Result<(), Contradiction> {
+pub(crate) fn destroying(
+    fleet: &mut FleetState,
+    fact: &VolumeDestroyRequested,
+    at: FactPosition,
+) -> Result<(), StateContradiction> {
     fleet.bump::<Volume>(&fact.name, at, |volume| {
         volume.state = VolumeState::Destroying;
         volume.revision += 1;
-        volume.command = Some(Outstanding { effect: Effect::Kill, attempt: 1, not_before: at.time });
+        volume.command =
+            Some(PendingCommand { effect: CommandEffect::Kill, attempt: 1, not_before: at.time });
         volume.error = None;
     })
 }
 
-pub(crate) fn destroyed(fleet: &mut Fleet, fact: &VolumeDestroyed) -> Result<(), Contradiction> {
+pub(crate) fn destroyed(fleet: &mut FleetState, fact: &VolumeDestroyed) -> Result<(), StateContradiction> {
     fleet.remove::<Volume>(&fact.name)
 }
 
 /// Assigns volumes to an incarnation that starts: its node and `on_delete` become theirs.
 pub(crate) fn take(
-    fleet: &mut Fleet,
+    fleet: &mut FleetState,
     mounts: &[VolumeName],
     user: IncarnationId,
-    at: At,
-) -> Result<(), Contradiction> {
+    at: FactPosition,
+) -> Result<(), StateContradiction> {
     let run = fleet.want::<Incarnation>(&user)?;
     let node = run.node.clone();
     let says: BTreeMap<_, _> = incarnation::version_of(fleet, run)
@@ -116,7 +141,7 @@ pub(crate) fn take(
 }
 
 /// Records that the volumes of a started incarnation may contain data.
-pub(crate) fn fill(fleet: &mut Fleet, user: IncarnationId) -> Result<(), Contradiction> {
+pub(crate) fn fill(fleet: &mut FleetState, user: IncarnationId) -> Result<(), StateContradiction> {
     let mounts = fleet.want::<Incarnation>(&user)?.ties.mounts.clone();
     for name in mounts {
         let empty = |volume: &Volume| volume.user == Some(user) && !volume.used;
@@ -129,11 +154,11 @@ pub(crate) fn fill(fleet: &mut Fleet, user: IncarnationId) -> Result<(), Contrad
 
 /// Frees the volumes of an ended incarnation, which left data in them only if it was started.
 pub(crate) fn free(
-    fleet: &mut Fleet,
+    fleet: &mut FleetState,
     mounts: &[VolumeName],
     end: &IncarnationEnd,
-    at: At,
-) -> Result<(), Contradiction> {
+    at: FactPosition,
+) -> Result<(), StateContradiction> {
     let started = !matches!(end, IncarnationEnd::Unwound { .. });
     for name in mounts {
         fleet.touch::<Volume>(name, at, |volume| {
@@ -145,17 +170,21 @@ pub(crate) fn free(
 }
 
 /// Removes the owner of a deleted replica's volumes, which are deleted if unused or `destroy`.
-pub(crate) fn leave(fleet: &mut Fleet, volumes: &[VolumeName], at: At) -> Result<(), Contradiction> {
+pub(crate) fn leave(
+    fleet: &mut FleetState,
+    volumes: &[VolumeName],
+    at: FactPosition,
+) -> Result<(), StateContradiction> {
     for name in volumes {
         fleet.touch::<Volume>(name, at, |volume| {
             let owner = volume.owner.take();
             let rule = match volume.on_delete {
-                OnDelete::Destroy => Some("on_delete"),
-                OnDelete::Keep if !volume.used => Some("unused"),
-                OnDelete::Keep => None,
+                VolumeDeletion::Destroy => Some("on_delete"),
+                VolumeDeletion::Keep if !volume.used => Some("unused"),
+                VolumeDeletion::Keep => None,
             };
             if let Some((owner, rule)) = owner.zip(rule).filter(|_| volume.removing.is_none()) {
-                volume.removing = Some(Asker::Rule(format!("replica/{owner}/{rule}")));
+                volume.removing = Some(Requester::Rule(format!("replica/{owner}/{rule}")));
             }
         })?;
     }

@@ -4,33 +4,33 @@ use chancery_events::amount::{GIB, parse_bytes, parse_cpu};
 use chancery_events::fact::{RequestEnd, RequestedChange};
 use chancery_events::id::{RequestId, SessionId};
 use chancery_events::name::{
-    CapabilityName, CapabilityType, ClusterName, DisruptionName, DomainName, Key, NodeName, PolicyName,
+    CapabilityName, CapabilityType, ClusterName, DisruptionName, DomainName, KeyName, NodeName, PolicyName,
     ReplicaName, VolumeName, ZoneName,
 };
 use chancery_events::observation::SessionEnd;
-use chancery_events::spec::{Activity, NodeState, Runtime};
+use chancery_events::spec::{ClusterActivity, ClusterRuntime, NodeState};
 use chancery_events::subject::Subject;
-use chancery_machine::fleet::Fleet;
+use chancery_machine::fleet::FleetState;
 use chancery_machine::request;
 use chancery_machine::state::{ApprovalRequest, Disruption, RequestState, Volume, VolumeState};
 
 use super::row;
-use crate::counts::Counts;
-use crate::filter::{Def, Filter, by_name, by_word};
-use crate::index::{Entries, Index};
-use crate::kind::Row;
+use crate::counts::RowCounts;
+use crate::filter::{FilterDef, RowFilter, by_name, by_word};
+use crate::index::{IndexEntries, RowIndex};
+use crate::kind::ReadModelRow;
 use crate::rows::{
-    BypassRow, CapabilityRow, ClusterRow, DisruptionRow, NodeRow, PolicyRow, RequestRow, RequestWord,
-    RequestedKind, SessionRow, SessionWord, StorageRow, VolumeRow, VolumeWord,
+    BypassRow, CapabilityRow, ClusterRow, DisruptionRow, NodeRow, PolicyRow, RequestRow, RequestStatus,
+    RequestedKind, SessionRow, SessionStatus, StorageRow, VolumeRow, VolumeStatus,
 };
 
-impl Row for ClusterRow {
-    const FILTERS: &'static [Def<ClusterRow>] = &[
-        by_word!("runtime", Runtime::ALL, |row| row.runtime),
-        by_word!("activity", Activity::ALL, |row| row.activity),
+impl ReadModelRow for ClusterRow {
+    const FILTERS: &'static [FilterDef<ClusterRow>] = &[
+        by_word!("runtime", ClusterRuntime::ALL, |row| row.runtime),
+        by_word!("activity", ClusterActivity::ALL, |row| row.activity),
     ];
 
-    fn of(fleet: &Fleet, counts: &Counts, name: &ClusterName) -> Option<ClusterRow> {
+    fn of(fleet: &FleetState, counts: &RowCounts, name: &ClusterName) -> Option<ClusterRow> {
         let cluster = fleet.clusters().get(name)?;
         let session = cluster.session.and_then(|id| fleet.sessions().get(&id));
         Some(row!(ClusterRow, cluster.meta, {
@@ -44,13 +44,13 @@ impl Row for ClusterRow {
     }
 }
 
-impl Row for CapabilityRow {
-    const FILTERS: &'static [Def<CapabilityRow>] = &[
+impl ReadModelRow for CapabilityRow {
+    const FILTERS: &'static [FilterDef<CapabilityRow>] = &[
         by_name!("type", CapabilityType, |row, kind| row.kind == *kind),
-        by_word!("activity", Activity::ALL, |row| row.activity),
+        by_word!("activity", ClusterActivity::ALL, |row| row.activity),
     ];
 
-    fn of(fleet: &Fleet, _: &Counts, name: &CapabilityName) -> Option<CapabilityRow> {
+    fn of(fleet: &FleetState, _: &RowCounts, name: &CapabilityName) -> Option<CapabilityRow> {
         let capability = fleet.capabilities().get(name)?;
         Some(row!(CapabilityRow, capability.meta, {
             name: capability.name.clone(),
@@ -61,22 +61,25 @@ impl Row for CapabilityRow {
     }
 }
 
-impl Row for NodeRow {
-    const FILTERS: &'static [Def<NodeRow>] = &[
+impl ReadModelRow for NodeRow {
+    const FILTERS: &'static [FilterDef<NodeRow>] = &[
         by_word!("state", NodeState::ALL, |row| row.state),
-        by_name!("cluster", ClusterName, |row, it| row.cluster.as_ref() == Some(it), Index::NodeCluster),
-        by_name!("domain", DomainName, |row, it| row.domain == *it, Index::NodeDomain),
-        by_name!("zone", ZoneName, |row, it| row.zone.as_ref() == Some(it), Index::NodeZone),
+        by_name!("cluster", ClusterName, |row, it| row.cluster.as_ref() == Some(it), RowIndex::NodeCluster),
+        by_name!("domain", DomainName, |row, it| row.domain == *it, RowIndex::NodeDomain),
+        by_name!("zone", ZoneName, |row, it| row.zone.as_ref() == Some(it), RowIndex::NodeZone),
         by_name!("capability", CapabilityName, |row, name| row.capabilities.contains(name)),
-        Def { name: "label", read: label },
-        Def { name: "remaining_cpu_gte", read: |text| at_least(parse_cpu(text), |row| row.remaining.cpu) },
-        Def {
+        FilterDef { name: "label", read: label },
+        FilterDef {
+            name: "remaining_cpu_gte",
+            read: |text| at_least(parse_cpu(text), |row| row.remaining.cpu),
+        },
+        FilterDef {
             name: "remaining_memory_gte",
             read: |text| at_least(parse_bytes(text, GIB), |row| row.remaining.memory),
         },
     ];
 
-    fn of(fleet: &Fleet, _: &Counts, name: &NodeName) -> Option<NodeRow> {
+    fn of(fleet: &FleetState, _: &RowCounts, name: &NodeName) -> Option<NodeRow> {
         let node = fleet.nodes().get(name)?;
         let held = fleet.index().places.held(name);
         let storage = node.spec.storage.iter().map(|storage| StorageRow {
@@ -106,14 +109,14 @@ impl Row for NodeRow {
         }))
     }
 
-    fn index(&self, to: &mut Entries) {
+    fn index(&self, to: &mut IndexEntries) {
         let key = self.name.as_str().as_bytes();
         if let Some(cluster) = &self.cluster {
-            to.put(Index::NodeCluster.of(cluster.as_str()), key);
+            to.put(RowIndex::NodeCluster.of(cluster.as_str()), key);
         }
-        to.put(Index::NodeDomain.of(self.domain.as_str()), key);
+        to.put(RowIndex::NodeDomain.of(self.domain.as_str()), key);
         if let Some(zone) = &self.zone {
-            to.put(Index::NodeZone.of(zone.as_str()), key);
+            to.put(RowIndex::NodeZone.of(zone.as_str()), key);
         }
     }
 
@@ -123,19 +126,19 @@ impl Row for NodeRow {
 }
 
 /// Reads `key:value`, as in a selector.
-fn label(text: &str) -> Result<Filter<NodeRow>, String> {
+fn label(text: &str) -> Result<RowFilter<NodeRow>, String> {
     let (key, value) = text.split_once(':').ok_or("write it as key:value")?;
-    let key: Key = key.parse().map_err(|error: chancery_events::name::BadName| error.to_string())?;
+    let key: KeyName = key.parse().map_err(|error: chancery_events::name::InvalidName| error.to_string())?;
     let value = value.to_owned();
-    Ok(Filter { holds: Box::new(move |row: &NodeRow| row.labels.get(&key) == Some(&value)), way: None })
+    Ok(RowFilter { holds: Box::new(move |row: &NodeRow| row.labels.get(&key) == Some(&value)), way: None })
 }
 
 fn at_least(
-    least: Result<u64, chancery_events::amount::BadAmount>,
+    least: Result<u64, chancery_events::amount::InvalidAmount>,
     of: fn(&NodeRow) -> u64,
-) -> Result<Filter<NodeRow>, String> {
+) -> Result<RowFilter<NodeRow>, String> {
     let least = least.map_err(|error| error.to_string())?;
-    Ok(Filter { holds: Box::new(move |row: &NodeRow| of(row) >= least), way: None })
+    Ok(RowFilter { holds: Box::new(move |row: &NodeRow| of(row) >= least), way: None })
 }
 
 fn disruption((name, disruption): (&DisruptionName, &Disruption)) -> DisruptionRow {
@@ -150,10 +153,10 @@ fn disruption((name, disruption): (&DisruptionName, &Disruption)) -> DisruptionR
     }
 }
 
-impl Row for PolicyRow {
-    const FILTERS: &'static [Def<PolicyRow>] = &[];
+impl ReadModelRow for PolicyRow {
+    const FILTERS: &'static [FilterDef<PolicyRow>] = &[];
 
-    fn of(fleet: &Fleet, _: &Counts, name: &PolicyName) -> Option<PolicyRow> {
+    fn of(fleet: &FleetState, _: &RowCounts, name: &PolicyName) -> Option<PolicyRow> {
         let policy = fleet.policies().get(name)?;
         Some(row!(PolicyRow, policy.meta, {
             name: policy.name.clone(),
@@ -162,14 +165,14 @@ impl Row for PolicyRow {
     }
 }
 
-impl Row for RequestRow {
-    const FILTERS: &'static [Def<RequestRow>] = &[
-        by_word!("state", RequestWord::ALL, |row| row.state),
+impl ReadModelRow for RequestRow {
+    const FILTERS: &'static [FilterDef<RequestRow>] = &[
+        by_word!("state", RequestStatus::ALL, |row| row.state),
         by_word!("kind", RequestedKind::ALL, |row| row.kind),
         by_name!("subject", Subject, |row, subject| row.subject == *subject),
     ];
 
-    fn of(fleet: &Fleet, _: &Counts, id: &RequestId) -> Option<RequestRow> {
+    fn of(fleet: &FleetState, _: &RowCounts, id: &RequestId) -> Option<RequestRow> {
         let request = fleet.approval_requests().get(id)?;
         let (expires, decided) = match &request.state {
             RequestState::Pending { expires } => (Some(*expires), None),
@@ -221,26 +224,26 @@ fn request_message(request: &ApprovalRequest) -> String {
     }
 }
 
-impl Row for VolumeRow {
-    const FILTERS: &'static [Def<VolumeRow>] = &[
+impl ReadModelRow for VolumeRow {
+    const FILTERS: &'static [FilterDef<VolumeRow>] = &[
         by_name!("cluster", ClusterName, |row, cluster| row.cluster == *cluster),
         by_name!("node", NodeName, |row, node| row.node == *node),
         by_name!("owner", ReplicaName, |row, owner| row.owner.as_ref() == Some(owner)),
         by_name!("replica", ReplicaName, |row, replica| row.replica.as_ref() == Some(replica)),
-        by_word!("state", VolumeWord::ALL, |row| row.state),
+        by_word!("state", VolumeStatus::ALL, |row| row.state),
     ];
 
-    fn of(fleet: &Fleet, _: &Counts, name: &VolumeName) -> Option<VolumeRow> {
+    fn of(fleet: &FleetState, _: &RowCounts, name: &VolumeName) -> Option<VolumeRow> {
         let volume = fleet.volumes().get(name)?;
         let user = volume.user.and_then(|user| fleet.incarnations().get(&user));
         Some(row!(VolumeRow, volume.meta, {
             name: volume.name.clone(),
             id: volume.id,
             state: match volume.state {
-                VolumeState::Ensuring => VolumeWord::Ensuring,
-                VolumeState::Ready => VolumeWord::Ready,
-                VolumeState::Lost(_) => VolumeWord::Lost,
-                VolumeState::Destroying => VolumeWord::Destroying,
+                VolumeState::Ensuring => VolumeStatus::Ensuring,
+                VolumeState::Ready => VolumeStatus::Ready,
+                VolumeState::Lost(_) => VolumeStatus::Lost,
+                VolumeState::Destroying => VolumeStatus::Destroying,
             },
             cluster: volume.cluster.clone(),
             node: volume.node.clone(),
@@ -269,19 +272,19 @@ fn volume_message(volume: &Volume) -> String {
     }
 }
 
-impl Row for SessionRow {
-    const FILTERS: &'static [Def<SessionRow>] = &[
+impl ReadModelRow for SessionRow {
+    const FILTERS: &'static [FilterDef<SessionRow>] = &[
         by_name!("cluster", ClusterName, |row, cluster| row.cluster == *cluster),
-        by_word!("state", SessionWord::ALL, |row| row.state),
+        by_word!("state", SessionStatus::ALL, |row| row.state),
     ];
 
-    fn of(fleet: &Fleet, _: &Counts, id: &SessionId) -> Option<SessionRow> {
+    fn of(fleet: &FleetState, _: &RowCounts, id: &SessionId) -> Option<SessionRow> {
         let session = fleet.sessions().get(id)?;
         let state = match session.end {
-            None => SessionWord::Open,
-            Some(SessionEnd::Lost) => SessionWord::Lost,
-            Some(SessionEnd::Left) => SessionWord::Left,
-            Some(SessionEnd::Removed) => SessionWord::Removed,
+            None => SessionStatus::Open,
+            Some(SessionEnd::Lost) => SessionStatus::Lost,
+            Some(SessionEnd::Left) => SessionStatus::Left,
+            Some(SessionEnd::Removed) => SessionStatus::Removed,
         };
         Some(row!(SessionRow, session.meta, {
             id: session.id,

@@ -11,13 +11,13 @@ mod replica;
 
 use std::collections::BTreeMap;
 
-use chancery_events::fact::Unfit;
-use chancery_machine::fleet::Fleet;
+use chancery_events::fact::UnschedulableReason;
+use chancery_machine::fleet::FleetState;
 
-use crate::counts::Counts;
+use crate::counts::RowCounts;
 pub(crate) use crate::kind::every;
-use crate::kind::{Row, RowKind};
-use crate::reach::{Through, reachability};
+use crate::kind::{ReadModelRow, RowKind};
+use crate::reach::{ReachabilitySource, reachability};
 
 pub(crate) use replica::{command, incarnation, operation, operation_message, phase_word, replica};
 
@@ -25,11 +25,11 @@ pub(crate) use replica::{command, incarnation, operation, operation_message, pha
 pub const WAITS: &str = "waits for a place";
 
 /// Returns [`WAITS`], with the reasons from the plan's row.
-pub fn waits_because(reasons: &[Unfit]) -> String {
+pub fn waits_because(reasons: &[UnschedulableReason]) -> String {
     if reasons.is_empty() {
         return WAITS.to_owned();
     }
-    let each = |unfit: &Unfit| match unfit.count {
+    let each = |unfit: &UnschedulableReason| match unfit.count {
         0 => unfit.reason.clone(),
         1 => format!("{} (1 node)", unfit.reason),
         count => format!("{} ({count} nodes)", unfit.reason),
@@ -41,7 +41,7 @@ pub fn waits_because(reasons: &[Unfit]) -> String {
 /// Builds a row, and fills in what every row shows of its history.
 macro_rules! row {
     ($name:ident, $meta:expr, { $($field:ident: $value:expr),* $(,)? }) => {{
-        let chancery_machine::meta::Meta { version, created, changed } = $meta;
+        let chancery_machine::meta::EntityMeta { version, created, changed } = $meta;
         $crate::rows::$name {
             $($field: $value,)*
             version,
@@ -54,24 +54,26 @@ macro_rules! row {
 pub(crate) use row;
 
 /// Takes rows of every kind.
-pub(crate) trait Visitor {
+pub(crate) trait RowVisitor {
     /// Reason why the visitor stopped.
     type Error;
     /// Takes one row.
-    fn row<R: Row>(&mut self, row: &R) -> Result<(), Self::Error>;
+    fn row<R: ReadModelRow>(&mut self, row: &R) -> Result<(), Self::Error>;
 }
 
 /// Returns every row of the state as readers see it, by kind and key, for comparisons.
-pub fn shown(fleet: &Fleet) -> BTreeMap<(RowKind, String), serde_json::Value> {
-    struct Shown<'a>(&'a Fleet, BTreeMap<(RowKind, String), serde_json::Value>);
-    impl Visitor for Shown<'_> {
+pub fn shown(fleet: &FleetState) -> BTreeMap<(RowKind, String), serde_json::Value> {
+    struct ShownRows<'a>(&'a FleetState, BTreeMap<(RowKind, String), serde_json::Value>);
+    impl RowVisitor for ShownRows<'_> {
         type Error = std::convert::Infallible;
-        fn row<R: Row>(&mut self, row: &R) -> Result<(), Self::Error> {
+        fn row<R: ReadModelRow>(&mut self, row: &R) -> Result<(), Self::Error> {
             let mut row = row.clone();
             if let Some((through, reached)) = row.reached_through() {
                 let cluster = match through {
-                    Through::Cluster(cluster) => Some(cluster),
-                    Through::Incarnation(id) => self.0.incarnations().get(&id).map(|i| i.cluster.clone()),
+                    ReachabilitySource::Cluster(cluster) => Some(cluster),
+                    ReachabilitySource::Incarnation(id) => {
+                        self.0.incarnations().get(&id).map(|i| i.cluster.clone())
+                    }
                 };
                 if let Some(cluster) = cluster {
                     let has_session = self.0.clusters().get(&cluster).is_some_and(|c| c.session.is_some());
@@ -83,26 +85,26 @@ pub fn shown(fleet: &Fleet) -> BTreeMap<(RowKind, String), serde_json::Value> {
             Ok(())
         }
     }
-    let mut shown = Shown(fleet, BTreeMap::new());
-    let Ok(()) = every(fleet, &Counts::of(fleet), &mut shown);
+    let mut shown = ShownRows(fleet, BTreeMap::new());
+    let Ok(()) = every(fleet, &RowCounts::of(fleet), &mut shown);
     shown.1
 }
 
 /// Returns all rows and index entries as they are stored, for rebuilds that compare.
 #[cfg(test)]
-pub(crate) fn snapshot_of(fleet: &Fleet) -> std::collections::BTreeMap<Vec<u8>, Vec<u8>> {
-    struct All(std::collections::BTreeMap<Vec<u8>, Vec<u8>>);
-    impl Visitor for All {
+pub(crate) fn snapshot_of(fleet: &FleetState) -> std::collections::BTreeMap<Vec<u8>, Vec<u8>> {
+    struct StoredRows(std::collections::BTreeMap<Vec<u8>, Vec<u8>>);
+    impl RowVisitor for StoredRows {
         type Error = std::convert::Infallible;
-        fn row<R: Row>(&mut self, row: &R) -> Result<(), Self::Error> {
+        fn row<R: ReadModelRow>(&mut self, row: &R) -> Result<(), Self::Error> {
             self.0.insert(row.key().stored(), crate::store::encode(row));
-            let mut entries = crate::index::Entries::default();
+            let mut entries = crate::index::IndexEntries::default();
             row.index(&mut entries);
             self.0.extend(entries.0.into_iter().map(|entry| (entry, Vec::new())));
             Ok(())
         }
     }
-    let mut all = All(std::collections::BTreeMap::new());
-    let Ok(()) = every(fleet, &Counts::of(fleet), &mut all);
+    let mut all = StoredRows(std::collections::BTreeMap::new());
+    let Ok(()) = every(fleet, &RowCounts::of(fleet), &mut all);
     all.0
 }

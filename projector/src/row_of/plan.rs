@@ -4,26 +4,28 @@ use std::collections::BTreeMap;
 
 use chancery_events::fact::DeploymentEnd;
 use chancery_events::name::{Namespace, PlanName, ServiceName};
-use chancery_events::spec::{Activity, Balance, OperationKind, Strategy};
+use chancery_events::spec::{BalancePolicy, ClusterActivity, DeploymentStrategy, OperationKind};
 use chancery_machine::deployment::{self, waits_for};
-use chancery_machine::fleet::{DeploymentKey, Fleet};
+use chancery_machine::fleet::{DeploymentKey, FleetState};
 use chancery_machine::state::{Deployment, DeploymentState, Plan};
 
 use super::{row, waits_because};
-use crate::counts::{Counts, OPEN, PlanCounts};
-use crate::filter::{Def, Filter, Way, by_name, by_word};
-use crate::index::{Entries, Index};
-use crate::kind::{Row, RowKind};
-use crate::rows::{DeploymentRow, DeploymentWord, OperationWord, PhaseWord, PlanRow, SetWord, SpreadRow};
+use crate::counts::{OPEN, PlanCounts, RowCounts};
+use crate::filter::{AccessPath, FilterDef, RowFilter, by_name, by_word};
+use crate::index::{IndexEntries, RowIndex};
+use crate::kind::{ReadModelRow, RowKind};
+use crate::rows::{
+    DeploymentRow, DeploymentStatus, OperationStatus, PhaseStatus, PlanRow, SetWord, SpreadRow,
+};
 
-impl Row for PlanRow {
-    const FILTERS: &'static [Def<PlanRow>] = &[
-        by_word!("activity", Activity::ALL, |row| row.activity),
+impl ReadModelRow for PlanRow {
+    const FILTERS: &'static [FilterDef<PlanRow>] = &[
+        by_word!("activity", ClusterActivity::ALL, |row| row.activity),
         by_name!("namespace", Namespace, |row, it| row.spec.namespace == *it),
         by_name!("service", ServiceName, |row, it| row.spec.service == *it),
     ];
 
-    fn of(fleet: &Fleet, counts: &Counts, name: &PlanName) -> Option<PlanRow> {
+    fn of(fleet: &FleetState, counts: &RowCounts, name: &PlanName) -> Option<PlanRow> {
         let plan = fleet.plans().get(name)?;
         let of = counts.plan(name);
         // Reasons stay in the state after a placement; they count only while an operation waits.
@@ -44,7 +46,7 @@ impl Row for PlanRow {
     }
 }
 
-fn spread(fleet: &Fleet, plan: &Plan) -> SpreadRow {
+fn spread(fleet: &FleetState, plan: &Plan) -> SpreadRow {
     SpreadRow {
         domains: fleet.index().plan_index(&plan.name).map(|index| index.spread.domains()).unwrap_or_default(),
         balance: plan.balance,
@@ -54,7 +56,7 @@ fn spread(fleet: &Fleet, plan: &Plan) -> SpreadRow {
 
 /// Returns the counts of all phases, and `total`.
 fn replicas(of: &PlanCounts) -> BTreeMap<String, u64> {
-    let phases = PhaseWord::ALL.iter().map(|phase| (phase.word().to_owned(), of.in_phase(*phase)));
+    let phases = PhaseStatus::ALL.iter().map(|phase| (phase.word().to_owned(), of.in_phase(*phase)));
     phases.chain([("total".to_owned(), of.replicas())]).collect()
 }
 
@@ -75,7 +77,7 @@ fn operations(plan: &Plan, of: &PlanCounts) -> BTreeMap<String, BTreeMap<String,
     all
 }
 
-fn plan_message(fleet: &Fleet, plan: &Plan, of: &PlanCounts, is_waiting: bool) -> String {
+fn plan_message(fleet: &FleetState, plan: &Plan, of: &PlanCounts, is_waiting: bool) -> String {
     if let Some(detail) = &plan.parked {
         return format!("left alone: {detail}");
     }
@@ -89,7 +91,7 @@ fn plan_message(fleet: &Fleet, plan: &Plan, of: &PlanCounts, is_waiting: bool) -
     if let Some(current) = plan.current.clone().and_then(find) {
         return format!("{}: {}", current.name, deployment_message(fleet, current, of));
     }
-    let failed = of.in_phase(PhaseWord::Failed);
+    let failed = of.in_phase(PhaseStatus::Failed);
     if failed > 0 {
         return format!("{failed} of {} failed", of.replicas());
     }
@@ -101,36 +103,36 @@ fn plan_message(fleet: &Fleet, plan: &Plan, of: &PlanCounts, is_waiting: bool) -
     }
 }
 
-fn spread_message(fleet: &Fleet, plan: &Plan) -> String {
+fn spread_message(fleet: &FleetState, plan: &Plan) -> String {
     let SpreadRow { domains, balance, rebalance_requested_by } = spread(fleet, plan);
     let counts = domains.values().map(ToString::to_string).collect::<Vec<_>>().join("/");
     match (rebalance_requested_by, balance) {
         (Some(by), _) => {
             format!("rebalance requested by {by} in progress: spread {counts} over update domains")
         }
-        (None, Balance::Uneven) => {
+        (None, BalancePolicy::Uneven) => {
             format!("spread {counts} over update domains: rebalance would even it out")
         }
-        (None, Balance::Even) => String::new(),
+        (None, BalancePolicy::Even) => String::new(),
     }
 }
 
-impl Row for DeploymentRow {
-    const FILTERS: &'static [Def<DeploymentRow>] = &[
+impl ReadModelRow for DeploymentRow {
+    const FILTERS: &'static [FilterDef<DeploymentRow>] = &[
         by_name!("plan", PlanName, |row, plan| row.plan == *plan, |plan| {
             let mut prefix = vec![RowKind::Deployments as u8];
             prefix.extend_from_slice(plan.as_str().as_bytes());
             prefix.push(0);
-            Some(Way::Rows(prefix))
+            Some(AccessPath::Rows(prefix))
         }),
-        by_word!("state", DeploymentWord::ALL, |row| row.state),
-        Def { name: "stalled", read: stalled },
+        by_word!("state", DeploymentStatus::ALL, |row| row.state),
+        FilterDef { name: "stalled", read: stalled },
     ];
 
-    fn of(fleet: &Fleet, counts: &Counts, key: &DeploymentKey) -> Option<DeploymentRow> {
+    fn of(fleet: &FleetState, counts: &RowCounts, key: &DeploymentKey) -> Option<DeploymentRow> {
         let deployment = fleet.deployments().get(key)?;
         let state = match &deployment.state {
-            DeploymentState::Ending(_) => DeploymentWord::InProgress,
+            DeploymentState::Ending(_) => DeploymentStatus::InProgress,
             state => deployment::state_word(state),
         };
         Some(row!(DeploymentRow, deployment.meta, {
@@ -152,10 +154,10 @@ impl Row for DeploymentRow {
         }))
     }
 
-    fn index(&self, to: &mut Entries) {
+    fn index(&self, to: &mut IndexEntries) {
         if self.stalled_at.is_some() {
             let key = format!("{}\0{}", self.plan, self.name);
-            to.put(Index::DeploymentStalled.of_word(1), key.as_bytes());
+            to.put(RowIndex::DeploymentStalled.of_word(1), key.as_bytes());
         }
     }
 
@@ -165,19 +167,19 @@ impl Row for DeploymentRow {
 }
 
 /// Reads `yes` or `no`: whether the deployment is stalled.
-fn stalled(text: &str) -> Result<Filter<DeploymentRow>, String> {
+fn stalled(text: &str) -> Result<RowFilter<DeploymentRow>, String> {
     let wanted = match text {
         "yes" => true,
         "no" => false,
         _ => return Err("write one of yes, no".to_owned()),
     };
-    let way = wanted.then(|| Way::Entries(Index::DeploymentStalled.of_word(1)));
-    Ok(Filter { holds: Box::new(move |row: &DeploymentRow| row.stalled_at.is_some() == wanted), way })
+    let way = wanted.then(|| AccessPath::Entries(RowIndex::DeploymentStalled.of_word(1)));
+    Ok(RowFilter { holds: Box::new(move |row: &DeploymentRow| row.stalled_at.is_some() == wanted), way })
 }
 
 /// Returns the message of a deployment. Replicas that an earlier deployment started may count, so the
 /// progress is the plan's; an ended deployment's message never changes.
-fn deployment_message(fleet: &Fleet, deployment: &Deployment, of: &PlanCounts) -> String {
+fn deployment_message(fleet: &FleetState, deployment: &Deployment, of: &PlanCounts) -> String {
     let count = deployment.spec.count;
     let wait = || fleet.plans().get(&deployment.plan).and_then(|plan| waits_for(fleet, plan, deployment));
     let waits = |text: String| match wait() {
@@ -192,11 +194,11 @@ fn deployment_message(fleet: &Fleet, deployment: &Deployment, of: &PlanCounts) -
         DeploymentState::Paused => "begins nothing until it is resumed".into(),
         DeploymentState::InProgress => {
             let pending: u64 =
-                OperationKind::ALL.iter().map(|kind| of.open(*kind, OperationWord::PendingApproval)).sum();
-            let running = of.in_phase(PhaseWord::Running);
+                OperationKind::ALL.iter().map(|kind| of.open(*kind, OperationStatus::PendingApproval)).sum();
+            let running = of.in_phase(PhaseStatus::Running);
             let approval = if pending > 0 { format!(", {pending} to be approved") } else { String::new() };
             let canary = match (deployment.spec.strategy, deployment.set) {
-                (Strategy::Canary { count }, SetWord::Old) => {
+                (DeploymentStrategy::Canary { count }, SetWord::Old) => {
                     format!(", {count} to be promoted or withdrawn")
                 }
                 _ => String::new(),

@@ -1,52 +1,52 @@
 //! Rows of replicas, incarnations, commands and operations.
 
-use chancery_events::fact::{Effect, IncarnationEnd, OperationEnd};
+use chancery_events::fact::{CommandEffect, IncarnationEnd, OperationEnd};
 use chancery_events::id::{IncarnationId, OperationId};
 use chancery_events::name::{ClusterName, DeploymentName, NodeName, PlanName, ReplicaName};
-use chancery_events::observation::{Process, ProcessStatus};
+use chancery_events::observation::{ProcessInfo, ProcessStatus};
 use chancery_events::spec::OperationKind;
 use chancery_events::time::Time;
-use chancery_machine::fleet::Fleet;
+use chancery_machine::fleet::FleetState;
 use chancery_machine::operation;
 use chancery_machine::replica::phase;
 use chancery_machine::state::{Incarnation, IncarnationState, OperationState, Replica};
 
 use super::{WAITS, row};
-use crate::counts::Counts;
-use crate::filter::{Def, Way, by_name, by_word};
-use crate::fold::View;
-use crate::index::{Entries, Index};
-use crate::kind::Row;
-use crate::reach::{Reached, Through};
+use crate::counts::RowCounts;
+use crate::filter::{AccessPath, FilterDef, by_name, by_word};
+use crate::fold::StateView;
+use crate::index::{IndexEntries, RowIndex};
+use crate::kind::ReadModelRow;
+use crate::reach::{ReachabilityFields, ReachabilitySource};
 use crate::rows::{
-    CommandRow, IncarnationRow, IncarnationWord, OperationRow, OperationWord, PassiveRow, PhaseWord,
-    Reachability, ReplicaRow, WillWord,
+    CommandRow, IncarnationRow, IncarnationStatus, OperationRow, OperationStatus, PhaseStatus, Reachability,
+    ReplicaRow, SecondaryRow, WillWord,
 };
 
-impl Row for ReplicaRow {
-    const FILTERS: &'static [Def<ReplicaRow>] = &[
-        by_name!("plan", PlanName, |row, plan| row.plan == *plan, Index::ReplicaPlan),
+impl ReadModelRow for ReplicaRow {
+    const FILTERS: &'static [FilterDef<ReplicaRow>] = &[
+        by_name!("plan", PlanName, |row, plan| row.plan == *plan, RowIndex::ReplicaPlan),
         by_name!("deployment", DeploymentName, |row, name| row.deployment == *name),
-        by_name!("node", NodeName, |row, node| row.node.as_ref() == Some(node), Index::ReplicaNode),
-        by_word!("phase", PhaseWord::ALL, |row| row.phase, |phase| {
-            let is_kept = phase != PhaseWord::Running;
-            is_kept.then(|| Way::Entries(Index::ReplicaPhase.of_word(phase as u8)))
+        by_name!("node", NodeName, |row, node| row.node.as_ref() == Some(node), RowIndex::ReplicaNode),
+        by_word!("phase", PhaseStatus::ALL, |row| row.phase, |phase| {
+            let is_kept = phase != PhaseStatus::Running;
+            is_kept.then(|| AccessPath::Entries(RowIndex::ReplicaPhase.of_word(phase as u8)))
         }),
         by_word!("will", WillWord::ALL, |row| row.will),
     ];
 
-    fn of(fleet: &Fleet, _: &Counts, name: &ReplicaName) -> Option<ReplicaRow> {
+    fn of(fleet: &FleetState, _: &RowCounts, name: &ReplicaName) -> Option<ReplicaRow> {
         replica(fleet, name)
     }
 
-    fn index(&self, to: &mut Entries) {
+    fn index(&self, to: &mut IndexEntries) {
         let key = self.name.as_str().as_bytes();
-        to.put(Index::ReplicaPlan.of(self.plan.as_str()), key);
+        to.put(RowIndex::ReplicaPlan.of(self.plan.as_str()), key);
         if let Some(node) = &self.node {
-            to.put(Index::ReplicaNode.of(node.as_str()), key);
+            to.put(RowIndex::ReplicaNode.of(node.as_str()), key);
         }
-        if self.phase != PhaseWord::Running {
-            to.put(Index::ReplicaPhase.of_word(self.phase as u8), key);
+        if self.phase != PhaseStatus::Running {
+            to.put(RowIndex::ReplicaPhase.of_word(self.phase as u8), key);
         }
     }
 
@@ -58,15 +58,15 @@ impl Row for ReplicaRow {
         (self.message == WAITS).then_some((&self.plan, &mut self.message))
     }
 
-    fn reached_through(&mut self) -> Option<(Through, Reached<'_>)> {
+    fn reached_through(&mut self) -> Option<(ReachabilitySource, ReachabilityFields<'_>)> {
         let id = self.incarnation?;
-        Reached::of(&mut self.reachability, &mut self.message)
-            .map(|reached| (Through::Incarnation(id), reached))
+        ReachabilityFields::of(&mut self.reachability, &mut self.message)
+            .map(|reached| (ReachabilitySource::Incarnation(id), reached))
     }
 }
 
 /// Returns the row of a replica.
-pub(crate) fn replica(state: &impl View, name: &ReplicaName) -> Option<ReplicaRow> {
+pub(crate) fn replica(state: &impl StateView, name: &ReplicaName) -> Option<ReplicaRow> {
     let replica = state.replica(name)?;
     let active = active(state, replica);
     let phase = phase(replica, active);
@@ -89,26 +89,26 @@ pub(crate) fn replica(state: &impl View, name: &ReplicaName) -> Option<ReplicaRo
     }))
 }
 
-fn active<'a>(state: &'a impl View, replica: &Replica) -> Option<&'a Incarnation> {
+fn active<'a>(state: &'a impl StateView, replica: &Replica) -> Option<&'a Incarnation> {
     replica.active.as_ref().and_then(|active| state.incarnation(active.incarnation))
 }
 
-fn passive(state: &impl View, replica: &Replica) -> Option<PassiveRow> {
+fn passive(state: &impl StateView, replica: &Replica) -> Option<SecondaryRow> {
     let run = replica.passive.as_ref()?;
     let incarnation = state.incarnation(run.incarnation)?;
     let (node, state) = (run.node.clone(), incarnation_word(&incarnation.state));
-    Some(PassiveRow { incarnation: run.incarnation, node, state })
+    Some(SecondaryRow { incarnation: run.incarnation, node, state })
 }
 
-pub(crate) fn phase_word(state: &impl View, replica: &Replica) -> PhaseWord {
+pub(crate) fn phase_word(state: &impl StateView, replica: &Replica) -> PhaseStatus {
     phase(replica, active(state, replica))
 }
 
 fn replica_message(
-    state: &impl View,
+    state: &impl StateView,
     replica: &Replica,
     active: Option<&Incarnation>,
-    phase: PhaseWord,
+    phase: PhaseStatus,
 ) -> String {
     let open = [replica.next, replica.operation].into_iter().flatten();
     let mut open = open.filter_map(|open| state.operation(open.id));
@@ -125,12 +125,12 @@ fn replica_message(
         return moves;
     }
     match (phase, active) {
-        (PhaseWord::Failed, _) if replica.again.is_some() => {
+        (PhaseStatus::Failed, _) if replica.again.is_some() => {
             let why = replica.last.as_deref().map_or_else(String::new, end_message);
             let at = replica.again.map_or(String::new(), |again| format!("starts again from {}", again.at));
             if why.is_empty() { at } else { format!("{why}; {at}") }
         }
-        (PhaseWord::Failed | PhaseWord::Stopped, _) => {
+        (PhaseStatus::Failed | PhaseStatus::Stopped, _) => {
             replica.last.as_deref().map_or_else(String::new, |end| match end {
                 IncarnationEnd::Destroyed if replica.will == WillWord::Running => "it ended by itself".into(),
                 end => end_message(end),
@@ -142,7 +142,7 @@ fn replica_message(
 }
 
 /// Returns what is done to an incarnation that another one replaces.
-fn moves(state: &impl View, replica: &Replica) -> Option<String> {
+fn moves(state: &impl StateView, replica: &Replica) -> Option<String> {
     let kind = replica.operation.filter(|open| open.begun)?.kind;
     let run = replica.passive.as_ref()?;
     let incarnation = state.incarnation(run.incarnation)?;
@@ -164,35 +164,35 @@ fn end_message(end: &IncarnationEnd) -> String {
     }
 }
 
-impl Row for IncarnationRow {
-    const FILTERS: &'static [Def<IncarnationRow>] = &[
+impl ReadModelRow for IncarnationRow {
+    const FILTERS: &'static [FilterDef<IncarnationRow>] = &[
         by_name!("replica", ReplicaName, |row, replica| row.replica == *replica, |replica| {
-            Some(Way::Replica(Index::IncarnationReplica, replica))
+            Some(AccessPath::Replica(RowIndex::IncarnationReplica, replica))
         }),
-        by_name!("plan", PlanName, |row, plan| row.plan == *plan, Index::IncarnationReplica),
-        by_name!("node", NodeName, |row, node| row.node == *node, Index::IncarnationNode),
+        by_name!("plan", PlanName, |row, plan| row.plan == *plan, RowIndex::IncarnationReplica),
+        by_name!("node", NodeName, |row, node| row.node == *node, RowIndex::IncarnationNode),
         by_name!("cluster", ClusterName, |row, cluster| row.cluster == *cluster),
-        by_word!("state", IncarnationWord::ALL, |row| row.state),
+        by_word!("state", IncarnationStatus::ALL, |row| row.state),
     ];
 
-    fn of(fleet: &Fleet, _: &Counts, id: &IncarnationId) -> Option<IncarnationRow> {
+    fn of(fleet: &FleetState, _: &RowCounts, id: &IncarnationId) -> Option<IncarnationRow> {
         incarnation(fleet, *id)
     }
 
-    fn index(&self, to: &mut Entries) {
+    fn index(&self, to: &mut IndexEntries) {
         let id = self.id.uuid();
-        to.put(Index::IncarnationReplica.of_replica(&self.plan, &self.replica), id.as_bytes());
-        to.put(Index::IncarnationNode.of(self.node.as_str()), id.as_bytes());
+        to.put(RowIndex::IncarnationReplica.of_replica(&self.plan, &self.replica), id.as_bytes());
+        to.put(RowIndex::IncarnationNode.of(self.node.as_str()), id.as_bytes());
     }
 
-    fn reached_through(&mut self) -> Option<(Through, Reached<'_>)> {
-        Reached::of(&mut self.reachability, &mut self.message)
-            .map(|reached| (Through::Cluster(self.cluster.clone()), reached))
+    fn reached_through(&mut self) -> Option<(ReachabilitySource, ReachabilityFields<'_>)> {
+        ReachabilityFields::of(&mut self.reachability, &mut self.message)
+            .map(|reached| (ReachabilitySource::Cluster(self.cluster.clone()), reached))
     }
 }
 
 /// Returns the row of an incarnation.
-pub(crate) fn incarnation(state: &impl View, id: IncarnationId) -> Option<IncarnationRow> {
+pub(crate) fn incarnation(state: &impl StateView, id: IncarnationId) -> Option<IncarnationRow> {
     let incarnation = state.incarnation(id)?;
     Some(row!(IncarnationRow, incarnation.meta, {
         id: incarnation.id,
@@ -222,18 +222,18 @@ fn unready_at(incarnation: &Incarnation) -> Option<Time> {
     incarnation.unready.filter(|_| incarnation.state == IncarnationState::Running)
 }
 
-fn incarnation_word(state: &IncarnationState) -> IncarnationWord {
+fn incarnation_word(state: &IncarnationState) -> IncarnationStatus {
     match state {
-        IncarnationState::Reserved => IncarnationWord::Reserved,
-        IncarnationState::Creating => IncarnationWord::Creating,
-        IncarnationState::Starting => IncarnationWord::Starting,
-        IncarnationState::Running => IncarnationWord::Running,
-        IncarnationState::Updating(_) => IncarnationWord::Updating,
-        IncarnationState::Stopping(_) => IncarnationWord::Stopping,
+        IncarnationState::Reserved => IncarnationStatus::Reserved,
+        IncarnationState::Creating => IncarnationStatus::Creating,
+        IncarnationState::Starting => IncarnationStatus::Starting,
+        IncarnationState::Running => IncarnationStatus::Running,
+        IncarnationState::Updating(_) => IncarnationStatus::Updating,
+        IncarnationState::Stopping(_) => IncarnationStatus::Stopping,
         IncarnationState::Ended(end) => match **end {
-            IncarnationEnd::Destroyed => IncarnationWord::Destroyed,
-            IncarnationEnd::Failed { .. } => IncarnationWord::Failed,
-            IncarnationEnd::Unwound { .. } => IncarnationWord::Unwound,
+            IncarnationEnd::Destroyed => IncarnationStatus::Destroyed,
+            IncarnationEnd::Failed { .. } => IncarnationStatus::Failed,
+            IncarnationEnd::Unwound { .. } => IncarnationStatus::Unwound,
         },
     }
 }
@@ -255,9 +255,9 @@ fn incarnation_message(incarnation: &Incarnation) -> String {
     let retried = incarnation.command.filter(|command| command.attempt > 1);
     if let Some(command) = retried {
         let what = match command.effect {
-            Effect::Ensure => "start",
-            Effect::Stop => "stop",
-            Effect::Kill => "kill",
+            CommandEffect::Ensure => "start",
+            CommandEffect::Stop => "stop",
+            CommandEffect::Kill => "kill",
         };
         return format!("attempt {} to {what} it, from {}", command.attempt, command.not_before);
     }
@@ -268,7 +268,7 @@ fn incarnation_message(incarnation: &Incarnation) -> String {
         }
         IncarnationState::Ended(end) | IncarnationState::Stopping(end) => end_message(end),
         IncarnationState::Running => {
-            let trouble = incarnation.processes.iter().find_map(Process::trouble).unwrap_or_default();
+            let trouble = incarnation.processes.iter().find_map(ProcessInfo::trouble).unwrap_or_default();
             match incarnation.unready {
                 Some(since) if trouble.is_empty() => format!("not ready since {since}"),
                 Some(since) => format!("not ready since {since}: {trouble}"),
@@ -277,27 +277,27 @@ fn incarnation_message(incarnation: &Incarnation) -> String {
         }
         // A starting process has no trouble before a probe reports it.
         IncarnationState::Starting => {
-            let failing = |process: &&Process| process.status != ProcessStatus::Initializing;
-            incarnation.processes.iter().filter(failing).find_map(Process::trouble).unwrap_or_default()
+            let failing = |process: &&ProcessInfo| process.status != ProcessStatus::Initializing;
+            incarnation.processes.iter().filter(failing).find_map(ProcessInfo::trouble).unwrap_or_default()
         }
         IncarnationState::Updating(to) => format!("becomes what deployment {to} says"),
         IncarnationState::Reserved | IncarnationState::Creating => String::new(),
     }
 }
 
-impl Row for CommandRow {
-    const FILTERS: &'static [Def<CommandRow>] = &[
+impl ReadModelRow for CommandRow {
+    const FILTERS: &'static [FilterDef<CommandRow>] = &[
         by_name!("cluster", ClusterName, |row, cluster| row.cluster == *cluster),
         by_name!("node", NodeName, |row, node| row.node == *node),
     ];
 
-    fn of(fleet: &Fleet, _: &Counts, (id, revision): &Self::Key) -> Option<CommandRow> {
+    fn of(fleet: &FleetState, _: &RowCounts, (id, revision): &Self::Key) -> Option<CommandRow> {
         command(fleet, *id).filter(|row| row.revision == *revision)
     }
 }
 
 /// Returns the row of an incarnation's command, while it has no outcome.
-pub(crate) fn command(state: &impl View, id: IncarnationId) -> Option<CommandRow> {
+pub(crate) fn command(state: &impl StateView, id: IncarnationId) -> Option<CommandRow> {
     let incarnation = state.incarnation(id)?;
     let command = incarnation.command.filter(|_| incarnation.is_live())?;
     Some(row!(CommandRow, incarnation.meta, {
@@ -311,33 +311,33 @@ pub(crate) fn command(state: &impl View, id: IncarnationId) -> Option<CommandRow
     }))
 }
 
-impl Row for OperationRow {
-    const FILTERS: &'static [Def<OperationRow>] = &[
-        by_name!("plan", PlanName, |row, plan| row.plan == *plan, Index::OperationReplica),
+impl ReadModelRow for OperationRow {
+    const FILTERS: &'static [FilterDef<OperationRow>] = &[
+        by_name!("plan", PlanName, |row, plan| row.plan == *plan, RowIndex::OperationReplica),
         by_name!("replica", ReplicaName, |row, replica| row.replica == *replica, |replica| {
-            Some(Way::Replica(Index::OperationReplica, replica))
+            Some(AccessPath::Replica(RowIndex::OperationReplica, replica))
         }),
         by_word!("kind", OperationKind::ALL, |row| row.kind),
-        by_word!("state", OperationWord::ALL, |row| row.state, |state| {
-            let is_kept = state != OperationWord::Succeeded;
-            is_kept.then(|| Way::Entries(Index::OperationState.of_word(state as u8)))
+        by_word!("state", OperationStatus::ALL, |row| row.state, |state| {
+            let is_kept = state != OperationStatus::Succeeded;
+            is_kept.then(|| AccessPath::Entries(RowIndex::OperationState.of_word(state as u8)))
         }),
         by_name!("deployment", DeploymentName, |row, name| row.deployment.as_ref() == Some(name)),
-        by_name!("node", NodeName, |row, node| row.node.as_ref() == Some(node), Index::OperationNode),
+        by_name!("node", NodeName, |row, node| row.node.as_ref() == Some(node), RowIndex::OperationNode),
     ];
 
-    fn of(fleet: &Fleet, _: &Counts, id: &OperationId) -> Option<OperationRow> {
+    fn of(fleet: &FleetState, _: &RowCounts, id: &OperationId) -> Option<OperationRow> {
         operation(fleet, *id)
     }
 
-    fn index(&self, to: &mut Entries) {
+    fn index(&self, to: &mut IndexEntries) {
         let id = self.id.uuid();
-        to.put(Index::OperationReplica.of_replica(&self.plan, &self.replica), id.as_bytes());
+        to.put(RowIndex::OperationReplica.of_replica(&self.plan, &self.replica), id.as_bytes());
         if let Some(node) = &self.node {
-            to.put(Index::OperationNode.of(node.as_str()), id.as_bytes());
+            to.put(RowIndex::OperationNode.of(node.as_str()), id.as_bytes());
         }
-        if self.state != OperationWord::Succeeded {
-            to.put(Index::OperationState.of_word(self.state as u8), id.as_bytes());
+        if self.state != OperationStatus::Succeeded {
+            to.put(RowIndex::OperationState.of_word(self.state as u8), id.as_bytes());
         }
     }
 
@@ -351,7 +351,7 @@ impl Row for OperationRow {
 }
 
 /// Returns the row of an operation.
-pub(crate) fn operation(state: &impl View, id: OperationId) -> Option<OperationRow> {
+pub(crate) fn operation(state: &impl StateView, id: OperationId) -> Option<OperationRow> {
     let operation = state.operation(id)?;
     Some(row!(OperationRow, operation.meta, {
         id: operation.id,

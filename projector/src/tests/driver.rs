@@ -7,34 +7,34 @@ use std::time::Duration;
 
 use chancery_events::event::Event;
 use chancery_events::fact::Fact;
-use chancery_events::id::{Lineage, Position, Term, Writer};
-use chancery_events::intent::{Intent, Request};
+use chancery_events::id::{Lineage, Position, Term, WriterId};
+use chancery_events::intent::{Intent, IntentRequest};
 use chancery_events::name::ExecutorName;
 use chancery_events::observation::Observation;
-use chancery_events::record::{Draft, Record};
+use chancery_events::record::{Record, RecordDraft};
 use chancery_events::time::Time;
 use chancery_journal::memory::MemoryLog;
-use chancery_journal::{Cursor, Signature, Source, genesis};
-use chancery_machine::advance::{Agenda, advance};
-use chancery_machine::context::Context;
+use chancery_journal::{ChainCursor, JournalReader, WriterIdentity, genesis};
+use chancery_machine::advance::{AdvanceState, advance};
+use chancery_machine::context::DecisionContext;
 use chancery_machine::decide::{decide, evolve, observe, pass, verdict};
-use chancery_machine::fleet::Fleet;
-use chancery_machine::meta::At;
+use chancery_machine::fleet::FleetState;
+use chancery_machine::meta::FactPosition;
 use chancery_machine::state::IncarnationState;
 use serde_json::{Value, json};
 
 pub(crate) const FLEET: &str = "default";
 
 pub(crate) struct Driver {
-    pub(crate) fleet: Fleet,
+    pub(crate) fleet: FleetState,
     pub(crate) log: MemoryLog,
     pub(crate) records: Vec<Arc<Record>>,
-    agenda: Agenda,
-    cursor: Option<Cursor>,
-    by: Signature,
+    agenda: AdvanceState,
+    cursor: Option<ChainCursor>,
+    by: WriterIdentity,
     lineage: Lineage,
     now: Time,
-    draft: Draft,
+    draft: RecordDraft,
     next: Position,
     seed: u64,
     asked: u64,
@@ -47,15 +47,19 @@ impl Driver {
     pub(crate) fn new(seed: u64) -> Driver {
         let lineage = Lineage::from_random(seed + 7);
         let mut this = Driver {
-            fleet: Fleet::new(lineage),
+            fleet: FleetState::new(lineage),
             log: MemoryLog::new(FLEET),
             records: Vec::new(),
-            agenda: Agenda::new(Time::EPOCH),
+            agenda: AdvanceState::new(Time::EPOCH),
             cursor: None,
-            by: Signature { fleet: FLEET.into(), build: "test".into(), writer: Writer::from_random(1) },
+            by: WriterIdentity {
+                fleet: FLEET.into(),
+                build: "test".into(),
+                writer: WriterId::from_random(1),
+            },
             lineage,
             now: Time::EPOCH + Duration::from_secs(1_000_000),
-            draft: Draft::new(),
+            draft: RecordDraft::new(),
             next: Position::FIRST,
             seed: seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1,
             asked: 0,
@@ -68,7 +72,7 @@ impl Driver {
         this
     }
 
-    pub(crate) fn source(&self) -> Arc<dyn Source> {
+    pub(crate) fn source(&self) -> Arc<dyn JournalReader> {
         self.log.source()
     }
 
@@ -91,7 +95,12 @@ impl Driver {
         self.fleet.note();
         for event in events {
             self.draft.push(&event.line()).expect("room");
-            let at = At { position: self.next, time: self.now, term: Term::FIRST, lineage: self.lineage };
+            let at = FactPosition {
+                position: self.next,
+                time: self.now,
+                term: Term::FIRST,
+                lineage: self.lineage,
+            };
             let folded = match event {
                 Event::Fact { fact, .. } => evolve(&mut self.fleet, fact, at),
                 Event::Intent(_) | Event::Observation { .. } => {
@@ -121,14 +130,14 @@ impl Driver {
             Some(at) => at.follow(&self.by, self.now, None),
         };
         let record = std::mem::take(&mut self.draft).seal(parts).expect("sealed");
-        self.cursor = Some(Cursor::after(&record));
+        self.cursor = Some(ChainCursor::after(&record));
         self.log.inject(record.bytes().clone());
         self.records.push(Arc::new(record));
     }
 
-    fn context(&self, ahead: u64) -> Context {
+    fn context(&self, ahead: u64) -> DecisionContext {
         let actor = Some("tester".parse().expect("an actor"));
-        Context {
+        DecisionContext {
             now: self.now,
             wall: self.now,
             next: self.next.plus(ahead),
@@ -142,7 +151,7 @@ impl Driver {
     pub(crate) fn ask(&mut self, type_name: &str, body: &Value) -> bool {
         let intent = Intent::read(type_name, &body.to_string()).expect("a type").expect("a body");
         self.asked += 1;
-        let request = Request {
+        let request = IntentRequest {
             id: format!("intent-{}", self.asked).parse().expect("an id"),
             source: "test".parse().expect("a source"),
             actor: "tester".parse().expect("an actor"),

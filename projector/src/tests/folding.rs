@@ -3,15 +3,15 @@
 use std::sync::Arc;
 
 use chancery_events::id::Position;
-use chancery_events::record::Draft;
-use chancery_journal::{Cursor, Signature};
+use chancery_events::record::RecordDraft;
+use chancery_journal::{ChainCursor, WriterIdentity};
 
 use super::driver::{Driver, FLEET};
 use super::{assert_right, open, stored, tuning};
-use crate::fold::{Fold, FoldError, Folded};
+use crate::fold::{FoldError, FoldOutcome, JournalFold};
 use crate::projector::{ProjectError, Projector};
 use crate::row_of::phase_word;
-use crate::rows::PhaseWord;
+use crate::rows::PhaseStatus;
 
 #[test]
 fn rows_kept_along_the_way_are_those_made_from_the_state_whatever_happened() {
@@ -34,7 +34,7 @@ fn rows_kept_along_the_way_are_those_made_from_the_state_whatever_happened() {
             phases.extend(replicas.into_iter().map(|replica| phase_word(&driver.fleet, replica)));
         }
     }
-    assert_eq!(phases.len(), PhaseWord::ALL.len(), "every phase came about: {phases:?}");
+    assert_eq!(phases.len(), PhaseStatus::ALL.len(), "every phase came about: {phases:?}");
 }
 
 #[test]
@@ -45,7 +45,8 @@ fn a_snapshot_and_the_tail_are_the_whole_journal_to_the_last_bit() {
         (0..300).for_each(|_| driver.stir());
         driver.seal();
         let dir = tempfile::tempdir().expect("a folder");
-        let snapshots = chancery_journal::snapshots::Snapshots::open(dir.path().join("s")).expect("a folder");
+        let snapshots =
+            chancery_journal::snapshots::SnapshotStore::open(dir.path().join("s")).expect("a folder");
         let mut first = open(&dir.path().join("a"), &driver, None);
         first.catch_up().expect("caught up");
         let meta = first
@@ -99,13 +100,13 @@ fn an_event_of_a_newer_build_stops_the_fold_before_its_record_and_says_so() {
         let reader = projector.reader();
         let before = stored(&projector);
         let last = driver.records.last().expect("a record");
-        let mut draft = Draft::new();
+        let mut draft = RecordDraft::new();
         // An earlier event of the record must not stay half folded.
         draft.push(br#"{"k":"fact","t":"cluster.activity_changed.v1","c":1,"d":{"name":"east","activity":"inactive"}}"#).expect("room");
         let line = format!(r#"{{"k":"{kind}","t":"moon.landed.v1",{more}"d":{{}}}}"#);
         draft.push(line.as_bytes()).expect("room");
-        let by = Signature { fleet: FLEET.into(), build: "newer".into(), writer: last.header().writer };
-        let parts = Cursor::after(last).follow(&by, last.header().time, None);
+        let by = WriterIdentity { fleet: FLEET.into(), build: "newer".into(), writer: last.header().writer };
+        let parts = ChainCursor::after(last).follow(&by, last.header().time, None);
         driver.log.inject(draft.seal(parts).expect("sealed").bytes().clone());
         if kind == "intent" {
             // Earlier records of the same call are taken.
@@ -135,9 +136,9 @@ fn an_event_of_a_newer_build_stops_the_fold_before_its_record_and_says_so() {
 fn a_record_of_another_history_is_not_folded() {
     let mut ours = Driver::new(5);
     ours.found(2, 1);
-    let mut fold = Fold::default();
+    let mut fold = JournalFold::default();
     for record in &ours.records {
-        assert_eq!(fold.take(record).expect("folded"), Folded::Now);
+        assert_eq!(fold.take(record).expect("folded"), FoldOutcome::Now);
     }
     // The same again, except for the time: as many events, and other bytes.
     let mut theirs = Driver::new(5);

@@ -7,10 +7,10 @@ use chancery_events::subject::Subject;
 
 use super::driver::Driver;
 use crate::OperationSearch;
-use crate::history::{History, Who};
+use crate::history::{EventInitiator, HistoryReader};
 use crate::rows::OperationRow;
 
-fn ended_row(history: &History, id: OperationId) -> Option<OperationRow> {
+fn ended_row(history: &HistoryReader, id: OperationId) -> Option<OperationRow> {
     let mut search = OperationSearch::new(history.clone(), id);
     loop {
         if let ControlFlow::Break(row) = search.read_page().expect("read") {
@@ -20,7 +20,7 @@ fn ended_row(history: &History, id: OperationId) -> Option<OperationRow> {
 }
 
 fn told(driver: &Driver, subject: &Subject, limit: usize) -> Vec<(String, String)> {
-    let history = History::new(driver.source());
+    let history = HistoryReader::new(driver.source());
     let mut from = Position::ZERO;
     let mut all = Vec::new();
     let mut positions = Vec::new();
@@ -30,10 +30,10 @@ fn told(driver: &Driver, subject: &Subject, limit: usize) -> Vec<(String, String
         for entry in page.entries {
             positions.push(entry.position);
             let who = match entry.who {
-                Who::Actor(actor) => actor.to_string(),
-                Who::Executor(executor) => executor.to_string(),
-                Who::Rule(rule) => rule,
-                Who::Decider => "decider".into(),
+                EventInitiator::Actor(actor) => actor.to_string(),
+                EventInitiator::Executor(executor) => executor.to_string(),
+                EventInitiator::Rule(rule) => rule,
+                EventInitiator::Decider => "decider".into(),
             };
             all.push((entry.type_name, who));
         }
@@ -164,7 +164,7 @@ fn an_operation_that_ended_reads_alike_from_its_row_and_from_the_journal() {
             }
         }
         driver.seal();
-        let history = History::new(driver.source());
+        let history = HistoryReader::new(driver.source());
         for (id, row) in &kept {
             assert_eq!(&ended_row(&history, *id), row, "seed {seed}, operation {id}");
             left += usize::from(driver.fleet.operations().get(id).is_none());

@@ -10,19 +10,19 @@ mod stir;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use chancery_journal::snapshots::Snapshots;
+use chancery_journal::snapshots::SnapshotStore;
 
-use crate::counts::Counts;
+use crate::counts::RowCounts;
 use crate::projector::Projector;
 use crate::row_of::snapshot_of;
-use crate::store::Tuning;
+use crate::store::StoreTuning;
 use driver::{Driver, FLEET};
 
-fn tuning() -> Tuning {
-    Tuning { cache: 8 << 20, flush: 50, batch: 64 }
+fn tuning() -> StoreTuning {
+    StoreTuning { cache: 8 << 20, flush: 50, batch: 64 }
 }
 
-fn open(dir: &Path, driver: &Driver, snapshots: Option<&Snapshots>) -> Projector {
+fn open(dir: &Path, driver: &Driver, snapshots: Option<&SnapshotStore>) -> Projector {
     Projector::open(dir, FLEET, driver.source(), snapshots, tuning()).expect("opened")
 }
 
@@ -38,7 +38,7 @@ fn assert_right(projector: &Projector, what: &str) {
         assert!(stored(projector).is_empty(), "{what}: rows of nothing");
         return;
     };
-    assert_eq!(*projector.counts(), Counts::of(&state.fleet), "{what}: counts");
+    assert_eq!(*projector.counts(), RowCounts::of(&state.fleet), "{what}: counts");
     let (kept, made) = (stored(projector), snapshot_of(&state.fleet));
     for (key, row) in &made {
         assert_eq!(kept.get(key), Some(row), "{what}: row {}", String::from_utf8_lossy(key));

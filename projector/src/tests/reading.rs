@@ -8,16 +8,16 @@ use serde_json::{Value, json};
 
 use super::driver::Driver;
 use super::open;
-use crate::filter::BadFilter;
+use crate::filter::InvalidFilter;
 use crate::kind::{RowKey, RowKind, with_row};
-use crate::page::{LIMIT_MAX, Query, QueryError};
-use crate::query::Reader;
+use crate::page::{LIMIT_MAX, ListQuery, QueryError};
+use crate::query::RowReader;
 use crate::row_of::WAITS;
 use crate::rows::{ClusterRow, OperationRow, PlanRow, ReplicaRow};
-use crate::watch::NotReached;
+use crate::watch::PositionWaitError;
 
 /// Returns all rows of a list, page by page.
-fn walk(reader: &Reader, kind: RowKind, query: &Query) -> Vec<Value> {
+fn walk(reader: &RowReader, kind: RowKind, query: &ListQuery) -> Vec<Value> {
     let mut query = query.clone();
     let mut all = Vec::new();
     loop {
@@ -86,8 +86,8 @@ fn every_filter_and_every_pair_of_them_gives_what_a_look_at_all_rows_gives() {
         projector.catch_up().expect("caught up");
         let reader = projector.reader();
         for kind in RowKind::ALL {
-            let all = walk(&reader, *kind, &Query::all().limit(3));
-            assert_eq!(sorted(all.clone()), sorted(walk(&reader, *kind, &Query::all().limit(1000))));
+            let all = walk(&reader, *kind, &ListQuery::all().limit(3));
+            assert_eq!(sorted(all.clone()), sorted(walk(&reader, *kind, &ListQuery::all().limit(1000))));
             let asked: Vec<(&str, String)> = kind
                 .filters()
                 .into_iter()
@@ -95,7 +95,7 @@ fn every_filter_and_every_pair_of_them_gives_what_a_look_at_all_rows_gives() {
                 .collect();
             for (i, (name, value)) in asked.iter().enumerate() {
                 for (other, with) in asked[i..].iter().step_by(1 + asked.len() / 12) {
-                    let query = Query::all().by(name, value).by(other, with).limit(2);
+                    let query = ListQuery::all().by(name, value).by(other, with).limit(2);
                     let wanted: Vec<_> = all
                         .iter()
                         .filter(|row| plain(row, name, value) && plain(row, other, with))
@@ -129,8 +129,8 @@ fn a_row_is_found_by_the_text_of_its_key_in_every_kind() {
     let reader = projector.reader();
     for kind in RowKind::ALL {
         let found = with_row!(kind, R => {
-            let page = reader.list::<R>(&Query::all()).expect("a page");
-            page.items.iter().map(|row| (crate::kind::Keyed::key(row), serde_json::to_value(row).expect("JSON"))).collect::<Vec<_>>()
+            let page = reader.list::<R>(&ListQuery::all()).expect("a page");
+            page.items.iter().map(|row| (crate::kind::KeyedRow::key(row), serde_json::to_value(row).expect("JSON"))).collect::<Vec<_>>()
         });
         assert!(!found.is_empty(), "there is one of {kind}");
         for (key, row) in found {
@@ -155,24 +155,24 @@ fn what_makes_no_sense_is_refused_and_says_what_would() {
     let mut projector = open(dir.path(), &driver, None);
     projector.catch_up().expect("caught up");
     let reader = projector.reader();
-    let error = |query: Query| reader.list_json(RowKind::Operations, &query).expect_err("refused");
-    let unknown = error(Query::all().by("color", "red"));
-    assert!(matches!(unknown, QueryError::Filter(BadFilter::Unknown { .. })));
+    let error = |query: ListQuery| reader.list_json(RowKind::Operations, &query).expect_err("refused");
+    let unknown = error(ListQuery::all().by("color", "red"));
+    assert!(matches!(unknown, QueryError::Filter(InvalidFilter::Unknown { .. })));
     assert_eq!(
         unknown.to_string(),
         "list operations by \"color\": there is no such filter; known are plan, replica, kind, state, deployment, node"
     );
-    let word = error(Query::all().by("kind", "destroy")).to_string();
+    let word = error(ListQuery::all().by("kind", "destroy")).to_string();
     assert_eq!(
         word,
         "list operations by kind: write one of create, update, relocate, restart, start, stop, delete"
     );
     assert!(matches!(
-        error(Query::all().by("plan", "Not A Name")),
-        QueryError::Filter(BadFilter::Value { .. })
+        error(ListQuery::all().by("plan", "Not A Name")),
+        QueryError::Filter(InvalidFilter::Value { .. })
     ));
     for limit in [0, LIMIT_MAX + 1] {
-        assert!(matches!(error(Query::all().limit(limit)), QueryError::Limit { .. }));
+        assert!(matches!(error(ListQuery::all().limit(limit)), QueryError::Limit { .. }));
     }
     assert!("not a token!".parse::<crate::page::PageToken>().is_err());
 }
@@ -187,17 +187,17 @@ fn a_token_is_good_for_its_own_list_alone() {
     let mut projector = open(dir.path(), &driver, None);
     projector.catch_up().expect("caught up");
     let reader = projector.reader();
-    let query = Query::all().by("plan", "plan-0").limit(2);
+    let query = ListQuery::all().by("plan", "plan-0").limit(2);
     let token = reader.list_json(RowKind::Replicas, &query).expect("a page").next.expect("more");
-    let list = |kind, query: Query| reader.list_json(kind, &query.after(token.clone()));
+    let list = |kind, query: ListQuery| reader.list_json(kind, &query.after(token.clone()));
     assert!(list(RowKind::Replicas, query.clone()).is_ok());
     assert!(
-        list(RowKind::Replicas, Query::all().by("plan", "plan-0").limit(5)).is_ok(),
+        list(RowKind::Replicas, ListQuery::all().by("plan", "plan-0").limit(5)).is_ok(),
         "another limit is the same list"
     );
     for (kind, other) in [
-        (RowKind::Replicas, Query::all()),
-        (RowKind::Replicas, Query::all().by("plan", "plan-1")),
+        (RowKind::Replicas, ListQuery::all()),
+        (RowKind::Replicas, ListQuery::all().by("plan", "plan-1")),
         (RowKind::Replicas, query.clone().by("will", "running")),
         (RowKind::Operations, query.clone()),
     ] {
@@ -240,7 +240,7 @@ fn pages_while_rows_change_neither_miss_nor_repeat_a_row_that_stays() {
         let walks = scope.spawn(|| {
             let mut walks = 0;
             while !stop.load(std::sync::atomic::Ordering::Relaxed) || walks < 3 {
-                for query in [Query::all().limit(300), Query::all().by("plan", "plan-0").limit(700)] {
+                for query in [ListQuery::all().limit(300), ListQuery::all().by("plan", "plan-0").limit(700)] {
                     let rows = walk(&reader, RowKind::Replicas, &query);
                     let names: Vec<_> =
                         rows.iter().map(|row| row["name"].as_str().expect("a name").to_owned()).collect();
@@ -278,10 +278,10 @@ fn a_page_is_of_one_position_when_batches_leave_room() {
         driver.work(3);
         driver.seal();
         projector.catch_up().expect("caught up");
-        let page = reader.list::<PlanRow>(&Query::all()).expect("a page");
+        let page = reader.list::<PlanRow>(&ListQuery::all()).expect("a page");
         assert_eq!(page.position, projector.position());
         for plan in page.items {
-            let replicas = walk(&reader, RowKind::Replicas, &Query::all().by("plan", &plan.name));
+            let replicas = walk(&reader, RowKind::Replicas, &ListQuery::all().by("plan", &plan.name));
             let mut phases = BTreeMap::<String, u64>::new();
             for row in &replicas {
                 *phases.entry(row["phase"].as_str().expect("a word").into()).or_default() += 1;
@@ -307,11 +307,11 @@ fn what_waits_for_a_place_says_why_and_the_store_says_it_once() {
     projector.catch_up().expect("caught up");
     let reader = projector.reader();
     let because = "waits for a place: too little cpu (2 nodes)";
-    let waiting = Query::all().by("state", "preparing");
+    let waiting = ListQuery::all().by("state", "preparing");
     let operations = reader.list::<OperationRow>(&waiting).expect("a page").items;
     assert_eq!(operations.len(), 3);
     assert!(operations.iter().all(|row| row.message == because), "{operations:?}");
-    let replicas = reader.list::<ReplicaRow>(&Query::all().by("phase", "pending")).expect("a page").items;
+    let replicas = reader.list::<ReplicaRow>(&ListQuery::all().by("phase", "pending")).expect("a page").items;
     assert_eq!(replicas.len(), 3);
     assert!(replicas.iter().all(|row| row.message == because), "{replicas:?}");
     let state = &projector.state().expect("a state").fleet;
@@ -334,7 +334,7 @@ fn whoever_waits_for_a_position_hears_of_it_and_of_the_end() {
     let reader = projector.reader();
     let head = driver.records.last().expect("a record").last();
     let soon = Duration::from_millis(5);
-    assert!(matches!(reader.wait(head, soon), Err(NotReached::Timeout { .. })));
+    assert!(matches!(reader.wait(head, soon), Err(PositionWaitError::Timeout { .. })));
     std::thread::scope(|scope| {
         let waits = scope.spawn(|| reader.wait(head, Duration::from_hours(1)));
         std::thread::sleep(10 * soon); // so that it has started to wait, most likely
@@ -352,7 +352,10 @@ fn whoever_waits_for_a_position_hears_of_it_and_of_the_end() {
     let head = next;
     drop(projector);
     assert!(reader.wait(head, soon).is_ok(), "what was reached stays reached");
-    assert!(matches!(reader.wait(head.plus(1), Duration::from_mins(1)), Err(NotReached::Stopped { .. })));
+    assert!(matches!(
+        reader.wait(head.plus(1), Duration::from_mins(1)),
+        Err(PositionWaitError::Stopped { .. })
+    ));
 }
 
 #[test]
@@ -371,7 +374,7 @@ fn what_nobody_hears_of_is_shown_so_and_nothing_else_of_it_changes() {
     let mut projector = open(dir.path(), &driver, None);
     projector.catch_up().expect("caught up");
     let reader = projector.reader();
-    let all = |kind| walk(&reader, kind, &Query::all().limit(100));
+    let all = |kind| walk(&reader, kind, &ListQuery::all().limit(100));
     let (incarnations, replicas) = (all(RowKind::Incarnations), all(RowKind::Replicas));
     assert!(incarnations.iter().chain(&replicas).all(|row| row["reachability"] == "known"));
     let east: ClusterRow = reader.get(&"east".parse().expect("a name")).expect("read").expect("a cluster");

@@ -4,8 +4,8 @@ use std::fs;
 use std::sync::Arc;
 
 use chancery_events::id::Position;
-use chancery_journal::snapshots::Snapshots;
-use chancery_journal::{Cursor, ReadError, Records, Source};
+use chancery_journal::snapshots::SnapshotStore;
+use chancery_journal::{ChainCursor, JournalReader, ReadError, RecordIter};
 
 use super::driver::{Driver, FLEET};
 use super::{assert_right, open, stored, tuning};
@@ -30,8 +30,8 @@ impl Place {
         self.dir.path().join("rows")
     }
 
-    fn snapshots(&self) -> Snapshots {
-        Snapshots::open(self.dir.path().join("snapshots")).expect("a folder")
+    fn snapshots(&self) -> SnapshotStore {
+        SnapshotStore::open(self.dir.path().join("snapshots")).expect("a folder")
     }
 
     fn go_on(&mut self) {
@@ -44,7 +44,7 @@ impl Place {
     }
 
     /// Opens the projector, and checks the state's start, the rows if any, and both at the head.
-    fn check(&self, with: Option<&Snapshots>, begins: Position) {
+    fn check(&self, with: Option<&SnapshotStore>, begins: Position) {
         let mut projector = open(&self.rows(), &self.driver, with);
         assert_eq!(projector.state().map_or(Position::ZERO, |state| state.at.position), begins);
         if projector.position() == Position::ZERO {
@@ -301,16 +301,16 @@ fn files_as_a_crash_leaves_them_give_rows_of_one_position() {
 
 /// Journal that had grown by all its records before the reader reached the end that it saw first.
 struct Growing {
-    log: Arc<dyn Source>,
-    seen: Cursor,
+    log: Arc<dyn JournalReader>,
+    seen: ChainCursor,
 }
 
-impl Source for Growing {
-    fn head(&self) -> Option<Cursor> {
+impl JournalReader for Growing {
+    fn head(&self) -> Option<ChainCursor> {
         Some(self.seen)
     }
 
-    fn records(&self, from: Position) -> Result<Records, ReadError> {
+    fn records(&self, from: Position) -> Result<RecordIter, ReadError> {
         self.log.records(from)
     }
 }
@@ -323,7 +323,7 @@ fn catching_up_ends_at_the_head_as_it_was_however_fast_the_journal_grows() {
     driver.settle();
     for whole in [1, driver.records.len() / 2] {
         let dir = tempfile::tempdir().expect("a folder");
-        let seen = Cursor::after(&driver.records[whole - 1]);
+        let seen = ChainCursor::after(&driver.records[whole - 1]);
         let growing = Arc::new(Growing { log: driver.source(), seen });
         let mut projector = Projector::open(dir.path(), FLEET, growing, None, tuning()).expect("opened");
         for _ in 0..2 {

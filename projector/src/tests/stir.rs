@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use chancery_events::fact::Effect;
+use chancery_events::fact::CommandEffect;
 use chancery_events::id::IncarnationId;
 use chancery_events::name::ReplicaName;
-use chancery_events::observation::Process;
+use chancery_events::observation::ProcessInfo;
 use chancery_machine::state::{IncarnationState, OperationState, VolumeState};
 use serde_json::{Value, json};
 
@@ -192,7 +192,7 @@ impl Driver {
         let (revision, asked) = (incarnation.revision, incarnation.asked);
         let cluster = self.fleet.clusters().get(&incarnation.cluster);
         let Some(session) = cluster.and_then(|cluster| cluster.session) else { return };
-        let process = |status: Value| -> Vec<Process> {
+        let process = |status: Value| -> Vec<ProcessInfo> {
             serde_json::from_value(json!([{ "payload": "web", "index": 0, "pid": 7, "status": status,
                 "addresses": [{ "port": "http", "address": "10.0.0.1:80" }] }]))
             .expect("a process")
@@ -205,7 +205,7 @@ impl Driver {
             }
             (3, _) => json!({ "failed": { "message": "no image", "hope": "retry" } }),
             (4, _) => json!({ "failed": { "message": "no such image", "hope": "never" } }),
-            (_, Some(Effect::Stop | Effect::Kill)) => json!("gone"),
+            (_, Some(CommandEffect::Stop | CommandEffect::Kill)) => json!("gone"),
             _ => json!({ "ready": { "processes": process(json!("online")) } }),
         };
         let report = json!({ "incarnation": id, "revision": revision, "saw": saw });

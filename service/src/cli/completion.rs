@@ -5,7 +5,7 @@ use std::io::Write;
 use clap::{Command, CommandFactory as _};
 use clap_complete::{Shell, generate};
 
-use super::local::Cli;
+use super::local::CliArgs;
 
 /// Writes the script of a shell.
 pub fn completion(shell: Shell, out: &mut dyn Write) -> std::io::Result<()> {
@@ -17,7 +17,7 @@ pub fn completion(shell: Shell, out: &mut dyn Write) -> std::io::Result<()> {
 
 /// Returns the visible commands. The generator would offer hidden commands as well.
 fn offered() -> Command {
-    let all = Cli::command();
+    let all = CliArgs::command();
     let shown = all.get_subcommands().filter(|command| !command.is_hide_set()).cloned();
     Command::new("chancery")
         .version(env!("CARGO_PKG_VERSION"))

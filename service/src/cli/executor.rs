@@ -4,13 +4,13 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use chancery_cli::Exit;
+use chancery_cli::CliExit;
 use chancery_events::name::{ClusterName, ExecutorName};
-use chancery_events::spec::Runtime;
-use chancery_executor::Stop;
+use chancery_events::spec::ClusterRuntime;
+use chancery_executor::ExecutorStop;
 use clap::Args;
 
-use crate::executors::Who;
+use crate::executors::ExecutorIdentity;
 
 /// Exit code when the executor must not obey this server, because a newer one is elsewhere.
 const NEWER_ELSEWHERE: u8 = 9;
@@ -22,7 +22,7 @@ const NEWER_ELSEWHERE: u8 = 9;
     Exit codes: 0 asked to stop, 1 failure, 2 usage, 4 another executor has the folder, or it is a copy, \
     5 the server refuses it for good, 9 a newer server is elsewhere"
 )]
-pub struct Executor {
+pub struct ExecutorArgs {
     /// The cluster whose nodes it drives
     #[arg(long, value_name = "NAME")]
     cluster: ClusterName,
@@ -30,7 +30,7 @@ pub struct Executor {
     #[arg(long, value_name = "NAME")]
     name: ExecutorName,
     #[command(flatten)]
-    drives: Drives,
+    drives: RuntimeArgs,
     /// Its folder, which says what runs: keep it [default: ./chancery-executor/CLUSTER]
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
@@ -47,7 +47,7 @@ pub struct Executor {
 
 #[derive(Args, Debug)]
 #[group(required = true, multiple = false)]
-struct Drives {
+struct RuntimeArgs {
     /// Drives processes of this machine
     #[arg(long)]
     process: bool,
@@ -56,11 +56,11 @@ struct Drives {
     simulated: bool,
 }
 
-impl Executor {
+impl ExecutorArgs {
     /// Returns the identity of the executor.
-    pub fn who(&self) -> Who {
-        let runtime = if self.drives.process { Runtime::Process } else { Runtime::Simulated };
-        Who { executor: self.name.clone(), cluster: self.cluster.clone(), runtime }
+    pub fn who(&self) -> ExecutorIdentity {
+        let runtime = if self.drives.process { ClusterRuntime::Process } else { ClusterRuntime::Simulated };
+        ExecutorIdentity { executor: self.name.clone(), cluster: self.cluster.clone(), runtime }
     }
 
     /// Returns the directory of the executor.
@@ -70,12 +70,12 @@ impl Executor {
     }
 
     /// Returns the exit code for a reason to stop.
-    pub fn exit(stop: &Stop) -> ExitCode {
+    pub fn exit(stop: &ExecutorStop) -> ExitCode {
         match stop {
-            Stop::NewerElsewhere(_) => NEWER_ELSEWHERE.into(),
-            Stop::ScopeTaken | Stop::Copied(_) => Exit::Conflict.into(),
-            Stop::Refused(_) | Stop::Diverged(_) => Exit::Denied.into(),
-            Stop::Storage(_) => Exit::Failure.into(),
+            ExecutorStop::NewerElsewhere(_) => NEWER_ELSEWHERE.into(),
+            ExecutorStop::ScopeTaken | ExecutorStop::Copied(_) => CliExit::Conflict.into(),
+            ExecutorStop::Refused(_) | ExecutorStop::Diverged(_) => CliExit::Denied.into(),
+            ExecutorStop::Storage(_) => CliExit::Failure.into(),
         }
     }
 }
@@ -84,13 +84,13 @@ impl Executor {
 mod tests {
     use clap::Parser as _;
 
-    use super::super::{Cli, Command, Local};
+    use super::super::{CliArgs, CliCommand, LocalCommand};
     use super::*;
 
-    fn parsed(words: &str) -> Result<Executor, clap::error::ErrorKind> {
-        let cli = Cli::try_parse_from(words.split(' ')).map_err(|error| error.kind())?;
+    fn parsed(words: &str) -> Result<ExecutorArgs, clap::error::ErrorKind> {
+        let cli = CliArgs::try_parse_from(words.split(' ')).map_err(|error| error.kind())?;
         match cli.command {
-            Command::Local(Local::Executor(executor)) => Ok(executor),
+            CliCommand::Local(LocalCommand::Executor(executor)) => Ok(executor),
             other => panic!("{other:?}"),
         }
     }
@@ -100,11 +100,11 @@ mod tests {
         let executor = parsed("chancery executor --cluster edge --name e1 --process").expect("flags");
         assert_eq!(
             (executor.who().runtime, executor.dir()),
-            (Runtime::Process, "chancery-executor/edge".into())
+            (ClusterRuntime::Process, "chancery-executor/edge".into())
         );
         let executor =
             parsed("chancery executor --cluster edge --name e1 --simulated --data-dir d").expect("flags");
-        assert_eq!((executor.who().runtime, executor.dir()), (Runtime::Simulated, "d".into()));
+        assert_eq!((executor.who().runtime, executor.dir()), (ClusterRuntime::Simulated, "d".into()));
         for words in [
             "chancery executor --cluster edge --name e1",
             "chancery executor --cluster edge --name e1 --process --simulated",

@@ -5,28 +5,28 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use chancery_cli::{ClientCommand, Globals};
+use chancery_cli::{ClientCommand, GlobalArgs};
 use chancery_events::time::parse_span;
 use clap::{Args, Parser, Subcommand};
 
-use super::executor::Executor;
+use super::executor::ExecutorArgs;
 
 /// Chancery: an event-sourced control plane.
 #[derive(Parser, Debug)]
 #[command(name = "chancery", version, about, max_term_width = 120, disable_help_subcommand = true)]
 #[command(after_help = "Exit codes: 0 ok, 1 failure, 2 usage, 3 not found, 4 conflict, 5 denied, \
     6 awaiting approval, 7 unknown outcome or timeout, 8 unreachable")]
-pub struct Cli {
+pub struct CliArgs {
     #[command(flatten)]
-    pub(super) globals: Globals,
+    pub(super) globals: GlobalArgs,
     /// What to do.
     #[command(subcommand)]
-    pub command: Command,
+    pub command: CliCommand,
 }
 
 /// What can be done.
 #[derive(Subcommand, Debug)]
-pub enum Command {
+pub enum CliCommand {
     /// What asks a server, or nobody.
     #[command(flatten)]
     Client(ClientCommand),
@@ -38,7 +38,7 @@ pub enum Command {
     },
     /// What runs here.
     #[command(flatten)]
-    Local(Local),
+    Local(LocalCommand),
 }
 
 /// What about settings.
@@ -50,15 +50,15 @@ pub enum ConfigCommand {
 
 /// Commands that run here.
 #[derive(Subcommand, Debug)]
-pub enum Local {
+pub enum LocalCommand {
     /// Everything in one process, for development: server and executor, journal in ./chancery-data
-    Dev(Server),
+    Dev(ServerArgs),
     /// The server
-    Serve(Server),
+    Serve(ServerArgs),
     /// An executor for one cluster of a server elsewhere
-    Executor(Executor),
+    Executor(ExecutorArgs),
     /// A tour on real processes: what happened, and why
-    Demo(Demo),
+    Demo(DemoArgs),
     /// Check a journal offline: every frame, every record, the whole chain
     Verify {
         /// Its folder, unless it is that of the configuration
@@ -114,13 +114,13 @@ pub enum Local {
     },
     /// Watches the processes of one incarnation (started by the executor)
     #[command(hide = true)]
-    Keeper(Passed),
+    Keeper(PassthroughArgs),
     /// Becomes a process when it is told to (started by the keeper)
     #[command(name = "exec-when-told", hide = true)]
-    ExecWhenTold(Passed),
+    ExecWhenTold(PassthroughArgs),
     /// A small HTTP server to deploy (started by examples)
     #[command(name = "demo-payload", hide = true)]
-    DemoPayload(Passed),
+    DemoPayload(PassthroughArgs),
 }
 
 /// Parses at most a day: brokers count milliseconds in 32 bits, and block their readers as long.
@@ -134,7 +134,7 @@ fn day(text: &str) -> Result<Duration, String> {
 /// Flags of a server; each overrides the configuration.
 #[derive(Args, Debug, Default)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a flag")]
-pub struct Server {
+pub struct ServerArgs {
     /// Where the journal and everything made from it are kept [env: CHANCERY_DATA_DIR]
     #[arg(long, value_name = "DIR")]
     pub data_dir: Option<String>,
@@ -178,7 +178,7 @@ pub struct Server {
 
 /// Flags of the tour.
 #[derive(Args, Debug, Default)]
-pub struct Demo {
+pub struct DemoArgs {
     /// Where to keep its data, instead of a temporary folder
     #[arg(long, value_name = "DIR")]
     pub data_dir: Option<PathBuf>,
@@ -190,7 +190,7 @@ pub struct Demo {
 /// Arguments that are passed through.
 #[derive(Args, Debug, Default)]
 #[command(disable_help_flag = true)]
-pub struct Passed {
+pub struct PassthroughArgs {
     /// As they are
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     pub args: Vec<OsString>,

@@ -2,16 +2,16 @@
 
 use std::io::Write;
 
-use chancery_cli::{CliError, Context, Output, Rows, json_text};
+use chancery_cli::{CliContext, CliError, OutputFormat, TextTable, json_text};
 use serde_json::json;
 
-use crate::config::{Config, Origin, Setting};
+use crate::config::{ServiceConfig, SettingEntry, SettingOrigin};
 
 /// Writes every setting.
-pub fn config(settings: &Config, context: &Context, out: &mut dyn Write) -> Result<(), CliError> {
-    match context.output(&[Output::Table, Output::Wide, Output::Json])? {
-        Output::Json => {
-            let one = |(setting, value, origin): (&Setting, &str, &Origin)| {
+pub fn config(settings: &ServiceConfig, context: &CliContext, out: &mut dyn Write) -> Result<(), CliError> {
+    match context.output(&[OutputFormat::Table, OutputFormat::Wide, OutputFormat::Json])? {
+        OutputFormat::Json => {
+            let one = |(setting, value, origin): (&SettingEntry, &str, &SettingOrigin)| {
                 json!({
                     "name": setting.name, "value": value, "from": origin.to_string(), "default": setting.default,
                     "env": setting.env, "doc": setting.doc,
@@ -20,8 +20,8 @@ pub fn config(settings: &Config, context: &Context, out: &mut dyn Write) -> Resu
             json_text(&settings.shown().map(one).collect(), out)
         }
         output => {
-            let wide = output == Output::Wide;
-            let mut rows = Rows::new(
+            let wide = output == OutputFormat::Wide;
+            let mut rows = TextTable::new(
                 ["NAME", "VALUE", "FROM"]
                     .into_iter()
                     .chain(wide.then_some(["ENV", "MEANING"]).into_iter().flatten()),

@@ -4,19 +4,19 @@ use chancery_cli::manifest::suggest;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::settings::{SETTINGS, Setting};
+use super::settings::{SETTINGS, SettingEntry};
 
 /// Value of a file.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Given {
+pub(super) struct FileSetting {
     pub(super) name: &'static str,
     pub(super) text: String,
     pub(super) line: usize,
 }
 
 /// Reads all values of a file; errors start with `file:line:column`.
-pub(super) fn read(file: &str, text: &str) -> Result<Vec<Given>, String> {
-    let lines = Lines { file, text };
+pub(super) fn read(file: &str, text: &str) -> Result<Vec<FileSetting>, String> {
+    let lines = ConfigLines { file, text };
     let table = DeTable::parse(text).map_err(|error| {
         let offset = error.span().map_or(0, |span| span.start);
         lines.error(offset, error.message())
@@ -28,10 +28,10 @@ pub(super) fn read(file: &str, text: &str) -> Result<Vec<Given>, String> {
 }
 
 fn collect(
-    lines: &Lines<'_>,
+    lines: &ConfigLines<'_>,
     table: &DeTable<'_>,
     prefix: &str,
-    found: &mut Vec<Given>,
+    found: &mut Vec<FileSetting>,
 ) -> Result<(), String> {
     for (key, value) in table {
         let name = format!("{prefix}{}", key.get_ref());
@@ -44,13 +44,13 @@ fn collect(
             collect(lines, inner, &inside, found)?;
             continue;
         }
-        let setting = Setting::of(&name).ok_or_else(|| lines.error(at, &unknown(&name)))?;
+        let setting = SettingEntry::of(&name).ok_or_else(|| lines.error(at, &unknown(&name)))?;
         let text = text_of(value)
             .ok_or_else(|| lines.error(value.span().start, &format!("{name} must be a text or a number")))?;
         if let Some(fault) = setting.fault(&text) {
             return Err(lines.error(value.span().start, &format!("{name}: {fault}")));
         }
-        found.push(Given { name: setting.name, text, line: lines.place(at).0 });
+        found.push(FileSetting { name: setting.name, text, line: lines.place(at).0 });
     }
     Ok(())
 }
@@ -68,12 +68,12 @@ pub(super) fn unknown(name: &str) -> String {
     format!("unknown setting {name:?}{}", suggest::instead(name, &names))
 }
 
-struct Lines<'a> {
+struct ConfigLines<'a> {
     file: &'a str,
     text: &'a str,
 }
 
-impl Lines<'_> {
+impl ConfigLines<'_> {
     /// Returns line and column of a byte, both from 1.
     fn place(&self, offset: usize) -> (usize, usize) {
         let before = &self.text[..self.text.floor_char_boundary(offset)];

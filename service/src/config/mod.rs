@@ -16,14 +16,14 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use chancery_api::Limits;
+use chancery_api::HttpLimits;
 use chancery_cli::manifest::suggest::nearest;
 use chancery_decider::wall_clock::{WallClock, is_synchronised};
-use chancery_events::letter::Binding;
+use chancery_events::letter::InboxBinding;
 use chancery_events::name::{Actor, ClusterName, FleetName};
 use chancery_executor::process::{CgroupSetting, OutputLimits, PAYLOAD_VARIABLES};
 
-pub use settings::{SETTINGS, Setting, Type};
+pub use settings::{SETTINGS, SettingEntry, SettingType};
 
 /// File that is read if it exists and no other is named.
 pub const FILE: &str = "chancery.toml";
@@ -34,7 +34,7 @@ pub const FILE_ENV: &str = "CHANCERY_CONFIG";
 
 /// Origin of a value.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Origin {
+pub enum SettingOrigin {
     /// Default of the setting.
     Default,
     /// Line of a file.
@@ -45,13 +45,13 @@ pub enum Origin {
     Flag(&'static str),
 }
 
-impl fmt::Display for Origin {
+impl fmt::Display for SettingOrigin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Origin::Default => f.write_str("default"),
-            Origin::File(file, line) => write!(f, "{file}:{line}"),
-            Origin::Env(name) => f.write_str(name),
-            Origin::Flag(name) => f.write_str(name),
+            SettingOrigin::Default => f.write_str("default"),
+            SettingOrigin::File(file, line) => write!(f, "{file}:{line}"),
+            SettingOrigin::Env(name) => f.write_str(name),
+            SettingOrigin::Flag(name) => f.write_str(name),
         }
     }
 }
@@ -67,26 +67,26 @@ pub enum LogFormat {
 
 /// Clusters whose executors run in the server's own process.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Clusters {
+pub enum EmbeddedClusters {
     /// All clusters.
     All,
     /// Only the listed clusters.
     Only(BTreeSet<ClusterName>),
 }
 
-impl Clusters {
+impl EmbeddedClusters {
     /// Whether the cluster is included.
     pub fn has(&self, cluster: &ClusterName) -> bool {
         match self {
-            Clusters::All => true,
-            Clusters::Only(names) => names.contains(cluster),
+            EmbeddedClusters::All => true,
+            EmbeddedClusters::Only(names) => names.contains(cluster),
         }
     }
 }
 
 /// Location of the journal.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Place {
+pub enum JournalLocation {
     /// Server's directory: one server for each fleet.
     Embedded,
     /// Topics on Kafka: several servers, of which one is the leader.
@@ -109,7 +109,7 @@ pub enum OnLoss {
 
 /// Settings for Kafka.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Kafka {
+pub struct KafkaSettings {
     /// Time without contact until another server becomes leader.
     pub session: Duration,
     /// Whether topics that may lose records are allowed.
@@ -122,7 +122,7 @@ pub struct Kafka {
     /// Offset up to which unanswered inbox messages are given up, set by a flag of this start.
     pub skip_inbox: Option<u64>,
     /// Actor and allowed intents of the inbox, if it is read.
-    pub inbox: Option<Binding>,
+    pub inbox: Option<InboxBinding>,
     /// Authentication of brokers and of servers.
     pub security: KafkaSecurity,
     /// Settings of librdkafka.
@@ -153,15 +153,15 @@ pub struct KafkaLogin {
 
 /// All settings, read and checked, with the origin of each.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Config {
+pub struct ServiceConfig {
     /// Directory of the journal and everything derived from it.
     pub data_dir: PathBuf,
     /// Address on which the server listens.
     pub listen: SocketAddr,
     /// Location of the journal.
-    pub journal: Place,
+    pub journal: JournalLocation,
     /// Settings for Kafka, if the journal is there.
-    pub kafka: Kafka,
+    pub kafka: KafkaSettings,
     /// Address at which other servers reach this one, if it differs from `listen`.
     pub advertise: Option<String>,
     /// Hosts under which clients may address the server, in addition to loopback and `advertise`.
@@ -187,9 +187,9 @@ pub struct Config {
     /// Whether the operator confirms that the wall clock is right, by a flag of this start.
     pub accept_clock: bool,
     /// Clusters whose executors run in the server's own process.
-    pub executors: Clusters,
+    pub executors: EmbeddedClusters,
     /// Limits of requests.
-    pub limits: Limits,
+    pub limits: HttpLimits,
     /// Maximum number of replicas of one deployment.
     pub replicas: u32,
     /// Maximum number of inputs that wait for the decider.
@@ -206,17 +206,17 @@ pub struct Config {
     pub snapshot_events: u64,
     /// Handling of lost records at start; set only by a flag, never by a persistent setting.
     pub loss: OnLoss,
-    values: Vec<(String, Origin)>,
+    values: Vec<(String, SettingOrigin)>,
 }
 
 /// Configuration error, with location and reason.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub struct BadConfig(String);
+pub struct InvalidConfig(String);
 
 /// Layers above the defaults.
 #[derive(Debug, Default)]
-pub struct Layers<'a> {
+pub struct ConfigLayers<'a> {
     /// File named on the command line.
     pub file: Option<&'a Path>,
     /// Variables of the environment.
@@ -225,26 +225,30 @@ pub struct Layers<'a> {
     pub flags: Vec<(&'static str, &'static str, String)>,
 }
 
-impl Config {
+impl ServiceConfig {
     /// Reads the layers of this process.
     pub fn load(
         file: Option<&Path>,
         flags: Vec<(&'static str, &'static str, String)>,
-    ) -> Result<Config, BadConfig> {
+    ) -> Result<ServiceConfig, InvalidConfig> {
         let text = |(name, value): (std::ffi::OsString, std::ffi::OsString)| {
             Some((name.into_string().ok()?, value.into_string().ok()?))
         };
         let ours = |(name, _): &(String, String)| name.starts_with(PREFIX);
-        Config::read(Layers { file, env: std::env::vars_os().filter_map(text).filter(ours).collect(), flags })
+        ServiceConfig::read(ConfigLayers {
+            file,
+            env: std::env::vars_os().filter_map(text).filter(ours).collect(),
+            flags,
+        })
     }
 
     /// Sets the offset up to which the inbox is given up, if any; the server must read exactly one inbox.
-    pub fn skip_inbox(&mut self, skip: Option<u64>) -> Result<(), BadConfig> {
+    pub fn skip_inbox(&mut self, skip: Option<u64>) -> Result<(), InvalidConfig> {
         if skip.is_none() || (self.fleets.len() == 1 && self.kafka.inbox.is_some()) {
             self.kafka.skip_inbox = skip;
             return Ok(());
         }
-        Err(BadConfig(
+        Err(InvalidConfig(
             "cannot skip inbox messages: the server must have one fleet, and read its inbox\n\
              hint: start a server with --fleets NAME=PARTITION for the fleet alone"
                 .into(),
@@ -257,49 +261,49 @@ impl Config {
     }
 
     /// Combines the layers.
-    pub fn read(layers: Layers<'_>) -> Result<Config, BadConfig> {
+    pub fn read(layers: ConfigLayers<'_>) -> Result<ServiceConfig, InvalidConfig> {
         let mut values = defaults();
-        let mut set = |name: &str, text: String, origin: Origin| {
+        let mut set = |name: &str, text: String, origin: SettingOrigin| {
             let index = SETTINGS.iter().position(|setting| setting.name == name);
             values[index.expect("only names of the table are set")] = (text, origin);
         };
         if let Some((path, text)) = open(&layers)? {
-            for given in file::read(&path, &text).map_err(BadConfig)? {
-                set(given.name, given.text, Origin::File(path.clone(), given.line));
+            for given in file::read(&path, &text).map_err(InvalidConfig)? {
+                set(given.name, given.text, SettingOrigin::File(path.clone(), given.line));
             }
         }
-        let check = |setting: &Setting, origin: &Origin, text: &str| match setting.fault(text) {
-            Some(fault) => Err(BadConfig(format!("read {} from {origin}: {fault}", setting.name))),
+        let check = |setting: &SettingEntry, origin: &SettingOrigin, text: &str| match setting.fault(text) {
+            Some(fault) => Err(InvalidConfig(format!("read {} from {origin}: {fault}", setting.name))),
             None => Ok(()),
         };
         for setting in SETTINGS {
             if let Some((_, text)) = layers.env.iter().find(|(name, _)| name == setting.env) {
-                check(setting, &Origin::Env(setting.env), text)?;
-                set(setting.name, text.clone(), Origin::Env(setting.env));
+                check(setting, &SettingOrigin::Env(setting.env), text)?;
+                set(setting.name, text.clone(), SettingOrigin::Env(setting.env));
             }
         }
         for (name, flag, text) in layers.flags {
-            let setting = Setting::of(name).ok_or_else(|| BadConfig(file::unknown(name)))?;
-            check(setting, &Origin::Flag(flag), &text)?;
-            set(name, text, Origin::Flag(flag));
+            let setting = SettingEntry::of(name).ok_or_else(|| InvalidConfig(file::unknown(name)))?;
+            check(setting, &SettingOrigin::Flag(flag), &text)?;
+            set(name, text, SettingOrigin::Flag(flag));
         }
-        Config::typed(values).map_err(BadConfig)
+        ServiceConfig::typed(values).map_err(InvalidConfig)
     }
 
-    fn typed(values: Vec<(String, Origin)>) -> Result<Config, String> {
+    fn typed(values: Vec<(String, SettingOrigin)>) -> Result<ServiceConfig, String> {
         let text = |name: &str| {
             let index = SETTINGS.iter().position(|setting| setting.name == name);
             values[index.expect("only names of the table are asked for")].0.as_str()
         };
         let is_default = |name: &str| {
             let index = SETTINGS.iter().position(|setting| setting.name == name);
-            index.is_some_and(|index| values[index].1 == Origin::Default)
+            index.is_some_and(|index| values[index].1 == SettingOrigin::Default)
         };
         let bytes = |name| settings::bytes(text(name));
         let count = |name| settings::count(text(name));
         let size =
             |value: Result<u64, String>| Ok::<_, String>(usize::try_from(value?).unwrap_or(usize::MAX));
-        let limits = Limits {
+        let limits = HttpLimits {
             body: size(bytes("limits.body"))?,
             headers_bytes: size(bytes("limits.header_bytes"))?,
             connections: size(count("limits.connections"))?,
@@ -309,17 +313,19 @@ impl Config {
             reads_per_second: count("limits.reads_per_second")?,
             streams_per_second: count("limits.streams_per_second")?,
             request: settings::span(text("limits.request_time"))?,
-            ..Limits::default()
+            ..HttpLimits::default()
         };
         let journal = settings::journal(text("journal"))?;
         let executors = match (&journal, settings::clusters(text("executors"))?) {
-            (Place::Embedded, clusters) => clusters,
+            (JournalLocation::Embedded, clusters) => clusters,
             // Each server would drive them, from whichever server is the leader.
-            (Place::Kafka { .. }, Clusters::All) if is_default("executors") => {
-                Clusters::Only(BTreeSet::new())
+            (JournalLocation::Kafka { .. }, EmbeddedClusters::All) if is_default("executors") => {
+                EmbeddedClusters::Only(BTreeSet::new())
             }
-            (Place::Kafka { .. }, Clusters::Only(names)) if names.is_empty() => Clusters::Only(names),
-            (Place::Kafka { .. }, _) => {
+            (JournalLocation::Kafka { .. }, EmbeddedClusters::Only(names)) if names.is_empty() => {
+                EmbeddedClusters::Only(names)
+            }
+            (JournalLocation::Kafka { .. }, _) => {
                 return Err("executors: with the journal on Kafka no server drives clusters, as another one may decide: write \
                             none, and run `chancery executor` for each cluster"
                     .into());
@@ -327,11 +333,11 @@ impl Config {
         };
         let fleet: FleetName = text("fleet").parse().map_err(|error| format!("fleet: {error}"))?;
         let fleets = fleets(settings::fleets(text("fleets"))?, &fleet, &journal)?;
-        Ok(Config {
+        Ok(ServiceConfig {
             data_dir: text("data_dir").into(),
             listen: settings::listen(text("listen"))?,
             journal,
-            kafka: Kafka {
+            kafka: KafkaSettings {
                 session: settings::session(text("kafka.session"))?,
                 events: settings::switch(text("kafka.events"))?,
                 correct_events: false,
@@ -340,7 +346,7 @@ impl Config {
                     Some(scope) => {
                         let actor =
                             text("inbox.actor").parse().map_err(|error| format!("inbox.actor: {error}"))?;
-                        Some(Binding { actor, scope })
+                        Some(InboxBinding { actor, scope })
                     }
                     None => None,
                 },
@@ -384,7 +390,7 @@ impl Config {
     }
 
     /// Returns every setting with its value, as it was written, and the origin of the value.
-    pub fn shown(&self) -> impl Iterator<Item = (&'static Setting, &str, &Origin)> {
+    pub fn shown(&self) -> impl Iterator<Item = (&'static SettingEntry, &str, &SettingOrigin)> {
         SETTINGS.iter().zip(&self.values).map(|(setting, (text, origin))| (setting, text.as_str(), origin))
     }
 }
@@ -407,19 +413,21 @@ fn login(username: &str, password_file: &str, mechanism: &str) -> Result<Option<
 fn fleets(
     mut named: BTreeMap<FleetName, Option<i32>>,
     fleet: &FleetName,
-    journal: &Place,
+    journal: &JournalLocation,
 ) -> Result<BTreeMap<FleetName, i32>, String> {
     if named.is_empty() {
         named.insert(fleet.clone(), None);
     }
     let mut of = BTreeMap::new();
     for (name, partition) in &named {
-        if let (Place::Embedded, Some(partition)) = (journal, partition) {
+        if let (JournalLocation::Embedded, Some(partition)) = (journal, partition) {
             return Err(format!(
                 "fleets: {name}={partition}: an embedded journal has no partitions; is CHANCERY_JOURNAL set?"
             ));
         }
-        if let (Place::Kafka { .. }, Some(other)) = (journal, of.insert(partition.unwrap_or(0), name)) {
+        if let (JournalLocation::Kafka { .. }, Some(other)) =
+            (journal, of.insert(partition.unwrap_or(0), name))
+        {
             return Err(format!(
                 "fleets: {other} and {name} have the same partition: write another one for each, as in {other}=0,{name}=1"
             ));
@@ -447,18 +455,18 @@ pub fn slips(names: impl Iterator<Item = String>) -> Vec<String> {
 }
 
 /// Returns the default of every setting.
-fn defaults() -> Vec<(String, Origin)> {
-    SETTINGS.iter().map(|setting| (setting.default.to_owned(), Origin::Default)).collect()
+fn defaults() -> Vec<(String, SettingOrigin)> {
+    SETTINGS.iter().map(|setting| (setting.default.to_owned(), SettingOrigin::Default)).collect()
 }
 
 /// Returns the file and its text. A file that a flag or the environment names must exist.
-fn open(layers: &Layers<'_>) -> Result<Option<(String, String)>, BadConfig> {
+fn open(layers: &ConfigLayers<'_>) -> Result<Option<(String, String)>, InvalidConfig> {
     let named = layers.env.iter().find(|(name, _)| name == FILE_ENV).map(|(_, value)| Path::new(value));
     let named = layers.file.or(named);
     let path = named.unwrap_or(Path::new(FILE));
     match std::fs::read_to_string(path) {
         Ok(text) => Ok(Some((path.display().to_string(), text))),
         Err(error) if named.is_none() && error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(BadConfig(format!("read the configuration file {}: {error}", path.display()))),
+        Err(error) => Err(InvalidConfig(format!("read the configuration file {}: {error}", path.display()))),
     }
 }

@@ -8,8 +8,8 @@ use chancery_events::spec::{VOLUME_VARIABLE, port_variable, volume_variable};
 use chancery_executor::process::PAYLOAD_VARIABLES;
 use clap::CommandFactory as _;
 
-use super::{FILE, FILE_ENV, SETTINGS, Setting};
-use crate::cli::Cli;
+use super::{FILE, FILE_ENV, SETTINGS, SettingEntry};
+use crate::cli::CliArgs;
 
 const PAGE: &str = "../docs/settings.md";
 const VARIABLES: &str = "../docs/environment.md";
@@ -25,7 +25,7 @@ fn reference() -> String {
          ```toml\nlease = \"30s\"\n\n[limits]\nqueue = 8192\n```\n\n\
          | setting | flag | what it is | unless set | meaning |\n|---|---|---|---|---|\n"
     );
-    for Setting { name, kind, default, doc, .. } in SETTINGS {
+    for SettingEntry { name, kind, default, doc, .. } in SETTINGS {
         let flag = flag(name).unwrap_or_default();
         let default = if default.is_empty() { String::new() } else { format!("`{default}`") };
         writeln!(text, "| `{name}` | {flag} | {} | {default} | {doc} |", kind.what).expect("text");
@@ -36,7 +36,7 @@ fn reference() -> String {
 /// Returns the flag for the setting, of every command or of a server.
 fn flag(name: &str) -> Option<String> {
     let long = name.replace('_', "-");
-    let cli = Cli::command();
+    let cli = CliArgs::command();
     let serve = cli.find_subcommand("serve").expect("the program serves");
     let all = cli.get_arguments().chain(serve.get_arguments());
     all.filter_map(|arg| arg.get_long()).find(|flag| *flag == long).map(|flag| format!("`--{flag}`"))
@@ -73,7 +73,7 @@ fn variables() -> String {
          | variable | sets |\n|---|---|\n",
     );
     writeln!(text, "| `{FILE_ENV}` | path of the configuration file |").expect("text");
-    for Setting { name, env, .. } in SETTINGS {
+    for SettingEntry { name, env, .. } in SETTINGS {
         writeln!(text, "| `{env}` | `{name}` |").expect("text");
     }
     text

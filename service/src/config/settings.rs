@@ -7,17 +7,17 @@ use std::time::Duration;
 
 use chancery_api::host_of;
 use chancery_events::amount::parse_bytes;
-use chancery_events::letter::Scope;
-use chancery_events::name::{Actor, BadName, FleetName};
+use chancery_events::letter::AllowedIntents;
+use chancery_events::name::{Actor, FleetName, InvalidName};
 use chancery_events::time::parse_span;
 
 use chancery_executor::process::{CgroupSetting, OutputLimits};
 
-use super::{Clusters, LogFormat, Place};
+use super::{EmbeddedClusters, JournalLocation, LogFormat};
 
 /// Type of a setting: a description and a parser.
 #[derive(Debug)]
-pub struct Type {
+pub struct SettingType {
     /// Description for the reference of settings.
     pub what: &'static str,
     check: fn(&str) -> Result<(), String>,
@@ -25,8 +25,8 @@ pub struct Type {
 
 macro_rules! types {
     ($($name:ident $what:literal $read:expr;)*) => {
-        impl Type {$(
-            const $name: &Type = &Type {
+        impl SettingType {$(
+            const $name: &SettingType = &SettingType {
                 what: $what,
                 check: |text| $read(text).map(|_| ()).map_err(|error| error.to_string()),
             };
@@ -63,11 +63,11 @@ types! {
 
 /// Definition of a setting.
 #[derive(Debug)]
-pub struct Setting {
+pub struct SettingEntry {
     /// Name of the setting, as in the file; dots separate tables.
     pub name: &'static str,
     /// Type of the setting.
-    pub kind: &'static Type,
+    pub kind: &'static SettingType,
     /// Default of the setting.
     pub default: &'static str,
     /// Environment variable of the setting.
@@ -79,8 +79,8 @@ pub struct Setting {
 macro_rules! settings {
     ($($name:literal $kind:ident $default:literal $env:literal $doc:literal;)*) => {
         /// Every setting, in the order in which they are shown.
-        pub const SETTINGS: &[Setting] = &[$(
-            Setting { name: $name, kind: Type::$kind, default: $default, env: $env, doc: $doc }
+        pub const SETTINGS: &[SettingEntry] = &[$(
+            SettingEntry { name: $name, kind: SettingType::$kind, default: $default, env: $env, doc: $doc }
         ),*];
     };
 }
@@ -131,9 +131,9 @@ settings! {
     "snapshot_events" COUNT "100000" "CHANCERY_SNAPSHOT_EVENTS" "events between snapshots of the state, at least; in a fleet with more entities, as many";
 }
 
-impl Setting {
+impl SettingEntry {
     /// Returns the setting of that name.
-    pub fn of(name: &str) -> Option<&'static Setting> {
+    pub fn of(name: &str) -> Option<&'static SettingEntry> {
         SETTINGS.iter().find(|setting| setting.name == name)
     }
 
@@ -194,13 +194,14 @@ fn url(text: &str) -> Result<(), String> {
     }
 }
 
-pub(super) fn clusters(text: &str) -> Result<Clusters, String> {
-    let names = |text: &str| text.split(',').map(|name| name.trim().parse()).collect::<Result<_, BadName>>();
+pub(super) fn clusters(text: &str) -> Result<EmbeddedClusters, String> {
+    let names =
+        |text: &str| text.split(',').map(|name| name.trim().parse()).collect::<Result<_, InvalidName>>();
     match text {
-        "all" => Ok(Clusters::All),
-        "none" => Ok(Clusters::Only(BTreeSet::new())),
+        "all" => Ok(EmbeddedClusters::All),
+        "none" => Ok(EmbeddedClusters::Only(BTreeSet::new())),
         names_of => names(names_of)
-            .map(Clusters::Only)
+            .map(EmbeddedClusters::Only)
             .map_err(|error| format!("write all, none, or names of clusters between commas: {error}")),
     }
 }
@@ -258,14 +259,14 @@ pub(super) fn switch(text: &str) -> Result<bool, String> {
     }
 }
 
-pub(super) fn journal(text: &str) -> Result<Place, String> {
+pub(super) fn journal(text: &str) -> Result<JournalLocation, String> {
     if text == "embedded" {
-        return Ok(Place::Embedded);
+        return Ok(JournalLocation::Embedded);
     }
     let kafka = text.strip_prefix("kafka://").and_then(|rest| rest.split_once('/'));
     match kafka {
         Some((brokers, prefix)) if !brokers.is_empty() && is_topic(prefix) => {
-            Ok(Place::Kafka { brokers: brokers.to_owned(), prefix: prefix.to_owned() })
+            Ok(JournalLocation::Kafka { brokers: brokers.to_owned(), prefix: prefix.to_owned() })
         }
         _ => Err(format!(
             "write embedded, or brokers and the beginning of the topics' names as in kafka://host-1:9092,host-2:9092/chancery, \
@@ -311,7 +312,7 @@ fn is_as_sent(scheme: &str, authority: &str) -> bool {
     })
 }
 
-pub(super) fn scope(text: &str) -> Result<Option<Scope>, String> {
+pub(super) fn scope(text: &str) -> Result<Option<AllowedIntents>, String> {
     if text.is_empty() {
         return Ok(None);
     }

@@ -15,12 +15,12 @@ fn with_file<T>(text: &str, then: impl FnOnce(&Path) -> T) -> T {
 
 #[test]
 fn every_default_is_right() {
-    let config = Config::read(Layers::default()).expect("defaults");
+    let config = ServiceConfig::read(ConfigLayers::default()).expect("defaults");
     assert_eq!(config.listen.to_string(), "127.0.0.1:7440");
     assert_eq!((config.lease, config.limits.body), (Duration::from_secs(15), 1 << 20));
-    assert_eq!(config.limits, Limits::default());
+    assert_eq!(config.limits, HttpLimits::default());
     assert!(config.allowed_hosts.is_empty() && config.cors_origins.is_empty());
-    assert!(config.shown().all(|(_, _, origin)| *origin == Origin::Default));
+    assert!(config.shown().all(|(_, _, origin)| *origin == SettingOrigin::Default));
     for setting in SETTINGS {
         let name = format!("CHANCERY_{}", setting.name.to_ascii_uppercase().replace('.', "_"));
         assert_eq!(setting.env, name, "a variable is called as its setting");
@@ -32,7 +32,7 @@ fn flags_win_over_the_environment_over_the_file_over_defaults() {
     let text =
         "fleet = \"of-file\"\nactor = \"of-file\"\nlease = \"30s\"\n\n[limits]\nqueue = 7\nbody = \"2MiB\"\n";
     let config = with_file(text, |path| {
-        let layers = Layers {
+        let layers = ConfigLayers {
             file: Some(path),
             env: env(&[
                 ("CHANCERY_FLEET", "of-env"),
@@ -41,7 +41,7 @@ fn flags_win_over_the_environment_over_the_file_over_defaults() {
             ]),
             flags: vec![("actor", "--actor", "of-flag".into())],
         };
-        Config::read(layers).expect("layers")
+        ServiceConfig::read(layers).expect("layers")
     });
     assert_eq!((config.actor.as_str(), config.fleet.as_str()), ("of-flag", "of-env"));
     assert_eq!((config.lease, config.queue, config.limits.body), (Duration::from_secs(30), 7, 3 << 20));
@@ -87,7 +87,8 @@ fn faults_of_a_file_have_their_place() {
     for (text, wanted) in cases {
         let error = with_file(text, |path| {
             let name = path.display().to_string();
-            let error = Config::read(Layers { file: Some(path), ..Layers::default() }).expect_err(text);
+            let error = ServiceConfig::read(ConfigLayers { file: Some(path), ..ConfigLayers::default() })
+                .expect_err(text);
             error.to_string().replace(&name, "c.toml")
         });
         assert!(error.starts_with(&format!("c.toml:{wanted}")), "{error}\nwanted {wanted}");
@@ -96,7 +97,10 @@ fn faults_of_a_file_have_their_place() {
 
 #[test]
 fn faults_elsewhere_name_the_variable_or_the_flag() {
-    let error = Config::read(Layers { env: env(&[("CHANCERY_LISTEN", "[::]:1")]), ..Layers::default() });
+    let error = ServiceConfig::read(ConfigLayers {
+        env: env(&[("CHANCERY_LISTEN", "[::]:1")]),
+        ..ConfigLayers::default()
+    });
     assert!(
         error
             .expect_err("everywhere")
@@ -104,9 +108,12 @@ fn faults_elsewhere_name_the_variable_or_the_flag() {
             .starts_with("read listen from CHANCERY_LISTEN: [::]:1 is not on")
     );
     let flags = vec![("server", "--server", "https://x".to_owned())];
-    let error = Config::read(Layers { flags, ..Layers::default() }).expect_err("no TLS");
+    let error = ServiceConfig::read(ConfigLayers { flags, ..ConfigLayers::default() }).expect_err("no TLS");
     assert_eq!(error.to_string(), "read server from --server: this build speaks no TLS: write http://…");
-    let error = Config::read(Layers { file: Some(Path::new("/nowhere/c.toml")), ..Layers::default() });
+    let error = ServiceConfig::read(ConfigLayers {
+        file: Some(Path::new("/nowhere/c.toml")),
+        ..ConfigLayers::default()
+    });
     assert!(
         error.expect_err("no file").to_string().starts_with("read the configuration file /nowhere/c.toml: ")
     );
@@ -117,7 +124,8 @@ fn a_server_has_the_fleets_that_are_named_and_on_kafka_each_a_partition_of_its_o
     let read = |fleets: &str, journal: &str| {
         let env =
             env(&[("CHANCERY_FLEETS", fleets), ("CHANCERY_JOURNAL", journal), ("CHANCERY_FLEET", "own")]);
-        let config = Config::read(Layers { env, ..Layers::default() }).map_err(|error| error.to_string())?;
+        let config = ServiceConfig::read(ConfigLayers { env, ..ConfigLayers::default() })
+            .map_err(|error| error.to_string())?;
         let fleets = config.fleets.iter().map(|(name, partition)| format!("{name}={partition}"));
         Ok::<_, String>(fleets.collect::<Vec<_>>().join(","))
     };
@@ -182,8 +190,8 @@ fn inbox_messages_are_given_up_where_one_inbox_is_read() {
         (&[journal, scope, actor, ("CHANCERY_FLEETS", "a=0,b=1")], false),
         (&[], false),
     ] {
-        let mut config =
-            Config::read(Layers { env: env(pairs), ..Layers::default() }).expect("good settings");
+        let mut config = ServiceConfig::read(ConfigLayers { env: env(pairs), ..ConfigLayers::default() })
+            .expect("good settings");
         assert_eq!(config.skip_inbox(None), Ok(()), "{pairs:?}");
         assert_eq!(config.skip_inbox(Some(7)).is_ok(), may_skip, "{pairs:?}");
         assert_eq!(config.kafka.skip_inbox, may_skip.then_some(7), "{pairs:?}");

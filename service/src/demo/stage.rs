@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::Value;
 
-use super::{Demo, LOG, NOTHING, print_indented, say};
+use super::{DemoRun, LOG, NOTHING, print_indented, say};
 
-impl Demo {
+impl DemoRun {
     /// Returns the path of the server's output.
     pub(super) fn log(&self) -> PathBuf {
         self.data.join(LOG)
@@ -144,7 +144,7 @@ impl Demo {
     pub(super) fn until<T>(
         &mut self,
         what: &str,
-        mut ready: impl FnMut(&mut Demo) -> Result<Option<T>>,
+        mut ready: impl FnMut(&mut DemoRun) -> Result<Option<T>>,
     ) -> Result<T> {
         let began = Instant::now();
         loop {

@@ -6,28 +6,28 @@ use std::thread::JoinHandle;
 
 use anyhow::bail;
 use chancery_decider::core::PART;
-use chancery_decider::desk::{Desk, Where};
-use chancery_decider::{Hub, Verdict, wall_clock};
+use chancery_decider::desk::{LeaderLocation, LeaderRouter};
+use chancery_decider::{EventHub, Verdict, wall_clock};
 use chancery_events::event::Event;
 use chancery_events::fact::Fact;
-use chancery_events::intent::{Intent, Request};
-use chancery_events::record::Draft;
+use chancery_events::intent::{Intent, IntentRequest};
+use chancery_events::record::RecordDraft;
 use chancery_events::time::Time;
 use chancery_journal::memory::MemoryLog;
-use chancery_journal::snapshots::Snapshots;
-use chancery_journal::{Signature, genesis};
-use chancery_projector::{Projector, Tuning};
+use chancery_journal::snapshots::SnapshotStore;
+use chancery_journal::{WriterIdentity, genesis};
+use chancery_projector::{Projector, StoreTuning};
 use serde_json::json;
 use tokio::sync::mpsc;
 
 use super::*;
-use crate::rows::{Queue, Rows, publisher};
+use crate::rows::{ProjectorQueue, ProjectorThread, publisher};
 
 /// Server without its API.
 struct Server {
     turn: watch::Sender<bool>,
     drain: watch::Sender<bool>,
-    desk: Desk,
+    desk: LeaderRouter,
     /// Every position that was published.
     published: Arc<Mutex<Vec<Position>>>,
     office: tokio::task::JoinHandle<Result<()>>,
@@ -36,17 +36,17 @@ struct Server {
 }
 
 impl Server {
-    fn start(log: &MemoryLog, address: &str, beside: Option<Arc<dyn Beside>>) -> Server {
+    fn start(log: &MemoryLog, address: &str, beside: Option<Arc<dyn LeaderTasks>>) -> Server {
         let (turn, told) = watch::channel(false);
-        Server::with(log, address, beside, turn, Turns::Told(told))
+        Server::with(log, address, beside, turn, LeadershipSource::Told(told))
     }
 
     fn with(
         log: &MemoryLog,
         address: &str,
-        beside: Option<Arc<dyn Beside>>,
+        beside: Option<Arc<dyn LeaderTasks>>,
         turn: watch::Sender<bool>,
-        turns: Turns,
+        turns: LeadershipSource,
     ) -> Server {
         Server::with_clock(log, address, beside, turn, turns, WallClock::trusted())
     }
@@ -54,9 +54,9 @@ impl Server {
     fn with_clock(
         log: &MemoryLog,
         address: &str,
-        beside: Option<Arc<dyn Beside>>,
+        beside: Option<Arc<dyn LeaderTasks>>,
         turn: watch::Sender<bool>,
-        turns: Turns,
+        turns: LeadershipSource,
         clock: WallClock,
     ) -> Server {
         let clock = Arc::new(clock);
@@ -64,26 +64,28 @@ impl Server {
         let (told, deliveries) = mpsc::unbounded_channel();
         let journal = log.open(Box::new(move |delivery| drop(told.send(delivery)))).expect("a journal");
         let source = log.source();
-        let tuning = Tuning { cache: 1 << 20, ..Tuning::default() };
+        let tuning = StoreTuning { cache: 1 << 20, ..StoreTuning::default() };
         let mut projector =
             Projector::open(&dir.path().join("rows"), "default", log.source(), None, tuning).expect("rows");
         projector.catch_up().expect("caught up");
         let begins = projector.position();
-        let (records, states, queue) = Queue::open();
-        let snapshots = Snapshots::open(dir.path().join("snapshots")).expect("a folder");
-        let mut rows = Rows { projector, source, snapshots, fleet: "default".into(), every: u64::MAX };
+        let (records, states, queue) = ProjectorQueue::open();
+        let snapshots = SnapshotStore::open(dir.path().join("snapshots")).expect("a folder");
+        let mut rows =
+            ProjectorThread { projector, source, snapshots, fleet: "default".into(), every: u64::MAX };
         let rows = std::thread::spawn(move || rows.follow(&queue));
         let (terms, decider) = watch::channel(None);
         let published = Arc::new(Mutex::new(Vec::new()));
-        let mut publish = publisher(Arc::new(Hub::new()), watch::channel(Position::ZERO).0, terms, records);
+        let mut publish =
+            publisher(Arc::new(EventHub::new()), watch::channel(Position::ZERO).0, terms, records);
         let noted = Arc::clone(&published);
         let tell = Box::new(move |records: &[Arc<chancery_events::record::Record>]| {
             noted.lock().expect("no panic").extend(records.iter().map(|record| record.last()));
             publish(records);
         });
-        let settings = Settings {
+        let settings = DeciderSettings {
             fleet: "default".parse().expect("a name"),
-            writer: Writer::from_random(0),
+            writer: WriterId::from_random(0),
             build: "test".into(),
             address: Some(address.into()),
             lease: Duration::from_secs(15),
@@ -91,11 +93,11 @@ impl Server {
             replicas: 10,
             inbox: None,
         };
-        let (duty, at_desk) = watch::channel(Duty::StandsBy);
+        let (duty, at_desk) = watch::channel(LeaderRole::StandsBy);
         let troubles: Arc<FleetTroubles> = Arc::default();
         let following =
-            Following { deliveries, publisher: tell, skipped: Box::new(|| ()), published: begins };
-        let office = Office {
+            JournalFollower { deliveries, publisher: tell, skipped: Box::new(|| ()), published: begins };
+        let office = LeaderLoop {
             settings,
             journal: Arc::new(journal),
             following,
@@ -108,7 +110,7 @@ impl Server {
         };
         let (drain, drained) = watch::channel(false);
         let office = tokio::spawn(office.run(turns, drained));
-        let desk = Desk { duty: at_desk, decider, own: address.into(), clock, troubles };
+        let desk = LeaderRouter { duty: at_desk, decider, own: address.into(), clock, troubles };
         Server { turn, drain, desk, published, office, rows, _dir: dir }
     }
 
@@ -116,14 +118,14 @@ impl Server {
         self.turn.send_replace(is_ours);
     }
 
-    async fn decides(&self) -> Decider {
+    async fn decides(&self) -> DeciderHandle {
         tokio::time::timeout(Duration::from_secs(30), self.desk.decides()).await.expect("it decides");
         self.desk.here().expect("it decides")
     }
 
     async fn stands_by(&self) {
         let mut duty = self.desk.duty.clone();
-        let stands = duty.wait_for(|duty| matches!(duty, Duty::StandsBy));
+        let stands = duty.wait_for(|duty| matches!(duty, LeaderRole::StandsBy));
         tokio::time::timeout(Duration::from_secs(30), stands).await.expect("it stands by").expect("it lives");
     }
 
@@ -140,11 +142,11 @@ impl Server {
     }
 }
 
-fn asked(key: &str) -> Request {
+fn asked(key: &str) -> IntentRequest {
     let data = json!({"name": key, "spec": {"type": "T", "score": 1}}).to_string();
     let intent = Intent::read("capability.apply.v1", &data).expect("known").expect("good");
     let (id, source, actor) = (key.parse(), "test".parse(), "ann".parse());
-    Request {
+    IntentRequest {
         id: id.expect("an id"),
         source: source.expect("a source"),
         actor: actor.expect("a name"),
@@ -156,7 +158,7 @@ fn asked(key: &str) -> Request {
     }
 }
 
-async fn ask(decider: &Decider, key: &str) -> Verdict {
+async fn ask(decider: &DeciderHandle, key: &str) -> Verdict {
     decider.ask(asked(key), 1).await.expect("a verdict")
 }
 
@@ -164,14 +166,14 @@ async fn ask(decider: &Decider, key: &str) -> Verdict {
 async fn a_turn_goes_over_with_all_that_was_decided() {
     let log = MemoryLog::new("default");
     let (one, two) = (Server::start(&log, "one", None), Server::start(&log, "two", None));
-    assert!(matches!(one.desk.find(), Where::Nobody));
+    assert!(matches!(one.desk.find(), LeaderLocation::Nobody));
     one.turn(true);
     let first = ask(&one.decides().await, "a").await;
     tokio::time::timeout(Duration::from_secs(30), two.desk.decider.clone().wait_for(Option::is_some))
         .await
         .expect("it hears of the term")
         .expect("it lives");
-    assert!(matches!(two.desk.find(), Where::There(there) if &*there == "one"));
+    assert!(matches!(two.desk.find(), LeaderLocation::There(there) if &*there == "one"));
     one.turn(false);
     one.stands_by().await;
     two.turn(true);
@@ -216,13 +218,13 @@ async fn of_two_that_believe_it_is_their_turn_the_first_stands_by() {
 #[tokio::test]
 async fn where_nobody_else_can_be_one_that_is_overtaken_ends() {
     let log = MemoryLog::new("default");
-    let one = Server::with(&log, "one", None, watch::channel(true).0, Turns::Ours);
+    let one = Server::with(&log, "one", None, watch::channel(true).0, LeadershipSource::Ours);
     ask(&one.decides().await, "a").await;
     let two = Server::start(&log, "two", None);
     two.turn(true);
     two.decides().await;
     let why = one.office.await.expect("no panic").expect_err("it ends");
-    assert!(why.is::<Ended>(), "{why:?}");
+    assert!(why.is::<DeciderEnd>(), "{why:?}");
     two.end(&log).await;
 }
 
@@ -232,18 +234,24 @@ struct Troubles {
     is_gone: bool,
 }
 
-impl Beside for Troubles {
-    fn take_up(&self, _: Option<&Watermark>) -> Result<Option<Inbox>> {
+impl LeaderTasks for Troubles {
+    fn take_up(&self, _: Option<&InboxWatermark>) -> Result<Option<InboxStart>> {
         if self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok() {
             bail!("the brokers are away");
         }
         if self.is_gone {
-            return Err(InboxGone::Removed { topic: "inbox".into(), start: 2, next: 1 }.into());
+            return Err(InboxMismatch::Removed { topic: "inbox".into(), start: 2, next: 1 }.into());
         }
         Ok(None)
     }
 
-    fn begin(&self, _: &Decider, _: Writer, _: Option<Inbox>, _: Arc<dyn Source>) -> Result<()> {
+    fn begin(
+        &self,
+        _: &DeciderHandle,
+        _: WriterId,
+        _: Option<InboxStart>,
+        _: Arc<dyn JournalReader>,
+    ) -> Result<()> {
         Ok(())
     }
 }
@@ -251,7 +259,7 @@ impl Beside for Troubles {
 #[tokio::test]
 async fn what_passes_is_tried_again_and_what_is_lost_ends_the_server() {
     let log = MemoryLog::new("default");
-    let troubles = |is_gone| -> Option<Arc<dyn Beside>> {
+    let troubles = |is_gone| -> Option<Arc<dyn LeaderTasks>> {
         Some(Arc::new(Troubles { left: AtomicU32::new(2), is_gone }))
     };
     let one = Server::start(&log, "one", troubles(false));
@@ -261,7 +269,7 @@ async fn what_passes_is_tried_again_and_what_is_lost_ends_the_server() {
     let two = Server::start(&log, "two", troubles(true));
     two.turn(true);
     let why = two.office.await.expect("no panic").expect_err("it ends");
-    assert!(why.is::<InboxGone>(), "{why:?}");
+    assert!(why.is::<InboxMismatch>(), "{why:?}");
 }
 
 #[tokio::test]
@@ -274,7 +282,7 @@ async fn a_server_whose_clock_is_not_trusted_does_not_decide_and_one_whose_clock
     let head = log.source().head();
     let (turn, told) = watch::channel(true);
     let untrusted = WallClock::new(Duration::ZERO, false, || false);
-    let wrong = Server::with_clock(&log, "wrong", None, turn, Turns::Told(told), untrusted);
+    let wrong = Server::with_clock(&log, "wrong", None, turn, LeadershipSource::Told(told), untrusted);
     let ended =
         tokio::time::timeout(Duration::from_secs(30), wrong.office).await.expect("it does not decide");
     let error = ended.expect("no panic").expect_err("it ends with its reason");
@@ -286,7 +294,7 @@ async fn a_server_whose_clock_is_not_trusted_does_not_decide_and_one_whose_clock
     assert_eq!(log.source().head(), head, "nothing is recorded");
     let synchronised = WallClock::new(Duration::ZERO, false, || true);
     let (turn, told) = watch::channel(true);
-    let right = Server::with_clock(&log, "right", None, turn, Turns::Told(told), synchronised);
+    let right = Server::with_clock(&log, "right", None, turn, LeadershipSource::Told(told), synchronised);
     ask(&right.decides().await, "a").await;
     right.end(&log).await;
 }
@@ -296,9 +304,9 @@ async fn a_clock_that_leaps_between_its_judgement_and_the_first_record_is_not_fo
     let log = MemoryLog::new("default");
     let (told, deliveries) = mpsc::unbounded_channel();
     let journal = log.open(Box::new(move |delivery| drop(told.send(delivery)))).expect("a journal");
-    let settings = Settings {
+    let settings = DeciderSettings {
         fleet: "default".parse().expect("a name"),
-        writer: Writer::from_random(0),
+        writer: WriterId::from_random(0),
         build: "test".into(),
         address: None,
         lease: Duration::from_secs(15),
@@ -306,7 +314,7 @@ async fn a_clock_that_leaps_between_its_judgement_and_the_first_record_is_not_fo
         replicas: 10,
         inbox: None,
     };
-    let following = Following {
+    let following = JournalFollower {
         deliveries,
         publisher: Box::new(|_| ()),
         skipped: Box::new(|| ()),
@@ -315,9 +323,9 @@ async fn a_clock_that_leaps_between_its_judgement_and_the_first_record_is_not_fo
     let clock = Arc::new(WallClock::new(Duration::from_hours(24), false, || false));
     // An hour more than the message shows in days: the two clocks of a sample are read one after the other.
     let wall = wall_clock::now().before(Duration::from_hours(400 * 24 + 1));
-    let begin = Start {
+    let begin = DeciderStart {
         settings,
-        fleet: Fleet::new(Lineage::from_random(1)),
+        fleet: FleetState::new(Lineage::from_random(1)),
         head: None,
         journal: Arc::new(journal),
         following,
@@ -330,7 +338,7 @@ async fn a_clock_that_leaps_between_its_judgement_and_the_first_record_is_not_fo
     let last = log.source().head().expect("a record").time;
     assert!(last.since(wall) < Duration::from_hours(1), "the journal is at {last}, and began at {wall}");
     assert!(clock.trouble().is_some_and(|text| text.contains("has leapt 400 days")), "{:?}", clock.trouble());
-    decider.tell(Input::Drain).await.expect("it takes inputs");
+    decider.tell(DeciderInput::Drain).await.expect("it takes inputs");
     ended.await.expect("it ends");
 }
 
@@ -339,9 +347,9 @@ async fn a_fleet_does_not_begin_where_another_one_has_begun() {
     let log = MemoryLog::new("default");
     let one = Server::start(&log, "one", None);
     // Another fleet's server was faster.
-    let by = Signature { fleet: "other".into(), build: "test".into(), writer: Writer::from_random(1) };
+    let by = WriterIdentity { fleet: "other".into(), build: "test".into(), writer: WriterId::from_random(1) };
     let fact = Fact::read("term.started.v1", "{}").expect("a known type").expect("data");
-    let mut draft = Draft::new();
+    let mut draft = RecordDraft::new();
     draft.push(&Event::Fact { cause: Position::FIRST, fact }.line()).expect("room");
     let parts = genesis(&by, Time::from_micros(1), Lineage::from_random(7));
     let other = log.open(Box::new(drop)).expect("a journal");
@@ -352,7 +360,7 @@ async fn a_fleet_does_not_begin_where_another_one_has_begun() {
 
 #[test]
 fn deciders_that_end_soon_are_followed_by_longer_pauses() {
-    let mut pause = Pause::default();
+    let mut pause = TakeoverDelay::default();
     let lengths = [(); 6].map(|()| {
         pause = pause.after(Instant::now());
         pause.length.as_millis()

@@ -6,43 +6,49 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use chancery_events::name::FleetName;
-use chancery_journal::Cursor;
-use chancery_journal::kafka::topics::{Finding, INBOX_BATCH, Names, Partition, Role, Topics};
-use chancery_journal::kafka::{Filled, Found, fill, offsets};
-use chancery_journal::segments::Against;
-use chancery_projector::{FoundRows, Tuning};
+use chancery_journal::ChainCursor;
+use chancery_journal::kafka::topics::{
+    INBOX_BATCH, PartitionHealth, TopicAdmin, TopicFinding, TopicNames, TopicRole,
+};
+use chancery_journal::kafka::{ImportReport, PartitionState, fill, offsets};
+use chancery_journal::segments::OpenEvidence;
+use chancery_projector::{FoundRows, StoreTuning};
 
 use super::group::{self, GroupMember};
 use super::{client, election, options};
-use crate::config::{Config, Place};
-use crate::folder::{Folder, journal_options};
+use crate::config::{JournalLocation, ServiceConfig};
+use crate::folder::{ServerDataDir, journal_options};
 use crate::loss;
 
 /// Number of replicas that survive the loss of one broker and stay available without another.
 const SAFE: u16 = 3;
 
 /// Returns brokers and prefix of the configuration.
-fn named(config: &Config) -> Result<(&str, &str)> {
+fn named(config: &ServiceConfig) -> Result<(&str, &str)> {
     match &config.journal {
-        Place::Kafka { brokers, prefix } => Ok((brokers, prefix)),
-        Place::Embedded => {
+        JournalLocation::Kafka { brokers, prefix } => Ok((brokers, prefix)),
+        JournalLocation::Embedded => {
             bail!("the journal is embedded: name one on Kafka, as in --journal kafka://host:9092/chancery")
         }
     }
 }
 
 /// Returns the topics of the configuration, with their client.
-fn place(config: &Config) -> Result<(Topics, Names)> {
+fn place(config: &ServiceConfig) -> Result<(TopicAdmin, TopicNames)> {
     let (brokers, prefix) = named(config)?;
-    Ok((Topics::of(&client(&config.kafka, brokers)?)?, Names::of(prefix)))
+    Ok((TopicAdmin::of(&client(&config.kafka, brokers)?)?, TopicNames::of(prefix)))
 }
 
-fn all(names: &Names) -> [(&str, Role); 3] {
-    [(&names.journal, Role::Journal), (&names.inbox, Role::Inbox), (&names.events, Role::Events)]
+fn all(names: &TopicNames) -> [(&str, TopicRole); 3] {
+    [
+        (&names.journal, TopicRole::Journal),
+        (&names.inbox, TopicRole::Inbox),
+        (&names.events, TopicRole::Events),
+    ]
 }
 
 /// Creates missing topics; existing topics stay unchanged. Returns what was done.
-pub async fn init_topics(config: &Config, partitions: Option<u16>, copies: u16) -> Result<String> {
+pub async fn init_topics(config: &ServiceConfig, partitions: Option<u16>, copies: u16) -> Result<String> {
     let (topics, names) = place(config)?;
     let needed = config.fleets.values().max().map_or(1, |last| last.saturating_add(1));
     let partitions = partitions.map_or(needed, i32::from);
@@ -84,7 +90,7 @@ const LARGE_BATCHES: &str = "note: max.message.bytes is more than 307200. Broker
                              in gzip is a thousand times larger for the server that reads it";
 
 /// Returns the findings about unsafe topics with their fixes, and whether there are none.
-pub async fn doctor(config: &Config) -> Result<(String, bool)> {
+pub async fn doctor(config: &ServiceConfig) -> Result<(String, bool)> {
     let (topics, names) = place(config)?;
     let mut text = String::new();
     let mut is_well = true;
@@ -99,16 +105,16 @@ pub async fn doctor(config: &Config) -> Result<(String, bool)> {
         for trouble in troubles {
             writeln!(text, "{topic}: {trouble}")?;
         }
-        if role == Role::Inbox {
+        if role == TopicRole::Inbox {
             text.push_str(&unread(config, topic, &topics.partitions(topic)?)?);
             if topics.largest_batch(topic).await?.is_some_and(|bytes| bytes > INBOX_BATCH) {
                 writeln!(text, "{topic}: {LARGE_BATCHES}")?;
             }
         }
-        if role != Role::Events && topics.flushes(topic).await?.is_none() {
+        if role != TopicRole::Events && topics.flushes(topic).await?.is_none() {
             writeln!(text, "{topic}: {UNSYNCED}")?;
         }
-        for Finding { setting, found, wanted, danger, mend, .. } in findings {
+        for TopicFinding { setting, found, wanted, danger, mend, .. } in findings {
             writeln!(text, "{topic}: {setting} is {found}, and must be {wanted}: {danger}\n  {mend}")?;
         }
     }
@@ -149,23 +155,28 @@ fn of_group(fleet: &FleetName, group: &str, members: &[GroupMember]) -> (String,
 
 /// Fills the partitions of the configuration's fleets with the journals in a server's directory, which become
 /// mirrors. Reports the result for each fleet. Must not be called where other tasks would wait.
-pub fn import(config: &Config, data: &Path, time: Duration, say: impl Fn(&str) -> Result<()>) -> Result<()> {
+pub fn import(
+    config: &ServiceConfig,
+    data: &Path,
+    time: Duration,
+    say: impl Fn(&str) -> Result<()>,
+) -> Result<()> {
     let (brokers, prefix) = named(config)?;
     for fleet in config.fleets.keys() {
         let journal = journal_options(config, data, fleet).dir;
         ensure!(journal.is_dir(), "there is no journal of fleet {fleet} in {}", data.display());
     }
     // Held to the end, so that no server of this directory starts meanwhile.
-    let _folder = Folder::take(data)?;
+    let _folder = ServerDataDir::take(data)?;
     for (fleet, partition) in &config.fleets {
         let (mut journal, partition) = (journal_options(config, data, fleet), *partition);
-        journal.against = Against::Witnesses(loss::witnesses(data, fleet, rows(data, fleet)?)?);
+        journal.against = OpenEvidence::Witnesses(loss::witnesses(data, fleet, rows(data, fleet)?)?);
         let options = options(&config.kafka, brokers, prefix, partition, journal)?;
         let filled = fill(&options, time).with_context(|| format!("import the journal of fleet {fleet}"))?;
-        let Filled { found, records, bytes, head } = filled;
+        let ImportReport { found, records, bytes, head } = filled;
         let did = match found {
-            Found::Empty => "imported",
-            Found::Filled => "already there:",
+            PartitionState::Empty => "imported",
+            PartitionState::Filled => "already there:",
         };
         say(&format!(
             "fleet {fleet}: {did} {records} records ({bytes} bytes), positions 1 to {}, head hash {}\n\
@@ -181,18 +192,18 @@ pub fn import(config: &Config, data: &Path, time: Duration, say: impl Fn(&str) -
 }
 
 /// Returns the cursor of the read models of a fleet, if there are any.
-fn rows(data: &Path, fleet: &FleetName) -> Result<Option<Cursor>> {
+fn rows(data: &Path, fleet: &FleetName) -> Result<Option<ChainCursor>> {
     let dir = data.join("fleets").join(fleet.as_str()).join("rows");
     if !dir.is_dir() {
         return Ok(None);
     }
-    Ok(FoundRows::open(&dir, Tuning::default()).context("open the read models")?.cursor())
+    Ok(FoundRows::open(&dir, StoreTuning::default()).context("open the read models")?.cursor())
 }
 
 /// Returns the current problems of partitions.
-fn troubles(partitions: &[Partition], config: &Config, topic: &str) -> Result<Vec<String>> {
+fn troubles(partitions: &[PartitionHealth], config: &ServiceConfig, topic: &str) -> Result<Vec<String>> {
     let mut told = Vec::new();
-    for Partition { number, copies, in_sync, has_leader } in partitions {
+    for PartitionHealth { number, copies, in_sync, has_leader } in partitions {
         if !has_leader {
             told.push(format!(
                 "partition {number} has no leader: all {copies} brokers that have it are away"
@@ -209,7 +220,7 @@ fn troubles(partitions: &[Partition], config: &Config, topic: &str) -> Result<Ve
 
 /// Returns a note on messages in inbox partitions without fleet: a producer that names no partition chooses
 /// one automatically.
-fn unread(config: &Config, topic: &str, partitions: &[Partition]) -> Result<String> {
+fn unread(config: &ServiceConfig, topic: &str, partitions: &[PartitionHealth]) -> Result<String> {
     let (brokers, _) = named(config)?;
     let asking = client(&config.kafka, brokers)?.watcher()?;
     let mut text = String::new();
@@ -228,7 +239,7 @@ fn unread(config: &Config, topic: &str, partitions: &[Partition]) -> Result<Stri
 }
 
 /// Returns the missing partitions of configured fleets.
-fn lacking(count: usize, config: &Config, topic: &str) -> Result<Vec<String>> {
+fn lacking(count: usize, config: &ServiceConfig, topic: &str) -> Result<Vec<String>> {
     let (brokers, _) = named(config)?;
     let count = i32::try_from(count)?;
     let lack = config.fleets.iter().filter(|(_, partition)| **partition >= count);
@@ -245,7 +256,7 @@ fn lacking(count: usize, config: &Config, topic: &str) -> Result<Vec<String>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Layers;
+    use crate::config::ConfigLayers;
 
     #[test]
     fn troubles_of_partitions_are_named() {
@@ -253,8 +264,9 @@ mod tests {
             ("CHANCERY_JOURNAL".to_owned(), "kafka://h:1/c".to_owned()),
             ("CHANCERY_FLEETS".to_owned(), "a=0,b=3".to_owned()),
         ];
-        let config = Config::read(Layers { env, ..Layers::default() }).expect("settings");
-        let partition = |number, in_sync| Partition { number, copies: 3, in_sync, has_leader: in_sync > 0 };
+        let config = ServiceConfig::read(ConfigLayers { env, ..ConfigLayers::default() }).expect("settings");
+        let partition =
+            |number, in_sync| PartitionHealth { number, copies: 3, in_sync, has_leader: in_sync > 0 };
         let told =
             troubles(&[partition(0, 3), partition(1, 2), partition(2, 0)], &config, "t").expect("on Kafka");
         assert!(told[0].starts_with("partition 1 is in sync on 2 of 3 brokers"), "{told:?}");

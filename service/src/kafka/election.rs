@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 use chancery_decider::troubles::{FleetPart, FleetTroubles};
 use chancery_events::id::Position;
-use chancery_journal::Source;
-use chancery_journal::kafka::{Client, discard};
+use chancery_journal::JournalReader;
+use chancery_journal::kafka::{KafkaClient, discard};
 use rdkafka::ClientContext;
 use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext, Rebalance};
 use rdkafka::error::KafkaError;
@@ -32,9 +32,9 @@ const LEAVING: Duration = Duration::from_secs(3);
 const SOON: Duration = Duration::from_millis(5);
 
 /// Parameters of a server that joins a group.
-pub struct Candidate {
+pub struct ElectionCandidate {
     /// Client for the brokers.
-    pub client: Client,
+    pub client: KafkaClient,
     /// Inbox topic, whose partitions the group assigns.
     pub inbox: String,
     /// Partition of the fleet.
@@ -44,26 +44,26 @@ pub struct Candidate {
     /// Address of the server, for operators who list the group's members.
     pub address: Arc<str>,
     /// Journal, to which the leader adds records.
-    pub source: Arc<dyn Source>,
+    pub source: Arc<dyn JournalReader>,
     /// Receiver of the problem that no server has the partition.
     pub troubles: Arc<FleetTroubles>,
 }
 
 /// Member of the group, on a thread of its own. It leaves the group when dropped.
 #[derive(Debug)]
-pub struct Election {
+pub struct ElectionMember {
     stops: Arc<AtomicBool>,
     member: Option<JoinHandle<()>>,
 }
 
-struct Turns {
+struct RebalanceListener {
     partition: i32,
     is_ours: watch::Sender<bool>,
 }
 
-impl ClientContext for Turns {}
+impl ClientContext for RebalanceListener {}
 
-impl ConsumerContext for Turns {
+impl ConsumerContext for RebalanceListener {
     fn pre_rebalance(&self, _: &BaseConsumer<Self>, rebalance: &Rebalance<'_>) {
         // With only other partitions the state is unchanged: the group moves no more than it must.
         if let Rebalance::Revoke(partitions) = rebalance
@@ -99,8 +99,8 @@ pub(super) fn group_of(inbox: &str, partition: i32) -> String {
 }
 
 /// Joins the election; the receiver's value is true while this server has the partition.
-pub fn stand(candidate: Candidate) -> Result<(Election, watch::Receiver<bool>)> {
-    let Candidate { client, inbox, partition, session, address, .. } = &candidate;
+pub fn stand(candidate: ElectionCandidate) -> Result<(ElectionMember, watch::Receiver<bool>)> {
+    let ElectionCandidate { client, inbox, partition, session, address, .. } = &candidate;
     let partition = *partition;
     let (is_ours, told) = watch::channel(false);
     let mut config = client.of_group(&group_of(inbox, partition));
@@ -111,8 +111,8 @@ pub fn stand(candidate: Candidate) -> Result<(Election, watch::Receiver<bool>)> 
         .set("max.poll.interval.ms", (session.as_millis() * 2).to_string())
         .set("partition.assignment.strategy", "cooperative-sticky")
         .set("auto.offset.reset", "latest");
-    let turns = Turns { partition, is_ours };
-    let consumer: BaseConsumer<Turns> =
+    let turns = RebalanceListener { partition, is_ours };
+    let consumer: BaseConsumer<RebalanceListener> =
         config.create_with_context(turns).context("join the group of deciders")?;
     consumer
         .subscribe(&[inbox.as_str()])
@@ -135,7 +135,7 @@ pub fn stand(candidate: Candidate) -> Result<(Election, watch::Receiver<bool>)> 
         consumer.context().is_ours.send_replace(false);
     };
     let thread = std::thread::Builder::new().name("election".into()).spawn(run).context("start a thread")?;
-    let election = Election { stops: Arc::clone(&stops), member: Some(thread) };
+    let election = ElectionMember { stops: Arc::clone(&stops), member: Some(thread) };
     let turn = told.clone();
     let watch = move || candidate.watch_members(&turn, &stops);
     // Not joined: a request may take longer than a stop.
@@ -143,7 +143,7 @@ pub fn stand(candidate: Candidate) -> Result<(Election, watch::Receiver<bool>)> 
     Ok((election, told))
 }
 
-impl Candidate {
+impl ElectionCandidate {
     /// Reports that no server has the partition, or that it is unknown whether one has; only while this
     /// server does not have it. See [`super::election_watch`].
     fn watch_members(&self, turn: &watch::Receiver<bool>, stops: &AtomicBool) {
@@ -244,12 +244,12 @@ fn drain_errors(client: &BaseConsumer) {
     }
 }
 
-impl Election {
+impl ElectionMember {
     /// Leaves the group, so that another server can decide immediately.
     pub fn leave(self) {}
 }
 
-impl Drop for Election {
+impl Drop for ElectionMember {
     fn drop(&mut self) {
         self.stops.store(true, Ordering::Release);
         let Some(member) = self.member.take() else { return };

@@ -13,14 +13,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use chancery_decider::Decider;
+use chancery_decider::DeciderHandle;
 use chancery_decider::troubles::{FleetPart, FleetTroubles};
 use chancery_events::cloud;
-use chancery_events::id::{Position, Writer};
-use chancery_events::record::Header;
+use chancery_events::id::{Position, WriterId};
+use chancery_events::record::RecordHeader;
 use chancery_events::time::Time;
-use chancery_journal::Source;
-use chancery_journal::kafka::Client;
+use chancery_journal::JournalReader;
+use chancery_journal::kafka::KafkaClient;
 use rdkafka::ClientContext;
 use rdkafka::consumer::BaseConsumer;
 use rdkafka::error::KafkaError;
@@ -31,7 +31,7 @@ use rdkafka::producer::{
 use rdkafka::types::RDKafkaErrorCode as Code;
 use serde_json::value::RawValue;
 
-use super::exported::{CORRECTED, Correction, ExporterMember, TwoHistories};
+use super::exported::{CORRECTED, ExportCorrection, ExporterMember, TwoHistories};
 
 /// Time to wait when there is nothing to write, or no room.
 const PAUSE: Duration = Duration::from_millis(10);
@@ -51,12 +51,12 @@ const UNACKNOWLEDGED: Duration = Duration::from_mins(1);
 
 /// Parameters of the export to an events topic.
 #[derive(Clone, Debug)]
-pub(super) struct Export {
+pub(super) struct EventExporter {
     /// Fleet whose events are exported.
     pub(super) fleet: Arc<str>,
     /// Whether a correction is written if the topic has another history than the journal.
     pub(super) corrects: bool,
-    pub(super) client: Client,
+    pub(super) client: KafkaClient,
     pub(super) topic: String,
     pub(super) partition: i32,
     pub(super) troubles: Arc<FleetTroubles>,
@@ -64,7 +64,7 @@ pub(super) struct Export {
 
 /// Delivery results of sent events.
 #[derive(Default)]
-struct Outcomes {
+struct ExportDeliveries {
     /// Whether an event could not be written.
     failed: AtomicBool,
     acknowledged: Mutex<Option<AcknowledgedEvent>>,
@@ -79,7 +79,7 @@ struct AcknowledgedEvent {
     at: Instant,
 }
 
-struct OutcomeContext(Arc<Outcomes>);
+struct OutcomeContext(Arc<ExportDeliveries>);
 
 impl ClientContext for OutcomeContext {}
 
@@ -103,9 +103,9 @@ impl ProducerContext for OutcomeContext {
     }
 }
 
-impl Export {
+impl EventExporter {
     /// Writes events until the decider stops. Blocks.
-    pub(super) fn run(&self, source: &dyn Source, decider: &Decider, writer: Writer) {
+    pub(super) fn run(&self, source: &dyn JournalReader, decider: &DeciderHandle, writer: WriterId) {
         // Before its own first record, this server may lack events that its predecessor exported.
         while source.head().is_none_or(|head| head.writer != writer) && !decider.has_stopped() {
             std::thread::sleep(PAUSE);
@@ -129,7 +129,7 @@ impl Export {
         }
     }
 
-    fn write(&self, source: &dyn Source, decider: &Decider) -> Result<()> {
+    fn write(&self, source: &dyn JournalReader, decider: &DeciderHandle) -> Result<()> {
         let mut writer = EventWriter::new(self, source, decider)?;
         let last = match self.continues_behind(source) {
             Err(error) if self.corrects && error.is::<TwoHistories>() => writer.correct()?,
@@ -144,7 +144,7 @@ impl Export {
         flushed.context("write the last events")
     }
 
-    fn producer(&self, outcomes: &Arc<Outcomes>) -> Result<ThreadedProducer<OutcomeContext>> {
+    fn producer(&self, outcomes: &Arc<ExportDeliveries>) -> Result<ThreadedProducer<OutcomeContext>> {
         // No event may expire: later events would follow a gap.
         let mut config = self.client.producer(Duration::ZERO);
         config.set("enable.gapless.guarantee", "true").set("linger.ms", "5");
@@ -160,11 +160,11 @@ impl Export {
 /// the first. The client library then takes both as written. So the first event is sent alone, and others
 /// after its acknowledgement. From then on brokers refuse messages that do not follow the previous one.
 struct EventWriter<'a> {
-    export: &'a Export,
-    source: &'a dyn Source,
-    decider: &'a Decider,
+    export: &'a EventExporter,
+    source: &'a dyn JournalReader,
+    decider: &'a DeciderHandle,
     producer: ThreadedProducer<OutcomeContext>,
-    outcomes: Arc<Outcomes>,
+    outcomes: Arc<ExportDeliveries>,
     member: BaseConsumer<ExporterMember>,
     began: Instant,
     /// Time of the last check for acknowledgements.
@@ -179,8 +179,12 @@ struct EventWriter<'a> {
 }
 
 impl<'a> EventWriter<'a> {
-    fn new(export: &'a Export, source: &'a dyn Source, decider: &'a Decider) -> Result<EventWriter<'a>> {
-        let outcomes = Arc::new(Outcomes::default());
+    fn new(
+        export: &'a EventExporter,
+        source: &'a dyn JournalReader,
+        decider: &'a DeciderHandle,
+    ) -> Result<EventWriter<'a>> {
+        let outcomes = Arc::new(ExportDeliveries::default());
         let producer = export.producer(&outcomes)?;
         let (member, now) = (export.member()?, Instant::now());
         let (exported, committed) = (Position::ZERO, 0);
@@ -228,7 +232,7 @@ impl<'a> EventWriter<'a> {
 
     /// Writes a correction with the lost positions. Returns the position after which the exporter continues.
     fn correct(&mut self) -> Result<Position> {
-        let Export { fleet, topic, .. } = self.export;
+        let EventExporter { fleet, topic, .. } = self.export;
         let Some(correction) = self.export.correction(self.source)? else {
             return self.export.continues_behind(self.source);
         };
@@ -243,7 +247,7 @@ impl<'a> EventWriter<'a> {
 
     /// Sends an event; waits for the acknowledgement of the first one.
     fn put(&mut self, position: Position, event: &CloudMessage) -> Result<()> {
-        let Export { topic, partition, .. } = self.export;
+        let EventExporter { topic, partition, .. } = self.export;
         let mut record = BaseRecord::<str, [u8], _>::with_opaque_to(topic, Box::new(position))
             .partition(*partition)
             .payload(event.data.get().as_bytes())
@@ -315,7 +319,7 @@ impl<'a> EventWriter<'a> {
     }
 }
 
-impl Outcomes {
+impl ExportDeliveries {
     fn acknowledged(&self) -> Option<AcknowledgedEvent> {
         *self.acknowledged.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -330,7 +334,7 @@ struct CloudMessage {
 
 impl CloudMessage {
     /// Returns an event of a record with that hash.
-    fn of(header: &Header, hash: &str, position: Position, line: &[u8]) -> Result<CloudMessage> {
+    fn of(header: &RecordHeader, hash: &str, position: Position, line: &[u8]) -> Result<CloudMessage> {
         let mut shown = Vec::new();
         cloud::render(header, position, line, &mut shown).context("show an event")?;
         let mut members: BTreeMap<String, Box<RawValue>> =
@@ -352,8 +356,8 @@ impl CloudMessage {
     }
 
     /// Returns a correction of the topic.
-    fn correction(fleet: &str, time: Time, correction: &Correction) -> Result<CloudMessage> {
-        let Correction { continues_after, lost_through, .. } = correction;
+    fn correction(fleet: &str, time: Time, correction: &ExportCorrection) -> Result<CloudMessage> {
+        let ExportCorrection { continues_after, lost_through, .. } = correction;
         let mut headers = OwnedHeaders::new();
         for (key, value) in [
             ("ce_specversion", cloud::SPEC_VERSION.to_owned()),

@@ -18,9 +18,9 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use chancery_events::cloud::TYPE_PREFIX;
 use chancery_events::id::{Lineage, Position};
-use chancery_events::record::Hash;
-use chancery_journal::Source;
-use chancery_journal::kafka::{PartitionReader, Polled, offsets};
+use chancery_events::record::RecordHash;
+use chancery_journal::JournalReader;
+use chancery_journal::kafka::{PartitionReader, PollResult, offsets};
 use chancery_journal::witness::lineages;
 use rdkafka::ClientContext;
 use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer as _, ConsumerContext};
@@ -29,7 +29,7 @@ use rdkafka::message::{BorrowedMessage, Message as _};
 use rdkafka::{Offset, TopicPartitionList};
 use serde::{Deserialize, Serialize};
 
-use super::export::Export;
+use super::export::EventExporter;
 use super::headers;
 
 /// Timeout of a request to the brokers.
@@ -50,18 +50,18 @@ pub(super) struct ExportedPosition {
     /// Lineage in which the event was recorded; `None` if an early build wrote the event.
     pub(super) lineage: Option<Lineage>,
     /// Hash of the record that contains the event; `None` if an earlier build wrote the event.
-    pub(super) recordhash: Option<Hash>,
+    pub(super) recordhash: Option<RecordHash>,
 }
 
 /// Statement that events of `lineage` after `continues_after`, up to `lost_through`, are not in the journal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub(super) struct Correction {
+pub(super) struct ExportCorrection {
     /// Lineage of the lost events.
     pub(super) lineage: Option<Lineage>,
     /// Last position that the topic and the journal share; the next event follows the correction.
     pub(super) continues_after: Position,
     /// Hash of the record that contains `continues_after` in the journal; `None` at position 0.
-    pub(super) recordhash: Option<Hash>,
+    pub(super) recordhash: Option<RecordHash>,
     /// Last lost position.
     pub(super) lost_through: Position,
 }
@@ -83,9 +83,9 @@ pub(super) struct TwoHistories {
     held: String,
 }
 
-impl Export {
+impl EventExporter {
     /// Returns the position after which the exporter continues.
-    pub(super) fn continues_behind(&self, source: &dyn Source) -> Result<Position> {
+    pub(super) fn continues_behind(&self, source: &dyn JournalReader) -> Result<Position> {
         let last = match self.last(|_| Ok(true))? {
             Some(last) => last,
             None => match self.committed()? {
@@ -99,9 +99,9 @@ impl Export {
         }
     }
 
-    fn two_histories(&self, source: &dyn Source, last: &ExportedPosition) -> Result<TwoHistories> {
+    fn two_histories(&self, source: &dyn JournalReader, last: &ExportedPosition) -> Result<TwoHistories> {
         let ExportedPosition { position, lineage, recordhash } = last;
-        let named = |hash: Option<Hash>, lineage: Option<Lineage>| match (hash, lineage) {
+        let named = |hash: Option<RecordHash>, lineage: Option<Lineage>| match (hash, lineage) {
             (Some(hash), Some(lineage)) => format!("record {hash} of lineage {lineage}"),
             (Some(hash), None) => format!("record {hash}"),
             (None, Some(lineage)) => format!("a record of lineage {lineage}"),
@@ -118,7 +118,7 @@ impl Export {
     }
 
     /// Returns the required correction if topic and journal have different histories, otherwise `None`.
-    pub(super) fn correction(&self, source: &dyn Source) -> Result<Option<Correction>> {
+    pub(super) fn correction(&self, source: &dyn JournalReader) -> Result<Option<ExportCorrection>> {
         let Some(last) = self.last(|_| Ok(true))?.or(self.committed()?) else { return Ok(None) };
         if shared(source, &last)?.is_some() {
             return Ok(None);
@@ -135,7 +135,7 @@ impl Export {
         };
         let recordhash = held(source, continues_after)?.map(|held| held.0);
         let (lineage, lost_through) = (last.lineage, highest.get());
-        Ok(Some(Correction { lineage, continues_after, recordhash, lost_through }))
+        Ok(Some(ExportCorrection { lineage, continues_after, recordhash, lost_through }))
     }
 
     /// Returns the last event in the topic that is `wanted`, if any.
@@ -174,16 +174,16 @@ impl Export {
                         .context("read the events topic")?;
                 }
                 Err(removed) => return Err(removed).context("read the events topic"),
-                Ok(Polled::Message(message)) => {
+                Ok(PollResult::Message(message)) => {
                     heard = std::time::Instant::now();
                     if message.offset() < end {
                         events.extend(event(&message, &self.fleet));
                     }
                 }
-                Ok(Polled::Nothing) if heard.elapsed() > SILENCE => {
+                Ok(PollResult::Nothing) if heard.elapsed() > SILENCE => {
                     bail!("the brokers have sent nothing of the events topic for {} s", SILENCE.as_secs());
                 }
-                Ok(Polled::Nothing) => {}
+                Ok(PollResult::Nothing) => {}
             }
         }
         Ok(events)
@@ -214,7 +214,7 @@ impl Export {
     pub(super) fn commit(
         &self,
         member: &BaseConsumer<ExporterMember>,
-        source: &dyn Source,
+        source: &dyn JournalReader,
         position: Position,
         offset: i64,
     ) -> Result<()> {
@@ -242,7 +242,7 @@ impl ConsumerContext for ExporterMember {
 }
 
 /// Returns the hash and lineage of the record that contains a position.
-fn held(source: &dyn Source, position: Position) -> Result<Option<(Hash, Lineage)>> {
+fn held(source: &dyn JournalReader, position: Position) -> Result<Option<(RecordHash, Lineage)>> {
     if position == Position::ZERO || source.head().is_none_or(|head| head.position < position) {
         return Ok(None);
     }
@@ -253,7 +253,7 @@ fn held(source: &dyn Source, position: Position) -> Result<Option<(Hash, Lineage
 
 /// Returns the last position that journal and export share, if the journal contains the event or records the
 /// end of its lineage.
-fn shared(source: &dyn Source, exported: &ExportedPosition) -> Result<Option<Position>> {
+fn shared(source: &dyn JournalReader, exported: &ExportedPosition) -> Result<Option<Position>> {
     let ExportedPosition { position, lineage, recordhash } = *exported;
     if position == Position::ZERO {
         return Ok(Some(position));
@@ -287,7 +287,7 @@ fn event(message: &BorrowedMessage<'_>, fleet: &str) -> Option<ExportedPosition>
         return None;
     }
     if value("ce_type")?.strip_prefix(TYPE_PREFIX)? == CORRECTED {
-        let correction: Correction = serde_json::from_slice(message.payload()?).ok()?;
+        let correction: ExportCorrection = serde_json::from_slice(message.payload()?).ok()?;
         return Some(ExportedPosition {
             position: correction.continues_after,
             lineage: correction.lineage,

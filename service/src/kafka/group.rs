@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use chancery_journal::kafka::Client;
+use chancery_journal::kafka::KafkaClient;
 use rdkafka::TopicPartitionList;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use rdkafka::groups::GroupInfo;
@@ -30,7 +30,7 @@ pub(super) struct GroupMember {
 }
 
 /// Returns a client that reads the state of a group without being its member.
-pub(super) fn observer(client: &Client, group: &str) -> Result<BaseConsumer> {
+pub(super) fn observer(client: &KafkaClient, group: &str) -> Result<BaseConsumer> {
     client.of_group(group).create().context("make a client that asks for the group of deciders")
 }
 

@@ -4,12 +4,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
-use chancery_decider::inbox::{Inbox, Topic};
+use chancery_decider::inbox::{InboxStart, InboxTopic};
 use chancery_decider::troubles::{FleetPart, FleetTroubles};
-use chancery_decider::{Decider, Input};
-use chancery_events::letter::{Binding, LARGEST, Letter, OversizedLetter};
-use chancery_events::record::{Hash, Watermark};
-use chancery_journal::kafka::{Client, PartitionReader, Polled, ReaderWatch, UnreadablePartition, offsets};
+use chancery_decider::{DeciderHandle, DeciderInput};
+use chancery_events::letter::{InboxBinding, InboxMessage, LARGEST, OversizedLetter};
+use chancery_events::record::{InboxWatermark, RecordHash};
+use chancery_journal::kafka::{
+    KafkaClient, PartitionReader, PollResult, ReaderWatch, UnreadablePartition, offsets,
+};
 use rdkafka::consumer::Consumer as _;
 use rdkafka::message::{BorrowedMessage, Message as _};
 use tokio::runtime::Handle;
@@ -27,30 +29,30 @@ const AGAIN: Duration = Duration::from_secs(5);
 
 /// Reader of an inbox topic, with its binding.
 #[derive(Clone, Debug)]
-pub(super) struct Letters {
-    pub(super) client: Client,
+pub(super) struct InboxConsumer {
+    pub(super) client: KafkaClient,
     pub(super) topic: String,
     pub(super) partition: i32,
-    pub(super) binding: Binding,
+    pub(super) binding: InboxBinding,
     /// Offset up to which the operator who started this server gives up unanswered messages.
     pub(super) skip: Option<u64>,
     pub(super) troubles: Arc<FleetTroubles>,
 }
 
-impl Letters {
+impl InboxConsumer {
     /// Compares the contents of the topic with the journal's answers.
-    pub(super) fn take_up(&self, watermark: Option<&Watermark>) -> Result<Inbox> {
+    pub(super) fn take_up(&self, watermark: Option<&InboxWatermark>) -> Result<InboxStart> {
         let asking = self.client.watcher().context("reach the brokers for the inbox")?;
         let (start, end) = offsets(&asking, &self.topic, self.partition)
             .with_context(|| format!("ask for the first and last offset of {}", self.topic))?;
         let cluster = asking.client().fetch_cluster_id(ASKING).context("ask for the cluster's id")?;
         // The name is the best identity of a topic that the client library offers.
-        let topic: Topic = format!("{cluster}/{}/{}", self.topic, self.partition).parse()?;
+        let topic: InboxTopic = format!("{cluster}/{}/{}", self.topic, self.partition).parse()?;
         let log = u64::try_from(start)?..u64::try_from(end)?;
         let binding = self.binding.clone();
         let inbox = match self.skip {
-            Some(skip) => Inbox::take_up_behind(skip, topic, binding, watermark, &log)?,
-            None => Inbox::take_up(topic, binding, watermark, &log)?,
+            Some(skip) => InboxStart::take_up_behind(skip, topic, binding, watermark, &log)?,
+            None => InboxStart::take_up(topic, binding, watermark, &log)?,
         };
         // A message that ends its reading server is at this offset or soon after.
         tracing::info!(
@@ -65,8 +67,8 @@ impl Letters {
     /// Passes inbox messages to the decider until it has stopped. Blocks.
     ///
     /// An unreadable message blocks later messages until it can be read or is skipped.
-    pub(super) fn bring(&self, inbox: &Inbox, decider: &Decider, runtime: &Handle) -> Result<()> {
-        let mut way = Way { next: inbox.next(), inbox, has_passed: false, decider, runtime };
+    pub(super) fn bring(&self, inbox: &InboxStart, decider: &DeciderHandle, runtime: &Handle) -> Result<()> {
+        let mut way = InboxPassage { next: inbox.next(), inbox, has_passed: false, decider, runtime };
         while !decider.has_stopped() {
             let reader =
                 PartitionReader::open(&self.client, &self.topic, self.partition, i64::try_from(way.next)?);
@@ -83,12 +85,16 @@ impl Letters {
     }
 
     /// Reads until the decider has stopped, or a message is unreadable.
-    fn read(&self, mut reader: PartitionReader, way: &mut Way<'_>) -> Result<(), UnreadablePartition> {
+    fn read(
+        &self,
+        mut reader: PartitionReader,
+        way: &mut InboxPassage<'_>,
+    ) -> Result<(), UnreadablePartition> {
         let (mut watch, mut watched) = (ReaderWatch::new(), Instant::now());
         while !way.decider.has_stopped() {
             let letter = match reader.poll(WAIT)? {
-                Polled::Message(message) => Some(letter(&message)),
-                Polled::Nothing => None,
+                PollResult::Message(message) => Some(letter(&message)),
+                PollResult::Nothing => None,
             };
             if letter.is_some() {
                 watch.advanced();
@@ -113,7 +119,7 @@ impl Letters {
     }
 
     /// Waits until the next attempt to read the message, or until it is skipped.
-    fn stand(&self, unreadable: &UnreadablePartition, way: &mut Way<'_>) -> Result<()> {
+    fn stand(&self, unreadable: &UnreadablePartition, way: &mut InboxPassage<'_>) -> Result<()> {
         let offset = u64::try_from(unreadable.offset())?;
         way.next = offset;
         self.troubles.report(
@@ -123,7 +129,7 @@ impl Letters {
             ),
         );
         // A stopped decider needs no input.
-        let _ = way.runtime.block_on(way.decider.tell(Input::InboxStands(offset)));
+        let _ = way.runtime.block_on(way.decider.tell(DeciderInput::InboxStands(offset)));
         let began = Instant::now();
         while began.elapsed() < AGAIN && !way.decider.has_stopped() {
             let continues = way.inbox.continues();
@@ -138,43 +144,43 @@ impl Letters {
 }
 
 /// Progress of passing the inbox to a decider.
-struct Way<'a> {
+struct InboxPassage<'a> {
     /// Next offset; all lower offsets have been read.
     next: u64,
-    inbox: &'a Inbox,
+    inbox: &'a InboxStart,
     /// Whether the decider was notified that the end was reached.
     has_passed: bool,
-    decider: &'a Decider,
+    decider: &'a DeciderHandle,
     runtime: &'a Handle,
 }
 
-impl Way<'_> {
+impl InboxPassage<'_> {
     /// Passes an inbox message to the decider, and notifies it at the end. A stopped decider ignores both.
-    fn tell(&mut self, letter: Option<Letter>) {
+    fn tell(&mut self, letter: Option<InboxMessage>) {
         if let Some(letter) = letter {
             let _ = self.runtime.block_on(self.decider.post(letter));
         }
         if !self.has_passed && self.next >= self.inbox.tail() {
             self.has_passed = true;
-            let _ = self.runtime.block_on(self.decider.tell(Input::InboxPassed(self.next)));
+            let _ = self.runtime.block_on(self.decider.tell(DeciderInput::InboxPassed(self.next)));
         }
     }
 }
 
 /// Converts a message. One that is too large is not copied: brokers check the compressed size of its batch,
 /// which may become a thousand times larger.
-fn letter(message: &BorrowedMessage<'_>) -> Letter {
+fn letter(message: &BorrowedMessage<'_>) -> InboxMessage {
     let offset = u64::try_from(message.offset()).unwrap_or_default();
     let (headers, unreadable_header) = headers::of(message);
     let value = message.payload();
     let bytes = headers.iter().map(|(name, value)| name.len() + value.len()).sum::<usize>()
         + value.map_or(0, <[u8]>::len);
     if bytes > LARGEST {
-        let oversized = Some(OversizedLetter { bytes, digest: value.map(Hash::of) });
-        return Letter { offset, oversized, ..Letter::default() };
+        let oversized = Some(OversizedLetter { bytes, digest: value.map(RecordHash::of) });
+        return InboxMessage { offset, oversized, ..InboxMessage::default() };
     }
     let owned = |(name, value): (&str, &[u8])| (name.to_owned(), value.to_vec());
-    Letter {
+    InboxMessage {
         offset,
         headers: headers.into_iter().map(owned).collect(),
         unreadable_header,
@@ -187,7 +193,7 @@ fn letter(message: &BorrowedMessage<'_>) -> Letter {
 mod tests {
     use std::collections::BTreeMap;
 
-    use chancery_events::refusal::Code;
+    use chancery_events::refusal::RefusalCode;
     use rdkafka::message::{Header, OwnedHeaders};
     use rdkafka::mocking::MockCluster;
     use rdkafka::producer::{BaseProducer, BaseRecord, Producer as _};
@@ -201,7 +207,7 @@ mod tests {
     fn of_a_letter_that_is_too_large_size_and_hash_alone_are_kept() {
         let cluster = MockCluster::new(1).expect("a cluster");
         cluster.create_topic(TOPIC, 1, 1).expect("a topic");
-        let client = Client::new(&cluster.bootstrap_servers(), BTreeMap::new()).expect("a client");
+        let client = KafkaClient::new(&cluster.bootstrap_servers(), BTreeMap::new()).expect("a client");
         let mut config = client.config();
         config.set("message.max.bytes", "100000000").set("compression.type", "gzip");
         let producer: BaseProducer = config.create().expect("a producer");
@@ -221,15 +227,15 @@ mod tests {
             let until = Instant::now() + PATIENCE;
             let letter = loop {
                 assert!(Instant::now() < until, "nothing comes");
-                if let Polled::Message(message) = reader.poll(WAIT).expect("it is read") {
+                if let PollResult::Message(message) = reader.poll(WAIT).expect("it is read") {
                     break letter(&message);
                 }
             };
             assert_eq!(letter.bytes(), value.len() + header.len() + "note".len());
-            assert_eq!(letter.digest(), Some(Hash::of(value)));
+            assert_eq!(letter.digest(), Some(RecordHash::of(value)));
             assert_eq!((letter.value.is_some(), letter.headers.len()), (is_whole, usize::from(is_whole)));
             let refusal = letter.request(&"mail".parse().expect("a name")).expect_err("it is no CloudEvent");
-            assert_eq!(refusal.code == Code::TooLarge, !is_whole, "{refusal:?}");
+            assert_eq!(refusal.code == RefusalCode::TooLarge, !is_whole, "{refusal:?}");
         }
     }
 }

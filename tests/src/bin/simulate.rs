@@ -9,7 +9,7 @@
 use std::process::ExitCode;
 use std::time::Instant;
 
-use chancery_tests::ledger::{Ledger, Tally};
+use chancery_tests::ledger::{CountMap, Ledger};
 use chancery_tests::sim::{Failed, Fault, Many, Script, Story, play, play_many, shrink};
 
 /// What the ledger calls these runs.
@@ -44,14 +44,14 @@ fn for_the_ledger(seeds: u64) -> ExitCode {
     };
     let (exit, all) = many(from, seeds);
     let faults = Fault::ALL.iter().map(|fault| (fault.word().to_owned(), all.counts.get(fault.word())));
-    let tally = Tally {
+    let tally = CountMap {
         seeds,
         simulated_seconds: (all.hours * 3600.0) as u64,
         faults: faults.filter(|(_, count)| *count > 0).collect(),
         events: all.events,
         acknowledged: all.counts.get("accepted") + all.counts.get("refused"),
         violations: all.failed.len() as u64,
-        ..Tally::default()
+        ..CountMap::default()
     };
     match Ledger::add(&path, KIND, tally) {
         Ok(()) => exit,

@@ -1,9 +1,11 @@
 //! Approvers of operations; invariant 6: an entitled actor, or a rule that applies.
 
-use chancery_events::fact::{Approver, Asker, OperationApproved};
+use chancery_events::fact::{ApprovalActor, OperationApproved, Requester};
 use chancery_events::intent::Intent;
 use chancery_events::name::{Actor, PolicyName};
-use chancery_events::spec::{Approval, DisruptionState, OperationKind, PolicySpec, Rule, Window};
+use chancery_events::spec::{
+    ApprovalMode, ApprovalWindow, DisruptionState, OperationKind, PolicyRule, PolicySpec,
+};
 use chancery_events::time::Time;
 
 use super::state::{At, Operation, Said, World};
@@ -18,8 +20,8 @@ impl World {
     /// Checks that the approver is entitled.
     pub(super) fn entitled(&mut self, fact: &OperationApproved, operation: &Operation, at: At) -> Check {
         match &fact.by {
-            Approver::Rule(rule) => self.rule_applies(fact, operation, rule, at),
-            Approver::Actor(actor) => self.actor_may(fact, operation, actor, at),
+            ApprovalActor::Rule(rule) => self.rule_applies(fact, operation, rule, at),
+            ApprovalActor::Actor(actor) => self.actor_may(fact, operation, actor, at),
         }
     }
 
@@ -39,7 +41,7 @@ impl World {
         let active = self.replicas.get(&operation.replica).and_then(|replica| replica.active);
         let node = active.and_then(|run| self.nodes.get(&self.incarnations.get(&run)?.node));
         let leaves = Operation { domain: node.map(|node| node.spec.domain.clone()), ..operation.clone() };
-        let mut two = self.policies.iter().filter(|(_, policy)| policy.rule == Rule::FourEyes {});
+        let mut two = self.policies.iter().filter(|(_, policy)| policy.rule == PolicyRule::FourEyes {});
         let policy = two.find(|(_, policy)| is_about(policy, operation) || is_about(policy, &leaves));
         if let Some((policy, _)) = policy {
             let own = self.asked_by(operation).is_some_and(|by| by == *actor);
@@ -55,9 +57,11 @@ impl World {
     /// Returns the operation's human requester, if any.
     fn asked_by(&self, operation: &Operation) -> Option<Actor> {
         match &operation.by {
-            Some(Asker::Actor(actor)) => Some(actor.clone()),
-            Some(Asker::Disruption { node, name }) => self.nodes.get(node)?.disruptions.get(name)?.by.clone(),
-            Some(Asker::Rule(_)) => None,
+            Some(Requester::Actor(actor)) => Some(actor.clone()),
+            Some(Requester::Disruption { node, name }) => {
+                self.nodes.get(node)?.disruptions.get(name)?.by.clone()
+            }
+            Some(Requester::Rule(_)) => None,
             None => {
                 let deployment = operation.deployment.as_ref()?;
                 self.plans.get(&operation.plan)?.deployments.get(deployment)?.by.clone()
@@ -71,7 +75,7 @@ impl World {
             return self.policy_applies(fact, operation, policy, at);
         }
         // A rule that requests an operation has approved it.
-        let asked_itself = operation.by == Some(Asker::Rule(rule.to_owned()));
+        let asked_itself = operation.by == Some(Requester::Rule(rule.to_owned()));
         if rule == format!("plan/{name}/restart") {
             demand!(
                 6,
@@ -90,7 +94,7 @@ impl World {
             demand!(6, asked_itself && own, "operation {id}, a {kind}, is approved by {rule}");
             return Ok(());
         }
-        if let (Some(Asker::Disruption { node, name }), true) =
+        if let (Some(Requester::Disruption { node, name }), true) =
             (&operation.by, rule.starts_with("disruption/"))
         {
             let disruption = self.nodes.get(node).and_then(|node| node.disruptions.get(name));
@@ -102,7 +106,7 @@ impl World {
         let policy = self.plan(name)?.latest()?.approval.of(kind);
         demand!(
             6,
-            policy == Approval::Automatic,
+            policy == ApprovalMode::Automatic,
             "rule {rule} approves operation {id}, and plan {name} wants a person to"
         );
         let own = format!("plan/{name}/approval/{kind}");
@@ -116,7 +120,7 @@ impl World {
             || Violation::new(6, format!("operation {id} is approved by policy {policy}, which is not"));
         let name: PolicyName = policy.parse().map_err(|_| unknown())?;
         let spec = self.policies.get(&name).ok_or_else(unknown)?;
-        let Rule::Approve { windows, in_flight } = &spec.rule else { return Err(unknown()) };
+        let PolicyRule::Approve { windows, in_flight } = &spec.rule else { return Err(unknown()) };
         demand!(6, is_about(spec, operation), "policy {policy} approves operation {id}, and is not about it");
         let open = windows.is_empty() || windows.iter().any(|window| is_open(window, at.time));
         demand!(6, open, "policy {policy} approves operation {id} at {}, outside its windows", at.time);
@@ -136,7 +140,7 @@ fn is_about(policy: &PolicySpec, operation: &Operation) -> bool {
 }
 
 /// Whether a window is open, in UTC: it opens on each of its days and may cross midnight and the week's end.
-pub(super) fn is_open(window: &Window, now: Time) -> bool {
+pub(super) fn is_open(window: &ApprovalWindow, now: Time) -> bool {
     // Time zero was a Thursday: three days after a Monday.
     let minute = (now.micros().div_euclid(MINUTE) + 3 * DAY).rem_euclid(WEEK);
     (0..7).any(|weekday| {

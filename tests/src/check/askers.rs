@@ -1,17 +1,17 @@
 //! Requesters of operations; invariant 6: a deployment in progress, a person, or a rule that applies.
 
-use chancery_events::fact::{Asker, OperationOpened};
+use chancery_events::fact::{OperationCreated, Requester};
 use chancery_events::intent::Intent;
 use chancery_events::lifecycle::WillWord;
 use chancery_events::name::{DeploymentName, DisruptionName, NodeName};
-use chancery_events::spec::{OperationKind, Runtime};
+use chancery_events::spec::{ClusterRuntime, OperationKind};
 
 use super::state::{At, DeploymentStage, Input, Operation, Replica, Stage, World};
 use super::violation::{Check, Violation, demand};
 
 impl World {
     /// Checks that the operation was requested, by an allowed requester.
-    pub(super) fn asked_for(&mut self, fact: &OperationOpened, replica: &Replica, at: At) -> Check {
+    pub(super) fn asked_for(&mut self, fact: &OperationCreated, replica: &Replica, at: At) -> Check {
         let (name, kind) = (&fact.replica, fact.kind);
         demand!(
             6,
@@ -20,19 +20,19 @@ impl World {
         );
         match (&fact.deployment, &fact.by) {
             (Some(deployment), None) => self.deployment_asks(fact, replica, deployment),
-            (Some(deployment), Some(Asker::Rule(rule))) => {
+            (Some(deployment), Some(Requester::Rule(rule))) => {
                 self.rollback_asks(fact, replica, deployment, rule)
             }
-            (None, Some(Asker::Rule(rule))) => self.rule_asks(fact, replica, rule, at),
-            (None, Some(Asker::Disruption { node, name })) => {
+            (None, Some(Requester::Rule(rule))) => self.rule_asks(fact, replica, rule, at),
+            (None, Some(Requester::Disruption { node, name })) => {
                 self.disruption_asks(fact, replica, node, name, at)
             }
-            (None, Some(Asker::Actor(_))) if fact.purpose.is_some() => self.rebalance_asks(fact, replica),
-            (None, None | Some(Asker::Actor(_))) => {
+            (None, Some(Requester::Actor(_))) if fact.purpose.is_some() => self.rebalance_asks(fact, replica),
+            (None, None | Some(Requester::Actor(_))) => {
                 let input = self.input_of(at);
                 let asked = input.as_deref().and_then(Input::request).is_some_and(|request| {
                     let own = match &fact.by {
-                        Some(Asker::Actor(actor)) => *actor == request.actor,
+                        Some(Requester::Actor(actor)) => *actor == request.actor,
                         _ => true,
                     };
                     own && asks(&request.intent, fact, replica)
@@ -42,13 +42,13 @@ impl World {
                 demand!(6, asked, "a {kind} of {name} is opened, and neither a deployment nor a user asked");
                 Ok(())
             }
-            (Some(_), Some(Asker::Actor(_) | Asker::Disruption { .. })) => {
+            (Some(_), Some(Requester::Actor(_) | Requester::Disruption { .. })) => {
                 Err(Violation::new(6, format!("two ask for a {kind} of {name}")))
             }
         }
     }
 
-    fn deployment_asks(&mut self, fact: &OperationOpened, replica: &Replica, by: &DeploymentName) -> Check {
+    fn deployment_asks(&mut self, fact: &OperationCreated, replica: &Replica, by: &DeploymentName) -> Check {
         let (name, kind) = (&fact.replica, fact.kind);
         let what = format!("a {kind} of {name} is opened");
         let plan = self.plan(&replica.plan)?;
@@ -88,7 +88,7 @@ impl World {
     /// cancelled or superseded one, what it was creating.
     fn rollback_asks(
         &mut self,
-        fact: &OperationOpened,
+        fact: &OperationCreated,
         replica: &Replica,
         by: &DeploymentName,
         rule: &str,
@@ -115,7 +115,7 @@ impl World {
         Ok(())
     }
 
-    fn rule_asks(&mut self, fact: &OperationOpened, replica: &Replica, rule: &str, at: At) -> Check {
+    fn rule_asks(&mut self, fact: &OperationCreated, replica: &Replica, rule: &str, at: At) -> Check {
         let what = format!("a {} of {} is opened by rule {rule}", fact.kind, fact.replica);
         demand!(6, fact.node.is_none(), "{what}, which wants it on {:?}", fact.node);
         if rule == format!("plan/{}/restart", replica.plan) {
@@ -134,7 +134,7 @@ impl World {
 
     fn disruption_asks(
         &mut self,
-        fact: &OperationOpened,
+        fact: &OperationCreated,
         replica: &Replica,
         node: &NodeName,
         name: &DisruptionName,
@@ -165,7 +165,7 @@ impl World {
 
     /// Returns the update domain that an approved disruption's operation moves its replica from.
     fn evicts_from(&self, operation: &Operation) -> Option<&chancery_events::name::DomainName> {
-        let Some(Asker::Disruption { node, name }) = &operation.by else { return None };
+        let Some(Requester::Disruption { node, name }) = &operation.by else { return None };
         let node = self.nodes.get(node)?;
         let approved = node.disruptions.get(name)?.state == chancery_events::spec::DisruptionState::Approved;
         approved.then_some(&node.spec.domain)
@@ -181,8 +181,8 @@ impl World {
             return Ok(false);
         };
         let can = self.clusters.get(&active.cluster).is_some_and(|cluster| match cluster.runtime {
-            Runtime::Simulated => true,
-            Runtime::Process => false,
+            ClusterRuntime::Simulated => true,
+            ClusterRuntime::Process => false,
         });
         let plan = self.plan(&replica.plan)?;
         let mut spec = |of: &DeploymentName| {
@@ -202,12 +202,12 @@ impl Operation {
     /// Whether the operation is the delete by which a failed deployment removes what it created.
     pub(super) fn takes_back(&self, deployment: &DeploymentName) -> bool {
         let rule = format!("deployment/{}/{deployment}/rollback", self.plan);
-        self.kind == OperationKind::Delete && self.by == Some(Asker::Rule(rule))
+        self.kind == OperationKind::Delete && self.by == Some(Requester::Rule(rule))
     }
 }
 
 /// Whether the intent requests the operation.
-fn asks(intent: &Intent, fact: &OperationOpened, replica: &Replica) -> bool {
+fn asks(intent: &Intent, fact: &OperationCreated, replica: &Replica) -> bool {
     let name = &fact.replica;
     let (of, kind, node) = match intent {
         Intent::ReplicaCreate(ask) => {

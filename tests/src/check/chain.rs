@@ -3,8 +3,8 @@
 
 use std::sync::Arc;
 
-use chancery_events::id::{Lineage, Position, Term, Writer};
-use chancery_events::record::{Begins, Hash, Record};
+use chancery_events::id::{Lineage, Position, Term, WriterId};
+use chancery_events::record::{Record, RecordHash, RecordStart};
 use chancery_events::time::Time;
 
 use super::violation::{Check, demand};
@@ -14,9 +14,9 @@ use super::violation::{Check, demand};
 struct Last {
     fleet: Arc<str>,
     position: Position,
-    hash: Hash,
+    hash: RecordHash,
     term: Term,
-    writer: Writer,
+    writer: WriterId,
     time: Time,
 }
 
@@ -43,9 +43,9 @@ impl Chain {
         let header = record.header();
         let Some(last) = &self.last else {
             demand!(1, header.first == Position::FIRST, "the first record begins at {}", header.first);
-            demand!(1, header.prev == Hash::ZERO, "the first record continues another one");
+            demand!(1, header.prev == RecordHash::ZERO, "the first record continues another one");
             demand!(1, header.term == Term::FIRST, "the first record is of term {}", header.term);
-            demand!(1, header.begins == Some(Begins::Term), "the first record begins no term");
+            demand!(1, header.begins == Some(RecordStart::Term), "the first record begins no term");
             self.lineages.push((header.lineage, Position::MAX));
             self.follow(record);
             return Ok(());
@@ -67,7 +67,7 @@ impl Chain {
                 demand!(5, same, "a writer that was overtaken writes in term {}", header.term);
                 demand!(1, Some(header.lineage) == lineage, "it is of another lineage");
             }
-            Some(Begins::Term) => {
+            Some(RecordStart::Term) => {
                 demand!(
                     1,
                     header.term == last.term.next(),
@@ -77,7 +77,7 @@ impl Chain {
                 );
                 demand!(1, Some(header.lineage) == lineage, "it is of another lineage");
             }
-            Some(Begins::Lineage { previous }) => {
+            Some(RecordStart::Lineage { previous }) => {
                 demand!(
                     1,
                     header.term == last.term.next(),

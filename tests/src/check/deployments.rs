@@ -3,14 +3,16 @@
 use std::collections::BTreeSet;
 
 use chancery_events::fact::{
-    DeploymentCreated, DeploymentCutOver, DeploymentEnd, DeploymentEnded, DeploymentEnding,
-    DeploymentStalled, DeploymentStarted, Rollback,
+    DeploymentCreated, DeploymentCutOver, DeploymentEnd, DeploymentEnded, DeploymentHalted,
+    DeploymentStalled, DeploymentStarted, RollbackReference,
 };
 use chancery_events::id::OperationId;
-use chancery_events::intent::{Cascade, Intent, Turn};
+use chancery_events::intent::{CascadePolicy, Intent, OverlapPolicy};
 use chancery_events::lifecycle::WillWord;
 use chancery_events::name::{DeploymentName, PlanName, ReplicaName};
-use chancery_events::spec::{Activity, DeploymentSpec, OnTimeout, OperationKind, Strategy};
+use chancery_events::spec::{
+    ClusterActivity, DeploymentSpec, DeploymentStrategy, OperationKind, TimeoutAction,
+};
 use chancery_events::time::Time;
 use std::time::Duration;
 
@@ -38,7 +40,7 @@ impl World {
         let (owner, name) = (&fact.plan, &fact.name);
         let input = self.input_of(at);
         let request = input.as_deref().and_then(Input::request);
-        let own = |request: &chancery_events::intent::Request| {
+        let own = |request: &chancery_events::intent::IntentRequest| {
             fact.by.as_ref().is_none_or(|by| *by == request.actor)
         };
         let asked = match &fact.rollback {
@@ -47,12 +49,12 @@ impl World {
                     && matches!(&request.intent, Intent::DeploymentCreate(ask)
                         if ask.plan == *owner && ask.name == *name && ask.spec == fact.spec)
             }),
-            Some(Rollback { to, rule: None }) => request.is_some_and(|request| {
+            Some(RollbackReference { to, rule: None }) => request.is_some_and(|request| {
                 own(request)
                     && matches!(&request.intent, Intent::PlanRollback(ask)
                         if ask.plan == *owner && ask.name == *name && ask.to.as_ref().is_none_or(|it| it == to))
             }),
-            Some(Rollback { rule: Some(rule), .. }) => self.rolls_back_by(owner, &rule.name),
+            Some(RollbackReference { rule: Some(rule), .. }) => self.rolls_back_by(owner, &rule.name),
         };
         demand!(6, asked, "deployment {name} of {owner} is not what somebody asked for");
         if let Some(rollback) = &fact.rollback {
@@ -64,7 +66,7 @@ impl World {
         let plan = self.plan(owner)?;
         demand!(
             6,
-            plan.activity == Activity::Active,
+            plan.activity == ClusterActivity::Active,
             "plan {owner} is inactive, and takes deployment {name}"
         );
         demand!(6, !plan.is_removing, "plan {owner} is to go, and takes deployment {name}");
@@ -110,8 +112,8 @@ impl World {
         let deployment = plan.deployment(name)?;
         deployment.progressed = at.time;
         let deadline = match deployment.spec.strategy {
-            Strategy::Graceful { timeout, .. } => Some(at.time + Duration::from_millis(timeout)),
-            Strategy::Rolling { .. } | Strategy::Canary { .. } => None,
+            DeploymentStrategy::Graceful { timeout, .. } => Some(at.time + Duration::from_millis(timeout)),
+            DeploymentStrategy::Rolling { .. } | DeploymentStrategy::Canary { .. } => None,
         };
         demand!(11, fact.deadline == deadline, "deployment {name} of {owner} begins with another deadline");
         (deployment.stage, deployment.deadline) = (DeploymentStage::InProgress, deadline);
@@ -160,20 +162,20 @@ impl World {
         demand!(5, begun, "deployment {name} of {owner} cuts over, and is not in progress");
         demand!(5, !deployment.has_cut_over, "deployment {name} of {owner} cuts over a second time");
         match deployment.spec.strategy {
-            Strategy::Rolling { .. } => {
+            DeploymentStrategy::Rolling { .. } => {
                 return Err(Violation::new(11, format!("deployment {name} of {owner} has no new set")));
             }
-            Strategy::Canary { .. } => {
+            DeploymentStrategy::Canary { .. } => {
                 demand!(11, promoted, "the canary {name} of {owner} cuts over, and nobody promoted it");
             }
-            Strategy::Graceful { on_timeout, .. } => {
+            DeploymentStrategy::Graceful { on_timeout, .. } => {
                 let late = deployment.deadline.is_some_and(|deadline| deadline <= at.time);
                 let (new, _) = plan.sets(deployment.version);
                 let count = u64::from(deployment.spec.count);
                 let ready = new.present >= count && new.ready == new.present;
                 demand!(
                     11,
-                    ready || (late && on_timeout == OnTimeout::Commit),
+                    ready || (late && on_timeout == TimeoutAction::Commit),
                     "deployment {name} of {owner} cuts over, and of {count} of its version {} are there and {} ready",
                     new.present,
                     new.ready
@@ -186,7 +188,7 @@ impl World {
         Ok(())
     }
 
-    pub(super) fn deployment_ending(&mut self, fact: &DeploymentEnding, at: At) -> Check {
+    pub(super) fn deployment_ending(&mut self, fact: &DeploymentHalted, at: At) -> Check {
         let (owner, name) = (&fact.plan, &fact.name);
         let input = self.input_of(at);
         let deployment = self.plan(owner)?.deployment(name)?;
@@ -197,8 +199,8 @@ impl World {
         demand!(5, may_end, "deployment {name} of {owner} is ending, and was not in progress");
         let late = deployment.deadline.is_some_and(|deadline| deadline <= at.time);
         let (version, strategy) = (deployment.version, deployment.spec.strategy);
-        let rolls_back =
-            late && matches!(strategy, Strategy::Graceful { on_timeout: OnTimeout::Rollback, .. });
+        let rolls_back = late
+            && matches!(strategy, DeploymentStrategy::Graceful { on_timeout: TimeoutAction::Rollback, .. });
         deployment.stage = DeploymentStage::Ending(at.time, fact.why.clone());
         deployment.is_stalled = false;
         let gives_up =
@@ -210,18 +212,18 @@ impl World {
             }
             DeploymentEnd::Cancelled => match input.as_deref().and_then(Input::intent) {
                 Some(Intent::DeploymentCancel(ask)) => ask.plan == *owner && ask.name == *name,
-                Some(Intent::DeploymentWithdraw(ask)) => {
-                    let canary = matches!(strategy, Strategy::Canary { .. });
+                Some(Intent::DeploymentAbort(ask)) => {
+                    let canary = matches!(strategy, DeploymentStrategy::Canary { .. });
                     canary && ask.plan == *owner && ask.name == *name
                 }
-                Some(Intent::PlanDelete(ask)) => ask.name == *owner && ask.cascade == Cascade::Yes,
+                Some(Intent::PlanDelete(ask)) => ask.name == *owner && ask.cascade == CascadePolicy::Yes,
                 _ => false,
             },
             DeploymentEnd::Superseded { by } => {
                 self.debts.push(Debt::Created(owner.clone(), by.clone()));
                 match input.as_deref().and_then(Input::intent) {
                     Some(Intent::DeploymentCreate(ask)) => {
-                        ask.plan == *owner && ask.name == *by && ask.turn == Turn::Supersede
+                        ask.plan == *owner && ask.name == *by && ask.turn == OverlapPolicy::Supersede
                     }
                     Some(Intent::PlanRollback(ask)) => ask.plan == *owner && ask.name == *by,
                     _ => false,
@@ -324,7 +326,7 @@ impl World {
         let plan = self.plan(owner)?;
         let failed = plan.deployment(name)?.clone();
         let wants = failed.spec.auto_rollback && failed.rollback.is_none();
-        let free = plan.next.is_none() && !plan.is_removing && plan.activity == Activity::Active;
+        let free = plan.next.is_none() && !plan.is_removing && plan.activity == ClusterActivity::Active;
         // At most one version may claim volumes by name.
         let fits =
             |of: &Deployment| plan.specs.get(&of.generation).is_some_and(|spec| !spec.claims_by_name());
@@ -353,7 +355,7 @@ impl World {
             "rollback {name} of {owner} is of another generation"
         );
         let strategy = match target.spec.strategy {
-            Strategy::Canary { .. } => Strategy::default(),
+            DeploymentStrategy::Canary { .. } => DeploymentStrategy::default(),
             strategy => strategy,
         };
         let spec = DeploymentSpec { count, strategy, auto_rollback: false, ..target.spec.clone() };
@@ -388,8 +390,8 @@ impl World {
         let Some(of) = of.and_then(|(plan, of)| plan.deployments.get(of)) else { return Ok(()) };
         // The pause of its strategy does not count.
         let pause = match of.spec.strategy {
-            Strategy::Rolling { pause, .. } => Duration::from_millis(pause),
-            Strategy::Graceful { .. } | Strategy::Canary { .. } => Duration::ZERO,
+            DeploymentStrategy::Rolling { pause, .. } => Duration::from_millis(pause),
+            DeploymentStrategy::Graceful { .. } | DeploymentStrategy::Canary { .. } => Duration::ZERO,
         };
         let paused = of.rested.map_or(of.progressed, |rested| rested + pause);
         let began = operation.begun.unwrap_or(at.time).max(of.progressed).max(paused);
@@ -425,8 +427,8 @@ impl World {
         let plan = self.plan(owner)?;
         plan.goes_on(name, "it is called stalled")?;
         let deployment = plan.deployment(name)?;
-        let canary =
-            matches!(deployment.spec.strategy, Strategy::Canary { .. }) && deployment.stands_beside();
+        let canary = matches!(deployment.spec.strategy, DeploymentStrategy::Canary { .. })
+            && deployment.stands_beside();
         let (version, beside) = (deployment.version, deployment.stands_beside());
         let besides = others.iter().any(|of| {
             let right = plan.deployments.get(&of.version).is_some_and(|of| of.version == version);
@@ -483,7 +485,7 @@ impl World {
         let others: Vec<_> = others.iter().filter_map(|other| self.operations.get(other)).collect();
         let updates = others.iter().filter(|other| other.kind == OperationKind::Update).count();
         let alone = operation.kind != OperationKind::Update || updates == 0;
-        let Strategy::Rolling { wave, per_domain, pause } = strategy else {
+        let DeploymentStrategy::Rolling { wave, per_domain, pause } = strategy else {
             demand!(6, alone, "{what}, an update beside {updates} others of deployment {name}");
             return Ok(());
         };
@@ -555,15 +557,15 @@ impl Plan {
         let (right, other) = self.sets(deployment.version);
         let count = u64::from(deployment.spec.count);
         let (there, wanted) = match deployment.spec.strategy {
-            Strategy::Canary { count: few } if deployment.stands_beside() && other.present > 0 => {
+            DeploymentStrategy::Canary { count: few } if deployment.stands_beside() && other.present > 0 => {
                 (right.present, count.min(u64::from(few)))
             }
-            Strategy::Graceful { .. } if deployment.stands_beside() && other.present > 0 => {
+            DeploymentStrategy::Graceful { .. } if deployment.stands_beside() && other.present > 0 => {
                 (right.present, count)
             }
-            Strategy::Rolling { .. } | Strategy::Graceful { .. } | Strategy::Canary { .. } => {
-                (right.present + other.present, count)
-            }
+            DeploymentStrategy::Rolling { .. }
+            | DeploymentStrategy::Graceful { .. }
+            | DeploymentStrategy::Canary { .. } => (right.present + other.present, count),
         };
         demand!(
             6,
@@ -584,6 +586,6 @@ impl Plan {
 impl Deployment {
     /// Whether the deployment's new set is alongside the one that counts.
     pub(super) fn stands_beside(&self) -> bool {
-        !self.has_cut_over && !matches!(self.spec.strategy, Strategy::Rolling { .. })
+        !self.has_cut_over && !matches!(self.spec.strategy, DeploymentStrategy::Rolling { .. })
     }
 }

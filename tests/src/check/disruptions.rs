@@ -4,9 +4,9 @@ use chancery_events::fact::{
     DisruptionApproved, DisruptionCompleted, DisruptionDeleted, DisruptionScheduled, PolicyApplied,
     PolicyDeleted,
 };
-use chancery_events::intent::{Cascade, Intent};
+use chancery_events::intent::{CascadePolicy, Intent};
 use chancery_events::name::{DisruptionName, NodeName};
-use chancery_events::spec::{DisruptionState, Evict};
+use chancery_events::spec::{DisruptionAction, DisruptionState};
 use chancery_events::time::Time;
 
 use super::debts::Debt;
@@ -17,7 +17,7 @@ impl Disruption {
     /// Whether the disruption drains its node now.
     pub(super) fn empties(&self, now: Time) -> bool {
         let begun = self.spec.start.is_none_or(|start| start <= now);
-        self.state == DisruptionState::Approved && self.spec.evict != Evict::No && begun
+        self.state == DisruptionState::Approved && self.spec.evict != DisruptionAction::No && begun
     }
 }
 
@@ -32,7 +32,7 @@ impl Node {
 fn wants_node_gone(input: Option<&Input>, node: &NodeName) -> bool {
     matches!(
         input.and_then(Input::intent),
-        Some(Intent::NodeDelete(ask)) if ask.name == *node && ask.cascade == Cascade::Yes
+        Some(Intent::NodeDelete(ask)) if ask.name == *node && ask.cascade == CascadePolicy::Yes
     )
 }
 
@@ -49,7 +49,7 @@ impl World {
             Some(Intent::DisruptionSchedule(ask)) => {
                 ask.node == *on && ask.name == *name && ask.spec == fact.spec
             }
-            _ => wants_node_gone(input.as_deref(), on) && fact.spec.evict == Evict::AndRemove,
+            _ => wants_node_gone(input.as_deref(), on) && fact.spec.evict == DisruptionAction::AndRemove,
         };
         demand!(6, asked, "disruption {name} of node {on} is not what somebody asked for");
         let node = self.nodes.get_mut(on);
@@ -106,7 +106,7 @@ impl World {
         );
         let left = self.node(on)?.places.len();
         demand!(6, left == 0, "disruption {name} of {on} is over, and {left} places are held there");
-        if was.spec.evict == Evict::AndRemove {
+        if was.spec.evict == DisruptionAction::AndRemove {
             self.now.emptied.insert(on.clone());
             self.debts.push(Debt::Forgotten(on.clone()));
         }

@@ -3,11 +3,11 @@
 
 use std::time::Duration;
 
-use chancery_events::fact::{Asker, IncarnationEnd, IncarnationEnded};
+use chancery_events::fact::{IncarnationEnd, IncarnationEnded, Requester};
 use chancery_events::id::{IncarnationId, OperationId};
 use chancery_events::lifecycle::WillWord;
-use chancery_events::observation::Saw;
-use chancery_events::spec::{NodeState, OperationKind, Restart};
+use chancery_events::observation::ObservedState;
+use chancery_events::spec::{NodeState, OperationKind, RestartPolicy};
 use chancery_events::time::Time;
 
 use super::debts::Debt;
@@ -165,9 +165,12 @@ impl World {
         let id = fact.incarnation;
         let proof = match self.report(id, at)? {
             Some(report) => match report.saw {
-                Saw::Ended { .. } => true,
-                Saw::Gone => report.revision >= revision,
-                Saw::Ensured { .. } | Saw::Ready { .. } | Saw::NotReady { .. } | Saw::Failed { .. } => false,
+                ObservedState::Ended { .. } => true,
+                ObservedState::Gone => report.revision >= revision,
+                ObservedState::Ensured { .. }
+                | ObservedState::Ready { .. }
+                | ObservedState::NotReady { .. }
+                | ObservedState::Failed { .. } => false,
             },
             None => false,
         };
@@ -243,7 +246,7 @@ impl World {
             .any(|open| is_up(open.kind) && open.incarnation != Some(fact.incarnation) && !was_up(run));
         let by = self.operation(run.operation)?;
         let comes_up = matches!(by.kind, OperationKind::Create | OperationKind::Start);
-        let of_a_rule = matches!(by.by, Some(Asker::Rule(_)));
+        let of_a_rule = matches!(by.by, Some(Requester::Rule(_)));
         let was_run = run.life != Life::Reserved || by.failed;
         // A start for an aborted deployment leaves what the rule had promised before.
         let was_taken_back = by.aborted && by.kind == OperationKind::Start && by.by.is_none();
@@ -253,9 +256,9 @@ impl World {
         let asked = matches!(run.life, Life::Stopping(_));
         let clean = fact.end == IncarnationEnd::Destroyed && !asked;
         let rule = match policy.restart {
-            Restart::Always => true,
-            Restart::BestEffort => !clean,
-            Restart::Never => false,
+            RestartPolicy::Always => true,
+            RestartPolicy::BestEffort => !clean,
+            RestartPolicy::Never => false,
         };
         let wanted = replica.will == WillWord::Running && alone && !comes && !plan.is_removing;
         let starts = (rule || replica.recovers) && wanted && !given_up && was_run;

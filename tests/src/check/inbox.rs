@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use chancery_events::fact::{InboxAdvanced, InboxRefused, InboxSkipped};
-use chancery_events::record::{Header, Watermark};
+use chancery_events::fact::{InboxAdvanced, InboxMessageRefused, InboxSkipped};
+use chancery_events::record::{InboxWatermark, RecordHeader};
 
 use super::violation::{Check, demand};
 
@@ -11,7 +11,7 @@ use super::violation::{Check, demand};
 #[derive(Clone, Default, Debug)]
 pub(super) struct Inbox {
     /// Watermark after the record.
-    now: Option<Watermark>,
+    now: Option<InboxWatermark>,
     /// First offset that the rest of the record may refuse.
     from: u64,
     /// Whether the record has a watermark.
@@ -19,10 +19,10 @@ pub(super) struct Inbox {
 }
 
 impl Inbox {
-    pub(super) fn take(&mut self, header: &Header) -> Check {
+    pub(super) fn take(&mut self, header: &RecordHeader) -> Check {
         self.told = header.watermark.is_some();
         let Some(now) = &header.watermark else { return Ok(()) };
-        if let Some(Watermark { topic, next }) = &self.now {
+        if let Some(InboxWatermark { topic, next }) = &self.now {
             demand!(10, now.topic == *topic, "the inbox was {topic}, and is {}", now.topic);
             demand!(10, now.next >= *next, "the inbox was answered up to {next}, and is up to {}", now.next);
         }
@@ -31,7 +31,7 @@ impl Inbox {
         Ok(())
     }
 
-    pub(super) fn refused(&mut self, fact: &InboxRefused) -> Check {
+    pub(super) fn refused(&mut self, fact: &InboxMessageRefused) -> Check {
         let next = self.up_to(&fact.topic)?;
         self.answered(fact.offset, next)
     }

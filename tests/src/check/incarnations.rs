@@ -2,12 +2,12 @@
 //! one outcome.
 
 use chancery_events::fact::{
-    CommandFailed, Effect, IncarnationBegun, IncarnationCommanded, IncarnationEnd, IncarnationEnsured,
-    IncarnationRunning, IncarnationStatus, OperationEnd,
+    CommandEffect, IncarnationCommandFailed, IncarnationEnd, IncarnationProcessesChanged, IncarnationRunning,
+    IncarnationStartRequested, IncarnationStarted, IncarnationStopRequested, OperationEnd,
 };
 use chancery_events::id::{IncarnationId, OperationId};
 use chancery_events::name::ReplicaName;
-use chancery_events::observation::{Process, ProcessStatus, Saw};
+use chancery_events::observation::{ObservedState, ProcessInfo, ProcessStatus};
 use chancery_events::spec::{OperationKind, UnreadyAction};
 use chancery_events::time::Time;
 
@@ -19,7 +19,7 @@ use super::violation::{Check, Violation, demand};
 
 impl Incarnation {
     /// Issues the next command. A previous command without an outcome is superseded.
-    pub(super) fn command(&mut self, effect: Effect) {
+    pub(super) fn command(&mut self, effect: CommandEffect) {
         self.revision += 1;
         self.command = Some((effect, 1));
     }
@@ -27,7 +27,7 @@ impl Incarnation {
     /// Requests the end as wanted. An incarnation that is already stopping gets no further command.
     fn stop(&mut self) {
         if !matches!(self.life, Life::Stopping(_)) {
-            self.command(Effect::Stop);
+            self.command(CommandEffect::Stop);
         }
         self.life = Life::Stopping(IncarnationEnd::Destroyed);
     }
@@ -131,11 +131,11 @@ impl World {
             }
             _ => return Err(Violation::new(5, format!("incarnation {own} is started a second time"))),
         };
-        run.command(Effect::Ensure);
+        run.command(CommandEffect::Ensure);
         Ok(())
     }
 
-    pub(super) fn commanded(&mut self, fact: &IncarnationCommanded, at: At) -> Check {
+    pub(super) fn commanded(&mut self, fact: &IncarnationStopRequested, at: At) -> Check {
         let id = fact.incarnation;
         let incarnation = self.incarnation_mut(id)?.clone();
         demand!(
@@ -145,14 +145,14 @@ impl World {
             incarnation.replica
         );
         let allowed = match (&incarnation.life, fact.effect) {
-            (Life::Stopping(then), Effect::Kill) => {
+            (Life::Stopping(then), CommandEffect::Kill) => {
                 demand!(6, *then == fact.then, "incarnation {id} forgets what it is to become");
                 true
             }
-            (Life::Creating | Life::Starting | Life::Running | Life::Updating(_), Effect::Stop) => {
+            (Life::Creating | Life::Starting | Life::Running | Life::Updating(_), CommandEffect::Stop) => {
                 self.may_be_stopped(id, &incarnation, &fact.then, at)?
             }
-            (_, Effect::Ensure | Effect::Stop | Effect::Kill) => false,
+            (_, CommandEffect::Ensure | CommandEffect::Stop | CommandEffect::Kill) => false,
         };
         demand!(
             6,
@@ -212,7 +212,7 @@ impl World {
         Ok(true)
     }
 
-    pub(super) fn begun(&mut self, fact: &IncarnationBegun) -> Check {
+    pub(super) fn begun(&mut self, fact: &IncarnationStartRequested) -> Check {
         let id = fact.incarnation;
         let run = self.incarnation_mut(id)?.clone();
         demand!(5, run.replica == fact.replica, "incarnation {id} is of replica {}", run.replica);
@@ -257,14 +257,15 @@ impl World {
         };
         let run = self.incarnation_mut(id)?;
         run.life = life;
-        run.command(Effect::Ensure);
+        run.command(CommandEffect::Ensure);
         Ok(())
     }
 
-    pub(super) fn command_failed(&mut self, fact: &CommandFailed, at: At) -> Check {
+    pub(super) fn command_failed(&mut self, fact: &IncarnationCommandFailed, at: At) -> Check {
         let id = fact.incarnation;
         let report = self.report(id, at)?;
-        let saw = report.is_some_and(|r| matches!(r.saw, Saw::Failed { .. }) && r.revision == fact.revision);
+        let saw = report
+            .is_some_and(|r| matches!(r.saw, ObservedState::Failed { .. }) && r.revision == fact.revision);
         demand!(5, saw, "a command of incarnation {id} has failed, and nobody reported it");
         let incarnation = self.incarnation_mut(id)?;
         let current = incarnation.revision;
@@ -288,18 +289,19 @@ impl World {
         );
         let is_tried_again = fact.not_before.is_some();
         let goes_back = matches!(&incarnation.life, Life::Updating(to) if *to == incarnation.deployment);
-        let may_be_given_up = effect == Effect::Ensure && !goes_back;
+        let may_be_given_up = effect == CommandEffect::Ensure && !goes_back;
         demand!(6, is_tried_again || may_be_given_up, "a {effect} of incarnation {id} is given up");
         incarnation.command = is_tried_again.then_some((effect, attempt + 1));
         Ok(())
     }
 
-    pub(super) fn ensured(&mut self, fact: &IncarnationEnsured, at: At) -> Check {
+    pub(super) fn ensured(&mut self, fact: &IncarnationStarted, at: At) -> Check {
         let (id, processes) = (fact.incarnation, &fact.processes);
         let current = self.incarnation(id)?.revision;
         let report = self.report(id, at)?;
         let saw = report.is_some_and(|r| {
-            matches!(r.saw, Saw::Ensured { .. } | Saw::NotReady { .. }) && r.revision >= current
+            matches!(r.saw, ObservedState::Ensured { .. } | ObservedState::NotReady { .. })
+                && r.revision >= current
         });
         demand!(5, saw, "incarnation {id} is called started, and no report says so of its last command");
         let incarnation = self.incarnation_mut(id)?;
@@ -336,7 +338,8 @@ impl World {
         let id = fact.incarnation;
         let current = self.incarnation(id)?.revision;
         let report = self.report(id, at)?;
-        let saw = report.is_some_and(|r| matches!(r.saw, Saw::Ready { .. }) && r.revision >= current);
+        let saw =
+            report.is_some_and(|r| matches!(r.saw, ObservedState::Ready { .. }) && r.revision >= current);
         demand!(5, saw, "incarnation {id} is called ready, and no report says so of its last command");
         let run = self.incarnation_mut(id)?;
         match &run.life {
@@ -401,7 +404,13 @@ impl World {
 
     /// Notes since when the incarnation is unready, and its deadline: by the plan when a probe fails, in the
     /// session of that report.
-    fn unready(&mut self, id: IncarnationId, processes: &[Process], deadline: Option<Time>, at: At) -> Check {
+    fn unready(
+        &mut self,
+        id: IncarnationId,
+        processes: &[ProcessInfo],
+        deadline: Option<Time>,
+        at: At,
+    ) -> Check {
         let run = self.incarnation(id)?.clone();
         let session = self.clusters.get(&run.cluster).and_then(|cluster| cluster.session);
         let name = self.replica(&run.replica)?.plan.clone();
@@ -425,7 +434,7 @@ impl World {
     }
 
     /// Requires the stop of an incarnation that was ready and fails its liveness probe.
-    fn owes_stop(&mut self, id: IncarnationId, processes: &[Process]) -> Check {
+    fn owes_stop(&mut self, id: IncarnationId, processes: &[ProcessInfo]) -> Check {
         if self.incarnation(id)?.life.is_up() && is_hung(processes) {
             self.debts.push(Debt::Stopping(id));
             self.now.hung.insert(id);
@@ -433,7 +442,7 @@ impl World {
         Ok(())
     }
 
-    pub(super) fn status(&mut self, fact: &IncarnationStatus, at: At) -> Check {
+    pub(super) fn status(&mut self, fact: &IncarnationProcessesChanged, at: At) -> Check {
         let (id, processes) = (fact.incarnation, &fact.processes);
         if self.is_unwatched(id, fact, at)? {
             return Ok(());
@@ -441,8 +450,10 @@ impl World {
         let current = self.incarnation(id)?.revision;
         let report = self.report(id, at)?;
         let saw = report.is_some_and(|r| {
-            matches!(r.saw, Saw::Ready { .. } | Saw::Ensured { .. } | Saw::NotReady { .. })
-                && r.revision >= current
+            matches!(
+                r.saw,
+                ObservedState::Ready { .. } | ObservedState::Ensured { .. } | ObservedState::NotReady { .. }
+            ) && r.revision >= current
         });
         demand!(5, saw, "the processes of incarnation {id} change, and no report says so");
         let incarnation = self.incarnation_mut(id)?;
@@ -459,7 +470,7 @@ impl World {
     fn is_unwatched(
         &mut self,
         id: IncarnationId,
-        fact: &IncarnationStatus,
+        fact: &IncarnationProcessesChanged,
         at: At,
     ) -> Result<bool, Violation> {
         let run = self.incarnation(id)?.clone();
@@ -476,14 +487,14 @@ impl World {
     }
 }
 
-fn fails(process: &Process) -> bool {
+fn fails(process: &ProcessInfo) -> bool {
     matches!(process.status, ProcessStatus::Unready { .. } | ProcessStatus::Unresponsive { .. })
 }
 
-fn is_hung(processes: &[Process]) -> bool {
+fn is_hung(processes: &[ProcessInfo]) -> bool {
     processes.iter().any(|process| matches!(process.status, ProcessStatus::Unresponsive { .. }))
 }
 
-fn all_online(processes: &[Process]) -> bool {
+fn all_online(processes: &[ProcessInfo]) -> bool {
     processes.iter().all(|process| process.status == ProcessStatus::Online)
 }

@@ -47,7 +47,7 @@ mod volumes;
 use std::sync::Arc;
 
 use chancery_events::event::Event;
-use chancery_events::fact::{Fact, LineageStarted, Outcome};
+use chancery_events::fact::{Fact, IntentOutcome, LineageStarted};
 use chancery_events::id::Position;
 use chancery_events::name::{CapabilityName, ReplicaName};
 use chancery_events::record::Record;
@@ -108,7 +108,7 @@ impl Checker {
             fact,
             Fact::TermStarted(_)
                 | Fact::LineageStarted(_)
-                | Fact::InboxRefused(_)
+                | Fact::InboxMessageRefused(_)
                 | Fact::InboxSkipped(_)
                 | Fact::InboxAdvanced(_)
                 | Fact::TimeRecorded(_)
@@ -170,10 +170,10 @@ impl Checker {
             Fact::TimeRecorded(_) => Ok(()),
             Fact::LineageStarted(x) => lineage_started(x, at),
             Fact::IntentAccepted(_) | Fact::IntentRefused(_) => self.verdict(fact, at),
-            Fact::InboxRefused(x) => self.inbox.refused(x),
+            Fact::InboxMessageRefused(x) => self.inbox.refused(x),
             Fact::InboxSkipped(x) => self.inbox.skipped(x),
             Fact::InboxAdvanced(x) => self.inbox.advanced(x),
-            Fact::EntityParked(x) => world.parked(&x.subject),
+            Fact::EntityQuarantined(x) => world.parked(&x.subject),
             Fact::ClusterApplied(x) => {
                 world.cluster_applied(x);
                 Ok(())
@@ -197,7 +197,7 @@ impl Checker {
                 Ok(())
             }
             Fact::NodeApplied(x) => world.node_applied(x),
-            Fact::NodeMoved(x) => world.node_moved(x, at),
+            Fact::NodeStateChanged(x) => world.node_moved(x, at),
             Fact::NodeDeleted(x) => world.node_deleted(&x.name, at),
             Fact::DisruptionScheduled(x) => world.disruption_scheduled(x, at),
             Fact::DisruptionApproved(x) => world.disruption_approved(x, at),
@@ -213,46 +213,46 @@ impl Checker {
             Fact::PlanBalanceChanged(x) => world.balance_changed(x),
             Fact::PlanRebalanceStarted(x) => world.rebalance_started(x, at),
             Fact::PlanRebalanceEnded(x) => world.rebalance_ended(x),
-            Fact::PlanRemoving(x) => world.plan_removing(x, at),
+            Fact::PlanDeletionStarted(x) => world.plan_removing(x, at),
             Fact::PlanDeleted(x) => world.plan_deleted(&x.name, at),
-            Fact::PlanWaiting(x) => world.plan(&x.plan).map(|_| ()),
+            Fact::PlanUnschedulable(x) => world.plan(&x.plan).map(|_| ()),
             Fact::DeploymentCreated(x) => world.deployment_created(x, at),
             Fact::DeploymentStarted(x) => world.deployment_started(x, at),
             Fact::DeploymentPaused(x) => world.deployment_paused(&x.plan, &x.name, at),
             Fact::DeploymentResumed(x) => world.deployment_resumed(&x.plan, &x.name, at),
             Fact::DeploymentStalled(x) => world.deployment_stalled(x, at),
             Fact::DeploymentCutOver(x) => world.deployment_cut_over(x, at),
-            Fact::DeploymentEnding(x) => world.deployment_ending(x, at),
+            Fact::DeploymentHalted(x) => world.deployment_ending(x, at),
             Fact::DeploymentEnded(x) => world.deployment_ended(x),
             Fact::ReplicaCreated(x) => world.replica_created(x, at),
-            Fact::ReplicaAssigned(x) => world.replica_assigned(x),
+            Fact::ReplicaDeploymentChanged(x) => world.replica_assigned(x),
             Fact::ReplicaDeleted(x) => world.replica_deleted(&x.name, &x.volumes),
-            Fact::OperationOpened(x) => world.operation_opened(x, at),
+            Fact::OperationCreated(x) => world.operation_opened(x, at),
             Fact::OperationApproved(x) => world.operation_approved(x, at),
-            Fact::OperationBegun(x) => world.operation_begun(x, at),
+            Fact::OperationStarted(x) => world.operation_begun(x, at),
             Fact::OperationEnded(x) => world.operation_ended(x, at),
             Fact::RequestOpened(x) => world.request_opened(x, at),
             Fact::RequestApproved(x) => world.request_approved(x, at),
             Fact::RequestEnded(x) => world.request_ended(x, at),
             Fact::ApprovalBypassed(x) => world.bypassed(x, at),
             Fact::IncarnationReserved(x) => world.reserved(x, at),
-            Fact::IncarnationCommanded(x) => world.commanded(x, at),
-            Fact::IncarnationBegun(x) => world.begun(x),
-            Fact::CommandFailed(x) => world.command_failed(x, at),
-            Fact::IncarnationEnsured(x) => world.ensured(x, at),
+            Fact::IncarnationStopRequested(x) => world.commanded(x, at),
+            Fact::IncarnationStartRequested(x) => world.begun(x),
+            Fact::IncarnationCommandFailed(x) => world.command_failed(x, at),
+            Fact::IncarnationStarted(x) => world.ensured(x, at),
             Fact::IncarnationRunning(x) => world.running(x, at),
-            Fact::IncarnationStatus(x) => world.status(x, at),
+            Fact::IncarnationProcessesChanged(x) => world.status(x, at),
             Fact::IncarnationEnded(x) => world.ended(x, at),
             Fact::VolumeCreated(x) => world.volume_created(x, at),
             Fact::VolumeReady(x) => world.volume_ready(x, at),
-            Fact::VolumeFailed(x) => world.volume_failed(x, at),
+            Fact::VolumeCommandFailed(x) => world.volume_failed(x, at),
             Fact::VolumeLost(x) => world.volume_lost(x, at),
-            Fact::VolumeRemoving(x) => world.volume_removing(x, at),
-            Fact::VolumeDestroying(x) => world.volume_destroying(x),
+            Fact::VolumeDeletionStarted(x) => world.volume_removing(x, at),
+            Fact::VolumeDestroyRequested(x) => world.volume_destroying(x),
             Fact::VolumeDestroyed(x) => world.volume_destroyed(x, at),
             Fact::SessionOpened(x) => world.session_opened(x, at),
             Fact::SessionClosed(x) => world.session_closed(x, at),
-            Fact::ObjectJudged(x) => world.judged(x, &self.chain, at),
+            Fact::OrphanResolved(x) => world.judged(x, &self.chain, at),
         }
     }
 
@@ -268,8 +268,8 @@ impl Checker {
                 self.verdicts.accepted(request, x, at.position, at.time)?;
                 self.world.wanted(input);
                 match x.outcome {
-                    Outcome::Changed => Said::Accepted,
-                    Outcome::Unchanged => Said::Unchanged,
+                    IntentOutcome::Changed => Said::Accepted,
+                    IntentOutcome::Unchanged => Said::Unchanged,
                 }
             }
             Fact::IntentRefused(x) => {
@@ -330,17 +330,17 @@ fn lineage_started(fact: &LineageStarted, at: At) -> Check {
 fn about(fact: &Fact) -> Option<&ReplicaName> {
     match fact {
         Fact::ReplicaCreated(x) => Some(&x.name),
-        Fact::ReplicaAssigned(x) => Some(&x.name),
-        Fact::OperationOpened(x) => Some(&x.replica),
+        Fact::ReplicaDeploymentChanged(x) => Some(&x.name),
+        Fact::OperationCreated(x) => Some(&x.replica),
         Fact::OperationApproved(x) => Some(&x.replica),
-        Fact::OperationBegun(x) => Some(&x.replica),
+        Fact::OperationStarted(x) => Some(&x.replica),
         Fact::OperationEnded(x) => Some(&x.replica),
         Fact::IncarnationReserved(x) => Some(&x.replica),
-        Fact::IncarnationCommanded(x) => Some(&x.replica),
-        Fact::IncarnationBegun(x) => Some(&x.replica),
-        Fact::IncarnationEnsured(x) => Some(&x.replica),
+        Fact::IncarnationStopRequested(x) => Some(&x.replica),
+        Fact::IncarnationStartRequested(x) => Some(&x.replica),
+        Fact::IncarnationStarted(x) => Some(&x.replica),
         Fact::IncarnationRunning(x) => Some(&x.replica),
-        Fact::IncarnationStatus(x) => Some(&x.replica),
+        Fact::IncarnationProcessesChanged(x) => Some(&x.replica),
         Fact::IncarnationEnded(x) => Some(&x.replica),
         // Other facts concern no replica, or are counted elsewhere.
         _ => None,

@@ -4,14 +4,14 @@
 use std::time::Duration;
 
 use chancery_events::fact::{
-    Approver, Asker, Begins, DeploymentEnd, OperationApproved, OperationBegun, OperationEnd, OperationEnded,
-    OperationOpened,
+    ApprovalActor, ApprovalStart, DeploymentEnd, OperationApproved, OperationCreated, OperationEnd,
+    OperationEnded, OperationStarted, Requester,
 };
 use chancery_events::id::OperationId;
 use chancery_events::intent::Intent;
 use chancery_events::lifecycle::WillWord;
 use chancery_events::name::ReplicaName;
-use chancery_events::spec::{OperationKind, Restart};
+use chancery_events::spec::{OperationKind, RestartPolicy};
 use chancery_events::subject::Subject;
 use chancery_events::time::Time;
 
@@ -54,7 +54,7 @@ impl World {
             .ok_or_else(|| Violation::new(5, format!("operation {id} was never opened")))
     }
 
-    pub(super) fn operation_opened(&mut self, fact: &OperationOpened, at: At) -> Check {
+    pub(super) fn operation_opened(&mut self, fact: &OperationCreated, at: At) -> Check {
         let (name, kind) = (&fact.replica, fact.kind);
         let id = OperationId::issue(at.lineage, at.position);
         let replica = self.replica(name)?.clone();
@@ -94,7 +94,7 @@ impl World {
             approver: None,
             is_parked: false,
         };
-        if let Some(Asker::Disruption { .. }) = &operation.by {
+        if let Some(Requester::Disruption { .. }) = &operation.by {
             self.evictions.insert(id);
         }
         if let Some(deployment) = &operation.deployment {
@@ -107,9 +107,10 @@ impl World {
             (OperationKind::Stop, Some(stop)) => stop.operation = Some(id),
             _ if is_up(kind) => {
                 // A restart by the plan's rule increments its row; any other start resets it.
-                let by_rule = matches!(fact.by, Some(Asker::Rule(_)));
+                let by_rule = matches!(fact.by, Some(Requester::Rule(_)));
                 let again = replica.again.filter(|_| by_rule);
-                replica.row = again.map(|again| chancery_events::fact::Again { at: at.time, row: again.row });
+                replica.row =
+                    again.map(|again| chancery_events::fact::RestartBackoff { at: at.time, row: again.row });
             }
             _ => {}
         }
@@ -166,22 +167,22 @@ impl World {
         if let Some(stop) = replica.stop.filter(|_| is_up(kind)) {
             return Err(undone(name, kind, stop));
         }
-        if is_up(kind) || fact.begins == Begins::Now {
+        if is_up(kind) || fact.begins == ApprovalStart::Now {
             replica.wants(kind);
         }
-        if let Approver::Rule(rule) = &fact.by
+        if let ApprovalActor::Rule(rule) = &fact.by
             && let Some(policy) = rule.strip_prefix("policy/").and_then(|name| name.parse().ok())
         {
             self.in_flight.entry(policy).or_default().insert(id);
         }
         self.operation(id)?.approver = Some(fact.by.clone());
-        let by_plan = matches!(&fact.by, Approver::Rule(rule) if !rule.starts_with("policy/"));
+        let by_plan = matches!(&fact.by, ApprovalActor::Rule(rule) if !rule.starts_with("policy/"));
         if !by_plan {
             self.people_decided(&operation, at);
         }
         match fact.begins {
-            Begins::Now => self.begin(id, fact.incarnation, How::Approved, at),
-            Begins::Later => {
+            ApprovalStart::Now => self.begin(id, fact.incarnation, How::Approved, at),
+            ApprovalStart::Later => {
                 let turns = operation.deployment.as_ref().is_some_and(|deployment| {
                     let of = self.plans.get(&operation.plan).and_then(|of| of.deployments.get(deployment));
                     of.is_some_and(|of| {
@@ -197,7 +198,7 @@ impl World {
         }
     }
 
-    pub(super) fn operation_begun(&mut self, fact: &OperationBegun, at: At) -> Check {
+    pub(super) fn operation_begun(&mut self, fact: &OperationStarted, at: At) -> Check {
         let id = fact.operation;
         let operation = self.operation(id)?.clone();
         demand!(5, operation.stage != Stage::Over, "operation {id} is over, and begins");
@@ -230,7 +231,7 @@ impl World {
             OperationEnd::Failed { .. } => {
                 demand!(6, self.is_given_up(&operation), "operation {id} fails, and what it started goes on");
                 // An edit of the rule cancels what the rule promised, but not what an abort owes.
-                let by_edit = stage == Stage::Preparing && matches!(operation.by, Some(Asker::Rule(_)));
+                let by_edit = stage == Stage::Preparing && matches!(operation.by, Some(Requester::Rule(_)));
                 let is_owed = self.replica(&operation.replica)?.recovers;
                 demand!(
                     6,
@@ -306,7 +307,8 @@ impl World {
     /// Whether the operation is a restart by rule, and the deployment in progress gives its replica another
     /// version: that deployment has no other open operation.
     fn starts_another_version(&self, operation: &Operation) -> bool {
-        let by_rule = operation.kind == OperationKind::Start && matches!(operation.by, Some(Asker::Rule(_)));
+        let by_rule =
+            operation.kind == OperationKind::Start && matches!(operation.by, Some(Requester::Rule(_)));
         let plan = self.plans.get(&operation.plan);
         let current = plan.and_then(|plan| Some((plan, plan.current.as_ref()?)));
         by_rule
@@ -382,7 +384,7 @@ impl World {
                 operation.kind == OperationKind::Stop && ask.name == operation.replica
             }
             Some(Intent::DisruptionComplete(ask)) => {
-                let by = Asker::Disruption { node: ask.node.clone(), name: ask.name.clone() };
+                let by = Requester::Disruption { node: ask.node.clone(), name: ask.name.clone() };
                 operation.by.as_ref() == Some(&by)
             }
             _ => false,
@@ -450,14 +452,14 @@ impl World {
         let aborted = matches!(end, OperationEnd::Cancelled { .. });
         let undone = had_begun && replaces(kind) && (aborted || matches!(end, OperationEnd::Failed { .. }));
         let is_left = self.replica(&name)?.active.is_some();
-        let restarts = self.plan(&operation.plan)?.latest()?.restart != Restart::Never;
+        let restarts = self.plan(&operation.plan)?.latest()?.restart != RestartPolicy::Never;
         let replica = self.replica(&name)?;
         if undone && is_down {
             // After a failure the rule decides: it has decided, or does when the incarnation ends.
             let by_rule = if is_left { restarts } else { replica.again.is_some() };
             replica.recovers = replica.will == WillWord::Running && (aborted || by_rule);
         }
-        if matches!(operation.by, Some(Asker::Rule(_))) && !had_begun && !kept {
+        if matches!(operation.by, Some(Requester::Rule(_))) && !had_begun && !kept {
             // The rule has kept its promise.
             (replica.again, replica.recovers) = (None, false);
         }

@@ -3,15 +3,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use chancery_events::amount::Amounts;
+use chancery_events::amount::Resources;
 use chancery_events::fact::{
-    ClusterApplied, Judgement, NodeApplied, NodeMoved, ObjectJudged, SessionClosed, SessionOpened,
+    ClusterApplied, NodeApplied, NodeStateChanged, OrphanResolution, OrphanResolved, SessionClosed,
+    SessionOpened,
 };
 use chancery_events::id::{IncarnationId, ObjectId, SessionId};
 use chancery_events::intent::Intent;
 use chancery_events::name::{ClusterName, ExecutorName, NodeName};
 use chancery_events::observation::{IncarnationReport, Observation, SessionEnd};
-use chancery_events::spec::{Activity, NodeState};
+use chancery_events::spec::{ClusterActivity, NodeState};
 
 use super::chain::Chain;
 use super::state::{At, Cluster, Incarnation, Input, Node, Session, World};
@@ -35,7 +36,7 @@ impl World {
                 state: NodeState::Unallocated,
                 cluster: None,
                 disruptions: BTreeMap::new(),
-                held: Amounts::ZERO,
+                held: Resources::ZERO,
                 volumes: BTreeMap::new(),
                 places: BTreeSet::new(),
             };
@@ -46,7 +47,7 @@ impl World {
         node.has_room(&fact.name)
     }
 
-    pub(super) fn node_moved(&mut self, fact: &NodeMoved, at: At) -> Check {
+    pub(super) fn node_moved(&mut self, fact: &NodeStateChanged, at: At) -> Check {
         use NodeState::{Allocated, Allocating, Evicted, Expunged, Sanitizing, Unallocated};
         let name = &fact.name;
         let node = self.node(name)?;
@@ -154,7 +155,7 @@ impl World {
         demand!(5, cluster.session.is_none(), "a session of cluster {name} opens beside another one");
         let input = self.input_of(at);
         let asked = input.as_deref().and_then(Input::saw).is_some_and(|(by, saw)| {
-            matches!(saw, Observation::SessionHello(hello) if hello.cluster == *name && hello.executor == fact.executor)
+            matches!(saw, Observation::SessionRequested(hello) if hello.cluster == *name && hello.executor == fact.executor)
                 && *by == fact.executor
         });
         demand!(6, asked, "a session of cluster {name} opens, and its executor did not ask");
@@ -173,7 +174,7 @@ impl World {
         let saw = input.as_deref().and_then(Input::saw).map(|(_, saw)| saw);
         let said = match fact.end {
             SessionEnd::Lost | SessionEnd::Left => {
-                matches!(saw, Some(Observation::SessionOver(over)) if over.session == id && over.end == fact.end)
+                matches!(saw, Some(Observation::SessionEnded(over)) if over.session == id && over.end == fact.end)
             }
             SessionEnd::Removed => input.as_deref().is_some_and(|input| input.request().is_some()),
         };
@@ -194,7 +195,7 @@ impl World {
         let cluster = self.clusters.entry(fact.name.clone());
         cluster.and_modify(|known| known.runtime = runtime).or_insert(Cluster {
             runtime,
-            activity: Activity::Active,
+            activity: ClusterActivity::Active,
             session: None,
         });
     }
@@ -230,16 +231,16 @@ impl World {
         Ok(())
     }
 
-    pub(super) fn judged(&mut self, fact: &ObjectJudged, chain: &Chain, at: At) -> Check {
+    pub(super) fn judged(&mut self, fact: &OrphanResolved, chain: &Chain, at: At) -> Check {
         let id = fact.object;
         let input = self.input_of(at);
-        let Some((by, Observation::ObjectReported(saw))) = input.as_deref().and_then(Input::saw) else {
+        let Some((by, Observation::OrphanReported(saw))) = input.as_deref().and_then(Input::saw) else {
             return Err(Violation::new(8, format!("object {id} is judged, and nobody reported it")));
         };
         demand!(8, saw.object == id, "another object than {id} was reported");
         self.speaks_for(saw.session, by, &fact.cluster)?;
         demand!(8, saw.seen < at.position, "its executor has seen more than this decider: {}", saw.seen);
-        if fact.judgement == Judgement::Remove {
+        if fact.judgement == OrphanResolution::Remove {
             demand!(
                 8,
                 chain.is_ours(id.lineage(), id.position()),
@@ -263,7 +264,7 @@ impl World {
 
 impl Node {
     /// Reserves additional resources.
-    fn take(&mut self, name: &NodeName, more: Amounts) -> Check {
+    fn take(&mut self, name: &NodeName, more: Resources) -> Check {
         let many = || Violation::new(4, format!("node {name} holds more than can be counted"));
         self.held = self.held.checked_add(more).ok_or_else(many)?;
         Ok(())

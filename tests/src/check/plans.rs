@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use chancery_events::fact::{PlanApplied, PlanRemoving, ReplicaAssigned, ReplicaCreated};
-use chancery_events::intent::{Cascade, Intent};
+use chancery_events::fact::{PlanApplied, PlanDeletionStarted, ReplicaCreated, ReplicaDeploymentChanged};
+use chancery_events::intent::{CascadePolicy, Intent};
 use chancery_events::lifecycle::WillWord;
 use chancery_events::name::{DeploymentName, PlanName, ReplicaName, VolumeName};
-use chancery_events::spec::{Activity, Balance, OperationKind, PlanSpec};
+use chancery_events::spec::{BalancePolicy, ClusterActivity, OperationKind, PlanSpec};
 
 use super::state::{At, Count, Deployment, DeploymentStage, Input, Life, Plan, Replica, Stop, World};
 use super::violation::{Check, Violation, demand};
@@ -25,7 +25,7 @@ impl World {
         let (name, generation) = (&fact.name, fact.generation);
         self.plan_may_become(name, &fact.spec, at)?;
         let plan = self.plans.entry(name.clone()).or_insert_with(|| Plan {
-            activity: Activity::Active,
+            activity: ClusterActivity::Active,
             is_removing: false,
             generation: 0,
             specs: BTreeMap::new(),
@@ -38,7 +38,7 @@ impl World {
             had_replicas: None,
             ended: 0,
             replicas: 0,
-            balance: Balance::Even,
+            balance: BalancePolicy::Even,
             rebalance: None,
             counts: BTreeMap::new(),
         });
@@ -49,13 +49,13 @@ impl World {
         Ok(())
     }
 
-    pub(super) fn plan_removing(&mut self, fact: &PlanRemoving, at: At) -> Check {
+    pub(super) fn plan_removing(&mut self, fact: &PlanDeletionStarted, at: At) -> Check {
         let name = &fact.name;
         let input = self.input_of(at);
         let asked = input.as_deref().and_then(Input::request).is_some_and(|request| {
             request.actor == fact.by
                 && matches!(&request.intent, Intent::PlanDelete(ask)
-                    if ask.name == *name && ask.cascade == Cascade::Yes)
+                    if ask.name == *name && ask.cascade == CascadePolicy::Yes)
         });
         demand!(6, asked, "plan {name} is to go with all that it has, and {} did not ask", fact.by);
         self.may_remove(name, at)?;
@@ -89,7 +89,12 @@ impl World {
         );
         let plan = self.plan(&fact.plan)?;
         if asked {
-            demand!(6, plan.activity == Activity::Active, "plan {} is inactive, and gets {name}", fact.plan);
+            demand!(
+                6,
+                plan.activity == ClusterActivity::Active,
+                "plan {} is inactive, and gets {name}",
+                fact.plan
+            );
             let busy = plan.current.is_some() || plan.next.is_some() || plan.is_removing;
             demand!(6, !busy, "replica {name} is created, and a deployment says how many there are");
             let last = plan.carried_out.as_ref() == Some(by);
@@ -126,7 +131,7 @@ impl World {
         Ok(())
     }
 
-    pub(super) fn replica_assigned(&mut self, fact: &ReplicaAssigned) -> Check {
+    pub(super) fn replica_assigned(&mut self, fact: &ReplicaDeploymentChanged) -> Check {
         let (name, to) = (&fact.name, &fact.deployment);
         let replica = self.replica(name)?;
         demand!(5, replica.plan == fact.plan, "replica {name} is of plan {}", replica.plan);

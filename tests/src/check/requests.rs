@@ -10,7 +10,7 @@ use chancery_events::fact::{
 };
 use chancery_events::id::RequestId;
 use chancery_events::intent::{
-    Cascade, DisruptionApprove, Intent, NodeDelete, NodeSetState, PlanApply, PlanDelete, PolicyApply,
+    CascadePolicy, DisruptionApprove, Intent, NodeDelete, NodeSetState, PlanApply, PlanDelete, PolicyApply,
     PolicyDelete, VolumeDelete,
 };
 use chancery_events::lifecycle::WillWord;
@@ -18,7 +18,7 @@ use chancery_events::name::{
     Actor, DisruptionName, DomainName, NodeName, PlanName, PolicyName, ReplicaName, VolumeName,
 };
 use chancery_events::spec::{
-    Approval, Evict, NodeState, OperationKind, PlanSpec, PolicyKind, PolicySpec, Rule,
+    ApprovalMode, DisruptionAction, NodeState, OperationKind, PlanSpec, PolicyKind, PolicyRule, PolicySpec,
 };
 use chancery_events::time::Time;
 
@@ -65,23 +65,23 @@ impl Rules<'_> {
         let about = |spec: &&&PolicySpec| is_about(spec, kind.into(), Some(plan), domain);
         let mut all = self.policies.iter().filter(about);
         let approves = |spec: &&PolicySpec| match &spec.rule {
-            Rule::FourEyes {} => false,
-            Rule::Approve { windows, in_flight } => {
+            PolicyRule::FourEyes {} => false,
+            PolicyRule::Approve { windows, in_flight } => {
                 let open = windows.is_empty() || windows.iter().any(|window| is_open(window, now));
                 open && in_flight.is_none_or(|most| others < most)
             }
         };
         (self.automatic)(plan, kind)
             || self.policies.iter().filter(about).any(approves)
-            || !all.any(|spec| spec.rule == Rule::FourEyes {})
+            || !all.any(|spec| spec.rule == PolicyRule::FourEyes {})
     }
 }
 
 /// Returns the intent that the request was opened for.
 fn intent(change: &RequestedChange) -> Intent {
     match change.clone() {
-        RequestedChange::PlanDelete { name } => PlanDelete { name, cascade: Cascade::Yes }.into(),
-        RequestedChange::NodeDelete { name } => NodeDelete { name, cascade: Cascade::Yes }.into(),
+        RequestedChange::PlanDelete { name } => PlanDelete { name, cascade: CascadePolicy::Yes }.into(),
+        RequestedChange::NodeDelete { name } => NodeDelete { name, cascade: CascadePolicy::Yes }.into(),
         RequestedChange::NodeExpunge { name, .. } => {
             NodeSetState { name, state: NodeState::Expunged, cluster: None, break_glass: None }.into()
         }
@@ -95,7 +95,7 @@ fn intent(change: &RequestedChange) -> Intent {
 
 impl World {
     fn four_eyes(&self, kind: PolicyKind, plan: Option<&PlanName>, domain: Option<&DomainName>) -> bool {
-        let mut two = self.policies.values().filter(|policy| policy.rule == Rule::FourEyes {});
+        let mut two = self.policies.values().filter(|policy| policy.rule == PolicyRule::FourEyes {});
         two.any(|policy| is_about(policy, kind, plan, domain))
     }
 
@@ -282,7 +282,7 @@ impl World {
     }
 
     pub(super) fn may_remove(&mut self, plan: &PlanName, at: At) -> Check {
-        let manual = self.plan(plan)?.latest()?.approval.delete == Approval::Manual;
+        let manual = self.plan(plan)?.latest()?.approval.delete == ApprovalMode::Manual;
         let members = self.of_plan(plan);
         let runs = members.iter().filter_map(|(_, name)| self.replicas.get(name));
         let runs = runs.flat_map(|replica| replica.active.into_iter().chain(replica.passive));
@@ -306,11 +306,12 @@ impl World {
         at: At,
     ) -> Check {
         let Some(of) = self.nodes.get(node) else { return Ok(()) };
-        let evicts = of.disruptions.get(name).is_some_and(|disruption| disruption.spec.evict != Evict::No);
+        let evicts =
+            of.disruptions.get(name).is_some_and(|disruption| disruption.spec.evict != DisruptionAction::No);
         let mut people = People::Nobody;
         for (plan, _) in self.on_node(node).iter().filter(|_| evicts) {
             let spec = self.plans.get(plan).and_then(|plan| plan.latest().ok());
-            if spec.is_some_and(|spec| spec.approval.relocate == Approval::Automatic) {
+            if spec.is_some_and(|spec| spec.approval.relocate == ApprovalMode::Automatic) {
                 continue;
             }
             // A replica may be moved to any domain.
@@ -328,7 +329,7 @@ impl World {
         let Some(volume) = self.volumes.get(name) else { return Ok(()) };
         let plan = volume.owner.as_ref().and_then(|owner| self.replicas.get(owner)).map(|owner| &owner.plan);
         let spec = plan.and_then(|plan| self.plans.get(plan)?.latest().ok());
-        let alone = spec.is_some_and(|spec| spec.approval.delete == Approval::Automatic);
+        let alone = spec.is_some_and(|spec| spec.approval.delete == ApprovalMode::Automatic);
         let domain = self.nodes.get(&volume.node).map(|node| &node.spec.domain);
         // A volume without owner may be kept for any plan.
         let plans: Vec<_> = if let Some(plan) = plan {
@@ -368,8 +369,8 @@ impl World {
         let Some(from) = self.plans.get(name).and_then(|plan| plan.latest().ok()) else { return Ok(()) };
         let policies: Vec<_> = self.policies.values().collect();
         let (before, after) = (
-            |_: &PlanName, kind| from.approval.of(kind) == Approval::Automatic,
-            |_: &PlanName, kind| to.approval.of(kind) == Approval::Automatic,
+            |_: &PlanName, kind| from.approval.of(kind) == ApprovalMode::Automatic,
+            |_: &PlanName, kind| to.approval.of(kind) == ApprovalMode::Automatic,
         );
         let before = Rules { policies: policies.clone(), automatic: &before };
         let after = Rules { policies, automatic: &after };
@@ -383,7 +384,7 @@ impl World {
         let others = || self.policies.iter().filter(|(other, _)| *other != name).map(|(_, spec)| spec);
         let automatic = |plan: &PlanName, kind| {
             let spec = self.plans.get(plan).and_then(|plan| plan.latest().ok());
-            spec.is_some_and(|spec| spec.approval.of(kind) == Approval::Automatic)
+            spec.is_some_and(|spec| spec.approval.of(kind) == ApprovalMode::Automatic)
         };
         let before = Rules { policies: self.policies.values().collect(), automatic: &automatic };
         let after = Rules { policies: others().chain(to).collect(), automatic: &automatic };
@@ -402,8 +403,8 @@ impl World {
         let mut domains: BTreeSet<_> = all().flat_map(|spec| spec.domains.iter().map(Some)).collect();
         domains.insert(None);
         let windows = all().filter_map(|spec| match &spec.rule {
-            Rule::Approve { windows, .. } => Some(windows.iter()),
-            Rule::FourEyes {} => None,
+            PolicyRule::Approve { windows, .. } => Some(windows.iter()),
+            PolicyRule::FourEyes {} => None,
         });
         // As each window opens and closes, on every day of a week.
         let mut times = BTreeSet::from([0]);

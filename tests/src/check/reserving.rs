@@ -3,11 +3,13 @@
 
 use std::collections::BTreeSet;
 
-use chancery_events::amount::Amounts;
+use chancery_events::amount::Resources;
 use chancery_events::fact::IncarnationReserved;
 use chancery_events::id::IncarnationId;
 use chancery_events::name::{GroupName, NodeName, ReplicaName};
-use chancery_events::spec::{Company, OperationKind, Otherwise, PlanSpec, Sharing, Succession};
+use chancery_events::spec::{
+    AffinityKind, AffinityPolicy, NodeSharing, OperationKind, PlanSpec, UpdateOrder,
+};
 
 use super::operations::replaces;
 use super::state::{At, Incarnation, Life, Operation, Replica, Stage, World};
@@ -91,7 +93,7 @@ impl World {
         demand!(3, alone, "replica {name} has a second run before the first is over, for a {kind}");
         let stop_first = match kind {
             OperationKind::Restart => true,
-            OperationKind::Update => policy.update == Succession::StopFirst,
+            OperationKind::Update => policy.update == UpdateOrder::StopFirst,
             OperationKind::Relocate | OperationKind::Create | OperationKind::Start => false,
             OperationKind::Stop | OperationKind::Delete => {
                 return Err(Violation::new(6, format!("a {kind} takes a place")));
@@ -139,7 +141,7 @@ impl World {
         let of_plan = |run: &&Incarnation| {
             self.replicas.get(&run.replica).is_some_and(|other| other.plan == replica.plan)
         };
-        let shared = policy.sharing == Sharing::Never && others().any(|run| of_plan(&run));
+        let shared = policy.sharing == NodeSharing::Never && others().any(|run| of_plan(&run));
         demand!(4, !shared, "replica {name} gets a place on {on}, where another of its plan is");
         let there = others().flat_map(|run| self.groups_of(run)).collect();
         self.keeps_company(fact, name, &there, policy)
@@ -155,7 +157,7 @@ impl World {
     ) -> Check {
         let groups: Vec<_> = spec.affinity.iter().map(|affinity| affinity.group.clone()).collect();
         demand!(4, fact.groups == groups, "replica {name} is of groups {:?}, not {groups:?}", fact.groups);
-        let allows = spec.affinity.iter().any(|affinity| affinity.otherwise == Otherwise::Allow);
+        let allows = spec.affinity.iter().any(|affinity| affinity.otherwise == AffinityPolicy::Allow);
         demand!(4, fact.strained.is_none() || allows, "replica {name} strains what it may not");
         for affinity in &spec.affinity {
             let group = &affinity.group;
@@ -167,10 +169,10 @@ impl World {
                 others.any(|run| self.groups_of(run).any(|of| of == group))
             };
             let kept = match affinity.nodes {
-                Company::Apart => !here,
-                Company::Together => here || !somewhere(),
+                AffinityKind::Apart => !here,
+                AffinityKind::Together => here || !somewhere(),
             };
-            let excused = affinity.otherwise == Otherwise::Allow && fact.strained.is_some();
+            let excused = affinity.otherwise == AffinityPolicy::Allow && fact.strained.is_some();
             demand!(
                 4,
                 kept || excused,
@@ -215,7 +217,7 @@ impl World {
         let mut others = there.filter(|run| run.replica != held.replica);
         let of_plan =
             |run: &Incarnation| self.replicas.get(&run.replica).is_some_and(|other| other.plan == plan);
-        let alone = policy.sharing == Sharing::Allowed || !others.any(of_plan);
+        let alone = policy.sharing == NodeSharing::Allowed || !others.any(of_plan);
         demand!(4, alone, "{} begins on {} beside another of plan {plan}", held.replica, held.node);
         Ok(())
     }
@@ -232,7 +234,8 @@ impl World {
         );
         self.stores(fact, spec)?;
         let followed = fact.follows.and_then(|old| self.incarnations.get(&old));
-        let for_both = followed.filter(|old| old.node == fact.node).map_or(Amounts::ZERO, |old| old.amounts);
+        let for_both =
+            followed.filter(|old| old.node == fact.node).map_or(Resources::ZERO, |old| old.amounts);
         Ok(Incarnation {
             replica: name.clone(),
             operation: fact.operation,

@@ -8,12 +8,13 @@
 use std::collections::BTreeMap;
 
 use chancery_events::fact::{
-    IncarnationReserved, OperationOpened, PlanBalanceChanged, PlanRebalanceEnded, PlanRebalanceStarted,
+    IncarnationReserved, OperationCreated, PlanBalanceChanged, PlanRebalanceEnded, PlanRebalanceStarted,
 };
 use chancery_events::intent::Intent;
 use chancery_events::name::{DomainName, NodeName, PlanName, ReplicaName};
 use chancery_events::spec::{
-    Activity, Approval, Balance, NodeState, OperationKind, Placement, PlanSpec, Purpose, Sharing, Strategy,
+    ApprovalMode, BalancePolicy, ClusterActivity, DeploymentStrategy, NodeSharing, NodeState, OperationKind,
+    PlacementPolicy, PlanSpec, ProbePurpose,
 };
 
 use super::state::{At, Incarnation, Input, Life, Operation, Plan, Replica, World};
@@ -72,7 +73,7 @@ impl World {
         let Some(of) = self.plans.get(plan) else { return counts };
         let current = of.current.as_ref().and_then(|current| of.deployments.get(current));
         let sets = current.filter(|current| {
-            matches!(current.spec.strategy, Strategy::Graceful { .. }) && !current.has_cut_over
+            matches!(current.spec.strategy, DeploymentStrategy::Graceful { .. }) && !current.has_cut_over
         });
         let counted = |replica: &Replica| {
             sets.is_none_or(|new| {
@@ -101,7 +102,7 @@ impl World {
         let fits = |(_, node): &(&'a NodeName, &'a super::state::Node)| {
             let cluster = node.cluster.as_ref();
             let active = cluster.and_then(|cluster| self.clusters.get(cluster));
-            let is_active = active.is_some_and(|cluster| cluster.activity == Activity::Active);
+            let is_active = active.is_some_and(|cluster| cluster.activity == ClusterActivity::Active);
             let allowed = node.state == NodeState::Allocated && !node.is_disturbed() && is_active;
             let wanted = policy.cluster.is_none() || policy.cluster.as_ref() == cluster;
             let wanted = wanted && (policy.zone.is_none() || policy.zone == node.spec.zone);
@@ -113,7 +114,7 @@ impl World {
                 let of = self.replicas.get(&run.replica);
                 run.replica != *name && of.is_some_and(|of| of.plan == replica.plan)
             });
-            allowed && wanted && needs.fits(free) && !(others && policy.sharing == Sharing::Never)
+            allowed && wanted && needs.fits(free) && !(others && policy.sharing == NodeSharing::Never)
         };
         self.nodes.iter().filter(fits).map(|(name, _)| name).collect()
     }
@@ -132,7 +133,7 @@ impl World {
     ) -> Check {
         let old = replica.active.and_then(|id| self.incarnations.get(&id)).map(|run| &run.node);
         let stays = fact.follows.is_some() && old == Some(&fact.node);
-        let spreads = policy.placement == Placement::Spread;
+        let spreads = policy.placement == PlacementPolicy::Spread;
         if !spreads || !is_plain(policy, version) || operation.wants.is_some() || stays {
             return Ok(());
         }
@@ -191,7 +192,7 @@ impl World {
         if !of.is_plain() {
             return Improvement::Unknown;
         }
-        if of.latest().is_ok_and(|spec| spec.placement == Placement::Pack) {
+        if of.latest().is_ok_and(|spec| spec.placement == PlacementPolicy::Pack) {
             return Improvement::Nothing;
         }
         let movable = self.replicas.iter().filter(|(_, replica)| {
@@ -219,8 +220,8 @@ impl World {
         );
         let found = match self.improvement(name) {
             Improvement::Unknown => None,
-            Improvement::Nothing => Some((Balance::Even, String::new())),
-            Improvement::Move(replica, node) => Some((Balance::Uneven, format!("{replica} to {node}"))),
+            Improvement::Nothing => Some((BalancePolicy::Even, String::new())),
+            Improvement::Move(replica, node) => Some((BalancePolicy::Uneven, format!("{replica} to {node}"))),
         };
         let plan = self.plan(name)?;
         demand!(5, plan.balance != fact.balance, "plan {name} is said to be {} a second time", fact.balance);
@@ -265,22 +266,23 @@ impl World {
     fn moves(&self, plan: &PlanName) -> usize {
         let open = self.replicas.values().filter(|replica| replica.plan == *plan).flat_map(|of| &of.open);
         let operations = open.filter_map(|id| self.operations.get(id));
-        operations.filter(|operation| operation.purpose == Some(Purpose::Rebalance)).count()
+        operations.filter(|operation| operation.purpose == Some(ProbePurpose::Rebalance)).count()
     }
 
     /// Checks that a rebalance was requested, and that its move makes the spread more even.
-    pub(super) fn rebalance_asks(&self, fact: &OperationOpened, replica: &Replica) -> Check {
+    pub(super) fn rebalance_asks(&self, fact: &OperationCreated, replica: &Replica) -> Check {
         let (name, kind) = (&fact.replica, fact.kind);
         let what = format!("a {kind} of {name} is opened for a rebalance");
         let Some(plan) = self.plans.get(&replica.plan) else { return Ok(()) };
         demand!(6, kind == OperationKind::Relocate && fact.node.is_none(), "{what}, which is no move");
         let asked = match (&plan.rebalance, &fact.by) {
-            (Some(actor), Some(chancery_events::fact::Asker::Actor(by))) => actor == by,
+            (Some(actor), Some(chancery_events::fact::Requester::Actor(by))) => actor == by,
             _ => false,
         };
         demand!(6, asked, "{what}, and nobody asked for that");
         let spec = plan.latest()?;
-        let bound = spec.has_volumes() || spec.approval.of(OperationKind::Relocate) == Approval::Automatic;
+        let bound =
+            spec.has_volumes() || spec.approval.of(OperationKind::Relocate) == ApprovalMode::Automatic;
         let moves = self.moves(&replica.plan);
         demand!(6, !bound || moves < spec.budget as usize, "{what} beside {moves} others");
         demand!(
@@ -295,7 +297,7 @@ impl World {
     pub(super) fn unsaid(&self) -> Option<String> {
         self.plans.iter().find_map(|(name, plan)| {
             let Improvement::Move(replica, node) = self.improvement(name) else { return None };
-            let is_said = plan.balance == Balance::Uneven || self.is_busy(name);
+            let is_said = plan.balance == BalancePolicy::Uneven || self.is_busy(name);
             (!is_said).then(|| {
                 format!("plan {name} is uneven and not said to be: {replica} would be better on {node}")
             })

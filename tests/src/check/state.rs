@@ -3,14 +3,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use chancery_events::amount::Amounts;
+use chancery_events::amount::Resources;
 use chancery_events::digest::Digest;
 use chancery_events::event::Event;
 use chancery_events::fact::{
-    Again, Approver, Asker, DeploymentEnd, Effect, IncarnationEnd, Proposal, RequestedChange, Rollback,
+    ApprovalActor, ApprovalProposal, CommandEffect, DeploymentEnd, IncarnationEnd, RequestedChange,
+    Requester, RestartBackoff, RollbackReference,
 };
 use chancery_events::id::{IncarnationId, Lineage, OperationId, Position, RequestId, SessionId};
-use chancery_events::intent::{Intent, Request};
+use chancery_events::intent::{Intent, IntentRequest};
 use chancery_events::lifecycle::WillWord;
 use chancery_events::name::{
     Actor, CapabilityName, ClusterName, DeploymentName, DisruptionName, DomainName, ExecutorName, Namespace,
@@ -18,8 +19,8 @@ use chancery_events::name::{
 };
 use chancery_events::observation::Observation;
 use chancery_events::spec::{
-    Activity, Balance, Coordinates, DeploymentSpec, DisruptionSpec, DisruptionState, NodeSpec, NodeState,
-    OperationKind, Payload, PlanSpec, PolicySpec, Purpose, Runtime,
+    BalancePolicy, ClusterActivity, ClusterRuntime, DeploymentSpec, DisruptionSpec, DisruptionState,
+    NodeSpec, NodeState, OperationKind, Payload, PayloadCoordinates, PlanSpec, PolicySpec, ProbePurpose,
 };
 use chancery_events::time::Time;
 
@@ -57,7 +58,7 @@ pub(super) enum Said {
 }
 
 impl Input {
-    pub(super) fn request(&self) -> Option<&Request> {
+    pub(super) fn request(&self) -> Option<&IntentRequest> {
         match &self.event {
             Event::Intent(request) => Some(request),
             Event::Observation { .. } | Event::Fact { .. } => None,
@@ -78,8 +79,8 @@ impl Input {
 
 #[derive(Clone, Debug)]
 pub(super) struct Cluster {
-    pub(super) runtime: Runtime,
-    pub(super) activity: Activity,
+    pub(super) runtime: ClusterRuntime,
+    pub(super) activity: ClusterActivity,
     /// Open session of the cluster.
     pub(super) session: Option<SessionId>,
 }
@@ -90,7 +91,7 @@ pub(super) struct Node {
     pub(super) state: NodeState,
     pub(super) cluster: Option<ClusterName>,
     pub(super) disruptions: BTreeMap<DisruptionName, Disruption>,
-    pub(super) held: Amounts,
+    pub(super) held: Resources,
     pub(super) volumes: BTreeMap<StorageClass, u64>,
     /// Incarnations with a reservation on the node.
     pub(super) places: BTreeSet<IncarnationId>,
@@ -113,13 +114,13 @@ pub(super) struct Session {
 
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
-    pub(super) activity: Activity,
+    pub(super) activity: ClusterActivity,
     /// Whether the plan is being deleted, with all its entities.
     pub(super) is_removing: bool,
     pub(super) generation: u32,
     pub(super) specs: BTreeMap<u32, Arc<PlanSpec>>,
     /// Distinct versions of the plan's deployments.
-    pub(super) versions: Vec<(Namespace, ServiceName, Vec<Payload>, Coordinates)>,
+    pub(super) versions: Vec<(Namespace, ServiceName, Vec<Payload>, PayloadCoordinates)>,
     pub(super) deployments: BTreeMap<DeploymentName, Deployment>,
     /// Deployment in progress.
     pub(super) current: Option<DeploymentName>,
@@ -135,7 +136,7 @@ pub(super) struct Plan {
     pub(super) ended: u64,
     pub(super) replicas: u64,
     /// Recorded balance of the plan's spread.
-    pub(super) balance: Balance,
+    pub(super) balance: BalancePolicy,
     /// Requester of the rebalance in progress.
     pub(super) rebalance: Option<Actor>,
     /// Counts of replicas that are not being deleted, by their deployment.
@@ -176,7 +177,7 @@ pub(super) struct Deployment {
     /// Whether the deployment completed.
     pub(super) has_completed: bool,
     /// Target, if the deployment is a rollback.
-    pub(super) rollback: Option<Rollback>,
+    pub(super) rollback: Option<RollbackReference>,
     /// Time of the last progress.
     pub(super) progressed: Time,
     /// Whether the deployment was marked stalled, and has made no progress since.
@@ -217,9 +218,9 @@ pub(super) struct Replica {
     /// Whether the replica was stopped for an aborted operation, and nothing was started on it since.
     pub(super) recovers: bool,
     /// Time of the next restart by the plan's rule.
-    pub(super) again: Option<Again>,
+    pub(super) again: Option<RestartBackoff>,
     /// Last of consecutive restarts by that rule: the time of its request, and its number.
-    pub(super) row: Option<Again>,
+    pub(super) row: Option<RestartBackoff>,
     /// Replica's contribution to its plan's counts.
     pub(super) counted: Option<(DeploymentName, Count)>,
 }
@@ -240,12 +241,12 @@ pub(super) struct Operation {
     pub(super) kind: OperationKind,
     pub(super) deployment: Option<DeploymentName>,
     /// Requester that is no deployment, or the rule of a deployment.
-    pub(super) by: Option<Asker>,
+    pub(super) by: Option<Requester>,
     /// Deployment whose version the replica has after success.
     pub(super) version: DeploymentName,
     /// Only node that the operation accepts.
     pub(super) wants: Option<NodeName>,
-    pub(super) purpose: Option<Purpose>,
+    pub(super) purpose: Option<ProbePurpose>,
     pub(super) stage: Stage,
     /// Time of the start.
     pub(super) begun: Option<Time>,
@@ -255,12 +256,12 @@ pub(super) struct Operation {
     pub(super) aborted: bool,
     /// Whether the new incarnation is ready, and the end of the old one is requested.
     pub(super) is_past_return: bool,
-    pub(super) proposal: Option<Proposal>,
+    pub(super) proposal: Option<ApprovalProposal>,
     /// Incarnation that the operation starts or changes.
     pub(super) incarnation: Option<IncarnationId>,
     /// Update domain that the operation concerns.
     pub(super) domain: Option<DomainName>,
-    pub(super) approver: Option<Approver>,
+    pub(super) approver: Option<ApprovalActor>,
     /// Whether the operation is quarantined, and so never expires.
     pub(super) is_parked: bool,
 }
@@ -286,9 +287,9 @@ pub(super) struct Incarnation {
     /// Incarnation that must end before the start.
     pub(super) follows: Option<IncarnationId>,
     /// Needed resources.
-    pub(super) amounts: Amounts,
+    pub(super) amounts: Resources,
     /// Reserved resources: fewer than needed until the followed incarnation on the node ended.
-    pub(super) holds: Amounts,
+    pub(super) holds: Resources,
     /// Storage reserved for volumes not on the node yet.
     pub(super) volumes: BTreeMap<StorageClass, u64>,
     /// Volumes that the incarnation will use.
@@ -307,7 +308,7 @@ pub(super) struct Incarnation {
     pub(super) unready: Option<(Time, Option<(Time, SessionId)>)>,
     pub(super) revision: u32,
     /// Command without an outcome, with its attempt.
-    pub(super) command: Option<(Effect, u32)>,
+    pub(super) command: Option<(CommandEffect, u32)>,
 }
 
 #[derive(Clone, PartialEq, Debug)]
@@ -379,7 +380,7 @@ pub(super) struct Now {
     /// Deployments that ended as failed.
     pub(super) ended_failed: BTreeSet<(PlanName, DeploymentName)>,
     /// Starts by people that were replaced by another version: their requester and node.
-    pub(super) gave_way: Vec<(ReplicaName, Option<Asker>, Option<NodeName>)>,
+    pub(super) gave_way: Vec<(ReplicaName, Option<Requester>, Option<NodeName>)>,
     /// Nodes that were emptied for their deletion.
     pub(super) emptied: BTreeSet<NodeName>,
     /// Nodes whose expunge needs no approval, by break-glass.

@@ -7,8 +7,8 @@ use std::time::Duration;
 use chancery_events::digest::Digest;
 use chancery_events::fact::{IntentAccepted, IntentRefused};
 use chancery_events::id::Position;
-use chancery_events::intent::Request;
-use chancery_events::refusal::Code;
+use chancery_events::intent::IntentRequest;
+use chancery_events::refusal::RefusalCode;
 use chancery_events::time::Time;
 
 use super::violation::{Check, Violation, demand};
@@ -46,7 +46,7 @@ pub(super) struct Verdicts {
 impl Verdicts {
     pub(super) fn accepted(
         &mut self,
-        request: &Request,
+        request: &IntentRequest,
         fact: &IntentAccepted,
         at: Position,
         now: Time,
@@ -59,7 +59,7 @@ impl Verdicts {
 
     pub(super) fn refused(
         &mut self,
-        request: &Request,
+        request: &IntentRequest,
         fact: &IntentRefused,
         at: Position,
         now: Time,
@@ -67,19 +67,19 @@ impl Verdicts {
         check(request, fact.key, fact.digest)?;
         match fact.code {
             // These verdicts are about the key or its date, not about the intent: the first verdict stays.
-            Code::KeyReused => {
+            RefusalCode::KeyReused => {
                 let known = self.keys.get(&fact.key);
                 let other = known.is_some_and(|known| known.digest != fact.digest);
                 demand!(1, other, "a key is called used, and nothing else was asked with it");
             }
-            Code::Expired | Code::FromTheFuture => {}
+            RefusalCode::Expired | RefusalCode::FromTheFuture => {}
             _ => self.decide(request, fact.at, at, now)?,
         }
         self.tell(request, Verdict::Refused(fact.code), at);
         Ok(())
     }
 
-    fn decide(&mut self, request: &Request, dated: Time, at: Position, now: Time) -> Check {
+    fn decide(&mut self, request: &IntentRequest, dated: Time, at: Position, now: Time) -> Check {
         let (key, digest) = (request.key(), request.digest());
         if let Some(first) = self.keys.get(&key) {
             // Beyond these bounds a key may be deleted; then only the intent's date protects it.
@@ -97,7 +97,7 @@ impl Verdicts {
         Ok(())
     }
 
-    fn tell(&mut self, request: &Request, verdict: Verdict, at: Position) {
+    fn tell(&mut self, request: &IntentRequest, verdict: Verdict, at: Position) {
         let (key, digest) = (request.key(), request.digest());
         self.recorded.insert(key);
         let type_name = request.intent.type_name();
@@ -144,7 +144,7 @@ impl Verdicts {
     }
 }
 
-fn check(request: &Request, key: Digest, digest: Digest) -> Check {
+fn check(request: &IntentRequest, key: Digest, digest: Digest) -> Check {
     demand!(1, key == request.key(), "the verdict is of another key than the intent's");
     demand!(1, digest == request.digest(), "the verdict is of another body than the intent's");
     Ok(())

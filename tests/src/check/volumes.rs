@@ -4,14 +4,14 @@
 use std::collections::BTreeMap;
 
 use chancery_events::fact::{
-    Asker, Effect, IncarnationEnd, IncarnationReserved, VolumeCreated, VolumeDestroyed, VolumeDestroying,
-    VolumeFailed, VolumeLost, VolumeReady, VolumeRemoving,
+    CommandEffect, IncarnationEnd, IncarnationReserved, Requester, VolumeCommandFailed, VolumeCreated,
+    VolumeDeletionStarted, VolumeDestroyRequested, VolumeDestroyed, VolumeLost, VolumeReady,
 };
 use chancery_events::id::{IncarnationId, VolumeId};
 use chancery_events::intent::Intent;
 use chancery_events::name::{ClusterName, NodeName, ReplicaName, StorageClass, VolumeName};
-use chancery_events::observation::{Observation, Report, Saw};
-use chancery_events::spec::{NodeState, OnDelete, PlanSpec};
+use chancery_events::observation::{ObjectReport, Observation, ObservedState};
+use chancery_events::spec::{NodeState, PlanSpec, VolumeDeletion};
 
 use super::state::{At, Incarnation, Input, Life, Node, Stage, World};
 use super::violation::{Check, Violation, demand};
@@ -25,7 +25,7 @@ pub(super) struct Volume {
     class: StorageClass,
     capacity: u64,
     pub(super) owner: Option<ReplicaName>,
-    on_delete: OnDelete,
+    on_delete: VolumeDeletion,
     is: Is,
     /// Whether a deletion was requested.
     goes: bool,
@@ -33,7 +33,7 @@ pub(super) struct Volume {
     /// Whether an incarnation that uses the volume was started.
     used: bool,
     revision: u32,
-    command: Option<(Effect, u32)>,
+    command: Option<(CommandEffect, u32)>,
 }
 
 /// State of a volume.
@@ -149,14 +149,14 @@ impl World {
             user: None,
             used: false,
             revision: 1,
-            command: Some((Effect::Ensure, 1)),
+            command: Some((CommandEffect::Ensure, 1)),
         };
         self.volumes.insert(name.clone(), volume);
         Ok(())
     }
 
     /// Returns the report behind a fact about a volume, from its cluster's session alone.
-    fn report_of(&mut self, name: &VolumeName, at: At) -> Result<Option<Report<VolumeId>>, Violation> {
+    fn report_of(&mut self, name: &VolumeName, at: At) -> Result<Option<ObjectReport<VolumeId>>, Violation> {
         let volume = self.volume(name)?.clone();
         let Some(input) = self.input_of(at) else { return Ok(None) };
         let Some((by, Observation::VolumeReported(saw))) = input.saw() else { return Ok(None) };
@@ -168,7 +168,7 @@ impl World {
 
     pub(super) fn volume_ready(&mut self, fact: &VolumeReady, at: At) -> Check {
         let report = self.report_of(&fact.name, at)?;
-        let seen = report.is_some_and(|report| matches!(report.saw, Saw::Ready { .. }));
+        let seen = report.is_some_and(|report| matches!(report.saw, ObservedState::Ready { .. }));
         demand!(5, seen, "volume {} is called ready, and nobody saw it", fact.name);
         let volume = self.volume(&fact.name)?;
         let was = matches!(volume.is, Is::Ensuring | Is::Lost);
@@ -177,10 +177,10 @@ impl World {
         Ok(())
     }
 
-    pub(super) fn volume_failed(&mut self, fact: &VolumeFailed, at: At) -> Check {
+    pub(super) fn volume_failed(&mut self, fact: &VolumeCommandFailed, at: At) -> Check {
         let name = &fact.name;
         let report = self.report_of(name, at)?;
-        let seen = report.is_some_and(|report| matches!(report.saw, Saw::Failed { .. }));
+        let seen = report.is_some_and(|report| matches!(report.saw, ObservedState::Failed { .. }));
         demand!(5, seen, "a command of volume {name} has failed, and nobody reported it");
         let volume = self.volume(name)?;
         demand!(
@@ -194,7 +194,11 @@ impl World {
         };
         demand!(5, fact.attempt == attempt, "attempt {} of volume {name} is not the last", fact.attempt);
         let is_tried_again = fact.not_before.is_some();
-        demand!(6, is_tried_again || effect == Effect::Ensure, "a {effect} of volume {name} is given up");
+        demand!(
+            6,
+            is_tried_again || effect == CommandEffect::Ensure,
+            "a {effect} of volume {name} is given up"
+        );
         volume.command = is_tried_again.then_some((effect, attempt + 1));
         Ok(())
     }
@@ -202,7 +206,8 @@ impl World {
     pub(super) fn volume_lost(&mut self, fact: &VolumeLost, at: At) -> Check {
         let name = &fact.name;
         let report = self.report_of(name, at)?;
-        let seen = report.is_some_and(|report| matches!(report.saw, Saw::Ended { .. } | Saw::Gone));
+        let seen = report
+            .is_some_and(|report| matches!(report.saw, ObservedState::Ended { .. } | ObservedState::Gone));
         let node = self.volume(name)?.node.clone();
         let expunged = self.node(&node)?.state == NodeState::Expunged;
         demand!(8, seen || expunged, "volume {name} is called lost, and nothing proves it");
@@ -213,7 +218,7 @@ impl World {
         Ok(())
     }
 
-    pub(super) fn volume_removing(&mut self, fact: &VolumeRemoving, at: At) -> Check {
+    pub(super) fn volume_removing(&mut self, fact: &VolumeDeletionStarted, at: At) -> Check {
         let name = &fact.name;
         let input = self.input_of(at);
         let asked = matches!(
@@ -223,9 +228,9 @@ impl World {
         let volume = self.volume(name)?;
         let unmade = volume.is == Is::Ensuring && volume.command.is_none();
         let may = match &fact.by {
-            Asker::Actor(_) => asked,
-            Asker::Rule(rule) => unmade && rule == "volume/unmade",
-            Asker::Disruption { .. } => false,
+            Requester::Actor(_) => asked,
+            Requester::Rule(rule) => unmade && rule == "volume/unmade",
+            Requester::Disruption { .. } => false,
         };
         demand!(8, may, "volume {name} is to go, and nobody asked for it");
         if asked {
@@ -237,7 +242,7 @@ impl World {
         Ok(())
     }
 
-    pub(super) fn volume_destroying(&mut self, fact: &VolumeDestroying) -> Check {
+    pub(super) fn volume_destroying(&mut self, fact: &VolumeDestroyRequested) -> Check {
         let name = &fact.name;
         let volume = self.volume(name)?;
         demand!(8, volume.goes, "volume {name} is destroyed, and nobody asked for it");
@@ -245,14 +250,14 @@ impl World {
         demand!(5, volume.is != Is::Destroying, "volume {name} is being destroyed already");
         volume.is = Is::Destroying;
         volume.revision += 1;
-        volume.command = Some((Effect::Kill, 1));
+        volume.command = Some((CommandEffect::Kill, 1));
         Ok(())
     }
 
     pub(super) fn volume_destroyed(&mut self, fact: &VolumeDestroyed, at: At) -> Check {
         let name = &fact.name;
         let report = self.report_of(name, at)?;
-        let seen = report.is_some_and(|report| report.saw == Saw::Gone);
+        let seen = report.is_some_and(|report| report.saw == ObservedState::Gone);
         let volume = self.volume(name)?.clone();
         let expunged = self.node(&volume.node)?.state == NodeState::Expunged;
         let proved = seen && volume.is == Is::Destroying;
@@ -339,7 +344,7 @@ impl World {
         for name in volumes {
             let volume = self.volume(name)?;
             volume.owner = None;
-            volume.goes |= volume.on_delete == OnDelete::Destroy || !volume.used;
+            volume.goes |= volume.on_delete == VolumeDeletion::Destroy || !volume.used;
         }
         Ok(())
     }

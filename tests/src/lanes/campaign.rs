@@ -13,7 +13,7 @@ use super::faults::{Deck, Fault, signal};
 use super::fleet::{by_hand, deploy, set_up};
 use super::load::Load;
 use crate::host::{Findings, Host, Mount};
-use crate::ledger::Tally;
+use crate::ledger::CountMap;
 use crate::server::supervisors;
 use crate::sim::Random;
 use crate::{Client, Launch, NotUp, Place, Site, until};
@@ -90,7 +90,7 @@ impl Campaign {
     }
 
     /// Injects a fault in each round, and judges the outcome.
-    pub(super) fn run(mut self, rounds: u64, faults: &[Fault], tally: &mut Tally) -> Result<()> {
+    pub(super) fn run(mut self, rounds: u64, faults: &[Fault], tally: &mut CountMap) -> Result<()> {
         let mut deck = Deck::new(faults);
         for round in 0..rounds {
             let fault = deck.draw(&mut self.random);
@@ -111,7 +111,7 @@ impl Campaign {
         self.end(tally)
     }
 
-    fn end(mut self, tally: &mut Tally) -> Result<()> {
+    fn end(mut self, tally: &mut CountMap) -> Result<()> {
         until("directories are removed once nothing is mounted in them", || {
             self.purged.iter().all(|incarnation| !has_directory(&self.data, incarnation)).then_some(())
         });
@@ -275,7 +275,7 @@ fn has_directory(dir: &Path, name: &str) -> bool {
 }
 
 /// Adds findings on the host to the tally, and fails if there are any.
-fn judge_host(found: &Findings, tally: &mut Tally) -> Result<()> {
+fn judge_host(found: &Findings, tally: &mut CountMap) -> Result<()> {
     tally.started_twice += found.started_twice.len() as u64;
     tally.volumes_with_two_users += found.volumes_with_two_users.len() as u64;
     tally.files_touched += found.files_touched.len() as u64;

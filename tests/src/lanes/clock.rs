@@ -14,13 +14,13 @@ use super::fleet::{by_hand, deploy, fill, set_up, sleeper};
 use super::load::Load;
 use crate::Server;
 use crate::clock::ServerClock;
-use crate::ledger::Tally;
+use crate::ledger::CountMap;
 use crate::sim::Random;
 
 /// Maximum size of a jump in seconds; about two days.
 const LEAP: u64 = 170_000;
 
-pub(super) fn run(rounds: u64, seed: u64, tally: &mut Tally) -> Result<()> {
+pub(super) fn run(rounds: u64, seed: u64, tally: &mut CountMap) -> Result<()> {
     let mut random = Random::new(seed);
     let mut server = Server::new();
     let clock = ServerClock::apart(0);

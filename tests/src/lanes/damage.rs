@@ -13,10 +13,10 @@ use super::frames::{Frame, frames, segments};
 use super::load::Load;
 use crate::Server;
 use crate::history::History;
-use crate::ledger::Tally;
+use crate::ledger::CountMap;
 use crate::sim::Random;
 
-pub(super) fn run(rounds: u64, seed: u64, tally: &mut Tally) -> Result<()> {
+pub(super) fn run(rounds: u64, seed: u64, tally: &mut CountMap) -> Result<()> {
     let mut random = Random::new(seed);
     let mut server = Server::start();
     set_up(&server.client(), &sleeper());
@@ -71,7 +71,7 @@ impl Tail {
 
 /// Tears a write: appends the start of a frame after the last complete one, as a power cut leaves an
 /// unacknowledged write. The server cuts it off and logs that.
-fn tear(server: &mut Server, tail: &Tail, random: &mut Random, tally: &mut Tally) -> Result<()> {
+fn tear(server: &mut Server, tail: &Tail, random: &mut Random, tally: &mut CountMap) -> Result<()> {
     tally.fault("torn tail");
     let bytes = std::fs::read(&tail.path)?;
     let copied = random.pick(&tail.frames).copied().context("a frame")?;
@@ -89,7 +89,7 @@ fn tear(server: &mut Server, tail: &Tail, random: &mut Random, tally: &mut Tally
 }
 
 /// Flips a bit in synced data. No server starts until the bit is restored.
-fn flip(server: &mut Server, tail: &Tail, random: &mut Random, tally: &mut Tally) -> Result<()> {
+fn flip(server: &mut Server, tail: &Tail, random: &mut Random, tally: &mut CountMap) -> Result<()> {
     // Data that the newest frame records as synced ends before that frame.
     let last = tail.frames.last().context("a frame")?;
     let reaches = tail.frames.iter().rposition(|frame| frame.synced < last.synced);

@@ -13,14 +13,14 @@ use serde_json::json;
 use super::evidence::{Evidence, judge};
 use super::fleet::{by_hand, deploy, empty, fill, set_up, sleeper};
 use super::load::Load;
-use crate::ledger::Tally;
+use crate::ledger::CountMap;
 use crate::sim::Random;
 use crate::{Client, Server, until};
 
 /// Size of the disk in mebibytes.
 const ROOM: u64 = 512;
 
-pub(super) fn run(rounds: u64, seed: u64, tally: &mut Tally) -> Result<()> {
+pub(super) fn run(rounds: u64, seed: u64, tally: &mut CountMap) -> Result<()> {
     let mut random = Random::new(seed);
     let mut server = Server::new();
     let disk = Disk::mount(server.move_data("disk"))?;

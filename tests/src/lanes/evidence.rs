@@ -10,15 +10,15 @@ use chancery_events::event::Event;
 use chancery_events::fact::Fact;
 use chancery_events::id::Position;
 use chancery_events::record::Record;
-use chancery_events::refusal::Code;
-use chancery_journal::segments::{Options, SegmentJournal};
-use chancery_journal::{Delivery, Journal as _};
+use chancery_events::refusal::RefusalCode;
+use chancery_journal::segments::{SegmentJournal, SegmentOptions};
+use chancery_journal::{Journal as _, JournalDelivery};
 use chancery_projector::RowKind;
 
 use super::fleet::{empty, fill};
 use crate::check::{Alive, Checker};
 use crate::history::{Ending, History};
-use crate::ledger::Tally;
+use crate::ledger::CountMap;
 use crate::model::{Model, Rows, comparable, differences, key_of};
 use crate::{Server, payloads};
 
@@ -98,8 +98,8 @@ fn alive(data: &Path) -> Result<Vec<Alive>> {
 
 /// Reads the records of a journal that no server has open.
 pub fn records(data: &Path) -> Result<Vec<Arc<Record>>> {
-    let options = Options::new(data.join("fleets/default/journal"), "default");
-    let nobody = Box::new(|_: Delivery| {});
+    let options = SegmentOptions::new(data.join("fleets/default/journal"), "default");
+    let nobody = Box::new(|_: JournalDelivery| {});
     let (journal, _) = SegmentJournal::open(&options, nobody).context("open the journal that was left")?;
     let records = journal.source().records(Position::FIRST).context("read the journal that was left")?;
     let records = records.collect::<Result<Vec<_>, _>>().context("read the journal that was left")?;
@@ -108,7 +108,7 @@ pub fn records(data: &Path) -> Result<Vec<Arc<Record>>> {
 }
 
 /// Judges the evidence: adds findings to the tally, and fails with the first violation.
-pub fn judge(data: &Path, history: &History, evidence: &[Evidence], tally: &mut Tally) -> Result<()> {
+pub fn judge(data: &Path, history: &History, evidence: &[Evidence], tally: &mut CountMap) -> Result<()> {
     let records = records(data)?;
     tally.events += records.last().map_or(0, |record| record.last().get());
     tally.acknowledged += history.acknowledged();
@@ -158,7 +158,10 @@ fn verdicts(records: &[Arc<Record>]) -> Result<BTreeMap<Position, (Key, bool)>> 
                 found.insert(position, (fact.key, true));
             }
             Event::Fact { fact: Fact::IntentRefused(fact), .. } => {
-                let about_key = matches!(fact.code, Code::KeyReused | Code::Expired | Code::FromTheFuture);
+                let about_key = matches!(
+                    fact.code,
+                    RefusalCode::KeyReused | RefusalCode::Expired | RefusalCode::FromTheFuture
+                );
                 found.insert(position, (fact.key, !about_key));
             }
             Event::Fact { .. } | Event::Intent(_) | Event::Observation { .. } => {}

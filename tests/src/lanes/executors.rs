@@ -5,10 +5,16 @@ use anyhow::Result;
 
 use super::campaign::{Campaign, Target};
 use super::faults::Fault;
-use crate::ledger::Tally;
+use crate::ledger::CountMap;
 use crate::{Executor, Place, Site};
 
-pub(super) fn run(place: Place, rounds: u64, seed: u64, faults: &[Fault], tally: &mut Tally) -> Result<()> {
+pub(super) fn run(
+    place: Place,
+    rounds: u64,
+    seed: u64,
+    faults: &[Fault],
+    tally: &mut CountMap,
+) -> Result<()> {
     // A long lease: sessions are resumed and do not expire, however slow the machine is.
     let server = place.serve(&[("CHANCERY_EXECUTORS", "none"), ("CHANCERY_LEASE", "60s")]);
     let executor = Some(Executor::start_within(&server, "e1", "--process"));

@@ -7,8 +7,14 @@ use anyhow::Result;
 use super::campaign::{Campaign, Target, servers};
 use super::faults::Fault;
 use crate::Place;
-use crate::ledger::Tally;
+use crate::ledger::CountMap;
 
-pub(super) fn run(place: Place, rounds: u64, seed: u64, faults: &[Fault], tally: &mut Tally) -> Result<()> {
+pub(super) fn run(
+    place: Place,
+    rounds: u64,
+    seed: u64,
+    faults: &[Fault],
+    tally: &mut CountMap,
+) -> Result<()> {
     Campaign::begin(servers(place), Target::Server, seed, faults)?.run(rounds, faults, tally)
 }

@@ -10,8 +10,8 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, anyhow, bail};
 use chancery_events::digest::Digest;
 use chancery_events::id::Position;
-use chancery_events::intent::{Intent, Request};
-use chancery_events::refusal::Code;
+use chancery_events::intent::{Intent, IntentRequest};
+use chancery_events::refusal::RefusalCode;
 use serde_json::{Value, json};
 
 use crate::history::{Ending, History, OpId, Recorder, Verdict};
@@ -161,7 +161,7 @@ impl Shared {
 fn identity(key: &str, type_name: &str, data: &Value) -> Result<(Digest, Digest)> {
     let intent = Intent::read(&format!("{type_name}.v1"), &data.to_string())
         .with_context(|| format!("there is no intent {type_name}"))??;
-    let request = Request {
+    let request = IntentRequest {
         id: key.parse()?,
         source: "tests".parse()?,
         actor: "ann".parse()?,
@@ -191,7 +191,7 @@ fn ending(answer: &Answer) -> Ending {
     let body = answer.json();
     let position = body["position"].as_u64().map(Position::new);
     let code = body["code"].as_str();
-    let refusal = code.and_then(|code| Code::ALL.iter().find(|known| known.word() == code));
+    let refusal = code.and_then(|code| RefusalCode::ALL.iter().find(|known| known.word() == code));
     match (answer.status, position, refusal) {
         (200..300, Some(position), _) => Ending::Ok { position, verdict: Verdict::Accepted },
         (400..600, Some(position), Some(code)) => Ending::Ok { position, verdict: Verdict::Refused(*code) },
@@ -231,7 +231,10 @@ mod tests {
         };
         let ok = |verdict| Ending::Ok { position: Position::new(7), verdict };
         assert_eq!(told(202, r#"{"position": 7}"#), ok(Verdict::Accepted));
-        assert_eq!(told(409, r#"{"position": 7, "code": "in_use"}"#), ok(Verdict::Refused(Code::InUse)));
+        assert_eq!(
+            told(409, r#"{"position": 7, "code": "in_use"}"#),
+            ok(Verdict::Refused(RefusalCode::InUse))
+        );
         for (status, text) in [(503, r#"{"code": "busy"}"#), (0, "io: Connection refused (os error 111)")] {
             assert_eq!(told(status, text), Ending::Fail, "{text}");
         }

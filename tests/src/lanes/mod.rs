@@ -43,7 +43,7 @@ use anyhow::{Result, anyhow};
 pub use faults::Fault;
 
 use crate::Place;
-use crate::ledger::Tally;
+use crate::ledger::CountMap;
 
 /// Kind of fault campaign.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -124,13 +124,13 @@ impl Lane {
 
     /// Runs `rounds` rounds with seeds from `seed` on, and the journal at `place`. Returns the tally and the
     /// first violation, if any.
-    pub fn run(self, place: Place, rounds: u64, seed: u64) -> (Tally, Result<()>) {
+    pub fn run(self, place: Place, rounds: u64, seed: u64) -> (CountMap, Result<()>) {
         self.run_with(place, rounds, seed, &Fault::of(self, place))
     }
 
     /// Runs rounds like [`Lane::run`], with the given faults only, if the campaign has any ([`Fault::of`]).
-    pub fn run_with(self, place: Place, rounds: u64, seed: u64, faults: &[Fault]) -> (Tally, Result<()>) {
-        let mut tally = Tally::default();
+    pub fn run_with(self, place: Place, rounds: u64, seed: u64, faults: &[Fault]) -> (CountMap, Result<()>) {
+        let mut tally = CountMap::default();
         let mut left = rounds;
         for seed in seed.. {
             if left == 0 {

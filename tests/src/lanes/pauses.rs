@@ -9,11 +9,11 @@ use rustix::process::Signal;
 use super::evidence::{Evidence, judge, wind_up};
 use super::fleet::{by_hand, fill, set_up, sleeper};
 use super::load::Load;
-use crate::ledger::Tally;
+use crate::ledger::CountMap;
 use crate::sim::Random;
 use crate::{Place, payloads};
 
-pub(super) fn run(place: Place, rounds: u64, seed: u64, tally: &mut Tally) -> Result<()> {
+pub(super) fn run(place: Place, rounds: u64, seed: u64, tally: &mut CountMap) -> Result<()> {
     let mut random = Random::new(seed);
     let mut site = place.start(&[("CHANCERY_LEASE", "1s"), ("CHANCERY_LIMITS_REQUEST_TIME", "1s")]);
     // On Kafka, some pauses exceed the group session: then the group has removed the server, which joins

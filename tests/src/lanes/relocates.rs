@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::evidence::{Evidence, judge, wind_up};
 use super::fleet::{by_hand, set_up, sleeper};
 use super::load::Load;
-use crate::ledger::Tally;
+use crate::ledger::CountMap;
 use crate::{Client, Place, Server, payloads, until};
 
 /// Payload whose server ends before it listens, in one of three starts.
@@ -25,7 +25,7 @@ fn flaky() -> Value {
     })
 }
 
-pub(super) fn run(place: Place, rounds: u64, seed: u64, tally: &mut Tally) -> Result<()> {
+pub(super) fn run(place: Place, rounds: u64, seed: u64, tally: &mut CountMap) -> Result<()> {
     let mut site = place.start(&[]);
     let server = &mut site.server;
     let client = server.client();

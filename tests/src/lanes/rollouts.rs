@@ -31,7 +31,7 @@ mod script;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, ensure};
-use chancery_events::spec::Strategy;
+use chancery_events::spec::DeploymentStrategy;
 use serde_json::{Value, json};
 
 use self::deployments::{Deployment, Deployments};
@@ -41,7 +41,7 @@ use self::script::{Policy, Script, Way, payload};
 use super::evidence::{Evidence, judge};
 use super::fleet::set_up;
 use crate::history::History;
-use crate::ledger::Tally;
+use crate::ledger::CountMap;
 use crate::{Server, payloads, until};
 
 /// Number of replicas of the plan.
@@ -49,7 +49,7 @@ const REPLICAS: usize = 4;
 /// Session lease; a start of the server extends deadlines of deployments by the lease.
 const LEASE: &str = "3s";
 
-pub(super) fn run(rounds: u64, seed: u64, tally: &mut Tally) -> Result<()> {
+pub(super) fn run(rounds: u64, seed: u64, tally: &mut CountMap) -> Result<()> {
     let mut server = Server::start_with(&[("CHANCERY_LEASE", LEASE)]);
     server.stay_at_this_address();
     set_up(&server.client(), &payload());
@@ -90,7 +90,7 @@ impl Rollouts {
     /// Deploys the first version to all replicas.
     fn begin(server: Server) -> Result<Rollouts> {
         let client = server.client();
-        let (name, strategy) = ("good-1", Strategy::default());
+        let (name, strategy) = ("good-1", DeploymentStrategy::default());
         let spec = json!({"count": REPLICAS, "coordinates": {"app": {"version": name}}});
         client.must("deployment.create", &json!({"plan": "web", "name": name, "spec": spec}));
         comes("the first version runs", || Ok(is_at_rest(&client.read("plans/web")).then_some(())))?;
@@ -101,7 +101,7 @@ impl Rollouts {
     }
 
     /// Plays a round. Finally each replica has the version that completed last.
-    fn play(&mut self, script: &Script, tally: &mut Tally) -> Result<()> {
+    fn play(&mut self, script: &Script, tally: &mut CountMap) -> Result<()> {
         self.set_policy(script.policy);
         for (step, pause) in &script.steps {
             tally.fault(&self.carry_out(*step)?);

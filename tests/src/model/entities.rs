@@ -2,19 +2,20 @@
 
 use std::collections::BTreeMap;
 
-use chancery_events::amount::Amounts;
+use chancery_events::amount::Resources;
 use chancery_events::fact::{
-    Approver, Asker, DeploymentEnd, Effect, IncarnationEnd, OperationEnd, Proposal, Rollback, Unfit,
+    ApprovalActor, ApprovalProposal, CommandEffect, DeploymentEnd, IncarnationEnd, OperationEnd, Requester,
+    RollbackReference, UnschedulableReason,
 };
 use chancery_events::id::{IncarnationId, Lineage, OperationId, Position, SessionId};
 use chancery_events::name::{
     Actor, CapabilityName, ClusterName, DeploymentName, DisruptionName, NodeName, PlanName, PolicyName,
     ReplicaName, StorageClass, VolumeName,
 };
-use chancery_events::observation::{Process, SessionEnd};
+use chancery_events::observation::{ProcessInfo, SessionEnd};
 use chancery_events::spec::{
-    Activity, Balance, CapabilitySpec, ClusterSpec, DeploymentSpec, DisruptionSpec, DisruptionState,
-    NodeSpec, NodeState, OperationKind, PlanSpec, PolicySpec,
+    BalancePolicy, CapabilitySpec, ClusterActivity, ClusterSpec, DeploymentSpec, DisruptionSpec,
+    DisruptionState, NodeSpec, NodeState, OperationKind, PlanSpec, PolicySpec,
 };
 use chancery_events::time::Time;
 
@@ -47,13 +48,13 @@ pub(super) struct Kept<T> {
 #[derive(Clone, Debug)]
 pub(super) struct Cluster {
     pub(super) spec: ClusterSpec,
-    pub(super) activity: Activity,
+    pub(super) activity: ClusterActivity,
 }
 
 #[derive(Clone, Debug)]
 pub(super) struct Capability {
     pub(super) spec: CapabilitySpec,
-    pub(super) activity: Activity,
+    pub(super) activity: ClusterActivity,
 }
 
 #[derive(Clone, Debug)]
@@ -84,12 +85,12 @@ pub(super) struct Disruption {
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
     pub(super) generation: u32,
-    pub(super) activity: Activity,
+    pub(super) activity: ClusterActivity,
     pub(super) spec: PlanSpec,
     /// Specs of all generations.
     pub(super) specs: BTreeMap<u32, PlanSpec>,
-    pub(super) waiting: Vec<Unfit>,
-    pub(super) balance: Balance,
+    pub(super) waiting: Vec<UnschedulableReason>,
+    pub(super) balance: BalancePolicy,
     /// Requester of the rebalance in progress.
     pub(super) rebalance: Option<Actor>,
     /// All ended operations ever: kind and outcome.
@@ -108,7 +109,7 @@ pub(super) struct Deployment {
     pub(super) is_paused: bool,
     /// Whether the new set counts.
     pub(super) has_cut_over: bool,
-    pub(super) rollback: Option<Rollback>,
+    pub(super) rollback: Option<RollbackReference>,
     /// Time of the last progress.
     pub(super) progressed: Option<Time>,
     /// Time of the stalled mark, without progress since.
@@ -144,12 +145,12 @@ pub(super) struct Incarnation {
     pub(super) life: Life,
     /// Bytes of storage reserved for volumes not on the node yet.
     pub(super) stores: BTreeMap<StorageClass, u64>,
-    pub(super) processes: Vec<Process>,
+    pub(super) processes: Vec<ProcessInfo>,
     /// Start of unreadiness, if ever ready.
     pub(super) unready: Option<Time>,
     pub(super) revision: u32,
     /// Command without an outcome: effect and attempt.
-    pub(super) command: Option<(Effect, u32)>,
+    pub(super) command: Option<(CommandEffect, u32)>,
 }
 
 #[derive(Clone, PartialEq, Debug)]
@@ -170,13 +171,13 @@ pub(super) struct Operation {
     pub(super) plan: PlanName,
     pub(super) kind: OperationKind,
     pub(super) deployment: Option<DeploymentName>,
-    pub(super) by: Option<Asker>,
+    pub(super) by: Option<Requester>,
     /// Deployment whose version the replica has after success.
     pub(super) version: DeploymentName,
-    pub(super) proposal: Option<Proposal>,
+    pub(super) proposal: Option<ApprovalProposal>,
     pub(super) place: Option<IncarnationId>,
     pub(super) node: Option<NodeName>,
-    pub(super) approved: Option<Approver>,
+    pub(super) approved: Option<ApprovalActor>,
     pub(super) has_begun: bool,
     pub(super) end: Option<OperationEnd>,
 }
@@ -248,7 +249,7 @@ impl Entities {
 
     /// Returns the resources that an incarnation reserves on its node: only the difference until a followed
     /// incarnation there ended.
-    pub(super) fn holds(&self, incarnation: &Incarnation) -> Amounts {
+    pub(super) fn holds(&self, incarnation: &Incarnation) -> Resources {
         let needs = incarnation.fact.amounts;
         let followed = incarnation.fact.follows.and_then(|id| self.incarnations.get(&id));
         match followed.filter(|old| !old.is.is_over() && old.is.fact.node == incarnation.fact.node) {

@@ -3,14 +3,14 @@
 use std::collections::BTreeMap;
 
 use chancery_events::fact::{
-    Approver, Asker, Begins, DeploymentCreated, DeploymentEnd, Effect, Fact, IncarnationEnded,
-    IncarnationReserved, IncarnationRunning, OperationApproved, OperationBegun, OperationEnd,
-    OperationOpened,
+    ApprovalActor, ApprovalStart, CommandEffect, DeploymentCreated, DeploymentEnd, Fact, IncarnationEnded,
+    IncarnationReserved, IncarnationRunning, OperationApproved, OperationCreated, OperationEnd,
+    OperationStarted, Requester,
 };
 use chancery_events::id::{IncarnationId, OperationId, RequestId, SessionId};
 use chancery_events::name::{ClusterName, DeploymentName, DisruptionName, NodeName, PlanName, ReplicaName};
 use chancery_events::observation::ProcessStatus;
-use chancery_events::spec::{Activity, Balance, DisruptionState, NodeState, OperationKind};
+use chancery_events::spec::{BalancePolicy, ClusterActivity, DisruptionState, NodeState, OperationKind};
 use chancery_events::subject::Subject;
 
 use super::entities::{
@@ -94,18 +94,18 @@ impl Entities {
             | Fact::LineageStarted(_)
             | Fact::IntentAccepted(_)
             | Fact::IntentRefused(_)
-            | Fact::InboxRefused(_)
+            | Fact::InboxMessageRefused(_)
             | Fact::InboxSkipped(_)
             | Fact::InboxAdvanced(_)
             | Fact::TimeRecorded(_)
-            | Fact::EntityParked(_)
-            | Fact::ObjectJudged(_)
+            | Fact::EntityQuarantined(_)
+            | Fact::OrphanResolved(_)
             | Fact::VolumeCreated(_)
             | Fact::VolumeReady(_)
-            | Fact::VolumeFailed(_)
+            | Fact::VolumeCommandFailed(_)
             | Fact::VolumeLost(_)
-            | Fact::VolumeRemoving(_)
-            | Fact::VolumeDestroying(_)
+            | Fact::VolumeDeletionStarted(_)
+            | Fact::VolumeDestroyRequested(_)
             | Fact::VolumeDestroyed(_) => {}
             Fact::ClusterApplied(_)
             | Fact::ClusterActivityChanged(_)
@@ -114,7 +114,7 @@ impl Entities {
             | Fact::CapabilityActivityChanged(_)
             | Fact::CapabilityDeleted(_)
             | Fact::NodeApplied(_)
-            | Fact::NodeMoved(_)
+            | Fact::NodeStateChanged(_)
             | Fact::NodeDeleted(_)
             | Fact::DisruptionScheduled(_)
             | Fact::DisruptionApproved(_)
@@ -141,34 +141,34 @@ impl Entities {
             }
             Fact::PlanApplied(_)
             | Fact::PlanActivityChanged(_)
-            | Fact::PlanRemoving(_)
+            | Fact::PlanDeletionStarted(_)
             | Fact::PlanBalanceChanged(_)
             | Fact::PlanRebalanceStarted(_)
             | Fact::PlanRebalanceEnded(_)
             | Fact::PlanDeleted(_)
-            | Fact::PlanWaiting(_)
+            | Fact::PlanUnschedulable(_)
             | Fact::DeploymentCreated(_)
             | Fact::DeploymentStarted(_)
             | Fact::DeploymentPaused(_)
             | Fact::DeploymentResumed(_)
             | Fact::DeploymentStalled(_)
             | Fact::DeploymentCutOver(_)
-            | Fact::DeploymentEnding(_)
+            | Fact::DeploymentHalted(_)
             | Fact::DeploymentEnded(_)
             | Fact::ReplicaCreated(_)
-            | Fact::ReplicaAssigned(_)
+            | Fact::ReplicaDeploymentChanged(_)
             | Fact::ReplicaDeleted(_) => self.desired(fact, at),
-            Fact::OperationOpened(x) => self.opened(x, at),
+            Fact::OperationCreated(x) => self.opened(x, at),
             Fact::OperationApproved(x) => self.approved(x, at),
-            Fact::OperationBegun(x) => self.begun(x),
+            Fact::OperationStarted(x) => self.begun(x),
             Fact::OperationEnded(x) => self.close(x.operation, &x.end, at),
             Fact::IncarnationReserved(x) => self.reserved(x, at),
-            Fact::IncarnationCommanded(_)
-            | Fact::IncarnationBegun(_)
-            | Fact::CommandFailed(_)
-            | Fact::IncarnationEnsured(_)
+            Fact::IncarnationStopRequested(_)
+            | Fact::IncarnationStartRequested(_)
+            | Fact::IncarnationCommandFailed(_)
+            | Fact::IncarnationStarted(_)
             | Fact::IncarnationRunning(_)
-            | Fact::IncarnationStatus(_)
+            | Fact::IncarnationProcessesChanged(_)
             | Fact::IncarnationEnded(_) => self.running(fact, at),
         }
     }
@@ -176,7 +176,7 @@ impl Entities {
     fn place(&mut self, fact: &Fact, at: At) {
         match fact {
             Fact::ClusterApplied(x) => {
-                let new = Cluster { spec: x.spec.clone(), activity: Activity::Active };
+                let new = Cluster { spec: x.spec.clone(), activity: ClusterActivity::Active };
                 apply!(self.clusters, &x.name, at, |is| is.spec = x.spec.clone(), new);
             }
             Fact::ClusterActivityChanged(x) => {
@@ -189,7 +189,7 @@ impl Entities {
                 self.sessions.retain(|_, session| session.is.fact.cluster != x.name);
             }
             Fact::CapabilityApplied(x) => {
-                let new = Capability { spec: x.spec.clone(), activity: Activity::Active };
+                let new = Capability { spec: x.spec.clone(), activity: ClusterActivity::Active };
                 apply!(self.capabilities, &x.name, at, |is| is.spec = x.spec.clone(), new);
             }
             Fact::CapabilityActivityChanged(x) => {
@@ -205,7 +205,7 @@ impl Entities {
                 let new = Node { spec, state, cluster: None, disruptions: BTreeMap::default(), bypass: None };
                 apply!(self.nodes, &x.name, at, |is| is.spec = x.spec.clone(), new);
             }
-            Fact::NodeMoved(x) => {
+            Fact::NodeStateChanged(x) => {
                 if let Some(node) = self.nodes.get_mut(&x.name) {
                     (node.is.state, node.is.cluster) = (x.to, x.cluster.clone());
                 }
@@ -284,11 +284,11 @@ impl Entities {
             Fact::PlanApplied(x) => {
                 let new = Plan {
                     generation: x.generation,
-                    activity: Activity::Active,
+                    activity: ClusterActivity::Active,
                     spec: x.spec.clone(),
                     specs: BTreeMap::from([(x.generation, x.spec.clone())]),
                     waiting: Vec::new(),
-                    balance: Balance::Even,
+                    balance: BalancePolicy::Even,
                     rebalance: None,
                     outcomes: Vec::new(),
                 };
@@ -307,7 +307,7 @@ impl Entities {
                 self.plans.remove(&x.name);
                 self.deployments.retain(|(plan, _), _| *plan != x.name);
             }
-            Fact::PlanWaiting(x) => {
+            Fact::PlanUnschedulable(x) => {
                 if let Some(plan) = self.plans.get_mut(&x.plan) {
                     plan.is.waiting.clone_from(&x.reasons);
                 }
@@ -335,7 +335,7 @@ impl Entities {
                 kept.stamps.version = 0;
                 self.replicas.insert(x.name.clone(), kept);
             }
-            Fact::ReplicaAssigned(x) => {
+            Fact::ReplicaDeploymentChanged(x) => {
                 if let Some(replica) = self.replicas.get_mut(&x.name) {
                     replica.is.deployment = x.deployment.clone();
                 }
@@ -390,7 +390,7 @@ impl Entities {
                 is.progresses(at);
             }),
             // A deployment that is ending is still in progress, whether it was paused or not.
-            Fact::DeploymentEnding(x) => self.deployment(&x.plan, &x.name, |is| {
+            Fact::DeploymentHalted(x) => self.deployment(&x.plan, &x.name, |is| {
                 (is.is_paused, is.stalled, is.is_ending) = (false, None, true);
             }),
             Fact::DeploymentEnded(x) => {
@@ -403,7 +403,7 @@ impl Entities {
         }
     }
 
-    fn opened(&mut self, fact: &OperationOpened, at: At) {
+    fn opened(&mut self, fact: &OperationCreated, at: At) {
         let Some(replica) = self.replicas.get_mut(&fact.replica) else { return };
         // An update without placement is about the existing incarnation.
         let in_place = fact.kind == OperationKind::Update && fact.proposal.is_some();
@@ -450,8 +450,8 @@ impl Entities {
 
     fn approved(&mut self, fact: &OperationApproved, at: At) {
         // An approval by the plan itself is no progress.
-        if matches!(&fact.by, Approver::Actor(_))
-            || matches!(&fact.by, Approver::Rule(rule) if rule.starts_with("policy/"))
+        if matches!(&fact.by, ApprovalActor::Actor(_))
+            || matches!(&fact.by, ApprovalActor::Rule(rule) if rule.starts_with("policy/"))
         {
             self.decided(fact.operation, at);
         }
@@ -463,12 +463,12 @@ impl Entities {
         {
             replica.is.approved = Some(kind);
         }
-        if fact.begins == Begins::Now {
+        if fact.begins == ApprovalStart::Now {
             self.begin(fact.operation, fact.incarnation);
         }
     }
 
-    fn begun(&mut self, fact: &OperationBegun) {
+    fn begun(&mut self, fact: &OperationStarted) {
         self.begin(fact.operation, fact.incarnation);
     }
 
@@ -494,10 +494,10 @@ impl Entities {
         if comes_up {
             let new = incarnation.life == Life::Reserved;
             incarnation.life = if new { Life::Creating } else { Life::Updating(version) };
-            incarnation.command(Effect::Ensure);
+            incarnation.command(CommandEffect::Ensure);
         } else {
             if incarnation.life != Life::Stopping {
-                incarnation.command(Effect::Stop);
+                incarnation.command(CommandEffect::Stop);
             }
             incarnation.life = Life::Stopping;
         }
@@ -511,7 +511,7 @@ impl Entities {
             self.decided(id, at);
         }
         let Some(operation) = self.operations.get_mut(&id) else { return };
-        let by_rule = matches!(operation.is.by, Some(Asker::Rule(_))) && !operation.is.has_begun;
+        let by_rule = matches!(operation.is.by, Some(Requester::Rule(_))) && !operation.is.has_begun;
         let kept = matches!(end, OperationEnd::Superseded { .. } | OperationEnd::Cancelled { .. });
         if let Some(replica) = self.replicas.get_mut(&operation.is.replica).filter(|_| by_rule && !kept) {
             // The rule has kept its promise.
@@ -560,26 +560,26 @@ impl Entities {
 
     fn running(&mut self, fact: &Fact, at: At) {
         match fact {
-            Fact::IncarnationCommanded(x) => {
+            Fact::IncarnationStopRequested(x) => {
                 if let Some(kept) = self.incarnations.get_mut(&x.incarnation) {
                     kept.is.life = Life::Stopping;
                     kept.is.command(x.effect);
                 }
             }
-            Fact::IncarnationBegun(x) => {
+            Fact::IncarnationStartRequested(x) => {
                 if let Some(kept) = self.incarnations.get_mut(&x.incarnation) {
                     let new = kept.is.life == Life::Reserved;
                     kept.is.life = if new { Life::Creating } else { Life::Updating(x.deployment.clone()) };
-                    kept.is.command(Effect::Ensure);
+                    kept.is.command(CommandEffect::Ensure);
                 }
             }
-            Fact::CommandFailed(x) => {
+            Fact::IncarnationCommandFailed(x) => {
                 if let Some(kept) = self.incarnations.get_mut(&x.incarnation) {
                     let effect = kept.is.command.map(|(effect, _)| effect).filter(|_| x.not_before.is_some());
                     kept.is.command = effect.map(|effect| (effect, x.attempt + 1));
                 }
             }
-            Fact::IncarnationEnsured(x) => {
+            Fact::IncarnationStarted(x) => {
                 if let Some(kept) = self.incarnations.get_mut(&x.incarnation) {
                     match &kept.is.life {
                         Life::Creating => kept.is.life = Life::Starting,
@@ -594,7 +594,7 @@ impl Entities {
                 }
             }
             Fact::IncarnationRunning(x) => self.runs(x, at),
-            Fact::IncarnationStatus(x) => {
+            Fact::IncarnationProcessesChanged(x) => {
                 if let Some(kept) = self.incarnations.get_mut(&x.incarnation) {
                     kept.is.processes.clone_from(&x.processes);
                     let ready = x.processes.iter().all(|process| process.status == ProcessStatus::Online);
@@ -755,7 +755,7 @@ impl Deployment {
 }
 
 impl Incarnation {
-    fn command(&mut self, effect: Effect) {
+    fn command(&mut self, effect: CommandEffect) {
         self.revision += 1;
         self.command = Some((effect, 1));
     }

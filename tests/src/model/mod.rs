@@ -24,7 +24,7 @@ mod volumes;
 
 use std::collections::BTreeMap;
 
-use chancery_events::event::{BadEvent, Event};
+use chancery_events::event::{Event, InvalidEvent};
 use chancery_events::record::Record;
 use chancery_projector::RowKind;
 use serde_json::Value;
@@ -47,7 +47,7 @@ impl Model {
     }
 
     /// Takes the next valid record of the journal.
-    pub fn take(&mut self, record: &Record) -> Result<(), BadEvent> {
+    pub fn take(&mut self, record: &Record) -> Result<(), InvalidEvent> {
         let header = record.header();
         for (position, line) in record.events() {
             if let Event::Fact { fact, .. } = Event::read(line)? {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use chancery_events::amount::Amounts;
+use chancery_events::amount::Resources;
 use chancery_events::fact::{DeploymentEnd, RequestEnd};
 use chancery_events::id::{RequestId, SessionId};
 use chancery_events::name::{DeploymentName, DomainName, NodeName, PlanName};
@@ -10,8 +10,8 @@ use chancery_events::observation::SessionEnd;
 use chancery_events::spec::OperationKind;
 use chancery_projector::RowKind;
 use chancery_projector::rows::{
-    BypassRow, CapabilityRow, ClusterRow, DeploymentRow, DeploymentWord, DisruptionRow, NodeRow, PlanRow,
-    PolicyRow, RequestRow, RequestWord, RequestedKind, SessionRow, SessionWord, SetWord, SpreadRow,
+    BypassRow, CapabilityRow, ClusterRow, DeploymentRow, DeploymentStatus, DisruptionRow, NodeRow, PlanRow,
+    PolicyRow, RequestRow, RequestStatus, RequestedKind, SessionRow, SessionStatus, SetWord, SpreadRow,
     StorageRow,
 };
 use serde::Serialize;
@@ -98,11 +98,11 @@ fn request(id: RequestId, kept: &Kept<Asked>) -> RequestRow {
     let kind = kind.as_object().and_then(|change| change.keys().next()).cloned();
     let kind = RequestedKind::ALL.iter().copied().find(|it| Some(it.word()) == kind.as_deref());
     let (state, decided) = match (approved, end) {
-        (Some(by), _) => (RequestWord::Approved, Some(by.clone())),
-        (None, Some(RequestEnd::Rejected { by, .. })) => (RequestWord::Rejected, Some(by.clone())),
-        (None, Some(RequestEnd::Expired)) => (RequestWord::Expired, None),
-        (None, Some(RequestEnd::Superseded { .. })) => (RequestWord::Superseded, None),
-        (None, None) => (RequestWord::Pending, None),
+        (Some(by), _) => (RequestStatus::Approved, Some(by.clone())),
+        (None, Some(RequestEnd::Rejected { by, .. })) => (RequestStatus::Rejected, Some(by.clone())),
+        (None, Some(RequestEnd::Expired)) => (RequestStatus::Expired, None),
+        (None, Some(RequestEnd::Superseded { .. })) => (RequestStatus::Superseded, None),
+        (None, None) => (RequestStatus::Pending, None),
     };
     row!(RequestRow, kept, {
         id: id,
@@ -114,7 +114,7 @@ fn request(id: RequestId, kept: &Kept<Asked>) -> RequestRow {
         by: fact.by.clone(),
         policies: fact.policies.clone(),
         hash: fact.hash,
-        expires: (state == RequestWord::Pending).then_some(fact.expires),
+        expires: (state == RequestStatus::Pending).then_some(fact.expires),
         decided: decided,
         message: String::new(),
     })
@@ -128,7 +128,7 @@ fn node(all: &Entities, name: &NodeName, kept: &Kept<Node>) -> NodeRow {
         .filter(|i| i.is.fact.node == *name && !i.is.is_over())
         .map(|i| &i.is)
         .collect();
-    let held: Amounts = on_it.iter().map(|i| all.holds(i)).sum();
+    let held: Resources = on_it.iter().map(|i| all.holds(i)).sum();
     let room = spec.total.checked_sub(spec.reserved).and_then(|room| room.checked_sub(held));
     let stored = all.storage(name);
     let storage = spec.storage.iter().map(|has| {
@@ -239,13 +239,13 @@ fn deployment(plan: &PlanName, name: &DeploymentName, kept: &Kept<Deployment>) -
         stalled_at: kept.is.stalled,
         by: kept.is.by.clone(),
         state: match &kept.is.end {
-            Some(DeploymentEnd::Completed) => DeploymentWord::Completed,
-            Some(DeploymentEnd::Failed { .. }) => DeploymentWord::Failed,
-            Some(DeploymentEnd::Cancelled) => DeploymentWord::Cancelled,
-            Some(DeploymentEnd::Superseded { .. }) => DeploymentWord::Superseded,
-            None if kept.is.is_paused => DeploymentWord::Paused,
-            None if kept.is.has_started => DeploymentWord::InProgress,
-            None => DeploymentWord::Pending,
+            Some(DeploymentEnd::Completed) => DeploymentStatus::Completed,
+            Some(DeploymentEnd::Failed { .. }) => DeploymentStatus::Failed,
+            Some(DeploymentEnd::Cancelled) => DeploymentStatus::Cancelled,
+            Some(DeploymentEnd::Superseded { .. }) => DeploymentStatus::Superseded,
+            None if kept.is.is_paused => DeploymentStatus::Paused,
+            None if kept.is.has_started => DeploymentStatus::InProgress,
+            None => DeploymentStatus::Pending,
         },
         set: if kept.is.has_cut_over { SetWord::New } else { SetWord::Old },
         message: String::new(),
@@ -260,10 +260,10 @@ fn session(id: SessionId, kept: &Kept<Session>) -> SessionRow {
         runtime: kept.is.fact.runtime,
         scope: kept.is.fact.scope,
         state: match kept.is.end {
-            None => SessionWord::Open,
-            Some(SessionEnd::Lost) => SessionWord::Lost,
-            Some(SessionEnd::Left) => SessionWord::Left,
-            Some(SessionEnd::Removed) => SessionWord::Removed,
+            None => SessionStatus::Open,
+            Some(SessionEnd::Lost) => SessionStatus::Lost,
+            Some(SessionEnd::Left) => SessionStatus::Left,
+            Some(SessionEnd::Removed) => SessionStatus::Removed,
         },
     })
 }

@@ -7,8 +7,8 @@ use chancery_events::observation::ProcessStatus;
 use chancery_events::spec::OperationKind;
 use chancery_events::time::Time;
 use chancery_projector::rows::{
-    CommandRow, IncarnationRow, IncarnationWord, OperationRow, OperationWord, PassiveRow, PhaseWord,
-    Reachability, ReplicaRow, WillWord,
+    CommandRow, IncarnationRow, IncarnationStatus, OperationRow, OperationStatus, PhaseStatus, Reachability,
+    ReplicaRow, SecondaryRow, WillWord,
 };
 
 use super::entities::{Entities, Incarnation, Kept, Life, Operation, Replica, brings_up};
@@ -24,28 +24,28 @@ const fn will(kept: &Kept<Replica>) -> WillWord {
 }
 
 /// Returns the phase of a replica, as people see it.
-pub(super) fn phase(all: &Entities, name: &ReplicaName, kept: &Kept<Replica>) -> PhaseWord {
+pub(super) fn phase(all: &Entities, name: &ReplicaName, kept: &Kept<Replica>) -> PhaseStatus {
     let open = all.open(name);
     let active = all.active(&kept.is).map(|(_, active)| &active.is.life);
     let does = |kind| open.iter().any(|(_, operation)| operation.has_begun && operation.kind == kind);
     match (will(kept), active) {
-        (WillWord::Deleted, _) => PhaseWord::Deleting,
+        (WillWord::Deleted, _) => PhaseStatus::Deleting,
         // Whatever its incarnations do meanwhile.
-        (_, Some(_)) if does(OperationKind::Update) => PhaseWord::Updating,
-        (_, Some(_)) if does(OperationKind::Restart) => PhaseWord::Restarting,
-        (_, Some(Life::Reserved)) => PhaseWord::Pending,
-        (_, Some(Life::Creating | Life::Starting)) => PhaseWord::Starting,
-        (_, Some(Life::Running)) => PhaseWord::Running,
-        (_, Some(Life::Updating(_))) => PhaseWord::Updating,
-        (_, Some(Life::Stopping)) => PhaseWord::Stopping,
+        (_, Some(_)) if does(OperationKind::Update) => PhaseStatus::Updating,
+        (_, Some(_)) if does(OperationKind::Restart) => PhaseStatus::Restarting,
+        (_, Some(Life::Reserved)) => PhaseStatus::Pending,
+        (_, Some(Life::Creating | Life::Starting)) => PhaseStatus::Starting,
+        (_, Some(Life::Running)) => PhaseStatus::Running,
+        (_, Some(Life::Updating(_))) => PhaseStatus::Updating,
+        (_, Some(Life::Stopping)) => PhaseStatus::Stopping,
         (_, None | Some(Life::Over(_))) if open.iter().any(|(_, it)| brings_up(it.kind)) => {
-            PhaseWord::Pending
+            PhaseStatus::Pending
         }
         (WillWord::Running, _) => match &kept.is.last {
-            Some(IncarnationEnd::Destroyed) if kept.is.again.is_none() => PhaseWord::Stopped,
-            _ => PhaseWord::Failed,
+            Some(IncarnationEnd::Destroyed) if kept.is.again.is_none() => PhaseStatus::Stopped,
+            _ => PhaseStatus::Failed,
         },
-        (WillWord::Stopped | WillWord::Proposed, _) => PhaseWord::Stopped,
+        (WillWord::Stopped | WillWord::Proposed, _) => PhaseStatus::Stopped,
     }
 }
 
@@ -53,7 +53,7 @@ pub(super) fn replica(all: &Entities, name: &ReplicaName, kept: &Kept<Replica>) 
     let live = all.active(&kept.is);
     let phase = phase(all, name, kept);
     let passive = kept.is.passive.and_then(|id| Some((id, all.incarnations.get(&id)?)));
-    let passive = passive.map(|(id, run)| PassiveRow {
+    let passive = passive.map(|(id, run)| SecondaryRow {
         incarnation: id,
         node: run.is.fact.node.clone(),
         state: life_word(&run.is.life),
@@ -97,17 +97,17 @@ fn unready_at(incarnation: &Incarnation) -> Option<Time> {
     incarnation.unready.filter(|_| incarnation.life == Life::Running)
 }
 
-const fn life_word(life: &Life) -> IncarnationWord {
+const fn life_word(life: &Life) -> IncarnationStatus {
     match life {
-        Life::Reserved => IncarnationWord::Reserved,
-        Life::Creating => IncarnationWord::Creating,
-        Life::Starting => IncarnationWord::Starting,
-        Life::Running => IncarnationWord::Running,
-        Life::Updating(_) => IncarnationWord::Updating,
-        Life::Stopping => IncarnationWord::Stopping,
-        Life::Over(IncarnationEnd::Destroyed) => IncarnationWord::Destroyed,
-        Life::Over(IncarnationEnd::Failed { .. }) => IncarnationWord::Failed,
-        Life::Over(IncarnationEnd::Unwound { .. }) => IncarnationWord::Unwound,
+        Life::Reserved => IncarnationStatus::Reserved,
+        Life::Creating => IncarnationStatus::Creating,
+        Life::Starting => IncarnationStatus::Starting,
+        Life::Running => IncarnationStatus::Running,
+        Life::Updating(_) => IncarnationStatus::Updating,
+        Life::Stopping => IncarnationStatus::Stopping,
+        Life::Over(IncarnationEnd::Destroyed) => IncarnationStatus::Destroyed,
+        Life::Over(IncarnationEnd::Failed { .. }) => IncarnationStatus::Failed,
+        Life::Over(IncarnationEnd::Unwound { .. }) => IncarnationStatus::Unwound,
     }
 }
 
@@ -151,7 +151,7 @@ pub(super) fn command(id: IncarnationId, kept: &Kept<Incarnation>) -> Option<Com
 
 pub(super) fn operation(id: OperationId, kept: &Kept<Operation>) -> OperationRow {
     let word = kept.is.word();
-    let state = OperationWord::ALL.iter().find(|state| state.word() == word);
+    let state = OperationStatus::ALL.iter().find(|state| state.word() == word);
     row!(OperationRow, kept, {
         id: id,
         replica: kept.is.replica.clone(),

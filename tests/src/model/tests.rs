@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use chancery_events::record::Record;
-use chancery_journal::{Cursor, ReadError, Records, Source};
-use chancery_projector::{Projector, Query, RowKind, Tuning};
+use chancery_journal::{ChainCursor, JournalReader, ReadError, RecordIter};
+use chancery_projector::{ListQuery, Projector, RowKind, StoreTuning};
 use serde_json::{Value, json};
 
 use super::{Model, Rows, comparable, differences};
@@ -13,12 +13,12 @@ use crate::story::{Stage, Story, story};
 /// Journal that does not grow.
 struct Whole(Vec<Arc<Record>>);
 
-impl Source for Whole {
-    fn head(&self) -> Option<Cursor> {
-        self.0.last().map(|record| Cursor::after(record))
+impl JournalReader for Whole {
+    fn head(&self) -> Option<ChainCursor> {
+        self.0.last().map(|record| ChainCursor::after(record))
     }
 
-    fn records(&self, from: chancery_events::id::Position) -> Result<Records, ReadError> {
+    fn records(&self, from: chancery_events::id::Position) -> Result<RecordIter, ReadError> {
         let rest: Vec<_> = self.0.iter().filter(|record| record.last() >= from).cloned().map(Ok).collect();
         Ok(Box::new(rest.into_iter()))
     }
@@ -29,12 +29,14 @@ fn projected(records: &[Record]) -> Rows {
     let dir = tempfile::tempdir().expect("a temporary folder");
     let source = Arc::new(Whole(records.iter().cloned().map(Arc::new).collect()));
     let mut projector =
-        Projector::open(dir.path(), "default", source, None, Tuning::default()).expect("a projector");
+        Projector::open(dir.path(), "default", source, None, StoreTuning::default()).expect("a projector");
     projector.catch_up().expect("a journal that can be folded");
     let reader = projector.reader();
     let mut rows = Rows::new();
     for kind in RowKind::ALL {
-        let page = reader.list_json(*kind, &Query { limit: Some(1000), ..Query::default() }).expect("a page");
+        let page = reader
+            .list_json(*kind, &ListQuery { limit: Some(1000), ..ListQuery::default() })
+            .expect("a page");
         assert!(page.next.is_none(), "a page holds all");
         let items: Vec<Value> = serde_json::from_str(&page.items).expect("an array");
         rows.extend(items.into_iter().map(|row| ((*kind, key(*kind, &row)), comparable(*kind, row))));

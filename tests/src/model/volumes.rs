@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 
 use chancery_events::fact::{
-    Asker, Fact, IncarnationEnd, IncarnationEnsured, IncarnationRunning, VolumeCreated,
+    Fact, IncarnationEnd, IncarnationRunning, IncarnationStarted, Requester, VolumeCreated,
 };
 use chancery_events::id::{IncarnationId, VolumeId};
 use chancery_events::name::{ClusterName, NodeName, StorageClass, VolumeName};
-use chancery_events::spec::OnDelete;
-use chancery_projector::rows::{VolumeRow, VolumeWord};
+use chancery_events::spec::VolumeDeletion;
+use chancery_projector::rows::{VolumeRow, VolumeStatus};
 
 use super::entities::{At, Entities, Incarnation, Kept, Life};
 
@@ -18,12 +18,12 @@ pub(super) struct Volume {
     id: VolumeId,
     cluster: Option<ClusterName>,
     node: NodeName,
-    word: VolumeWord,
+    word: VolumeStatus,
     has_owner: bool,
-    on_delete: OnDelete,
+    on_delete: VolumeDeletion,
     user: Option<IncarnationId>,
     used: bool,
-    goes: Option<Asker>,
+    goes: Option<Requester>,
 }
 
 impl Entities {
@@ -37,7 +37,7 @@ impl Entities {
                     id: VolumeId::issue(at.lineage, at.position),
                     cluster,
                     node: x.node.clone(),
-                    word: VolumeWord::Ensuring,
+                    word: VolumeStatus::Ensuring,
                     has_owner: x.owner.is_some(),
                     on_delete: x.on_delete,
                     user: None,
@@ -53,14 +53,14 @@ impl Entities {
                     run.is.stores.retain(|_, held| *held > 0);
                 }
             }
-            Fact::VolumeReady(x) => self.volume(&x.name, |is| is.word = VolumeWord::Ready),
-            Fact::VolumeLost(x) => self.volume(&x.name, |is| is.word = VolumeWord::Lost),
-            Fact::VolumeRemoving(x) => self.volume(&x.name, |is| is.goes = Some(x.by.clone())),
-            Fact::VolumeDestroying(x) => self.volume(&x.name, |is| is.word = VolumeWord::Destroying),
+            Fact::VolumeReady(x) => self.volume(&x.name, |is| is.word = VolumeStatus::Ready),
+            Fact::VolumeLost(x) => self.volume(&x.name, |is| is.word = VolumeStatus::Lost),
+            Fact::VolumeDeletionStarted(x) => self.volume(&x.name, |is| is.goes = Some(x.by.clone())),
+            Fact::VolumeDestroyRequested(x) => self.volume(&x.name, |is| is.word = VolumeStatus::Destroying),
             Fact::VolumeDestroyed(x) => {
                 self.volumes.remove(&x.name);
             }
-            Fact::IncarnationBegun(x) if !x.mounts.is_empty() => {
+            Fact::IncarnationStartRequested(x) if !x.mounts.is_empty() => {
                 let Some(run) = self.incarnations.get_mut(&x.incarnation) else { return };
                 run.is.stores.clear();
                 let (node, replica) = (run.is.fact.node.clone(), run.is.fact.replica.clone());
@@ -79,7 +79,7 @@ impl Entities {
                     });
                 }
             }
-            Fact::IncarnationEnsured(IncarnationEnsured { incarnation: id, .. })
+            Fact::IncarnationStarted(IncarnationStarted { incarnation: id, .. })
             | Fact::IncarnationRunning(IncarnationRunning { incarnation: id, .. }) => {
                 for kept in self.volumes.values_mut().filter(|kept| kept.is.user == Some(*id)) {
                     kept.is.used = true;
@@ -93,14 +93,15 @@ impl Entities {
             }
             Fact::ReplicaDeleted(x) => {
                 for name in &x.volumes {
-                    let rule = |word| Asker::Rule(format!("replica/{}/{word}", x.name));
+                    let rule = |word| Requester::Rule(format!("replica/{}/{word}", x.name));
                     self.volume(name, |is| {
                         is.has_owner = false;
-                        match is.on_delete {
-                            OnDelete::Destroy => drop(is.goes.get_or_insert_with(|| rule("on_delete"))),
-                            OnDelete::Keep if !is.used => drop(is.goes.get_or_insert_with(|| rule("unused"))),
-                            OnDelete::Keep => {}
-                        }
+                        let why = match is.on_delete {
+                            VolumeDeletion::Destroy => "on_delete",
+                            VolumeDeletion::Keep if !is.used => "unused",
+                            VolumeDeletion::Keep => return,
+                        };
+                        is.goes.get_or_insert_with(|| rule(why));
                     });
                 }
             }

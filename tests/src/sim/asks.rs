@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use chancery_events::spec::{FieldClass, PlanSpec, Runtime};
+use chancery_events::spec::{ClusterRuntime, FieldClass, PlanSpec};
 use serde_json::{Value, json};
 
 use super::fault::Fault;
@@ -16,7 +16,7 @@ const BEGINS: u64 = 22 * 60 + 13;
 
 /// Parts of a world that its people act on.
 struct World<'a> {
-    clusters: &'a [Runtime],
+    clusters: &'a [ClusterRuntime],
     plans: u64,
     /// Number of plans in a thousand whose payload has a volume.
     claims: u64,
@@ -68,7 +68,12 @@ impl Habit {
 }
 
 /// Returns the setup, the plans, and the requests that follow.
-pub(super) fn all(random: &mut Random, clusters: &[Runtime], plans: u64, habit: Option<Habit>) -> Vec<Input> {
+pub(super) fn all(
+    random: &mut Random,
+    clusters: &[ClusterRuntime],
+    plans: u64,
+    habit: Option<Habit>,
+) -> Vec<Input> {
     let claims = match habit {
         // Sets must not have any.
         Some(Habit::Sets) => 0,
@@ -259,7 +264,7 @@ fn input(type_name: &'static str, data: Value) -> Input {
     Input::Ask { type_name, data }
 }
 
-fn cluster(random: &mut Random, clusters: &[Runtime]) -> String {
+fn cluster(random: &mut Random, clusters: &[ClusterRuntime]) -> String {
     format!("c{}", random.below(clusters.len() as u64))
 }
 
@@ -295,7 +300,7 @@ fn setting(random: &mut Random, world: &World) -> Vec<Input> {
     inputs
 }
 
-fn node_apply(random: &mut Random, number: u64, clusters: &[Runtime]) -> Input {
+fn node_apply(random: &mut Random, number: u64, clusters: &[ClusterRuntime]) -> Input {
     let domain = format!("d{}", random.below(3));
     let total = json!({"cpu": random.between(1, 4) * 1000, "memory": random.between(1, 4) << 30, "disk": 0});
     let cluster = cluster(random, clusters);

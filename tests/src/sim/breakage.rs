@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use chancery_events::fact::Effect;
-use chancery_events::id::{IncarnationId, Lineage, ObjectId, Position, ScopeId};
-use chancery_events::observation::{ProcessStatus, Report, Saw};
-use chancery_events::protocol::{Command, RunSpec, Standing};
-use chancery_events::spec::Restart;
-use chancery_executor::session::Input;
-use chancery_journal::memory::Fate;
-use chancery_projector::Folding;
+use chancery_events::fact::CommandEffect;
+use chancery_events::id::{ExecutorStoreId, IncarnationId, Lineage, ObjectId, Position};
+use chancery_events::observation::{ObjectReport, ObservedState, ProcessStatus};
+use chancery_events::protocol::{Command, CommandStatus, IncarnationSpec};
+use chancery_events::spec::RestartPolicy;
+use chancery_executor::session::SessionInput;
+use chancery_journal::memory::AppendFate;
+use chancery_projector::FoldedState;
 
 use super::executor::{Folder, Linked};
 use super::fault::Fault;
@@ -41,7 +41,7 @@ impl Universe {
             Fault::ExecutorPause => self.pause_executor(machine),
             Fault::ExecutorLeave => {
                 self.counts.add(fault.word());
-                return self.executor(machine, Input::Leave);
+                return self.executor(machine, SessionInput::Leave);
             }
             Fault::Strike => self.strike(machine),
             Fault::Unwell => self.ail(machine),
@@ -140,7 +140,10 @@ impl Universe {
     }
 
     fn blur(&mut self, seat: usize) -> bool {
-        let fate = *self.random.pick(&[Fate::Landed, Fate::Lost, Fate::Late]).unwrap_or(&Fate::Lost);
+        let fate = *self
+            .random
+            .pick(&[AppendFate::Landed, AppendFate::Lost, AppendFate::Late])
+            .unwrap_or(&AppendFate::Lost);
         let Some(server) = &self.seats[seat].server else { return false };
         server.journal().blur_next(fate);
         true
@@ -188,7 +191,7 @@ impl Universe {
             return Ok(());
         }
         self.let_go(machine);
-        self.executor(machine, Input::Disconnected)
+        self.executor(machine, SessionInput::Disconnected)
     }
 
     fn half_open(&mut self) -> Result<(), Violation> {
@@ -206,7 +209,7 @@ impl Universe {
             process.listing = super::executor::Listing::No;
         }
         self.sweep_links();
-        self.executor(machine, Input::Disconnected)
+        self.executor(machine, SessionInput::Disconnected)
     }
 
     /// Stops an executor. Work in progress is done or not; no report follows.
@@ -275,22 +278,22 @@ impl Universe {
             }
             return true;
         }
-        let runs = |report: &Report| matches!(report.object, ObjectId::Incarnation(_));
-        reports.retain(|report| runs(report) && matches!(report.saw, Saw::Ready { .. }));
+        let runs = |report: &ObjectReport| matches!(report.object, ObjectId::Incarnation(_));
+        reports.retain(|report| runs(report) && matches!(report.saw, ObservedState::Ready { .. }));
         if self.random.chance(500) {
             reports = self.random.pick(&reports).cloned().into_iter().collect();
         }
         for report in &mut reports {
-            if let Saw::Ready { processes } = &mut report.saw {
+            if let ObservedState::Ready { processes } = &mut report.saw {
                 let mut processes = std::mem::take(processes);
                 if let Some(last) = processes.last_mut() {
                     last.status = ProcessStatus::Initializing;
                 }
-                report.saw = Saw::NotReady { processes };
+                report.saw = ObservedState::NotReady { processes };
             }
             process.board.show(report.clone());
         }
-        for Report { object, .. } in &reports {
+        for ObjectReport { object, .. } in &reports {
             tell!(self, "{object} is not well on machine {machine}");
         }
         !reports.is_empty()
@@ -298,15 +301,15 @@ impl Universe {
 
     fn foreign(&mut self, machine: usize) -> bool {
         let id = IncarnationId::issue(Lineage::from_random(self.random.bits()), Position::new(7));
-        let spec = RunSpec {
+        let spec = IncarnationSpec {
             replica: "stranger-1".parse().expect("a name"),
             plan: "stranger".parse().expect("a name"),
             node: "elsewhere".parse().expect("a name"),
-            restart: Restart::BestEffort,
+            restart: RestartPolicy::BestEffort,
             labels: Box::default(),
             payloads: Vec::new(),
         };
-        let (revision, attempt, effect, standing) = (1, 1, Effect::Ensure, Standing::Open);
+        let (revision, attempt, effect, standing) = (1, 1, CommandEffect::Ensure, CommandStatus::Open);
         let grace = Duration::ZERO;
         let (object, spec) = (id.into(), spec.into());
         let command = Command { object, revision, attempt, effect, standing, grace, spec };
@@ -326,8 +329,8 @@ impl Universe {
         }
         self.judge.strangers.retain(|_, on| *on != machine);
         if disk_too {
-            self.machines[machine].folder = Folder::new(ScopeId::from_random(self.random.bits()));
-            self.elsewhere[machine].folder = Folder::new(ScopeId::from_random(self.random.bits()));
+            self.machines[machine].folder = Folder::new(ExecutorStoreId::from_random(self.random.bits()));
+            self.elsewhere[machine].folder = Folder::new(ExecutorStoreId::from_random(self.random.bits()));
         }
         true
     }
@@ -354,10 +357,10 @@ impl Universe {
         let Some(state) = self.seats[seat].state() else { return };
         let mut bytes = Vec::new();
         state.encode(&mut bytes).expect("memory takes all");
-        let Folding { at, watermark, .. } = state.clone();
+        let FoldedState { at, watermark, .. } = state.clone();
         let fleet =
             chancery_projector::snapshot::decode(&mut &bytes[..]).expect("what was encoded is decoded");
-        self.snapshots.push(Folding { fleet, at, watermark });
+        self.snapshots.push(FoldedState { fleet, at, watermark });
         if self.snapshots.len() > SNAPSHOTS {
             let drop = self.random.below(SNAPSHOTS as u64);
             self.snapshots.remove(usize::try_from(drop).unwrap_or(0));

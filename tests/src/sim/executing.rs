@@ -1,9 +1,9 @@
 //! Actions of executors in a step, and their effects.
 
-use chancery_events::id::Instance;
-use chancery_events::observation::{Hope, Report, Saw};
-use chancery_events::protocol::Standing;
-use chancery_executor::session::{Input, Output, Stop, Work};
+use chancery_events::id::EpochNonce;
+use chancery_events::observation::{ObjectReport, ObservedState, RetryClass};
+use chancery_events::protocol::CommandStatus;
+use chancery_executor::session::{ExecutorStop, ObjectWork, SessionAction, SessionInput};
 
 use super::executor::{Linked, Listing};
 use super::fault::Fault;
@@ -22,7 +22,7 @@ impl Universe {
         }
         let (name, scope) = (&self.machines[machine].name, self.machines[machine].folder.scope);
         tell!(self, "executor {machine} starts as {name} over scope {scope}");
-        let instance = Instance::from_random(self.random.bits());
+        let instance = EpochNonce::from_random(self.random.bits());
         self.machines[machine].start(&format!("c{machine}"), instance);
     }
 
@@ -38,7 +38,7 @@ impl Universe {
         let machine = link.machine;
         let Some(message) = link.down.pop_front() else {
             self.let_go(machine);
-            return self.executor(machine, Input::Disconnected);
+            return self.executor(machine, SessionInput::Disconnected);
         };
         tell!(self, "executor {machine} hears {}", words::from_decider(&message));
         if let (Some(envelope), Some(process)) =
@@ -47,11 +47,11 @@ impl Universe {
             process.under = Some((envelope.session, envelope.head.term));
         }
         if twice {
-            self.executor(machine, Input::Heard(message.clone()))?;
+            self.executor(machine, SessionInput::Heard(message.clone()))?;
         }
         // A disconnection in between loses what follows, as in a loop that has closed its channel.
         let still = self.links.get(&number).is_some_and(|link| link.held);
-        if still { self.executor(machine, Input::Heard(message)) } else { Ok(()) }
+        if still { self.executor(machine, SessionInput::Heard(message)) } else { Ok(()) }
     }
 
     /// Makes an executor drop its channel.
@@ -75,7 +75,7 @@ impl Universe {
         let Some(process) = &mut self.machines[machine].process else { return Ok(()) };
         let Some(seat) = seat else {
             process.link = Linked::No;
-            return self.executor(machine, Input::Disconnected);
+            return self.executor(machine, SessionInput::Disconnected);
         };
         self.linked += 1;
         process.link = Linked::By(self.linked);
@@ -83,7 +83,7 @@ impl Universe {
         let link = Link { machine, seat, up, down: [].into(), held: true, served: true, silent: false };
         self.links.insert(self.linked, link);
         tell!(self, "executor {machine} connects to server {seat}");
-        self.executor(machine, Input::Connected)
+        self.executor(machine, SessionInput::Connected)
     }
 
     pub(super) fn list(&mut self, machine: usize) -> Result<(), Violation> {
@@ -98,9 +98,9 @@ impl Universe {
                     process.listing = Listing::Taken(reports);
                     return Ok(());
                 }
-                self.executor(machine, Input::Listed(reports))
+                self.executor(machine, SessionInput::Listed(reports))
             }
-            Listing::Taken(reports) => self.executor(machine, Input::Listed(reports)),
+            Listing::Taken(reports) => self.executor(machine, SessionInput::Listed(reports)),
         }
     }
 
@@ -118,14 +118,14 @@ impl Universe {
     }
 
     /// Carries out work as an orchestrator does, whether the executor still waits for it or not.
-    pub fn carry_out(&mut self, machine: usize, work: &Work) -> Result<(), Violation> {
-        if let Work::CarryOut(command) = work
+    pub fn carry_out(&mut self, machine: usize, work: &ObjectWork) -> Result<(), Violation> {
+        if let ObjectWork::CarryOut(command) = work
             && self.machines[machine].process.is_some()
             && self.strikes(Fault::WorkFails, self.script.work_fails)
         {
             tell!(self, "… which fails");
-            let saw = Saw::Failed { message: "no answer".into(), hope: Hope::Retry };
-            let report = Report { object: command.object, revision: command.revision, saw };
+            let saw = ObservedState::Failed { message: "no answer".into(), hope: RetryClass::Retry };
+            let report = ObjectReport { object: command.object, revision: command.revision, saw };
             if let Some(process) = &self.machines[machine].process {
                 process.board.show(report);
             }
@@ -135,9 +135,9 @@ impl Universe {
         let starts = self.worlds[machine].starts();
         let world = &mut self.worlds[machine];
         let told = match work {
-            Work::CarryOut(command) => Some(world.carry_out(command)),
-            Work::Remove { object, revision } => Some(world.remove(*object, *revision)),
-            Work::Forget(object) => world.forget(*object),
+            ObjectWork::CarryOut(command) => Some(world.carry_out(command)),
+            ObjectWork::Remove { object, revision } => Some(world.remove(*object, *revision)),
+            ObjectWork::Forget(object) => world.forget(*object),
         };
         match told {
             Some(told) => self.show(machine, told),
@@ -147,7 +147,7 @@ impl Universe {
                 }
             }
         }
-        let again = matches!(work, Work::CarryOut(command) if command.standing == Standing::Met);
+        let again = matches!(work, ObjectWork::CarryOut(command) if command.standing == CommandStatus::Met);
         if again && self.worlds[machine].starts() > starts {
             let what = format!("{} ran before, and is started again", work.object());
             return Err(super::judge::violation(3, what, None));
@@ -156,7 +156,7 @@ impl Universe {
     }
 
     /// Handles an input of an executor, and its outputs.
-    pub fn executor(&mut self, machine: usize, input: Input) -> Result<(), Violation> {
+    pub fn executor(&mut self, machine: usize, input: SessionInput) -> Result<(), Violation> {
         let clock = self.machines[machine].clock(self.now);
         let Some(process) = &mut self.machines[machine].process else { return Ok(()) };
         for output in process.core.handle(clock, input) {
@@ -165,33 +165,33 @@ impl Universe {
             }
             let Some(process) = &mut self.machines[machine].process else { return Ok(()) };
             match output {
-                Output::Connect => process.link = Linked::Coming,
-                Output::HangUp => self.let_go(machine),
-                Output::Say(message) => {
+                SessionAction::Connect => process.link = Linked::Coming,
+                SessionAction::HangUp => self.let_go(machine),
+                SessionAction::Say(message) => {
                     if let Linked::By(link) = process.link
                         && let Some(link) = self.links.get_mut(&link)
                     {
                         link.up.push_back(Up::Said(message));
                     }
                 }
-                Output::List => process.listing = Listing::Asked,
-                Output::Persist(seen) => self.machines[machine].folder.seen = Some(seen),
-                Output::Begin(work) => {
+                SessionAction::List => process.listing = Listing::Asked,
+                SessionAction::Persist(seen) => self.machines[machine].folder.seen = Some(seen),
+                SessionAction::Begin(work) => {
                     process.works.push(work);
                     if let Some((session, term)) = process.under {
                         self.judge.begun(session, term)?;
                     }
                 }
-                Output::Stop(stop) => {
+                SessionAction::Stop(stop) => {
                     tell!(self, "executor {machine} stops: {stop}");
                     self.counts.add(match stop {
-                        Stop::NewerElsewhere(_) => "executor stopped: newer elsewhere",
+                        ExecutorStop::NewerElsewhere(_) => "executor stopped: newer elsewhere",
                         _ => "executor stopped",
                     });
                     self.stop_executor(machine);
                     return Ok(());
                 }
-                Output::Leave => {
+                SessionAction::Leave => {
                     self.stop_executor(machine);
                     return Ok(());
                 }

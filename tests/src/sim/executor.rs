@@ -3,13 +3,13 @@
 
 use std::time::Duration;
 
-use chancery_events::id::{Instance, ScopeId, SessionId, Term};
-use chancery_events::observation::Report;
-use chancery_events::protocol::Life;
-use chancery_events::spec::Runtime;
-use chancery_executor::board::Board;
-use chancery_executor::plan::Told;
-use chancery_executor::session::{Core, Identity, Seen, Work};
+use chancery_events::id::{EpochNonce, ExecutorStoreId, SessionId, Term};
+use chancery_events::observation::ObjectReport;
+use chancery_events::protocol::ExecutorEpoch;
+use chancery_events::spec::ClusterRuntime;
+use chancery_executor::board::StatusCache;
+use chancery_executor::plan::StatusUpdate;
+use chancery_executor::session::{HighestHead, ObjectWork, SessionCore, SessionIdentity};
 
 /// Maximum number of concurrent work items.
 const AT_ONCE: usize = 3;
@@ -17,11 +17,11 @@ const AT_ONCE: usize = 3;
 /// Directory of an executor, which survives each executor epoch.
 pub struct Folder {
     /// Id of the executor store.
-    pub scope: ScopeId,
+    pub scope: ExecutorStoreId,
     /// Executor epochs of the directory.
     pub lives: u64,
     /// Highest head in the directory.
-    pub seen: Option<Seen>,
+    pub seen: Option<HighestHead>,
 }
 
 /// Machine with a directory.
@@ -37,7 +37,7 @@ pub struct Machine {
     /// Drift of the clock, in millionths: positive if too fast.
     pub drift: i64,
     /// Runtime that the executor reports.
-    pub runtime: Runtime,
+    pub runtime: ClusterRuntime,
 }
 
 /// State of an executor's channel.
@@ -59,23 +59,23 @@ pub enum Listing {
     /// Request sent.
     Asked,
     /// In flight.
-    Taken(Vec<Report>),
+    Taken(Vec<ObjectReport>),
 }
 
 /// Running executor.
 pub struct Process {
     /// Executor's session.
-    pub core: Core,
+    pub core: SessionCore,
     /// Executor's channel.
     pub link: Linked,
     /// Executor's list.
     pub listing: Listing,
     /// Work that was started and not done.
-    pub works: Vec<Work>,
+    pub works: Vec<ObjectWork>,
     /// Work that was done, and not yet reported to the session.
     pub done: Vec<chancery_events::id::ObjectId>,
     /// Reports of the orchestrator.
-    pub board: Board,
+    pub board: StatusCache,
     /// End of the suspension.
     pub paused: Option<Duration>,
     /// Session of the executor's work, and the term of the last message.
@@ -84,14 +84,14 @@ pub struct Process {
 
 impl Folder {
     /// Returns an empty directory.
-    pub fn new(scope: ScopeId) -> Folder {
+    pub fn new(scope: ExecutorStoreId) -> Folder {
         Folder { scope, lives: 0, seen: None }
     }
 }
 
 impl Machine {
     /// Creates a machine without executor.
-    pub fn new(name: String, drift: i64, runtime: Runtime, folder: Folder) -> Machine {
+    pub fn new(name: String, drift: i64, runtime: ClusterRuntime, folder: Folder) -> Machine {
         Machine { name, folder, process: None, down: Duration::ZERO, drift, runtime }
     }
 
@@ -111,22 +111,22 @@ impl Machine {
     }
 
     /// Starts the executor; `instance` is random.
-    pub fn start(&mut self, cluster: &str, instance: Instance) {
+    pub fn start(&mut self, cluster: &str, instance: EpochNonce) {
         self.folder.lives += 1;
-        let identity = Identity {
+        let identity = SessionIdentity {
             executor: self.name.parse().expect("an executor's name"),
             cluster: cluster.parse().expect("a cluster's name"),
             runtime: self.runtime,
             scope: self.folder.scope,
-            life: Life { number: self.folder.lives, instance },
+            life: ExecutorEpoch { number: self.folder.lives, instance },
         };
         self.process = Some(Process {
-            core: Core::new(identity, self.folder.seen, AT_ONCE),
+            core: SessionCore::new(identity, self.folder.seen, AT_ONCE),
             link: Linked::No,
             listing: Listing::No,
             works: Vec::new(),
             done: Vec::new(),
-            board: Board::default(),
+            board: StatusCache::default(),
             paused: None,
             under: None,
         });
@@ -135,10 +135,10 @@ impl Machine {
 
 impl Process {
     /// Shows a report of the orchestrator.
-    pub fn show(&self, told: Told) {
+    pub fn show(&self, told: StatusUpdate) {
         match told {
-            Told::Change(report) => self.board.show(report),
-            Told::ListOnly(report) => self.board.show_in_lists(report),
+            StatusUpdate::Change(report) => self.board.show(report),
+            StatusUpdate::ListOnly(report) => self.board.show_in_lists(report),
         }
     }
 }

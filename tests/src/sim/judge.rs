@@ -3,19 +3,19 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use chancery_events::event::{Event, Line};
+use chancery_events::event::{Event, EventLine};
 use chancery_events::fact::Fact;
 use chancery_events::id::{IncarnationId, ObjectId, Position, SessionId, Term};
-use chancery_events::observation::{Report, SessionEnd};
-use chancery_events::protocol::{Envelope, FromDecider};
-use chancery_events::record::{Hash, Record};
-use chancery_events::refusal::Code;
-use chancery_executor::simulated::World;
-use chancery_journal::Records;
+use chancery_events::observation::{ObjectReport, SessionEnd};
+use chancery_events::protocol::{DeciderEnvelope, DeciderMessage};
+use chancery_events::record::{Record, RecordHash};
+use chancery_events::refusal::RefusalCode;
+use chancery_executor::simulated::SimulatedWorld;
+use chancery_journal::RecordIter;
 use chancery_journal::memory::MemoryLog;
-use chancery_machine::fleet::Fleet;
+use chancery_machine::fleet::FleetState;
 use chancery_projector::kind::RowKind;
-use chancery_projector::{Fold, Folding, Projector, Query, Tuning, row_of};
+use chancery_projector::{FoldedState, JournalFold, ListQuery, Projector, StoreTuning, row_of};
 use rustc_hash::FxHashMap;
 
 use super::fault::Counts;
@@ -28,13 +28,13 @@ use crate::model::{self, Model};
 
 /// Oracle of a world: see the module.
 pub struct Judge {
-    records: Records,
+    records: RecordIter,
     checker: Checker,
     model: Model,
     /// State by the real state machine, folded separately.
-    fold: Fold,
+    fold: JournalFold,
     /// Last position of each record, with its hash.
-    ends: FxHashMap<Position, Hash>,
+    ends: FxHashMap<Position, RecordHash>,
     head: Position,
     /// Foreign objects, with their machines.
     pub strangers: BTreeMap<IncarnationId, usize>,
@@ -64,7 +64,7 @@ impl Judge {
             records: log.source().records(Position::FIRST).expect("a log in memory can be read"),
             checker: Checker::new(),
             model: Model::new(),
-            fold: Fold::default(),
+            fold: JournalFold::default(),
             ends: FxHashMap::default(),
             head: Position::ZERO,
             strangers: BTreeMap::new(),
@@ -79,7 +79,7 @@ impl Judge {
     }
 
     /// Returns the state at that position.
-    pub fn state(&self) -> Option<&Folding> {
+    pub fn state(&self) -> Option<&FoldedState> {
         self.fold.state()
     }
 
@@ -105,8 +105,8 @@ impl Judge {
             .map_err(|error| violation(2, format!("{error}: {:?}", std::error::Error::source(&error)), at))?;
         for (position, line) in record.events() {
             let at = Some(position);
-            let bad = |error: chancery_events::event::BadEvent| violation(2, error.to_string(), at);
-            let line = Line::read(line).map_err(bad)?;
+            let bad = |error: chancery_events::event::InvalidEvent| violation(2, error.to_string(), at);
+            let line = EventLine::read(line).map_err(bad)?;
             let Some(type_name) = Fact::TYPES.iter().find(|name| ***name == *line.type_name) else {
                 continue;
             };
@@ -119,14 +119,14 @@ impl Judge {
                 continue;
             }
             match line.event().map_err(bad)? {
-                Event::Fact { fact: Fact::EntityParked(fact), .. } => {
+                Event::Fact { fact: Fact::EntityQuarantined(fact), .. } => {
                     return Err(violation(
                         9,
                         format!("{} was left alone: {}", fact.subject, fact.detail),
                         at,
                     ));
                 }
-                Event::Fact { fact: Fact::IntentRefused(fact), .. } if fact.code == Code::Internal => {
+                Event::Fact { fact: Fact::IntentRefused(fact), .. } if fact.code == RefusalCode::Internal => {
                     return Err(violation(9, format!("an intent could not be decided: {}", fact.detail), at));
                 }
                 Event::Fact { fact: Fact::SessionClosed(fact), .. } if fact.end == SessionEnd::Lost => {
@@ -139,9 +139,9 @@ impl Judge {
     }
 
     /// Checks that only allowed incarnations run.
-    pub fn alive(&self, worlds: &[&World]) -> Result<(), Violation> {
+    pub fn alive(&self, worlds: &[&SimulatedWorld]) -> Result<(), Violation> {
         for stranger in self.strangers.keys() {
-            let is_it = |report: &Report| report.object == ObjectId::from(*stranger);
+            let is_it = |report: &ObjectReport| report.object == ObjectId::from(*stranger);
             if !worlds.iter().any(|world| world.list().iter().any(is_it)) {
                 return Err(violation(8, format!("{stranger}, which is not ours, was removed"), None));
             }
@@ -156,15 +156,15 @@ impl Judge {
     }
 
     /// Checks that a decider's message was based on durable records alone.
-    pub fn said(&self, message: &FromDecider) -> Result<(), Violation> {
-        let Some(Envelope { head, .. }) = words::envelope(message) else { return Ok(()) };
+    pub fn said(&self, message: &DeciderMessage) -> Result<(), Violation> {
+        let Some(DeciderEnvelope { head, .. }) = words::envelope(message) else { return Ok(()) };
         let known = head.position == Position::ZERO || self.ends.get(&head.position) == Some(&head.hash);
         if !known {
             let what = format!("an executor is told of a head {} that is not in the log", head.position);
             return Err(violation(1, what, None));
         }
         match message {
-            FromDecider::Command { command, .. } if command.object.position() > self.head => {
+            DeciderMessage::Command { command, .. } if command.object.position() > self.head => {
                 let what = format!("a command for {}, which the log does not know", command.object);
                 Err(violation(1, what, None))
             }
@@ -235,7 +235,7 @@ impl Judge {
     pub fn through_the_store(&self, log: &MemoryLog) -> Result<(), Violation> {
         let bad = |error: &dyn std::error::Error| violation(2, format!("the store of rows: {error}"), None);
         let dir = tempfile::tempdir().map_err(|error| bad(&error))?;
-        let tuning = Tuning { batch: 7, ..Tuning::default() };
+        let tuning = StoreTuning { batch: 7, ..StoreTuning::default() };
         let mut shown = model::Rows::new();
         for _ in 0..2 {
             let mut projector = Projector::open(&dir.path().join("rows"), FLEET, log.source(), None, tuning)
@@ -244,7 +244,7 @@ impl Judge {
             let reader = projector.reader();
             shown.clear();
             for kind in RowKind::ALL {
-                let mut query = Query::all();
+                let mut query = ListQuery::all();
                 loop {
                     let page = reader.list_json(*kind, &query).map_err(|error| bad(&error))?;
                     let rows: Vec<serde_json::Value> =
@@ -254,7 +254,7 @@ impl Judge {
                         shown.insert((*kind, key), model::comparable(*kind, row));
                     }
                     let Some(next) = page.next else { break };
-                    query = Query::all().after(next);
+                    query = ListQuery::all().after(next);
                 }
             }
         }
@@ -265,7 +265,7 @@ impl Judge {
     }
 
     /// Checks that a state is that of the log at its position.
-    pub fn same_state(&self, state: &Folding) -> Result<(), Violation> {
+    pub fn same_state(&self, state: &FoldedState) -> Result<(), Violation> {
         let at = Some(state.at.position);
         if self.ends.get(&state.at.position) != Some(&state.at.hash) {
             return Err(violation(2, "a state stands behind a record that is not in the log", at));
@@ -281,7 +281,7 @@ impl Judge {
 }
 
 /// Whether two states are equal, whatever their snapshots contain.
-fn same(a: &Fleet, b: &Fleet) -> bool {
+fn same(a: &FleetState, b: &FleetState) -> bool {
     a.head() == b.head()
         && a.lineages() == b.lineages()
         && a.keys() == b.keys()

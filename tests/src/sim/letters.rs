@@ -3,17 +3,17 @@
 
 use std::collections::BTreeMap;
 
-use chancery_decider::inbox::{Inbox, InboxGone};
+use chancery_decider::inbox::{InboxMismatch, InboxStart};
 use chancery_events::digest::Digest;
-use chancery_events::event::{Event, EventKind, Line};
-use chancery_events::fact::{Fact, InboxRefused, OperationEnd, SessionClosed};
-use chancery_events::id::Writer;
-use chancery_events::intent::Request;
-use chancery_events::letter::{Binding, Letter};
+use chancery_events::event::{Event, EventKind, EventLine};
+use chancery_events::fact::{Fact, InboxMessageRefused, OperationEnd, SessionClosed};
+use chancery_events::id::WriterId;
+use chancery_events::intent::IntentRequest;
+use chancery_events::letter::{InboxBinding, InboxMessage};
 use chancery_events::name::Actor;
 use chancery_events::observation::SessionEnd;
-use chancery_events::record::{Hash, Record, Watermark};
-use chancery_events::refusal::Code;
+use chancery_events::record::{InboxWatermark, Record, RecordHash};
+use chancery_events::refusal::RefusalCode;
 
 use super::fault::Fault;
 use super::judge::violation;
@@ -34,19 +34,19 @@ pub enum Means {
     /// Intent with this key and digest.
     Asks(Digest, Digest),
     /// Unreadable, with the hash of its value.
-    Nonsense(Option<Hash>),
+    Nonsense(Option<RecordHash>),
 }
 
 /// Topic, with the meanings of its messages.
 #[derive(Default, Debug)]
 pub struct Topic {
-    letters: Vec<(Letter, Means)>,
+    letters: Vec<(InboxMessage, Means)>,
     /// Offset of the next message.
     pub end: u64,
 }
 
 impl Topic {
-    fn put(&mut self, mut letter: Letter, means: Means, hole: u64) {
+    fn put(&mut self, mut letter: InboxMessage, means: Means, hole: u64) {
         letter.offset = self.end;
         self.end += 1 + hole;
         self.letters.push((letter, means));
@@ -58,9 +58,9 @@ impl Topic {
     }
 
     /// Returns an inbox for a decider that starts with this watermark.
-    pub fn take_up(&self, watermark: Option<&Watermark>) -> Result<Inbox, InboxGone> {
-        let binding = Binding { actor: actor(), scope: SCOPE.parse().expect("a scope") };
-        Inbox::take_up(TOPIC.parse().expect("a topic"), binding, watermark, &(0..self.end))
+    pub fn take_up(&self, watermark: Option<&InboxWatermark>) -> Result<InboxStart, InboxMismatch> {
+        let binding = InboxBinding { actor: actor(), scope: SCOPE.parse().expect("a scope") };
+        InboxStart::take_up(TOPIC.parse().expect("a topic"), binding, watermark, &(0..self.end))
     }
 }
 
@@ -70,7 +70,7 @@ pub fn actor() -> Actor {
 }
 
 /// Returns the inbox message of a request, in structured or binary form.
-fn written(request: &Request, structured: bool) -> Letter {
+fn written(request: &IntentRequest, structured: bool) -> InboxMessage {
     let mut attributes = vec![
         ("specversion", "1.0".to_owned()),
         ("id", request.id.to_string()),
@@ -84,20 +84,20 @@ fn written(request: &Request, structured: bool) -> Letter {
     if !structured {
         let header = |(name, value): (&str, String)| (format!("ce_{name}"), value.into_bytes());
         let headers = attributes.into_iter().map(header).collect();
-        return Letter { headers, value: Some(data.into_bytes()), ..Letter::default() };
+        return InboxMessage { headers, value: Some(data.into_bytes()), ..InboxMessage::default() };
     }
     let mut event: serde_json::Map<_, _> =
         attributes.into_iter().map(|(name, value)| (name.to_owned(), value.into())).collect();
     event.insert("data".into(), serde_json::from_str(&data).expect("data is JSON"));
     let value = serde_json::Value::Object(event).to_string().into_bytes();
     let headers = vec![("content-type".into(), b"application/cloudevents+json".to_vec())];
-    Letter { headers, value: Some(value), ..Letter::default() }
+    InboxMessage { headers, value: Some(value), ..InboxMessage::default() }
 }
 
 impl Universe {
     /// Puts a request into the topic; no producer waits for its answer.
-    pub fn put_into_topic(&mut self, request: Request) {
-        let request = Request { actor: actor(), ..request };
+    pub fn put_into_topic(&mut self, request: IntentRequest) {
+        let request = IntentRequest { actor: actor(), ..request };
         let means = Means::Asks(request.key(), request.digest());
         let letter = written(&request, self.random.chance(500));
         tell!(self, "letter {}: {} ({})", self.topic.end, request.intent.type_name(), request.id);
@@ -107,13 +107,13 @@ impl Universe {
         }
     }
 
-    fn put(&mut self, letter: Letter, means: Means) {
+    fn put(&mut self, letter: InboxMessage, means: Means) {
         let hole = if self.random.chance(100) { self.random.between(1, 3) } else { 0 };
         self.topic.put(letter, means, hole);
         self.counts.add("letter");
     }
 
-    fn put_a_bad_one(&mut self, like: &Request) {
+    fn put_a_bad_one(&mut self, like: &IntentRequest) {
         let good = written(like, false);
         let (letter, means) = match self.random.below(4) {
             // A repeat, as of a producer without acknowledgement by the topic.
@@ -121,18 +121,18 @@ impl Universe {
             // Cut.
             1 => {
                 let value = good.value.as_deref().map(|value| value[..value.len() / 2].to_vec());
-                let letter = Letter { value, ..good };
+                let letter = InboxMessage { value, ..good };
                 let digest = letter.digest();
                 (letter, Means::Nonsense(digest))
             }
             // Empty.
-            2 => (Letter { value: None, ..good }, Means::Nonsense(None)),
+            2 => (InboxMessage { value: None, ..good }, Means::Nonsense(None)),
             // An intent that a topic must not request.
             _ => {
                 let intent = chancery_events::intent::Intent::read(APPROVALS[0], r#"{"operations":[]}"#);
                 let id = format!("no{}", self.topic.end).parse().expect("an id");
                 let intent = intent.expect("a type").expect("its data");
-                let request = Request { id, expect: None, intent, ..like.clone() };
+                let request = IntentRequest { id, expect: None, intent, ..like.clone() };
                 (written(&request, true), Means::Asks(request.key(), request.digest()))
             }
         };
@@ -162,7 +162,7 @@ pub struct Answers {
     /// Decided keys, with the digest of their intent.
     known: BTreeMap<Digest, Digest>,
     /// End of the topic when each decider started.
-    tails: BTreeMap<Writer, u64>,
+    tails: BTreeMap<WriterId, u64>,
 }
 
 impl Answers {
@@ -172,18 +172,18 @@ impl Answers {
     }
 
     /// Notes that a decider started with this end of the topic.
-    pub fn begins(&mut self, writer: Writer, tail: u64) {
+    pub fn begins(&mut self, writer: WriterId, tail: u64) {
         self.tails.insert(writer, tail);
     }
 
     /// Takes the next record, which answers the messages since the last watermark, once and in order.
     pub fn take(&mut self, record: &Record, topic: &Topic) -> Result<(), Violation> {
-        let Some(Watermark { next, .. }) = &record.header().watermark else { return Ok(()) };
+        let Some(InboxWatermark { next, .. }) = &record.header().watermark else { return Ok(()) };
         let mut letters = topic.letters[topic.at(self.next)..topic.at(*next)].iter();
         let early = self.tails.get(&record.header().writer).is_some_and(|tail| next < tail);
         for (position, line) in record.events() {
             let wrong = |what: String| violation(10, what, Some(position));
-            let line = Line::read(line).map_err(|error| wrong(error.to_string()))?;
+            let line = EventLine::read(line).map_err(|error| wrong(error.to_string()))?;
             let ours =
                 line.kind == EventKind::Intent && line.by.as_ref().is_some_and(|by| by.as_str() == ACTOR);
             if line.kind != EventKind::Fact && !ours {
@@ -191,9 +191,9 @@ impl Answers {
             }
             let found = match line.event().map_err(|error| wrong(error.to_string()))? {
                 Event::Intent(request) => Means::Asks(request.key(), request.digest()),
-                Event::Fact { fact: Fact::InboxRefused(InboxRefused { digest, .. }), .. } => {
-                    Means::Nonsense(digest)
-                }
+                Event::Fact {
+                    fact: Fact::InboxMessageRefused(InboxMessageRefused { digest, .. }), ..
+                } => Means::Nonsense(digest),
                 Event::Fact { fact, .. } => {
                     if early && waits_for_letters(&fact) {
                         return Err(wrong(format!(
@@ -235,7 +235,10 @@ impl Answers {
         let (key, digest) = match fact {
             Fact::IntentAccepted(fact) => (fact.key, fact.digest),
             Fact::IntentRefused(fact)
-                if !matches!(fact.code, Code::KeyReused | Code::Expired | Code::FromTheFuture) =>
+                if !matches!(
+                    fact.code,
+                    RefusalCode::KeyReused | RefusalCode::Expired | RefusalCode::FromTheFuture
+                ) =>
             {
                 (fact.key, fact.digest)
             }

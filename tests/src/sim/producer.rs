@@ -2,18 +2,18 @@
 //! until answered.
 
 use chancery_decider::Verdict;
-use chancery_events::fact::Asker;
-use chancery_events::intent::{Intent, Request};
+use chancery_events::fact::Requester;
+use chancery_events::intent::{Intent, IntentRequest};
 use chancery_events::lifecycle::SetWord;
 use chancery_events::name::Actor;
-use chancery_events::refusal::Code;
-use chancery_events::spec::{Approval, ApprovalPolicy, DisruptionState, Strategy};
+use chancery_events::refusal::RefusalCode;
+use chancery_events::spec::{ApprovalMode, ApprovalPolicy, DeploymentStrategy, DisruptionState};
 use chancery_events::time::Time;
-use chancery_machine::fleet::Fleet;
+use chancery_machine::fleet::FleetState;
 use chancery_machine::state::{
     ApprovalRequest, Deployment, DeploymentState, Operation, OperationState, Replica, RequestState,
 };
-use chancery_projector::Folding;
+use chancery_projector::FoldedState;
 use serde_json::{Value, json};
 
 use super::fault::Fault;
@@ -42,7 +42,7 @@ pub enum State {
 /// Request that is repeated until it is answered.
 pub struct Call {
     /// Intent with its attributes.
-    pub request: Request,
+    pub request: IntentRequest,
     /// State of the request.
     pub state: State,
     /// Server that forwards the request to the leader, and returns its answer.
@@ -148,7 +148,7 @@ impl Universe {
         let intent = Intent::read(&format!("{type_name}.v1"), &data.to_string());
         let intent =
             intent.expect("a known type").unwrap_or_else(|error| panic!("{type_name} {data}: {error}"));
-        let request = Request {
+        let request = IntentRequest {
             id: id.parse().expect("an id"),
             source: "sim".parse().expect("a source"),
             actor: actor.parse().expect("an actor"),
@@ -213,8 +213,12 @@ impl Universe {
         );
         let Call { state, op, answer, request, .. } = &mut self.calls[call];
         // These codes are about the key and its time, not the verdict on the intent.
-        let passing =
-            matches!(told, history::Verdict::Refused(Code::Expired | Code::FromTheFuture | Code::KeyReused));
+        let passing = matches!(
+            told,
+            history::Verdict::Refused(
+                RefusalCode::Expired | RefusalCode::FromTheFuture | RefusalCode::KeyReused
+            )
+        );
         match answer {
             Some(first) if first != verdict && !passing => {
                 let what = format!("intent {} is answered {verdict:?}, and was {first:?}", request.id);
@@ -237,7 +241,7 @@ impl Universe {
     }
 
     /// Returns the state that some reader sees; it may be old.
-    fn read(&mut self) -> Option<&Folding> {
+    fn read(&mut self) -> Option<&FoldedState> {
         let states: Vec<usize> =
             (0..self.seats.len()).filter(|seat| self.seats[*seat].state().is_some()).collect();
         let seat = *self.random.pick(&states)?;
@@ -268,7 +272,7 @@ impl Universe {
         let state = self.read()?;
         let fits = |deployment: &&Deployment| {
             let begun = [DeploymentState::InProgress, DeploymentState::Paused];
-            let canary = matches!(deployment.spec.strategy, Strategy::Canary { .. });
+            let canary = matches!(deployment.spec.strategy, DeploymentStrategy::Canary { .. });
             match verb {
                 "pause" => deployment.state == DeploymentState::InProgress,
                 "resume" => deployment.state == DeploymentState::Paused,
@@ -367,7 +371,7 @@ impl Universe {
                     .map(|plan| (plan.name.clone(), (**plan.specs.newest()).clone()))
                     .collect();
                 let (name, mut spec) = one(&plans, *which)?;
-                spec.approval = ApprovalPolicy::all(Approval::Automatic);
+                spec.approval = ApprovalPolicy::all(ApprovalMode::Automatic);
                 ("plan.apply".into(), json!({"name": name, "spec": spec}), None)
             }
             Input::Bad { which } => match which {
@@ -412,11 +416,13 @@ fn waits(request: &ApprovalRequest) -> Option<(String, String)> {
 }
 
 /// Returns the operation's human requester, if any.
-fn asked_by(fleet: &Fleet, operation: &Operation) -> Option<Actor> {
+fn asked_by(fleet: &FleetState, operation: &Operation) -> Option<Actor> {
     match operation.by.as_deref() {
-        Some(Asker::Actor(actor)) => Some(actor.clone()),
-        Some(Asker::Disruption { node, name }) => fleet.nodes().get(node)?.disruptions.get(name)?.by.clone(),
-        Some(Asker::Rule(_)) => None,
+        Some(Requester::Actor(actor)) => Some(actor.clone()),
+        Some(Requester::Disruption { node, name }) => {
+            fleet.nodes().get(node)?.disruptions.get(name)?.by.clone()
+        }
+        Some(Requester::Rule(_)) => None,
         None => {
             let key = (operation.plan.clone(), operation.deployment.clone()?);
             fleet.deployments().get(&key)?.by.clone()

@@ -9,7 +9,7 @@ use std::time::Duration;
 use chancery_decider::Verdict;
 use chancery_events::id::Position;
 use chancery_events::subject::Subject;
-use chancery_projector::{Consistency, Fold};
+use chancery_projector::{JournalFold, ReadConsistency};
 use serde_json::Value;
 
 use super::judge::violation;
@@ -130,7 +130,7 @@ impl Universe {
 
     /// Starts a server as a standby. `None` if it cannot fold the log: the oracle finds that too.
     fn start_standby(&mut self, seat: usize) -> Option<()> {
-        let mut fold = Fold::from(self.snapshots.last().cloned());
+        let mut fold = JournalFold::from(self.snapshots.last().cloned());
         for record in self.log.source().records(fold.position().plus(1)).ok()? {
             fold.take(&*record.ok()?).ok()?;
         }
@@ -233,7 +233,7 @@ impl Universe {
 
     fn ask_rows(&mut self, seat: usize, of: Wanted, named: Option<Position>) -> Result<(), Violation> {
         let eventual = self.readers.is_so_often(100);
-        let consistency = if eventual { Consistency::Eventual } else { Consistency::Verdicts };
+        let consistency = if eventual { ReadConsistency::Eventual } else { ReadConsistency::Verdicts };
         // Everything due before the request has happened.
         self.go_on(seat)?;
         let parts = if self.readers.whole.is_some() { Parts::All } else { Parts::Stamps };
@@ -306,7 +306,7 @@ impl Universe {
         let mut seen = self.readers.whole.take().unwrap_or_default();
         seen.sort_by_key(|(position, ..)| *position);
         let mut seen = seen.into_iter().skip_while(|(position, ..)| *position == Position::ZERO).peekable();
-        let mut fold = Fold::default();
+        let mut fold = JournalFold::default();
         for record in self.log.source().records(Position::FIRST).expect("a log in memory can be read") {
             if seen.peek().is_none() {
                 return Ok(());

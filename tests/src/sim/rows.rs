@@ -11,14 +11,17 @@ use std::time::Duration;
 use chancery_events::id::Position;
 use chancery_events::record::Record;
 use chancery_events::subject::Subject;
-use chancery_journal::Records;
+use chancery_journal::RecordIter;
 use chancery_journal::memory::MemoryLog;
-use chancery_machine::fleet::Fleet;
+use chancery_machine::fleet::FleetState;
 use chancery_projector::rows::{
     CapabilityRow, ClusterRow, DeploymentRow, IncarnationRow, NodeRow, OperationRow, PlanRow, PolicyRow,
     ReplicaRow, RequestRow, SessionRow, VolumeRow,
 };
-use chancery_projector::{Applied, Consistency, Counts, Fold, FoldError, Folding, LastVerdict, Row};
+use chancery_projector::{
+    AppliedPosition, FoldError, FoldedState, JournalFold, LastVerdict, ReadConsistency, ReadModelRow,
+    RowCounts,
+};
 use serde_json::Value;
 
 use crate::check::{List, Shown};
@@ -57,7 +60,7 @@ impl Listed {
         }
     }
 
-    fn subjects(self, fleet: &Fleet) -> Vec<Subject> {
+    fn subjects(self, fleet: &FleetState) -> Vec<Subject> {
         match self {
             Listed::Clusters => named(fleet.clusters().sorted(), |of| Subject::Cluster(of.name.clone())),
             Listed::Nodes => named(fleet.nodes().sorted(), |of| Subject::Node(of.name.clone())),
@@ -118,7 +121,7 @@ pub struct Read {
     /// Requested parts of a row.
     pub parts: Parts,
     /// Consistency in addition to `named`.
-    pub consistency: Consistency,
+    pub consistency: ReadConsistency,
     /// Position that the reader named.
     pub named: Option<Position>,
     /// Position that the answer must have reached, by the oracle.
@@ -153,20 +156,20 @@ pub struct Rows {
     pub process: u64,
     /// Last verdict that the process returned.
     pub last: LastVerdict,
-    fold: Fold,
+    fold: JournalFold,
     /// Records that the process has and the rows lack, each with the time of its application.
     waiting: VecDeque<(Duration, Arc<Record>)>,
     /// Source of records for a standby. A leader gets records with its deliveries.
-    follows: Option<Records>,
+    follows: Option<RecordIter>,
     asked: VecDeque<Asked>,
 }
 
 /// Folded log for a starting server.
 pub struct Started {
     /// State at the end of the log.
-    pub head: Option<Folding>,
+    pub head: Option<FoldedState>,
     /// Rows, which may be behind the end.
-    pub rows: Fold,
+    pub rows: JournalFold,
     /// Records that the rows lack.
     pub behind: Vec<Arc<Record>>,
 }
@@ -176,11 +179,11 @@ impl Started {
     /// before `least`, the position that the process had already.
     pub fn fold(
         log: &MemoryLog,
-        snapshot: Option<Folding>,
+        snapshot: Option<FoldedState>,
         behind: usize,
         least: Position,
     ) -> Result<Started, FoldError> {
-        let mut rows = Fold::from(snapshot);
+        let mut rows = JournalFold::from(snapshot);
         let records = log.source().records(rows.position().plus(1)).expect("a log in memory can be read");
         let mut records: Vec<_> = records.map(|record| record.expect("nobody breaks the chain")).collect();
         let known = records.partition_point(|record| record.last() <= least);
@@ -198,13 +201,13 @@ impl Started {
 
 impl Rows {
     /// Returns the rows of a starting process: its verdicts start at the head of the journal.
-    pub fn new(process: u64, fold: Fold, head: Position) -> Rows {
+    pub fn new(process: u64, fold: JournalFold, head: Position) -> Rows {
         let (last, waiting, asked) = (LastVerdict::at(head), VecDeque::new(), VecDeque::new());
         Rows { process, last, fold, waiting, follows: None, asked }
     }
 
     /// Makes the process a leader, which stops following, with newly folded rows.
-    pub fn decide(&mut self, fold: Fold) {
+    pub fn decide(&mut self, fold: JournalFold) {
         self.fold = fold;
         self.waiting.clear();
         self.follows = None;
@@ -236,7 +239,7 @@ impl Rows {
     }
 
     /// Returns the state that the rows show.
-    pub fn state(&self) -> Option<&Folding> {
+    pub fn state(&self) -> Option<&FoldedState> {
         self.fold.state()
     }
 
@@ -294,7 +297,7 @@ impl Rows {
             return;
         }
         let position = self.position();
-        let applied = Applied { position, ..Applied::default() };
+        let applied = AppliedPosition { position, ..AppliedPosition::default() };
         for asked in std::mem::take(&mut self.asked) {
             if applied.reaches(asked.wanted) == Ok(true) {
                 let fleet = self.fold.state().map(|state| &state.fleet);
@@ -308,7 +311,7 @@ impl Rows {
 }
 
 /// Returns the answer of a state to a read.
-fn shown(fleet: Option<&Fleet>, read: &Read) -> Answer {
+fn shown(fleet: Option<&FleetState>, read: &Read) -> Answer {
     match &read.of {
         Wanted::Row(subject) => Answer::Row(fleet.and_then(|fleet| row(fleet, subject, read.parts))),
         Wanted::List(kind) => {
@@ -322,7 +325,7 @@ fn shown(fleet: Option<&Fleet>, read: &Read) -> Answer {
 }
 
 /// Returns the row of an entity, as the projector builds it from the state.
-pub fn row(fleet: &Fleet, subject: &Subject, parts: Parts) -> Option<Found> {
+pub fn row(fleet: &FleetState, subject: &Subject, parts: Parts) -> Option<Found> {
     match subject {
         Subject::Fleet => None,
         Subject::Cluster(name) => found::<ClusterRow>(fleet, name, parts),
@@ -342,9 +345,9 @@ pub fn row(fleet: &Fleet, subject: &Subject, parts: Parts) -> Option<Found> {
     }
 }
 
-fn found<R: Row>(fleet: &Fleet, key: &R::Key, parts: Parts) -> Option<Found> {
+fn found<R: ReadModelRow>(fleet: &FleetState, key: &R::Key, parts: Parts) -> Option<Found> {
     // Counts are no part of a row's history.
-    let counts = if parts == Parts::All { Counts::of(fleet) } else { Counts::default() };
+    let counts = if parts == Parts::All { RowCounts::of(fleet) } else { RowCounts::default() };
     let row = R::of(fleet, &counts, key)?;
     let json = || serde_json::to_value(&row).expect("rows have string keys and no failing parts");
     let shown = Shown { version: row.version(), changed: row.position() };

@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use chancery_events::spec::Runtime;
+use chancery_events::spec::ClusterRuntime;
 use serde_json::Value;
 
 use super::asks::{self, Habit};
@@ -101,7 +101,7 @@ pub struct Script {
     /// Steps while faults may happen.
     pub steps: u64,
     /// Clusters, each with one orchestrator of this runtime and one executor.
-    pub clusters: Vec<Runtime>,
+    pub clusters: Vec<ClusterRuntime>,
     /// Servers that may become leader.
     pub servers: u64,
     /// Lease of a session.
@@ -163,6 +163,6 @@ impl Script {
 }
 
 /// Draws the runtime that a cluster reports: its orchestrator is simulated in any case.
-fn runtime(random: &mut Random) -> Runtime {
-    if random.chance(500) { Runtime::Simulated } else { Runtime::Process }
+fn runtime(random: &mut Random) -> ClusterRuntime {
+    if random.chance(500) { ClusterRuntime::Simulated } else { ClusterRuntime::Process }
 }

@@ -5,19 +5,19 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use chancery_decider::clock::Reading;
-use chancery_decider::core::{Effect, Input, Settings, Ticket};
-use chancery_decider::driver::{Driver, Ended, Left};
-use chancery_decider::inbox::{Inbox, InboxGone};
-use chancery_events::id::{Lineage, Writer};
-use chancery_events::intent::Request;
-use chancery_events::letter::Letter;
+use chancery_decider::clock::ClockSample;
+use chancery_decider::core::{CoreInput, DeciderEffect, DeciderSettings, RequestTicket};
+use chancery_decider::driver::{DeciderDriver, DeciderEnd, TurnOutcome};
+use chancery_decider::inbox::{InboxMismatch, InboxStart};
+use chancery_events::id::{Lineage, WriterId};
+use chancery_events::intent::IntentRequest;
+use chancery_events::letter::InboxMessage;
 use chancery_events::record::Record;
 use chancery_events::time::Time;
 use chancery_journal::memory::{MemoryJournal, MemoryLog};
-use chancery_journal::{Delivery, Journal};
-use chancery_machine::fleet::Fleet;
-use chancery_projector::{FoldError, Folding};
+use chancery_journal::{Journal, JournalDelivery};
+use chancery_machine::fleet::FleetState;
+use chancery_projector::{FoldError, FoldedState};
 
 use super::letters::Topic;
 
@@ -30,7 +30,7 @@ pub struct Ask {
     /// Number of the call.
     pub call: usize,
     /// Request of the call.
-    pub request: Request,
+    pub request: IntentRequest,
 }
 
 /// Server that cannot start.
@@ -41,20 +41,20 @@ pub enum BadStart {
     Fold(#[from] FoldError),
     /// The inbox does not continue where the log ends.
     #[error(transparent)]
-    Inbox(#[from] InboxGone),
+    Inbox(#[from] InboxMismatch),
 }
 
 /// Running server.
 pub struct Server {
-    driver: Driver,
+    driver: DeciderDriver,
     journal: Arc<MemoryJournal>,
-    deliveries: Arc<Mutex<VecDeque<Delivery>>>,
+    deliveries: Arc<Mutex<VecDeque<JournalDelivery>>>,
     /// Delivered records for the projector.
     pub published: Vec<Arc<Record>>,
     /// Queued requests.
     pub asks: VecDeque<Ask>,
     /// Call of each ticket.
-    pub calls: BTreeMap<Ticket, usize>,
+    pub calls: BTreeMap<RequestTicket, usize>,
     tickets: u64,
     /// Offset after the last message that the server has read.
     pub reads: u64,
@@ -64,7 +64,7 @@ pub struct Server {
     /// End of the suspension.
     pub paused: Option<Duration>,
     /// Whether the server can do more immediately.
-    pub left: Left,
+    pub left: TurnOutcome,
 }
 
 /// Time zero of simulated worlds, on the wall clock.
@@ -79,23 +79,23 @@ impl Server {
     /// Starts a server with the state at the end of the log.
     pub fn start(
         log: &MemoryLog,
-        state: Option<Folding>,
+        state: Option<FoldedState>,
         random: u64,
         lease: Duration,
         now: Duration,
         wall: i64,
         topic: Option<&Topic>,
     ) -> Result<Server, BadStart> {
-        let deliveries: Arc<Mutex<VecDeque<Delivery>>> = Arc::default();
+        let deliveries: Arc<Mutex<VecDeque<JournalDelivery>>> = Arc::default();
         let sink = Arc::clone(&deliveries);
         let take = move |delivery| sink.lock().unwrap_or_else(PoisonError::into_inner).push_back(delivery);
         let journal = Arc::new(log.open(Box::new(take)).expect("nobody breaks the chain"));
         let watermark = state.as_ref().and_then(|state| state.watermark.as_ref());
         let inbox = topic.map(|topic| topic.take_up(watermark)).transpose()?;
-        let reads = inbox.as_ref().map_or(0, Inbox::next);
-        let settings = Settings {
+        let reads = inbox.as_ref().map_or(0, InboxStart::next);
+        let settings = DeciderSettings {
             fleet: FLEET.parse().expect("a fleet's name"),
-            writer: Writer::from_random(random),
+            writer: WriterId::from_random(random),
             build: "sim".into(),
             address: None,
             lease,
@@ -104,11 +104,11 @@ impl Server {
             replicas: 1000,
             inbox,
         };
-        let fleet = state.map_or_else(|| Fleet::new(Lineage::from_random(random)), |state| state.fleet);
-        let reading = Reading { wall: wall_at(now, wall), steady: Duration::ZERO };
+        let fleet = state.map_or_else(|| FleetState::new(Lineage::from_random(random)), |state| state.fleet);
+        let reading = ClockSample { wall: wall_at(now, wall), steady: Duration::ZERO };
         let head = journal.head();
         let writes = Arc::clone(&journal) as Arc<dyn Journal>;
-        let driver = Driver::begin(settings, fleet, head.as_ref(), writes, reading);
+        let driver = DeciderDriver::begin(settings, fleet, head.as_ref(), writes, reading);
         Ok(Server {
             driver,
             journal,
@@ -121,12 +121,12 @@ impl Server {
             began: now,
             wall,
             paused: None,
-            left: Left::More,
+            left: TurnOutcome::More,
         })
     }
 
     /// Returns the decider.
-    pub fn driver(&mut self) -> &mut Driver {
+    pub fn driver(&mut self) -> &mut DeciderDriver {
         &mut self.driver
     }
 
@@ -136,8 +136,8 @@ impl Server {
     }
 
     /// Returns the server's clocks.
-    pub fn reading(&self, now: Duration) -> Reading {
-        Reading { wall: wall_at(now, self.wall), steady: now.saturating_sub(self.began) }
+    pub fn reading(&self, now: Duration) -> ClockSample {
+        ClockSample { wall: wall_at(now, self.wall), steady: now.saturating_sub(self.began) }
     }
 
     /// Counts waiting deliveries.
@@ -146,12 +146,12 @@ impl Server {
     }
 
     /// Takes one delivery.
-    pub fn take(&mut self) -> Result<Vec<Effect>, Ended> {
+    pub fn take(&mut self) -> Result<Vec<DeciderEffect>, DeciderEnd> {
         let next = self.deliveries.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
         let Some(delivery) = next else { return Ok(Vec::new()) };
         let published = &mut self.published;
         let taken = self.driver.take(delivery, &mut |records| published.extend_from_slice(records));
-        self.left = Left::More;
+        self.left = TurnOutcome::More;
         let effects = self.driver.effects();
         taken.map(|()| effects)
     }
@@ -161,27 +161,27 @@ impl Server {
         let reading = self.reading(now);
         if let Some(Ask { call, request }) = self.asks.pop_front() {
             self.tickets += 1;
-            self.calls.insert(Ticket(self.tickets), call);
-            self.driver.handle(Input::Intent(Ticket(self.tickets), Box::new(request)), reading);
-            self.left = Left::More;
+            self.calls.insert(RequestTicket(self.tickets), call);
+            self.driver.handle(CoreInput::Intent(RequestTicket(self.tickets), Box::new(request)), reading);
+            self.left = TurnOutcome::More;
         }
     }
 
     /// Takes an inbox message, or notes that none is left up to the end.
-    pub fn letter(&mut self, letter: Option<&Letter>, end: u64, now: Duration) {
+    pub fn letter(&mut self, letter: Option<&InboxMessage>, end: u64, now: Duration) {
         let reading = self.reading(now);
         if let Some(letter) = letter {
-            self.driver.handle(Input::Letter(Box::new(letter.clone())), reading);
+            self.driver.handle(CoreInput::Letter(Box::new(letter.clone())), reading);
             self.reads = letter.offset + 1;
         } else {
-            self.driver.handle(Input::InboxPassed(end), reading);
+            self.driver.handle(CoreInput::InboxPassed(end), reading);
             self.reads = end;
         }
-        self.left = Left::More;
+        self.left = TurnOutcome::More;
     }
 
     /// Takes one turn of the decider.
-    pub fn turn(&mut self, now: Duration) -> Result<Vec<Effect>, Ended> {
+    pub fn turn(&mut self, now: Duration) -> Result<Vec<DeciderEffect>, DeciderEnd> {
         let reading = self.reading(now);
         self.left = self.driver.turn(reading)?;
         Ok(self.driver.effects())
@@ -190,7 +190,7 @@ impl Server {
     /// Whether the server has something to do now without input.
     pub fn is_due(&mut self, now: Duration) -> bool {
         let reading = self.reading(now);
-        self.left == Left::More || self.driver.next_due(reading).is_some_and(|pause| pause.is_zero())
+        self.left == TurnOutcome::More || self.driver.next_due(reading).is_some_and(|pause| pause.is_zero())
     }
 
     /// Returns the world's time of the server's next timer.

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use chancery_decider::Connection;
-use chancery_decider::core::{Effect, Input};
-use chancery_decider::driver::{Ended, Left};
-use chancery_events::id::{Attach, Writer};
+use chancery_decider::ChannelNumber;
+use chancery_decider::core::{CoreInput, DeciderEffect};
+use chancery_decider::driver::{DeciderEnd, TurnOutcome};
+use chancery_events::id::{ConnectionToken, WriterId};
 use chancery_journal::Journal;
 
 use super::fault::Fault;
@@ -50,7 +50,7 @@ impl Universe {
         };
         rows.publish(behind, due);
         self.may_read(seat);
-        self.judge.answers.begins(Writer::from_random(bits), self.topic.end);
+        self.judge.answers.begins(WriterId::from_random(bits), self.topic.end);
         tell!(self, "server {seat} starts, at {:?}", server.journal().head().map(|head| head.position));
         self.counts.add("server started");
         if self.seats.iter().any(|other| other.server.is_some()) {
@@ -64,7 +64,7 @@ impl Universe {
     pub(super) fn with(
         &mut self,
         seat: usize,
-        act: impl FnOnce(&mut Server, Duration) -> Result<Vec<Effect>, Ended>,
+        act: impl FnOnce(&mut Server, Duration) -> Result<Vec<DeciderEffect>, DeciderEnd>,
     ) -> Result<(), Violation> {
         let full = self.strikes(Fault::FullJournal, 50);
         let Seat { server: Some(server), rows: Some(rows), .. } = &mut self.seats[seat] else {
@@ -82,7 +82,7 @@ impl Universe {
                 self.counts.add("server ended by itself");
                 // The process continues when another server becomes leader.
                 let stays =
-                    matches!(ended, Ended::Overtaken(_)).then(|| self.seats[seat].rows.take()).flatten();
+                    matches!(ended, DeciderEnd::Overtaken(_)).then(|| self.seats[seat].rows.take()).flatten();
                 self.stop_server(seat);
                 if let Some(mut rows) = stays {
                     rows.stand_by(&self.log);
@@ -96,10 +96,10 @@ impl Universe {
         }
     }
 
-    fn effects(&mut self, seat: usize, effects: Vec<Effect>) -> Result<(), Violation> {
+    fn effects(&mut self, seat: usize, effects: Vec<DeciderEffect>) -> Result<(), Violation> {
         for effect in effects {
             match effect {
-                Effect::Answer(ticket, verdict) => {
+                DeciderEffect::Answer(ticket, verdict) => {
                     let call =
                         self.seats[seat].server.as_mut().and_then(|server| server.calls.remove(&ticket));
                     if let Some(call) = call {
@@ -107,7 +107,7 @@ impl Universe {
                         self.answered(call, &verdict)?;
                     }
                 }
-                Effect::Send(Connection(link), message) => {
+                DeciderEffect::Send(ChannelNumber(link), message) => {
                     self.judge.said(&message)?;
                     match self.links.get_mut(&link).filter(|link| link.served) {
                         Some(link) if link.held => link.down.push_back(message),
@@ -117,7 +117,7 @@ impl Universe {
                         None => {}
                     }
                 }
-                Effect::Close(Connection(link)) => self.close(seat, link),
+                DeciderEffect::Close(ChannelNumber(link)) => self.close(seat, link),
             }
         }
         Ok(())
@@ -131,7 +131,7 @@ impl Universe {
         }
         if let Some(server) = &mut self.seats[seat].server {
             let reading = server.reading(self.now);
-            server.driver().handle(Input::Disconnected(Connection(number)), reading);
+            server.driver().handle(CoreInput::Disconnected(ChannelNumber(number)), reading);
         }
         self.sweep_links();
     }
@@ -152,25 +152,25 @@ impl Universe {
         let reading = server.reading(now);
         match up {
             Up::Connected => {
-                let attach = Attach::from_random(bits);
-                server.driver().handle(Input::Connected(Connection(number), attach), reading);
+                let attach = ConnectionToken::from_random(bits);
+                server.driver().handle(CoreInput::Connected(ChannelNumber(number), attach), reading);
             }
             Up::Said(message) => {
                 tell!(self, "server {seat} hears {}", words::to_decider(&message));
                 let Some(server) = &mut self.seats[seat].server else { return };
                 if twice {
-                    server.driver().handle(Input::Said(Connection(number), message.clone()), reading);
+                    server.driver().handle(CoreInput::Said(ChannelNumber(number), message.clone()), reading);
                 }
-                server.driver().handle(Input::Said(Connection(number), message), reading);
+                server.driver().handle(CoreInput::Said(ChannelNumber(number), message), reading);
             }
             Up::Gone => {
                 link.served = false;
-                server.driver().handle(Input::Disconnected(Connection(number)), reading);
+                server.driver().handle(CoreInput::Disconnected(ChannelNumber(number)), reading);
                 self.sweep_links();
             }
         }
         if let Some(server) = &mut self.seats[seat].server {
-            server.left = Left::More;
+            server.left = TurnOutcome::More;
         }
     }
 }

@@ -3,17 +3,17 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use chancery_events::id::{IncarnationId, ObjectId, ScopeId};
+use chancery_events::id::{ExecutorStoreId, IncarnationId, ObjectId};
 use chancery_events::lifecycle::{SetWord, WillWord};
 use chancery_events::name::VolumeName;
-use chancery_events::spec::{Balance, DisruptionState, NodeState, OperationKind, Strategy};
-use chancery_executor::simulated::{Faults, World};
-use chancery_machine::fleet::Fleet;
+use chancery_events::spec::{BalancePolicy, DeploymentStrategy, DisruptionState, NodeState, OperationKind};
+use chancery_executor::simulated::{FaultRules, SimulatedWorld};
+use chancery_machine::fleet::FleetState;
 use chancery_machine::state::{
     DeploymentState, Disruption, Incarnation, IncarnationState, Operation, OperationState, Plan, Replica,
     Volume, VolumeState,
 };
-use chancery_projector::Folding;
+use chancery_projector::FoldedState;
 use serde_json::{Value, json};
 
 use super::fault::Fault;
@@ -49,7 +49,7 @@ impl Universe {
         while self.log.land_late() {}
         let elsewhere = self.elsewhere.iter_mut().map(|elsewhere| &mut elsewhere.world);
         for world in self.worlds.iter_mut().chain(elsewhere) {
-            world.set_faults(Faults::default());
+            world.set_faults(FaultRules::default());
         }
         for seat in &mut self.seats {
             seat.down = self.now;
@@ -146,7 +146,7 @@ impl Universe {
     }
 
     /// Returns the executor store that may have objects of a machine's cluster, and the node of the first.
-    fn left(&self, machine: usize) -> Option<(ScopeId, String)> {
+    fn left(&self, machine: usize) -> Option<(ExecutorStoreId, String)> {
         let fleet = &self.judge.state()?.fleet;
         let scope = fleet.clusters().get(format!("c{machine}").as_str())?.scope.as_ref()?;
         let left = fleet.incarnations().sorted().into_iter().find(|incarnation| {
@@ -239,7 +239,7 @@ impl Universe {
             let Some(server) = &mut seat.server else { continue };
             let driver = server.driver();
             if driver.is_quiet() && driver.core.durable().position == state.at.position {
-                self.judge.same_state(&Folding { fleet: driver.core.fleet().clone(), ..state })?;
+                self.judge.same_state(&FoldedState { fleet: driver.core.fleet().clone(), ..state })?;
             }
         }
         if self.script.seed.is_multiple_of(STORED) {
@@ -247,7 +247,7 @@ impl Universe {
             self.counts.add("through the store");
         }
         self.read_again()?;
-        let misbehaving = self.everything().map(World::misbehaving).sum();
+        let misbehaving = self.everything().map(SimulatedWorld::misbehaving).sum();
         self.counts.add_many(Fault::BadBehaviour.word(), misbehaving);
         self.counts.add("settled");
         self.counts
@@ -256,9 +256,9 @@ impl Universe {
     }
 
     /// Returns the state by a snapshot of any age and the records after it.
-    fn replay(&mut self) -> Result<Folding, Violation> {
+    fn replay(&mut self) -> Result<FoldedState, Violation> {
         let snapshot = self.random.pick(&self.snapshots).cloned();
-        let mut fold = chancery_projector::Fold::from(snapshot);
+        let mut fold = chancery_projector::JournalFold::from(snapshot);
         let records =
             self.log.source().records(fold.position().plus(1)).expect("a log in memory can be read");
         for record in records {
@@ -270,7 +270,7 @@ impl Universe {
 }
 
 /// Returns a replica that a deployment waits for: its incarnation was reverted, and does not become ready.
-fn never_again_ready(fleet: &Fleet) -> Option<&Replica> {
+fn never_again_ready(fleet: &FleetState) -> Option<&Replica> {
     let deploys = |run: &Incarnation| fleet.plans().get(&run.plan).is_some_and(|plan| plan.current.is_some());
     let unready = |run: &&Incarnation| run.state == IncarnationState::Running && run.unready.is_some();
     let all = fleet.incarnations().sorted().into_iter();
@@ -279,10 +279,10 @@ fn never_again_ready(fleet: &Fleet) -> Option<&Replica> {
 }
 
 /// Returns an intent for something that waits for a person.
-fn undecided(fleet: &Fleet, rounds: u32) -> Option<(&'static str, Value)> {
+fn undecided(fleet: &FleetState, rounds: u32) -> Option<(&'static str, Value)> {
     for deployment in fleet.deployments().sorted() {
         let data = json!({"plan": deployment.plan, "name": deployment.name});
-        let canary = matches!(deployment.spec.strategy, Strategy::Canary { .. });
+        let canary = matches!(deployment.spec.strategy, DeploymentStrategy::Canary { .. });
         match deployment.state {
             DeploymentState::Paused => return Some(("deployment.resume", data)),
             DeploymentState::InProgress if canary && deployment.set == SetWord::Old && rounds > PATIENCE => {
@@ -293,7 +293,7 @@ fn undecided(fleet: &Fleet, rounds: u32) -> Option<(&'static str, Value)> {
         }
     }
     // Half of the plans that are marked uneven are rebalanced.
-    let uneven = |plan: &&Plan| plan.balance == Balance::Uneven && plan.rebalance.is_none();
+    let uneven = |plan: &&Plan| plan.balance == BalancePolicy::Uneven && plan.rebalance.is_none();
     let mut uneven = fleet.plans().sorted().into_iter().filter(uneven);
     if let Some(plan) = uneven.find(|plan| plan.meta.version.is_multiple_of(2) && rounds < 4 * PATIENCE) {
         return Some(("plan.rebalance", json!({"name": plan.name})));
@@ -311,26 +311,26 @@ fn undecided(fleet: &Fleet, rounds: u32) -> Option<(&'static str, Value)> {
 }
 
 /// Whether the operation waits, as it may, for a placement.
-fn waits_for_place(fleet: &Fleet, operation: &Operation) -> bool {
+fn waits_for_place(fleet: &FleetState, operation: &Operation) -> bool {
     let reasons = fleet.plans().get(&operation.plan).is_some_and(|plan| !plan.unfit.is_empty());
     reasons && operation.state == OperationState::Preparing
 }
 
 /// Whether the incarnation waits for a volume in use by another one, or an unobtainable one.
-fn waits_for_volume(fleet: &Fleet, run: Option<&Incarnation>) -> bool {
+fn waits_for_volume(fleet: &FleetState, run: Option<&Incarnation>) -> bool {
     run.is_some_and(|run| {
         let used = |name: &VolumeName| fleet.volumes().get(name).is_some_and(|volume| volume.user.is_some());
         run.due && run.ties.mounts.iter().any(used)
     })
 }
 
-fn has_lost(fleet: &Fleet, run: &Incarnation) -> bool {
+fn has_lost(fleet: &FleetState, run: &Incarnation) -> bool {
     let lost = |volume: &Volume| matches!(volume.state, VolumeState::Lost(_));
     run.ties.mounts.iter().any(|name| fleet.volumes().get(name).is_some_and(lost))
 }
 
 /// Returns a stuck part of a plan, if any.
-fn stuck_in_plans(fleet: &Fleet) -> Option<String> {
+fn stuck_in_plans(fleet: &FleetState) -> Option<String> {
     let waiting: BTreeSet<_> = fleet
         .operations()
         .sorted()
@@ -367,7 +367,7 @@ fn stuck_in_plans(fleet: &Fleet) -> Option<String> {
 }
 
 /// Returns an entity that is stuck in a state, if any.
-fn stuck_in(fleet: &Fleet) -> Option<String> {
+fn stuck_in(fleet: &FleetState) -> Option<String> {
     for operation in fleet.operations().sorted() {
         let run = operation.incarnation.and_then(|id| fleet.incarnations().get(&id));
         let waits = match &operation.state {

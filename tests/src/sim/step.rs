@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use chancery_executor::session::Input;
+use chancery_executor::session::SessionInput;
 
 use super::executor::{Linked, Listing};
 use super::fault::Fault;
@@ -196,20 +196,20 @@ impl Universe {
                 Ok(())
             }
             Action::Told(link) => self.told(link),
-            Action::Tick(machine) => self.executor(machine, Input::Tick),
+            Action::Tick(machine) => self.executor(machine, SessionInput::Tick),
             Action::Connect(machine) => self.connect(machine),
             Action::List(machine) => self.list(machine),
             Action::Work(machine) => self.work(machine),
             Action::Done(machine) => {
                 let Some(process) = &mut self.machines[machine].process else { return Ok(()) };
                 let done = process.done.remove(0);
-                self.executor(machine, Input::Done(done))
+                self.executor(machine, SessionInput::Done(done))
             }
             Action::Changes(machine) => {
                 let Some(process) = &self.machines[machine].process else { return Ok(()) };
                 let changes = process.board.unread(4);
                 tell!(self, "executor {machine} sees {}", words::reports(&changes));
-                self.executor(machine, Input::Changed(changes))
+                self.executor(machine, SessionInput::Changed(changes))
             }
             Action::Post => {
                 self.post();

@@ -6,11 +6,11 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use chancery_events::id::{Position, ScopeId};
-use chancery_events::protocol::{FromDecider, ToDecider};
-use chancery_executor::simulated::{Faults, World};
+use chancery_events::id::{ExecutorStoreId, Position};
+use chancery_events::protocol::{DeciderMessage, ExecutorMessage};
+use chancery_executor::simulated::{FaultRules, SimulatedWorld};
 use chancery_journal::memory::{MemoryJournal, MemoryLog};
-use chancery_projector::Folding;
+use chancery_projector::FoldedState;
 
 use super::executor::{Folder, Machine};
 use super::fault::{Counts, Fault};
@@ -40,7 +40,7 @@ pub struct Seat {
 
 impl Seat {
     /// Returns the projector's state of a leader, which catches up first.
-    pub fn state(&mut self) -> Option<&Folding> {
+    pub fn state(&mut self) -> Option<&FoldedState> {
         self.server.as_ref()?;
         let rows = self.rows.as_mut()?;
         rows.catch_up();
@@ -57,7 +57,7 @@ pub struct Link {
     /// Messages in flight to the server.
     pub up: VecDeque<Up>,
     /// Messages in flight to the executor.
-    pub down: VecDeque<FromDecider>,
+    pub down: VecDeque<DeciderMessage>,
     /// Whether the executor's end is open.
     pub held: bool,
     /// Whether the server's end is open.
@@ -71,7 +71,7 @@ pub struct Elsewhere {
     /// Executor directory.
     pub folder: Folder,
     /// Real processes.
-    pub world: World,
+    pub world: SimulatedWorld,
 }
 
 /// Input of a server from a channel.
@@ -79,7 +79,7 @@ pub enum Up {
     /// The channel is open.
     Connected,
     /// The executor sent a message.
-    Said(ToDecider),
+    Said(ExecutorMessage),
     /// The channel is closed.
     Gone,
 }
@@ -99,11 +99,11 @@ pub struct Universe {
     /// Writers whose servers are dead, and whose appends are still in flight.
     pub ghosts: Vec<Arc<MemoryJournal>>,
     /// States that were kept, oldest first.
-    pub snapshots: Vec<Folding>,
+    pub snapshots: Vec<FoldedState>,
     /// Machines of executors: one for each cluster.
     pub machines: Vec<Machine>,
     /// Real processes on each machine, by the directory that its executor is started with.
-    pub worlds: Vec<World>,
+    pub worlds: Vec<SimulatedWorld>,
     /// Other directory on each machine, with its real processes.
     pub elsewhere: Vec<Elsewhere>,
     /// Channels by their numbers.
@@ -153,19 +153,19 @@ impl Universe {
         let seats = (0..script.servers).map(seat).collect();
         let machines = script.clusters.iter().enumerate().map(|(number, runtime)| {
             let drift = i64::try_from(random.below(20_000)).unwrap_or(0) - 10_000;
-            let folder = Folder::new(ScopeId::from_random(random.bits()));
+            let folder = Folder::new(ExecutorStoreId::from_random(random.bits()));
             Machine::new(format!("ex{number}"), drift, *runtime, folder)
         });
         let machines = machines.collect();
         let behaviour = |number| {
             let seed = script.seed.wrapping_mul(31).wrapping_add(number);
             let share = if script.faults.contains(&Fault::BadBehaviour) { script.misbehave } else { 0 };
-            World::new(Faults::default().seeded(seed, share))
+            SimulatedWorld::new(FaultRules::default().seeded(seed, share))
         };
         let clusters = script.clusters.len() as u64;
         let worlds = (0..clusters).map(behaviour).collect();
         let elsewhere = (0..clusters).map(|number| Elsewhere {
-            folder: Folder::new(ScopeId::from_random(random.bits())),
+            folder: Folder::new(ExecutorStoreId::from_random(random.bits())),
             world: behaviour(number),
         });
         let elsewhere = elsewhere.collect();
@@ -236,7 +236,7 @@ impl Universe {
     }
 
     /// Shows a change to the executor, unless the fault makes the executor miss it.
-    pub fn show(&mut self, machine: usize, told: chancery_executor::plan::Told) {
+    pub fn show(&mut self, machine: usize, told: chancery_executor::plan::StatusUpdate) {
         if self.machines[machine].process.is_some() && self.strikes(Fault::MissedChange, 200) {
             tell!(self, "machine {machine}: a change is missed");
             return;
@@ -247,7 +247,7 @@ impl Universe {
     }
 
     /// Returns all real processes.
-    pub fn everything(&self) -> impl Iterator<Item = &World> {
+    pub fn everything(&self) -> impl Iterator<Item = &SimulatedWorld> {
         self.worlds.iter().chain(self.elsewhere.iter().map(|elsewhere| &elsewhere.world))
     }
 
@@ -272,14 +272,14 @@ impl Universe {
                 None => due.push(machine.down),
             }
         }
-        due.extend(self.everything().filter_map(World::due));
+        due.extend(self.everything().filter_map(SimulatedWorld::due));
         due.into_iter().filter(|due| *due > now).min()
     }
 
     /// Runs all cheap checks, after each step.
     pub fn judge(&mut self) -> Result<(), Violation> {
         self.judge.look(&self.topic, &mut self.counts)?;
-        let worlds: Vec<&World> = self.everything().collect();
+        let worlds: Vec<&SimulatedWorld> = self.everything().collect();
         self.judge.alive(&worlds)?;
         self.read_rows()?;
         self.taken += 1;

@@ -1,9 +1,9 @@
 //! Text of messages and work items for traces, in one line each.
 
 use chancery_events::id::ObjectId;
-use chancery_events::observation::{Report, Saw};
-use chancery_events::protocol::{Command, Envelope, FromDecider, ToDecider};
-use chancery_executor::session::Work;
+use chancery_events::observation::{ObjectReport, ObservedState};
+use chancery_events::protocol::{Command, DeciderEnvelope, DeciderMessage, ExecutorMessage};
+use chancery_executor::session::ObjectWork;
 
 /// Renders an object by the position of its creation.
 fn short(id: ObjectId) -> String {
@@ -15,20 +15,20 @@ fn short(id: ObjectId) -> String {
 }
 
 /// Renders a report.
-pub(super) fn report(report: &Report) -> String {
+pub(super) fn report(report: &ObjectReport) -> String {
     let saw = match &report.saw {
-        Saw::Ensured { .. } => "ensured",
-        Saw::Ready { .. } => "ready",
-        Saw::NotReady { .. } => "not ready",
-        Saw::Ended { .. } => "ended",
-        Saw::Gone => "gone",
-        Saw::Failed { .. } => "failed",
+        ObservedState::Ensured { .. } => "ensured",
+        ObservedState::Ready { .. } => "ready",
+        ObservedState::NotReady { .. } => "not ready",
+        ObservedState::Ended { .. } => "ended",
+        ObservedState::Gone => "gone",
+        ObservedState::Failed { .. } => "failed",
     };
     format!("{} {saw} at revision {}", short(report.object), report.revision)
 }
 
 /// Renders all reports.
-pub(super) fn reports(reports: &[Report]) -> String {
+pub(super) fn reports(reports: &[ObjectReport]) -> String {
     reports.iter().map(report).collect::<Vec<_>>().join(", ")
 }
 
@@ -38,64 +38,67 @@ fn command(command: &Command) -> String {
 }
 
 /// Renders an executor's message.
-pub(super) fn to_decider(message: &ToDecider) -> String {
+pub(super) fn to_decider(message: &ExecutorMessage) -> String {
     match message {
-        ToDecider::Hello { executor, cluster, scope, seen, .. } => {
+        ExecutorMessage::Hello { executor, cluster, scope, seen, .. } => {
             let seen = seen.map_or("nothing".to_owned(), |(_, head)| format!("position {}", head.position));
             format!("hello from {executor} of scope {scope} for {cluster}, which has seen {seen}")
         }
-        ToDecider::Level { reports: all, .. } => format!("level: {}", reports(all)),
-        ToDecider::Report { sequence, report: one, .. } => format!("report {sequence}: {}", report(one)),
-        ToDecider::More { after, .. } => format!("more of the inventory, behind {}", short(*after)),
-        ToDecider::Heartbeat { beat, .. } => format!("heartbeat {beat}"),
-        ToDecider::Goodbye { .. } => "goodbye".into(),
+        ExecutorMessage::Level { reports: all, .. } => format!("level: {}", reports(all)),
+        ExecutorMessage::Report { sequence, report: one, .. } => {
+            format!("report {sequence}: {}", report(one))
+        }
+        ExecutorMessage::More { after, .. } => format!("more of the inventory, behind {}", short(*after)),
+        ExecutorMessage::Heartbeat { beat, .. } => format!("heartbeat {beat}"),
+        ExecutorMessage::Goodbye { .. } => "goodbye".into(),
     }
 }
 
 /// Renders a decider's message.
-pub(super) fn from_decider(message: &FromDecider) -> String {
+pub(super) fn from_decider(message: &DeciderMessage) -> String {
     let all = |commands: &[Command]| commands.iter().map(command).collect::<Vec<_>>().join(", ");
-    let by = |envelope: &Envelope| format!("term {}, head {}", envelope.head.term, envelope.head.position);
+    let by =
+        |envelope: &DeciderEnvelope| format!("term {}, head {}", envelope.head.term, envelope.head.position);
     match message {
-        FromDecider::Welcome { envelope, commands, .. } => {
+        DeciderMessage::Welcome { envelope, commands, .. } => {
             format!("welcome ({}): {}", by(envelope), all(commands))
         }
-        FromDecider::Inventory { envelope, commands, .. } => {
+        DeciderMessage::Inventory { envelope, commands, .. } => {
             format!("more of the inventory ({}): {}", by(envelope), all(commands))
         }
-        FromDecider::Refused { reason, again } => format!("refused, {again:?}: {reason}"),
-        FromDecider::Command { envelope, command: one } => format!("{} ({})", command(one), by(envelope)),
-        FromDecider::Accepted { sequence, .. } => format!("report {sequence} is accepted"),
-        FromDecider::Forget { object, .. } => format!("forget {}", short(*object)),
-        FromDecider::Judged { object, judgement, revision, .. } => {
+        DeciderMessage::Refused { reason, again } => format!("refused, {again:?}: {reason}"),
+        DeciderMessage::Command { envelope, command: one } => format!("{} ({})", command(one), by(envelope)),
+        DeciderMessage::Accepted { sequence, .. } => format!("report {sequence} is accepted"),
+        DeciderMessage::Forget { object, .. } => format!("forget {}", short(*object)),
+        DeciderMessage::Judged { object, judgement, revision, .. } => {
             format!("{judgement} {} (revision {revision})", short(*object))
         }
-        FromDecider::Beat { beat, .. } => format!("heartbeat {beat} is answered"),
-        FromDecider::Closed { reason } => format!("closed: {reason}"),
+        DeciderMessage::Beat { beat, .. } => format!("heartbeat {beat} is answered"),
+        DeciderMessage::Closed { reason } => format!("closed: {reason}"),
     }
 }
 
 /// Renders a work item.
-pub(super) fn work(work: &Work) -> String {
+pub(super) fn work(work: &ObjectWork) -> String {
     match work {
-        Work::CarryOut(one) => command(one),
-        Work::Remove { object, revision } => {
+        ObjectWork::CarryOut(one) => command(one),
+        ObjectWork::Remove { object, revision } => {
             format!("remove {} (revision {revision})", short(*object))
         }
-        Work::Forget(object) => format!("forget {}", short(*object)),
+        ObjectWork::Forget(object) => format!("forget {}", short(*object)),
     }
 }
 
 /// Returns the envelope of a message, if any.
-pub(super) fn envelope(message: &FromDecider) -> Option<&Envelope> {
+pub(super) fn envelope(message: &DeciderMessage) -> Option<&DeciderEnvelope> {
     match message {
-        FromDecider::Welcome { envelope, .. }
-        | FromDecider::Inventory { envelope, .. }
-        | FromDecider::Accepted { envelope, .. }
-        | FromDecider::Beat { envelope, .. }
-        | FromDecider::Command { envelope, .. }
-        | FromDecider::Forget { envelope, .. }
-        | FromDecider::Judged { envelope, .. } => Some(envelope),
-        FromDecider::Refused { .. } | FromDecider::Closed { .. } => None,
+        DeciderMessage::Welcome { envelope, .. }
+        | DeciderMessage::Inventory { envelope, .. }
+        | DeciderMessage::Accepted { envelope, .. }
+        | DeciderMessage::Beat { envelope, .. }
+        | DeciderMessage::Command { envelope, .. }
+        | DeciderMessage::Forget { envelope, .. }
+        | DeciderMessage::Judged { envelope, .. } => Some(envelope),
+        DeciderMessage::Refused { .. } | DeciderMessage::Closed { .. } => None,
     }
 }

@@ -4,16 +4,16 @@ use std::fs;
 
 use super::*;
 
-fn sight() -> (tempfile::TempDir, Folder, Sight) {
+fn sight() -> (tempfile::TempDir, IncarnationDirectory, DirectoryInspector) {
     let root = tempfile::tempdir().unwrap();
-    let folder = Folder::at(root.path().join("nodes/n1/it"));
+    let folder = IncarnationDirectory::at(root.path().join("nodes/n1/it"));
     fs::create_dir_all(folder.path()).unwrap();
     for file in folder.records_of_what_runs() {
         fs::write(file, "as it was").unwrap();
     }
-    let mut sight = Sight::of(&folder, None, 0);
-    assert_eq!(sight.look(), Seen::Changed, "the first look knows nothing");
-    assert_eq!(sight.look(), Seen::Same);
+    let mut sight = DirectoryInspector::of(&folder, None, 0);
+    assert_eq!(sight.look(), DirectoryCheck::Changed, "the first look knows nothing");
+    assert_eq!(sight.look(), DirectoryCheck::Same);
     (root, folder, sight)
 }
 
@@ -24,7 +24,7 @@ fn what_is_done_to_records_and_names_is_a_change_once() {
     // Kernels before 6.13 count times of changes in steps of some milliseconds.
     let tick = || std::thread::sleep(Duration::from_millis(20));
     let mut seen = |what: &str| {
-        assert_eq!((sight.look(), sight.look()), (Seen::Changed, Seen::Same), "{what}");
+        assert_eq!((sight.look(), sight.look()), (DirectoryCheck::Changed, DirectoryCheck::Same), "{what}");
         tick();
     };
     tick();
@@ -42,18 +42,18 @@ fn what_is_done_to_records_and_names_is_a_change_once() {
 
 #[test]
 fn a_folder_that_is_not_where_it_was_is_lost_whatever_stands_there() {
-    type Do = fn(&Path, &Folder);
-    let cases: [(&str, Do, Loss); 5] = [
-        ("it is removed", |_, folder| fs::remove_dir_all(folder.path()).unwrap(), Loss::Removed),
+    type Do = fn(&Path, &IncarnationDirectory);
+    let cases: [(&str, Do, DirectoryLoss); 5] = [
+        ("it is removed", |_, folder| fs::remove_dir_all(folder.path()).unwrap(), DirectoryLoss::Removed),
         (
             "it is renamed",
             |root, folder| fs::rename(folder.path(), root.join("aside")).unwrap(),
-            Loss::Removed,
+            DirectoryLoss::Removed,
         ),
         (
             "one above it is renamed",
             |root, _| fs::rename(root.join("nodes"), root.join("aside")).unwrap(),
-            Loss::Removed,
+            DirectoryLoss::Removed,
         ),
         (
             "a file is above it",
@@ -61,7 +61,7 @@ fn a_folder_that_is_not_where_it_was_is_lost_whatever_stands_there() {
                 fs::rename(root.join("nodes"), root.join("aside")).unwrap();
                 fs::write(root.join("nodes"), "").unwrap();
             },
-            Loss::Removed,
+            DirectoryLoss::Removed,
         ),
         (
             "another one takes its place",
@@ -69,14 +69,18 @@ fn a_folder_that_is_not_where_it_was_is_lost_whatever_stands_there() {
                 fs::rename(folder.path(), root.join("aside")).unwrap();
                 fs::create_dir(folder.path()).unwrap();
             },
-            Loss::Replaced,
+            DirectoryLoss::Replaced,
         ),
     ];
     for (what, act, loss) in cases {
         let (root, folder, mut sight) = sight();
-        let place = Place::of(folder.path()).unwrap().unwrap();
+        let place = FileId::of(folder.path()).unwrap().unwrap();
         assert_eq!(place.loss(folder.path()), None);
         act(root.path(), &folder);
-        assert_eq!((sight.look(), place.loss(folder.path())), (Seen::Lost(loss), Some(loss)), "{what}");
+        assert_eq!(
+            (sight.look(), place.loss(folder.path())),
+            (DirectoryCheck::Lost(loss), Some(loss)),
+            "{what}"
+        );
     }
 }

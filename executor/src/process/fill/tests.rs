@@ -2,7 +2,7 @@ use super::*;
 
 #[test]
 fn placeholders_are_filled_in_and_what_is_unknown_is_named() {
-    let spec: RunSpec = serde_json::from_value(serde_json::json!({
+    let spec: IncarnationSpec = serde_json::from_value(serde_json::json!({
         "replica": "web-1", "plan": "web", "node": "n1", "payloads": []
     }))
     .unwrap();
@@ -13,7 +13,7 @@ fn placeholders_are_filled_in_and_what_is_unknown_is_named() {
     let ports = BTreeMap::from([("http".parse().unwrap(), 8080)]);
     let coordinates = BTreeMap::from([("version".parse().unwrap(), "1.2".to_owned())]);
     let volumes = BTreeMap::from([("/var/lib".to_owned(), PathBuf::from("/here/data"))]);
-    let values = Values {
+    let values = PlaceholderValues {
         incarnation,
         spec: &spec,
         index: 3,
@@ -27,12 +27,12 @@ fn placeholders_are_filled_in_and_what_is_unknown_is_named() {
         ("${incarnation}", Ok(incarnation.to_string())),
         ("v${version}", Ok("v1.2".to_owned())),
         ("$$5 $${replica}", Ok("$5 ${replica}".to_owned())),
-        ("${port.grpc}", Err(BadTemplate::Unknown { name: "port.grpc".to_owned() })),
+        ("${port.grpc}", Err(InvalidTemplate::Unknown { name: "port.grpc".to_owned() })),
         ("${volume./var/lib}/db", Ok("/here/data/db".to_owned())),
-        ("${volume./var}", Err(BadTemplate::Unknown { name: "volume./var".to_owned() })),
-        ("${}", Err(BadTemplate::Unknown { name: String::new() })),
-        ("a$b", Err(BadTemplate::Dollar { at: 2 })),
-        ("${version", Err(BadTemplate::Dollar { at: 1 })),
+        ("${volume./var}", Err(InvalidTemplate::Unknown { name: "volume./var".to_owned() })),
+        ("${}", Err(InvalidTemplate::Unknown { name: String::new() })),
+        ("a$b", Err(InvalidTemplate::Dollar { at: 2 })),
+        ("${version", Err(InvalidTemplate::Dollar { at: 1 })),
     ];
     for (text, then) in cases {
         assert_eq!(fill(text, &values), then, "{text}");

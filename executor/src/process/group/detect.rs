@@ -8,7 +8,7 @@ use rustix::fs::{Access, access};
 use rustix::rand::{GetRandomFlags, getrandom};
 use serde::{Deserialize, Serialize};
 
-use super::super::drift::Place;
+use super::super::drift::FileId;
 use super::{CgroupParent, count_of, make_directory, remove};
 
 /// Directory in which groups are made, unless the setting names another one.
@@ -50,7 +50,7 @@ pub struct CgroupSupport {
 }
 
 /// Mount of cgroup v2: the group at the root of the mount, and the mount point.
-type Mount = (PathBuf, PathBuf);
+type CgroupMount = (PathBuf, PathBuf);
 
 /// Reads a file of procfs. Names of mount points are bytes, which need not be UTF-8.
 fn read_lossy(path: &str) -> io::Result<String> {
@@ -119,7 +119,7 @@ impl CgroupSupport {
     pub(in super::super) fn parent(self, root: &Path) -> io::Result<Option<CgroupParent>> {
         let CgroupSupport { path, mount, memory, .. } = self;
         let Some(path) = path else { return Ok(None) };
-        let place = Place::of(root)?.ok_or(ErrorKind::NotFound)?;
+        let place = FileId::of(root)?.ok_or(ErrorKind::NotFound)?;
         Ok(Some(CgroupParent { path: path.join(place.to_string()), mount, memory }))
     }
 }
@@ -139,7 +139,7 @@ fn check_memory(parent: &Path) -> io::Result<()> {
 }
 
 /// Mounts of cgroup v2 in the text of `/proc/self/mountinfo`.
-fn mounts(mountinfo: &str) -> Vec<Mount> {
+fn mounts(mountinfo: &str) -> Vec<CgroupMount> {
     let mount = |line: &str| {
         let (mount, file_system) = line.split_once(" - ")?;
         let mut fields = mount.split(' ').skip(3);
@@ -156,15 +156,15 @@ fn unescaped(field: &str) -> PathBuf {
 }
 
 /// Groups to try, each with its mount point: the own group first.
-fn candidates(mounts: &[Mount], own: &str, is_root: bool) -> Vec<Mount> {
+fn candidates(mounts: &[CgroupMount], own: &str, is_root: bool) -> Vec<CgroupMount> {
     let own = own.lines().find_map(|line| line.strip_prefix("0::"));
-    let own_in = |(root, at): &Mount| {
+    let own_in = |(root, at): &CgroupMount| {
         let below = Path::new(own?).strip_prefix(root).ok()?;
         // Joined by components: an empty remainder adds none.
         Some((at.clone(), at.components().chain(below.components()).collect()))
     };
     let all_of = mounts.iter().filter(|_| is_root).map(|(_, at)| (at.clone(), at.clone()));
-    let mut all: Vec<Mount> = mounts.iter().filter_map(own_in).chain(all_of).collect();
+    let mut all: Vec<CgroupMount> = mounts.iter().filter_map(own_in).chain(all_of).collect();
     all.dedup();
     all
 }

@@ -5,29 +5,29 @@ use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use chancery_events::observation::{Exit, ProcessStatus};
+use chancery_events::observation::{IncarnationExit, ProcessStatus};
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, getpid, kill_process_group, wait};
 
-use super::super::folder::{Cause, End, Phase, remove_groups};
-use super::super::group::{self, IncarnationCgroup, LimitHits, Populated};
-use super::super::identity::{Handle, Stat, descendants};
+use super::super::folder::{ProcessEnd, ProcessEndCause, StartPhase, remove_groups};
+use super::super::group::{self, GroupPopulation, IncarnationCgroup, LimitHits};
+use super::super::identity::{ProcStat, ProcessHandle, descendants};
 use super::super::log::log;
-use super::super::sweeps::Pause;
-use super::super::trampoline::NotExecuted;
+use super::super::sweeps::SweepDelay;
+use super::super::trampoline::ExecFailure;
 use super::super::{reboot, wire};
-use super::{Keeper, StartOf};
+use super::{StartReason, Supervisor};
 
 /// Time for which an unreadable control group is retried.
 const UNREAD: Duration = Duration::from_secs(5);
 
 /// Shutdown in progress.
-pub(super) struct Ending {
+pub(super) struct ShutdownState {
     /// Time of the next kill.
     pub(super) kill_at: Instant,
-    pause: Pause,
+    pause: SweepDelay,
 }
 
-impl Ending {
+impl ShutdownState {
     /// Notes that everything was killed now.
     pub(super) fn swept(&mut self) {
         self.kill_at = Instant::now() + self.pause.length();
@@ -37,7 +37,7 @@ impl Ending {
 
 /// Whether any descendant is left.
 #[derive(PartialEq, Debug)]
-pub(super) enum Left {
+pub(super) enum DescendantsLeft {
     Some,
     /// Control group that is, or may be, populated: no signal reports the end.
     InGroup,
@@ -58,44 +58,44 @@ impl UnreadGroup {
 }
 
 /// Returns what is left when `wait` reports no child, given the state of the control group.
-fn left_behind(populated: Option<&Populated>) -> Left {
+fn left_behind(populated: Option<&GroupPopulation>) -> DescendantsLeft {
     match populated {
-        Some(Populated::Yes | Populated::Unknown(_)) => Left::InGroup,
-        Some(Populated::No) | None => Left::None,
+        Some(GroupPopulation::Yes | GroupPopulation::Unknown(_)) => DescendantsLeft::InGroup,
+        Some(GroupPopulation::No) | None => DescendantsLeft::None,
     }
 }
 
-impl Keeper {
+impl Supervisor {
     /// Reaps all ended processes, adopted descendants included.
-    pub(super) fn reap(&mut self) -> Left {
+    pub(super) fn reap(&mut self) -> DescendantsLeft {
         let mut news = false;
         let left = loop {
             match wait(WaitOptions::NOHANG) {
                 Ok(Some((pid, status))) => news |= self.note_end(pid, status),
-                Ok(None) => break Left::Some,
+                Ok(None) => break DescendantsLeft::Some,
                 Err(rustix::io::Errno::INTR) => {}
                 // ECHILD.
-                Err(_) => break Left::None,
+                Err(_) => break DescendantsLeft::None,
             }
         };
         // Descendants in another PID namespace leave orphaned processes to its init.
         let populated = || self.record.group.as_ref().map(IncarnationCgroup::populated);
-        let populated = if left == Left::None { populated() } else { None };
-        let left = if left == Left::None { left_behind(populated.as_ref()) } else { left };
+        let populated = if left == DescendantsLeft::None { populated() } else { None };
+        let left = if left == DescendantsLeft::None { left_behind(populated.as_ref()) } else { left };
         match populated {
-            Some(Populated::Unknown(why)) => {
+            Some(GroupPopulation::Unknown(why)) => {
                 if self.unread.as_ref().is_none_or(|unread| unread.why != why) {
                     log(format_args!("cannot record the end before the control group can be read: {why}"));
                 }
                 let since = self.unread.take().map_or_else(Instant::now, |unread| unread.since);
                 self.unread = Some(UnreadGroup { why, since });
             }
-            Some(Populated::Yes | Populated::No) | None => self.unread = None,
+            Some(GroupPopulation::Yes | GroupPopulation::No) | None => self.unread = None,
         }
         if news {
             // A program that was not executed has not ended unrequested.
             self.read_executing();
-            if left != Left::None {
+            if left != DescendantsLeft::None {
                 self.end(self.wanted.order.grace);
                 self.save();
             }
@@ -111,15 +111,15 @@ impl Keeper {
             (None, None) => return false,
         };
         let cause = match &self.ending {
-            Some(_) => Cause::Asked,
-            None if self.asked.load(Ordering::Relaxed) => Cause::GoingDown,
-            None => Cause::Itself,
+            Some(_) => ProcessEndCause::Asked,
+            None if self.asked.load(Ordering::Relaxed) => ProcessEndCause::GoingDown,
+            None => ProcessEndCause::Itself,
         };
         let Some(process) = self.record.processes.iter_mut().find(|p| p.pid == pid && p.end.is_none()) else {
             return false;
         };
         let hits = process.group.as_deref().map(LimitHits::of).unwrap_or_default();
-        process.end = Some(End { status: why(status, cause, process.group.as_deref()), cause, hits });
+        process.end = Some(ProcessEnd { status: why(status, cause, process.group.as_deref()), cause, hits });
         true
     }
 
@@ -129,7 +129,7 @@ impl Keeper {
         if let Some(ending) = &mut self.ending {
             ending.kill_at = ending.kill_at.min(kill_at);
         } else {
-            self.ending = Some(Ending { kill_at, pause: Pause::default() });
+            self.ending = Some(ShutdownState { kill_at, pause: SweepDelay::default() });
             self.sweep(Signal::TERM);
         }
     }
@@ -150,14 +150,15 @@ impl Keeper {
             }
         }
         let me = getpid().as_raw_nonzero().get().unsigned_abs();
-        let all = Stat::shown().unwrap_or_default();
+        let all = ProcStat::shown().unwrap_or_default();
         let members = self.record.group.as_ref().map(IncarnationCgroup::pids).unwrap_or_default();
         let in_group = all.iter().filter(|stat| members.contains(&stat.pid)).copied();
         let others = descendants(me, &all).into_iter().chain(in_group).map(|stat| (stat.pid, stat));
         // Each process is signaled once.
-        let others: BTreeMap<u32, Stat> = others.filter(|(_, stat)| !groups.contains(&stat.group)).collect();
+        let others: BTreeMap<u32, ProcStat> =
+            others.filter(|(_, stat)| !groups.contains(&stat.group)).collect();
         for stat in others.into_values() {
-            if let Ok(Some(handle)) = Handle::open(stat.pid, stat.start_time) {
+            if let Ok(Some(handle)) = ProcessHandle::open(stat.pid, stat.start_time) {
                 handle.signal(signal);
             }
         }
@@ -182,12 +183,16 @@ impl Keeper {
             return;
         }
         self.record.phase = match (self.failure.take(), self.start, self.lost) {
-            (Some(NotExecuted { message, hope }), StartOf::Order, _) => Phase::Failed { message, hope },
-            (Some(NotExecuted { message, .. }), StartOf::Reboot, _) => {
-                Phase::Ended { exit: Exit::Failed { reason: reboot::not_again(message) } }
+            (Some(ExecFailure { message, hope }), StartReason::Order, _) => {
+                StartPhase::Failed { message, hope }
             }
-            (None, _, Some(loss)) => Phase::Ended { exit: Exit::Failed { reason: loss.to_string() } },
-            (None, _, None) => Phase::Ended { exit: self.record.exit() },
+            (Some(ExecFailure { message, .. }), StartReason::Reboot, _) => {
+                StartPhase::Ended { exit: IncarnationExit::Failed { reason: reboot::not_again(message) } }
+            }
+            (None, _, Some(loss)) => {
+                StartPhase::Ended { exit: IncarnationExit::Failed { reason: loss.to_string() } }
+            }
+            (None, _, None) => StartPhase::Ended { exit: self.record.exit() },
         };
         self.record_end();
         let _ = self.serve();
@@ -197,14 +202,14 @@ impl Keeper {
 
     fn is_going_down(&self) -> bool {
         let mut ends = self.record.processes.iter().filter_map(|process| process.end.as_ref());
-        !self.is_to_end && self.lost.is_none() && ends.any(|end| end.cause == Cause::GoingDown)
+        !self.is_to_end && self.lost.is_none() && ends.any(|end| end.cause == ProcessEndCause::GoingDown)
     }
 }
 
 /// Returns the status, or `OomKilled` if the kernel has counted that.
-fn why(status: ProcessStatus, cause: Cause, group: Option<&Path>) -> ProcessStatus {
+fn why(status: ProcessStatus, cause: ProcessEndCause, group: Option<&Path>) -> ProcessStatus {
     let killed = ProcessStatus::Signaled { signal: Signal::KILL.as_raw() };
-    match group.filter(|_| status == killed && cause == Cause::Itself).map(group::was_ended) {
+    match group.filter(|_| status == killed && cause == ProcessEndCause::Itself).map(group::was_ended) {
         Some(Ok(true)) => ProcessStatus::OomKilled,
         Some(Err(error)) => {
             log(format_args!("look whether there was want of memory: {error}"));
@@ -221,10 +226,10 @@ mod tests {
     #[test]
     fn an_end_is_recorded_only_where_the_group_is_known_to_be_empty() {
         for (populated, wanted) in [
-            (None, Left::None),
-            (Some(Populated::No), Left::None),
-            (Some(Populated::Yes), Left::InGroup),
-            (Some(Populated::Unknown("no descriptors".into())), Left::InGroup),
+            (None, DescendantsLeft::None),
+            (Some(GroupPopulation::No), DescendantsLeft::None),
+            (Some(GroupPopulation::Yes), DescendantsLeft::InGroup),
+            (Some(GroupPopulation::Unknown("no descriptors".into())), DescendantsLeft::InGroup),
         ] {
             assert_eq!(left_behind(populated.as_ref()), wanted, "{populated:?}");
         }

@@ -4,11 +4,11 @@ use std::io;
 use std::os::unix::net::UnixListener;
 use std::time::{Duration, Instant};
 
-use super::super::drift::{Loss, Place, Seen};
-use super::super::folder::{Folder, Record, Wanted};
+use super::super::drift::{DirectoryCheck, DirectoryLoss, FileId};
+use super::super::folder::{IncarnationDirectory, ProcessesFile, SpecFile};
 use super::super::log::log;
-use super::Keeper;
-use crate::durable::{Lock, Reader};
+use super::Supervisor;
+use crate::durable::{FileAccess, LockAttempt};
 use crate::executor_store::ObjectStore as _;
 
 /// Interval of checks without a client. A connected executor checks the directory and requests a check.
@@ -16,30 +16,30 @@ const ALONE: Duration = Duration::from_secs(5);
 
 /// Whether the supervisor owns the directory.
 #[derive(PartialEq)]
-pub(super) enum Mine {
+pub(super) enum LockOwnership {
     Yes,
     /// Another process holds the lock, and has taken over.
     No,
 }
 
-impl Keeper {
+impl Supervisor {
     /// Time of the next check, if no client requests one.
     pub(super) fn looks_at(&self) -> Option<Instant> {
         self.clients.is_empty().then_some(self.looked + ALONE)
     }
 
     /// Checks the directory, and repairs what has changed.
-    pub(super) fn look_around(&mut self) -> Mine {
+    pub(super) fn look_around(&mut self) -> LockOwnership {
         self.looked = Instant::now();
         if self.lost.is_some() {
-            return Mine::Yes;
+            return LockOwnership::Yes;
         }
         match self.sight.look() {
-            Seen::Same => return Mine::Yes,
-            Seen::Changed => {}
-            Seen::Lost(loss) => {
+            DirectoryCheck::Same => return LockOwnership::Yes,
+            DirectoryCheck::Changed => {}
+            DirectoryCheck::Lost(loss) => {
                 self.lose(loss);
-                return Mine::Yes;
+                return LockOwnership::Yes;
             }
         }
         if let Err(error) = self.check_socket() {
@@ -47,10 +47,10 @@ impl Keeper {
         }
         let mine = self.check_lock().unwrap_or_else(|error| {
             log(format_args!("look at the lock: {error}"));
-            Mine::Yes
+            LockOwnership::Yes
         });
         // The lock holder writes these.
-        if mine == Mine::Yes {
+        if mine == LockOwnership::Yes {
             self.check_spec();
             self.check_record();
         }
@@ -58,7 +58,7 @@ impl Keeper {
     }
 
     /// Ends everything: without a directory, only the supervisor can prove what runs.
-    pub(super) fn lose(&mut self, loss: Loss) {
+    pub(super) fn lose(&mut self, loss: DirectoryLoss) {
         if !self.is_to_end {
             self.lost.get_or_insert(loss);
         }
@@ -66,18 +66,18 @@ impl Keeper {
     }
 
     /// A lock on a deleted file excludes no process.
-    fn check_lock(&mut self) -> io::Result<Mine> {
+    fn check_lock(&mut self) -> io::Result<LockOwnership> {
         let path = self.folder.file("keeper.lock");
-        if Place::of(&path)? == Some(Place::of_file(&self.lock)?) {
-            return Ok(Mine::Yes);
+        if FileId::of(&path)? == Some(FileId::of_file(&self.lock)?) {
+            return Ok(LockOwnership::Yes);
         }
         log(format_args!("the lock was taken away, and is made anew"));
         match self.folder.lock()? {
-            Lock::Ours(lock) => {
+            LockAttempt::Ours(lock) => {
                 self.lock = lock;
-                Ok(Mine::Yes)
+                Ok(LockOwnership::Yes)
             }
-            Lock::Theirs => Ok(Mine::No),
+            LockAttempt::Theirs => Ok(LockOwnership::No),
         }
     }
 
@@ -93,7 +93,9 @@ impl Keeper {
 
     /// Repairs the specification, which an executor writes, while none is connected.
     fn check_spec(&self) {
-        if self.clients.is_empty() && !matches!(self.folder.read::<Wanted>(Reader::Another), Ok(Some(_))) {
+        if self.clients.is_empty()
+            && !matches!(self.folder.read::<SpecFile>(FileAccess::Another), Ok(Some(_)))
+        {
             log(format_args!("what is wanted cannot be read, and is written again as it was at the start"));
             if let Err(error) = self.folder.write(&self.wanted) {
                 log(format_args!("write what is wanted: {error}"));
@@ -103,7 +105,7 @@ impl Keeper {
 
     /// Ensures that the record on disk equals the record in memory.
     fn check_record(&self) {
-        let stands = match self.folder.read::<Record>(Reader::Writer) {
+        let stands = match self.folder.read::<ProcessesFile>(FileAccess::Writer) {
             Ok(stands) => stands,
             Err(error) => {
                 log(format_args!("{error}"));
@@ -125,7 +127,7 @@ impl Keeper {
         while let Err(error) = self.folder.write(&self.record) {
             log(format_args!("write the record: {error}"));
             if self.lost.is_some() || self.place.loss(self.folder.path()).is_some() {
-                let _ = Folder::at(".".into()).write(&self.record);
+                let _ = IncarnationDirectory::at(".".into()).write(&self.record);
                 return;
             }
             std::thread::sleep(Duration::from_secs(1));

@@ -3,24 +3,24 @@
 use std::io;
 use std::time::Duration;
 
-use chancery_events::observation::{Exit, Hope};
-use chancery_events::protocol::Standing;
+use chancery_events::observation::{IncarnationExit, RetryClass};
+use chancery_events::protocol::CommandStatus;
 
-use super::super::drift::{Loss, Place, Seen, Watch};
-use super::super::folder::{Origin, Phase, Record, Wanted, remove_groups};
-use super::super::foster::Foster;
-use super::super::hold::Hold;
-use super::super::proof::Rest;
-use super::Tender;
-use crate::durable::{Lock, Reader};
+use super::super::drift::{DirectoryCheck, DirectoryLoss, DirectoryWatch, FileId};
+use super::super::folder::{ProcessesFile, RecordOrigin, SpecFile, StartPhase, remove_groups};
+use super::super::foster::UnsupervisedProcesses;
+use super::super::hold::LockHolder;
+use super::super::proof::RemainingProcesses;
+use super::IncarnationReconciler;
+use crate::durable::{FileAccess, LockAttempt};
 use crate::executor_store::ObjectStore as _;
-use crate::plan::{Aim, Before, Order};
+use crate::plan::{ObjectTarget, ReadyHistory, TargetGoal};
 
-impl Tender {
+impl IncarnationReconciler {
     /// Watches the directory while anything runs.
     pub(super) fn keep_watch(&mut self) {
-        let runs = matches!(self.hold, Hold::Kept(_) | Hold::Foster(_));
-        let is_over = self.record.as_ref().is_some_and(Record::is_over);
+        let runs = matches!(self.hold, LockHolder::Kept(_) | LockHolder::Foster(_));
+        let is_over = self.record.as_ref().is_some_and(ProcessesFile::is_over);
         if runs && !is_over && self.lost.is_none() {
             self.watch.get_or_insert_with(|| self.shared.watcher.watch(self.incarnation, &self.folder));
         } else {
@@ -29,35 +29,41 @@ impl Tender {
     }
 
     /// Returns the loss of the directory, if it is not the one in which the known record was written.
-    pub(super) fn loss_of_folder(&self) -> io::Result<Option<Loss>> {
+    pub(super) fn loss_of_folder(&self) -> io::Result<Option<DirectoryLoss>> {
         let Some(record) = &self.record else { return Ok(None) };
-        let found = Place::of(self.folder.path())?;
+        let found = FileId::of(self.folder.path())?;
         Ok(match found {
-            None => Some(Loss::Removed),
-            Some(_) if !record.is_over() && record.origin(found, &self.shared.boot) == Origin::Elsewhere => {
-                Some(Loss::Replaced)
+            None => Some(DirectoryLoss::Removed),
+            Some(_)
+                if !record.is_over()
+                    && record.origin(found, &self.shared.boot) == RecordOrigin::Elsewhere =>
+            {
+                Some(DirectoryLoss::Replaced)
             }
             Some(_) => None,
         })
     }
 
     /// Handles a change of the directory or its files.
-    pub(super) fn look_after_folder(&mut self, seen: Seen) {
+    pub(super) fn look_after_folder(&mut self, seen: DirectoryCheck) {
         match seen {
-            Seen::Same => {}
-            Seen::Changed => {
+            DirectoryCheck::Same => {}
+            DirectoryCheck::Changed => {
                 if let Err(error) = self.put_right() {
                     tracing::warn!(%error, incarnation = %self.incarnation, "put right what was altered in its folder");
-                    self.watch.iter().for_each(Watch::again);
+                    self.watch.iter().for_each(DirectoryWatch::again);
                 }
             }
-            Seen::Lost(loss) => {
+            DirectoryCheck::Lost(loss) => {
                 tracing::error!(%loss, incarnation = %self.incarnation, "what runs of it is ended");
                 self.lost = Some(loss);
                 match &mut self.hold {
-                    Hold::Kept(link) => link.lose(loss),
-                    Hold::Foster(foster) => foster.end(Duration::ZERO),
-                    Hold::Nothing | Hold::Unknown | Hold::Ours(_) | Hold::Again(..) => {}
+                    LockHolder::Kept(link) => link.lose(loss),
+                    LockHolder::Foster(foster) => foster.end(Duration::ZERO),
+                    LockHolder::Nothing
+                    | LockHolder::Unknown
+                    | LockHolder::Ours(_)
+                    | LockHolder::Again(..) => {}
                 }
             }
         }
@@ -67,24 +73,24 @@ impl Tender {
     fn put_right(&mut self) -> io::Result<()> {
         self.read_wanted()?;
         match &mut self.hold {
-            Hold::Kept(link) => link.look(),
-            Hold::Foster(foster) => {
+            LockHolder::Kept(link) => link.look(),
+            LockHolder::Foster(foster) => {
                 if let Some(record) = &self.record
-                    && !matches!(self.folder.read::<Record>(Reader::Writer), Ok(Some(_)))
+                    && !matches!(self.folder.read::<ProcessesFile>(FileAccess::Writer), Ok(Some(_)))
                 {
                     tracing::warn!(incarnation = %self.incarnation, "its record is written again");
                     self.folder.write(record)?;
                 }
                 foster.check_lock()?;
             }
-            Hold::Nothing | Hold::Unknown | Hold::Ours(_) | Hold::Again(..) => {}
+            LockHolder::Nothing | LockHolder::Unknown | LockHolder::Ours(_) | LockHolder::Again(..) => {}
         }
         Ok(())
     }
 
     /// Reads the specification. If it is missing or unreadable, the known one is written again.
     pub(super) fn read_wanted(&mut self) -> io::Result<()> {
-        match (self.folder.read::<Wanted>(Reader::Writer), &self.wanted) {
+        match (self.folder.read::<SpecFile>(FileAccess::Writer), &self.wanted) {
             (Ok(None) | Err(_), Some(known)) => {
                 tracing::warn!(incarnation = %self.incarnation, "what is wanted is written again");
                 self.folder.write(known)
@@ -97,28 +103,28 @@ impl Tender {
     }
 
     /// Reads the record. The known record counts as long as no other can be read.
-    pub(super) fn read_record(&mut self, lock: &Lock) -> io::Result<()> {
+    pub(super) fn read_record(&mut self, lock: &LockAttempt) -> io::Result<()> {
         let by = match lock {
-            Lock::Ours(_) => Reader::Writer,
-            Lock::Theirs => Reader::Another,
+            LockAttempt::Ours(_) => FileAccess::Writer,
+            LockAttempt::Theirs => FileAccess::Another,
         };
-        match (self.folder.read::<Record>(by), lock) {
+        match (self.folder.read::<ProcessesFile>(by), lock) {
             (Ok(None), _) => {}
             (Ok(read), _) => self.record = read,
             // A supervisor sends its record once it is reached, and repairs an unreadable one.
-            (Err(error), Lock::Theirs) => {
+            (Err(error), LockAttempt::Theirs) => {
                 tracing::warn!(%error, incarnation = %self.incarnation, "read what a keeper has recorded");
             }
-            (Err(error), Lock::Ours(_)) if self.record.is_some() => {
+            (Err(error), LockAttempt::Ours(_)) if self.record.is_some() => {
                 tracing::warn!(%error, incarnation = %self.incarnation, "read what was recorded");
             }
-            (Err(error), Lock::Ours(_)) => return Err(error),
+            (Err(error), LockAttempt::Ours(_)) => return Err(error),
         }
         Ok(())
     }
 
     /// Ends all known processes and those that name the lost directory. No supervisor can be reached.
-    pub(super) fn look_without_folder(&mut self) -> io::Result<Hold> {
+    pub(super) fn look_without_folder(&mut self) -> io::Result<LockHolder> {
         self.kill_supervisor();
         let boot = &self.shared.boot;
         let record = match &mut self.record {
@@ -126,25 +132,29 @@ impl Tender {
             none => {
                 let group = self.shared.cgroup.as_ref().map(|parent| parent.found(self.incarnation));
                 let group = group.transpose()?.flatten();
-                none.insert(Record { group, ..Record::begin(boot)? })
+                none.insert(ProcessesFile { group, ..ProcessesFile::begin(boot)? })
             }
         };
         if record.is_over() {
-            return Ok(Hold::Nothing);
+            return Ok(LockHolder::Nothing);
         }
         let output = self.wanted.as_ref().map(|wanted| wanted.output).unwrap_or_default();
-        let mut foster = Foster::adopt(None, self.folder.clone(), output, record, boot)?;
+        let mut foster = UnsupervisedProcesses::adopt(None, self.folder.clone(), output, record, boot)?;
         foster.end(Duration::ZERO);
-        Ok(Hold::Foster(Box::new(foster)))
+        Ok(LockHolder::Foster(Box::new(foster)))
     }
 
     /// Makes the directory again with the end in it, once nothing is left.
-    pub(super) fn conclude_lost(&mut self, rest: Option<&Rest>) -> io::Result<()> {
+    pub(super) fn conclude_lost(&mut self, rest: Option<&RemainingProcesses>) -> io::Result<()> {
         let (Some(loss), Some(record)) = (self.lost, &mut self.record) else { return Ok(()) };
         match &self.hold {
-            Hold::Foster(_) if rest == Some(&Rest::Nothing) => {}
-            Hold::Foster(_) => return Ok(()),
-            Hold::Nothing | Hold::Unknown | Hold::Ours(_) | Hold::Again(..) | Hold::Kept(_) => {
+            LockHolder::Foster(_) if rest == Some(&RemainingProcesses::Nothing) => {}
+            LockHolder::Foster(_) => return Ok(()),
+            LockHolder::Nothing
+            | LockHolder::Unknown
+            | LockHolder::Ours(_)
+            | LockHolder::Again(..)
+            | LockHolder::Kept(_) => {
                 if !record.is_over() {
                     return Ok(());
                 }
@@ -161,12 +171,17 @@ impl Tender {
 
     fn record_anew(&mut self) -> io::Result<()> {
         // Nothing is known of an incarnation that was found by its processes alone.
-        let nothing =
-            Order { revision: 0, attempt: 0, aim: Aim::Up, standing: Standing::Met, grace: Duration::ZERO };
+        let nothing = ObjectTarget {
+            revision: 0,
+            attempt: 0,
+            aim: TargetGoal::Up,
+            standing: CommandStatus::Met,
+            grace: Duration::ZERO,
+        };
         let wanted = self.wanted.take().unwrap_or_else(|| self.as_configured(nothing, None));
         self.wanted = Some(wanted.clone());
         self.folder.make()?;
-        let Lock::Ours(lock) = self.folder.lock()? else {
+        let LockAttempt::Ours(lock) = self.folder.lock()? else {
             return Err(io::Error::other("somebody else holds the lock of its new folder"));
         };
         if let Some(tombstone) = self.tombstone {
@@ -177,23 +192,25 @@ impl Tender {
         }
         // Last: this file makes the directory ours.
         self.folder.write(&wanted)?;
-        if self.before == Before::Ready {
+        if self.before == ReadyHistory::Ready {
             self.folder.note_ready();
         }
-        (self.lost, self.starting, self.hold) = (None, false, Hold::Ours(lock));
+        (self.lost, self.starting, self.hold) = (None, false, LockHolder::Ours(lock));
         Ok(())
     }
 }
 
 /// Returns the end of an incarnation whose directory was lost. A requested end stays one; what was never
 /// recorded has not run.
-fn how_it_ended(record: &mut Record, loss: Loss, aim: Option<Aim>) -> Phase {
+fn how_it_ended(record: &mut ProcessesFile, loss: DirectoryLoss, aim: Option<TargetGoal>) -> StartPhase {
     if record.processes.is_empty() && aim.is_some() {
-        return Phase::Failed { message: loss.to_string(), hope: Hope::Retry };
+        return StartPhase::Failed { message: loss.to_string(), hope: RetryClass::Retry };
     }
     record.end_unseen();
     match aim {
-        Some(Aim::Down | Aim::Removed) => Phase::Ended { exit: record.exit() },
-        Some(Aim::Up) | None => Phase::Ended { exit: Exit::Failed { reason: loss.to_string() } },
+        Some(TargetGoal::Down | TargetGoal::Removed) => StartPhase::Ended { exit: record.exit() },
+        Some(TargetGoal::Up) | None => {
+            StartPhase::Ended { exit: IncarnationExit::Failed { reason: loss.to_string() } }
+        }
     }
 }

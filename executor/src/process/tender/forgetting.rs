@@ -5,34 +5,36 @@ use std::io;
 use tokio::runtime::Handle;
 
 use super::super::folder::remove_groups;
-use super::super::hold::Hold;
+use super::super::hold::LockHolder;
 use super::super::removal;
-use super::{Debt, Next, Tender};
+use super::{IncarnationReconciler, ReconcilerFlow, RemovalDebt};
 use crate::durable;
 
-impl Tender {
+impl IncarnationReconciler {
     /// Deletes everything that is stored of an ended incarnation. A directory that cannot be removed is a
     /// debt, which is retried. It is not reported: that would bring the same command again immediately.
-    pub(super) fn forget(&mut self) -> Next {
+    pub(super) fn forget(&mut self) -> ReconcilerFlow {
         let over = match &self.hold {
-            Hold::Nothing | Hold::Ours(_) => true,
-            Hold::Unknown | Hold::Foster(_) | Hold::Again(..) | Hold::Kept(_) => false,
+            LockHolder::Nothing | LockHolder::Ours(_) => true,
+            LockHolder::Unknown | LockHolder::Foster(_) | LockHolder::Again(..) | LockHolder::Kept(_) => {
+                false
+            }
         };
         if !over {
             tracing::error!(incarnation = %self.incarnation, "cannot purge incarnation: not ended");
             self.debt = None;
             self.shown = None;
             self.settle();
-            return Next::GoOn;
+            return ReconcilerFlow::GoOn;
         }
         match self.drop_folder() {
             Ok(()) => {
                 self.shared.board.clear(self.incarnation.into());
-                Next::Over
+                ReconcilerFlow::Over
             }
             Err(error) => {
-                Debt::note(&mut self.debt, self.folder.path(), &error);
-                Next::GoOn
+                RemovalDebt::note(&mut self.debt, self.folder.path(), &error);
+                ReconcilerFlow::GoOn
             }
         }
     }

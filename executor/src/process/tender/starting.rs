@@ -3,19 +3,19 @@
 use std::io;
 use std::time::Duration;
 
-use chancery_events::observation::Exit;
-use chancery_events::protocol::{ObjectSpec, RunSpec};
+use chancery_events::observation::IncarnationExit;
+use chancery_events::protocol::{IncarnationSpec, ObjectSpec};
 use tokio::sync::{OwnedMutexGuard, OwnedSemaphorePermit};
 use tokio::time::{sleep, timeout};
 
-use super::super::drift::Place;
-use super::super::folder::{Phase, Record, Wanted};
-use super::super::hold::{self, Hold, KeeperLink, Start};
+use super::super::drift::FileId;
+use super::super::folder::{ProcessesFile, SpecFile, StartPhase};
+use super::super::hold::{self, LockHolder, StartPermit, SupervisorSocket};
 use super::super::{ANSWER, foster, reboot, volumes};
-use super::Tender;
+use super::IncarnationReconciler;
 use crate::executor_store::ObjectStore as _;
 use crate::orchestrator::WorkProgress;
-use crate::plan::{self, Aim, Before, Order, Step};
+use crate::plan::{self, ObjectTarget, ReadyHistory, ReconcileStep, TargetGoal};
 
 /// Time limit of the check of volumes, which reads every process and incarnation of the machine.
 const CHECK: Duration = Duration::from_secs(15);
@@ -30,18 +30,22 @@ enum LeaveToStart {
     Late,
 }
 
-impl Tender {
+impl IncarnationReconciler {
     /// Records the target, then carries out the step. Tombstones are left to `conclude`.
     pub(super) async fn take(
         &mut self,
-        step: &Step,
-        order: Order,
+        step: &ReconcileStep,
+        order: ObjectTarget,
         spec: Option<ObjectSpec>,
     ) -> io::Result<WorkProgress> {
-        if let (Step::Start, Some(parent)) = (step, &self.shared.cgroup) {
+        if let (ReconcileStep::Start, Some(parent)) = (step, &self.shared.cgroup) {
             parent.warm_up();
         }
-        let leave = if *step == Step::Start { Some(self.leave_to_start(spec.as_ref()).await?) } else { None };
+        let leave = if *step == ReconcileStep::Start {
+            Some(self.leave_to_start(spec.as_ref()).await?)
+        } else {
+            None
+        };
         if let Some(LeaveToStart::Late) = leave {
             tracing::warn!(incarnation = %self.incarnation, "its volumes cannot be checked now: its start is put off");
             return Ok(WorkProgress::PutOff);
@@ -54,25 +58,41 @@ impl Tender {
             return Ok(WorkProgress::Begun);
         }
         match (step, &mut self.hold) {
-            (Step::End(grace), Hold::Kept(link)) => link.stop(*grace),
-            (Step::End(grace), Hold::Foster(foster)) => foster.end(*grace),
+            (ReconcileStep::End(grace), LockHolder::Kept(link)) => link.stop(*grace),
+            (ReconcileStep::End(grace), LockHolder::Foster(foster)) => foster.end(*grace),
             // A pending restart is cancelled by `conclude_again`.
-            (Step::End(_), Hold::Nothing | Hold::Unknown | Hold::Ours(_) | Hold::Again(..)) => {}
+            (
+                ReconcileStep::End(_),
+                LockHolder::Nothing | LockHolder::Unknown | LockHolder::Ours(_) | LockHolder::Again(..),
+            ) => {}
             // Processes are never changed.
-            (Step::Start | Step::Adopt | Step::Bury | Step::Answer | Step::Refuse(..) | Step::Change, _) => {}
+            (
+                ReconcileStep::Start
+                | ReconcileStep::Adopt
+                | ReconcileStep::Bury
+                | ReconcileStep::Answer
+                | ReconcileStep::Refuse(..)
+                | ReconcileStep::Change,
+                _,
+            ) => {}
         }
         Ok(WorkProgress::Begun)
     }
 
     /// Records the target.
-    fn write(&mut self, step: &Step, order: Order, spec: Option<&ObjectSpec>) -> io::Result<()> {
-        if let Hold::Nothing = self.hold {
+    fn write(
+        &mut self,
+        step: &ReconcileStep,
+        order: ObjectTarget,
+        spec: Option<&ObjectSpec>,
+    ) -> io::Result<()> {
+        if let LockHolder::Nothing = self.hold {
             self.folder.make()?;
             self.look();
         }
-        if *step == Step::Start {
+        if *step == ReconcileStep::Start {
             // An earlier failure would be taken for the outcome of this target.
-            self.folder.remove::<Record>()?;
+            self.folder.remove::<ProcessesFile>()?;
             self.record = None;
         }
         let last = self.wanted.take();
@@ -87,7 +107,7 @@ impl Tender {
         self.wanted = Some(wanted);
         if written.is_err() {
             // The state on disk counts.
-            self.hold = Hold::Unknown;
+            self.hold = LockHolder::Unknown;
         }
         written
     }
@@ -120,8 +140,8 @@ impl Tender {
     }
 
     /// Returns a specification with the configuration of this executor.
-    pub(super) fn as_configured(&self, order: Order, spec: Option<RunSpec>) -> Wanted {
-        Wanted {
+    pub(super) fn as_configured(&self, order: ObjectTarget, spec: Option<IncarnationSpec>) -> SpecFile {
+        SpecFile {
             incarnation: self.incarnation,
             order,
             spec,
@@ -138,7 +158,11 @@ impl Tender {
     fn spawn(&mut self, permit: OwnedSemaphorePermit) -> io::Result<()> {
         let child = hold::spawn_keeper(&self.folder, &self.shared.program)?;
         self.starting = true;
-        self.hold = Hold::Kept(KeeperLink::new(self.folder.clone(), Some(child), Some(Start::new(permit))));
+        self.hold = LockHolder::Kept(SupervisorSocket::new(
+            self.folder.clone(),
+            Some(child),
+            Some(StartPermit::new(permit)),
+        ));
         Ok(())
     }
 
@@ -148,7 +172,7 @@ impl Tender {
         if let Err(error) = self.stay_ended(Some(reboot::not_again(error))) {
             tracing::error!(%error, incarnation = %self.incarnation, "record that it is not started again");
             // Checked again soon, and retried.
-            self.hold = Hold::Unknown;
+            self.hold = LockHolder::Unknown;
         }
     }
 
@@ -164,13 +188,17 @@ impl Tender {
         for process in &mut processes {
             process.end = None;
         }
-        let directory = Place::of(self.folder.path())?;
-        let record =
-            Record { directory, phase: Phase::Again, processes, ..Record::begin(&self.shared.boot)? };
+        let directory = FileId::of(self.folder.path())?;
+        let record = ProcessesFile {
+            directory,
+            phase: StartPhase::Again,
+            processes,
+            ..ProcessesFile::begin(&self.shared.boot)?
+        };
         self.folder.write(&record)?;
         // The new processes were not ready yet.
         self.folder.forget_ready()?;
-        self.before = Before::NeverReady;
+        self.before = ReadyHistory::NeverReady;
         tracing::info!(incarnation = %self.incarnation, "the machine was booted anew; it is started again");
         (self.wanted, self.record) = (Some(wanted), Some(record));
         self.spawn(permit)
@@ -178,8 +206,8 @@ impl Tender {
 
     /// Records the end instead of a restart, if the end is requested by now or the supervisor failed.
     pub(super) fn conclude_again(&mut self) -> io::Result<()> {
-        let (Hold::Again(..), Some(wanted)) = (&self.hold, &self.wanted) else { return Ok(()) };
-        if wanted.order.aim != Aim::Up {
+        let (LockHolder::Again(..), Some(wanted)) = (&self.hold, &self.wanted) else { return Ok(()) };
+        if wanted.order.aim != TargetGoal::Up {
             return self.stay_ended(None);
         }
         if self.starting {
@@ -192,11 +220,11 @@ impl Tender {
     fn stay_ended(&mut self, reason: Option<String>) -> io::Result<()> {
         let Some(record) = &mut self.record else { return Ok(()) };
         record.end_unseen();
-        let exit = reason.map_or_else(|| record.exit(), |reason| Exit::Failed { reason });
+        let exit = reason.map_or_else(|| record.exit(), |reason| IncarnationExit::Failed { reason });
         foster::finish(&self.folder, self.wanted.as_ref(), record, exit)?;
         self.starting = false;
-        if let Hold::Again(lock, _) = std::mem::replace(&mut self.hold, Hold::Nothing) {
-            self.hold = Hold::Ours(lock);
+        if let LockHolder::Again(lock, _) = std::mem::replace(&mut self.hold, LockHolder::Nothing) {
+            self.hold = LockHolder::Ours(lock);
         }
         Ok(())
     }

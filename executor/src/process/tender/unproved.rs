@@ -2,18 +2,20 @@
 
 use std::io;
 
-use chancery_events::observation::Hope;
+use chancery_events::observation::RetryClass;
 
 use super::super::foster;
-use super::super::hold::Hold;
+use super::super::hold::LockHolder;
 use super::super::proof::{StartedIn, supervisors};
-use super::Tender;
-use crate::plan::Aim;
+use super::IncarnationReconciler;
+use crate::plan::TargetGoal;
 
-impl Tender {
+impl IncarnationReconciler {
     /// Records the end of unsupervised processes of which nothing is left.
     pub(super) fn end_orphans(&mut self) -> io::Result<()> {
-        let (Hold::Foster(foster), Some(record)) = (&mut self.hold, &mut self.record) else { return Ok(()) };
+        let (LockHolder::Foster(foster), Some(record)) = (&mut self.hold, &mut self.record) else {
+            return Ok(());
+        };
         foster.finish_output();
         if self.lost.is_none() {
             // Processes of another PID namespace have ended unobserved too.
@@ -38,9 +40,9 @@ impl Tender {
         }
         let Some(order) = self.wanted.as_ref().map(|wanted| wanted.order) else { return };
         let this = Some((order.revision, order.attempt));
-        if order.aim != Aim::Up && self.doubted != this {
+        if order.aim != TargetGoal::Up && self.doubted != this {
             self.doubted = this;
-            self.refuse(order.revision, format!("cannot prove its end: {why}"), Hope::Retry);
+            self.refuse(order.revision, format!("cannot prove its end: {why}"), RetryClass::Retry);
         }
     }
 
@@ -64,7 +66,7 @@ impl Tender {
             supervisor.signal(rustix::process::Signal::KILL);
         }
         // Last: a dead supervisor would not be found.
-        if let Hold::Kept(link) = &mut self.hold {
+        if let LockHolder::Kept(link) = &mut self.hold {
             link.kill();
         }
         found.len()

@@ -5,56 +5,56 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use chancery_events::observation::Hope;
+use chancery_events::observation::RetryClass;
 use chancery_events::protocol::VolumeSpec;
 use tokio::task::JoinHandle;
 
 use super::super::removal;
-use super::home::{Home, Kept, Phase};
-use super::{Warden, users};
+use super::home::{VolumeDirectory, VolumeFile, VolumePhase};
+use super::{VolumeReconciler, users};
 use crate::durable;
-use crate::executor_store::Found;
-use crate::plan::{Aim, Order};
+use crate::executor_store::VolumeLookup;
+use crate::plan::{ObjectTarget, TargetGoal};
 
 /// Removal in progress, which stops when this is dropped.
-pub(super) struct Removal {
+pub(super) struct VolumeRemoval {
     stop: Arc<AtomicBool>,
     pub(super) job: JoinHandle<io::Result<()>>,
 }
 
-impl Drop for Removal {
+impl Drop for VolumeRemoval {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
     }
 }
 
-impl Warden {
-    pub(super) async fn destroy(&mut self, order: Order, spec: Option<VolumeSpec>) -> io::Result<()> {
+impl VolumeReconciler {
+    pub(super) async fn destroy(&mut self, order: ObjectTarget, spec: Option<VolumeSpec>) -> io::Result<()> {
         let shared = self.shared.clone();
         let was = self.is;
         let _using = shared.using.lock().await;
         let kept = match self.kept() {
-            Some(kept) => Kept { order, spec, ..kept.clone() },
-            None => Kept { volume: self.volume, order, spec, phase: Phase::Accepted },
+            Some(kept) => VolumeFile { order, spec, ..kept.clone() },
+            None => VolumeFile { volume: self.volume, order, spec, phase: VolumePhase::Accepted },
         };
-        if !self.kept().is_some_and(|kept| kept.order.aim == Aim::Removed) {
+        if !self.kept().is_some_and(|kept| kept.order.aim == TargetGoal::Removed) {
             if let Some((_, user)) =
                 users::user(&shared, &BTreeMap::from([(self.volume, self.home.clone())]), None)?
             {
                 let message = format!("volume {} is in use by {user}", self.volume);
-                self.refuse(order.revision, message, Hope::Retry);
+                self.refuse(order.revision, message, RetryClass::Retry);
                 return Ok(());
             }
             if let Err(error) = removal::refuse_mounts(self.home.path()) {
-                self.refuse(order.revision, error.to_string(), Hope::Retry);
+                self.refuse(order.revision, error.to_string(), RetryClass::Retry);
                 return Ok(());
             }
         }
         // The disk may have been removed meanwhile.
         self.look();
-        if self.is != was || !matches!(self.found, Some(Found::Nothing | Found::Ours(_))) {
+        if self.is != was || !matches!(self.found, Some(VolumeLookup::Nothing | VolumeLookup::Ours(_))) {
             let message = format!("volume {} is not what it was when that was ordered", self.volume);
-            self.refuse(order.revision, message, Hope::Retry);
+            self.refuse(order.revision, message, RetryClass::Retry);
             return Ok(());
         }
         self.shown = None;
@@ -76,23 +76,25 @@ impl Warden {
             }
             empty(&home, &stops)
         });
-        self.removal = Some(Removal { stop, job });
+        self.removal = Some(VolumeRemoval { stop, job });
     }
 
     pub(super) fn removed(&mut self, removed: io::Result<()>) {
-        let Some(kept) = self.kept().filter(|kept| kept.order.aim == Aim::Removed).cloned() else { return };
+        let Some(kept) = self.kept().filter(|kept| kept.order.aim == TargetGoal::Removed).cloned() else {
+            return;
+        };
         let revision = kept.order.revision;
-        let buried = removed.and_then(|()| self.keep(Kept { phase: Phase::Gone, ..kept }));
+        let buried = removed.and_then(|()| self.keep(VolumeFile { phase: VolumePhase::Gone, ..kept }));
         if let Err(error) = buried {
             tracing::error!(%error, volume = %self.volume, "destroy it");
-            self.refuse(revision, format!("destroy it: {error}"), Hope::Retry);
+            self.refuse(revision, format!("destroy it: {error}"), RetryClass::Retry);
         }
     }
 }
 
 /// Removes everything but the record. The content is moved away, durably, before any of it is removed. Stops
 /// when `stop` is set; another call continues.
-fn empty(home: &Home, stop: &AtomicBool) -> io::Result<()> {
+fn empty(home: &VolumeDirectory, stop: &AtomicBool) -> io::Result<()> {
     let doomed = home.file("doomed");
     removal::remove(&doomed, stop)?;
     removal::relocate(&home.data(), &doomed)?;

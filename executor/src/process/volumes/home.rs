@@ -5,34 +5,35 @@ use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 use chancery_events::id::{ObjectId, VolumeId};
-use chancery_events::observation::{Exit, Hope};
+use chancery_events::observation::{IncarnationExit, RetryClass};
 use chancery_events::protocol::{ObjectSpec, VolumeSpec};
 use serde::{Deserialize, Serialize};
 
-use super::super::drift::Place;
+use super::super::drift::FileId;
 use super::super::entries;
-use crate::durable::{self, Reader};
+use crate::durable::{self, FileAccess};
 use crate::executor_store::{
-    CommandRecord, DirectoryStore, ExecutorStore as _, Found, ObjectDirectory, ObjectStore, StoreRecord,
+    CommandRecord, DirectoryStore, ExecutorStore as _, ObjectDirectory, ObjectStore, StoreRecord,
+    VolumeLookup,
 };
-use crate::plan::{Aim, Before, Order, Present, State};
+use crate::plan::{KnownObject, ObjectState, ObjectTarget, ReadyHistory, TargetGoal};
 
 /// Target and phase of a volume: `volume.json`.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub(super) struct Kept {
+pub(super) struct VolumeFile {
     pub(super) volume: VolumeId,
     /// Highest target.
-    pub(super) order: Order,
+    pub(super) order: ObjectTarget,
     /// Spec; absent if the volume was removed before its spec was known.
     pub(super) spec: Option<VolumeSpec>,
-    pub(super) phase: Phase,
+    pub(super) phase: VolumePhase,
 }
 
 /// Phase of a volume. While the target is its removal, and until it is deleted, the volume is being
 /// destroyed.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Phase {
+pub(super) enum VolumePhase {
     /// Target was recorded; the volume may have been made, but that was not reported.
     Accepted,
     /// Volume was made, which happens only once.
@@ -40,68 +41,71 @@ pub(super) enum Phase {
     /// Volume was made, and its content does not exist any more.
     Lost { reason: String },
     /// Volume could not be made.
-    Failed { message: String, hope: Hope },
+    Failed { message: String, hope: RetryClass },
     /// Nothing of the volume is left: the tombstone.
     Gone,
 }
 
-impl StoreRecord for Kept {
+impl StoreRecord for VolumeFile {
     const NAME: &'static str = "volume";
 }
 
-impl CommandRecord for Kept {
+impl CommandRecord for VolumeFile {
     fn object(&self) -> ObjectId {
         self.volume.into()
     }
 
-    fn order(&self) -> Order {
+    fn order(&self) -> ObjectTarget {
         self.order
     }
 }
 
-impl Kept {
+impl VolumeFile {
     /// Whether incarnations may use the volume, if its content exists.
     pub(super) fn is_up(&self) -> bool {
-        self.order.aim == Aim::Up && self.phase == Phase::Made
+        self.order.aim == TargetGoal::Up && self.phase == VolumePhase::Made
     }
 
     pub(super) fn is_being_destroyed(&self) -> bool {
-        self.order.aim == Aim::Removed && self.phase != Phase::Gone
+        self.order.aim == TargetGoal::Removed && self.phase != VolumePhase::Gone
     }
 
     /// Returns the state that follows from the record.
-    pub(super) fn present(&self) -> Present {
+    pub(super) fn present(&self) -> KnownObject {
         let state = match &self.phase {
-            Phase::Gone => State::Gone,
+            VolumePhase::Gone => ObjectState::Gone,
             // Parts of the volume may exist.
-            _ if self.is_being_destroyed() => State::Starting { processes: Vec::new() },
-            Phase::Accepted => State::Accepted,
-            Phase::Made => State::Up { processes: Vec::new(), before: Before::Ready },
-            Phase::Lost { reason } => {
-                State::Ended { exit: Exit::Failed { reason: reason.clone() }, processes: Vec::new() }
+            _ if self.is_being_destroyed() => ObjectState::Starting { processes: Vec::new() },
+            VolumePhase::Accepted => ObjectState::Accepted,
+            VolumePhase::Made => ObjectState::Up { processes: Vec::new(), before: ReadyHistory::Ready },
+            VolumePhase::Lost { reason } => ObjectState::Ended {
+                exit: IncarnationExit::Failed { reason: reason.clone() },
+                processes: Vec::new(),
+            },
+            VolumePhase::Failed { message, hope } => {
+                ObjectState::Failed { message: message.clone(), hope: *hope }
             }
-            Phase::Failed { message, hope } => State::Failed { message: message.clone(), hope: *hope },
         };
-        Present { order: self.order, spec: self.spec.clone().map(ObjectSpec::Volume), state }
+        KnownObject { order: self.order, spec: self.spec.clone().map(ObjectSpec::Volume), state }
     }
 }
 
 /// Directory of a volume.
 #[derive(Clone, Debug)]
-pub(super) struct Home {
+pub(super) struct VolumeDirectory {
     volume: VolumeId,
     path: PathBuf,
 }
 
-impl ObjectDirectory for Home {
+impl ObjectDirectory for VolumeDirectory {
     fn path(&self) -> &Path {
         &self.path
     }
 }
 
-impl Home {
-    pub(super) fn of(volumes: &Path, volume: VolumeId) -> Home {
-        Home { volume, path: DirectoryStore::at(volumes.to_owned()).object(volume.into()) }
+impl VolumeDirectory {
+    pub(super) fn of(volumes: &Path, volume: VolumeId) -> VolumeDirectory {
+        VolumeDirectory { volume, path: DirectoryStore::at(volumes.to_owned()).object(volume.into()) }
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -118,43 +122,48 @@ impl Home {
     }
 
     /// Returns what exists at the path, and changes nothing.
-    pub(super) fn look(&self) -> io::Result<Found<Kept>> {
+    pub(super) fn look(&self) -> io::Result<VolumeLookup<VolumeFile>> {
         let shown = self.path.display();
         match durable::if_found(std::fs::symlink_metadata(&self.path))? {
             Some(metadata) if metadata.is_dir() => {}
-            Some(_) => return Ok(Found::Foreign(format!("{shown} is no folder"))),
-            None => return Ok(Found::Nothing),
+            Some(_) => return Ok(VolumeLookup::Foreign(format!("{shown} is no folder"))),
+            None => return Ok(VolumeLookup::Nothing),
         }
         Ok(match ObjectStore::look(self, self.volume.into())? {
-            Found::Ours(kept) => Found::Ours(kept),
-            Found::Foreign(why) => Found::Foreign(format!("{shown} {why}")),
-            Found::Nothing => {
+            VolumeLookup::Ours(kept) => VolumeLookup::Ours(kept),
+            VolumeLookup::Foreign(why) => VolumeLookup::Foreign(format!("{shown} {why}")),
+            VolumeLookup::Nothing => {
                 let began = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "new");
                 let is_begun = entries(&self.path)?.iter().all(|path| began(path) && path.is_file());
-                let foreign = || Found::Foreign(format!("{shown} has no record of ours"));
-                if is_begun { Found::Nothing } else { foreign() }
+                let foreign = || VolumeLookup::Foreign(format!("{shown} has no record of ours"));
+                if is_begun { VolumeLookup::Nothing } else { foreign() }
             }
         })
     }
 
     /// Repairs damaged copies of the record. Only for a directory that is ours.
     pub(super) fn mend(&self) -> io::Result<()> {
-        self.read::<Kept>(Reader::Writer).map(drop)
+        self.read::<VolumeFile>(FileAccess::Writer).map(drop)
     }
 
     /// Returns the identity of the directory, if it exists. Fails if the path is anything else.
-    pub(super) fn identity(&self) -> io::Result<Option<Place>> {
+    pub(super) fn identity(&self) -> io::Result<Option<FileId>> {
         match durable::if_found(std::fs::symlink_metadata(&self.path))? {
             Some(metadata) if !metadata.is_dir() => {
                 Err(io::Error::other(format!("{} is no folder", self.path.display())))
             }
-            found => Ok(found.as_ref().map(Place::from)),
+            found => Ok(found.as_ref().map(FileId::from)),
         }
     }
 
     /// Writes the record to disk, in the directory that was found to be ours, or in a new one. Returns its
     /// identity.
-    pub(super) fn keep(&self, last: Option<&Order>, kept: &Kept, ours: Option<Place>) -> io::Result<Place> {
+    pub(super) fn keep(
+        &self,
+        last: Option<&ObjectTarget>,
+        kept: &VolumeFile,
+        ours: Option<FileId>,
+    ) -> io::Result<FileId> {
         match (self.identity()?, ours) {
             (None, _) => self.make()?,
             (Some(now), ours) if ours.is_none_or(|ours| ours == now) => {}
@@ -172,7 +181,7 @@ impl Home {
         for name in ["used", "used.new"] {
             durable::if_found(std::fs::remove_file(self.file(name)))?;
         }
-        self.purge::<Kept>()
+        self.purge::<VolumeFile>()
     }
 
     /// Makes the directory of the content, empty and private; the rest of an interrupted call is used as it

@@ -10,14 +10,14 @@ use std::sync::{Mutex, PoisonError};
 
 use serde::{Deserialize, Serialize};
 
-use crate::durable::{self, Reader};
+use crate::durable::{self, FileAccess};
 use crate::scope::random;
 
 /// Name of the mark, in both directories.
 const NAME: &str = "volumes.json";
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-struct Mark {
+struct RootMarkerFile {
     mark: u64,
 }
 
@@ -28,10 +28,10 @@ pub(super) fn is_mark(path: &Path) -> bool {
 
 /// Returns why the state of volumes cannot be determined, if that is the case.
 pub(super) fn missing(root: &Path) -> io::Result<Option<String>> {
-    let ours = durable::read::<Mark>(&root.join(NAME), Reader::Another)?;
+    let ours = durable::read::<RootMarkerFile>(&root.join(NAME), FileAccess::Another)?;
     let Some(ours) = ours else { return Ok(None) };
     let volumes = super::root(root);
-    if durable::read::<Mark>(&volumes.join(NAME), Reader::Another)? == Some(ours) {
+    if durable::read::<RootMarkerFile>(&volumes.join(NAME), FileAccess::Another)? == Some(ours) {
         return Ok(None);
     }
     Ok(Some(format!(
@@ -47,13 +47,13 @@ pub(super) fn make(root: &Path) -> io::Result<()> {
     static MAKING: Mutex<()> = Mutex::new(());
     let _making = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
     let (ours, theirs): (PathBuf, PathBuf) = (root.join(NAME), super::root(root).join(NAME));
-    if durable::read::<Mark>(&ours, Reader::Writer)?.is_some() {
+    if durable::read::<RootMarkerFile>(&ours, FileAccess::Writer)?.is_some() {
         return Ok(());
     }
-    if let Some(mark) = durable::read::<Mark>(&theirs, Reader::Writer)? {
+    if let Some(mark) = durable::read::<RootMarkerFile>(&theirs, FileAccess::Writer)? {
         return durable::write(&ours, &mark);
     }
-    let mark = Mark { mark: random()? };
+    let mark = RootMarkerFile { mark: random()? };
     durable::make_folder(&super::root(root))?;
     durable::write(&theirs, &mark)?;
     durable::write(&ours, &mark)

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use chancery_events::id::VolumeId;
 use serde::{Deserialize, Serialize};
 
-use super::home::Home;
+use super::home::VolumeDirectory;
 use crate::durable::open_plain;
 
 /// Minimum time between two measurements of one volume.
@@ -24,7 +24,7 @@ const USED_BYTES: u64 = 1024;
 
 /// Usage of a volume: the file `used` in its directory, a hint.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Used {
+pub struct VolumeUsage {
     /// Bytes of allocated blocks; a file with several names is counted once.
     pub bytes: u64,
     /// Number of files and directories.
@@ -33,17 +33,17 @@ pub struct Used {
     pub whole: bool,
 }
 
-impl Used {
+impl VolumeUsage {
     /// Returns the last measurement of a volume under the executor's root, if there is one.
-    pub fn of(root: &Path, volume: VolumeId) -> Option<Used> {
-        let home = Home::of(&super::root(root), volume);
+    pub fn of(root: &Path, volume: VolumeId) -> Option<VolumeUsage> {
+        let home = VolumeDirectory::of(&super::root(root), volume);
         let mut text = Vec::new();
         let file = open_plain(OpenOptions::new().read(true), &home.file("used")).ok()?;
         file.take(USED_BYTES).read_to_end(&mut text).ok()?;
         serde_json::from_slice(&text).ok()
     }
 
-    pub(super) fn note(self, home: &Home) -> io::Result<()> {
+    pub(super) fn note(self, home: &VolumeDirectory) -> io::Result<()> {
         let new = home.file("used.new");
         let mut options = OpenOptions::new();
         options.write(true).create(true).truncate(true).mode(0o600);
@@ -59,15 +59,15 @@ pub(super) fn free(folder: &Path) -> io::Result<u64> {
 }
 
 /// Measures the content of a volume; returns the usage, and the delay before the next measurement.
-pub(super) fn measure(data: &Path) -> io::Result<(Used, Duration)> {
+pub(super) fn measure(data: &Path) -> io::Result<(VolumeUsage, Duration)> {
     let begun = Instant::now();
     let used = count(data, MOST)?;
     Ok((used, EVERY.max(begun.elapsed() * SHARE)))
 }
 
-fn count(data: &Path, most: u64) -> io::Result<Used> {
+fn count(data: &Path, most: u64) -> io::Result<VolumeUsage> {
     let top = std::fs::symlink_metadata(data)?;
-    let mut used = Used { bytes: top.blocks() * 512, files: 1, whole: true };
+    let mut used = VolumeUsage { bytes: top.blocks() * 512, files: 1, whole: true };
     let mut linked = BTreeSet::new();
     let mut folders: Vec<PathBuf> = vec![data.to_owned()];
     while let Some(folder) = folders.pop() {
@@ -79,7 +79,7 @@ fn count(data: &Path, most: u64) -> io::Result<Used> {
                 continue;
             };
             if used.files == most {
-                return Ok(Used { whole: false, ..used });
+                return Ok(VolumeUsage { whole: false, ..used });
             }
             let is_known = metadata.nlink() > 1 && metadata.is_file() && !linked.insert(metadata.ino());
             if metadata.dev() != top.dev() || is_known {
@@ -123,9 +123,9 @@ mod tests {
             chancery_events::id::Lineage::from_random(1),
             chancery_events::id::Position::FIRST,
         );
-        let home = Home::of(root.path(), volume);
+        let home = VolumeDirectory::of(root.path(), volume);
         std::fs::create_dir_all(home.file("used").parent().unwrap()).unwrap();
-        let used = Used { bytes: 1, files: 2, whole: true };
+        let used = VolumeUsage { bytes: 1, files: 2, whole: true };
         let precious = root.path().join("precious");
         std::fs::write(&precious, "precious").unwrap();
         std::os::unix::fs::symlink(&precious, home.file("used.new")).unwrap();

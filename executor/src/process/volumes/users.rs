@@ -10,25 +10,27 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
 use chancery_events::id::{IncarnationId, ObjectId, VolumeId};
-use chancery_events::protocol::RunSpec;
+use chancery_events::protocol::IncarnationSpec;
 use chancery_events::spec::VOLUME_VARIABLE;
 
-use super::super::drift::Place;
-use super::super::folder::{Folder, Record, Wanted};
-use super::super::identity::{self, EnvironmentReader, Stat};
+use super::super::drift::FileId;
+use super::super::folder::{IncarnationDirectory, ProcessesFile, SpecFile};
+use super::super::identity::{self, EnvironmentReader, ProcStat};
 use super::super::proof;
-use super::super::{Shared, entries, lost};
-use super::home::Home;
-use crate::durable::Reader;
-use crate::executor_store::{DirectoryStore, ExecutorStore as _, Found, ObjectStore as _, Tombstone};
+use super::super::{ProcessShared, entries, lost};
+use super::home::VolumeDirectory;
+use crate::durable::FileAccess;
+use crate::executor_store::{
+    DirectoryStore, ExecutorStore as _, ObjectStore as _, TombstoneFile, VolumeLookup,
+};
 
 /// Returns the path of a volume's content if the volume may be used, else the reason.
 pub(in super::super) fn place(volumes: &Path, volume: VolumeId) -> Result<PathBuf, String> {
-    let home = Home::of(volumes, volume);
+    let home = VolumeDirectory::of(volumes, volume);
     let is_here = match home.look() {
-        Ok(Found::Ours(kept)) if kept.is_up() => home.has_data(),
-        Ok(Found::Ours(_) | Found::Nothing) => Ok(false),
-        Ok(Found::Foreign(why)) => return Err(format!("volume {volume} is not here: {why}")),
+        Ok(VolumeLookup::Ours(kept)) if kept.is_up() => home.has_data(),
+        Ok(VolumeLookup::Ours(_) | VolumeLookup::Nothing) => Ok(false),
+        Ok(VolumeLookup::Foreign(why)) => return Err(format!("volume {volume} is not here: {why}")),
         Err(error) => Err(error),
     };
     match is_here {
@@ -39,17 +41,21 @@ pub(in super::super) fn place(volumes: &Path, volume: VolumeId) -> Result<PathBu
 }
 
 /// Whether the spec mounts any volume.
-pub(in super::super) fn mounts_any(spec: &RunSpec) -> bool {
+pub(in super::super) fn mounts_any(spec: &IncarnationSpec) -> bool {
     spec.payloads.iter().any(|payload| !payload.mounts.is_empty())
 }
 
 /// Checks that an incarnation may use each volume that it mounts: the volume exists, and has no other user.
 /// An orphan unknown to the decider may be one. Fails with `TimedOut` if a process cannot be read.
-pub(in super::super) fn check(shared: &Shared, spec: &RunSpec, of: IncarnationId) -> io::Result<()> {
+pub(in super::super) fn check(
+    shared: &ProcessShared,
+    spec: &IncarnationSpec,
+    of: IncarnationId,
+) -> io::Result<()> {
     let volumes = shared.volumes();
     let mounts = spec.payloads.iter().flat_map(|payload| &payload.mounts);
     let mounted: BTreeMap<_, _> =
-        mounts.map(|mount| (mount.volume, Home::of(&volumes, mount.volume))).collect();
+        mounts.map(|mount| (mount.volume, VolumeDirectory::of(&volumes, mount.volume))).collect();
     for volume in mounted.keys() {
         place(&volumes, *volume).map_err(io::Error::other)?;
     }
@@ -65,8 +71,8 @@ pub(in super::super) fn check(shared: &Shared, spec: &RunSpec, of: IncarnationId
 /// Returns a user or possible user of one of the volumes, except `besides`: an incarnation that has not
 /// ended, or a remaining process of one. One search is for all volumes, as a host may have many processes.
 pub(super) fn user(
-    shared: &Shared,
-    homes: &BTreeMap<VolumeId, Home>,
+    shared: &ProcessShared,
+    homes: &BTreeMap<VolumeId, VolumeDirectory>,
     besides: Option<IncarnationId>,
 ) -> io::Result<Option<(VolumeId, String)>> {
     let nodes = shared.root.join("nodes");
@@ -78,8 +84,8 @@ pub(super) fn user(
         let Some(ObjectId::Incarnation(id)) = id else { continue };
         // The volumes of other incarnations are unknown: the control group shows whether anything of them
         // lives.
-        let Ok(Found::Ours(wanted)) = path.look::<Wanted>(id.into()) else { continue };
-        let folder = Folder::at(path);
+        let Ok(VolumeLookup::Ours(wanted)) = path.look::<SpecFile>(id.into()) else { continue };
+        let folder = IncarnationDirectory::at(path);
         kept.insert(id);
         if !mounts(&wanted).any(|volume| homes.contains_key(&volume)) {
             bystanders.push(folder);
@@ -98,9 +104,9 @@ pub(super) fn user(
     // Processes of an incarnation whose directory was lost, or whose records are unreadable.
     let mut data = Vec::new();
     for (volume, home) in homes {
-        data.push((*volume, home.data(), Place::of(&home.data())?));
+        data.push((*volume, home.data(), FileId::of(&home.data())?));
     }
-    let all: BTreeMap<u32, Stat> = Stat::shown()?.into_iter().map(|stat| (stat.pid, stat)).collect();
+    let all: BTreeMap<u32, ProcStat> = ProcStat::shown()?.into_iter().map(|stat| (stat.pid, stat)).collect();
     let (mut environments, mut unread) = (EnvironmentReader::new(), Vec::new());
     for stat in all.values().filter(|stat| !stat.is_dead()) {
         let environment = match environments.read(stat) {
@@ -122,7 +128,7 @@ pub(super) fn user(
     }
     // A process of an incarnation that mounts none of the volumes uses none of them.
     let known = proof::recorded(bystanders.into_iter(), &shared.boot.id, identity::pid_namespace()?);
-    let belongs = |stat: &Stat| {
+    let belongs = |stat: &ProcStat| {
         let chain = std::iter::successors(Some(stat), |stat| all.get(&stat.parent));
         // No chain is longer than the number of processes.
         chain.take(all.len()).any(|stat| known.contains(&(stat.pid, stat.start_time)))
@@ -131,27 +137,28 @@ pub(super) fn user(
 }
 
 /// Returns the volumes that an incarnation mounts.
-fn mounts(wanted: &Wanted) -> impl Iterator<Item = VolumeId> {
+fn mounts(wanted: &SpecFile) -> impl Iterator<Item = VolumeId> {
     let payloads = wanted.spec.iter().flat_map(|spec| &spec.payloads);
     payloads.flat_map(|payload| &payload.mounts).map(|mount| mount.volume)
 }
 
-fn uses(folder: &Folder, wanted: &Wanted, volume: VolumeId) -> bool {
+fn uses(folder: &IncarnationDirectory, wanted: &SpecFile, volume: VolumeId) -> bool {
     if !mounts(wanted).any(|mounted| mounted == volume) {
         return false;
     }
     // An unreadable record may be that of a running incarnation.
-    let is_over = matches!(folder.read::<Record>(Reader::Another), Ok(Some(record)) if record.is_over());
-    let tombstone = folder.read::<Tombstone>(Reader::Another);
+    let is_over =
+        matches!(folder.read::<ProcessesFile>(FileAccess::Another), Ok(Some(record)) if record.is_over());
+    let tombstone = folder.read::<TombstoneFile>(FileAccess::Another);
     let is_buried = matches!(tombstone, Ok(Some(tombstone)) if tombstone.covers(&wanted.order));
     !is_over && !is_buried
 }
 
 /// Whether a process with this environment was given the volume, by whatever path. A path that ends in other
 /// names is not resolved: its file system might not answer.
-fn is_given(environment: &[u8], data: &Path, place: Option<Place>) -> bool {
+fn is_given(environment: &[u8], data: &Path, place: Option<FileId>) -> bool {
     let name = |path: &Path| Some((path.parent()?.file_name()?.to_owned(), path.file_name()?.to_owned()));
-    let is_same = |path: &Path| place.is_some() && Place::of(path).ok().flatten() == place;
+    let is_same = |path: &Path| place.is_some() && FileId::of(path).ok().flatten() == place;
     let is_volume = |path: &Path| path == data || (name(path) == name(data) && is_same(path));
     environment.split(|byte| *byte == 0).any(|entry| {
         let value = entry.strip_prefix(VOLUME_VARIABLE.as_bytes()).and_then(|rest| {

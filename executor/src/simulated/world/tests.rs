@@ -1,17 +1,19 @@
-use chancery_events::fact::Effect;
+use chancery_events::fact::CommandEffect;
 use chancery_events::id::{Lineage, Position};
-use chancery_events::protocol::{Mount, RunPayload, RunSpec, Standing, VolumeSpec};
-use chancery_events::spec::Restart;
+use chancery_events::protocol::{
+    CommandStatus, IncarnationPayload, IncarnationSpec, VolumeMount, VolumeSpec,
+};
+use chancery_events::spec::RestartPolicy;
 
-use super::super::Which;
+use super::super::FaultTarget;
 use super::*;
 
 fn id() -> IncarnationId {
     IncarnationId::issue(Lineage::from_random(42), Position::FIRST)
 }
 
-fn spec(processes: u16, simulate: &str) -> RunSpec {
-    let mut payload = RunPayload {
+fn spec(processes: u16, simulate: &str) -> IncarnationSpec {
+    let mut payload = IncarnationPayload {
         name: "web".parse().unwrap(),
         processes,
         memory: None,
@@ -25,44 +27,50 @@ fn spec(processes: u16, simulate: &str) -> RunSpec {
     if !simulate.is_empty() {
         payload.coordinates.insert("simulate".parse().unwrap(), simulate.to_owned());
     }
-    RunSpec {
+    IncarnationSpec {
         replica: "web-1".parse().unwrap(),
         plan: "web".parse().unwrap(),
         node: "n1".parse().unwrap(),
-        restart: Restart::BestEffort,
+        restart: RestartPolicy::BestEffort,
         labels: Box::default(),
         payloads: vec![payload],
     }
 }
 
-fn order(world: &mut World, revision: u32, attempt: u32, effect: Effect, spec: &RunSpec) -> Told {
+fn order(
+    world: &mut SimulatedWorld,
+    revision: u32,
+    attempt: u32,
+    effect: CommandEffect,
+    spec: &IncarnationSpec,
+) -> StatusUpdate {
     let (object, grace, spec) = (id().into(), Duration::ZERO, spec.clone().into());
-    let standing = Standing::Open;
+    let standing = CommandStatus::Open;
     world.carry_out(&Command { object, revision, attempt, effect, standing, grace, spec })
 }
 
-fn ensure(world: &mut World, revision: u32, spec: &RunSpec) -> Told {
-    order(world, revision, 1, Effect::Ensure, spec)
+fn ensure(world: &mut SimulatedWorld, revision: u32, spec: &IncarnationSpec) -> StatusUpdate {
+    order(world, revision, 1, CommandEffect::Ensure, spec)
 }
 
 /// Revision, name of the observed state, and number of processes.
 type Word = (u32, &'static str, usize);
 
-fn word(told: &Told) -> Word {
-    let (Told::Change(report) | Told::ListOnly(report)) = told;
+fn word(told: &StatusUpdate) -> Word {
+    let (StatusUpdate::Change(report) | StatusUpdate::ListOnly(report)) = told;
     let (word, count) = match &report.saw {
-        Saw::Ensured { processes } => ("ensured", processes.len()),
-        Saw::Ready { processes } => ("ready", processes.len()),
-        Saw::NotReady { processes } => ("not ready", processes.len()),
-        Saw::Ended { processes, .. } => ("ended", processes.len()),
-        Saw::Failed { hope: Hope::Retry, .. } => ("retry", 0),
-        Saw::Failed { hope: Hope::Never, .. } => ("never", 0),
-        Saw::Gone => ("gone", 0),
+        ObservedState::Ensured { processes } => ("ensured", processes.len()),
+        ObservedState::Ready { processes } => ("ready", processes.len()),
+        ObservedState::NotReady { processes } => ("not ready", processes.len()),
+        ObservedState::Ended { processes, .. } => ("ended", processes.len()),
+        ObservedState::Failed { hope: RetryClass::Retry, .. } => ("retry", 0),
+        ObservedState::Failed { hope: RetryClass::Never, .. } => ("never", 0),
+        ObservedState::Gone => ("gone", 0),
     };
     (report.revision, word, count)
 }
 
-fn words(told: &[Told]) -> Vec<Word> {
+fn words(told: &[StatusUpdate]) -> Vec<Word> {
     told.iter().map(word).collect()
 }
 
@@ -72,11 +80,11 @@ const fn ms(millis: u64) -> Duration {
 
 #[test]
 fn a_change_takes_its_time_and_what_ran_before_is_there_until_it_is_made() {
-    let mut world = World::new(Faults::default());
+    let mut world = SimulatedWorld::new(FaultRules::default());
     assert_eq!(word(&ensure(&mut world, 1, &spec(1, ""))), (1, "ready", 1));
     let to = spec(3, "delay:50ms");
     let begun = ensure(&mut world, 2, &to);
-    assert!(matches!(begun, Told::ListOnly(_)), "there is no outcome yet");
+    assert!(matches!(begun, StatusUpdate::ListOnly(_)), "there is no outcome yet");
     assert_eq!((word(&begun), world.running(id())), ((1, "not ready", 1), 1));
     // A restarted executor finds the same world halfway, and its decider repeats the commands.
     for revision in [2, 1] {
@@ -87,7 +95,7 @@ fn a_change_takes_its_time_and_what_ran_before_is_there_until_it_is_made() {
     assert_eq!((world.running(id()), world.starts(), world.changes()), (3, 1, 1));
     assert_eq!(word(&ensure(&mut world, 2, &to)), (2, "ready", 3));
     assert_eq!(world.changes(), 1, "twice the same order is one change");
-    let stopped = order(&mut world, 3, 1, Effect::Stop, &to);
+    let stopped = order(&mut world, 3, 1, CommandEffect::Stop, &to);
     assert_eq!(word(&stopped), (3, "ended", 3), "what ends is what it was changed to");
 }
 
@@ -103,10 +111,10 @@ fn a_change_misbehaves_as_a_start_does() {
         ("nonsense", &[(2, "never", 0), (2, "never", 0)], "it cannot be read"),
     ];
     for (simulate, then, because) in cases {
-        let mut world = World::new(Faults::default());
+        let mut world = SimulatedWorld::new(FaultRules::default());
         ensure(&mut world, 1, &spec(1, ""));
         let attempts =
-            [1, 2].map(|attempt| order(&mut world, 2, attempt, Effect::Ensure, &spec(2, simulate)));
+            [1, 2].map(|attempt| order(&mut world, 2, attempt, CommandEffect::Ensure, &spec(2, simulate)));
         assert_eq!(words(&attempts), then, "{simulate}: {because}");
         let failed = matches!(simulate, "fail" | "nonsense");
         assert_eq!(world.running(id()), if failed { 1 } else { 2 }, "{simulate}");
@@ -128,7 +136,7 @@ fn what_runs_may_end_by_itself_before_during_and_after_a_change() {
         ("delay:200ms", &[(2, "ready", 2)], "what it was does not end what it is"),
     ];
     for (simulate, then, because) in cases {
-        let mut world = World::new(Faults::default());
+        let mut world = SimulatedWorld::new(FaultRules::default());
         ensure(&mut world, 1, &spec(1, "crash:3@1s"));
         world.advance(ms(100));
         ensure(&mut world, 2, &spec(2, simulate));
@@ -142,26 +150,26 @@ fn what_runs_may_end_by_itself_before_during_and_after_a_change() {
 
 #[test]
 fn another_order_in_the_middle_of_a_change_takes_its_place() {
-    let cases: [(Effect, u16, &[Word], &str); 4] = [
-        (Effect::Ensure, 4, &[(3, "ready", 4)], "yet another spec"),
-        (Effect::Ensure, 1, &[(3, "ready", 1)], "back to what it was"),
-        (Effect::Stop, 2, &[(3, "ended", 1)], "what ran is ended"),
-        (Effect::Kill, 2, &[(3, "ended", 1)], "what ran is ended"),
+    let cases: [(CommandEffect, u16, &[Word], &str); 4] = [
+        (CommandEffect::Ensure, 4, &[(3, "ready", 4)], "yet another spec"),
+        (CommandEffect::Ensure, 1, &[(3, "ready", 1)], "back to what it was"),
+        (CommandEffect::Stop, 2, &[(3, "ended", 1)], "what ran is ended"),
+        (CommandEffect::Kill, 2, &[(3, "ended", 1)], "what ran is ended"),
     ];
     for (effect, processes, then, because) in cases {
-        let mut world = World::new(Faults::default());
+        let mut world = SimulatedWorld::new(FaultRules::default());
         ensure(&mut world, 1, &spec(1, ""));
         ensure(&mut world, 2, &spec(2, "delay:50ms"));
         let told = order(&mut world, 3, 1, effect, &spec(processes, ""));
         assert_eq!(words(&[told]), then, "{because}");
         assert_eq!((words(&world.advance(ms(100))), world.due()), (vec![], None), "{because}");
     }
-    let mut world = World::new(Faults::default());
+    let mut world = SimulatedWorld::new(FaultRules::default());
     ensure(&mut world, 1, &spec(1, ""));
     ensure(&mut world, 2, &spec(2, "delay:50ms"));
     let removed = world.remove(id(), 3);
     assert_eq!((word(&removed), world.due()), ((3, "gone", 0), None));
-    let mut world = World::new(Faults::default());
+    let mut world = SimulatedWorld::new(FaultRules::default());
     ensure(&mut world, 1, &spec(1, ""));
     ensure(&mut world, 2, &spec(2, "delay:50ms"));
     let struck = world.strike(id()).expect("it ran");
@@ -170,7 +178,7 @@ fn another_order_in_the_middle_of_a_change_takes_its_place() {
 
 #[test]
 fn what_has_not_come_up_is_started_with_the_spec_that_it_has_by_then() {
-    let mut world = World::new(Faults::default());
+    let mut world = SimulatedWorld::new(FaultRules::default());
     ensure(&mut world, 1, &spec(1, "delay:50ms"));
     assert_eq!(word(&ensure(&mut world, 2, &spec(2, ""))), (2, "ready", 2));
     assert_eq!((words(&world.advance(ms(100))), world.starts(), world.changes()), (vec![], 1, 0));
@@ -178,13 +186,13 @@ fn what_has_not_come_up_is_started_with_the_spec_that_it_has_by_then() {
 
 #[test]
 fn a_seed_draws_anew_for_each_change() {
-    let faults = Faults::default().seeded(7, 500);
+    let faults = FaultRules::default().seeded(7, 500);
     let spec = spec(1, "").into();
     let drawn: Vec<_> =
         (2..200).map(|revision| faults.of_change(id().into(), revision, &spec).unwrap()).collect();
     let fails = |hope| drawn.iter().filter(|b| b.fail.is_some_and(|(its, _)| its == hope)).count();
-    assert!(fails(Hope::Never) > 2 && fails(Hope::Retry) > 2, "a change may fail either way");
-    let well = drawn.iter().filter(|b| **b == Behaviour::default()).count();
+    assert!(fails(RetryClass::Never) > 2 && fails(RetryClass::Retry) > 2, "a change may fail either way");
+    let well = drawn.iter().filter(|b| **b == SimulatedBehaviour::default()).count();
     assert!((60..140).contains(&well), "{well} of 198 go well");
 }
 
@@ -192,16 +200,16 @@ fn disk() -> VolumeId {
     VolumeId::issue(Lineage::from_random(42), Position::FIRST)
 }
 
-fn on_disk(world: &mut World, revision: u32, attempt: u32, effect: Effect) -> Word {
+fn on_disk(world: &mut SimulatedWorld, revision: u32, attempt: u32, effect: CommandEffect) -> Word {
     let (name, node, class) = ("data".parse().unwrap(), "n1".parse().unwrap(), "disk".parse().unwrap());
     let spec = ObjectSpec::Volume(VolumeSpec { name, node, class, capacity: 1 });
-    let (object, standing, grace) = (disk().into(), Standing::Open, Duration::ZERO);
+    let (object, standing, grace) = (disk().into(), CommandStatus::Open, Duration::ZERO);
     word(&world.carry_out(&Command { object, revision, attempt, effect, standing, grace, spec }))
 }
 
-fn mounting(processes: u16, simulate: &str) -> RunSpec {
+fn mounting(processes: u16, simulate: &str) -> IncarnationSpec {
     let mut spec = spec(processes, simulate);
-    spec.payloads[0].mounts.push(Mount { path: "/data".into(), volume: disk() });
+    spec.payloads[0].mounts.push(VolumeMount { path: "/data".into(), volume: disk() });
     spec
 }
 
@@ -215,11 +223,13 @@ fn a_volume_misbehaves_by_a_rule_and_has_no_processes() {
         ("exit:0@20ms", &[(1, "ready", 0), (1, "ended", 0)], "it is lost"),
     ];
     for (text, then, because) in cases {
-        for which in [Which::Any, Which::Volume(disk()), Which::Volumes("da".into())] {
-            let behaviour = if text.is_empty() { Behaviour::default() } else { text.parse().unwrap() };
-            let rules = Faults::default().rule(Which::Replicas("data".into()), "fail".parse().unwrap());
-            let mut world = World::new(rules.rule(which, behaviour));
-            let mut told = vec![on_disk(&mut world, 1, 1, Effect::Ensure)];
+        for which in [FaultTarget::Any, FaultTarget::Volume(disk()), FaultTarget::Volumes("da".into())] {
+            let behaviour =
+                if text.is_empty() { SimulatedBehaviour::default() } else { text.parse().unwrap() };
+            let rules =
+                FaultRules::default().rule(FaultTarget::Replicas("data".into()), "fail".parse().unwrap());
+            let mut world = SimulatedWorld::new(rules.rule(which, behaviour));
+            let mut told = vec![on_disk(&mut world, 1, 1, CommandEffect::Ensure)];
             told.extend(words(&world.advance(ms(100))));
             assert_eq!(told, then, "{because}");
             assert_eq!(world.alive().count(), 0, "it is nothing that runs");
@@ -231,34 +241,34 @@ fn a_volume_misbehaves_by_a_rule_and_has_no_processes() {
 
 #[test]
 fn a_seed_delays_volumes_and_lets_them_fail_for_a_while_and_loses_none() {
-    let faults = Faults::default().seeded(7, 500);
+    let faults = FaultRules::default().seeded(7, 500);
     let (name, node, class) = ("data".parse().unwrap(), "n1".parse().unwrap(), "disk".parse().unwrap());
     let spec = ObjectSpec::Volume(VolumeSpec { name, node, class, capacity: 1 });
     let id = |position| VolumeId::issue(Lineage::from_random(42), Position::new(position)).into();
     let drawn: Vec<_> = (1..200).map(|position| faults.of(id(position), &spec).unwrap()).collect();
-    let count = |is: fn(&Behaviour) -> bool| drawn.iter().filter(|behaviour| is(behaviour)).count();
+    let count = |is: fn(&SimulatedBehaviour) -> bool| drawn.iter().filter(|behaviour| is(behaviour)).count();
     assert!(count(|b| !b.delay.is_zero()) > 2 && count(|b| b.late) > 2);
-    assert!(count(|b| b.fail.is_some_and(|(hope, _)| hope == Hope::Retry)) > 2);
-    assert_eq!(count(|b| b.fail.is_some_and(|(hope, _)| hope == Hope::Never) || b.end.is_some()), 0);
+    assert!(count(|b| b.fail.is_some_and(|(hope, _)| hope == RetryClass::Retry)) > 2);
+    assert_eq!(count(|b| b.fail.is_some_and(|(hope, _)| hope == RetryClass::Never) || b.end.is_some()), 0);
 }
 
 #[test]
 fn a_run_waits_for_its_volume_which_is_not_destroyed_before_it_is_over() {
-    let mut world = World::new(Faults::default());
+    let mut world = SimulatedWorld::new(FaultRules::default());
     assert_eq!(word(&ensure(&mut world, 1, &mounting(1, "delay:50ms"))), (1, "retry", 0), "it is not there");
-    assert_eq!((world.starts(), on_disk(&mut world, 1, 1, Effect::Ensure)), (0, (1, "ready", 0)));
+    assert_eq!((world.starts(), on_disk(&mut world, 1, 1, CommandEffect::Ensure)), (0, (1, "ready", 0)));
     assert_eq!(
-        word(&order(&mut world, 1, 2, Effect::Ensure, &mounting(1, "delay:50ms"))),
+        word(&order(&mut world, 1, 2, CommandEffect::Ensure, &mounting(1, "delay:50ms"))),
         (0, "not ready", 1)
     );
-    assert_eq!(on_disk(&mut world, 2, 1, Effect::Kill), (2, "retry", 0), "it is about to be used");
+    assert_eq!(on_disk(&mut world, 2, 1, CommandEffect::Kill), (2, "retry", 0), "it is about to be used");
     assert_eq!(words(&world.advance(ms(50))), [(1, "ready", 1)]);
-    assert_eq!(on_disk(&mut world, 2, 2, Effect::Kill), (2, "retry", 0), "it is used");
+    assert_eq!(on_disk(&mut world, 2, 2, CommandEffect::Kill), (2, "retry", 0), "it is used");
     assert_eq!(word(&world.remove(disk(), 3)), (3, "retry", 0), "also by a judgement");
     ensure(&mut world, 2, &spec(1, "delay:50ms"));
-    assert_eq!(on_disk(&mut world, 3, 1, Effect::Kill), (3, "retry", 0), "until it is changed");
+    assert_eq!(on_disk(&mut world, 3, 1, CommandEffect::Kill), (3, "retry", 0), "until it is changed");
     world.advance(ms(100));
-    assert_eq!(on_disk(&mut world, 3, 2, Effect::Kill), (3, "gone", 0));
+    assert_eq!(on_disk(&mut world, 3, 2, CommandEffect::Kill), (3, "gone", 0));
     assert_eq!(
         word(&ensure(&mut world, 3, &mounting(1, ""))),
         (3, "retry", 0),
@@ -270,14 +280,14 @@ fn a_run_waits_for_its_volume_which_is_not_destroyed_before_it_is_over() {
 
 #[test]
 fn the_next_executor_finds_what_is_recorded_and_not_there() {
-    let mut world = World::new(Faults::default());
+    let mut world = SimulatedWorld::new(FaultRules::default());
     ensure(&mut world, 1, &spec(1, ""));
-    assert_eq!(word(&order(&mut world, 2, 1, Effect::Kill, &spec(1, ""))), (2, "ended", 1));
-    on_disk(&mut world, 3, 1, Effect::Kill);
+    assert_eq!(word(&order(&mut world, 2, 1, CommandEffect::Kill, &spec(1, ""))), (2, "ended", 1));
+    on_disk(&mut world, 3, 1, CommandEffect::Kill);
     // The world loses its memory; its store stays.
     world.items.clear();
     world.read_store();
-    let told: Vec<_> = world.list().into_iter().map(|report| word(&Told::Change(report))).collect();
+    let told: Vec<_> = world.list().into_iter().map(|report| word(&StatusUpdate::Change(report))).collect();
     assert_eq!(told, [(3, "gone", 0), (1, "not ready", 0)], "a tombstone, and an order");
     assert_eq!(
         word(&ensure(&mut world, 1, &spec(1, ""))),
@@ -292,17 +302,20 @@ fn the_next_executor_finds_what_is_recorded_and_not_there() {
 
 #[test]
 fn a_lost_volume_is_not_made_again() {
-    let mut world = World::new(Faults::default());
-    on_disk(&mut world, 1, 1, Effect::Ensure);
+    let mut world = SimulatedWorld::new(FaultRules::default());
+    on_disk(&mut world, 1, 1, CommandEffect::Ensure);
     ensure(&mut world, 1, &mounting(1, ""));
     let lost = world.strike(disk()).expect("it was there");
-    let Told::Change(Report { revision: 1, saw: Saw::Ended { exit, processes }, .. }) = lost else {
+    let StatusUpdate::Change(ObjectReport {
+        revision: 1, saw: ObservedState::Ended { exit, processes }, ..
+    }) = lost
+    else {
         panic!("{lost:?}")
     };
-    assert!(matches!(exit, Exit::Failed { .. }) && processes.is_empty(), "{exit:?}");
+    assert!(matches!(exit, IncarnationExit::Failed { .. }) && processes.is_empty(), "{exit:?}");
     assert_eq!(world.running(id()), 1, "what uses it runs on");
-    assert_eq!(on_disk(&mut world, 2, 1, Effect::Ensure), (2, "ended", 0));
+    assert_eq!(on_disk(&mut world, 2, 1, CommandEffect::Ensure), (2, "ended", 0));
     assert!(world.strike(disk()).is_none() && world.volumes().count() == 0);
     world.strike(id());
-    assert_eq!(on_disk(&mut world, 3, 1, Effect::Kill), (3, "gone", 0));
+    assert_eq!(on_disk(&mut world, 3, 1, CommandEffect::Kill), (3, "gone", 0));
 }

@@ -62,7 +62,7 @@ struct RecordingFile {
     inner: Box<dyn DiskFile>,
 }
 
-impl Disk for Recording {
+impl DiskAccess for Recording {
     fn create(&self, path: &Path) -> io::Result<Box<dyn DiskFile>> {
         let inner = NoSync.create(path)?;
         let mut log = self.log.0.lock().expect("a log");
@@ -217,15 +217,15 @@ fn recorded_run(dir: &Path, records: &[Record]) -> Vec<Op> {
     let log = Log::default();
     let its_log = log.clone();
     let (to, delivered) = channel();
-    let sink: Sink = Box::new(move |delivery| {
-        if let Delivery::Records(records) = &delivery {
+    let sink: DeliverySink = Box::new(move |delivery| {
+        if let JournalDelivery::Records(records) = &delivery {
             let position = records.last().map_or(Position::ZERO, |record| record.last());
             its_log.push(Op::Acknowledged { position });
         }
         drop(to.send(delivery));
     });
     let disk = arc(Recording { log: log.clone(), known: Mutex::default() });
-    let options = Options { pause: Duration::from_millis(1), ..options(dir, 1500, 4000) };
+    let options = SegmentOptions { pause: Duration::from_millis(1), ..options(dir, 1500, 4000) };
     let (journal, _) = SegmentJournal::open_on(disk, &options, sink).expect("open");
     let mut rest = records;
     for size in [1, 1, 2, 4, 3, 1, 6].iter().cycle() {

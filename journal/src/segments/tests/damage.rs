@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use proptest::prelude::*;
 
 use super::super::catalog::file_name;
-use super::super::frame::{self, Found};
-use super::super::{Outcome, SegmentJournal, verify};
+use super::super::frame::{self, FrameLookup};
+use super::super::{SegmentJournal, VerifyOutcome, verify};
 use super::*;
 use crate::journal::Journal;
 
@@ -25,14 +25,14 @@ impl Sample {
         self.dir.path().join(file_name(Position::FIRST))
     }
 
-    fn options(&self) -> Options {
+    fn options(&self) -> SegmentOptions {
         options(self.dir.path(), SIZE, SIZE)
     }
 
     fn frames(&self) -> Vec<&[u8]> {
         let mut frames = Vec::new();
         let mut rest = &self.bytes[..];
-        while let Found::Frame(frame) = frame::find(rest) {
+        while let FrameLookup::Frame(frame) = frame::find(rest) {
             let (this, behind) = rest.split_at(frame.len());
             frames.push(this);
             rest = behind;
@@ -42,23 +42,23 @@ impl Sample {
 
     /// Replaces the file by `bytes` and opens the journal. Returns the earlier verdict, and the number of
     /// kept records.
-    fn try_with(&self, bytes: &[u8]) -> (Outcome, usize) {
+    fn try_with(&self, bytes: &[u8]) -> (VerifyOutcome, usize) {
         put(&self.file(), bytes);
         let outcome = verify(self.dir.path()).expect("readable").outcome;
         let kept = match (recover(&self.options()), &outcome) {
-            (Ok((opened, records)), Outcome::Sound | Outcome::Torn(_)) => {
-                assert_eq!(opened.cut.is_some(), outcome != Outcome::Sound, "cut loudly or not at all");
+            (Ok((opened, records)), VerifyOutcome::Sound | VerifyOutcome::Torn(_)) => {
+                assert_eq!(opened.cut.is_some(), outcome != VerifyOutcome::Sound, "cut loudly or not at all");
                 assert_prefix(&records, &self.records);
                 if let Some(cut) = opened.cut {
                     assert_eq!(cut.from, position_of(&records).plus(1));
                     fs::remove_file(cut.kept).expect("what was cut is kept");
                 }
                 let after = verify(self.dir.path()).expect("readable");
-                assert_eq!(after.outcome, Outcome::Sound);
+                assert_eq!(after.outcome, VerifyOutcome::Sound);
                 assert_eq!(after.records, records.len() as u64);
                 records.len()
             }
-            (Err(OpenError::Damaged { .. }), Outcome::Damaged(_)) => {
+            (Err(SegmentOpenError::Damaged { .. }), VerifyOutcome::Damaged(_)) => {
                 assert_eq!(fs::read(self.file()).expect("read"), bytes, "nothing was changed");
                 0
             }
@@ -110,12 +110,12 @@ fn every_flipped_bit_is_found() {
                     put(&sample.file(), &bytes);
                     let outcome = verify(sample.dir.path()).expect("readable").outcome;
                     assert_eq!(
-                        matches!(outcome, Outcome::Damaged(_)),
+                        matches!(outcome, VerifyOutcome::Damaged(_)),
                         at < named,
                         "bit {bit} of {at}: {outcome:?}"
                     );
                     assert_eq!(
-                        matches!(outcome, Outcome::Torn(_)),
+                        matches!(outcome, VerifyOutcome::Torn(_)),
                         at >= named,
                         "bit {bit} of {at}: {outcome:?}"
                     );
@@ -123,11 +123,11 @@ fn every_flipped_bit_is_found() {
                 }
                 let (outcome, kept) = sample.try_with(&bytes);
                 assert_eq!(
-                    matches!(outcome, Outcome::Damaged(_)),
+                    matches!(outcome, VerifyOutcome::Damaged(_)),
                     at < named,
                     "bit {bit} of {at}: {outcome:?}"
                 );
-                assert_ne!(outcome, Outcome::Sound);
+                assert_ne!(outcome, VerifyOutcome::Sound);
                 let last = frames.iter().take(6).sum();
                 let wanted = if at < named {
                     0
@@ -169,17 +169,17 @@ fn a_journal_goes_on_behind_a_cut_and_stale_bytes_do_not_come_back() {
     let unnamed = {
         let mut tail = Vec::new();
         for record in &sample.records[4..] {
-            frame::write(&mut tail, frame::Kind::Record, sample.records[3].last(), record.bytes());
+            frame::write(&mut tail, frame::FrameKind::Record, sample.records[3].last(), record.bytes());
         }
         tail
     };
     bytes[fifth..fifth + unnamed.len()].copy_from_slice(&unnamed);
     bytes[fifth + 100] = 0;
     let (outcome, kept) = sample.try_with(&bytes);
-    assert!(matches!(outcome, Outcome::Torn(_)), "{outcome:?}");
+    assert!(matches!(outcome, VerifyOutcome::Torn(_)), "{outcome:?}");
     assert_eq!(kept, 4);
     // A shorter record than the torn one: the old bytes after it must not follow it.
-    let mut author = Author::new(1, Some(crate::Cursor::after(&sample.records[3])));
+    let mut author = TestWriter::new(1, Some(crate::ChainCursor::after(&sample.records[3])));
     let (to, delivered) = sink();
     let (journal, _) = SegmentJournal::open(&sample.options(), to).expect("open");
     let more = author.record(1, 0);
@@ -194,17 +194,17 @@ fn a_journal_goes_on_behind_a_cut_and_stale_bytes_do_not_come_back() {
 #[test]
 fn another_fleet_and_a_newer_format_are_refused_untouched() {
     let sample = sample(&End::Closed);
-    let other = Options { fleet: "other".into(), ..sample.options() };
-    assert!(matches!(recover(&other), Err(OpenError::OtherFleet { .. })));
+    let other = SegmentOptions { fleet: "other".into(), ..sample.options() };
+    assert!(matches!(recover(&other), Err(SegmentOpenError::OtherFleet { .. })));
     // A record that continues the chain in the unnamed tail, in a format that this build does not read.
     let text = String::from_utf8(some_records(7)[6].bytes().to_vec()).expect("text");
     let newer = text.replacen("{\"chancery\":1", "{\"chancery\":2", 1);
     let used: usize = sample.frames().iter().map(|frame| frame.len()).sum();
     let mut bytes = sample.bytes[..used].to_vec();
-    frame::write(&mut bytes, frame::Kind::Record, sample.records[5].last(), newer.as_bytes());
+    frame::write(&mut bytes, frame::FrameKind::Record, sample.records[5].last(), newer.as_bytes());
     put(&sample.file(), &bytes);
-    assert!(matches!(recover(&sample.options()), Err(OpenError::Broken { .. })));
-    assert!(matches!(verify(sample.dir.path()).expect("readable").outcome, Outcome::Damaged(_)));
+    assert!(matches!(recover(&sample.options()), Err(SegmentOpenError::Broken { .. })));
+    assert!(matches!(verify(sample.dir.path()).expect("readable").outcome, VerifyOutcome::Damaged(_)));
     assert_eq!(fs::read(sample.file()).expect("read"), bytes);
 }
 
@@ -222,7 +222,7 @@ fn damage_in_an_earlier_segment_or_a_missing_one_is_refused() {
     drop(journal);
     let files: Vec<_> = super::super::catalog::list(dir.path()).expect("listed");
     assert!(files.len() > 4);
-    assert_eq!(verify(dir.path()).expect("readable").outcome, Outcome::Sound);
+    assert_eq!(verify(dir.path()).expect("readable").outcome, VerifyOutcome::Sound);
     for (_, file) in &files[..files.len() - 1] {
         refused_without(&options, file);
         let whole = fs::read(file).expect("read");
@@ -231,15 +231,15 @@ fn damage_in_an_earlier_segment_or_a_missing_one_is_refused() {
             bytes[at] ^= 0x10;
             put(file, &bytes);
             assert!(
-                matches!(recover(&options), Err(OpenError::Damaged { .. })),
+                matches!(recover(&options), Err(SegmentOpenError::Damaged { .. })),
                 "byte {at} of {}",
                 file.display()
             );
-            assert!(matches!(verify(dir.path()).expect("readable").outcome, Outcome::Damaged(_)));
+            assert!(matches!(verify(dir.path()).expect("readable").outcome, VerifyOutcome::Damaged(_)));
         }
         put(file, &whole);
     }
-    let lazy = Options { check: super::super::Check::Newest, ..options };
+    let lazy = SegmentOptions { check: super::super::OpenCheck::Newest, ..options };
     let (_, found) = recover(&lazy).expect("open");
     assert_eq!(found, records);
     let (_, file) = &files[1];
@@ -262,11 +262,11 @@ fn from(records: &[Record], position: Position) -> usize {
     records.partition_point(|record| record.last() < position)
 }
 
-fn refused_without(options: &Options, file: &Path) {
+fn refused_without(options: &SegmentOptions, file: &Path) {
     let whole = fs::read(file).expect("read");
     fs::remove_file(file).expect("removed");
-    assert!(matches!(recover(options), Err(OpenError::Damaged { .. })), "without {}", file.display());
-    assert!(matches!(verify(&options.dir).expect("readable").outcome, Outcome::Damaged(_)));
+    assert!(matches!(recover(options), Err(SegmentOpenError::Damaged { .. })), "without {}", file.display());
+    assert!(matches!(verify(&options.dir).expect("readable").outcome, VerifyOutcome::Damaged(_)));
     fs::write(file, whole).expect("written");
 }
 
@@ -304,7 +304,7 @@ fn tampered(sample: &Sample, tamperings: &[Tampering]) -> Vec<u8> {
             Tampering::InsertNoise(at, noise) => frames.insert(at % (len + 1), noise.clone()),
             Tampering::InsertMarker(at, named) => {
                 let mut marker = Vec::new();
-                frame::write(&mut marker, frame::Kind::Marker, Position::new(*named), &[]);
+                frame::write(&mut marker, frame::FrameKind::Marker, Position::new(*named), &[]);
                 frames.insert(at % (len + 1), marker);
             }
         }
@@ -323,15 +323,15 @@ fn every_swapped_repeated_or_missing_frame_is_found_or_cut() {
             for b in 0..count {
                 if a != b {
                     let (outcome, _) = sample.try_with(&tampered(&sample, &[Tampering::Swap(a, b)]));
-                    assert_ne!(outcome, Outcome::Sound, "frames {a} and {b} swapped");
+                    assert_ne!(outcome, VerifyOutcome::Sound, "frames {a} and {b} swapped");
                 }
                 let (outcome, _) = sample.try_with(&tampered(&sample, &[Tampering::Repeat(a, b)]));
-                assert_ne!(outcome, Outcome::Sound, "frame {a} repeated before {b}");
+                assert_ne!(outcome, VerifyOutcome::Sound, "frame {a} repeated before {b}");
             }
             let (outcome, kept) = sample.try_with(&tampered(&sample, &[Tampering::Remove(a)]));
             // A clean cut at the end leaves no trace in the bytes.
-            assert_eq!(outcome == Outcome::Sound, a + 1 == count, "frame {a} removed");
-            assert!(outcome != Outcome::Sound || kept == a.min(6));
+            assert_eq!(outcome == VerifyOutcome::Sound, a + 1 == count, "frame {a} removed");
+            assert!(outcome != VerifyOutcome::Sound || kept == a.min(6));
         }
     }
 }

@@ -4,9 +4,9 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex};
 
 use super::super::catalog::list;
-use super::super::{Outcome, SegmentJournal, verify};
+use super::super::{SegmentJournal, VerifyOutcome, verify};
 use super::*;
-use crate::chain::Cursor;
+use crate::chain::ChainCursor;
 use crate::journal::{AppendError, CloseError, Journal};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -34,7 +34,7 @@ struct FailingDisk(Arc<Failing>);
 
 struct FailingFile(Arc<Failing>, Box<dyn DiskFile>);
 
-impl Disk for FailingDisk {
+impl DiskAccess for FailingDisk {
     fn create(&self, path: &Path) -> io::Result<Box<dyn DiskFile>> {
         Ok(Box::new(FailingFile(self.0.clone(), FileSystem.create(path)?)))
     }
@@ -90,14 +90,14 @@ fn a_disk_that_refuses_stops_everything_and_loses_nothing_that_was_acknowledged(
             assert!(found.len() >= acknowledged.len(), "{fault:?} after {passes}");
             assert_prefix(&acknowledged, &found);
             assert_prefix(&found, &some_records(40));
-            assert_eq!(verify(dir.path()).expect("readable").outcome, Outcome::Sound);
+            assert_eq!(verify(dir.path()).expect("readable").outcome, VerifyOutcome::Sound);
         }
     }
 }
 
 type Append = fn(&SegmentJournal, Record) -> Result<(), AppendError>;
 
-fn play(options: &Options, failing: &Arc<Failing>, append: Append) -> (Vec<Record>, usize) {
+fn play(options: &SegmentOptions, failing: &Arc<Failing>, append: Append) -> (Vec<Record>, usize) {
     let (to, delivered) = sink();
     let disk = arc(FailingDisk(failing.clone()));
     let (journal, _) = SegmentJournal::open_on(disk, options, to).expect("open");
@@ -107,10 +107,10 @@ fn play(options: &Options, failing: &Arc<Failing>, append: Append) -> (Vec<Recor
             break;
         }
         match delivered.recv_timeout(Duration::from_secs(20)) {
-            Ok(Delivery::Records(records)) => {
+            Ok(JournalDelivery::Records(records)) => {
                 acknowledged.extend(records.iter().map(|one| Record::clone(one)));
             }
-            Ok(Delivery::Stopped(error)) => {
+            Ok(JournalDelivery::Stopped(error)) => {
                 let text = error.to_string();
                 assert!(text.contains(&options.dir.display().to_string()), "it says where: {text}");
                 was_told += 1;
@@ -146,7 +146,7 @@ impl ScarceDisk {
     }
 }
 
-impl Disk for ScarceDisk {
+impl DiskAccess for ScarceDisk {
     fn create(&self, path: &Path) -> io::Result<Box<dyn DiskFile>> {
         self.open_one()?;
         FileSystem.create(path)
@@ -195,11 +195,11 @@ fn a_moment_without_descriptors_holds_the_journal_up_and_does_not_end_it() {
 #[test]
 fn a_full_queue_says_so_and_takes_more_later() {
     let dir = tempfile::tempdir().expect("a folder");
-    let bounds = super::super::Bounds { records: 3, bytes: 1 << 20 };
-    let options = Options { queue: bounds, ..options(dir.path(), 1 << 16, 1 << 16) };
+    let bounds = super::super::QueueBounds { records: 3, bytes: 1 << 20 };
+    let options = SegmentOptions { queue: bounds, ..options(dir.path(), 1 << 16, 1 << 16) };
     let gate = Arc::new(Mutex::new(()));
     let (its_gate, (to, delivered)) = (gate.clone(), channel());
-    let sink: Sink = Box::new(move |delivery| {
+    let sink: DeliverySink = Box::new(move |delivery| {
         drop(its_gate.lock());
         drop(to.send(delivery));
     });
@@ -236,7 +236,7 @@ fn an_appender_that_writes_waits_for_the_disk_and_wakes_nobody() {
     let dir = tempfile::tempdir().expect("a folder");
     let options = options(dir.path(), 1 << 16, 1 << 16);
     let (to, delivered) = channel();
-    let sink: Sink = Box::new(move |_| to.send(std::thread::current().id()).expect("heard"));
+    let sink: DeliverySink = Box::new(move |_| to.send(std::thread::current().id()).expect("heard"));
     let (journal, _) = SegmentJournal::open(&options, sink).expect("open");
     for record in some_records(9) {
         let last = record.last();
@@ -283,7 +283,7 @@ struct SlowDisk(Arc<Slow>);
 
 struct SlowFile(Arc<Slow>, Box<dyn DiskFile>);
 
-impl Disk for SlowDisk {
+impl DiskAccess for SlowDisk {
     fn create(&self, path: &Path) -> io::Result<Box<dyn DiskFile>> {
         Ok(Box::new(SlowFile(self.0.clone(), FileSystem.create(path)?)))
     }
@@ -335,7 +335,7 @@ fn a_slow_disk_holds_up_deliveries_but_neither_appenders_nor_readers() {
                 append(&journal, record.clone()).expect("queued although the disk is slow");
             }
             assert!(delivered.try_recv().is_err(), "nothing is delivered before its sync");
-            assert_eq!(journal.head(), Some(Cursor::after(&records[0])));
+            assert_eq!(journal.head(), Some(ChainCursor::after(&records[0])));
             let source = journal.source();
             assert_eq!(source.records(Position::FIRST).expect("readable").count(), 1);
             slow.open();
@@ -350,7 +350,8 @@ fn a_slow_disk_holds_up_deliveries_but_neither_appenders_nor_readers() {
 fn whoever_writes_records_stay_in_order_and_all_arrive() {
     let dir = tempfile::tempdir().expect("a folder");
     // Markers, segments that end, and both ways to append, all concurrently.
-    let options = Options { pause: Duration::from_micros(50), ..options(dir.path(), 4 << 10, 16 << 10) };
+    let options =
+        SegmentOptions { pause: Duration::from_micros(50), ..options(dir.path(), 4 << 10, 16 << 10) };
     let records = some_records(600);
     let (to, delivered) = sink();
     let (journal, _) = SegmentJournal::open(&options, to).expect("open");
@@ -362,20 +363,20 @@ fn whoever_writes_records_stay_in_order_and_all_arrive() {
     let arrived: Vec<Record> = delivered
         .iter()
         .flat_map(|delivery| match delivery {
-            Delivery::Records(records) => records,
+            JournalDelivery::Records(records) => records,
             other => panic!("not {other:?}"),
         })
         .map(|record| Record::clone(&record))
         .collect();
     assert_eq!(arrived, records);
     assert_eq!(recover(&options).expect("open").1, records);
-    assert_eq!(verify(dir.path()).expect("readable").outcome, Outcome::Sound);
+    assert_eq!(verify(dir.path()).expect("readable").outcome, VerifyOutcome::Sound);
 }
 
 #[test]
 fn what_was_written_by_an_appender_is_named_after_a_pause() {
     let dir = tempfile::tempdir().expect("a folder");
-    let options = Options { pause: Duration::from_millis(1), ..options(dir.path(), 1 << 16, 1 << 16) };
+    let options = SegmentOptions { pause: Duration::from_millis(1), ..options(dir.path(), 1 << 16, 1 << 16) };
     let (journal, _) = SegmentJournal::open(&options, sink().0).expect("open");
     for record in some_records(3) {
         let last = record.last();
@@ -405,7 +406,7 @@ fn one_process_has_the_folder_and_the_next_is_told_which() {
 #[test]
 fn segments_grow_and_an_idle_journal_is_named_to_its_end() {
     let dir = tempfile::tempdir().expect("a folder");
-    let options = Options { pause: Duration::from_millis(1), ..options(dir.path(), 1024, 16 << 10) };
+    let options = SegmentOptions { pause: Duration::from_millis(1), ..options(dir.path(), 1024, 16 << 10) };
     let records = some_records(300);
     let (to, delivered) = sink();
     let (journal, _) = SegmentJournal::open(&options, to).expect("open");

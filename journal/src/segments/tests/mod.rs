@@ -16,20 +16,20 @@ use std::time::Duration;
 use chancery_events::id::Position;
 use chancery_events::record::Record;
 
-use super::open::{OpenError, Opened, Ready, open};
+use super::open::{OpenedSegments, SegmentOpenError, SegmentParts, open};
 use super::reader::SegmentSource;
-use super::{Disk, DiskFile, FileSystem, Options};
-use crate::conformance::{Author, FLEET};
-use crate::journal::{Delivery, Sink, Source};
+use super::{DiskAccess, DiskFile, FileSystem, SegmentOptions};
+use crate::conformance::{FLEET, TestWriter};
+use crate::journal::{DeliverySink, JournalDelivery, JournalReader};
 
 /// Only a final marker, so that the bytes are the same every time.
 const NEVER: Duration = Duration::from_hours(1);
 
-fn options(dir: &Path, first_segment: u64, largest_segment: u64) -> Options {
-    Options { first_segment, largest_segment, pause: NEVER, ..Options::new(dir, FLEET) }
+fn options(dir: &Path, first_segment: u64, largest_segment: u64) -> SegmentOptions {
+    SegmentOptions { first_segment, largest_segment, pause: NEVER, ..SegmentOptions::new(dir, FLEET) }
 }
 
-fn sink() -> (Sink, Receiver<Delivery>) {
+fn sink() -> (DeliverySink, Receiver<JournalDelivery>) {
     let (to, delivered) = channel();
     (Box::new(move |delivery| drop(to.send(delivery))), delivered)
 }
@@ -39,7 +39,7 @@ struct NoSync;
 
 struct NoSyncFile(Box<dyn DiskFile>);
 
-impl Disk for NoSync {
+impl DiskAccess for NoSync {
     fn create(&self, path: &Path) -> io::Result<Box<dyn DiskFile>> {
         Ok(Box::new(NoSyncFile(FileSystem.create(path)?)))
     }
@@ -67,29 +67,29 @@ impl DiskFile for NoSyncFile {
 }
 
 /// Opens without lock and thread, and reads everything.
-fn recover(options: &Options) -> Result<(Opened, Vec<Record>), OpenError> {
-    let Ready { opened, catalog, .. } = open(options, &NoSync)?;
+fn recover(options: &SegmentOptions) -> Result<(OpenedSegments, Vec<Record>), SegmentOpenError> {
+    let SegmentParts { opened, catalog, .. } = open(options, &NoSync)?;
     let records = SegmentSource(catalog).records(Position::ZERO).expect("readable");
     Ok((opened, records.map(|record| Record::clone(&record.expect("a record"))).collect()))
 }
 
 /// Creates a genesis and `count - 1` further records, of one to three events.
 fn some_records(count: usize) -> Vec<Record> {
-    let mut author = Author::new(1, None);
+    let mut author = TestWriter::new(1, None);
     let mut records = vec![author.genesis()];
     records.extend((1..count).map(|at| author.record(1 + at % 3, 5)));
     records
 }
 
-fn wait_for(delivered: &Receiver<Delivery>, last: &Record) {
+fn wait_for(delivered: &Receiver<JournalDelivery>, last: &Record) {
     loop {
         match delivered.recv_timeout(Duration::from_secs(20)) {
-            Ok(Delivery::Records(records))
+            Ok(JournalDelivery::Records(records))
                 if records.last().map(|record| record.hash()) == Some(last.hash()) =>
             {
                 return;
             }
-            Ok(Delivery::Records(_)) => {}
+            Ok(JournalDelivery::Records(_)) => {}
             other => panic!("wanted {last:?}, not {other:?}"),
         }
     }
@@ -118,6 +118,6 @@ fn assert_prefix(found: &[Record], all: &[Record]) {
     assert!(all.starts_with(found), "what is there is what was written, in order, up to some point");
 }
 
-fn arc<T: Disk + 'static>(disk: T) -> Arc<dyn Disk> {
+fn arc<T: DiskAccess + 'static>(disk: T) -> Arc<dyn DiskAccess> {
     Arc::new(disk)
 }

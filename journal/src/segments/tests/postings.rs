@@ -9,12 +9,12 @@ use chancery_events::subject::Subject;
 use proptest::prelude::*;
 
 use super::super::catalog::{file_name, list, lock};
-use super::super::postings::{Key, Postings, left_over, path, write};
-use super::super::shelf::Shelf;
-use super::super::{Against, SegmentJournal, verify};
+use super::super::postings::{SegmentPostings, SubjectKey, left_over, path, write};
+use super::super::shelf::PostingsCache;
+use super::super::{OpenEvidence, SegmentJournal, verify};
 use super::*;
 use crate::journal::Journal;
-use crate::witness::Weight;
+use crate::witness::WitnessCheck;
 
 fn subject(name: u8) -> Subject {
     format!("replica/thing-{name}").parse().expect("a subject")
@@ -30,7 +30,7 @@ fn line(name: u8) -> String {
 }
 
 fn records(names: &[Vec<u8>]) -> Vec<Record> {
-    let mut author = Author::new(1, None);
+    let mut author = TestWriter::new(1, None);
     let mut records = vec![author.genesis()];
     records.extend(names.iter().map(|names| {
         let lines: Vec<_> = names.iter().map(|name| line(*name)).collect();
@@ -54,7 +54,7 @@ fn naive(records: &[Record], subject: &Subject, from: Position) -> Vec<Position>
     records.iter().filter(|record| is_about(record, subject, from)).map(Record::first).collect()
 }
 
-fn about(source: &dyn Source, subject: &Subject, from: Position) -> Vec<Position> {
+fn about(source: &dyn JournalReader, subject: &Subject, from: Position) -> Vec<Position> {
     let found = source.records_about(subject, from).expect("readable");
     found.map(|record| record.expect("a record").first()).collect()
 }
@@ -72,7 +72,7 @@ fn subjects(records: &[Record]) -> BTreeSet<Subject> {
     all
 }
 
-fn same_as_a_scan(source: &dyn Source, records: &[Record]) {
+fn same_as_a_scan(source: &dyn JournalReader, records: &[Record]) {
     let end = position_of(records).get() + 2;
     for subject in subjects(records) {
         for from in (0..end).step_by(13) {
@@ -105,9 +105,9 @@ fn until(what: &str, is_so: impl Fn() -> bool) {
 fn shelf(journal: &SegmentJournal) -> &'static str {
     let segment = journal.catalog.holding(Position::FIRST).expect("a segment");
     match &*lock(&segment.shelf) {
-        Shelf::Unknown => "unknown",
-        Shelf::Filed(_) => "filed",
-        Shelf::Growing(..) => "in memory",
+        PostingsCache::Unknown => "unknown",
+        PostingsCache::Filed(_) => "filed",
+        PostingsCache::Growing(..) => "in memory",
     }
 }
 
@@ -123,7 +123,7 @@ fn some_from(start: usize) -> Vec<Record> {
 }
 
 /// Creates a journal of several closed segments, all filed, with an open one.
-fn filed(records: &[Record]) -> (tempfile::TempDir, Options, Vec<PathBuf>) {
+fn filed(records: &[Record]) -> (tempfile::TempDir, SegmentOptions, Vec<PathBuf>) {
     let dir = tempfile::tempdir().expect("a folder");
     let options = options(dir.path(), 2000, 4000);
     let (to, delivered) = sink();
@@ -138,7 +138,7 @@ fn filed(records: &[Record]) -> (tempfile::TempDir, Options, Vec<PathBuf>) {
     (dir, options, files)
 }
 
-fn opened(options: &Options) -> SegmentJournal {
+fn opened(options: &SegmentOptions) -> SegmentJournal {
     SegmentJournal::open_on(arc(NoSync), options, sink().0).expect("open").0
 }
 
@@ -221,14 +221,15 @@ fn a_file_of_another_segment_or_with_lies_in_it_changes_no_answer() {
     let segment = dir.path().join(file_name(Position::FIRST));
     // The head is that of the right file, so that only the places are wrong.
     let honest = fs::read(&files[0]).expect("read");
-    let mut lies = Postings::default();
+    let mut lies = SegmentPostings::default();
     let end = u64::from_le_bytes(honest[24..32].try_into().expect("eight"));
     let last = u64::from_le_bytes(honest[32..40].try_into().expect("eight"));
     let in_it: Vec<_> = records.iter().take_while(|record| record.last() < first_of_next(&dir)).collect();
     for record in &in_it {
         lies.note(record, last);
     }
-    let of = (2..11).map(subject).find(|of| !lies.find(Key::of(of)).is_empty()).expect("it is about some");
+    let of =
+        (2..11).map(subject).find(|of| !lies.find(SubjectKey::of(of)).is_empty()).expect("it is about some");
     let lies = lies.encode(Position::FIRST, end).expect("a file");
     for bytes in [lies, fs::read(&files[1]).expect("read")] {
         write(&segment, &bytes).expect("written");
@@ -239,7 +240,7 @@ fn a_file_of_another_segment_or_with_lies_in_it_changes_no_answer() {
         until("the file is made anew", || fs::read(&files[0]).ok().as_ref() == Some(&honest));
         until("memory is given back", || shelf(&journal) == "filed");
     }
-    assert_eq!(verify(dir.path()).expect("readable").outcome, super::super::Outcome::Sound);
+    assert_eq!(verify(dir.path()).expect("readable").outcome, super::super::VerifyOutcome::Sound);
 }
 
 #[test]
@@ -264,8 +265,10 @@ fn what_cannot_be_filed_is_not_kept_in_memory_and_is_filed_once_it_can_be() {
 fn a_file_beside_a_last_segment_of_another_history_refuses_it() {
     let (_dir, _, files) = filed(&some());
     let dir = tempfile::tempdir().expect("a folder");
-    let options =
-        Options { against: Against::Witnesses(Vec::new()), ..options(dir.path(), 1 << 20, 1 << 20) };
+    let options = SegmentOptions {
+        against: OpenEvidence::Witnesses(Vec::new()),
+        ..options(dir.path(), 1 << 20, 1 << 20)
+    };
     let journal = opened(&options);
     let other = some_from(1);
     for record in &other {
@@ -273,10 +276,11 @@ fn a_file_beside_a_last_segment_of_another_history_refuses_it() {
     }
     journal.close().expect("closed");
     fs::copy(&files[0], path(&dir.path().join(file_name(Position::FIRST)))).expect("copied");
-    let Err(OpenError::Short { loss, .. }) = SegmentJournal::open_on(arc(NoSync), &options, sink().0) else {
+    let Err(SegmentOpenError::Short { loss, .. }) = SegmentJournal::open_on(arc(NoSync), &options, sink().0)
+    else {
         panic!("it holds another record where the first segment of the file ended")
     };
-    assert!(loss.witnesses.iter().all(|(_, weight)| *weight == Weight::Differs), "{loss}");
+    assert!(loss.witnesses.iter().all(|(_, weight)| *weight == WitnessCheck::Differs), "{loss}");
 }
 
 #[test]

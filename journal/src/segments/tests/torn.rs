@@ -4,7 +4,7 @@ use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt as _;
 
 use super::super::catalog::{file_name, list};
-use super::super::{Check, Finding, Outcome, SegmentJournal, frame, verify};
+use super::super::{OpenCheck, SegmentJournal, VerifyFinding, VerifyOutcome, frame, verify};
 use super::*;
 use crate::journal::{Journal, ReadError};
 
@@ -48,7 +48,7 @@ fn the_last_group_torn_at_any_byte_loses_nothing_that_was_acknowledged() {
     let ends: Vec<_> = group
         .iter()
         .map(|record| {
-            frame::write(&mut tail, frame::Kind::Record, position_of(acknowledged), record.bytes());
+            frame::write(&mut tail, frame::FrameKind::Record, position_of(acknowledged), record.bytes());
             start + tail.len()
         })
         .collect();
@@ -66,12 +66,12 @@ fn the_last_group_torn_at_any_byte_loses_nothing_that_was_acknowledged() {
             assert!(kept.len() >= 4 + before, "{torn:?} from byte {at} on: {} are left", kept.len());
             let is_cut = opened.cut.as_ref().map(|cut| (cut.from, cut.offset));
             match outcome {
-                Outcome::Sound => assert_eq!(is_cut, None),
-                Outcome::Torn(Finding { position, offset, .. }) => {
+                VerifyOutcome::Sound => assert_eq!(is_cut, None),
+                VerifyOutcome::Torn(VerifyFinding { position, offset, .. }) => {
                     assert_eq!(is_cut, Some((position, offset)));
                     assert_eq!(position, position_of(&kept).plus(1));
                 }
-                Outcome::Damaged(finding) => panic!("{torn:?} from byte {at} on: {finding:?}"),
+                VerifyOutcome::Damaged(finding) => panic!("{torn:?} from byte {at} on: {finding:?}"),
             }
             if let Some(cut) = opened.cut {
                 fs::remove_file(cut.kept).expect("what was cut is kept");
@@ -99,12 +99,12 @@ fn every_flipped_bit_of_a_closed_segment_is_found_on_opening_reading_and_checkin
     let (first, file) = &files[1];
     let whole = fs::read(file).expect("read");
     let damaged = OpenOptions::new().write(true).open(file).expect("open");
-    let lazy = Options { check: Check::Newest, ..options.clone() };
+    let lazy = SegmentOptions { check: OpenCheck::Newest, ..options.clone() };
     for (at, byte) in whole.iter().enumerate() {
         for bit in 0..8 {
             damaged.write_all_at(&[byte ^ (1 << bit)], at as u64).expect("written");
             match verify(dir.path()).expect("readable").outcome {
-                Outcome::Damaged(Finding { file: found, offset, .. }) => {
+                VerifyOutcome::Damaged(VerifyFinding { file: found, offset, .. }) => {
                     assert!(
                         found == *file && offset <= at as u64,
                         "bit {bit} of {at}: {} {offset}",
@@ -114,11 +114,11 @@ fn every_flipped_bit_of_a_closed_segment_is_found_on_opening_reading_and_checkin
                 outcome => panic!("bit {bit} of {at}: {outcome:?}"),
             }
             match recover(&options) {
-                Err(OpenError::Damaged { file: found, .. }) => assert_eq!(found, *file),
+                Err(SegmentOpenError::Damaged { file: found, .. }) => assert_eq!(found, *file),
                 other => panic!("bit {bit} of {at}: {:?}", other.map(|(opened, _)| opened)),
             }
             // Without a check on opening, the damage is found when it is read, after the records before it.
-            let Ready { catalog, .. } = open(&lazy, &NoSync).expect("open");
+            let SegmentParts { catalog, .. } = open(&lazy, &NoSync).expect("open");
             let read: Vec<_> = SegmentSource(catalog).records(Position::ZERO).expect("readable").collect();
             let (error, before) = read.split_last().expect("something");
             assert!(matches!(error, Err(ReadError::Damaged { .. })), "bit {bit} of {at}: {error:?}");

@@ -1,16 +1,16 @@
 //! Races for places, and for the right to forget what held one.
 
 use chancery_events::fact::Fact;
-use chancery_events::observation::{Exit, Hope, Saw};
-use chancery_events::refusal::Code;
+use chancery_events::observation::{IncarnationExit, ObservedState, RetryClass};
+use chancery_events::refusal::RefusalCode;
 use chancery_events::spec::OperationKind::Create;
 use serde_json::json;
 
 use super::{ask, incarnation, live, lose_session, running};
-use crate::testing::{World, crashed, ended, failed, ready};
+use crate::testing::{TestFleet, crashed, ended, failed, ready};
 
 /// Another plan, `db`. With more than 3000 it does not fit beside a replica of `web`.
-fn other_plan(world: &mut World, cpu: u64) {
+fn other_plan(world: &mut TestFleet, cpu: u64) {
     let payload = json!({"name": "app", "resources": {"cpu": cpu, "memory": 1}, "run": {"argv": ["app"]}});
     let spec = json!({"namespace": "ns", "service": "db", "payloads": [payload]});
     world.must("plan.apply", &json!({"name": "db", "spec": spec}));
@@ -25,11 +25,11 @@ fn a_place_is_given_back_once_however_often_and_by_whom_the_end_is_told() {
     world.run();
     world.report(id, crashed());
     assert_eq!(world.free_cpu(), 500, "db has the place at once");
-    for saw in [ended(Exit::Clean), crashed(), Saw::Gone, failed(Hope::Never)] {
+    for saw in [ended(IncarnationExit::Clean), crashed(), ObservedState::Gone, failed(RetryClass::Never)] {
         assert!(world.report_at(id, 9, saw).is_empty());
     }
     ask(&mut world, "replica.delete");
-    assert!(world.report_at(id, 9, Saw::Gone).is_empty(), "of a replica that is deleted");
+    assert!(world.report_at(id, 9, ObservedState::Gone).is_empty(), "of a replica that is deleted");
     assert_eq!(world.free_cpu(), 500);
 }
 
@@ -37,7 +37,7 @@ fn a_place_is_given_back_once_however_often_and_by_whom_the_end_is_told() {
 #[test]
 fn what_is_given_back_is_what_was_taken_whatever_the_plan_says_by_then() {
     for (approved, cpu) in [(false, 3000), (true, 3000), (false, 500), (true, 500)] {
-        let mut world = World::with_nodes(1);
+        let mut world = TestFleet::with_nodes(1);
         world.plan("manual");
         world.deploy("d1", 1);
         let (id, operation) = (world.fleet.incarnations().sorted()[0].id, world.pending()[0].id);
@@ -73,7 +73,7 @@ fn a_place_goes_to_nobody_before_what_holds_it_is_proved_to_have_ended() {
     world.open_session();
     world.report_at(id, 1, ready());
     assert_eq!(live(&world), 1, "it runs, and db waits");
-    world.report(id, ended(Exit::Clean));
+    world.report(id, ended(IncarnationExit::Clean));
     let now: Vec<_> = world.fleet.incarnations().sorted().iter().map(|i| i.plan.to_string()).collect();
     assert_eq!((now, world.free_cpu()), (vec!["db".to_owned()], 500));
 }
@@ -87,8 +87,11 @@ fn a_removal_that_fails_is_not_forgotten_when_plan_and_deployment_move_on() {
     world.plan("manual");
     world.deploy("d2", 1);
     for _ in 0..20 {
-        let facts = world.report(id, failed(Hope::Never));
-        assert!(matches!(&facts[..], [Fact::CommandFailed(fact)] if fact.not_before.is_some()), "{facts:?}");
+        let facts = world.report(id, failed(RetryClass::Never));
+        assert!(
+            matches!(&facts[..], [Fact::IncarnationCommandFailed(fact)] if fact.not_before.is_some()),
+            "{facts:?}"
+        );
         let command = incarnation(&world, id).command.expect("asked again, for ever");
         world.now = command.not_before;
         world.run();
@@ -97,24 +100,24 @@ fn a_removal_that_fails_is_not_forgotten_when_plan_and_deployment_move_on() {
         (world.deployment("d0").as_str(), world.deployment("d2").as_str()),
         ("in progress", "pending")
     );
-    world.report(id, ended(Exit::Clean));
+    world.report(id, ended(IncarnationExit::Clean));
     assert_eq!((world.deployment("d0").as_str(), world.kinds()), ("completed", vec![Create]));
 }
 
 /// R44.
 #[test]
 fn a_removal_that_fails_holds_up_no_other_and_is_not_taken_for_done() {
-    let mut world = World::with_nodes(3);
+    let mut world = TestFleet::with_nodes(3);
     world.plan("automatic");
     world.running("d1", 3);
     world.deploy("d0", 0);
     let all = world.commanded();
-    world.report(all[0], failed(Hope::Retry));
+    world.report(all[0], failed(RetryClass::Retry));
     for id in &all[1..] {
-        world.report(*id, ended(Exit::Clean));
+        world.report(*id, ended(IncarnationExit::Clean));
     }
     assert_eq!((world.phases(), world.deployment("d0").as_str()), (vec!["deleting"], "in progress"));
-    world.report(all[0], ended(Exit::Clean));
+    world.report(all[0], ended(IncarnationExit::Clean));
     assert_eq!((world.phases().len(), world.deployment("d0").as_str()), (0, "completed"));
 }
 
@@ -124,7 +127,7 @@ fn a_node_is_forgotten_only_after_what_was_on_it() {
     let (mut world, id) = running("automatic");
     world.must("node.set_state", &json!({"name": "node-1", "state": "expunged"}));
     let refusal = world.ask("node.delete", &json!({"name": "node-1"})).expect_err("not settled yet");
-    assert_eq!(refusal.code, Code::InUse);
+    assert_eq!(refusal.code, RefusalCode::InUse);
     world.run();
     assert!(!incarnation(&world, id).is_live());
     world.must("node.delete", &json!({"name": "node-1"}));
@@ -135,7 +138,7 @@ fn a_node_is_forgotten_only_after_what_was_on_it() {
 /// R82.
 #[test]
 fn of_two_that_want_the_last_place_one_gets_it_and_the_other_waits() {
-    let mut world = World::with_nodes(1);
+    let mut world = TestFleet::with_nodes(1);
     world.plan("automatic");
     world.must("deployment.create", &json!({"plan": "web", "name": "d1", "spec": {"count": 1}}));
     other_plan(&mut world, 3500);

@@ -1,7 +1,7 @@
 //! The events topic of brokers that refuse events, or that are unavailable.
 
-use chancery_decider::Input;
-use chancery_journal::conformance::{Author, FLEET};
+use chancery_decider::DeciderInput;
+use chancery_journal::conformance::{FLEET, TestWriter};
 use chancery_journal::memory::MemoryLog;
 use rdkafka::Offset;
 use rdkafka::consumer::Consumer as _;
@@ -20,24 +20,24 @@ const PATIENCE: Duration = Duration::from_mins(1);
 type Brokers = MockCluster<'static, DefaultProducerContext>;
 
 /// Returns a broker with an events topic, an export to it, and its decider.
-fn rig() -> (Brokers, Export, Decider, mpsc::Receiver<Input>) {
+fn rig() -> (Brokers, EventExporter, DeciderHandle, mpsc::Receiver<DeciderInput>) {
     let cluster = MockCluster::new(1).expect("a cluster");
     cluster.create_topic(TOPIC, 1, 1).expect("a topic");
-    let export = Export {
+    let export = EventExporter {
         fleet: FLEET.into(),
         corrects: false,
-        client: Client::new(&cluster.bootstrap_servers(), BTreeMap::new()).expect("a client"),
+        client: KafkaClient::new(&cluster.bootstrap_servers(), BTreeMap::new()).expect("a client"),
         topic: TOPIC.into(),
         partition: 0,
         troubles: Arc::default(),
     };
     let (queue, inputs) = mpsc::channel(16);
-    (cluster, export, Decider::over(queue), inputs)
+    (cluster, export, DeciderHandle::over(queue), inputs)
 }
 
 /// Returns `count` events, each with its position.
 fn events(count: usize, size: usize) -> Vec<(Position, CloudMessage)> {
-    let mut author = Author::new(1, None);
+    let mut author = TestWriter::new(1, None);
     author.genesis();
     let record = author.record(count, size);
     let message = |(position, line): (Position, &[u8])| {
@@ -48,7 +48,7 @@ fn events(count: usize, size: usize) -> Vec<(Position, CloudMessage)> {
 
 /// Returns the ids of the events in the topic, in their order.
 fn ids(cluster: &Brokers) -> Vec<String> {
-    let client = Client::new(&cluster.bootstrap_servers(), BTreeMap::new()).expect("a client");
+    let client = KafkaClient::new(&cluster.bootstrap_servers(), BTreeMap::new()).expect("a client");
     let consumer = client.watcher().expect("a consumer");
     let (_, end) = consumer.fetch_watermarks(TOPIC, 0, PATIENCE).expect("it answers");
     let mut place = TopicPartitionList::new();
@@ -124,7 +124,7 @@ fn an_exporter_whose_queue_is_full_ends_with_its_decider() {
 fn events_that_wait_too_long_are_left_to_another_producer() {
     let (cluster, export, decider, inputs) = rig();
     let log = MemoryLog::new(FLEET);
-    let mut author = Author::new(1, None);
+    let mut author = TestWriter::new(1, None);
     log.inject(author.genesis().bytes().clone());
     log.inject(author.record(1, 10).bytes().clone());
     let source = log.source();

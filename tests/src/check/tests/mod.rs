@@ -4,7 +4,7 @@ mod breaches;
 mod reads;
 
 use chancery_events::id::{IncarnationId, Position};
-use chancery_events::refusal::Code;
+use chancery_events::refusal::RefusalCode;
 use serde_json::json;
 
 use super::{Alive, Checker, Violation};
@@ -40,10 +40,10 @@ fn what_producers_were_told_is_held_against_the_journal() {
         history.ok(op, Position::new(position), verdict);
         checker.history(&history).map_err(|violation| violation.invariant)
     };
-    assert_eq!(told(verdict, Verdict::Refused(Code::InUse)), Ok(()));
+    assert_eq!(told(verdict, Verdict::Refused(RefusalCode::InUse)), Ok(()));
     assert_eq!(told(verdict, Verdict::Accepted), Err(1), "another verdict");
-    assert_eq!(told(verdict, Verdict::Refused(Code::Invalid)), Err(1), "another reason");
-    assert_eq!(told(verdict + 1, Verdict::Refused(Code::InUse)), Err(1), "behind the end");
+    assert_eq!(told(verdict, Verdict::Refused(RefusalCode::Invalid)), Err(1), "another reason");
+    assert_eq!(told(verdict + 1, Verdict::Refused(RefusalCode::InUse)), Err(1), "behind the end");
     assert_eq!(told(3, Verdict::Accepted), Err(1), "the verdict of another intent");
 
     let mut history = History::new();

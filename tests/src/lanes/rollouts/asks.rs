@@ -1,7 +1,7 @@
 //! Operator actions and the fault, applied to the plan.
 
 use anyhow::{Result, ensure};
-use chancery_events::spec::Strategy;
+use chancery_events::spec::DeploymentStrategy;
 use serde_json::{Value, json};
 
 use super::deployments::Deployment;
@@ -129,7 +129,7 @@ impl Rollouts {
     /// Promotes or withdraws a canary; a canary that does not serve is withdrawn. Returns the action's name.
     fn decide(&mut self, name: &str, promotes: bool) -> Result<&'static str> {
         let found = self.deployments.find(name).map(|found| (found.strategy, found.serves()));
-        let Some((Strategy::Canary { .. }, serves)) = found else { return Ok(NO_CANARY) };
+        let Some((DeploymentStrategy::Canary { .. }, serves)) = found else { return Ok(NO_CANARY) };
         let (type_name, word) = if promotes && serves {
             ("deployment.promote", "promote")
         } else {

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use chancery_events::spec::Strategy;
+use chancery_events::spec::DeploymentStrategy;
 use serde_json::Value;
 
 use super::REPLICAS;
@@ -18,7 +18,7 @@ pub(super) struct Deployment {
     pub(super) name: String,
     /// Version coordinate that the deployment sets.
     pub(super) version: String,
-    pub(super) strategy: Strategy,
+    pub(super) strategy: DeploymentStrategy,
     /// Whether the deployment is rolled back automatically if it fails.
     pub(super) auto_rollback: bool,
     /// Whether the deployment was cancelled or withdrawn successfully.
@@ -33,7 +33,7 @@ pub(super) struct Deployment {
 }
 
 impl Deployment {
-    pub(super) fn new(name: &str, version: &str, strategy: Strategy) -> Deployment {
+    pub(super) fn new(name: &str, version: &str, strategy: DeploymentStrategy) -> Deployment {
         let (name, version, state) = (name.to_owned(), version.to_owned(), String::new());
         Deployment {
             name,
@@ -75,7 +75,7 @@ impl Deployment {
     /// Whether the deployment needs an operator to end: its version hangs, or it is a working canary.
     /// Crashing versions fail.
     pub(super) fn waits_for_people(&self) -> bool {
-        let is_canary = matches!(self.strategy, Strategy::Canary { .. }) && !self.has_cut_over;
+        let is_canary = matches!(self.strategy, DeploymentStrategy::Canary { .. }) && !self.has_cut_over;
         let hangs = matches!(self.kind(), Some(Version::Hung | Version::Unready));
         !self.is_over() && !self.is_cancelled && (hangs || is_canary && self.serves())
     }
@@ -83,26 +83,26 @@ impl Deployment {
     /// Maximum number of replicas down concurrently if updates stop the predecessor first; otherwise none.
     fn takes_down(&self, drains: bool) -> usize {
         match self.strategy {
-            Strategy::Rolling { wave, .. } => wave.unwrap_or(1) as usize,
+            DeploymentStrategy::Rolling { wave, .. } => wave.unwrap_or(1) as usize,
             // After promotion, the other replicas are updated one at a time.
-            Strategy::Canary { .. } => usize::from(self.has_cut_over),
+            DeploymentStrategy::Canary { .. } => usize::from(self.has_cut_over),
             // The old set is deleted and not updated. But surplus replicas on a drained node are deleted
             // first, also of the new set. Then some of the old set remain, and are updated one at a time.
-            Strategy::Graceful { .. } => usize::from(drains),
+            DeploymentStrategy::Graceful { .. } => usize::from(drains),
         }
     }
 
     /// Whether an incomplete deployment may leave replicas of its version.
     fn leaves_any(&self) -> bool {
-        self.serves() && (self.has_cut_over || matches!(self.strategy, Strategy::Rolling { .. }))
+        self.serves() && (self.has_cut_over || matches!(self.strategy, DeploymentStrategy::Rolling { .. }))
     }
 
     /// Maximum number of additional replicas.
     fn stands_beside(&self) -> usize {
         match self.strategy {
-            Strategy::Rolling { .. } => 0,
-            Strategy::Graceful { .. } => REPLICAS,
-            Strategy::Canary { count } => count as usize,
+            DeploymentStrategy::Rolling { .. } => 0,
+            DeploymentStrategy::Graceful { .. } => REPLICAS,
+            DeploymentStrategy::Canary { count } => count as usize,
         }
     }
 
@@ -269,7 +269,7 @@ mod tests {
     use super::*;
 
     fn of(name: &str, wave: u32, state: &str) -> Deployment {
-        let strategy = Strategy::Rolling { wave: Some(wave), per_domain: false, pause: 0 };
+        let strategy = DeploymentStrategy::Rolling { wave: Some(wave), per_domain: false, pause: 0 };
         Deployment { state: state.to_owned(), ..Deployment::new(name, name, strategy) }
     }
 
@@ -304,7 +304,8 @@ mod tests {
 
     #[test]
     fn a_set_that_never_counted_leaves_nothing() {
-        let canary = Deployment { strategy: Strategy::Canary { count: 2 }, ..of("good-2", 1, "cancelled") };
+        let canary =
+            Deployment { strategy: DeploymentStrategy::Canary { count: 2 }, ..of("good-2", 1, "cancelled") };
         let mut all = Deployments::new(of("good-1", 1, "completed"));
         all.push(canary);
         assert!(all.wanted().is_exact());

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use chancery_events::spec::{OnTimeout, Strategy};
+use chancery_events::spec::{DeploymentStrategy, TimeoutAction};
 use serde_json::{Value, json};
 
 use super::REPLICAS;
@@ -100,7 +100,7 @@ pub(super) struct Policy {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rollout {
     pub(super) version: Version,
-    pub(super) strategy: Strategy,
+    pub(super) strategy: DeploymentStrategy,
     /// Whether the deployment supersedes the current one.
     pub(super) supersedes: bool,
     pub(super) auto_rollback: bool,
@@ -110,7 +110,7 @@ impl Rollout {
     /// Working version that supersedes any current deployment.
     pub(super) const REPAIR: Rollout = Rollout {
         version: Version::Good,
-        strategy: Strategy::Rolling { wave: Some(WAVE), per_domain: false, pause: 0 },
+        strategy: DeploymentStrategy::Rolling { wave: Some(WAVE), per_domain: false, pause: 0 },
         supersedes: true,
         auto_rollback: false,
     };
@@ -128,31 +128,31 @@ impl Rollout {
     /// Version and strategy, for the tally.
     pub(super) fn words(&self) -> String {
         let strategy = match self.strategy {
-            Strategy::Rolling { .. } => "rolling",
-            Strategy::Graceful { .. } => "graceful",
-            Strategy::Canary { .. } => "canary",
+            DeploymentStrategy::Rolling { .. } => "rolling",
+            DeploymentStrategy::Graceful { .. } => "graceful",
+            DeploymentStrategy::Canary { .. } => "canary",
         };
         format!("{}, {strategy}", self.version.word())
     }
 }
 
-fn strategy(random: &mut Random, version: Version) -> Strategy {
+fn strategy(random: &mut Random, version: Version) -> DeploymentStrategy {
     match random.below(10) {
         0..6 => {
             // Updating slow versions one at a time would make a long round.
             let fewest = if version == Version::Slow { 2 } else { 0 };
             let wave = Some(random.between(fewest, u64::from(WAVE)) as u32).filter(|wave| *wave > 0);
             let pause = if random.chance(200) { 100 } else { 0 };
-            Strategy::Rolling { wave, per_domain: random.chance(250), pause }
+            DeploymentStrategy::Rolling { wave, per_domain: random.chance(250), pause }
         }
         6..8 => {
             // A serving version is in time on any machine; for others the timeout may be short.
             let timeout = if version.serves() || random.chance(500) { 120_000 } else { 1500 };
             let commits = version.serves() && random.chance(300);
-            let on_timeout = if commits { OnTimeout::Commit } else { OnTimeout::Rollback };
-            Strategy::Graceful { timeout, on_timeout }
+            let on_timeout = if commits { TimeoutAction::Commit } else { TimeoutAction::Rollback };
+            DeploymentStrategy::Graceful { timeout, on_timeout }
         }
-        _ => Strategy::Canary { count: random.between(1, 2) as u32 },
+        _ => DeploymentStrategy::Canary { count: random.between(1, 2) as u32 },
     }
 }
 

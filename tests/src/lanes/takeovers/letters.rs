@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use chancery_events::event::Event;
 use chancery_events::record::Record;
-use chancery_journal::kafka::{Client, PartitionReader, Polled, offsets};
+use chancery_journal::kafka::{KafkaClient, PartitionReader, PollResult, offsets};
 use rdkafka::config::ClientConfig;
 use rdkafka::error::KafkaError;
 use rdkafka::message::{BorrowedHeaders, Header, Headers as _, Message as _, OwnedHeaders};
@@ -138,7 +138,7 @@ impl Sent {
 
 /// Sends good messages; one event of seven is sent twice.
 fn mail(brokers: &str, number: usize, shared: &Arc<Mailed>) {
-    let client = Client::new(brokers, BTreeMap::new()).expect("a client");
+    let client = KafkaClient::new(brokers, BTreeMap::new()).expect("a client");
     let mut config = client.producer(PATIENCE);
     config.set("compression.type", CODECS[(number + 1) % CODECS.len()]);
     let producer: ThreadedProducer<Outcomes> =
@@ -195,7 +195,7 @@ fn put<'a>(
 /// Sends messages that are not CloudEvents to the inbox, each in its own batch and uncompressed. Waits until
 /// all are acknowledged.
 pub(super) fn put_foreign(brokers: &str, texts: &[String]) -> Result<()> {
-    let mut config = Client::new(brokers, BTreeMap::new())?.producer(PATIENCE);
+    let mut config = KafkaClient::new(brokers, BTreeMap::new())?.producer(PATIENCE);
     // A batch of several messages may exceed the topic's limit.
     config.set("compression.type", "none").set("batch.num.messages", "1");
     let messages = texts.iter().map(|text| Letter::to(INBOX).partition(0).payload(text));
@@ -206,7 +206,7 @@ pub(super) fn put_foreign(brokers: &str, texts: &[String]) -> Result<()> {
 
 /// Sends a good message to the inbox, and waits until it is acknowledged.
 pub(super) fn put_good(brokers: &str, id: &str, name: u64) -> Result<()> {
-    let config = Client::new(brokers, BTreeMap::new())?.producer(PATIENCE);
+    let config = KafkaClient::new(brokers, BTreeMap::new())?.producer(PATIENCE);
     let text = asks(id, name, 1);
     let message = Letter::to(INBOX).partition(0).payload(&text).headers(headers(id));
     let undelivered = put(&config, [message])?;
@@ -227,14 +227,14 @@ pub(super) fn is_refused(brokers: &str, topic: &str) -> Result<bool> {
 
 /// End offset of partition 0 of the events topic, and the position of the last event before it.
 pub(super) fn last_exported(brokers: &str) -> Result<(i64, u64)> {
-    let client = Client::new(brokers, BTreeMap::new())?;
+    let client = KafkaClient::new(brokers, BTreeMap::new())?;
     let (begins, end) = offsets(&client.watcher()?, EVENTS, 0)?;
     // The topic also has foreign messages, but fewer in a row.
     let mut reader = PartitionReader::open(&client, EVENTS, 0, begins.max(end - 1000))?;
     let (mut last, began) = (None, Instant::now());
     while reader.reached().is_none_or(|reached| reached < end) {
         ensure!(began.elapsed() < PATIENCE, "the events topic cannot be read up to {end}");
-        let Polled::Message(message) = reader.poll(Duration::from_millis(50))? else { continue };
+        let PollResult::Message(message) = reader.poll(Duration::from_millis(50))? else { continue };
         if message.offset() >= end {
             break;
         }

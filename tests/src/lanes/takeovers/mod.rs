@@ -22,7 +22,7 @@ use super::fleet::{by_hand, empty, fill, set_up, sleeper};
 use super::load::Load;
 use crate::clock::ServerClock;
 use crate::kafka::Cluster;
-use crate::ledger::Tally;
+use crate::ledger::CountMap;
 use crate::sim::Random;
 use crate::{Executor, Server, Standbys, until};
 use blow::{Blow, Struck};
@@ -32,7 +32,7 @@ use letters::{Letters, last_exported};
 /// Maximum time of the exporter after the last record.
 const EXPORT: Duration = Duration::from_mins(2);
 
-pub(super) fn run(rounds: u64, seed: u64, tally: &mut Tally) -> Result<()> {
+pub(super) fn run(rounds: u64, seed: u64, tally: &mut CountMap) -> Result<()> {
     let mut random = Random::new(seed);
     let cluster = Cluster::start_with_proxies(3);
     let settings = [

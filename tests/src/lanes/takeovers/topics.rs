@@ -89,17 +89,17 @@ impl Struck<'_> {
             server.signal(Signal::CONT);
         }
         let batches = batches?;
-        let (at, offset) = until("a server says that the inbox stands still", || {
+        let (at, offset, said) = until("a server says that the inbox stands still", || {
             (0..3).find_map(|at| {
                 let ready = servers[at].client().get("/readyz");
                 let (_, rest) = ready.text.split_once("chancery inbox skip ")?;
                 let digits = rest.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(rest.len());
-                (ready.status == 503).then(|| (at, rest[..digits].to_owned()))
+                (ready.status == 503).then(|| (at, rest[..digits].to_owned(), ready.text.clone()))
             })
         });
         ensure!(
             batches[0].offset().to_string() == offset,
-            "the message at {} is another",
+            "the message at {} cannot be read, and server {at} names another: {said}",
             batches[0].offset()
         );
         until("the message is skipped", || {

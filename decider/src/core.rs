@@ -426,7 +426,7 @@ impl DeciderCore {
         self.make_room();
         match self.settle(request, Ok(())) {
             RequestOutcome::Before(verdict) | RequestOutcome::Now(verdict) => {
-                self.hold(HeldEffect::Answer(ticket, verdict))
+                self.hold(HeldEffect::Answer(ticket, verdict));
             }
             // Nothing is appended; the caller is notified when all events before are durable.
             RequestOutcome::Failed(refusal) => {

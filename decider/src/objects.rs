@@ -66,7 +66,7 @@ impl DeciderCore {
             }
             // The object has ended here too: the executor's copy may be purged.
             JournalObject::Over if is_over => {
-                self.say(session, |envelope| DeciderMessage::Forget { envelope, object })
+                self.say(session, |envelope| DeciderMessage::Forget { envelope, object });
             }
             // The object exists outside the fleet: never known, or declared ended by an operator.
             JournalObject::Over | JournalObject::Never => {
@@ -128,7 +128,7 @@ impl DeciderCore {
             Fact::IncarnationStopRequested(fact) => self.command_again(Some(fact.incarnation.into())),
             Fact::VolumeCreated(VolumeCreated { name, .. })
             | Fact::VolumeDestroyRequested(VolumeDestroyRequested { name }) => {
-                self.command_again(self.id_of(name))
+                self.command_again(self.id_of(name));
             }
             Fact::VolumeCommandFailed(fact) => {
                 if let (Some(when), Some(id)) = (fact.not_before, self.id_of(&fact.name)) {

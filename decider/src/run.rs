@@ -252,7 +252,7 @@ impl DeciderLoop {
             DeciderInput::Letter(letter, _room) => self.driver.handle(core::CoreInput::Letter(letter), now),
             DeciderInput::InboxPassed(next) => self.driver.handle(core::CoreInput::InboxPassed(next), now),
             DeciderInput::InboxStands(offset) => {
-                self.driver.handle(core::CoreInput::InboxStands(offset), now)
+                self.driver.handle(core::CoreInput::InboxStands(offset), now);
             }
             DeciderInput::Connected(connection, executor) => {
                 self.executors.insert(connection, executor);

@@ -105,7 +105,7 @@ pub async fn check<S: OrchestratorUnderTest>(subject: &S) {
     an_order_that_had_its_outcome_changes_nothing_that_runs(subject, next()).await;
     match S::Orchestrator::CHANGES {
         UpdateSupport::InPlace => {
-            another_spec_changes_what_runs_or_leaves_it_as_it_was(subject, next()).await
+            another_spec_changes_what_runs_or_leaves_it_as_it_was(subject, next()).await;
         }
         UpdateSupport::Never => another_spec_is_refused_and_leaves_what_runs_as_it_was(subject, next()).await,
     }

@@ -183,7 +183,7 @@ where
                     }
                 }
                 LoopEvent::Unread(error) => {
-                    tracing::error!(%error, "a message of the decider cannot be read")
+                    tracing::error!(%error, "a message of the decider cannot be read");
                 }
                 LoopEvent::Sent => {}
             }
@@ -242,7 +242,7 @@ where
                 SessionAction::HangUp => self.hang_up(),
                 // The lease does not wait for a long full report to be sent.
                 SessionAction::Say(message @ ExecutorMessage::Heartbeat { .. }) => {
-                    self.outbox.push_front(message)
+                    self.outbox.push_front(message);
                 }
                 SessionAction::Say(message) => self.outbox.push_back(message),
                 SessionAction::List => {

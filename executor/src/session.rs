@@ -198,7 +198,7 @@ impl SessionCore {
             }
             SessionPhase::Greeting { since } if now >= *since + GREETING => self.hang_up(now, out),
             SessionPhase::Listing(_) | SessionPhase::Attached(_) if self.lease.is_over(now) => {
-                self.hang_up(now, out)
+                self.hang_up(now, out);
             }
             SessionPhase::Listing(c) | SessionPhase::Attached(c) => {
                 if matches!(c.inventory, InventoryPart::Unknown { until } if now >= until) {

@@ -396,7 +396,7 @@ pub(crate) fn started(
 ) -> Result<(), StateContradiction> {
     let requested_by = fact.requested_by.clone();
     fleet.bump::<Plan>(&fact.plan, at, |plan| {
-        plan.rebalance = Some(RebalanceProgress { requested_by, stops: None })
+        plan.rebalance = Some(RebalanceProgress { requested_by, stops: None });
     })
 }
 

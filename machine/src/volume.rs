@@ -173,7 +173,7 @@ pub(crate) fn report(
             draft.push(VolumeReady { name });
         }
         (_, ObservedState::Failed { message, hope }) => {
-            failed(fleet, volume, message, *hope, ctx, &mut draft)
+            failed(fleet, volume, message, *hope, ctx, &mut draft);
         }
         (VolumeState::Destroying, ObservedState::Gone) => draft.push(VolumeDestroyed { name }),
         (VolumeState::Ensuring | VolumeState::Ready, ObservedState::Ended { exit, .. }) => {

@@ -130,7 +130,7 @@ impl LeaderLoop {
                 (DeciderEnd::Drained, _) if *drain.borrow() => return Ok(()),
                 (DeciderEnd::Drained, _) => tracing::info!("this server stands by"),
                 (why @ DeciderEnd::Overtaken(_), LeadershipSource::Told(_)) => {
-                    tracing::warn!(%why, "this server stands by")
+                    tracing::warn!(%why, "this server stands by");
                 }
                 (why, _) => return Err(why.into()),
             }

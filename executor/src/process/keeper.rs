@@ -162,7 +162,7 @@ fn take_lock(folder: &IncarnationDirectory) -> io::Result<Option<std::fs::File>>
         match if_found(folder.lock_existing())? {
             Some(LockAttempt::Ours(lock)) => return Ok(Some(lock)),
             Some(LockAttempt::Theirs) if Instant::now() < patience => {
-                std::thread::sleep(Duration::from_millis(10))
+                std::thread::sleep(Duration::from_millis(10));
             }
             // Without a file, the directory was purged meanwhile.
             Some(LockAttempt::Theirs) | None => return Ok(None),

@@ -54,7 +54,7 @@ pub(super) fn find(
         match group.populated() {
             // The node is unknown by now.
             GroupPopulation::Yes => {
-                add(id, IncarnationDirectory::at(root.join("removed").join(id.to_string())))
+                add(id, IncarnationDirectory::at(root.join("removed").join(id.to_string())));
             }
             GroupPopulation::No => {
                 if let Err(error) = group::remove(&group.path) {

@@ -228,7 +228,7 @@ impl ReconcilerTasks {
                 );
             }
             ReconcilerKey::Volume(id) => {
-                drop(self.volumes.spawn(VolumeReconciler::new(id, shared).tend(asks, settled)))
+                drop(self.volumes.spawn(VolumeReconciler::new(id, shared).tend(asks, settled)));
             }
         }
         senders.insert(object, sender.clone());
@@ -546,7 +546,7 @@ impl ProcessShared {
                 kept.insert(id);
                 match path.look::<SpecFile>(id.into()) {
                     Ok(VolumeLookup::Ours(_)) => {
-                        found.push(ReconcilerKey::Incarnation(id, IncarnationDirectory::at(path), None))
+                        found.push(ReconcilerKey::Incarnation(id, IncarnationDirectory::at(path), None));
                     }
                     Ok(VolumeLookup::Nothing) => leave(&path, "it has no record of ours"),
                     Ok(VolumeLookup::Foreign(why)) => leave(&path, &format!("it {why}")),

@@ -353,7 +353,7 @@ impl RemovalTasks {
             drop(turn);
             match removed {
                 Err(error) if !self.stop.load(Ordering::Relaxed) => {
-                    RemovalDebt::note(&mut debt, path, &error)
+                    RemovalDebt::note(&mut debt, path, &error);
                 }
                 Ok(()) | Err(_) => return,
             }

@@ -100,7 +100,7 @@ impl SimulatedBehaviour {
             ("fail", "" | "never") => self.fail = Some((RetryClass::Never, u32::MAX)),
             ("fail", "retry") => self.fail = Some((RetryClass::Retry, u32::MAX)),
             ("fail", value) => {
-                self.fail = Some((RetryClass::Retry, value.strip_prefix("retry:")?.parse().ok()?))
+                self.fail = Some((RetryClass::Retry, value.strip_prefix("retry:")?.parse().ok()?));
             }
             ("crash" | "exit", value) => {
                 let (code, after) = value.split_once('@').unwrap_or((value, "0ms"));

@@ -267,7 +267,7 @@ fn follow(recent: &Arc<UnmirroredTail>, broken: &Arc<Mutex<Option<String>>>) -> 
             }
         }
         JournalDelivery::Stopped(error) | JournalDelivery::Indefinite(error) => {
-            *lock(&broken) = Some(error.to_string())
+            *lock(&broken) = Some(error.to_string());
         }
         // The mirror judges before it accepts, so that nothing in it is ever skipped.
         JournalDelivery::Skipped(skipped) => *lock(&broken) = Some(skipped.to_string()),

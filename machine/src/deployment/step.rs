@@ -120,11 +120,11 @@ fn of_current(
         }
         DeploymentWork::Complete => draft.push(end(DeploymentEnd::Completed)),
         DeploymentWork::CutOver => {
-            draft.push(DeploymentCutOver { plan: plan.name.clone(), name: name.clone() })
+            draft.push(DeploymentCutOver { plan: plan.name.clone(), name: name.clone() });
         }
         DeploymentWork::Create => create_one(plan, current, draft),
         DeploymentWork::Delete => {
-            delete(fleet, victim(fleet, plan), &want(OperationKind::Delete), ctx, draft)
+            delete(fleet, victim(fleet, plan), &want(OperationKind::Delete), ctx, draft);
         }
         DeploymentWork::Assign(still) => {
             if let Some(still) = replica(&still) {

@@ -29,8 +29,8 @@ use super::query::QueryParams;
 use super::rate::RequestPrincipal;
 use super::routes::{self, HttpRoute, RouteMatch, RouteResult, RouteTarget};
 use super::{
-    ApiShared, ApiState, FleetApi, HttpLimits, forward, intents, links, logs, metrics, openapi, read,
-    schemas, stream, write,
+    ApiShared, ApiState, FleetApi, HttpLimits, catalogue, forward, intents, links, logs, metrics, openapi,
+    read, schemas, stream, write,
 };
 
 /// Request, as the outermost handler and the handler of its route see it.
@@ -231,6 +231,9 @@ async fn dispatch(
         RouteTarget::OpenApi => params?.end(&[]).map(|()| json(openapi::text())),
         RouteTarget::Schema => {
             params?.end(&[]).and_then(|()| schemas::get(call.found.param("type").unwrap_or_default()))
+        }
+        RouteTarget::ErrorEntry => {
+            params?.end(&[]).and_then(|()| catalogue::get(call.found.param("code").unwrap_or_default()))
         }
         RouteTarget::List(_)
         | RouteTarget::Get(_)

@@ -11,6 +11,7 @@
 
 mod admission;
 mod budget;
+mod catalogue;
 mod connection;
 mod edge;
 mod forward;
@@ -51,6 +52,7 @@ use tokio::sync::Semaphore;
 
 pub use admission::{AllowedHosts, host_of};
 pub use budget::ByteBudget;
+pub use catalogue::error_entries;
 pub use edge::router;
 use forward::DeciderClient;
 pub use forward::LAST_OUTCOMES;

@@ -47,7 +47,7 @@ pub fn openapi() -> Value {
     let problem = types.subschema_for::<problem::ProblemBody>();
     components.extend(types.take_definitions(true));
     components.extend(bodies.into_iter().map(|(type_name, body)| (body_name(type_name), body)));
-    let codes: Vec<_> = problem::KINDS.iter().map(|kind| json!({"code": kind.code, "status": kind.status, "title": kind.title, "retryable": kind.retryable})).collect();
+    let codes: Vec<_> = problem::KINDS.iter().map(|kind| described(kind)).collect();
     json!({
         "openapi": "3.1.0",
         "info": {
@@ -65,6 +65,15 @@ pub fn openapi() -> Value {
             }},
         },
         "x-problems": codes,
+    })
+}
+
+/// Returns the description of a kind of problem.
+fn described(kind: &problem::ProblemKind) -> Value {
+    let problem::ProblemKind { code, status, retryable, meaning, remedy } = kind;
+    json!({
+        "type": kind.path(), "code": code, "status": status, "title": kind.title(), "retryable": retryable,
+        "meaning": meaning, "remedy": remedy,
     })
 }
 
@@ -148,6 +157,7 @@ fn operation(
         RouteTarget::Say => json!({"description": "Taken."}),
         RouteTarget::Logs | RouteTarget::Live | RouteTarget::Ready => plain("text/plain", text()),
         RouteTarget::Metrics => plain("application/openmetrics-text", text()),
+        RouteTarget::ErrorEntry => plain("text/markdown", text()),
         RouteTarget::OpenApi => plain("application/json", json!({"type": "object"})),
         RouteTarget::Schema => plain("application/schema+json", json!({"type": "object"})),
     };
@@ -190,6 +200,7 @@ fn operation_id(route: &HttpRoute) -> String {
         RouteTarget::Metrics => "metrics".into(),
         RouteTarget::OpenApi => "openapi".into(),
         RouteTarget::Schema => "schema".into(),
+        RouteTarget::ErrorEntry => "error".into(),
     }
 }
 
@@ -277,35 +288,41 @@ fn parameters(route: &HttpRoute) -> Vec<Value> {
             add("query", "follow", &boolean, "Go on with what is written.");
         }
         RouteTarget::Intent(..) | RouteTarget::Intents => {
-            if let RouteTarget::Intent(entry, _) = route.does {
-                let word = json!({"type": "string", "enum": ["yes", "no", "true", "false"]});
-                for name in entry.query {
-                    add("query", name, &word, "What the body may say as well.");
-                }
-            }
-            add("header", "Idempotency-Key", &string, "Makes it safe to repeat; made up if not said.");
-            add("header", "If-Match", &string, "The version that it is based on, in quotes.");
-            add("header", "Chancery-Actor", &string, "Who asks; `local` if not said.");
-            add("header", "Chancery-Source", &string, "Where it comes from; `http` if not said.");
-            add(
-                "header",
-                "Chancery-Time",
-                &json!({"type": "string", "format": "date-time"}),
-                "When it was first asked.",
-            );
-            add("header", "traceparent", &string, "W3C trace context, kept.");
+            intent_parameters(route, &mut add);
         }
         RouteTarget::Say => {
-            add("query", "after", &integer, "How many messages were said on the link before these.")
+            add("query", "after", &integer, "How many messages were said on the link before these.");
         }
         RouteTarget::Link
         | RouteTarget::Live
         | RouteTarget::Ready
         | RouteTarget::Metrics
         | RouteTarget::OpenApi
-        | RouteTarget::Schema => {}
+        | RouteTarget::Schema
+        | RouteTarget::ErrorEntry => {}
     }
     all
+}
+
+fn intent_parameters(route: &HttpRoute, add: &mut dyn FnMut(&str, &str, &Value, &str)) {
+    let string = json!({"type": "string"});
+    if let RouteTarget::Intent(entry, _) = route.does {
+        let word = json!({"type": "string", "enum": ["yes", "no", "true", "false"]});
+        for name in entry.query {
+            add("query", name, &word, "What the body may say as well.");
+        }
+    }
+    add("header", "Idempotency-Key", &string, "Makes it safe to repeat; made up if not said.");
+    add("header", "If-Match", &string, "The version that it is based on, in quotes.");
+    add("header", "Chancery-Actor", &string, "Who asks; `local` if not said.");
+    add("header", "Chancery-Source", &string, "Where it comes from; `http` if not said.");
+    add(
+        "header",
+        "Chancery-Time",
+        &json!({"type": "string", "format": "date-time"}),
+        "When it was first asked.",
+    );
+    add("header", "traceparent", &string, "W3C trace context, kept.");
 }
 
 fn request_body(

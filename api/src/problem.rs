@@ -1,8 +1,10 @@
-//! Problems: all answers other than the requested one, in the form of RFC 9457. Only this module defines the
-//! status and title of a code, and whether the request can be retried.
+//! Problems: all answers other than the requested one, in the form of RFC 9457. Only `problem/kinds.rs`
+//! defines the status, meaning and remedy of a code, and whether the request can be retried.
 //!
 //! The reason for a 409 is elsewhere: a rule of an entity in `machine/src` refuses an intent with a [`Code`],
 //! and [`Problem::refused`] maps the code to its status here.
+
+mod kinds;
 
 use std::time::Duration;
 
@@ -12,6 +14,8 @@ use axum::response::IntoResponse;
 use chancery_events::id::{Lineage, Position};
 use chancery_events::refusal::{Refusal, RefusalCode};
 use serde::{Deserialize, Serialize};
+
+pub use kinds::*;
 
 /// Where in a request something is wrong.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, schemars::JsonSchema)]
@@ -39,147 +43,14 @@ pub struct FieldError {
     pub part: RequestPart,
 }
 
-/// Kind of problem: code, status and title.
-#[derive(PartialEq, Eq, Debug)]
-pub struct ProblemKind {
-    /// Stable code for programs.
-    pub code: &'static str,
-    /// HTTP status, from 400 to 599.
-    pub status: u16,
-    /// Short title that is the same for each occurrence.
-    pub title: &'static str,
-    /// Whether the same request may succeed later.
-    pub retryable: bool,
-}
-
-macro_rules! kinds {
-    ($($(#[$doc:meta])* $name:ident = $status:literal $code:literal $retry:ident $title:literal;)*) => {
-        $($(#[$doc])* pub const $name: &ProblemKind = &ProblemKind { code: $code, status: $status, title: $title, retryable: kinds!(@ $retry) };)*
-        /// Every kind of problem.
-        pub const KINDS: &[&ProblemKind] = &[$($name),*];
-    };
-    (@ retry) => { true };
-    (@ final) => { false };
-}
-
-kinds! {
-    // Refusals: answers of the decider, which are recorded in the journal.
-    /// [`Code::NotFound`]; also a read that finds nothing.
-    NOT_FOUND = 404 "not_found" final "Not found";
-    /// [`Code::AlreadyExists`].
-    ALREADY_EXISTS = 409 "already_exists" final "The name is taken";
-    /// [`Code::VersionConflict`], the version having come in the body.
-    VERSION_CONFLICT = 409 "version_conflict" final "Not the version expected";
-    /// [`Code::VersionConflict`], the version having come in `If-Match`.
-    PRECONDITION_FAILED = 412 "version_conflict" final "Not the version expected";
-    /// [`Code::Invalid`]; also a body that has not the form it should have.
-    INVALID = 422 "invalid" final "The body is not valid";
-    /// [`Code::BadTransition`].
-    BAD_TRANSITION = 409 "bad_transition" final "Its state does not allow it";
-    /// [`Code::InUse`].
-    IN_USE = 409 "in_use" final "Something still needs it";
-    /// [`Code::Inactive`].
-    INACTIVE = 409 "inactive" final "Not in use";
-    /// [`Code::HashMismatch`].
-    HASH_MISMATCH = 409 "hash_mismatch" final "Not what would be done now";
-    /// [`Code::NotPending`].
-    NOT_PENDING = 409 "not_pending" final "It does not wait for approval";
-    /// [`Code::KeyReused`].
-    KEY_REUSED = 422 "key_reused" final "The idempotency key was used for something else";
-    /// [`Code::Expired`].
-    EXPIRED = 409 "expired" final "Too old to tell whether it was decided";
-    /// [`Code::FromTheFuture`].
-    FROM_THE_FUTURE = 422 "from_the_future" final "Dated too far ahead";
-    /// [`Code::Unsupported`].
-    UNSUPPORTED = 422 "unsupported" final "Not possible with this build";
-    /// [`Code::TooLarge`]; also a body over its limit.
-    TOO_LARGE = 413 "too_large" final "Too large";
-    /// [`Code::Internal`]; also any other mistake of ours.
-    INTERNAL = 500 "internal" final "A mistake of the server";
-    /// [`Code::Denied`].
-    DENIED = 403 "denied" final "Not allowed";
-
-    // Everything else: nothing was recorded, unless the outcome is unknown.
-    /// The body is not JSON of a form that is taken anywhere.
-    MALFORMED = 400 "malformed" final "The body cannot be read";
-    /// The header `Host` is missing, doubled, or contradicts the target.
-    INVALID_HOST = 400 "invalid_host" final "Invalid host";
-    /// The request is for a host that is not this server's.
-    HOST_NOT_ALLOWED = 421 "host_not_allowed" final "Host not allowed";
-    /// The request comes from a web page of another site.
-    ORIGIN_NOT_ALLOWED = 403 "origin_not_allowed" final "Origin not allowed";
-    /// A parameter in path, query or headers is not right.
-    BAD_PARAMETER = 400 "bad_parameter" final "A parameter is not right";
-    /// The path leads nowhere.
-    NO_SUCH_ROUTE = 404 "no_such_route" final "Nothing is here";
-    /// The path does not take the method.
-    METHOD_NOT_ALLOWED = 405 "method_not_allowed" final "Not with this method";
-    /// None of the media types that are accepted is offered.
-    NOT_ACCEPTABLE = 406 "not_acceptable" final "Not in this form";
-    /// The request did not come in time.
-    REQUEST_TIMEOUT = 408 "request_timeout" retry "The request did not come in time";
-    /// What came before it has not come.
-    OUT_OF_ORDER = 409 "out_of_order" final "Not the next one";
-    /// It was, and is no more.
-    GONE = 410 "gone" final "It is no more";
-    /// The position that the client has is not, or not any more, one of this journal.
-    OTHER_LINEAGE = 410 "other_lineage" final "Other lineage";
-    /// The path is too long.
-    URI_TOO_LONG = 414 "uri_too_long" final "The path is too long";
-    /// The body's media type is not taken here.
-    UNSUPPORTED_MEDIA_TYPE = 415 "unsupported_media_type" final "Not of this media type";
-    /// It is for a decider of another journal, or of a later term.
-    MISDIRECTED = 421 "misdirected" final "Misdirected";
-    /// Its principal asks too often.
-    TOO_MANY = 429 "too_many_requests" retry "Too often";
-    /// The headers are too large.
-    HEADERS_TOO_LARGE = 431 "headers_too_large" final "The headers are too large";
-    /// There is no room now.
-    BUSY = 503 "busy" retry "Busy";
-    /// No server decides for the fleet, or it cannot be reached.
-    NO_DECIDER = 503 "no_decider" retry "Nobody decides now";
-    /// The wall clock is too far ahead of the journal to be followed.
-    CLOCK_AHEAD = 503 "clock_ahead" retry "Clock ahead";
-    /// The inbox, the events topic or the election does not work; `/readyz` alone says so.
-    STANDS_STILL = 503 "stands_still" retry "A part of the fleet stands still";
-    /// The position that the read needs is not applied on this server yet.
-    POSITION_NOT_APPLIED = 503 "position_not_applied" retry "Position not applied";
-    /// The answer did not come in time; nothing was asked of the decider.
-    TIMEOUT = 503 "timeout" retry "Not in time";
-    /// The answer is not known: it may or may not be recorded.
-    UNKNOWN_OUTCOME = 504 "unknown_outcome" retry "The outcome is not known";
-}
-
-/// Returns the kind of problem of a refusal code.
-pub fn kind_of(code: RefusalCode) -> &'static ProblemKind {
-    match code {
-        RefusalCode::NotFound => NOT_FOUND,
-        RefusalCode::AlreadyExists => ALREADY_EXISTS,
-        RefusalCode::VersionConflict => VERSION_CONFLICT,
-        RefusalCode::Invalid => INVALID,
-        RefusalCode::BadTransition => BAD_TRANSITION,
-        RefusalCode::InUse => IN_USE,
-        RefusalCode::Inactive => INACTIVE,
-        RefusalCode::HashMismatch => HASH_MISMATCH,
-        RefusalCode::NotPending => NOT_PENDING,
-        RefusalCode::KeyReused => KEY_REUSED,
-        RefusalCode::Expired => EXPIRED,
-        RefusalCode::FromTheFuture => FROM_THE_FUTURE,
-        RefusalCode::Unsupported => UNSUPPORTED,
-        RefusalCode::TooLarge => TOO_LARGE,
-        RefusalCode::Internal => INTERNAL,
-        RefusalCode::Denied => DENIED,
-    }
-}
-
 /// A problem, as it is shown.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, schemars::JsonSchema)]
 #[schemars(rename = "Problem")]
 pub struct ProblemBody {
-    /// Names the kind of problem: `/problems/{code}`.
+    /// Path that serves the meaning and the remedy of the code: `/errors/{code}`.
     #[serde(rename = "type")]
     pub kind: String,
-    /// In a few words; the same for each occurrence.
+    /// The code in words.
     pub title: String,
     /// The HTTP status.
     pub status: u16,
@@ -366,8 +237,8 @@ impl ProblemDetails {
     /// Returns the problem in the form of an answer's body.
     pub fn shown(&self, request_id: &str) -> ProblemBody {
         ProblemBody {
-            kind: format!("/problems/{}", self.kind.code),
-            title: self.kind.title.to_owned(),
+            kind: self.kind.path(),
+            title: self.kind.title(),
             status: self.kind.status,
             code: self.kind.code.to_owned(),
             detail: self.detail.clone(),
@@ -464,6 +335,15 @@ mod tests {
         for kind in KINDS {
             assert!((400..600).contains(&kind.status), "{kind:?}");
             assert_eq!(kind.retryable, [408, 429, 503, 504].contains(&kind.status), "{kind:?}");
+        }
+    }
+
+    #[test]
+    fn titles_are_codes_in_words_and_texts_are_sentences() {
+        assert_eq!(NO_SUCH_ROUTE.title(), "No such route");
+        assert_eq!(PRECONDITION_FAILED.title(), "Version conflict");
+        for kind in KINDS {
+            assert!(kind.meaning.ends_with('.') && kind.remedy.ends_with('.'), "{kind:?}");
         }
     }
 }

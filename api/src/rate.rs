@@ -88,7 +88,8 @@ impl RateLimiter {
                 | RouteTarget::Get(_)
                 | RouteTarget::History(_)
                 | RouteTarget::OpenApi
-                | RouteTarget::Schema,
+                | RouteTarget::Schema
+                | RouteTarget::ErrorEntry,
             )
             | None => Some(&self.reads),
         }

@@ -54,6 +54,7 @@ pub(super) enum RouteTarget {
     Metrics,
     OpenApi,
     Schema,
+    ErrorEntry,
 }
 
 /// Route of the API.
@@ -127,6 +128,8 @@ pub(super) static ROUTES: LazyLock<Vec<HttpRoute>> = LazyLock::new(|| {
         RouteTarget::Schema,
         "Gives the JSON Schema of a type of event.",
     );
+    let error = "Describes a code of problems: its meaning and its remedy.";
+    add(Method::GET, "/errors/{code}".into(), RouteTarget::ErrorEntry, error);
     all
 });
 

@@ -1,43 +1,45 @@
-//! What a command ends with: the one place that turns what went wrong into exit codes.
-//!
-//! | exit | meaning |
-//! |---|---|
-//! | 0 | done |
-//! | 1 | failed |
-//! | 2 | the command line cannot be followed |
-//! | 3 | not found |
-//! | 4 | conflict: a state, a version or a name stands against it |
-//! | 5 | denied |
-//! | 6 | operations await approval |
-//! | 7 | outcome unknown, or the time ran out |
-//! | 8 | the server cannot be reached |
+//! Exit codes of the program, and the only mapping of errors to exit codes.
 
 use std::process::ExitCode;
 
 use serde::Deserialize;
 
-/// How a command ends.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[repr(u8)]
-pub enum CliExit {
-    /// Done.
-    Done = 0,
-    /// Failed.
-    Failure = 1,
-    /// The command line cannot be followed.
-    Usage = 2,
-    /// Not found.
-    NotFound = 3,
-    /// A state, a version or a name stands against it.
-    Conflict = 4,
-    /// Denied.
-    Denied = 5,
-    /// Operations await approval.
-    Awaiting = 6,
-    /// Outcome unknown, or the time ran out.
-    Unknown = 7,
-    /// The server cannot be reached.
-    Unreachable = 8,
+macro_rules! exits {
+    ($($name:ident = $number:literal $meaning:literal;)*) => {
+        /// Exit code of the program.
+        #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+        #[repr(u8)]
+        pub enum CliExit {
+            $(#[doc = $meaning] $name = $number,)*
+        }
+
+        impl CliExit {
+            /// Every exit code with its meaning, in ascending order.
+            pub const ALL: &[(CliExit, &str)] = &[$((CliExit::$name, $meaning)),*];
+        }
+    };
+}
+
+exits! {
+    Done = 0 "Command succeeded, or the process was asked to stop.";
+    Failure = 1 "Command failed.";
+    Usage = 2 "Invalid command line.";
+    NotFound = 3 "Entity not found.";
+    Conflict = 4 "Conflict with a state, version or name, or with another process that uses the directory.";
+    Denied = 5 "Request denied, or executor permanently refused.";
+    Awaiting = 6 "Operations await approval.";
+    Unknown = 7 "Outcome unknown, or timeout exceeded.";
+    Unreachable = 8 "Server unreachable, busy or without a leader.";
+    NewerElsewhere = 9 "Executor stopped: a newer decider exists elsewhere.";
+    Interrupted = 130 "Server ended by a second signal, before it had stopped.";
+}
+
+impl CliExit {
+    /// List of the exit codes for the help of a command.
+    pub fn help() -> String {
+        let line = |(exit, meaning): &(CliExit, &str)| format!("  {:>3}  {meaning}", *exit as u8);
+        format!("Exit codes:\n{}", CliExit::ALL.iter().map(line).collect::<Vec<_>>().join("\n"))
+    }
 }
 
 impl From<CliExit> for ExitCode {
@@ -92,8 +94,8 @@ impl From<std::io::Error> for CliError {
     }
 }
 
-/// How a command ends when the server answers with a problem of this code, or else of this status.
-pub(super) fn exit_of(code: &str, status: u16) -> CliExit {
+/// Returns the exit code for a problem of a server, by its code, or by its status if the code is unknown.
+pub fn exit_of(code: &str, status: u16) -> CliExit {
     match code {
         "not_found" | "gone" => CliExit::NotFound,
         "already_exists" | "version_conflict" | "bad_transition" | "in_use" | "inactive"

@@ -17,6 +17,7 @@ mod disruption;
 mod drain;
 mod error;
 mod events;
+mod explain;
 #[cfg(test)]
 mod fake;
 mod fields;
@@ -45,12 +46,13 @@ use std::io::Write;
 
 pub use args::{GlobalArgs, InboxCommand, ServerCommand as ClientCommand};
 pub use context::{CliContext, OutputFormat};
-pub use error::{CliError, CliExit};
+pub use error::{CliError, CliExit, exit_of};
 pub use flags::{
-    DrainArgs, EntityArgs, EventsArgs, GetArgs, LogsArgs, OperationArgs, ScheduleArgs, UndrainArgs, WaitArgs,
+    DrainArgs, EntityArgs, EventsArgs, ExplainArgs, GetArgs, LogsArgs, OperationArgs, ScheduleArgs,
+    UndrainArgs, WaitArgs,
 };
 pub use get::json_text;
-pub use kind::{EntityKind, EntitySelector};
+pub use kind::{EntityKind, EntitySelector, FieldPath};
 pub use table::TextTable;
 
 use client::ApiClient;

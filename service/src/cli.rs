@@ -99,6 +99,8 @@ mod tests {
         CliArgs::command().debug_assert();
         for line in [
             "chancery get no",
+            "chancery explain",
+            "chancery explain plan.spec.payloads --recursive",
             "chancery get operations -l state=running --all",
             "chancery approve --plan web -y",
             "chancery keeper --x -h",
@@ -129,6 +131,7 @@ mod tests {
             "chancery disrupt node-1",
             "chancery disrupt node-1 --name x --start tomorrow",
             "chancery create replica",
+            "chancery explain pod.spec",
         ] {
             assert!(CliArgs::try_parse_from(line.split(' ')).is_err(), "{line}");
         }

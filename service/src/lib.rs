@@ -18,6 +18,8 @@ pub mod server;
 
 pub mod cli;
 pub mod config;
+#[cfg(test)]
+mod error_reference;
 
 pub mod demo;
 pub mod doctor;

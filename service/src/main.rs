@@ -18,7 +18,7 @@ use chancery::modes::PermissionFix;
 use chancery::open_files::OpenFileLimit;
 use chancery::remote::ExecutorExit;
 use chancery::{demo, doctor, modes, payload, remote, server, verify};
-use chancery_cli::{OutputFormat, note};
+use chancery_cli::{CliExit, OutputFormat, note};
 use chancery_executor::directory::CopyPolicy;
 
 /// Requests, events and rows are many small allocations that are often freed on another thread.
@@ -73,7 +73,7 @@ fn print(text: &str) -> Result<()> {
 
 fn refuse(why: &str) -> ExitCode {
     note!("chancery: {why}");
-    ExitCode::from(2)
+    CliExit::Usage.into()
 }
 
 fn local(command: &LocalCommand, config: ServiceConfig, output: Option<OutputFormat>) -> Result<ExitCode> {

@@ -14,6 +14,7 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, Result, ensure};
 use chancery_api::{AllowedHosts, ApiShared, ApiState};
+use chancery_cli::CliExit;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{Notify, watch};
@@ -24,9 +25,6 @@ use crate::executors::ProcessLimits;
 use crate::fleet::PreparedFleet;
 use crate::folder::ServerDataDir;
 use crate::open_files::OpenFileLimit;
-
-/// Exit code when a second signal cuts a stop short, as shells use it for SIGINT.
-const EXIT_AT_ONCE: i32 = 130;
 
 /// Runs a server in its directory until it is asked to stop.
 pub async fn run(config: ServiceConfig, folder: ServerDataDir) -> Result<()> {
@@ -99,7 +97,7 @@ pub async fn run(config: ServiceConfig, folder: ServerDataDir) -> Result<()> {
     tokio::spawn(async move {
         // An operator who sends a second signal does not want to wait.
         stop.comes().await;
-        std::process::exit(EXIT_AT_ONCE);
+        std::process::exit(CliExit::Interrupted as i32);
     });
     tracing::info!("stopping");
     for fleet in &running {

@@ -18,6 +18,7 @@ use crate::{AllowedHosts, ApiShared, HttpLimits};
 fn path(route: &HttpRoute) -> String {
     let id = "00000000-0008-8801-8000-000000000007";
     let name = route.path.replace("{fleet}", "default").replace("{type}", "node.applied.v1");
+    let name = name.replace("{code}", "not_found");
     // The id contains the kind.
     let id = match &route.path {
         path if path.contains("/operations/") => id.replace("8801", "8802"),
@@ -170,6 +171,7 @@ async fn what_the_path_says_wrong_is_told() {
         (Method::GET, "/pods", 404, ""),
         (Method::GET, "//v1/fleets/other/nodes", 404, ""),
         (Method::GET, "//v1/schemas/pod.created.v1", 404, ""),
+        (Method::GET, "//errors/unheard_of", 404, ""),
         (Method::GET, "//", 404, ""),
     ] {
         let body = if method == Method::PUT { r#"{"spec":{"domain":"d1","total":{}}}"# } else { "{}" };

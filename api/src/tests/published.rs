@@ -9,6 +9,7 @@ use chancery_events::event::{Event, EventLine, FoldableEvent};
 use serde_json::Value;
 
 use super::world::World;
+use crate::problem::KINDS;
 use crate::schemas::{breaks, pretty, schemas};
 use crate::{openapi, wanted};
 
@@ -145,5 +146,33 @@ async fn both_are_served() {
     for name in ["replica.created.v1", "chancery.replica.created.v1"] {
         let schema = world.get(&format!("//v1/schemas/{name}")).await;
         assert_eq!(schema.json()["$id"], "/v1/schemas/replica.created.v1");
+    }
+}
+
+#[tokio::test]
+async fn every_code_is_described_where_the_type_of_its_problems_leads() {
+    let world = World::new();
+    for kind in KINDS {
+        let entry = world.get(&format!("/{}", kind.path())).await;
+        assert_eq!(entry.status, 200, "{kind:?}");
+        assert_eq!(entry.header("content-type"), "text/markdown; charset=utf-8");
+        let text = std::str::from_utf8(&entry.body).expect("text");
+        assert!(text.starts_with(&format!("## `{}`\n", kind.code)), "{text}");
+        for part in [kind.status.to_string().as_str(), kind.meaning, kind.remedy] {
+            assert!(text.contains(part), "{text}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_type_of_a_problem_resolves() {
+    let world = World::new();
+    for path in ["//nowhere", "//errors/unheard_of", "/nodes?limit=0"] {
+        let problem = world.get(path).await;
+        let (_, code, _) = problem.problem();
+        let problem_type = problem.json()["type"].as_str().expect("a type").to_owned();
+        let entry = world.get(&format!("/{problem_type}")).await;
+        assert_eq!(entry.status, 200, "{path}");
+        assert!(entry.body.starts_with(format!("## `{code}`").as_bytes()), "{path}");
     }
 }

@@ -68,7 +68,7 @@ impl Answer {
         assert_eq!(json["status"], self.status.as_u16());
         assert_eq!(json["request_id"], self.header("chancery-request-id"));
         let code = json["code"].as_str().expect("a code");
-        assert_eq!(json["type"], format!("/problems/{code}"));
+        assert_eq!(json["type"], format!("/errors/{code}"));
         for text in ["title", "detail"] {
             assert!(!json[text].as_str().expect(text).is_empty());
         }

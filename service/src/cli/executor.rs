@@ -1,4 +1,4 @@
-//! Flags of `executor`, and its exit codes.
+//! Flags of `executor`, and the exit code for each reason to stop.
 #![expect(clippy::doc_markdown, reason = "the comments are the help, as people read it")]
 
 use std::path::PathBuf;
@@ -12,16 +12,12 @@ use clap::Args;
 
 use crate::executors::ExecutorIdentity;
 
-/// Exit code when the executor must not obey this server, because a newer one is elsewhere.
-const NEWER_ELSEWHERE: u8 = 9;
-
 /// Flags of an executor.
 #[derive(Args, Debug)]
-#[command(
-    after_help = "Stopping an executor leaves running what it runs; the same command takes it up again.\n\
-    Exit codes: 0 asked to stop, 1 failure, 2 usage, 4 another executor has the folder, or it is a copy, \
-    5 the server refuses it for good, 9 a newer server is elsewhere"
-)]
+#[command(after_help = format!(
+    "Stopping an executor leaves its processes running; the same command adopts them again.\n{}",
+    CliExit::help()
+))]
 pub struct ExecutorArgs {
     /// The cluster whose nodes it drives
     #[arg(long, value_name = "NAME")]
@@ -72,7 +68,7 @@ impl ExecutorArgs {
     /// Returns the exit code for a reason to stop.
     pub fn exit(stop: &ExecutorStop) -> ExitCode {
         match stop {
-            ExecutorStop::NewerElsewhere(_) => NEWER_ELSEWHERE.into(),
+            ExecutorStop::NewerElsewhere(_) => CliExit::NewerElsewhere.into(),
             ExecutorStop::ScopeTaken | ExecutorStop::Copied(_) => CliExit::Conflict.into(),
             ExecutorStop::Refused(_) | ExecutorStop::Diverged(_) => CliExit::Denied.into(),
             ExecutorStop::Storage(_) => CliExit::Failure.into(),

@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use chancery_cli::{ClientCommand, GlobalArgs};
+use chancery_cli::{CliExit, ClientCommand, GlobalArgs};
 use chancery_events::time::parse_span;
 use clap::{Args, Parser, Subcommand};
 
@@ -14,8 +14,7 @@ use super::executor::ExecutorArgs;
 /// Chancery: an event-sourced control plane.
 #[derive(Parser, Debug)]
 #[command(name = "chancery", version, about, max_term_width = 120, disable_help_subcommand = true)]
-#[command(after_help = "Exit codes: 0 ok, 1 failure, 2 usage, 3 not found, 4 conflict, 5 denied, \
-    6 awaiting approval, 7 unknown outcome or timeout, 8 unreachable")]
+#[command(after_help = CliExit::help())]
 pub struct CliArgs {
     #[command(flatten)]
     pub(super) globals: GlobalArgs,

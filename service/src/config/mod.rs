@@ -5,7 +5,7 @@
 
 mod file;
 #[cfg(test)]
-mod reference;
+pub(crate) mod reference;
 mod settings;
 #[cfg(test)]
 mod tests;

@@ -79,7 +79,8 @@ fn variables() -> String {
     text
 }
 
-fn keep(page: &str, wanted: &str) {
+/// Compares a page with the generated text, or writes it.
+pub(crate) fn keep(page: &str, wanted: &str) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(page);
     if std::env::var_os("UPDATE").is_some() {
         std::fs::write(&path, wanted).expect("docs can be written");

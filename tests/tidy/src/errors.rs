@@ -1,0 +1,62 @@
+//! Error texts of the product start with `cannot` or `invalid`.
+
+use crate::source::{SourceFile, Token, TokenKind, Violation, group_end, product_code, product_files};
+
+/// Literals of `#[error]`, `bail!`, `anyhow!`, `ensure!`, `context` and `with_context` outside tests.
+pub(crate) fn errors(files: &[SourceFile]) -> Vec<Violation> {
+    let mut violations = Vec::new();
+    for file in product_files(files) {
+        let tokens = product_code(&file.text);
+        for index in 0..tokens.len() {
+            let Some(literal) = error_text(&tokens, index) else { continue };
+            let is_source =
+                literal.text.starts_with('{') && literal.text.find('}') == Some(literal.text.len() - 1);
+            if !is_source && !literal.text.starts_with("cannot ") && !literal.text.starts_with("invalid ") {
+                violations.push(file.violation(literal.line, "errors", literal.text.to_owned()));
+            }
+        }
+    }
+    violations
+}
+
+/// Literal of the error that the name at `index` makes.
+fn error_text<'a>(tokens: &[Token<'a>], index: usize) -> Option<Token<'a>> {
+    let sign = |at: usize, text: &str| tokens.get(at).is_some_and(|token| token.is(text));
+    let before = |distance: usize, text: &str| index.checked_sub(distance).is_some_and(|at| sign(at, text));
+    let open = match tokens[index].text {
+        "error" if before(1, "[") && before(2, "#") => index + 1,
+        "bail" | "anyhow" | "ensure" if sign(index + 1, "!") => index + 2,
+        "context" | "with_context" if before(1, ".") => index + 1,
+        _ => return None,
+    };
+    if !["(", "{", "["].iter().any(|bracket| sign(open, bracket)) {
+        return None;
+    }
+    let arguments = &tokens[open + 1..group_end(tokens, open) - 1];
+    let arguments = match tokens[index].text {
+        "ensure" => behind_comma(arguments),
+        // Behind the parameters of the closure.
+        "with_context" => arguments.get(2..)?,
+        _ => arguments,
+    };
+    let literal = match arguments {
+        [name, bang, _, literal, ..] if name.is("format") && bang.is("!") => literal,
+        [open, name, bang, _, literal, ..] if open.is("{") && name.is("format") && bang.is("!") => literal,
+        [literal, ..] => literal,
+        [] => return None,
+    };
+    (literal.kind == TokenKind::Text).then_some(*literal)
+}
+
+/// Tokens behind the first comma outside groups.
+fn behind_comma<'a, 'b>(tokens: &'b [Token<'a>]) -> &'b [Token<'a>] {
+    let mut at = 0;
+    while let Some(token) = tokens.get(at) {
+        if token.is(",") {
+            return &tokens[at + 1..];
+        }
+        let opens = token.is("(") || token.is("[") || token.is("{");
+        at = if opens { group_end(tokens, at) } else { at + 1 };
+    }
+    &[]
+}

@@ -15,11 +15,13 @@ use super::client::ApiClient as HttpClient;
 use super::context::OutputFormat;
 use super::error::CliError;
 use super::flags::{
-    DrainArgs, EntityArgs, EventsArgs, GetArgs, LogsArgs, OperationArgs, ScheduleArgs, UndrainArgs, WaitArgs,
+    DrainArgs, EntityArgs, EventsArgs, ExplainArgs, GetArgs, LogsArgs, OperationArgs, ScheduleArgs,
+    UndrainArgs, WaitArgs,
 };
 use super::kind::{EntityKind, EntitySelector, EntitySelectorParser};
 use super::{
-    act, apply, delete, describe, disruption, drain, events, get, logs, replica, request, rollout, wait,
+    act, apply, delete, describe, disruption, drain, events, explain, get, logs, replica, request, rollout,
+    wait,
 };
 
 /// Above the flags of every command, in its help.
@@ -45,7 +47,7 @@ pub struct GlobalArgs {
     pub output: Option<OutputFormat>,
 }
 
-/// Commands that ask a server.
+/// Commands that ask a server, and `explain`, which needs none.
 #[derive(Subcommand, Debug)]
 pub enum ServerCommand {
     /// Make what there is as manifests say; safe to repeat
@@ -59,6 +61,8 @@ pub enum ServerCommand {
     },
     /// List entities, or show one
     Get(GetArgs),
+    /// Explain the fields of a kind: names, types, defaults, meanings. Needs no server (default: list the kinds)
+    Explain(ExplainArgs),
     /// Tell everything about one entity
     Describe {
         /// Its kind, or KIND/NAME
@@ -293,6 +297,7 @@ impl ServerCommand {
                 apply::run(files, turn, client, out)
             }
             ServerCommand::Get(what) => get::run(what, client, out),
+            ServerCommand::Explain(what) => explain::run(what, client.context, out),
             ServerCommand::Describe { what, name } => {
                 describe::run(what.kind, &what.one(name.as_ref())?, client, out)
             }

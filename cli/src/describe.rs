@@ -182,7 +182,7 @@ fn fields(kind: EntityKind, item: &Value) -> Result<String, CliError> {
             // What is listed below.
             Value::Array(_) if kind == EntityKind::Node && name == "disruptions" => {}
             Value::Object(_) if kind == EntityKind::Policy && name == "spec" => {
-                columns(&mut text, kind, item)?
+                columns(&mut text, kind, item)?;
             }
             Value::Object(_) | Value::Array(_) => parts(&mut text, name, &label, value)?,
             other => add(&mut text, format_args!("{label} {other}\n")),

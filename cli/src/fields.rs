@@ -29,7 +29,7 @@ pub(super) fn check(kind: EntityKind, path: &[&str], wanted: &str) -> Result<(),
             let names: Vec<_> = properties.keys().map(String::as_str).collect();
             properties.get(*name).ok_or_else(|| unknown(at, &names))?
         } else {
-            any_of(node).ok_or_else(|| unknown(at, &[]))?
+            values(node).ok_or_else(|| unknown(at, &[]))?
         };
     }
     let node = resolve(&schema, now);
@@ -102,7 +102,8 @@ macro_rules! schemas {
         key $key:tt $(owner $owner:tt)? $(entity $entity:tt)? $(row($rows:ident = $number:literal: $row:ident))?
         $(ends $ends:tt)? $(manifest $manifest:tt)?
     })*) => {
-        fn schema(kind: EntityKind) -> Schema {
+        /// Schema of a row of a kind.
+        pub(super) fn schema(kind: EntityKind) -> Schema {
             match kind {
                 $($(EntityKind::$kind => schema_for!(rows::$row),)?)*
                 EntityKind::Disruption => schema_for!(disruption::DisruptionItem),
@@ -127,8 +128,8 @@ fn resolve<'a>(schema: &'a Schema, mut node: &'a Value) -> &'a Value {
     }
 }
 
-/// What each value of a map is, whatever its name.
-fn any_of(node: &Value) -> Option<&Value> {
+/// Schema of the values of a map.
+pub(super) fn values(node: &Value) -> Option<&Value> {
     let by_pattern = || node["patternProperties"].as_object()?.values().next();
     Some(&node["additionalProperties"]).filter(|more| more.is_object()).or_else(by_pattern)
 }

@@ -7,7 +7,7 @@ use chancery_events::time::{Time, parse_span};
 use clap::Args;
 
 use super::error::CliError;
-use super::kind::{EntityKind, EntitySelector, EntitySelectorParser};
+use super::kind::{EntityKind, EntitySelector, EntitySelectorParser, FieldPath, FieldPathParser};
 
 /// Which one.
 #[derive(Args, Debug)]
@@ -59,6 +59,17 @@ pub struct ScheduleArgs {
     /// Why, for people
     #[arg(long, default_value = "", hide_default_value = true)]
     pub reason: String,
+}
+
+/// Kind or field to explain.
+#[derive(Args, Debug, Default)]
+pub struct ExplainArgs {
+    /// Kind, or path of a field below it, as in plan.spec.payloads.ports (default: list the kinds)
+    #[arg(value_name = "KIND[.FIELD...]", value_parser = FieldPathParser, hide_possible_values = true)]
+    pub path: Option<FieldPath>,
+    /// Print only names and types, of all fields below
+    #[arg(long, requires = "path")]
+    pub recursive: bool,
 }
 
 /// What to list.

@@ -131,13 +131,51 @@ impl TypedValueParser for EntitySelectorParser {
             Some((kind, name)) if !name.is_empty() => (kind, Some(name.to_owned())),
             Some(_) | None => (&*text, None),
         };
-        let known = PossibleValuesParser::new(words()).parse_ref(command, arg, OsStr::new(kind))?;
-        Ok(EntitySelector { kind: named(&known).expect("a word that is possible"), name })
+        Ok(EntitySelector { kind: possible(command, arg, kind)?, name })
     }
 
     fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
         Some(Box::new(words()))
     }
+}
+
+/// Kind, and names of fields below it: `plan.spec.payloads`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct FieldPath {
+    /// Kind before the first dot.
+    pub kind: EntityKind,
+    /// Names of fields, each of an object in the one before.
+    pub fields: Vec<String>,
+}
+
+/// Reads [`FieldPath`], and lists the kinds for completion.
+#[derive(Clone, Debug)]
+pub(super) struct FieldPathParser;
+
+impl TypedValueParser for FieldPathParser {
+    type Value = FieldPath;
+
+    fn parse_ref(
+        &self,
+        command: &Command,
+        arg: Option<&Arg>,
+        value: &OsStr,
+    ) -> Result<FieldPath, clap::Error> {
+        let text = value.to_string_lossy();
+        let mut parts = text.split('.');
+        let kind = possible(command, arg, parts.next().unwrap_or_default())?;
+        Ok(FieldPath { kind, fields: parts.map(str::to_owned).collect() })
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        Some(Box::new(words()))
+    }
+}
+
+/// Returns the kind that a word names, or the error of an argument, with the kinds that are possible.
+fn possible(command: &Command, arg: Option<&Arg>, word: &str) -> Result<EntityKind, clap::Error> {
+    let known = PossibleValuesParser::new(words()).parse_ref(command, arg, OsStr::new(word))?;
+    Ok(named(&known).expect("a word that is possible"))
 }
 
 /// The words for kinds, as the parser of arguments takes them.

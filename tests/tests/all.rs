@@ -13,6 +13,7 @@ mod directory;
 mod edits;
 mod executors;
 mod fleets;
+mod glossary;
 mod golden;
 mod imports;
 mod kafka;

@@ -5,7 +5,7 @@
 //! | [`CpuAmount`] | `4`, `1.5`, `500m` | millicores |
 //! | [`MemoryAmount`] | `64` (GiB), `64GiB`, `512MiB` | bytes |
 //! | [`DiskAmount`] | `100` (GB), `100GB`, `1TiB` | bytes |
-//! | [`TimeSpan`] | `500ms`, `30s`, `5m`, `24h`, `7d` | milliseconds |
+//! | [`DurationText`] | `500ms`, `30s`, `5m`, `24h`, `7d` | milliseconds |
 //! | [`MinuteSpan`] | `30m`, `8h` | whole minutes |
 //! | [`ClockTime`] | `22:00` | minutes from midnight |
 //! | [`AnyCase`] | `gte`, `GTE`, `NOT_IN` | the word |
@@ -63,7 +63,7 @@ texts! {
         "type": ["number", "string"], "minimum": 0, "pattern": "^[0-9]+(\\.[0-9]+)? *([kKMGT]i?)?B?$"
     };
     /// Milliseconds.
-    TimeSpan(u64) = |text: &str| parse_span(text).map(|span| span.as_millis() as u64), {
+    DurationText(u64) = |text: &str| parse_span(text).map(|span| span.as_millis() as u64), {
         "description": "a duration: 500ms, 30s, 5m, 24h or 7d",
         "type": "string", "pattern": "^[0-9]+(ms|s|m|h|d)$"
     };

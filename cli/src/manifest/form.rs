@@ -24,7 +24,7 @@ use serde::de::DeserializeOwned;
 use serde_saphyr::{Location, Spanned};
 
 use super::approval::ApprovalForm;
-use super::edge::{AnyCase, CpuAmount, DiskAmount, MemoryAmount, TimeSpan};
+use super::edge::{AnyCase, CpuAmount, DiskAmount, DurationText, MemoryAmount};
 use super::policy::PolicyForm;
 use super::strategy::StrategyForm;
 
@@ -245,14 +245,14 @@ macro_rules! probes {
                 $($(#[$field_doc])* $field: $type,)*
                 /// Time before the first attempt: 0s unless set; at most 1h.
                 #[serde(default)]
-                initial_delay: Option<TimeSpan>,
+                initial_delay: Option<DurationText>,
                 /// Time from one attempt to the next: 2s unless set; from 100ms to 1h. A readiness probe that does not pass
                 /// makes its attempts every 200ms at least.
                 #[serde(default)]
-                period: Option<TimeSpan>,
+                period: Option<DurationText>,
                 /// Time after which an attempt has failed: 1s unless set; from 1ms to 1h.
                 #[serde(default)]
-                timeout: Option<TimeSpan>,
+                timeout: Option<DurationText>,
                 /// Number of failures in a row after which the probe fails: 3 unless set; from 1 to 1000.
                 #[serde(default)]
                 failure_threshold: Option<u32>,
@@ -298,8 +298,8 @@ probes! {
 }
 
 /// A duration in milliseconds, or what is usual.
-fn millis(given: Option<TimeSpan>, usual: u64) -> u64 {
-    given.map_or(usual, |TimeSpan(millis)| millis)
+fn millis(given: Option<DurationText>, usual: u64) -> u64 {
+    given.map_or(usual, |DurationText(millis)| millis)
 }
 
 /// A part of a plan's replica: one or more equal processes.
@@ -357,13 +357,13 @@ impl From<PayloadForm> for Payload {
 pub(super) struct TimeoutsForm {
     /// An operation waits for approval at most this long: 24h unless set.
     #[serde(default)]
-    approval: Option<TimeSpan>,
+    approval: Option<DurationText>,
     /// From the first command until ready: 5m unless set.
     #[serde(default)]
-    start: Option<TimeSpan>,
+    start: Option<DurationText>,
     /// From SIGTERM until SIGKILL: 10s unless set.
     #[serde(default)]
-    stop: Option<TimeSpan>,
+    stop: Option<DurationText>,
 }
 
 impl From<TimeoutsForm> for PlanTimeouts {
@@ -383,7 +383,7 @@ impl From<TimeoutsForm> for PlanTimeouts {
 pub(super) struct UnreadyForm {
     /// Time of being unready after which the action is taken: 5m unless set.
     #[serde(default)]
-    after: Option<TimeSpan>,
+    after: Option<DurationText>,
     /// `show`: it is shown as unready, and nothing is done. `restart`: it is ended, and started again by the `restart`
     /// rule. show, unless set.
     #[serde(default)]
@@ -439,7 +439,7 @@ pub(super) struct PlanForm {
     restart: Option<RestartPolicy>,
     /// From the first to the second such start; twice as long each time in a row, up to 32 times. 10s, unless set.
     #[serde(default)]
-    cooldown: Option<TimeSpan>,
+    cooldown: Option<DurationText>,
     /// How an update gives way where it cannot be done in place: beside, unless set.
     #[serde(default)]
     update: Option<UpdateOrder>,
@@ -515,7 +515,7 @@ pub(super) struct DeploymentForm {
     strategy: StrategyForm,
     /// Time without progress until the deployment is called stalled (default: 10m).
     #[serde(default)]
-    progress_deadline: Option<TimeSpan>,
+    progress_deadline: Option<DurationText>,
     /// Whether the deployment is rolled back when it fails or is stalled (default: false).
     #[serde(default)]
     auto_rollback: bool,

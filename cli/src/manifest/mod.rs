@@ -145,17 +145,17 @@ struct ManifestHeader {
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct ManifestForm<N, S> {
-    /// The version of the form.
+    /// Version of the form.
     #[serde(rename = "apiVersion")]
     #[schemars(with = "String")]
     _api_version: IgnoredAny,
-    /// What it is.
+    /// Kind of the entity.
     #[serde(rename = "kind")]
     #[schemars(with = "String")]
     _kind: IgnoredAny,
-    /// What it is called.
+    /// Name of the entity, and labels of a node.
     metadata: Option<ManifestMetadata<N>>,
-    /// What it should be.
+    /// Desired state of the entity.
     spec: S,
 }
 
@@ -163,7 +163,7 @@ struct ManifestForm<N, S> {
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct ManifestMetadata<N> {
-    /// Its name.
+    /// Name of the entity; required.
     #[schemars(with = "Option<N>")]
     name: Option<Spanned<N>>,
     /// Labels, for selectors of plans; nodes only.

@@ -11,8 +11,8 @@ pub(super) fn schema<N: JsonSchema, S: JsonSchema>(kind: &'static str) -> (&'sta
     schema.insert("title".into(), json!(format!("Chancery manifest: {kind}")));
     // What is ignored when a form is read is what tells forms apart.
     if let Some(properties) = schema.get_mut("properties").and_then(|p| p.as_object_mut()) {
-        properties.insert("apiVersion".into(), json!({ "const": API_VERSION }));
-        properties.insert("kind".into(), json!({ "const": kind }));
+        properties["apiVersion"]["const"] = API_VERSION.into();
+        properties["kind"]["const"] = kind.into();
     }
     schema.insert("required".into(), json!(["apiVersion", "kind", "metadata", "spec"]));
     (kind, schema)

@@ -9,7 +9,7 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{Error, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-use super::edge::TimeSpan;
+use super::edge::DurationText;
 use super::suggest;
 
 const WORDS: &[&str] = &["rolling", "graceful", "canary"];
@@ -30,7 +30,7 @@ struct RollingForm {
     per_domain: bool,
     /// After each that is done, how long until the next begins: no time, unless set.
     #[serde(default)]
-    pause: Option<TimeSpan>,
+    pause: Option<DurationText>,
 }
 
 /// The whole new set beside the old one; when all are ready, the old ones go.
@@ -38,7 +38,7 @@ struct RollingForm {
 #[serde(deny_unknown_fields)]
 struct BlueGreenForm {
     /// How long that may take.
-    timeout: TimeSpan,
+    timeout: DurationText,
     /// What then: the new ones go, unless set.
     #[serde(default)]
     on_timeout: Option<TimeoutAction>,
@@ -75,10 +75,10 @@ impl StrategyBlock {
                 Some(DeploymentStrategy::Rolling {
                     wave,
                     per_domain,
-                    pause: pause.map_or(0, |TimeSpan(millis)| millis),
+                    pause: pause.map_or(0, |DurationText(millis)| millis),
                 })
             }
-            (None, Some(BlueGreenForm { timeout: TimeSpan(timeout), on_timeout }), None) => {
+            (None, Some(BlueGreenForm { timeout: DurationText(timeout), on_timeout }), None) => {
                 Some(DeploymentStrategy::Graceful {
                     timeout,
                     on_timeout: on_timeout.unwrap_or(TimeoutAction::Rollback),

@@ -1,0 +1,197 @@
+//! Output to the byte, and that every field of every kind is described.
+
+use std::collections::BTreeSet;
+
+use clap::Parser as _;
+
+use super::*;
+use crate::error::CliExit;
+use crate::fake::{FakeCli, context};
+
+/// Runs a command line without a server.
+fn output(line: &str) -> Result<String, CliError> {
+    let cli = FakeCli::try_parse_from(line.split(' ')).unwrap_or_else(|error| panic!("{error}"));
+    let context = context("http://127.0.0.1:1".to_owned(), cli.globals.output);
+    let mut out = Vec::new();
+    crate::run(&cli.command, &context, &mut out)?;
+    Ok(String::from_utf8(out).expect("text"))
+}
+
+#[test]
+fn a_kind_is_explained_by_its_manifest_and_its_row() {
+    let wanted = "\
+KIND:   capability (capabilities, cap, caps)
+        What nodes may have, with a score
+
+MANIFEST (chancery apply -f)
+  apiVersion <string> -required-
+    Version of the form.
+    enum: chancery/v1
+  kind <string> -required-
+    Kind of the entity.
+    enum: Capability
+  metadata <object> -required-
+    Name of the entity, and labels of a node.
+  spec <object> -required-
+    Desired state of the entity.
+
+ROW (chancery get capabilities -o json)
+  activity <string> -required-
+    Whether it counts.
+    enum: active, inactive
+  changed <string> -required-
+    When it last changed.
+  created <string> -required-
+    When it came.
+  kind <string> -required-
+    What it is a measure of.
+  name <string> -required-
+    Its name.
+  position <integer> -required-
+    The position of the fact that last changed it.
+  score <integer> -required-
+    Higher is better, within a type.
+  version <integer> -required-
+    One more for each fact about it.
+";
+    assert_eq!(output("chancery explain capabilities").expect("text"), wanted);
+}
+
+#[test]
+fn a_field_is_explained_in_each_document_that_has_it() {
+    for (path, wanted) in
+        [("deployment.spec.strategy.graceful", GRACEFUL), ("plan.spec.unready.action", ACTION)]
+    {
+        assert_eq!(output(&format!("chancery explain {path}")).expect("text"), wanted);
+    }
+}
+
+const GRACEFUL: &str = "\
+KIND:   deployment (deployments, dep)
+FIELD:  spec.strategy.graceful
+
+MANIFEST (chancery apply -f)
+  graceful <object>
+    The whole new set beside the old one; when all are ready, the old ones go.
+  FIELDS
+    on_timeout <string>
+      What then: the new ones go, unless set.
+      enum: rollback, commit
+    timeout <string> -required-
+      How long that may take.
+";
+
+const ACTION: &str = "\
+KIND:   plan (plans, pl)
+FIELD:  spec.unready.action
+
+MANIFEST (chancery apply -f)
+  action <string>
+    `show`: it is shown as unready, and nothing is done. `restart`: it is ended,
+    and started again by the `restart` rule. show, unless set.
+    default: show
+    enum:
+      show
+        It is shown, with the time since when it is unready.
+      restart
+        It is ended, and started again by the plan's `restart` rule.
+
+ROW (chancery get plans -o json)
+  action <string>
+    The action: show unless set.
+    default: show
+    enum:
+      show
+        It is shown, with the time since when it is unready.
+      restart
+        It is ended, and started again by the plan's `restart` rule.
+";
+
+#[test]
+fn an_unknown_field_is_a_usage_error_that_lists_the_known_ones() {
+    for (path, wanted) in [
+        (
+            "deployment.spec.strategy.rollng",
+            "invalid field \"rollng\" of deployment.spec.strategy: must be one of canary, graceful, rolling\n\
+             try: chancery explain deployment.spec.strategy.rolling",
+        ),
+        ("node.spec.zone.x", "invalid field \"x\": node.spec.zone has no fields"),
+        (
+            "capability.",
+            "invalid field \"\" of capability: must be one of activity, apiVersion, changed, created, kind, metadata, \
+             name, position, score, spec, version",
+        ),
+    ] {
+        let error = output(&format!("chancery explain {path}")).expect_err(path);
+        assert_eq!((error.exit, error.message.as_str()), (CliExit::Usage, wanted));
+    }
+    let error = FakeCli::try_parse_from(["chancery", "explain", "pod.spec"]).expect_err("no such kind");
+    assert_eq!(error.exit_code(), CliExit::Usage as i32);
+}
+
+const TREE: &str = "\
+KIND:   node (nodes, no)
+FIELD:  spec.storage
+
+MANIFEST (chancery apply -f)
+  storage <list of object>
+    Storage, at most one entry a class.
+  FIELDS
+    capacity <number or string> -required-
+    class <string> -required-
+";
+
+#[test]
+fn a_tree_a_schema_and_the_kinds_can_be_shown() {
+    let tree = output("chancery explain node.spec.storage --recursive").expect("text");
+    assert_eq!(tree, TREE);
+    let schema = output("chancery explain node.storage -o json").expect("text");
+    let schema: Value = serde_json::from_str(&schema).expect("JSON");
+    assert_eq!(schema["row"]["items"]["$ref"], "#/$defs/StorageRow");
+    assert!(schema["row"]["$defs"]["StorageRow"].is_object() && schema["manifest"].is_null());
+    let kinds = output("chancery explain").expect("text");
+    for kind in EntityKind::ALL {
+        assert!(kinds.lines().any(|line| line.split_whitespace().next() == Some(kind.word())), "{kinds}");
+    }
+}
+
+/// Names of all properties in a schema, without its structure.
+fn names(schema: &Value, to: &mut BTreeSet<String>) {
+    match schema {
+        Value::Object(members) => {
+            to.extend(schema["properties"].as_object().into_iter().flat_map(Map::keys).cloned());
+            members.values().for_each(|value| names(value, to));
+        }
+        Value::Array(items) => items.iter().for_each(|value| names(value, to)),
+        _ => {}
+    }
+}
+
+#[test]
+fn every_field_can_be_explained_and_has_a_description() {
+    for kind in EntityKind::ALL {
+        let documents = documents(*kind);
+        for document in &documents {
+            let (mut wanted, mut seen) = (BTreeSet::new(), BTreeSet::new());
+            names(&document.schema, &mut wanted);
+            let mut open = vec![(Vec::new(), &document.schema)];
+            while let Some((parent, node)) = open.pop() {
+                for field in document.fields(node) {
+                    let fields: Vec<String> = parent.iter().cloned().chain([field.name.to_owned()]).collect();
+                    let path = FieldPath { kind: *kind, fields };
+                    let at = format!("{} of the {} of a {kind}", path.fields.join("."), document.word);
+                    let found = find(&path, &documents).expect(&at);
+                    let here: Vec<_> =
+                        found.iter().filter(|(found, _)| found.word == document.word).collect();
+                    assert_eq!(here.len(), 1, "{at}");
+                    assert!(!field.about.is_empty(), "{at} has no description");
+                    assert!(!document.type_of(field.node).is_empty(), "{at} has no type");
+                    assert!(text(&ExplainArgs::default(), &path, &found).contains(field.name), "{at}");
+                    seen.insert(field.name.to_owned());
+                    open.push((path.fields, field.node));
+                }
+            }
+            assert_eq!(seen, wanted, "{} of a {kind}", document.word);
+        }
+    }
+}

@@ -17,11 +17,11 @@ use serde::{Deserialize, Serialize};
 
 pub use kinds::*;
 
-/// Where in a request something is wrong.
+/// Part of a request that an error is about.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum RequestPart {
-    /// In the body; the pointer is a JSON Pointer.
+    /// Body of the request; the pointer is a JSON Pointer.
     Body,
     /// In the path; the pointer is the parameter's name after a slash.
     Path,
@@ -34,11 +34,11 @@ pub enum RequestPart {
 /// One thing that is wrong.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct FieldError {
-    /// Where: a JSON Pointer in the body, or `/name` elsewhere.
+    /// Location of the error: a JSON Pointer in the body, or `/name` elsewhere.
     pub pointer: String,
-    /// What is wrong there.
+    /// Description of the error.
     pub detail: String,
-    /// In which part of the request.
+    /// Part of the request that contains the error.
     #[serde(rename = "in")]
     pub part: RequestPart,
 }
@@ -56,12 +56,12 @@ pub struct ProblemBody {
     pub status: u16,
     /// For programs. Stable.
     pub code: String,
-    /// What is wrong this time, and what to do about it.
+    /// Cause of this occurrence, and what to do about it.
     pub detail: String,
-    /// Where.
+    /// Errors by location.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub errors: Vec<FieldError>,
-    /// Whether the same request may hold later.
+    /// Whether the same request may succeed later.
     pub retryable: bool,
     /// Names the request, in the server's log too.
     pub request_id: String,
@@ -74,10 +74,10 @@ pub struct ProblemBody {
     /// The intent's id: repeat the request with it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
-    /// Where to read on.
+    /// Path of a page with more information.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub see: Option<String>,
-    /// The lineage of the journal now.
+    /// Current lineage of the journal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lineage: Option<String>,
     /// The first position that counts under that lineage alone.

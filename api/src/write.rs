@@ -42,11 +42,11 @@ pub(super) struct AcceptedResponse {
     pub(super) position: u64,
     /// `accepted`, or `unchanged` if it was so already.
     pub(super) verdict: String,
-    /// What it was about; `request/ID` if it waits for approval as that request.
+    /// Entity that the intent changes; `request/ID` if the intent waits for approval as that request.
     pub(super) subject: Option<String>,
-    /// The subject's version now.
+    /// Current version of the entity.
     pub(super) version: Option<u64>,
-    /// Of an edit of a plan: the fields that it changed.
+    /// Fields that an edit of a plan changed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) changed: Option<ChangedFields>,
 }

@@ -13,26 +13,26 @@ use std::ops::{Add, AddAssign};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// What a node has, or a run needs.
+/// Resources that a node has, or that an incarnation needs.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Resources {
-    /// Millicores.
+    /// CPU, in millicores; 0 if absent.
     #[serde(default)]
     pub cpu: u64,
-    /// Bytes.
+    /// Memory, in bytes; 0 if absent.
     #[serde(default)]
     pub memory: u64,
-    /// Bytes.
+    /// Disk, in bytes; 0 if absent.
     #[serde(default)]
     pub disk: u64,
 }
 
 impl Resources {
-    /// Nothing.
+    /// No resources: every field is zero.
     pub const ZERO: Resources = Resources { cpu: 0, memory: 0, disk: 0 };
 
-    /// What is left when `other` is taken away; `None` if it is more than there is.
+    /// Subtracts `other`; `None` if any field of `other` is greater than that of `self`.
     pub fn checked_sub(self, other: Resources) -> Option<Resources> {
         Some(Resources {
             cpu: self.cpu.checked_sub(other.cpu)?,
@@ -41,7 +41,7 @@ impl Resources {
         })
     }
 
-    /// The sum; `None` if it cannot be held.
+    /// Adds `other`; `None` if a sum overflows.
     pub fn checked_add(self, other: Resources) -> Option<Resources> {
         Some(Resources {
             cpu: self.cpu.checked_add(other.cpu)?,
@@ -50,7 +50,7 @@ impl Resources {
         })
     }
 
-    /// What is left when `other` is taken away, nothing where that is more.
+    /// Subtracts `other`, field by field; a field becomes zero where that of `other` is greater.
     #[must_use]
     pub fn less(self, other: Resources) -> Resources {
         Resources {

@@ -1,8 +1,9 @@
-//! Intents: what someone wants. An intent may be refused; it carries an actor, and an id that makes it safe to repeat.
+//! Intents: changes that an actor requests. An intent may be refused. An intent carries an actor, and an id
+//! that makes repeats safe.
 //!
-//! Each stands once, in the register at the end: its type, what it is about, how it is asked by HTTP, and its body. The
-//! rule of each is an arm of `by_type` in `machine/src/decide.rs`; a command of the command line is written in
-//! `cli/src/args.rs`.
+//! Each intent is listed once, in the register at the end: its type, its subject, its HTTP route, and its
+//! body. The rule of each intent is an arm of `by_type` in `machine/src/decide.rs`; a command of the command
+//! line is defined in `cli/src/args.rs`.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -21,38 +22,39 @@ use crate::spec::{
 use crate::subject::Subject;
 use crate::time::Time;
 
-/// An intent with all that came with it.
+/// Intent with its actor, id and other metadata.
 #[derive(Clone, PartialEq, Debug)]
 pub struct IntentRequest {
-    /// Makes it safe to repeat, with actor and source.
+    /// Id that makes the intent safe to repeat, with actor and source.
     pub id: IntentId,
-    /// Where it comes from.
+    /// Source that the intent comes from.
     pub source: SourceName,
-    /// Who asks.
+    /// Actor who requests the intent.
     pub actor: Actor,
-    /// Who it said that it is from, where that is not believed: it came by a topic, whose binding says who asks.
+    /// Actor that the message claimed, where the claim is not trusted: the topic's binding determines the
+    /// actor.
     pub claim: Option<Actor>,
-    /// When it was first asked, by its sender's clock. Without one, the promise of idempotency holds for the
-    /// window only.
+    /// Time of the first request, by the sender's clock. Without a time, idempotency is guaranteed only
+    /// within the retention window.
     pub time: Option<Time>,
-    /// The version of the subject that it was based on.
+    /// Version of the subject that the intent was based on.
     pub expect: Option<u64>,
-    /// W3C trace context, kept as it came.
+    /// W3C trace context, stored as received.
     pub traceparent: Option<String>,
-    /// What is wanted.
+    /// Requested change.
     pub intent: Intent,
 }
 
 impl IntentRequest {
-    /// Which repeats are the same intent: actor, source and id. The first 24 bits are the actor's, the next 24 those of
-    /// actor and source.
+    /// Returns the idempotency key, which is equal in repeats: a digest of actor, source and id. The first 24
+    /// bits derive from the actor, the next 24 bits from actor and source.
     pub fn key(&self) -> Digest {
         let (actor, source) = (self.actor.as_str().as_bytes(), self.source.as_str().as_bytes());
         let producer = Digest::of(&[actor, source]);
         Digest::of(&[actor, source, self.id.as_str().as_bytes()]).under(Digest::of(&[actor]), producer)
     }
 
-    /// Whether a repeat asks for the same: the typed body, with the expected version.
+    /// Returns the digest of the typed body and the expected version, which must be equal in a repeat.
     pub fn digest(&self) -> Digest {
         let body = self.intent.data_json();
         Digest::of(&[
@@ -64,53 +66,54 @@ impl IntentRequest {
 }
 
 words! {
-    /// When a deployment's turn comes.
+    /// Policy for a new deployment while another deployment is in progress.
     #[derive(Default)]
     OverlapPolicy {
-        /// When the one that is being carried out is over.
+        /// Starts when the deployment in progress has ended.
         #[default]
         Queue = "queue",
-        /// As soon as what the one before has begun is settled: it begins nothing more.
+        /// Starts when the running operations of the previous deployment have settled; the previous
+        /// deployment starts nothing more.
         Supersede = "supersede",
     }
-    /// Whether what needs something goes with it.
+    /// Policy for the dependents of an entity that is deleted.
     #[derive(Default)]
     CascadePolicy {
-        /// It is in use: it stays.
+        /// Refuses the deletion of an entity that is in use.
         #[default]
         No = "no",
-        /// All that needs it goes first, then it.
+        /// Removes all dependents first, and then the entity.
         Yes = "yes",
     }
 }
 
-/// One operation, as it was shown to whoever approves it.
+/// Operation, as it was shown to the approver.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ApprovedOperation {
-    /// Which.
+    /// Id of the operation.
     pub operation: OperationId,
-    /// The hash of what it will do, as it was shown.
+    /// Hash of the proposed change, as it was shown.
     pub hash: Digest,
 }
 
 /// Whether a request of the route must have a body.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum BodyRule {
-    /// It must.
+    /// A body is required.
     Required,
-    /// The path says enough; a body can only say it in more detail.
+    /// The path is sufficient; a body can only add details.
     Optional,
 }
 
-/// What has become of something that was changed, which tells the status of the answer.
+/// Kind of success after a change, which determines the HTTP status of the response.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SuccessKind {
-    /// It is so: 200.
+    /// The change is complete: 200.
     Now,
-    /// It is there for the first time, if its version says so: 201, else 200.
+    /// The entity was created if its version is 1: 201, otherwise 200.
     Applied,
-    /// It is there for the first time: 201.
+    /// The entity was created: 201.
     Created,
     /// Work follows: 202.
     Later,
@@ -146,28 +149,28 @@ impl IntentEnding {
     }
 }
 
-/// What the register says of an intent.
+/// Entry of an intent in the register.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct IntentEntry {
-    /// Its type, with the version.
+    /// Type of the intent, with its version.
     pub type_name: &'static str,
-    /// The method of a request for it.
+    /// HTTP method of the route.
     pub method: &'static str,
-    /// The path below the fleet. Parameters stand in braces, and are members of the body.
+    /// Path below the fleet. Parameters are in braces, and are members of the body.
     pub path: &'static str,
-    /// Members of the body that the query may say instead: each is yes or no.
+    /// Members of the body that the query may give instead: each is `yes` or `no`.
     pub query: &'static [&'static str],
-    /// Whether there must be a body.
+    /// Whether the request must have a body.
     pub body: BodyRule,
-    /// What for, in a sentence.
+    /// Description of the route, in one sentence.
     pub about: &'static str,
-    /// What has become of it when it is accepted and changes something.
+    /// Kind of success when the intent is accepted and changes something.
     pub done: SuccessKind,
-    /// What it can end.
+    /// Ways in which the intent can end replicas or incarnations.
     pub ending: IntentEnding,
 }
 
-/// Declares intents: the enum, their bodies, what they are about, and their routes.
+/// Declares intents: the enum, their bodies, their subjects, and their routes.
 macro_rules! intents {
     ($(
         $(#[$doc:meta])* $name:ident = $type:literal $(+ $tail:literal)?, [$($about:tt)*]
@@ -177,7 +180,7 @@ macro_rules! intents {
         }
     )*) => {
         bodies! {
-            /// What someone wants.
+            /// Intent: a change that an actor requests.
             Intent { $($(#[$doc])* $name = $type),* }
         }
 
@@ -190,7 +193,7 @@ macro_rules! intents {
             }
 
             impl $name {
-                /// What the register says of it.
+                /// Entry of this intent in the register.
                 pub const ENTRY: IntentEntry = IntentEntry {
                     type_name: $type,
                     method: stringify!($method),
@@ -205,20 +208,21 @@ macro_rules! intents {
         )*
 
         impl Intent {
-            /// What the register says of each, in the order of [`Intent::TYPES`].
+            /// Entries of all intents, in the order of [`Intent::TYPES`].
             pub const REGISTER: &[IntentEntry] = &[$($name::ENTRY),*];
 
-            /// What the register says of it.
+            /// Returns the entry of the intent in the register.
             pub const fn entry(&self) -> &'static IntentEntry {
                 match self { $(Intent::$name(_) => &$name::ENTRY),* }
             }
 
-            /// Whether it is about what needs its subject, too: a member that the query may say is yes.
+            /// Whether the intent also affects dependents of its subject: a member that the query may give is
+            /// `yes`.
             pub fn cascades(&self) -> bool {
                 match self { $($(Intent::$name(ask) => $(ask.$query == CascadePolicy::Yes)||+,)?)* _ => false }
             }
 
-            /// What it is about; of many operations, the first.
+            /// Returns the subject of the intent; of several operations, the first.
             pub fn subject(&self) -> Option<Subject> {
                 match self { $(Intent::$name(x) => intents!(@about x $($about)*)),* }
             }
@@ -238,292 +242,294 @@ macro_rules! intents {
 }
 
 intents! {
-    /// A cluster should be so.
+    /// Creates or updates a cluster.
     ClusterApply = "cluster.apply.v1", [Cluster(name)]
-        => PUT "/clusters/{name}" Required "Makes a cluster so.", Applied, ends Nothing {
-        /// Which.
+        => PUT "/clusters/{name}" Required "Creates or updates a cluster.", Applied, ends Nothing {
+        /// Name of the cluster.
         name: ClusterName,
-        /// What it should be.
+        /// Specification of the cluster.
         spec: ClusterSpec,
     }
-    /// A cluster should be in use, or not.
+    /// Activates or deactivates a cluster.
     ClusterSetActivity = "cluster.set_activity.v1", [Cluster(name)]
-        => POST "/clusters/{name}/activity" Required "Puts a cluster in use, or out of it.", Now, ends Nothing {
-        /// Which.
+        => POST "/clusters/{name}/activity" Required "Activates or deactivates a cluster.", Now, ends Nothing {
+        /// Name of the cluster.
         name: ClusterName,
-        /// What it should be.
+        /// Requested activity of the cluster.
         activity: ClusterActivity,
     }
-    /// A cluster should be forgotten.
+    /// Deletes a cluster.
     ClusterDelete = "cluster.delete.v1", [Cluster(name)]
-        => DELETE "/clusters/{name}" Optional "Forgets a cluster.", Now, ends Nothing {
-        /// Which.
+        => DELETE "/clusters/{name}" Optional "Deletes a cluster.", Now, ends Nothing {
+        /// Name of the cluster.
         name: ClusterName,
     }
-    /// A capability should be so.
+    /// Creates or updates a capability.
     CapabilityApply = "capability.apply.v1", [Capability(name)]
-        => PUT "/capabilities/{name}" Required "Makes a capability so.", Applied, ends Nothing {
-        /// Which.
+        => PUT "/capabilities/{name}" Required "Creates or updates a capability.", Applied, ends Nothing {
+        /// Name of the capability.
         name: CapabilityName,
-        /// What it should be.
+        /// Specification of the capability.
         spec: CapabilitySpec,
     }
-    /// A capability should count, or not.
+    /// Activates or deactivates a capability.
     CapabilitySetActivity = "capability.set_activity.v1", [Capability(name)]
-        => POST "/capabilities/{name}/activity" Required "Lets a capability count, or not.", Now, ends Nothing {
-        /// Which.
+        => POST "/capabilities/{name}/activity" Required "Activates or deactivates a capability.", Now, ends Nothing {
+        /// Name of the capability.
         name: CapabilityName,
-        /// What it should be.
+        /// Requested activity of the capability.
         activity: ClusterActivity,
     }
-    /// A capability should be forgotten.
+    /// Deletes a capability.
     CapabilityDelete = "capability.delete.v1", [Capability(name)]
-        => DELETE "/capabilities/{name}" Optional "Forgets a capability.", Now, ends Nothing {
-        /// Which.
+        => DELETE "/capabilities/{name}" Optional "Deletes a capability.", Now, ends Nothing {
+        /// Name of the capability.
         name: CapabilityName,
     }
-    /// A node should be so.
+    /// Creates or updates a node.
     NodeApply = "node.apply.v1", [Node(name)]
-        => PUT "/nodes/{name}" Required "Makes a node so.", Applied, ends Nothing {
-        /// Which.
+        => PUT "/nodes/{name}" Required "Creates or updates a node.", Applied, ends Nothing {
+        /// Name of the node.
         name: NodeName,
-        /// What it should be.
+        /// Specification of the node.
         spec: NodeSpec,
-        /// The cluster that it should be allocated to, if it is in none.
+        /// Cluster to which the node is allocated, if the node is in no cluster.
         #[serde(default)]
         cluster: Option<ClusterName>,
     }
-    /// A node should change its state.
+    /// Changes the state of a node.
     NodeSetState = "node.set_state.v1", [Node(name)]
-        => POST "/nodes/{name}/state" Required "Changes a node's state.", Now, ends Request(Expunge) {
-        /// Which.
+        => POST "/nodes/{name}/state" Required "Changes the state of a node.", Now, ends Request(Expunge) {
+        /// Name of the node.
         name: NodeName,
-        /// The state wanted. From `unallocated`, `allocated` passes through `allocating` in the same commit.
+        /// Requested state of the node. From `unallocated`, `allocated` passes through `allocating` in the
+        /// same commit.
         state: NodeState,
-        /// The cluster, for `allocating` and `allocated` alone.
+        /// Cluster of the node, for `allocating` and `allocated` only.
         #[serde(default)]
         cluster: Option<ClusterName>,
-        /// Reason why an expunge cannot wait for the approval that policies require, for `expunged` alone. The expunge
-        /// happens immediately, and `approval.bypassed` records the reason.
+        /// Reason why an expunge cannot wait for the approval that policies require, for `expunged` only. The
+        /// node is expunged immediately, and `approval.bypassed` records the reason.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         break_glass: Option<String>,
     }
-    /// A node should be forgotten.
+    /// Deletes a node.
     NodeDelete = "node.delete.v1", [Node(name)]
-        => DELETE "/nodes/{name}" [cascade] Optional "Forgets a node.", Now, ends Request(Relocate) {
-        /// Which.
+        => DELETE "/nodes/{name}" [cascade] Optional "Deletes a node.", Now, ends Request(Relocate) {
+        /// Name of the node.
         name: NodeName,
-        /// Whether what needs it goes first, or forbids it.
+        /// Policy for dependents of the node: `yes` drains the node first, `no` (default) refuses the
+        /// deletion.
         #[serde(default, skip_serializing_if = "crate::is_default")]
         cascade: CascadePolicy,
     }
-    /// A node is going to be interfered with.
+    /// Schedules a disruption of a node.
     DisruptionSchedule = "disruption.schedule.v1", [Node(node)]
         => PUT "/nodes/{node}/disruptions/{name}" Required "Schedules a disruption of a node.", Created, ends Nothing {
-        /// On which node.
+        /// Node of the disruption.
         node: NodeName,
-        /// Its name, unique on the node.
+        /// Name of the disruption, unique on the node.
         name: DisruptionName,
-        /// What it is.
+        /// Specification of the disruption.
         spec: DisruptionSpec,
     }
-    /// A disruption may be acted on.
+    /// Approves a disruption: its node takes no placements, and is drained if the disruption requests that.
     DisruptionApprove = "disruption.approve.v1", [Node(node)]
-        => POST "/nodes/{node}/disruptions/{name}/approve" Optional "Lets a disruption be acted on: its node takes no placements, and is emptied if that is wanted.", Later, ends Request(Relocate) {
-        /// On which node.
+        => POST "/nodes/{node}/disruptions/{name}/approve" Optional "Approves a disruption: its node takes no placements, and is drained if the disruption requests that.", Later, ends Request(Relocate) {
+        /// Node of the disruption.
         node: NodeName,
-        /// Its name, unique on the node.
+        /// Name of the disruption, unique on the node.
         name: DisruptionName,
     }
-    /// A disruption is over, or will not be.
+    /// Ends a disruption, whether or not it took place.
     DisruptionComplete = "disruption.complete.v1", [Node(node)]
         => POST "/nodes/{node}/disruptions/{name}/complete" Optional "Ends a disruption.", Now, ends Withdraws {
-        /// On which node.
+        /// Node of the disruption.
         node: NodeName,
-        /// Its name, unique on the node.
+        /// Name of the disruption, unique on the node.
         name: DisruptionName,
     }
-    /// A disruption that is over should be forgotten.
+    /// Deletes a disruption that has ended.
     DisruptionDelete = "disruption.delete.v1", [Node(node)]
-        => DELETE "/nodes/{node}/disruptions/{name}" Optional "Forgets a disruption that is over.", Now, ends Nothing {
-        /// On which node.
+        => DELETE "/nodes/{node}/disruptions/{name}" Optional "Deletes a disruption that has ended.", Now, ends Nothing {
+        /// Node of the disruption.
         node: NodeName,
-        /// Its name, unique on the node.
+        /// Name of the disruption, unique on the node.
         name: DisruptionName,
     }
-    /// A policy should be so.
+    /// Creates or updates a policy.
     PolicyApply = "policy.apply.v1", [Policy(name)]
-        => PUT "/policies/{name}" Required "Makes a policy so.", Applied, ends Weakens {
-        /// Which.
+        => PUT "/policies/{name}" Required "Creates or updates a policy.", Applied, ends Weakens {
+        /// Name of the policy.
         name: PolicyName,
-        /// What it should be.
+        /// Specification of the policy.
         spec: PolicySpec,
     }
-    /// A policy should be forgotten.
+    /// Deletes a policy.
     PolicyDelete = "policy.delete.v1", [Policy(name)]
-        => DELETE "/policies/{name}" Optional "Forgets a policy.", Now, ends Weakens {
-        /// Which.
+        => DELETE "/policies/{name}" Optional "Deletes a policy.", Now, ends Weakens {
+        /// Name of the policy.
         name: PolicyName,
     }
-    /// A plan should be so; an edit is a new generation.
+    /// Creates or updates a plan; an update starts a generation.
     PlanApply = "plan.apply.v1", [Plan(name)]
-        => PUT "/plans/{name}" Required "Makes a plan so: a new generation.", Applied, ends Weakens {
-        /// Which.
+        => PUT "/plans/{name}" Required "Creates or updates a plan; an update starts a generation.", Applied, ends Weakens {
+        /// Name of the plan.
         name: PlanName,
-        /// What it should be.
+        /// Specification of the plan.
         spec: PlanSpec,
     }
-    /// A plan should take deployments, or not.
+    /// Activates or deactivates a plan: an inactive plan takes no deployments.
     PlanSetActivity = "plan.set_activity.v1", [Plan(name)]
-        => POST "/plans/{name}/activity" Required "Lets a plan take deployments, or not.", Now, ends Nothing {
-        /// Which.
+        => POST "/plans/{name}/activity" Required "Activates or deactivates a plan: an inactive plan takes no deployments.", Now, ends Nothing {
+        /// Name of the plan.
         name: PlanName,
-        /// What it should be.
+        /// Requested activity of the plan.
         activity: ClusterActivity,
     }
-    /// A plan should run again what an earlier completed deployment of it had.
+    /// Rolls a plan back to the version of an earlier completed deployment.
     PlanRollback = "plan.rollback.v1", [Deployment(plan, name)]
-        => POST "/plans/{plan}/rollback" Required "Deploys again what an earlier completed deployment of a plan had, and supersedes what is in progress.", Later, ends Operations {
+        => POST "/plans/{plan}/rollback" Required "Rolls a plan back to the version of an earlier completed deployment, and supersedes the deployment in progress.", Later, ends Operations {
         /// Name of the plan.
         plan: PlanName,
         /// Name of the deployment that rolls the plan back, unique in the plan.
         name: DeploymentName,
-        /// The completed deployment whose version is deployed again; if absent, the last one with another version than the
-        /// plan has now.
+        /// Completed deployment whose version is deployed again; default: the last deployment whose version
+        /// differs from the plan's current version.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         to: Option<DeploymentName>,
     }
-    /// Replicas of a plan should be moved until its spread is even.
+    /// Moves replicas of a plan until its spread is even.
     PlanRebalance = "plan.rebalance.v1", [Plan(name)]
-        => POST "/plans/{name}/rebalance" Required "Moves replicas of a plan, one relocate each, until no move makes its spread more even.", Later, ends Operations {
+        => POST "/plans/{name}/rebalance" Required "Moves replicas of a plan, one relocate operation each, until no move makes its spread more even.", Later, ends Operations {
         /// Name of the plan.
         name: PlanName,
     }
-    /// A plan should be forgotten.
+    /// Deletes a plan.
     PlanDelete = "plan.delete.v1", [Plan(name)]
-        => DELETE "/plans/{name}" [cascade] Optional "Forgets a plan.", Now, ends Request(Delete) {
-        /// Which.
+        => DELETE "/plans/{name}" [cascade] Optional "Deletes a plan.", Now, ends Request(Delete) {
+        /// Name of the plan.
         name: PlanName,
-        /// Whether what needs it goes first, or forbids it.
+        /// Policy for dependents of the plan: `yes` removes them first, `no` (default) refuses the deletion.
         #[serde(default, skip_serializing_if = "crate::is_default")]
         cascade: CascadePolicy,
     }
-    /// A version of a plan's payloads should run, so many times.
+    /// Deploys a version of a plan's payloads with a number of replicas.
     DeploymentCreate = "deployment.create.v1", [Deployment(plan, name)]
-        => POST "/plans/{plan}/deployments" Required "Runs a version of a plan's payloads, so many times.", Later, ends Operations {
-        /// Of which plan.
+        => POST "/plans/{plan}/deployments" Required "Deploys a version of a plan's payloads with a number of replicas.", Later, ends Operations {
+        /// Plan that the deployment belongs to.
         plan: PlanName,
-        /// Its name, unique in the plan.
+        /// Name of the deployment, unique in the plan.
         name: DeploymentName,
-        /// What should run.
+        /// Specification of the deployment.
         spec: DeploymentSpec,
-        /// Whether one that is being carried out is ended for it, or it waits.
+        /// Policy for a deployment in progress: wait for its end (default), or supersede it.
         #[serde(default, skip_serializing_if = "crate::is_default")]
         turn: OverlapPolicy,
     }
-    /// A deployment should go no further.
+    /// Cancels a deployment; finished updates stay.
     DeploymentCancel = "deployment.cancel.v1", [Deployment(plan, name)]
-        => POST "/plans/{plan}/deployments/{name}/cancel" Optional "Lets a deployment go no further.", Later, ends Operations {
-        /// Of which plan.
+        => POST "/plans/{plan}/deployments/{name}/cancel" Optional "Cancels a deployment; finished updates stay.", Later, ends Operations {
+        /// Plan that the deployment belongs to.
         plan: PlanName,
-        /// Which.
+        /// Name of the deployment, unique in the plan.
         name: DeploymentName,
     }
-    /// A deployment should begin nothing more until it is resumed.
+    /// Pauses a deployment: it starts nothing until it is resumed.
     DeploymentPause = "deployment.pause.v1", [Deployment(plan, name)]
-        => POST "/plans/{plan}/deployments/{name}/pause" Optional "Lets a deployment begin nothing more until it is resumed.", Now, ends Nothing {
-        /// Of which plan.
+        => POST "/plans/{plan}/deployments/{name}/pause" Optional "Pauses a deployment: it starts nothing until it is resumed.", Now, ends Nothing {
+        /// Plan that the deployment belongs to.
         plan: PlanName,
-        /// Which.
+        /// Name of the deployment, unique in the plan.
         name: DeploymentName,
     }
-    /// A deployment that is paused should go on.
+    /// Resumes a paused deployment.
     DeploymentResume = "deployment.resume.v1", [Deployment(plan, name)]
-        => POST "/plans/{plan}/deployments/{name}/resume" Optional "Lets a deployment that is paused go on.", Later, ends Operations {
-        /// Of which plan.
+        => POST "/plans/{plan}/deployments/{name}/resume" Optional "Resumes a paused deployment.", Later, ends Operations {
+        /// Plan that the deployment belongs to.
         plan: PlanName,
-        /// Which.
+        /// Name of the deployment, unique in the plan.
         name: DeploymentName,
     }
-    /// What a canary showed is good: its version is for all.
+    /// Promotes a canary: its version is deployed to all replicas.
     DeploymentPromote = "deployment.promote.v1", [Deployment(plan, name)]
-        => POST "/plans/{plan}/deployments/{name}/promote" Optional "Makes a canary's version that of all.", Later, ends Operations {
-        /// Of which plan.
+        => POST "/plans/{plan}/deployments/{name}/promote" Optional "Promotes a canary: its version is deployed to all replicas.", Later, ends Operations {
+        /// Plan that the deployment belongs to.
         plan: PlanName,
-        /// Which.
+        /// Name of the deployment, unique in the plan.
         name: DeploymentName,
     }
-    /// What a canary showed is not good: it goes.
+    /// Rolls back an unpromoted canary.
     DeploymentAbort = "deployment.withdraw.v1", [Deployment(plan, name)]
-        => POST "/plans/{plan}/deployments/{name}/withdraw" Optional "Takes a canary back.", Later, ends Operations {
-        /// Of which plan.
+        => POST "/plans/{plan}/deployments/{name}/withdraw" Optional "Rolls back an unpromoted canary.", Later, ends Operations {
+        /// Plan that the deployment belongs to.
         plan: PlanName,
-        /// Which.
+        /// Name of the deployment, unique in the plan.
         name: DeploymentName,
     }
-    /// One more replica of a plan should come up.
+    /// Creates one more replica of a plan.
     ReplicaCreate = "replica.create.v1", [Plan(plan)]
-        => POST "/plans/{plan}/replicas" Optional "Creates one more replica of a plan, on a node if one is named.", Later, ends Operations {
-        /// Of which plan. It runs by the deployment that was carried out last.
+        => POST "/plans/{plan}/replicas" Optional "Creates one more replica of a plan, on a given node or any suitable node.", Later, ends Operations {
+        /// Plan of the new replica, which has the version of the deployment that was carried out last.
         plan: PlanName,
-        /// The node, if it matters.
+        /// Node for the new replica; default: any suitable node.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         node: Option<NodeName>,
     }
-    /// A replica should run on another node.
+    /// Moves a replica to another node.
     ReplicaRelocate = "replica.relocate.v1", [Replica(name)]
-        => POST "/replicas/{name}/relocate" Optional "Moves a replica to a node, or to the best one.", Later, ends Operations {
-        /// Which.
+        => POST "/replicas/{name}/relocate" Optional "Moves a replica to a given node, or to the best node.", Later, ends Operations {
+        /// Name of the replica.
         name: ReplicaName,
-        /// To which node; to the best one, if absent.
+        /// Target node of the replica; default: the best node.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         node: Option<NodeName>,
     }
-    /// A replica should end its run, and come up again.
-    ReplicaRestart = "replica.restart.v1" + ". One that does not run is started.", [Replica(name)]
-        => POST "/replicas/{name}/restart" Optional "Ends a replica's run, and brings it up again.", Later, ends Operations {
-        /// Which.
+    /// Restarts a replica: ends its incarnation and starts a new incarnation.
+    ReplicaRestart = "replica.restart.v1" + ". A replica that does not run is started.", [Replica(name)]
+        => POST "/replicas/{name}/restart" Optional "Restarts a replica: ends its incarnation and starts a new incarnation.", Later, ends Operations {
+        /// Name of the replica.
         name: ReplicaName,
     }
-    /// A replica should be brought up again.
+    /// Starts a replica again.
     ReplicaStart = "replica.start.v1", [Replica(name)]
-        => POST "/replicas/{name}/start" Optional "Brings a replica up again.", Later, ends Operations {
-        /// Which.
+        => POST "/replicas/{name}/start" Optional "Starts a replica again.", Later, ends Operations {
+        /// Name of the replica.
         name: ReplicaName,
-        /// The node, if it matters.
+        /// Node for the replica; default: any suitable node.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         node: Option<NodeName>,
     }
-    /// A replica should stop, and stay stopped.
+    /// Stops a replica, which is kept and stays stopped.
     ReplicaStop = "replica.stop.v1", [Replica(name)]
-        => POST "/replicas/{name}/stop" Optional "Stops a replica, and keeps it.", Later, ends Operations {
-        /// Which.
+        => POST "/replicas/{name}/stop" Optional "Stops a replica, which is kept and stays stopped.", Later, ends Operations {
+        /// Name of the replica.
         name: ReplicaName,
     }
-    /// A replica should go, with all of it.
+    /// Deletes a replica with everything that it has.
     ReplicaDelete = "replica.delete.v1", [Replica(name)]
-        => DELETE "/replicas/{name}" Optional "Removes a replica, with all of it.", Later, ends Operations {
-        /// Which.
+        => DELETE "/replicas/{name}" Optional "Deletes a replica with everything that it has.", Later, ends Operations {
+        /// Name of the replica.
         name: ReplicaName,
     }
-    /// A volume should go, with all that is in it, once nothing can use it any more.
+    /// Deletes a volume and destroys its data, once nothing can use it.
     VolumeDelete = "volume.delete.v1", [Volume(name)]
-        => DELETE "/volumes/{name}" Optional "Destroys a volume, with all that is in it, once nothing uses it.", Later, ends Request(Delete) {
-        /// Which.
+        => DELETE "/volumes/{name}" Optional "Deletes a volume and destroys its data, once nothing uses it.", Later, ends Request(Delete) {
+        /// Name of the volume.
         name: VolumeName,
     }
-    /// Operations may run, exactly as they were shown.
-    OperationApprove = "operation.approve.v1" + ". All of them or none.", [|x| Some(Subject::Operation(x.operations.first()?.operation))]
+    /// Approves operations, exactly as they were shown.
+    OperationApprove = "operation.approve.v1" + ". All operations are approved, or none.", [|x| Some(Subject::Operation(x.operations.first()?.operation))]
         => POST "/operations/approve" Required "Approves operations, all or none.", Later, ends Approves {
-        /// Which, and as what; at most 200.
+        /// Operations with the hashes that were shown; at most 200.
         operations: Vec<ApprovedOperation>,
     }
-    /// Operations should not run.
-    OperationReject = "operation.reject.v1" + ". All of them or none.", [|x| Some(Subject::Operation(*x.operations.first()?))]
+    /// Rejects operations, which then do not run.
+    OperationReject = "operation.reject.v1" + ". All operations are rejected, or none.", [|x| Some(Subject::Operation(*x.operations.first()?))]
         => POST "/operations/reject" Required "Rejects operations, all or none.", Now, ends Withdraws {
-        /// Which; at most 200.
+        /// Ids of the operations; at most 200.
         operations: Vec<OperationId>,
-        /// Why not.
+        /// Reason of the rejection, for people.
         #[serde(default)]
         reason: String,
     }
@@ -544,10 +550,10 @@ intents! {
         #[serde(default)]
         reason: String,
     }
-    /// The inbox should continue behind a message that cannot be read.
+    /// Skips an inbox message that cannot be read.
     InboxSkip = "inbox.skip.v1", [Fleet]
-        => POST "/inbox/skip" Required "Gives up the message of the inbox that cannot be read, and continues behind it.", Now, ends Nothing {
-        /// The offset at which the inbox stands, as `/readyz` says it.
+        => POST "/inbox/skip" Required "Skips the inbox message that cannot be read, and continues after it.", Now, ends Nothing {
+        /// Offset of the inbox message that cannot be read, as `/readyz` reports it.
         offset: u64,
     }
 }

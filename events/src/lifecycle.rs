@@ -16,9 +16,9 @@ state_words! {
         Pending = "pending", InProgress = "in_progress", Paused = "paused", Completed = "completed", Failed = "failed",
         Cancelled = "cancelled", Superseded = "superseded",
     }
-    /// What is wanted of a replica.
+    /// The desired state of a replica.
     WillWord { Proposed = "proposed", Running = "running", Stopped = "stopped", Deleted = "deleted" }
-    /// What people see of a replica.
+    /// The phase of a replica, as readers see it.
     PhaseStatus {
         Pending = "pending", Starting = "starting", Running = "running", Updating = "updating",
         Restarting = "restarting", Stopping = "stopping", Stopped = "stopped", Failed = "failed", Deleting = "deleting",
@@ -29,7 +29,7 @@ state_words! {
         Succeeded = "succeeded", Failed = "failed", Rejected = "rejected", Expired = "expired", Cancelled = "cancelled",
         Superseded = "superseded",
     }
-    /// Which replicas of a plan count while a deployment is carried out.
+    /// The set of a plan's replicas that counts while a deployment is carried out.
     SetWord { Old = "old", New = "new" }
     /// States of an approval request.
     RequestStatus {

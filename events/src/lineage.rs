@@ -21,7 +21,7 @@ pub struct LineageHistory {
 }
 
 impl LineageHistory {
-    /// Those of a journal that has had one lineage only.
+    /// Returns the history of a journal that has had one lineage only.
     pub const fn new(current: Lineage) -> LineageHistory {
         LineageHistory { current, ancestors: Vec::new() }
     }

@@ -26,9 +26,9 @@ pub enum InvalidName {
     Character {
         /// The character.
         found: char,
-        /// Its place, from 1.
+        /// Position of the character, from 1.
         at: usize,
-        /// What may stand there.
+        /// Characters that are allowed at this position.
         rule: &'static str,
     },
 }
@@ -197,13 +197,13 @@ pub(crate) use names;
 names! {
     /// A fleet: the unit of order.
     FleetName: label;
-    /// What a capability is a measure of, as `GPU`.
+    /// The type of a capability: the thing that it is a measure of, as `GPU`.
     CapabilityType: word;
     /// A group of nodes that may go together.
     DomainName: label;
     /// A group of replicas, for affinity.
     GroupName: label;
-    /// Where a node stands, coarser than a domain.
+    /// A zone: the location of a node, coarser than an update domain.
     ZoneName: label;
     /// A class of storage, as `fast-ssd`.
     StorageClass: word;
@@ -219,11 +219,11 @@ names! {
     PortName: label;
     /// An executor, as it calls itself.
     ExecutorName: label;
-    /// Who asks: a stable id, never a person's data.
+    /// An actor: the stable id of a caller, never a person's data.
     Actor: text;
-    /// Where an input comes from, as `cli` or `/ci/main`.
+    /// The source of an input, as `cli` or `/ci/main`.
     SourceName: text;
-    /// What makes an intent safe to repeat, unique for its actor and source.
+    /// The idempotency key of an intent, unique for its actor and source.
     IntentId: text;
 }
 

@@ -95,7 +95,7 @@ impl FromStr for RecordHash {
 
 impl JsonSchema for RecordHash {
     fn schema_name() -> Cow<'static, str> {
-        "Hash".into()
+        "RecordHash".into()
     }
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
         json_schema!({ "type": "string", "pattern": "^[0-9a-f]{64}$" })

@@ -36,11 +36,11 @@ words! {
         FromTheFuture = "from_the_future",
         /// Not possible with what this build can do.
         Unsupported = "unsupported",
-        /// It would not fit into one commit.
+        /// The intent would not fit into one commit.
         TooLarge = "too_large",
-        /// Deciding it failed in a way that must not happen; nothing was changed.
+        /// Deciding the intent failed in a way that must not happen; nothing was changed.
         Internal = "internal",
-        /// Whoever asks may not ask for it, or not in this way.
+        /// The caller may not send the intent, or not in this way.
         Denied = "denied",
     }
 }
@@ -48,15 +48,15 @@ words! {
 /// Why an intent does not hold.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Refusal {
-    /// For programs.
+    /// Code of the refusal, for programs.
     pub code: RefusalCode,
-    /// For people.
+    /// Detail of the refusal, for people.
     pub detail: String,
-    /// What it was about.
+    /// Subject that the refused intent was about, if any.
     pub subject: Option<Subject>,
-    /// The subject's version now.
+    /// Version of the subject at the time of the refusal, if it has one.
     pub version: Option<u64>,
-    /// Where in the body, as JSON Pointers with what is wrong there.
+    /// Errors in the body: JSON Pointers, each with the reason why its value is invalid.
     pub errors: BTreeMap<String, String>,
 }
 

@@ -1,4 +1,4 @@
-//! What people write: the specs of clusters, capabilities, nodes, plans and deployments.
+//! Specs that people write: those of clusters, capabilities, nodes, plans and deployments.
 //!
 //! These shapes stand in intents, in facts, in the state and in answers. Nothing is left out when they are
 //! written (`skip_serializing_if` would break the positional codec of snapshots and rows), and unknown fields are
@@ -46,7 +46,7 @@ pub use payload::*;
 pub use plan::*;
 
 words! {
-    /// What an orchestrator is made of.
+    /// The runtime that a cluster's orchestrator consists of.
     ClusterRuntime {
         /// Operating-system processes on the executor's own machine.
         Process = "process",
@@ -60,17 +60,17 @@ words! {
         /// Kept, but not to be chosen.
         Inactive = "inactive",
     }
-    /// How the named capabilities are compared with those of a node, within one type.
+    /// The comparison of the named capabilities with those of a node, within one type.
     MatchComparator {
-        /// At least one of the named.
+        /// Matches a node that has at least one of the named capabilities.
         In = "in",
-        /// None of the named.
+        /// Matches a node that has none of the named capabilities.
         NotIn = "not_in",
-        /// All of the named.
+        /// Matches a node that has all of the named capabilities.
         Eq = "eq",
-        /// A score of at least each of the named.
+        /// Matches a node with a score of at least that of each named capability.
         Gte = "gte",
-        /// A score of at most each of the named.
+        /// Matches a node with a score of at most that of each named capability.
         Lte = "lte",
     }
     /// Whether replicas of one plan may share a node.
@@ -80,13 +80,13 @@ words! {
         /// As many as fit.
         Allowed = "allowed",
     }
-    /// Where among the nodes that will do a replica is placed.
+    /// The rule that chooses among the nodes that are suitable for a replica.
     PlacementPolicy {
         /// Evenly over update domains: in the domain with the fewest of the plan's replicas, on the node with the
         /// fewest of them, then on that with the least free. A replica that is moved or updated stays in its domain
         /// where others have as few.
         Spread = "spread",
-        /// On the node with the least free that has enough, in whichever domain it is.
+        /// The node with the least free resources that has enough, in any update domain.
         Pack = "pack",
     }
     /// Whether a move of one replica would make the spread of its plan more even.
@@ -103,19 +103,19 @@ words! {
     }
     /// A transport protocol.
     PortProtocol {
-        /// TCP.
+        /// The Transmission Control Protocol.
         Tcp = "TCP",
-        /// UDP.
+        /// The User Datagram Protocol.
         Udp = "UDP",
     }
-    /// Who approves an operation.
+    /// The approver of an operation.
     ApprovalMode {
-        /// A person.
+        /// Approval by a person.
         Manual = "manual",
-        /// The plan's own rule, at once.
+        /// Approval by the plan's own rule, at once.
         Automatic = "automatic",
     }
-    /// What an operation does to its replica.
+    /// The change that an operation makes to its replica.
     OperationKind {
         /// Brings a new replica up.
         Create = "create",
@@ -157,44 +157,44 @@ words! {
         Always = "always",
         /// When it failed.
         BestEffort = "best_effort",
-        /// Never.
+        /// Never, however it ended.
         Never = "never",
     }
-    /// How what runs gives way to what takes its place, where the orchestrator cannot change it in place.
+    /// The order of an update in which the orchestrator cannot change the incarnation in place.
     UpdateOrder {
-        /// The new one is ready before the old one is stopped.
+        /// The new incarnation is ready before the old one is stopped.
         Beside = "beside",
-        /// The old one is over before the new one is started.
+        /// The old incarnation has ended before the new one is started.
         StopFirst = "stop_first",
     }
-    /// What is done about a run that stays unready.
+    /// The action on an incarnation that stays unready.
     #[derive(Default)]
     UnreadyAction {
-        /// It is shown, with the time since when it is unready.
+        /// The incarnation is shown as unready, with the time since when it is unready. The default.
         #[default]
         Show = "show",
-        /// It is ended, and started again by the plan's `restart` rule.
+        /// The incarnation is ended, and the replica is started again by the plan's `restart` rule.
         Restart = "restart",
     }
-    /// What an affinity asks of the nodes of a group's replicas.
+    /// The demand of an affinity on the nodes of a group's replicas.
     AffinityKind {
-        /// A node that hosts one of the group, if any does.
+        /// A node that hosts a replica of the group, if any node does.
         Together = "together",
-        /// A node that hosts none of the group.
+        /// A node that hosts no replica of the group.
         Apart = "apart",
     }
-    /// What to do where an affinity cannot be kept.
+    /// The fallback where no node satisfies an affinity.
     AffinityPolicy {
-        /// There is no place.
+        /// The replica is not placed.
         Fail = "fail",
-        /// The place is taken all the same, and it is said so.
+        /// The replica is placed all the same, and the violation is reported.
         Allow = "allow",
     }
-    /// What becomes of a graceful deployment whose replicas are not all ready in time.
+    /// The outcome of a graceful deployment whose replicas are not all ready in time.
     TimeoutAction {
-        /// The new ones go, the old ones stay.
+        /// The new replicas are deleted, the old ones stay.
         Rollback = "rollback",
-        /// The old ones go all the same.
+        /// The old replicas are deleted all the same.
         Commit = "commit",
     }
     /// The states of a disruption.
@@ -208,26 +208,26 @@ words! {
     }
     /// A day of the week, in UTC.
     Weekday {
-        /// Monday.
+        /// Monday, in UTC.
         Mon = "mon",
-        /// Tuesday.
+        /// Tuesday, in UTC.
         Tue = "tue",
-        /// Wednesday.
+        /// Wednesday, in UTC.
         Wed = "wed",
-        /// Thursday.
+        /// Thursday, in UTC.
         Thu = "thu",
-        /// Friday.
+        /// Friday, in UTC.
         Fri = "fri",
-        /// Saturday.
+        /// Saturday, in UTC.
         Sat = "sat",
-        /// Sunday.
+        /// Sunday, in UTC.
         Sun = "sun",
     }
     /// The states of a node.
     NodeState {
         /// Known, in no cluster.
         Unallocated = "unallocated",
-        /// On its way into a cluster.
+        /// Being allocated to a cluster.
         Allocating = "allocating",
         /// In a cluster; takes placements.
         Allocated = "allocated",
@@ -250,7 +250,7 @@ impl ClusterRuntime {
         }
     }
 
-    /// What runs there, if a payload must name a program to be one of it.
+    /// Returns the noun for what the runtime runs, if a payload must name a program for it.
     pub const fn needs_program(self) -> Option<&'static str> {
         match self {
             ClusterRuntime::Process => Some("processes"),

@@ -1,4 +1,4 @@
-//! What an event is about: `node/node-1`, `deployment/nginx/deployment-1`, `operation/<uuid>`.
+//! Subjects of events: `node/node-1`, `deployment/nginx/deployment-1`, `operation/<uuid>`.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -93,9 +93,9 @@ pub enum InvalidSubject {
     /// The name breaks its rule.
     #[error("read the name of the {kind}: {reason}")]
     Name {
-        /// The word before the slash.
+        /// Kind of the subject: the word before the slash.
         kind: &'static str,
-        /// What is wrong with what follows.
+        /// Reason why the name after the slash is invalid.
         reason: String,
     },
 }

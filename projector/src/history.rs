@@ -29,7 +29,7 @@ const HEAD: usize = 300;
 /// Maximum number of causes followed back; the state machine's chains are shorter.
 const DEPTH: usize = 16;
 
-/// Who was behind an event.
+/// Initiator of an event.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum EventInitiator {
@@ -39,16 +39,16 @@ pub enum EventInitiator {
     Executor(ExecutorName),
     /// A rule, by its name.
     Rule(String),
-    /// The decider by itself: time, or a takeover.
+    /// The decider: a time that was reached, or a takeover.
     Decider,
 }
 
-/// The event at the beginning of a chain of causes.
+/// First event of a chain of causes.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, JsonSchema)]
 pub struct RootCause {
-    /// Its position.
+    /// Position of the event.
     pub position: Position,
-    /// Its type, with version.
+    /// Type of the event, with its version.
     #[serde(rename = "type")]
     pub type_name: String,
 }
@@ -63,28 +63,28 @@ struct CauseRoot {
 /// One event of an entity's history.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct HistoryEntry {
-    /// Its position.
+    /// Position of the event.
     pub position: Position,
-    /// Its commit's time.
+    /// Time of the commit.
     #[serde(with = "shown")]
     #[schemars(with = "String")]
     pub time: Time,
-    /// Its kind.
+    /// Kind of the event: intent, observation or fact.
     #[schemars(with = "String")]
     pub kind: EventKind,
-    /// Its type, with version.
+    /// Type of the event, with its version.
     #[serde(rename = "type")]
     pub type_name: String,
-    /// Who was behind it.
+    /// Initiator of the event.
     pub who: EventInitiator,
-    /// Of a fact: the position of what led to it.
+    /// Position of the cause, if the event is a fact.
     pub cause: Option<Position>,
-    /// Of a fact: what its causes lead back to.
+    /// First event of the chain of causes, if the event is a fact.
     pub because: Option<RootCause>,
-    /// What it says, as it is stored.
+    /// Data of the event, as stored.
     #[schemars(with = "serde_json::Value")]
     pub data: Box<RawValue>,
-    /// Under which it was recorded.
+    /// Lineage under which the event was recorded.
     #[serde(skip)]
     pub(crate) lineage: Lineage,
 }
@@ -92,9 +92,9 @@ pub struct HistoryEntry {
 /// A page of a history, the newest last.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct HistoryPage {
-    /// The events.
+    /// Events of the page.
     pub entries: Vec<HistoryEntry>,
-    /// Where to go on; `None` if the head was reached. A page may be short and still not be the last.
+    /// Position of the next page; `None` if the head was reached. A page may be short and not be the last.
     pub next: Option<Position>,
 }
 

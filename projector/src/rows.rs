@@ -32,22 +32,22 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 chancery_events::state_words! {
-    /// The states of an incarnation, as readers see them.
+    /// State of an incarnation, as readers see it.
     IncarnationStatus {
         Reserved = "reserved", Creating = "creating", Starting = "starting", Running = "running",
         Updating = "updating", Stopping = "stopping", Destroyed = "destroyed", Failed = "failed", Unwound = "unwound",
     }
-    /// Whether anybody hears of what runs. `unknown` says nothing about it: only proof ends an incarnation.
+    /// Whether an executor is connected. `unknown` says nothing about the incarnation: only proof ends it.
     Reachability { Known = "known", Unknown = "unknown" }
-    /// The states of a volume, as readers see them.
+    /// State of a volume, as readers see it.
     VolumeStatus { Ensuring = "ensuring", Ready = "ready", Lost = "lost", Destroying = "destroying" }
-    /// Kinds of changes that wait for approval.
+    /// Kind of a change that waits for approval.
     RequestedKind {
         PlanDelete = "plan_delete", NodeDelete = "node_delete", NodeExpunge = "node_expunge",
         DisruptionApprove = "disruption_approve", PlanApply = "plan_apply", PolicyApply = "policy_apply",
         PolicyDelete = "policy_delete", VolumeDelete = "volume_delete",
     }
-    /// The states of a session, as readers see them.
+    /// State of a session, as readers see it.
     SessionStatus { Open = "open", Lost = "lost", Left = "left", Removed = "removed" }
 }
 
@@ -57,317 +57,318 @@ macro_rules! rows {
         #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
         pub struct $name {
             $($(#[$fdoc])* pub $field: $type),*,
-            /// One more for each fact about it.
+            /// Number of facts about the entity so far.
             pub version: u64,
-            /// When it came.
+            /// Time at which the entity was created.
             #[serde(with = "shown")]
             #[schemars(with = "String")]
             pub created: Time,
-            /// When it last changed.
+            /// Time at which the entity last changed.
             #[serde(with = "shown")]
             #[schemars(with = "String")]
             pub changed: Time,
-            /// The position of the fact that last changed it.
+            /// Position of the fact that last changed the entity.
             pub position: Position,
         }
     )*};
 }
 
 rows! {
-    /// A cluster.
+    /// Cluster: nodes behind one orchestrator.
     ClusterRow {
-        /// Its name.
+        /// Name of the cluster.
         name: ClusterName,
-        /// What its orchestrator is made of.
+        /// Runtime of the cluster: which orchestrator its executor drives.
         runtime: ClusterRuntime,
-        /// Whether it is in use.
+        /// Whether the cluster takes new placements.
         activity: ClusterActivity,
-        /// The executor that holds it.
+        /// Executor with the live session of the cluster.
         executor: Option<ExecutorName>,
-        /// That executor's session.
+        /// Live session of the cluster.
         session: Option<SessionId>,
-        /// Nodes in it.
+        /// Number of nodes in the cluster.
         nodes: u64,
     }
-    /// A capability.
+    /// Capability that nodes may have.
     CapabilityRow {
-        /// Its name.
+        /// Name of the capability.
         name: CapabilityName,
-        /// What it is a measure of.
+        /// Type of the capability.
         kind: CapabilityType,
-        /// Higher is better, within a type.
+        /// Score of the capability; higher is better within a type.
         score: u32,
-        /// Whether it counts.
+        /// Whether matchers count the capability.
         activity: ClusterActivity,
     }
-    /// A node.
+    /// Node with capacity for incarnations.
     NodeRow {
-        /// Its name.
+        /// Name of the node.
         name: NodeName,
-        /// Its state.
+        /// State of the node.
         state: NodeState,
-        /// Its cluster.
+        /// Cluster that the node belongs to.
         cluster: Option<ClusterName>,
-        /// Its update domain.
+        /// Update domain of the node.
         domain: DomainName,
-        /// Where it stands.
+        /// Zone in which the node is located.
         zone: Option<ZoneName>,
-        /// For selectors.
+        /// Labels of the node, for selectors.
         labels: BTreeMap<KeyName, String>,
-        /// All that it has.
+        /// Total resources of the node.
         total: Resources,
-        /// What of it is not for placements.
+        /// Resources that are withheld from placements.
         reserved: Resources,
-        /// What is free for placements.
+        /// Resources that are free for placements.
         remaining: Resources,
-        /// What it has, by name.
+        /// Capabilities of the node, by name.
         capabilities: Vec<CapabilityName>,
-        /// Its storage, by class.
+        /// Storage of the node, by class.
         storage: Vec<StorageRow>,
-        /// Incarnations that hold a place on it.
+        /// Number of incarnations with a reservation on the node.
         incarnations: u64,
-        /// What is planned to be done to it, and what was.
+        /// Disruptions of the node: scheduled, approved and completed.
         disruptions: Vec<DisruptionRow>,
-        /// Expunge that did not wait for the approval that policies require: break-glass.
+        /// Expunge that did not wait for the approval that policies require (break-glass).
         bypass: Option<BypassRow>,
     }
-    /// A plan.
+    /// Plan of a service.
     PlanRow {
-        /// Its name.
+        /// Name of the plan.
         name: PlanName,
-        /// Counts its edits.
+        /// Number of edits of the plan.
         generation: u32,
-        /// Whether it takes deployments.
+        /// Whether the plan takes deployments.
         activity: ClusterActivity,
-        /// What it is.
+        /// Spec of the plan.
         spec: PlanSpec,
-        /// The deployment being carried out.
+        /// Deployment that is being carried out.
         current: Option<DeploymentName>,
-        /// The deployment that waits for its turn.
+        /// Deployment that is queued behind the current one.
         next: Option<DeploymentName>,
-        /// Its replicas by phase, and `total`.
+        /// Number of replicas by phase, and `total`.
         replicas: BTreeMap<String, u64>,
-        /// Its operations: kind, then `preparing`, `pending_approval`, `approved`, `running` now, and outcomes ever.
+        /// Number of operations by kind, then by state: `preparing`, `pending_approval`, `approved` and `running`
+        /// now, and all outcomes so far.
         operations: BTreeMap<String, BTreeMap<String, u64>>,
-        /// Why operations without a place have none, by node.
+        /// Reasons why operations have no placement, by node.
         waiting: Vec<UnschedulableReason>,
-        /// How the replicas are spread over update domains.
+        /// Spread of the replicas over update domains.
         spread: SpreadRow,
-        /// Why it is as it is.
+        /// Reason for the state of the plan.
         message: String,
     }
-    /// A deployment.
+    /// Deployment of a plan.
     DeploymentRow {
-        /// Of which plan.
+        /// Plan that the deployment belongs to.
         plan: PlanName,
-        /// Its name in the plan.
+        /// Name of the deployment, unique in the plan.
         name: DeploymentName,
-        /// Of which generation of the plan.
+        /// Generation of the plan that the deployment uses.
         generation: u32,
-        /// How many replicas.
+        /// Desired number of replicas.
         count: u32,
-        /// Which version of each payload.
+        /// Version of each payload.
         coordinates: PayloadCoordinates,
-        /// How it is carried out.
+        /// Strategy of the deployment.
         strategy: DeploymentStrategy,
-        /// Milliseconds without progress until it is called stalled.
+        /// Time without progress after which the deployment is stalled, in milliseconds.
         progress_deadline: u64,
-        /// Whether it is rolled back when it fails or is stalled.
+        /// Whether the deployment is rolled back when it fails or is stalled.
         auto_rollback: bool,
-        /// The deployment whose version it deploys again, if it is a rollback, and the rule that requested the rollback.
+        /// Deployment whose version a rollback deploys again, and the rule that requested the rollback.
         rollback: Option<RollbackReference>,
-        /// Who asked for it.
+        /// Actor who requested the deployment.
         by: Option<Actor>,
-        /// Its state.
+        /// State of the deployment.
         state: DeploymentStatus,
-        /// Time of its last progress; absent until it is started.
+        /// Time of the last progress; absent until the deployment is started.
         #[serde(with = "shown::option")]
         #[schemars(with = "Option<String>")]
         last_progress_at: Option<Time>,
-        /// Time at which it was called stalled; absent if it has made progress since.
+        /// Time at which the deployment was found stalled; absent if it has made progress since.
         #[serde(with = "shown::option")]
         #[schemars(with = "Option<String>")]
         stalled_at: Option<Time>,
-        /// Which replicas count, where its own stand beside those that were there.
+        /// Set of replicas that counts, while new replicas run alongside old ones.
         set: SetWord,
-        /// Why it is as it is.
+        /// Reason for the state of the deployment.
         message: String,
     }
-    /// A replica.
+    /// Replica of a plan.
     ReplicaRow {
-        /// Its name.
+        /// Name of the replica.
         name: ReplicaName,
-        /// Of which plan.
+        /// Plan that the replica belongs to.
         plan: PlanName,
-        /// The deployment that it runs by.
+        /// Deployment whose version the replica runs.
         deployment: DeploymentName,
-        /// What is wanted of it.
+        /// Desired state of the replica.
         will: WillWord,
-        /// What people see of it.
+        /// Phase of the replica.
         phase: PhaseStatus,
-        /// Whether it runs and all its processes are online.
+        /// Whether the replica runs and all its processes are online.
         ready: bool,
-        /// Whether an executor of its cluster is heard of: if not, the rest is as it was last seen.
+        /// Whether an executor of the cluster is connected; if not, observed fields are as last reported.
         reachability: Reachability,
-        /// Where it is.
+        /// Node of the active incarnation.
         node: Option<NodeName>,
-        /// Its incarnation that is not over, and that counts.
+        /// Active incarnation of the replica, which has not ended.
         incarnation: Option<IncarnationId>,
-        /// Its other one: that is to take its place, or has lost it.
+        /// Other incarnation of the replica: its replacement until that is active, then its predecessor.
         passive: Option<SecondaryRow>,
-        /// Its processes.
+        /// Processes of the active incarnation.
         processes: Vec<ProcessInfo>,
-        /// Its operation that is not over.
+        /// Operation of the replica that has not ended.
         operation: Option<OperationId>,
-        /// When its plan's rule starts it again.
+        /// Time of the next automatic restart by the plan's rule.
         #[serde(with = "shown::option")]
         #[schemars(with = "Option<String>")]
         again: Option<Time>,
-        /// Time since which its run is not ready, if the run was ready before.
+        /// Time since which the active incarnation is not ready, if it was ready before.
         #[serde(with = "shown::option")]
         #[schemars(with = "Option<String>")]
         unready_at: Option<Time>,
-        /// Why it is as it is.
+        /// Reason for the state of the replica.
         message: String,
     }
-    /// An incarnation.
+    /// Incarnation of a replica.
     IncarnationRow {
-        /// Its id.
+        /// Id of the incarnation.
         id: IncarnationId,
-        /// Of which replica.
+        /// Replica that the incarnation belongs to.
         replica: ReplicaName,
-        /// Of which plan.
+        /// Plan that the incarnation belongs to.
         plan: PlanName,
-        /// By which deployment.
+        /// Deployment whose version the incarnation runs.
         deployment: DeploymentName,
-        /// Where.
+        /// Node of the incarnation.
         node: NodeName,
-        /// In which cluster.
+        /// Cluster of the node.
         cluster: ClusterName,
-        /// Its state.
+        /// State of the incarnation.
         state: IncarnationStatus,
-        /// Whether all its processes are online.
+        /// Whether all processes of the incarnation are online.
         ready: bool,
-        /// Whether an executor of its cluster is heard of: if not, the rest is as it was last seen.
+        /// Whether an executor of the cluster is connected; if not, observed fields are as last reported.
         reachability: Reachability,
-        /// What it holds.
+        /// Reserved resources.
         amounts: Resources,
-        /// What it holds of storage, by class, for volumes that are not there yet.
+        /// Reserved storage in bytes, by class, for volumes that do not exist yet.
         volumes: BTreeMap<StorageClass, u64>,
-        /// The volumes that it uses, from when it is begun.
+        /// Volumes that the incarnation uses, from its start on.
         mounts: Vec<VolumeName>,
-        /// Its processes.
+        /// Processes of the incarnation.
         processes: Vec<ProcessInfo>,
-        /// Counts its commands.
+        /// Number of commands so far.
         revision: u32,
-        /// The operation that brings or brought it up.
+        /// Operation that started the incarnation, or will.
         operation: OperationId,
-        /// The run that must be over before it is begun.
+        /// Incarnation that must end before this incarnation is started.
         follows: Option<IncarnationId>,
-        /// Which affinity could not be kept.
+        /// Affinity that the placement violates.
         strained: Option<String>,
-        /// Time since which it is not ready, if it was ready before.
+        /// Time since which the incarnation is not ready, if it was ready before.
         #[serde(with = "shown::option")]
         #[schemars(with = "Option<String>")]
         unready_at: Option<Time>,
-        /// Why it is as it is.
+        /// Reason for the state of the incarnation.
         message: String,
     }
-    /// An operation.
+    /// Operation on a replica.
     OperationRow {
-        /// Its id.
+        /// Id of the operation.
         id: OperationId,
-        /// On which replica.
+        /// Replica that the operation changes.
         replica: ReplicaName,
-        /// Of which plan.
+        /// Plan that the replica belongs to.
         plan: PlanName,
-        /// What it does.
+        /// Kind of the operation.
         kind: OperationKind,
-        /// On which deployment's behalf.
+        /// Deployment that requested the operation.
         deployment: Option<DeploymentName>,
-        /// Who asked for it, where no deployment did.
+        /// Requester of the operation, if no deployment requested it.
         by: Option<Requester>,
-        /// The deployment by whose version its replica runs when it has succeeded.
+        /// Deployment whose version the replica runs when the operation has succeeded.
         runs_by: DeploymentName,
-        /// Its state.
+        /// State of the operation.
         state: OperationStatus,
-        /// The hash of what it does: approving needs it.
+        /// Hash of what the operation does, which an approval must name.
         hash: Option<Digest>,
-        /// Where.
+        /// Node on which the operation takes effect.
         node: Option<NodeName>,
-        /// The incarnation concerned.
+        /// Incarnation that the operation starts or ends.
         incarnation: Option<IncarnationId>,
-        /// Who approved it.
+        /// Actor or rule that approved the operation.
         approved_by: Option<ApprovalActor>,
-        /// Why it is as it is.
+        /// Reason for the state of the operation.
         message: String,
     }
-    /// A session.
+    /// Session of an executor.
     SessionRow {
-        /// Its id.
+        /// Id of the session.
         id: SessionId,
-        /// Its scope.
+        /// Cluster of the session.
         cluster: ClusterName,
-        /// Who.
+        /// Name of the executor.
         executor: ExecutorName,
-        /// What it drives.
+        /// Runtime that the executor drives.
         runtime: ClusterRuntime,
-        /// Where it looks for what runs.
+        /// Executor store that may record objects of the cluster.
         scope: Option<ExecutorStoreId>,
-        /// Its state.
+        /// State of the session.
         state: SessionStatus,
     }
-    /// A command without an outcome.
+    /// Command without an outcome.
     CommandRow {
-        /// On which incarnation; with the revision, its name.
+        /// Incarnation that the command is for; with the revision, the name of the command.
         incarnation: IncarnationId,
-        /// Which.
+        /// Revision of the incarnation.
         revision: u32,
-        /// What.
+        /// Effect that the command requests.
         effect: CommandEffect,
-        /// Which attempt, from 1.
+        /// Number of the attempt, from 1.
         attempt: u32,
-        /// Where.
+        /// Node of the incarnation.
         node: NodeName,
-        /// In which cluster.
+        /// Cluster of the node.
         cluster: ClusterName,
-        /// Of which replica.
+        /// Replica that the incarnation belongs to.
         replica: ReplicaName,
     }
-    /// A policy.
+    /// Policy about approvals.
     PolicyRow {
-        /// Its name.
+        /// Name of the policy.
         name: PolicyName,
-        /// What it is.
+        /// Spec of the policy.
         spec: PolicySpec,
     }
-    /// A volume.
+    /// Volume on a node.
     VolumeRow {
-        /// Its name.
+        /// Name of the volume.
         name: VolumeName,
-        /// Its id.
+        /// Id of the volume.
         id: VolumeId,
-        /// Its state.
+        /// State of the volume.
         state: VolumeStatus,
-        /// In which cluster, which it never leaves.
+        /// Cluster of the volume, which never changes.
         cluster: ClusterName,
-        /// In whose storage it is counted.
+        /// Node whose storage the volume is counted in.
         node: NodeName,
-        /// Of which class.
+        /// Storage class of the volume.
         class: StorageClass,
-        /// Bytes.
+        /// Capacity in bytes.
         capacity: u64,
-        /// The replica whose own it is.
+        /// Replica that owns the volume.
         owner: Option<ReplicaName>,
-        /// What becomes of it when that is deleted.
+        /// Action on the volume when its owner is deleted.
         on_delete: VolumeDeletion,
-        /// The replica that uses it.
+        /// Replica that uses the volume.
         replica: Option<ReplicaName>,
-        /// With which run.
+        /// Incarnation that uses the volume.
         incarnation: Option<IncarnationId>,
-        /// Who asked that it goes, if it is to.
+        /// Requester of the deletion of the volume, if it was requested.
         removing: Option<Requester>,
-        /// Why it is as it is.
+        /// Reason for the state of the volume.
         message: String,
     }
     /// An approval request: a change that waits for approval as a whole, or waited.
@@ -401,35 +402,35 @@ rows! {
     }
 }
 
-/// The other run of a replica.
+/// Other incarnation of a replica.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct SecondaryRow {
-    /// Which.
+    /// Id of the other incarnation.
     pub incarnation: IncarnationId,
-    /// Where.
+    /// Node of the other incarnation.
     pub node: NodeName,
-    /// Its state.
+    /// State of the other incarnation.
     pub state: IncarnationStatus,
 }
 
 /// A disruption of a node.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct DisruptionRow {
-    /// Its name.
+    /// Name of the disruption.
     pub name: DisruptionName,
-    /// Its state.
+    /// State of the disruption.
     pub state: DisruptionState,
-    /// What it does to what runs there.
+    /// Action on the replicas of the node.
     pub evict: DisruptionAction,
-    /// When the node is emptied, if it is.
+    /// Time at which the drain of the node starts, if it is drained.
     #[serde(with = "shown::option")]
     #[schemars(with = "Option<String>")]
     pub start: Option<Time>,
-    /// Why.
+    /// Reason for the disruption, for people.
     pub reason: String,
-    /// Who approved it.
+    /// Actor who approved the disruption.
     pub by: Option<Actor>,
-    /// When it came to be in its state.
+    /// Time at which the disruption entered its state.
     #[serde(with = "shown")]
     #[schemars(with = "String")]
     pub since: Time,
@@ -449,10 +450,10 @@ pub struct BypassRow {
 /// Spread of a plan's replicas over update domains, as it is when everything under way has succeeded.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct SpreadRow {
-    /// Replicas by update domain; without those that are being deleted or stopped.
+    /// Number of replicas by update domain, without those that are being deleted or stopped.
     pub domains: BTreeMap<DomainName, u32>,
-    /// Whether a move that is allowed would make the spread more even. It is looked at while nothing else is being done
-    /// for the plan, at most every ten seconds.
+    /// Whether a move that is allowed would make the spread more even. The spread is
+    /// checked while no other work of the plan is due, at most every ten seconds.
     pub balance: BalancePolicy,
     /// Actor on whose behalf a rebalance is in progress.
     pub rebalance_requested_by: Option<Actor>,
@@ -461,10 +462,10 @@ pub struct SpreadRow {
 /// Storage of one class on a node.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct StorageRow {
-    /// Its class.
+    /// Storage class.
     pub class: StorageClass,
-    /// Bytes.
+    /// Capacity in bytes.
     pub capacity: u64,
-    /// Bytes that are free.
+    /// Free bytes.
     pub remaining: u64,
 }

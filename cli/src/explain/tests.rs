@@ -37,22 +37,22 @@ MANIFEST (chancery apply -f)
 
 ROW (chancery get capabilities -o json)
   activity <string> -required-
-    Whether it counts.
+    Whether matchers count the capability.
     enum: active, inactive
   changed <string> -required-
-    When it last changed.
+    Time at which the entity last changed.
   created <string> -required-
-    When it came.
+    Time at which the entity was created.
   kind <string> -required-
-    What it is a measure of.
+    Type of the capability.
   name <string> -required-
-    Its name.
+    Name of the capability.
   position <integer> -required-
-    The position of the fact that last changed it.
+    Position of the fact that last changed the entity.
   score <integer> -required-
-    Higher is better, within a type.
+    Score of the capability; higher is better within a type.
   version <integer> -required-
-    One more for each fact about it.
+    Number of facts about the entity so far.
 ";
     assert_eq!(output("chancery explain capabilities").expect("text"), wanted);
 }
@@ -72,13 +72,14 @@ FIELD:  spec.strategy.graceful
 
 MANIFEST (chancery apply -f)
   graceful <object>
-    The whole new set beside the old one; when all are ready, the old ones go.
+    Blue-green update: a whole new set alongside the old one; once all are
+    ready, the old ones are deleted.
   FIELDS
     on_timeout <string>
-      What then: the new ones go, unless set.
+      Action after the timeout (default: the new replicas are deleted).
       enum: rollback, commit
     timeout <string> -required-
-      How long that may take.
+      Maximum time until all new replicas are ready.
 ";
 
 const ACTION: &str = "\
@@ -87,14 +88,16 @@ FIELD:  spec.unready.action
 
 MANIFEST (chancery apply -f)
   action <string>
-    `show`: it is shown as unready, and nothing is done. `restart`: it is ended,
-    and started again by the `restart` rule. show, unless set.
+    Action to take. `show`: the incarnation is shown as unready. `restart`: the
+    incarnation is stopped, and started again by the `restart` rule.
     default: show
     enum:
       show
-        It is shown, with the time since when it is unready.
+        The incarnation is shown as unready, with the time since when it is
+        unready. The default.
       restart
-        It is ended, and started again by the plan's `restart` rule.
+        The incarnation is ended, and the replica is started again by the plan's
+        `restart` rule.
 
 ROW (chancery get plans -o json)
   action <string>
@@ -102,9 +105,11 @@ ROW (chancery get plans -o json)
     default: show
     enum:
       show
-        It is shown, with the time since when it is unready.
+        The incarnation is shown as unready, with the time since when it is
+        unready. The default.
       restart
-        It is ended, and started again by the plan's `restart` rule.
+        The incarnation is ended, and the replica is started again by the plan's
+        `restart` rule.
 ";
 
 #[test]
@@ -135,7 +140,7 @@ FIELD:  spec.storage
 
 MANIFEST (chancery apply -f)
   storage <list of object>
-    Storage, at most one entry a class.
+    Storage of the node, at most one entry for each class.
   FIELDS
     capacity <number or string> -required-
     class <string> -required-

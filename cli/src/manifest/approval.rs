@@ -1,4 +1,4 @@
-//! Who approves, as people write it: a word for every kind of operation, or a word for each.
+//! Approval policy in manifests: one value for every kind of operation, or one for each.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -9,7 +9,7 @@ use serde::de::value::{MapAccessDeserializer, StrDeserializer};
 use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-/// `manual`, `automatic`, or `{create: automatic, delete: manual}`.
+/// Approval: `manual`, `automatic`, or `{create: automatic, delete: manual}`.
 #[derive(Clone, Copy)]
 pub(super) struct ApprovalForm(pub(super) ApprovalPolicy);
 

@@ -1,6 +1,6 @@
-//! The edge: how people write amounts, durations and words, and the exact values that these become.
+//! Resources, durations and enum values as manifests have them, and the exact values they are read as.
 //!
-//! | form | people write | becomes |
+//! | form | manifest | value |
 //! |---|---|---|
 //! | [`CpuAmount`] | `4`, `1.5`, `500m` | millicores |
 //! | [`MemoryAmount`] | `64` (GiB), `64GiB`, `512MiB` | bytes |
@@ -8,7 +8,7 @@
 //! | [`DurationText`] | `500ms`, `30s`, `5m`, `24h`, `7d` | milliseconds |
 //! | [`MinuteSpan`] | `30m`, `8h` | whole minutes |
 //! | [`ClockTime`] | `22:00` | minutes from midnight |
-//! | [`AnyCase`] | `gte`, `GTE`, `NOT_IN` | the word |
+//! | [`AnyCase`] | `gte`, `GTE`, `NOT_IN` | enum value |
 
 use std::borrow::Cow;
 
@@ -29,7 +29,7 @@ macro_rules! texts {
 
         impl<'de> Deserialize<'de> for $name {
             fn deserialize<D: Deserializer<'de>>(from: D) -> Result<$name, D::Error> {
-                // Every scalar is read as its text, so that `1.5` and `1e3` are what stands in the file.
+                // Every scalar is read as its text, so that `1.5` and `1e3` are read as the file has them.
                 let text = String::deserialize(from)?;
                 $read(&text).map($name).map_err(D::Error::custom)
             }
@@ -47,32 +47,32 @@ macro_rules! texts {
 }
 
 texts! {
-    /// Millicores.
+    /// CPU in millicores.
     CpuAmount(u64) = parse_cpu, {
         "description": "cores: 4, 1.5 or 500m",
         "type": ["number", "string"], "minimum": 0, "pattern": "^([0-9]+(\\.[0-9]+)?|[0-9]+m)$"
     };
-    /// Bytes; a bare number counts in GiB.
+    /// Memory in bytes; a bare number is in GiB.
     MemoryAmount(u64) = |text: &str| parse_bytes(text, GIB), {
         "description": "GiB, or with its unit: 64, 64GiB, 512MiB",
         "type": ["number", "string"], "minimum": 0, "pattern": "^[0-9]+(\\.[0-9]+)? *([kKMGT]i?)?B?$"
     };
-    /// Bytes; a bare number counts in GB.
+    /// Disk space in bytes; a bare number is in GB.
     DiskAmount(u64) = |text: &str| parse_bytes(text, GB), {
         "description": "GB, or with its unit: 100, 100GB, 1TiB",
         "type": ["number", "string"], "minimum": 0, "pattern": "^[0-9]+(\\.[0-9]+)? *([kKMGT]i?)?B?$"
     };
-    /// Milliseconds.
+    /// Duration in milliseconds.
     DurationText(u64) = |text: &str| parse_span(text).map(|span| span.as_millis() as u64), {
         "description": "a duration: 500ms, 30s, 5m, 24h or 7d",
         "type": "string", "pattern": "^[0-9]+(ms|s|m|h|d)$"
     };
-    /// Minutes, from one to those of a week.
+    /// Duration in minutes, from 1 to 10,080 (a week).
     MinuteSpan(u16) = parse_minutes, {
         "description": "a duration of whole minutes, at most 7d: 30m, 8h",
         "type": "string", "pattern": "^[0-9]+(ms|s|m|h|d)$"
     };
-    /// Minutes from midnight.
+    /// Time of the day in minutes from midnight, from 0 to 1439.
     ClockTime(u16) = parse_clock, {
         "description": "a time of the day: 22:00",
         "type": "string", "pattern": "^([01]?[0-9]|2[0-3]):[0-5][0-9]$"
@@ -99,13 +99,13 @@ fn parse_clock(text: &str) -> Result<u16, String> {
         .ok_or_else(|| format!("write a time of the day as in 22:00, not {text:?}"))
 }
 
-/// A closed set of words of the domain.
+/// Enum whose values have a text form.
 pub(super) trait WordSet: Copy + 'static {
-    /// What one of them is called.
+    /// Noun for a value in errors.
     const WHAT: &'static str;
-    /// Every one.
+    /// All values.
     const ALL: &'static [Self];
-    /// The word.
+    /// Text form of the value.
     fn word(self) -> &'static str;
 }
 
@@ -128,7 +128,7 @@ words! {
     Weekday = "day";
 }
 
-/// A word, in whatever case it is written. An unknown one is refused, never taken for another.
+/// Enum value in upper or lower case. An unknown value is refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct AnyCase<T>(pub(super) T);
 

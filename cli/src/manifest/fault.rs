@@ -1,4 +1,4 @@
-//! What is wrong with a file, and where.
+//! Errors of a manifest file, with their locations.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,17 +7,17 @@ use serde_saphyr::{Error, Location};
 
 use super::suggest;
 
-/// A value that is longer is not repeated in what is said about it.
+/// Maximum length of a value that its error repeats, in bytes.
 const LONGEST: usize = 80;
 
-/// A place in a file.
+/// Location in a file.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct FileLocation {
-    /// The file as it was named; `-` is the standard input.
+    /// Name of the file as the caller gave it; `-` is the standard input.
     pub file: Arc<str>,
-    /// From 1.
+    /// Line number, from 1.
     pub line: u64,
-    /// From 1, in characters.
+    /// Column number in characters, from 1.
     pub column: u64,
 }
 
@@ -27,17 +27,17 @@ impl fmt::Display for FileLocation {
     }
 }
 
-/// What is wrong at one place.
+/// Error at one location of a file.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{place}: {what}")]
 pub struct ManifestError {
-    /// Where.
+    /// Location of the error.
     pub place: FileLocation,
-    /// What, and what to write instead.
+    /// Message, which includes what to write instead.
     pub what: String,
 }
 
-/// What is wrong with a file, document by document.
+/// Errors of a file, document by document.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ManifestErrors(pub Vec<ManifestError>);
 
@@ -58,7 +58,7 @@ impl From<ManifestError> for ManifestErrors {
     }
 }
 
-/// A document, and where it begins: what makes the parser's places those of the file.
+/// Document and the lines before it, which turn the parser's locations into locations in the file.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) struct YamlDocument {
     pub(super) file: Arc<str>,
@@ -68,7 +68,7 @@ pub(super) struct YamlDocument {
 
 impl YamlDocument {
     pub(super) fn place(&self, at: Location) -> FileLocation {
-        // A location of zero is the parser's "somewhere in it".
+        // The parser gives a location of zero if it only knows the document.
         let (line, column) = (at.line().max(1), at.column().max(1));
         FileLocation { file: Arc::clone(&self.file), line: self.lines_before + line, column }
     }
@@ -77,7 +77,7 @@ impl YamlDocument {
         ManifestError { place: self.place(at), what: what.into() }
     }
 
-    /// The parser's error as a fault; `start` is where the document's content begins.
+    /// Converts an error of the parser; `start` is the start of the document's content.
     pub(super) fn read_error(&self, error: &Error, start: Location) -> ManifestError {
         let error = error.without_snippet();
         let at = error.location().filter(|at| at.line() > 0).unwrap_or(start);
@@ -90,7 +90,7 @@ impl YamlDocument {
         self.fault(at, what)
     }
 
-    /// What stands there, if it is a single value of one line.
+    /// Returns the text at the location, if it is a single value of one line.
     pub(super) fn value(&self, at: Location) -> Option<&str> {
         let (from, len) = (usize::try_from(at.span().offset()).ok()?, usize::try_from(at.span().len()).ok()?);
         let mut ends = self.text.char_indices().map(|(at, _)| at).chain([self.text.len()]).skip(from);
@@ -103,7 +103,7 @@ impl YamlDocument {
     }
 }
 
-/// Whether it says what is wrong with a value, without the value.
+/// Whether the error is about a value that its message does not contain.
 fn is_about_a_value(error: &Error) -> bool {
     match error {
         Error::InvalidScalar { .. } => true,
@@ -114,7 +114,7 @@ fn is_about_a_value(error: &Error) -> bool {
     }
 }
 
-/// The error in our words, without its place.
+/// Returns the message of an error in the terms of manifests, without its location.
 fn say(error: &Error) -> String {
     match error {
         Error::SerdeUnknownField { field, expected, .. } => {
@@ -135,7 +135,7 @@ fn say(error: &Error) -> String {
     }
 }
 
-/// What the parser calls the shapes of YAML, as people call them.
+/// Returns the common name of a YAML shape, from the parser's name.
 fn shape(expected: &str) -> &str {
     match expected {
         "mapping start" => "block of 'name: value' lines",
@@ -156,7 +156,7 @@ fn number(ty: &str) -> &str {
 fn without_place(error: &Error) -> String {
     let text = error.to_string();
     let text = text.find(" at line ").map_or(text.as_str(), |end| text[..end].trim_end_matches(','));
-    // Fields with an alias are told of as plain text.
+    // The parser reports fields with an alias as plain text.
     let field = |before: &str| text.strip_prefix(before)?.strip_suffix('`');
     match (field("missing field `"), field("duplicate field `")) {
         (Some(field), _) => format!("{field:?} is missing here"),

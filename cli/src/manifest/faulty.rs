@@ -1,8 +1,8 @@
-//! Reads a document with everything that is wrong with it, not with the first thing alone.
+//! Reads a document and collects all its errors, not only the first.
 //!
-//! Reading stops at an error. So a document is read again without the entry at which it stopped, until nothing more is
-//! found: entries that were left out are told by their numbers on the way to them. A block that lacks something because
-//! an entry of it was left out is not at fault, and is left out as well.
+//! Reading stops at an error. The document is then read again without the entry with the error, until no more
+//! errors are found. An omitted entry is identified by its path of entry numbers. A block that lacks a field
+//! because one of its entries was omitted is no error, and is omitted as well.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -13,13 +13,13 @@ use serde::de::{
 };
 use serde_saphyr::{Error, Options, with_deserializer_from_str_with_options};
 
-/// Faults of one document that are told at once.
+/// Maximum number of errors that are reported for one document.
 const MOST: usize = 20;
 
-/// The numbers of entries, each in its block or list, from the root on.
+/// Numbers of entries, each in its block or list, from the root.
 type EntryPath = Vec<usize>;
 
-/// Reads a document, or says what is wrong with it, in its order.
+/// Reads a document, or returns its errors in the order of the passes that found them.
 pub(super) fn read<T: DeserializeOwned>(text: &str, options: impl Fn() -> Options) -> Result<T, Vec<Error>> {
     let notes = RecoveryNotes::default();
     let mut errors = Vec::new();
@@ -43,7 +43,7 @@ pub(super) fn read<T: DeserializeOwned>(text: &str, options: impl Fn() -> Option
     }
 }
 
-/// Where reading is, where it stopped, and what it leaves out.
+/// Current path, path of the last error, and omitted entries of a reader.
 #[derive(Default)]
 struct RecoveryNotes {
     path: RefCell<EntryPath>,
@@ -52,7 +52,7 @@ struct RecoveryNotes {
 }
 
 impl RecoveryNotes {
-    /// Reads an entry. If that fails, the innermost that fails is remembered.
+    /// Reads an entry. If that fails, records the path of the innermost entry that failed.
     fn entry<T, E>(&self, number: usize, read: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
         self.path.borrow_mut().push(number);
         let done = read();
@@ -69,7 +69,7 @@ impl RecoveryNotes {
         self.left_out.borrow().contains(&path)
     }
 
-    /// Where it stopped; the root, if that was in no entry.
+    /// Returns the path at which reading stopped, and resets it. The path of the root is empty.
     fn begin_again(&self) -> EntryPath {
         self.path.borrow_mut().clear();
         self.stopped.borrow_mut().take().unwrap_or_default()
@@ -79,19 +79,19 @@ impl RecoveryNotes {
         self.left_out.borrow().iter().any(|path| path.starts_with(at))
     }
 
-    /// Whether it was not left out before.
+    /// Omits the entry, and returns whether it was not omitted before.
     fn leave_out(&self, path: EntryPath) -> bool {
         self.left_out.borrow_mut().insert(path)
     }
 }
 
-/// What it wraps, with notes about blocks and lists. Choices are entries as a whole.
+/// Wrapper that records entries of blocks and lists. An enum is one entry as a whole.
 struct RecoveringReader<'n, I> {
     inner: I,
     notes: &'n RecoveryNotes,
 }
 
-/// The entries of a block or list.
+/// Entries of a block or list.
 struct RecoveringEntries<'n, I> {
     inner: I,
     notes: &'n RecoveryNotes,

@@ -28,23 +28,23 @@ use super::edge::{AnyCase, CpuAmount, DiskAmount, DurationText, MemoryAmount};
 use super::policy::PolicyForm;
 use super::strategy::StrategyForm;
 
-/// A spec as people write it, where that is not as it is kept.
+/// Spec as users write it, if that form differs from the stored one.
 pub(super) trait SpecForm: DeserializeOwned + JsonSchema {
-    /// The type of the entity's name.
+    /// Type of the entity's name.
     type Name: DeserializeOwned + JsonSchema + PartialEq;
     /// Whether the metadata may have labels.
     const HAS_LABELS: bool = false;
-    /// The name, where older bodies have it.
+    /// Name in the spec, where older bodies have it.
     fn inner_name(&mut self) -> Option<Spanned<Self::Name>> {
         None
     }
-    /// What it asks for, or what is wrong and, if at a place of its own, where.
+    /// Intent of the document, or the error and its location.
     fn intent(self, name: Self::Name, labels: NodeLabels) -> Result<Intent, FormFault>;
 }
 
 /// Labels of a node.
 pub(super) type NodeLabels = BTreeMap<KeyName, String>;
-/// What is wrong with a form and, if at a place of its own, where.
+/// Error of a form, with its location if that differs from the spec's.
 pub(super) type FormFault = (String, Option<Location>);
 
 impl SpecForm for NodeForm {
@@ -106,17 +106,17 @@ impl SpecForm for DeploymentForm {
     }
 }
 
-/// Amounts of a node or a payload.
+/// Resources of a node or a payload.
 #[derive(Deserialize, JsonSchema, Default)]
 #[serde(deny_unknown_fields)]
 pub(super) struct AmountsForm {
-    /// Cores.
+    /// CPU, in cores (default: 0).
     #[serde(default, alias = "cores")]
     cpu: CpuAmount,
-    /// Memory; a bare number is GiB.
+    /// Memory; a bare number counts in GiB (default: 0).
     #[serde(default)]
     memory: MemoryAmount,
-    /// Disk; a bare number is GB.
+    /// Disk; a bare number counts in GB (default: 0).
     #[serde(default)]
     disk: DiskAmount,
 }
@@ -131,50 +131,50 @@ impl From<AmountsForm> for Resources {
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct StorageForm {
-    /// Its class.
+    /// Storage class, unique on the node.
     #[serde(alias = "storageClass")]
     class: StorageClass,
-    /// How much; a bare number is GB.
+    /// Capacity of the class; a bare number counts in GB.
     capacity: DiskAmount,
 }
 
-/// A place with capacity.
+/// Node with capacity for incarnations.
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct NodeForm {
-    /// The cluster that it is allocated to, if it is in none.
+    /// Cluster that the node is allocated to, if it is in none.
     #[serde(default)]
     cluster: Option<ClusterName>,
-    /// The update domain: nodes that may go together.
+    /// Update domain: nodes that may be out of service together.
     #[serde(alias = "updateDomain", alias = "update_domain")]
     domain: DomainName,
-    /// Where it stands.
+    /// Zone in which the node is located.
     #[serde(default)]
     zone: Option<ZoneName>,
-    /// All that it has.
+    /// Total resources of the node.
     #[serde(alias = "total")]
     resources: AmountsForm,
-    /// What of it is not for placements.
+    /// Resources that are withheld from placements (default: none).
     #[serde(default)]
     reserved: AmountsForm,
-    /// What it has, by name.
+    /// Names of the node's capabilities.
     #[serde(default)]
     capabilities: Vec<CapabilityName>,
-    /// Storage, at most one entry a class.
+    /// Storage of the node, at most one entry for each class.
     #[serde(default)]
     storage: Vec<StorageForm>,
 }
 
-/// A condition on a node's capabilities of one type.
+/// Condition on a node's capabilities of one type.
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct MatcherForm {
-    /// The type whose capabilities are compared.
+    /// Type of the capabilities that are compared.
     #[serde(rename = "type", alias = "capabilityType")]
     kind: CapabilityType,
-    /// How.
+    /// Comparator for the capabilities.
     comparator: AnyCase<MatchComparator>,
-    /// With which.
+    /// Names of the capabilities to compare with.
     #[serde(alias = "capabilityNames")]
     names: Vec<CapabilityName>,
 }
@@ -185,16 +185,16 @@ impl From<MatcherForm> for CapabilityMatcher {
     }
 }
 
-/// A port of a payload.
+/// Port of a payload.
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct PortForm {
-    /// Its name, for `${port.NAME}`; without one, the protocol and the number, as in `tcp-80`.
+    /// Name of the port, for `${port.NAME}`; without a name, the protocol and number, as in `tcp-80`.
     #[serde(default)]
     name: Option<PortName>,
-    /// Its protocol.
+    /// Protocol of the port.
     protocol: AnyCase<PortProtocol>,
-    /// The number inside the run, where the runtime has an inside; processes are assigned free ones.
+    /// Number inside the incarnation, if the runtime has an inside; processes are assigned free numbers.
     port: u16,
 }
 
@@ -211,19 +211,19 @@ impl From<PortForm> for PayloadPort {
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct VolumeForm {
-    /// The volume, if it is one with a name of its own, which plans may hand to each other. Without, each replica has
-    /// its own.
+    /// Name of a shared volume, which plans may hand to each other. Without a name, each replica has its own
+    /// volume.
     #[serde(default)]
     volume: Option<VolumeName>,
-    /// What becomes of a replica's own volume when the replica is deleted: keep or destroy.
+    /// Action on a replica's own volume when the replica is deleted: keep or destroy.
     #[serde(default, alias = "onDelete")]
     on_delete: VolumeDeletion,
-    /// Its class.
+    /// Storage class of the volume.
     #[serde(alias = "storageClass")]
     class: StorageClass,
-    /// How much; a bare number is GB.
+    /// Capacity of the volume; a bare number counts in GB.
     capacity: DiskAmount,
-    /// Where the payload sees it.
+    /// Path at which the payload sees the volume.
     #[serde(alias = "mountPath")]
     mount: String,
 }
@@ -237,26 +237,27 @@ impl From<VolumeForm> for VolumeClaim {
 
 macro_rules! probes {
     ($($(#[$doc:meta])* $kind:ident { $($(#[$field_doc:meta])* $field:ident: $type:ty,)* })*) => {
-        /// A check of a process from outside.
+        /// Check of a process from outside.
         #[derive(Deserialize, JsonSchema)]
         #[serde(rename_all = "snake_case", deny_unknown_fields)]
         pub(super) enum ProbeForm {
             $($(#[$doc])* $kind {
                 $($(#[$field_doc])* $field: $type,)*
-                /// Time before the first attempt: 0s unless set; at most 1h.
+                /// Time before the first attempt, at most 1h (default: 0s).
                 #[serde(default)]
                 initial_delay: Option<DurationText>,
-                /// Time from one attempt to the next: 2s unless set; from 100ms to 1h. A readiness probe that does not pass
-                /// makes its attempts every 200ms at least.
+                /// Time from one attempt to the next, from 100ms to 1h (default: 2s). While a readiness probe
+                /// does not pass, attempts are made at least every 200ms.
                 #[serde(default)]
                 period: Option<DurationText>,
-                /// Time after which an attempt has failed: 1s unless set; from 1ms to 1h.
+                /// Time after which an attempt has failed, from 1ms to 1h (default: 1s).
                 #[serde(default)]
                 timeout: Option<DurationText>,
-                /// Number of failures in a row after which the probe fails: 3 unless set; from 1 to 1000.
+                /// Number of consecutive failures after which the probe fails, from 1 to 1000 (default: 3).
                 #[serde(default)]
                 failure_threshold: Option<u32>,
-                /// Number of successes in a row after which the probe passes: 1 unless set; from 1 to 1000; of `alive` 1.
+                /// Number of consecutive successes after which the probe passes, from 1 to 1000 (default: 1);
+                /// 1 for `alive`.
                 #[serde(default)]
                 success_threshold: Option<u32>,
             },)*
@@ -283,51 +284,51 @@ macro_rules! probes {
 }
 
 probes! {
-    /// The port accepts a connection.
+    /// Probe that passes if the port accepts a connection.
     Tcp {
-        /// The port's name.
+        /// Name of the port.
         port: PortName,
     }
-    /// `GET path` at the port answers 2xx.
+    /// Probe that passes if `GET path` at the port returns 2xx.
     Http {
-        /// The port's name.
+        /// Name of the port.
         port: PortName,
-        /// The path, beginning with `/`.
+        /// Path of the request, which starts with `/`.
         path: String,
     }
 }
 
-/// A duration in milliseconds, or what is usual.
+/// Returns a duration in milliseconds, or its default.
 fn millis(given: Option<DurationText>, usual: u64) -> u64 {
     given.map_or(usual, |DurationText(millis)| millis)
 }
 
-/// A part of a plan's replica: one or more equal processes.
+/// Part of a plan's replica: one or more equal processes.
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct PayloadForm {
-    /// Its name, unique in the plan.
+    /// Name of the payload, unique in the plan.
     #[serde(alias = "payloadName")]
     name: PayloadName,
-    /// What each of its processes needs, and of memory may have at most.
+    /// Resources that each process needs; memory is also the limit.
     resources: AmountsForm,
-    /// How many processes, at least one.
+    /// Number of processes, from 1 to 1024.
     #[serde(default = "one")]
     processes: u16,
-    /// Its ports, each process its own.
+    /// Ports of the payload; each process has its own numbers.
     #[serde(default)]
     ports: Vec<PortForm>,
-    /// Its storage.
+    /// Volumes of the payload.
     #[serde(default, alias = "persistentVolumes")]
     volumes: Vec<VolumeForm>,
-    /// What to start.
+    /// Program to start.
     #[serde(default)]
     run: Option<ExecSpec>,
-    /// When it is ready.
+    /// Readiness probe; without a probe, a process is ready once it is started.
     #[serde(default)]
     ready: Option<ProbeForm>,
-    /// Whether it still answers, from when the run was first ready. A run whose probe fails is ended, and started again
-    /// by the plan's `restart` rule.
+    /// Liveness probe, which starts when the incarnation is first ready. If the probe fails, the incarnation
+    /// is stopped, and started again by the plan's `restart` rule.
     #[serde(default)]
     alive: Option<ProbeForm>,
 }
@@ -351,17 +352,17 @@ impl From<PayloadForm> for Payload {
     }
 }
 
-/// How long things may take.
+/// Time limits of a plan's operations.
 #[derive(Deserialize, JsonSchema, Default)]
 #[serde(deny_unknown_fields)]
 pub(super) struct TimeoutsForm {
-    /// An operation waits for approval at most this long: 24h unless set.
+    /// Maximum time that an operation waits for approval (default: 24h).
     #[serde(default)]
     approval: Option<DurationText>,
-    /// From the first command until ready: 5m unless set.
+    /// Maximum time from the first command until all processes are ready (default: 5m).
     #[serde(default)]
     start: Option<DurationText>,
-    /// From SIGTERM until SIGKILL: 10s unless set.
+    /// Time from SIGTERM until SIGKILL (default: 10s).
     #[serde(default)]
     stop: Option<DurationText>,
 }
@@ -377,15 +378,15 @@ impl From<TimeoutsForm> for PlanTimeouts {
     }
 }
 
-/// What is done about a run that was ready and stays unready.
+/// Action on an incarnation that was ready and stays unready.
 #[derive(Deserialize, JsonSchema, Default)]
 #[serde(deny_unknown_fields)]
 pub(super) struct UnreadyForm {
-    /// Time of being unready after which the action is taken: 5m unless set.
+    /// Time of being unready after which the action is taken (default: 5m).
     #[serde(default)]
     after: Option<DurationText>,
-    /// `show`: it is shown as unready, and nothing is done. `restart`: it is ended, and started again by the `restart`
-    /// rule. show, unless set.
+    /// Action to take. `show`: the incarnation is shown as unready. `restart`: the
+    /// incarnation is stopped, and started again by the `restart` rule.
     #[serde(default)]
     action: UnreadyAction,
 }
@@ -396,63 +397,64 @@ impl From<UnreadyForm> for UnreadyRule {
     }
 }
 
-/// What to run and where it may run.
+/// Plan of a service: payloads, and rules of placement, approval and restart.
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct PlanForm {
     #[serde(default)]
     #[schemars(skip)]
     name: Option<Spanned<PlanName>>,
-    /// The namespace that its runs live in.
+    /// Namespace of the plan's incarnations.
     namespace: Namespace,
-    /// The service that it provides; replicas are named after it.
+    /// Service that the plan provides; replicas are named after the service.
     #[serde(alias = "serviceName")]
     service: ServiceName,
-    /// Only nodes of this cluster.
+    /// Cluster that placements are restricted to (default: any).
     #[serde(default)]
     cluster: Option<ClusterName>,
-    /// Only nodes of this zone.
+    /// Zone that placements are restricted to (default: any).
     #[serde(default)]
     zone: Option<ZoneName>,
-    /// Only nodes with these labels.
+    /// Labels that a node must have.
     #[serde(default)]
     selectors: BTreeMap<KeyName, String>,
-    /// Only nodes with such capabilities; all must hold, at most one a type.
+    /// Conditions on a node's capabilities, at most one for each type; all must hold.
     #[serde(default, alias = "matchingComputeCapabilities")]
     matchers: Vec<MatcherForm>,
-    /// Whether its replicas may share a node.
+    /// Whether replicas of the plan may share a node.
     #[serde(default)]
     sharing: Option<NodeSharing>,
-    /// Where its replicas are placed, among the nodes that will do. `spread`: in the update domain with the fewest of the
-    /// plan's replicas, there on the node with the fewest of them, then on the node with the least free. `pack`: on the
-    /// node with the least free that has enough, whatever its domain. `spread`, unless set.
+    /// Placement of replicas on suitable nodes (default: spread). `spread`: in the update domain with the
+    /// fewest replicas of the plan, there on the node with the fewest of them, then on the node with the
+    /// least free capacity. `pack`: on the node with the least free capacity that suffices, in any domain.
     #[serde(default)]
     placement: Option<PlacementPolicy>,
-    /// Its parts, at least one.
+    /// Payloads of a replica, at least one.
     #[serde(alias = "applications")]
     payloads: Vec<PayloadForm>,
-    /// Where its replicas may be, given those of groups.
+    /// Affinity to nodes on which replicas of groups are placed.
     #[serde(default)]
     affinity: Vec<AffinityRule>,
-    /// When what ended by itself is started again: when it failed, unless set.
+    /// Condition of an automatic restart after an end that was not requested (default: after a failure).
     #[serde(default)]
     restart: Option<RestartPolicy>,
-    /// From the first to the second such start; twice as long each time in a row, up to 32 times. 10s, unless set.
+    /// Delay of an automatic restart that follows another one; it doubles each time, up to 32 times (default:
+    /// 10s).
     #[serde(default)]
     cooldown: Option<DurationText>,
-    /// How an update gives way where it cannot be done in place: beside, unless set.
+    /// Order of an update that cannot be made in place (default: beside).
     #[serde(default)]
     update: Option<UpdateOrder>,
-    /// How many of its replicas disruptions may move at once: one, unless set.
+    /// Maximum number of replicas that disruptions move concurrently (default: 1).
     #[serde(default)]
     budget: Option<u32>,
-    /// Who approves: a word for all, or by kind of operation. A person, unless set.
+    /// Approval of operations: a word for all kinds, or a word for each kind (default: manual).
     #[serde(default)]
     approval: Option<ApprovalForm>,
-    /// How long things may take.
+    /// Time limits of the plan's operations.
     #[serde(default)]
     timeouts: TimeoutsForm,
-    /// What is done about a run that was ready and stays unready.
+    /// Action on an incarnation that was ready and stays unready.
     #[serde(default)]
     unready: UnreadyForm,
 }
@@ -481,7 +483,7 @@ impl From<PlanForm> for PlanSpec {
     }
 }
 
-/// Which version of one payload to run, as a list has it.
+/// Version of one payload, as an element of a list.
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct CoordinatesForm {
@@ -490,26 +492,26 @@ pub(super) struct CoordinatesForm {
     coordinates: BTreeMap<KeyName, String>,
 }
 
-/// A version of a plan's payloads, and a count.
+/// Deployment: a version of a plan's payloads, and a number of replicas.
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct DeploymentForm {
     #[serde(default, alias = "deployment_id")]
     #[schemars(skip)]
     name: Option<Spanned<DeploymentName>>,
-    /// Of which plan.
+    /// Plan that the deployment belongs to.
     #[serde(alias = "deployment_plan_name")]
     plan: PlanName,
-    /// For each payload that has any: its keys and their values.
+    /// Keys and values that select the version, for each payload that has any.
     #[serde(default)]
     coordinates: PayloadCoordinates,
     #[serde(default)]
     #[schemars(skip)]
     payload_coordinates: Vec<Spanned<CoordinatesForm>>,
-    /// How many replicas.
+    /// Desired number of replicas.
     #[serde(alias = "instance_count")]
     count: u32,
-    /// How the plan's replicas come to be so: a few at a time, unless set.
+    /// Strategy of the deployment (default: rolling).
     #[serde(default)]
     #[schemars(with = "Option<StrategyForm>")]
     strategy: StrategyForm,
@@ -519,7 +521,7 @@ pub(super) struct DeploymentForm {
     /// Whether the deployment is rolled back when it fails or is stalled (default: false).
     #[serde(default)]
     auto_rollback: bool,
-    /// Whether it waits for one that is being carried out, or takes its place.
+    /// Whether the deployment waits for the one that is being carried out, or supersedes it.
     #[serde(default)]
     turn: OverlapPolicy,
 }

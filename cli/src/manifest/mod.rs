@@ -1,4 +1,4 @@
-//! Manifests: files of YAML documents in which people say what there should be, and the intents that these become.
+//! Manifests: files of YAML documents that describe desired entities, and their conversion to intents.
 //!
 //! ```yaml
 //! apiVersion: chancery/v1
@@ -10,8 +10,8 @@
 //!   domain: a
 //!   resources: {cpu: 4, memory: 8}
 //! ```
-//! A document is read twice, first for its kind and then as the form of that kind, so that every error has its place;
-//! and again for each error, so that all are told.
+//! A document is read twice, first for its kind and then as the form of that kind, so that every error has
+//! its location; and again for each error, so that all errors are reported.
 //! Unknown fields are refused: a misspelt limit must not mean "unlimited".
 
 mod approval;
@@ -48,16 +48,16 @@ use form::{DeploymentForm, NodeForm, PlanForm, SpecForm};
 use policy::PolicyForm;
 use schema::schema;
 
-/// The version of the forms.
+/// Version of the manifest forms.
 pub const API_VERSION: &str = "chancery/v1";
-/// A file may be so large, in bytes.
+/// Maximum size of a file, in bytes.
 pub const LARGEST: usize = 16 << 20;
-/// Collections may stand in each other so deep.
+/// Maximum depth of nested collections.
 const DEEPEST: usize = 32;
-/// A document may refer to anchors so often; what they stand for is counted as well.
+/// Maximum number of aliases in a document, and of anchors. The events that they replay are limited too.
 const ALIASES: usize = 1000;
 
-/// The kinds, in the order in which they are applied: what is named comes before what names it.
+/// Kinds in the order in which they are applied: a referenced kind comes before the kinds that refer to it.
 pub static KINDS: LazyLock<Vec<&'static str>> = LazyLock::new(|| {
     let mut kinds: Vec<_> =
         EntityKind::ALL.iter().map(|kind| kind.entry()).filter(|entry| entry.manifest.is_some()).collect();
@@ -65,19 +65,19 @@ pub static KINDS: LazyLock<Vec<&'static str>> = LazyLock::new(|| {
     kinds.into_iter().map(|entry| entry.name).collect()
 });
 
-/// One document.
+/// Document of a manifest file.
 #[derive(Clone, PartialEq, Debug)]
 pub struct ManifestDocument {
-    /// What it asks for.
+    /// Intent of the document.
     pub intent: Intent,
-    /// Where it begins.
+    /// Location of the document's start.
     pub place: FileLocation,
     document: YamlDocument,
 }
 
 impl ManifestDocument {
-    /// Where in the file a part of the intent stands that a JSON Pointer leads to, and its value if it is a single
-    /// one. What the file does not have is where it should be.
+    /// Returns the location in the file of a JSON Pointer into the intent, and the value if it is a single
+    /// one. For a part that the file does not have, it is the location of the nearest parent.
     pub fn locate(&self, pointer: &str) -> (FileLocation, Option<&str>) {
         match place::find(&self.document.text, pointer) {
             Some(found) => {
@@ -89,7 +89,7 @@ impl ManifestDocument {
     }
 }
 
-/// Reads all documents of a file, in their order. With faults, nothing is read, and all are told.
+/// Reads all documents of a file, in their order. Returns all errors of the file if there are any.
 pub fn read(file: &str, text: &str) -> Result<Vec<ManifestDocument>, ManifestErrors> {
     let file: Arc<str> = file.into();
     if text.len() > LARGEST {
@@ -107,7 +107,7 @@ pub fn read(file: &str, text: &str) -> Result<Vec<ManifestDocument>, ManifestErr
     if faults.is_empty() { Ok(manifests) } else { Err(ManifestErrors(faults)) }
 }
 
-/// Puts manifests into the order in which they are applied; those of a kind stay as they stand.
+/// Sorts manifests into the order in which they are applied. Manifests of one kind keep their order.
 pub fn sort(manifests: &mut [ManifestDocument]) {
     manifests.sort_by_key(|manifest| {
         let subject = manifest.intent.subject();
@@ -115,10 +115,10 @@ pub fn sort(manifests: &mut [ManifestDocument]) {
     });
 }
 
-/// The documents, each with the number of lines before it.
+/// Returns the documents, each with the number of lines before it.
 ///
-/// A line that begins with `---` divides documents wherever it stands, even within quoted text (YAML 1.2.2,
-/// section 9.1.2). Each is read by itself, so that a fault in one does not hide those of the others.
+/// A line that starts with `---` separates documents anywhere, even within quoted text (YAML 1.2.2, section
+/// 9.1.2). Each document is read separately, so that an error in one does not hide errors of the others.
 fn documents(text: &str) -> Vec<(u64, &str)> {
     let mut starts = vec![(0, 0)];
     let mut offset = 0;
@@ -141,7 +141,7 @@ struct ManifestHeader {
     kind: Spanned<String>,
 }
 
-/// Everything of one document.
+/// Form of a whole document.
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct ManifestForm<N, S> {
@@ -159,7 +159,7 @@ struct ManifestForm<N, S> {
     spec: S,
 }
 
-/// What it is called.
+/// Metadata of a document: the entity's name and labels.
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct ManifestMetadata<N> {
@@ -222,7 +222,7 @@ macro_rules! manifests {
     };
     (@kinds $($kind:ident $word:literal $key:tt $manifest:tt)*) => {
         impl ManifestReader<'_> {
-            /// What the document asks for; none if there is no such kind.
+            /// Returns the intent of the document; `None` if there is no such kind.
             fn intent(&self, kind: &str) -> Option<Result<Intent, ManifestErrors>> {
                 match kind {
                     $(stringify!($kind) => Some(manifests!(@read self $word $key $manifest)),)*
@@ -231,7 +231,7 @@ macro_rules! manifests {
             }
         }
 
-        /// The schema of each kind of manifest, in the order of [`KINDS`].
+        /// Returns the schema of each kind of manifest, in the order of [`KINDS`].
         pub fn schemas() -> Vec<(&'static str, Schema)> {
             let mut all = vec![$(manifests!(@schema $kind $key $manifest)),*];
             all.sort_by_key(|(kind, _)| KINDS.iter().position(|known| known == kind));
@@ -254,7 +254,7 @@ macro_rules! manifests {
 
 each_kind!(manifests);
 
-/// A document whose kind is known.
+/// Reader of a document whose kind is known.
 struct ManifestReader<'a> {
     document: &'a YamlDocument,
     start: Location,
@@ -265,7 +265,7 @@ impl ManifestReader<'_> {
         parse(self.document, self.start)
     }
 
-    /// What a document of a kind asks for whose spec people write as it is.
+    /// Returns the intent of a document whose kind has the same spec in manifests and intents.
     fn plain<N, S>(&self, type_name: &str) -> Result<Intent, ManifestErrors>
     where
         N: DeserializeOwned + Serialize + PartialEq,
@@ -277,7 +277,7 @@ impl ManifestReader<'_> {
         read.map_err(|error| self.document.fault(self.start, error.to_string()).into())
     }
 
-    /// The same where people write it in another form.
+    /// Returns the intent of a document whose kind has a form of its own in manifests.
     fn form<S: SpecForm>(&self) -> Result<Intent, ManifestErrors> {
         let mut form = self.read::<S::Name, S>()?;
         let metadata = form.metadata.as_mut().filter(|_| S::HAS_LABELS);
@@ -288,7 +288,7 @@ impl ManifestReader<'_> {
         intent.map_err(|(what, at)| self.document.fault(at.unwrap_or(self.start), what).into())
     }
 
-    /// The name, from `metadata` or, as older bodies have it, from the spec.
+    /// Returns the name, from `metadata` or, in older bodies, from the spec.
     fn name<N: PartialEq>(
         &self,
         metadata: Option<ManifestMetadata<N>>,

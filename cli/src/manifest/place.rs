@@ -1,11 +1,11 @@
-//! Where in a document something stands that a server tells of by a JSON Pointer into the intent.
+//! Finds the location in a document of a JSON Pointer into the intent, as errors of a server have it.
 
 use std::fmt;
 
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_saphyr::{Location, Spanned};
 
-/// What the parts of an intent are called in a document, if not the same; the documented names first.
+/// Names in a document of an intent's fields, where they differ; documented names first.
 const OTHER_NAMES: &[(&str, &[&str])] = &[
     ("class", &["storageClass"]),
     ("coordinates", &["payload_coordinates"]),
@@ -25,10 +25,10 @@ const OTHER_NAMES: &[(&str, &[&str])] = &[
     ("volumes", &["persistentVolumes"]),
 ];
 
-/// Parts of an intent that a document has the parts of, and not themselves.
+/// Fields of an intent that a document omits, while it has their own fields.
 const NOT_WRITTEN: &[&str] = &["rule"];
 
-/// The shape of a document, with places.
+/// Structure of a document, with locations.
 enum LocationTree {
     Block(Vec<(String, Spanned<LocationTree>)>),
     List(Vec<Spanned<LocationTree>>),
@@ -49,20 +49,20 @@ impl LocationTree {
     }
 }
 
-/// What stands where the pointer leads, or as far on the way there as the document goes.
+/// Target of a pointer, or the last part of its path that the document has.
 #[derive(Debug)]
 pub(super) struct PointerTarget {
     pub(super) at: Location,
-    /// Whether that is all of the way, to a single value.
+    /// Whether the whole path was found, and leads to a single value.
     pub(super) is_value: bool,
 }
 
-/// Finds it; nothing, if the document cannot be read or has nothing of it.
+/// Finds the target of a pointer. `None` if the document cannot be read or has no part of the path.
 pub(super) fn find(text: &str, pointer: &str) -> Option<PointerTarget> {
     let tree: Spanned<LocationTree> = serde_saphyr::from_str_with_options(text, super::options()).ok()?;
     let parts: Vec<_> =
         pointer.split('/').skip(1).map(|part| part.replace("~1", "/").replace("~0", "~")).collect();
-    // The intent has beside its spec what the document has in its metadata, or in its spec as well.
+    // The intent has fields outside its spec that the document has in its metadata or in its spec.
     let roots =
         if parts.first().is_some_and(|part| part == "spec") { &[""][..] } else { &["metadata", "spec"] };
     let mut best: Option<(usize, PointerTarget)> = None;

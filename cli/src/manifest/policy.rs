@@ -8,50 +8,51 @@ use serde_saphyr::{Location, Spanned};
 
 use super::edge::{AnyCase, ClockTime, MinuteSpan};
 
-/// A rule about approvals: either what it approves, or that four eyes are wanted.
+/// Policy about approvals: either operations that it approves, or operations that another person must
+/// approve.
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct PolicyForm {
-    /// Operations of these kinds; of every kind, unless set.
+    /// Kinds of operations that the policy applies to (default: all).
     #[serde(default)]
     kinds: Vec<AnyCase<PolicyKind>>,
-    /// Of these plans; of every plan, unless set.
+    /// Plans that the policy applies to (default: all).
     #[serde(default)]
     plans: Vec<PlanName>,
-    /// On nodes of these update domains; anywhere, unless set.
+    /// Update domains of the nodes that the policy applies to (default: all).
     #[serde(default)]
     domains: Vec<DomainName>,
-    /// Approves them, while all of this holds; `{}` for always.
+    /// Conditions under which the policy approves; `{}` for always.
     #[serde(default)]
     approve: Option<ApproveForm>,
-    /// `true`: whoever approves must be another than whoever asked.
+    /// `true`: the approver must be another person than the requester.
     #[serde(default)]
     #[schemars(with = "Option<bool>")]
     four_eyes: Option<Spanned<bool>>,
 }
 
-/// When it approves.
+/// Conditions under which a policy approves.
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct ApproveForm {
-    /// Only in one of these windows; at any time, unless set.
+    /// Windows in which the policy approves (default: always).
     #[serde(default)]
     windows: Vec<WindowForm>,
-    /// Only while fewer that it approved are not over.
+    /// Maximum number of operations that the policy approved and that have not ended.
     #[serde(default)]
     in_flight: Option<u32>,
 }
 
-/// A time of the week, in UTC.
+/// Time of the week, in UTC.
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct WindowForm {
-    /// The days on which it opens; every day, unless set.
+    /// Days on which the window opens (default: every day).
     #[serde(default)]
     days: Vec<AnyCase<Weekday>>,
-    /// When it opens, in UTC: `"22:00"`.
+    /// Time at which the window opens, in UTC: `"22:00"`.
     from: ClockTime,
-    /// How long it stays open, from a minute to seven days: `8h`.
+    /// Duration of the window, from a minute to seven days: `8h`.
     #[serde(rename = "for")]
     lasts: MinuteSpan,
 }
@@ -64,7 +65,7 @@ impl From<WindowForm> for ApprovalWindow {
 }
 
 impl PolicyForm {
-    /// The spec, or what is wrong and, if at a place of its own, where.
+    /// Spec of the policy, or the error and its location.
     pub(super) fn spec(self) -> Result<PolicySpec, (String, Option<Location>)> {
         let rule = match (self.approve, self.four_eyes) {
             (Some(ApproveForm { windows, in_flight }), None) => PolicyRule::Approve {

@@ -1,5 +1,5 @@
-//! The reference of the manifests, `docs/manifests.md`: made from the schemas that editors get, so that it cannot say
-//! anything else. `UPDATE=1` writes it.
+//! Reference of the manifests, `docs/manifests.md`: generated from the schemas for editors, so that both
+//! agree. `UPDATE=1` writes it.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -11,19 +11,20 @@ use super::{API_VERSION, KINDS, LARGEST, schemas};
 
 const FILE: &str = "../docs/manifests.md";
 
-/// A table of the fields of each kind.
+/// Returns the page: a table of the fields of each kind.
 fn reference() -> String {
     let mut text = format!(
         "# Manifests\n\n\
-         What `chancery apply -f` reads: YAML documents, each of one kind, several in a file divided by `---`. Unknown \
-         fields\nare refused. This page is made from the program; `chancery openapi` tells of the HTTP API.\n\n\
-         Every document begins with `apiVersion: {API_VERSION}` and its `kind`, and has its name in `metadata.name`. \
-         Amounts and\ndurations have units: `cpu: 500m`, `memory: 64MiB`, `disk: 100GB`, `30s`.\n\n\
-         A file has at most {} MiB. Documents are applied in the order {}, whatever their order in files;\n\
-         documents of one kind keep theirs. They go in batches of up to 1,000. `chancery delete -f` deletes what they name in \
-         the\nreverse order: an entity that is not there is reported and is no failure, and deployments are deleted with \
-         their plan.\nWith `--cascade` plans and nodes are deleted with what needs them, and what they depend on follows \
-         when they are gone.\n",
+         Manifests are files that `chancery apply -f` reads. They contain YAML documents, separated by `---`, each of one \
+         kind.\nUnknown fields are refused. This page is generated from the program; `chancery openapi` describes the \
+         HTTP API.\n\n\
+         Every document starts with `apiVersion: {API_VERSION}` and its `kind`, and has its name in `metadata.name`. \
+         Resources and\ndurations have units: `cpu: 500m`, `memory: 64MiB`, `disk: 100GB`, `30s`.\n\n\
+         A file has at most {} MiB. Documents are applied in the order {}, in any order of files;\n\
+         documents of one kind keep their order. They are sent in batches of up to 1,000. `chancery delete -f` deletes the \
+         named\nentities in reverse order. A missing entity is reported and is no failure. Deployments are deleted with \
+         their plan.\nWith `--cascade`, plans and nodes are deleted with their dependents, and then the entities that \
+         they depend on.\n",
         LARGEST >> 20,
         KINDS.join(", ")
     );
@@ -33,10 +34,10 @@ fn reference() -> String {
         if let Some(about) = spec["description"].as_str() {
             write!(text, "{}\n\n", one_line(about)).expect("text");
         }
-        text.push_str("| field | what it is | needed | meaning |\n|---|---|---|---|\n");
+        text.push_str("| field | type | required | meaning |\n|---|---|---|---|\n");
         if kind == "Node" {
             text.push_str(
-                "| `metadata.labels` | map of texts | | Labels, for selectors of plans; nodes only. |\n",
+                "| `metadata.labels` | map of strings | | Labels, for selectors of plans; nodes only. |\n",
             );
         }
         rows(&schema, spec, "spec", &mut text);
@@ -47,11 +48,11 @@ fn reference() -> String {
     text
 }
 
-/// When an edit of each field of a plan takes effect.
+/// Returns the section about when an edit of each field of a plan takes effect.
 fn classes() -> String {
     let mut text = "\n### When an edit of a plan takes effect\n\n\
         A field of class *policy* takes effect with the edit, for every later decision about any replica of the plan. A \
-        field of class\n*version* is what runs, and takes effect by the next deployment.\n\n\
+        field of class\n*version* defines what runs, and takes effect with the next deployment.\n\n\
         | field | class |\n|---|---|\n"
         .to_owned();
     for (field, class) in chancery_events::spec::PlanSpec::FIELDS {
@@ -60,7 +61,7 @@ fn classes() -> String {
     text
 }
 
-/// A row for each field of an object, each followed by those of its parts.
+/// Writes a row for each field of an object, each followed by the rows of its parts.
 fn rows(schema: &Schema, object: &Value, path: &str, text: &mut String) {
     let required = object["required"].as_array();
     let Some(properties) = object["properties"].as_object() else { return };
@@ -72,7 +73,7 @@ fn rows(schema: &Schema, object: &Value, path: &str, text: &mut String) {
         let (mut what, part, below) = shape(schema, node);
         let blocks = blocks(schema, field);
         if !blocks.is_empty() && part.is_none() {
-            what.push_str(", or a block");
+            what.push_str(", or an object");
         }
         let needed = if needed { "yes" } else { "" };
         let usual = usual(field);
@@ -90,7 +91,7 @@ fn rows(schema: &Schema, object: &Value, path: &str, text: &mut String) {
     }
 }
 
-/// What a field may be instead of its first choice, where that is a block.
+/// Returns the alternatives of a field that are objects.
 fn blocks<'a>(schema: &'a Schema, field: &'a Value) -> Vec<&'a Value> {
     let mut node = field;
     while let Some(name) = node["$ref"].as_str().and_then(|path| path.strip_prefix("#/$defs/")) {
@@ -105,7 +106,7 @@ fn blocks<'a>(schema: &'a Schema, field: &'a Value) -> Vec<&'a Value> {
         .collect()
 }
 
-/// One of several blocks: it is not needed, and what it is stands above its only field.
+/// Returns an alternative of several objects: not required, with its description on its only field.
 fn as_choice(choice: &Value) -> Value {
     let mut choice = choice.clone();
     let about = choice["description"].clone();
@@ -116,7 +117,7 @@ fn as_choice(choice: &Value) -> Value {
     choice
 }
 
-/// What a field is, in words; what its parts are, and how they are written after its path.
+/// Returns the type of a field as text, the schema of its parts, and what its path gets for them.
 fn shape<'a>(schema: &'a Schema, node: &'a Value) -> (String, Option<&'a Value>, &'static str) {
     if let Some(words) = words(node) {
         return (words.iter().map(|word| format!("`{word}`")).collect::<Vec<_>>().join(", "), None, "");
@@ -126,7 +127,7 @@ fn shape<'a>(schema: &'a Schema, node: &'a Value) -> (String, Option<&'a Value>,
         Value::Array(kinds) => {
             kinds.iter().filter_map(Value::as_str).filter(|kind| *kind != "null").collect()
         }
-        _ if node["oneOf"].is_array() => return ("one of these".to_owned(), None, ""),
+        _ if node["oneOf"].is_array() => return ("object with one field".to_owned(), None, ""),
         _ => vec![],
     };
     match kinds[..] {
@@ -135,21 +136,21 @@ fn shape<'a>(schema: &'a Schema, node: &'a Value) -> (String, Option<&'a Value>,
             let (what, part, _) = shape(schema, items);
             (if part.is_some() { "list".to_owned() } else { format!("list of {}", many(&what)) }, part, "[]")
         }
-        ["object"] if node["properties"].is_object() => ("block".to_owned(), Some(node), ""),
+        ["object"] if node["properties"].is_object() => ("object".to_owned(), Some(node), ""),
         ["object"] => {
             let by_pattern = || node["patternProperties"].as_object()?.values().next();
             let of = Some(&node["additionalProperties"]).filter(|of| of.is_object()).or_else(by_pattern);
-            let of = of.map_or("text".to_owned(), |of| shape(schema, resolve(schema, of)).0);
+            let of = of.map_or("string".to_owned(), |of| shape(schema, resolve(schema, of)).0);
             (format!("map of {}", many(&of)), None, "")
         }
-        ["integer"] => ("whole number".to_owned(), None, ""),
-        ["number", "string"] => ("amount".to_owned(), None, ""),
-        ["boolean"] => ("`true`, `false`".to_owned(), None, ""),
-        _ => ("text".to_owned(), None, ""),
+        ["integer"] => ("integer".to_owned(), None, ""),
+        ["number", "string"] => ("number or string".to_owned(), None, ""),
+        ["boolean"] => ("boolean".to_owned(), None, ""),
+        _ => ("string".to_owned(), None, ""),
     }
 }
 
-/// Several of what a field is.
+/// Returns the plural of a type.
 fn many(what: &str) -> String {
     match what.strip_prefix("map of ") {
         Some(of) => format!("maps of {of}"),
@@ -158,16 +159,16 @@ fn many(what: &str) -> String {
     }
 }
 
-/// What a field is unless it is given, if that is not nothing.
+/// Returns the default of a field as text, empty if there is none.
 fn usual(field: &Value) -> String {
     match &field["default"] {
-        Value::Number(number) => format!(" Unless given: {number}."),
-        Value::String(word) => format!(" Unless given: `{word}`."),
+        Value::Number(number) => format!(" Default: {number}."),
+        Value::String(word) => format!(" Default: `{word}`."),
         _ => String::new(),
     }
 }
 
-/// The words that a text may be.
+/// Returns the values of an enum.
 fn words(node: &Value) -> Option<Vec<&str>> {
     let constants = || node["oneOf"].as_array()?.iter().map(|choice| choice["const"].as_str()).collect();
     match node["enum"].as_array() {
@@ -176,7 +177,7 @@ fn words(node: &Value) -> Option<Vec<&str>> {
     }
 }
 
-/// Behind a reference, and without the choice of being absent.
+/// Follows references, and skips the alternative `null`.
 fn resolve<'a>(schema: &'a Schema, mut node: &'a Value) -> &'a Value {
     loop {
         if let Some(name) = node["$ref"].as_str().and_then(|path| path.strip_prefix("#/$defs/")) {

@@ -1,4 +1,4 @@
-//! How a deployment is carried out, as people write it: a block with one of the strategies, or the word `rolling`.
+//! Strategy of a deployment in manifests: an object with one of the strategies, or the value `rolling`.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -14,56 +14,59 @@ use super::suggest;
 
 const WORDS: &[&str] = &["rolling", "graceful", "canary"];
 
-/// `rolling`, `{rolling: {wave: 2}}`, `{graceful: {timeout: 5m}}` or `{canary: {count: 1}}`.
+/// Strategy: `rolling`, `{rolling: {wave: 2}}`, `{graceful: {timeout: 5m}}` or `{canary: {count: 1}}`.
 #[derive(Clone, Copy, Default)]
 pub(super) struct StrategyForm(pub(super) DeploymentStrategy);
 
-/// A few at a time, the next ones when those are well.
+/// Rolling update: a few replicas at a time, the next ones when those are ready.
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct RollingForm {
-    /// So many operations of it may run at once; one of those that update and all others, unless set.
+    /// Maximum number of concurrent operations (default: one update, and all others).
     #[serde(default)]
     wave: Option<u32>,
-    /// Whether those that run at once must be in one update domain.
+    /// Whether concurrent operations must be in one update domain.
     #[serde(default)]
     per_domain: bool,
-    /// After each that is done, how long until the next begins: no time, unless set.
+    /// Delay after each completed operation (default: none).
     #[serde(default)]
     pause: Option<DurationText>,
 }
 
-/// The whole new set beside the old one; when all are ready, the old ones go.
+/// Blue-green update: a whole new set alongside the old one; once all are ready, the old ones are deleted.
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct BlueGreenForm {
-    /// How long that may take.
+    /// Maximum time until all new replicas are ready.
     timeout: DurationText,
-    /// What then: the new ones go, unless set.
+    /// Action after the timeout (default: the new replicas are deleted).
     #[serde(default)]
     on_timeout: Option<TimeoutAction>,
 }
 
-/// Some of the new version beside the old ones, until they are promoted or withdrawn.
+/// Canary update: some replicas of the new version alongside the old ones, until they are promoted or
+/// withdrawn.
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct CanaryForm {
-    /// How many.
+    /// Number of canary replicas.
     count: u32,
 }
 
-/// One of them.
+/// One of the strategies.
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(extend("minProperties" = 1, "maxProperties" = 1))]
 struct StrategyBlock {
-    /// A few at a time, the next ones when those are well.
+    /// Rolling update: a few replicas at a time, the next ones when those are ready.
     #[serde(default)]
     rolling: Option<RollingForm>,
-    /// The whole new set beside the old one; when all are ready, the old ones go.
+    /// Blue-green update: a whole new set alongside the old one; once all are ready, the old ones are
+    /// deleted.
     #[serde(default)]
     graceful: Option<BlueGreenForm>,
-    /// Some of the new version beside the old ones, until they are promoted or withdrawn.
+    /// Canary update: some replicas of the new version alongside the old ones, until they are promoted or
+    /// withdrawn.
     #[serde(default)]
     canary: Option<CanaryForm>,
 }

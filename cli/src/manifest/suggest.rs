@@ -1,6 +1,6 @@
-//! The nearest known name for a misspelt one.
+//! Nearest known name of a misspelt name.
 
-/// The one of `known` that `given` is most likely meant to be.
+/// Returns the name in `known` that `given` most likely means, if one is similar enough.
 pub fn nearest<'a>(given: &str, known: &[&'a str]) -> Option<&'a str> {
     let given = given.to_ascii_lowercase();
     let score = |name: &str| strsim::jaro_winkler(&given, &name.to_ascii_lowercase());
@@ -8,7 +8,7 @@ pub fn nearest<'a>(given: &str, known: &[&'a str]) -> Option<&'a str> {
     best.filter(|name| score(name) > 0.75)
 }
 
-/// What to write instead, to follow the word that is refused: the nearest, or all of a few.
+/// Returns the end of an error about an unknown name: the nearest known name, or else all known names.
 pub fn instead(given: &str, known: &[&str]) -> String {
     match nearest(given, known) {
         Some(name) => format!(": did you mean {name:?}?"),

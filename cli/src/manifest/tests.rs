@@ -1,4 +1,4 @@
-//! What people write, and what becomes of it.
+//! Manifests, and the intents or errors that they result in.
 
 use chancery_events::amount::{GB, GIB, Resources};
 use chancery_events::intent::{NodeApply, OverlapPolicy, PlanApply};
@@ -21,7 +21,7 @@ fn header(kind: &str, spec: &str) -> String {
     format!("apiVersion: chancery/v1\nkind: {kind}\nmetadata:\n  name: x\nspec:\n{spec}\n")
 }
 
-/// The body of a plan as its users already have it.
+/// Existing body of a plan, with older field names.
 const SEED_PLAN: &str = r#"
 name: "nginx-deployment-plan"
 namespace: "nginx-namespace"
@@ -55,7 +55,7 @@ applications:
         mountPath: "/ssd"
 "#;
 
-/// The body of a deployment as its users already have it.
+/// Existing body of a deployment, with older field names.
 const SEED_DEPLOYMENT: &str = r#"
 deployment_plan_name: "nginx-deployment-plan"
 deployment_id: "deployment-1"

@@ -1,4 +1,4 @@
-//! What several bodies of facts say: who asked, what was proposed, who approved, how things end.
+//! Common parts of the bodies of facts: requesters, proposals, approvers and outcomes.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -10,125 +10,125 @@ use crate::spec::words;
 use crate::time::Time;
 
 words! {
-    /// What came of an accepted intent.
+    /// Outcome of an accepted intent.
     IntentOutcome {
-        /// Something changed, or will.
+        /// The intent changed something, or will.
         Changed = "changed",
-        /// It was so already.
+        /// The requested state was set already.
         Unchanged = "unchanged",
     }
-    /// What an executor is asked to do with an incarnation.
+    /// Effect that a command requests for an incarnation.
     CommandEffect {
-        /// Bring it up as its spec says; nothing, if it is.
+        /// Start the incarnation by its specification; no effect if it runs.
         Ensure = "ensure",
-        /// End it: ask, and kill when the time for that is over.
+        /// Stop the incarnation, and kill it when the time to stop has passed.
         Stop = "stop",
-        /// End it at once.
+        /// Kill the incarnation immediately.
         Kill = "kill",
     }
-    /// When what was approved begins.
+    /// Start of an approved operation.
     #[derive(Default)]
     ApprovalStart {
-        /// With its approval.
+        /// Starts with its approval.
         #[default]
         Now = "now",
-        /// When its turn comes.
+        /// Starts when the operation is dequeued.
         Later = "later",
     }
-    /// What is to be done with an object that the fleet does not want.
+    /// Resolution of an orphan: an object unknown to the fleet.
     OrphanResolution {
-        /// It was ours and is over: remove it.
+        /// Remove the orphan: this journal issued its id, and it has ended.
         Remove = "remove",
-        /// It is not ours to remove: leave it, and tell.
+        /// Leave the orphan in place and report it: the fleet must not remove it.
         Quarantine = "quarantine",
     }
 }
 
-/// Who asked for an operation, where no deployment did.
+/// Requester of an operation that no deployment requested.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Requester {
-    /// A person or program, by an intent.
+    /// Person or program that sent an intent.
     Actor(Actor),
-    /// A rule, by its name.
+    /// Rule, by its name.
     Rule(String),
-    /// A disruption of its node.
+    /// Disruption of the node of the replica.
     Disruption {
-        /// On which node.
+        /// Node of the disruption.
         node: NodeName,
-        /// Which.
+        /// Name of the disruption, unique on the node.
         name: DisruptionName,
     },
 }
 
-/// A start by the plan's own rule.
+/// Automatic restart by the plan's restart rule.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct RestartBackoff {
-    /// Not before.
+    /// Time before which the restart does not happen.
     pub at: Time,
-    /// The how manieth in a row it is, from 1.
+    /// Number of consecutive automatic restarts, from 1.
     pub row: u32,
 }
 
-/// The deployment whose version a rollback deploys again, and the rule that requested the rollback, if one did.
+/// Deployment whose version a rollback deploys again, and the rule that requested the rollback, if any.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct RollbackReference {
-    /// Name of that deployment, which completed.
+    /// Name of the completed deployment.
     pub to: DeploymentName,
-    /// The rule, where no person requested the rollback.
+    /// Rule that requested the rollback; absent if a person requested it.
     #[serde(default)]
     pub rule: Option<RollbackRule>,
 }
 
-/// The rule of a deployment that rolls its plan back.
+/// Rule of a deployment that rolls its plan back.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct RollbackRule {
     /// Name of the rule: `deployment/PLAN/NAME/auto_rollback`.
     pub name: String,
-    /// Why that deployment failed.
+    /// Reason why the deployment failed.
     pub reason: String,
 }
 
-/// Nodes that one reason rules out.
+/// Nodes that are ruled out for the same reason.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct UnschedulableReason {
-    /// Why, for people.
+    /// Reason, for people.
     pub reason: String,
-    /// How many nodes.
+    /// Number of nodes.
     pub count: u32,
-    /// The first of them by name, at most 64.
+    /// First of the nodes by name, at most 64.
     pub nodes: Vec<NodeName>,
 }
 
-/// What may be approved, and until when.
+/// Proposed change that can be approved, and its expiry time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct ApprovalProposal {
-    /// The hash of what will be done.
+    /// Hash of the proposed change.
     pub hash: Digest,
-    /// When it expires.
+    /// Time at which the proposal expires.
     pub expires: Time,
 }
 
-/// Who approved.
+/// Approver of an operation.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ApprovalActor {
-    /// A person or program, by an intent.
+    /// Person or program that sent an intent.
     Actor(Actor),
-    /// A rule, by its name.
+    /// Rule, by its name.
     Rule(String),
 }
 
-/// Begins the rule of a policy, before its name.
+/// Prefix of the rule of a policy, before the name of the policy.
 const POLICY: &str = "policy/";
 
 impl ApprovalActor {
-    /// By the rule of a policy.
+    /// Returns the approver for the rule of a policy.
     pub fn of_policy(name: &PolicyName) -> ApprovalActor {
         ApprovalActor::Rule(format!("{POLICY}{name}"))
     }
 
-    /// The policy by whose rule it is.
+    /// Returns the name of the policy whose rule approved, if one did.
     pub fn policy(&self) -> Option<&str> {
         match self {
             ApprovalActor::Rule(rule) => rule.strip_prefix(POLICY),
@@ -137,85 +137,85 @@ impl ApprovalActor {
     }
 }
 
-/// How an operation ends.
+/// Outcome of an operation.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum OperationEnd {
-    /// It did what it was to do.
+    /// The operation had its effect.
     Succeeded,
-    /// It did not.
+    /// The operation failed.
     Failed {
-        /// Why.
+        /// Reason of the failure.
         reason: String,
     },
-    /// Someone refused to approve it.
+    /// The approval was refused.
     Rejected {
-        /// Who.
+        /// Actor who rejected the operation.
         by: Actor,
-        /// Why.
+        /// Reason of the rejection.
         reason: String,
     },
-    /// Nobody approved it in time.
+    /// No approval was given in time.
     Expired,
-    /// Its deployment went no further.
+    /// The deployment of the operation was stopped.
     Cancelled {
-        /// Why.
+        /// Reason of the cancellation.
         reason: String,
     },
-    /// Another operation took its place.
+    /// Another operation replaced this operation.
     Superseded {
-        /// Which.
+        /// Id of the other operation.
         by: OperationId,
     },
 }
 
-/// How a rebalance of a plan ends.
+/// Outcome of a rebalance of a plan.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum RebalanceEnd {
-    /// No move that is allowed would make the spread more even.
+    /// No allowed move would make the spread more even.
     Completed,
-    /// No further move is made.
+    /// The rebalance makes no further moves.
     Stopped {
-        /// Why, for people.
+        /// Reason, for people.
         reason: String,
     },
 }
 
-/// How a deployment ends.
+/// Outcome of a deployment.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum DeploymentEnd {
-    /// What it wanted is so.
+    /// The requested version and replica count are set.
     Completed,
-    /// An operation of it failed.
+    /// An operation of the deployment failed.
     Failed {
-        /// Which, and why.
+        /// Operation that failed, and the reason.
         cause: String,
     },
-    /// Someone cancelled it.
+    /// An actor cancelled the deployment.
     Cancelled,
-    /// A newer one took its place.
+    /// A newer deployment replaced this deployment.
     Superseded {
-        /// Which.
+        /// Name of the newer deployment.
         by: DeploymentName,
     },
 }
 
-/// How an incarnation ends.
+/// Outcome of an incarnation.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum IncarnationEnd {
-    /// It ended as it was asked to, or cleanly by itself.
+    /// The incarnation ended as requested, or ended cleanly on its own.
     Destroyed,
-    /// It ended otherwise.
+    /// The incarnation ended in any other way.
     Failed {
-        /// Why.
+        /// Reason of the failure.
         reason: String,
     },
-    /// It never came to run.
+    /// The incarnation never ran.
     Unwound {
-        /// Why.
+        /// Reason why the incarnation did not run.
         reason: String,
     },
 }

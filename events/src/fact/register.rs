@@ -1,11 +1,11 @@
-//! The register of facts: each stands once, with its type, every entity that it changes, the id that it issues, and its
-//! body. What it does to the state is an arm of `evolve` in `machine/src/decide.rs`.
+//! Register of facts: each fact is listed once, with its type, every entity that it changes, the id that it
+//! issues, and its body. The effect of a fact on the state is an arm of `evolve` in `machine/src/decide.rs`.
 //!
-//! | between the brackets | an entity that it changes |
+//! | between the brackets | changed entity |
 //! |---|---|
-//! | `Node(name)` | the one that these fields of the body name |
-//! | `..Volume(mounts)` | each that the field names, if any |
-//! | `(subject)`, `..(subject)` | the field itself, if it is there |
+//! | `Node(name)` | entity that these fields of the body name |
+//! | `..Volume(mounts)` | each entity that the field names, if any |
+//! | `(subject)`, `..(subject)` | entity in the field itself, if present |
 
 use std::collections::BTreeMap;
 
@@ -45,7 +45,7 @@ macro_rules! facts {
         }
     )*) => {
         bodies! {
-            /// What the decider concluded.
+            /// Fact: a conclusion of the decider.
             Fact { $($(#[$doc])* $name = $type),* }
         }
 
@@ -58,18 +58,18 @@ macro_rules! facts {
         )*
 
         impl Fact {
-            /// Every entity that it changes. The version of the first alone rises.
+            /// Returns every entity that the fact changes. Only the version of the first entity rises.
             pub fn subjects(&self) -> Vec<Subject> {
                 let mut all = Vec::new();
                 match self { $(Fact::$name(x) => facts!(@about x all $($about)*)),* }
                 all
             }
 
-            /// The entity whose id is made from the fact's own position, if it issues one.
+            /// Returns the entity whose id derives from the fact's own position, if the fact issues an id.
             pub fn issues(&self, lineage: Lineage, position: Position) -> Option<Subject> {
                 match self {
                     $($(Fact::$name(_) => Some(Subject::$issued($id::issue(lineage, position))),)?)*
-                    // All others are about what has its name or id already.
+                    // All other facts concern entities that have their name or id already.
                     _ => None,
                 }
             }
@@ -95,444 +95,448 @@ macro_rules! facts {
 }
 
 facts! {
-    /// A decider has taken over; its commits carry the new term and writer from here.
-    TermStarted = "term.started.v1" + ". Term and writer stand in the record's header.", [Fleet] {
-        /// Where this decider takes input, if anywhere.
+    /// New leader started its term: its commits carry the new term and writer from this record on.
+    TermStarted = "term.started.v1" + ". Term and writer are in the record's header.", [Fleet] {
+        /// Address at which the decider accepts requests; absent if it has none.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         address: Option<String>,
     }
-    /// The journal continues under a new identity: records at its end are missing, and somebody has accepted that.
-    LineageStarted = "lineage.started.v1" + ". The new lineage stands in the record's header.", [Fleet] {
-        /// The lineage so far.
+    /// Journal continued under a new lineage: records at its end are missing, and an operator accepted the
+    /// loss.
+    LineageStarted = "lineage.started.v1" + ". The new lineage is in the record's header.", [Fleet] {
+        /// Previous lineage of the journal.
         previous: Lineage,
-        /// The last position under it that is part of this journal: nothing that is known of the journal contradicts it.
+        /// Last position of the previous lineage in this journal: no evidence contradicts the journal up to
+        /// this position.
         at: Position,
-        /// The highest position that is known to be missing, if any is.
+        /// Highest position that is known to be missing, if any.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         missing_through: Option<Position>,
-        /// Lineages that started in what is missing: nothing of them is held.
+        /// Lineages that started in the missing records: the journal contains no record of these lineages.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         abandoned: Vec<Lineage>,
     }
-    /// The intent before it holds.
+    /// Intent accepted: the intent is recorded before this fact.
     IntentAccepted = "intent.accepted.v1", [..(subject)] {
-        /// Which repeats are the same intent.
+        /// Digest of the intent's actor, source and id: an intent with the same key is a repeat.
         key: Digest,
-        /// Whether a repeat asks for the same.
+        /// Digest of the intent's type, body and expected version: it must be equal in a repeat.
         digest: Digest,
-        /// When it was asked, by its sender's clock, else when it was decided.
+        /// Time of the intent by its sender's clock; time of the decision if the sender gave none.
         at: Time,
-        /// What came of it.
+        /// Outcome of the intent.
         outcome: IntentOutcome,
-        /// What it was about.
+        /// Entity that the intent is about.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         subject: Option<Subject>,
-        /// The subject's version now.
+        /// Version of the subject after the decision.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         version: Option<u64>,
     }
-    /// The intent before it does not hold.
+    /// Intent refused: the intent is recorded before this fact.
     IntentRefused = "intent.refused.v1", [..(subject)] {
-        /// Which repeats are the same intent.
+        /// Digest of the intent's actor, source and id: an intent with the same key is a repeat.
         key: Digest,
-        /// Whether a repeat asks for the same.
+        /// Digest of the intent's type, body and expected version: it must be equal in a repeat.
         digest: Digest,
-        /// When it was asked, by its sender's clock, else when it was decided.
+        /// Time of the intent by its sender's clock; time of the decision if the sender gave none.
         at: Time,
-        /// Why, for programs.
+        /// Reason of the refusal, for programs.
         code: RefusalCode,
-        /// Why, for people.
+        /// Reason of the refusal, for people.
         detail: String,
-        /// What it was about.
+        /// Entity that the intent is about.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         subject: Option<Subject>,
-        /// The subject's version now.
+        /// Version of the subject at the decision.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         version: Option<u64>,
-        /// Where in the body, as JSON Pointers with what is wrong there.
+        /// Errors in the intent's body: the text of each error, by JSON Pointer.
         #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
         errors: BTreeMap<String, String>,
     }
-    // What came of a place in a topic is about none of our entities.
-    /// Something in the inbox could not be made into an intent.
-    InboxMessageRefused = "inbox.refused.v1" + ". It changes no entity: it is the answer to what stands there.", [] {
-        /// Which inbox, as in the header's watermark.
+    // A message that cannot become an intent concerns no entity.
+    /// Inbox message refused: the message cannot become an intent.
+    InboxMessageRefused = "inbox.refused.v1" + ". The fact changes no entity: it answers the message at the offset.", [] {
+        /// Topic of the inbox, as in the watermark of the record's header.
         topic: String,
-        /// Where in it.
+        /// Offset of the message in the topic.
         offset: u64,
-        /// The SHA-256 of the record's value, 64 hexadecimal digits; absent if it has none.
+        /// SHA-256 of the message's value, 64 hexadecimal digits; absent if the message has no value.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         digest: Option<RecordHash>,
-        /// Why, for programs.
+        /// Reason of the refusal, for programs.
         code: RefusalCode,
-        /// Why, for people.
+        /// Reason of the refusal, for people.
         detail: String,
     }
-    /// A message of the inbox that cannot be read is given up.
-    InboxSkipped = "inbox.skipped.v1" + ". It changes no entity. The topic is that of the header's watermark.", [] {
-        /// The offset of the message.
+    /// Inbox message skipped: the message cannot be read.
+    InboxSkipped = "inbox.skipped.v1" + ". The fact changes no entity. The topic is that of the header's watermark.", [] {
+        /// Offset of the skipped message.
         offset: u64,
     }
-    /// The inbox is answered up to a place, though nothing else tells.
-    InboxAdvanced = "inbox.advanced.v1" + ". It changes no entity.", [] {
-        /// Which inbox, as in the header's watermark.
+    /// Inbox answered up to an offset that no other record states.
+    InboxAdvanced = "inbox.advanced.v1" + ". The fact changes no entity.", [] {
+        /// Topic of the inbox, as in the watermark of the record's header.
         topic: String,
-        /// The offset of the first input that is not answered yet.
+        /// Offset of the first message that is not answered yet.
         next: u64,
     }
-    // The header holds it all.
-    /// Time has passed, and nothing else was recorded for long.
-    TimeRecorded = "time.recorded.v1" + ". It changes no entity: the time is the record's.", [] {}
-    /// An entity is left alone, because working on it failed in a way that must not happen.
+    // The record's header contains the time.
+    /// Passage of time recorded, after a long period without other records.
+    TimeRecorded = "time.recorded.v1" + ". The fact changes no entity: the time is that of the record.", [] {}
+    /// Entity quarantined: it is skipped after an internal error.
     EntityQuarantined = "entity.parked.v1", [(subject)] {
-        /// Which.
+        /// Entity that is quarantined.
         subject: Subject,
-        /// What went wrong.
+        /// Description of the internal error.
         detail: String,
     }
-    /// A cluster is so.
+    /// Cluster created or updated.
     ClusterApplied = "cluster.applied.v1", [Cluster(name)] {
-        /// Which.
+        /// Name of the cluster.
         name: ClusterName,
-        /// What it is.
+        /// Specification of the cluster.
         spec: ClusterSpec,
     }
-    /// A cluster is in use, or not.
+    /// Cluster activated or deactivated.
     ClusterActivityChanged = "cluster.activity_changed.v1", [Cluster(name)] {
-        /// Which.
+        /// Name of the cluster.
         name: ClusterName,
-        /// What it is.
+        /// New activity of the cluster.
         activity: ClusterActivity,
     }
-    /// A cluster is forgotten.
+    /// Cluster deleted.
     ClusterDeleted = "cluster.deleted.v1", [Cluster(name)] {
-        /// Which.
+        /// Name of the cluster.
         name: ClusterName,
     }
-    /// A capability is so.
+    /// Capability created or updated.
     CapabilityApplied = "capability.applied.v1", [Capability(name)] {
-        /// Which.
+        /// Name of the capability.
         name: CapabilityName,
-        /// What it is.
+        /// Specification of the capability.
         spec: CapabilitySpec,
     }
-    /// A capability counts, or not.
+    /// Capability activated or deactivated.
     CapabilityActivityChanged = "capability.activity_changed.v1", [Capability(name)] {
-        /// Which.
+        /// Name of the capability.
         name: CapabilityName,
-        /// What it is.
+        /// New activity of the capability.
         activity: ClusterActivity,
     }
-    /// A capability is forgotten.
+    /// Capability deleted.
     CapabilityDeleted = "capability.deleted.v1", [Capability(name)] {
-        /// Which.
+        /// Name of the capability.
         name: CapabilityName,
     }
-    /// A node is so.
+    /// Node created or updated.
     NodeApplied = "node.applied.v1", [Node(name)] {
-        /// Which.
+        /// Name of the node.
         name: NodeName,
-        /// What it is.
+        /// Specification of the node.
         spec: NodeSpec,
     }
-    /// A node has changed its state.
+    /// State of a node changed, possibly with its cluster.
     NodeStateChanged = "node.moved.v1", [Node(name)] {
-        /// Which.
+        /// Name of the node.
         name: NodeName,
-        /// Its state now.
+        /// New state of the node.
         to: NodeState,
-        /// Its cluster now.
+        /// Cluster of the node in the new state, if any.
         cluster: Option<ClusterName>,
     }
-    /// A node is forgotten.
+    /// Node deleted.
     NodeDeleted = "node.deleted.v1", [Node(name)] {
-        /// Which.
+        /// Name of the node.
         name: NodeName,
     }
-    /// A node is going to be interfered with.
+    /// Disruption of a node scheduled.
     DisruptionScheduled = "disruption.scheduled.v1", [Node(node)] {
-        /// On which node.
+        /// Node of the disruption.
         node: NodeName,
-        /// Which.
+        /// Name of the disruption, unique on the node.
         name: DisruptionName,
-        /// What it is.
+        /// Specification of the disruption.
         spec: DisruptionSpec,
     }
-    /// A disruption is acted on from now: its node takes no placements.
+    /// Disruption approved: its node takes no placements from now on.
     DisruptionApproved = "disruption.approved.v1", [Node(node)] {
-        /// On which node.
+        /// Node of the disruption.
         node: NodeName,
-        /// Which.
+        /// Name of the disruption, unique on the node.
         name: DisruptionName,
-        /// Who approved it.
+        /// Actor who approved the disruption.
         by: Actor,
     }
-    /// A disruption is over.
+    /// Disruption completed.
     DisruptionCompleted = "disruption.completed.v1", [Node(node)] {
-        /// On which node.
+        /// Node of the disruption.
         node: NodeName,
-        /// Which.
+        /// Name of the disruption, unique on the node.
         name: DisruptionName,
     }
-    /// A disruption that was over is forgotten.
+    /// Completed disruption deleted.
     DisruptionDeleted = "disruption.deleted.v1", [Node(node)] {
-        /// On which node.
+        /// Node of the disruption.
         node: NodeName,
-        /// Which.
+        /// Name of the disruption, unique on the node.
         name: DisruptionName,
     }
-    /// A policy is so.
+    /// Policy created or updated.
     PolicyApplied = "policy.applied.v1", [Policy(name)] {
-        /// Which.
+        /// Name of the policy.
         name: PolicyName,
-        /// What it is.
+        /// Specification of the policy.
         spec: PolicySpec,
     }
-    /// A policy is forgotten.
+    /// Policy deleted.
     PolicyDeleted = "policy.deleted.v1", [Policy(name)] {
-        /// Which.
+        /// Name of the policy.
         name: PolicyName,
     }
-    /// A plan is so: a new generation.
+    /// Plan created or updated; an update starts a generation.
     PlanApplied = "plan.applied.v1", [Plan(name)] {
-        /// Which.
+        /// Name of the plan.
         name: PlanName,
-        /// Counts its edits, from 1.
+        /// Generation of the plan: the number of its edits, from 1.
         generation: u32,
-        /// What it is.
+        /// Specification of the plan.
         spec: PlanSpec,
-        /// Fields that differ from the generation before. Absent in what older builds wrote, and of a new plan.
+        /// Fields that differ from the previous generation. Absent for a new plan, and in facts of older
+        /// builds.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         changed: Vec<String>,
     }
-    /// A plan takes deployments, or not.
+    /// Plan activated or deactivated: an inactive plan takes no deployments.
     PlanActivityChanged = "plan.activity_changed.v1", [Plan(name)] {
-        /// Which.
+        /// Name of the plan.
         name: PlanName,
-        /// What it is.
+        /// New activity of the plan.
         activity: ClusterActivity,
     }
-    /// The spread of a plan at rest has become uneven, or even.
+    /// Spread of a plan at rest became uneven, or even again.
     PlanBalanceChanged = "plan.balance_changed.v1", [Plan(plan)] {
         /// Name of the plan.
         plan: PlanName,
-        /// Whether a move of one replica would make the spread more even.
+        /// Balance of the plan: `uneven` if moving one replica would make the spread more even.
         balance: BalancePolicy,
     }
-    /// Replicas of a plan are moved until the spread is even.
+    /// Rebalance of a plan started: replicas are moved until the spread is even.
     PlanRebalanceStarted = "plan.rebalance_started.v1", [Plan(plan)] {
         /// Name of the plan.
         plan: PlanName,
         /// Actor on whose behalf the moves are requested.
         requested_by: Actor,
     }
-    /// No more replicas of a plan are moved for its spread.
+    /// Rebalance of a plan ended: no more replicas are moved for its spread.
     PlanRebalanceEnded = "plan.rebalance_ended.v1", [Plan(plan)] {
         /// Name of the plan.
         plan: PlanName,
         /// Outcome of the rebalance.
         end: RebalanceEnd,
     }
-    /// A plan is to go, with all that it has.
+    /// Cascading deletion of a plan started: the plan is deleted with everything that it has.
     PlanDeletionStarted = "plan.removing.v1", [Plan(name)] {
-        /// Which.
+        /// Name of the plan.
         name: PlanName,
-        /// Who wants it.
+        /// Actor who requested the deletion.
         by: Actor,
     }
-    /// A plan is forgotten.
+    /// Plan deleted.
     PlanDeleted = "plan.deleted.v1", [Plan(name)] {
-        /// Which.
+        /// Name of the plan.
         name: PlanName,
     }
-    /// A deployment waits for its turn.
+    /// Deployment created and queued.
     DeploymentCreated = "deployment.created.v1", [Deployment(plan, name), Plan(plan)] {
-        /// Of which plan.
+        /// Plan that the deployment belongs to.
         plan: PlanName,
-        /// Which.
+        /// Name of the deployment, unique in the plan.
         name: DeploymentName,
-        /// Of which generation of the plan.
+        /// Generation of the plan that the deployment uses.
         generation: u32,
-        /// What should run.
+        /// Specification of the deployment.
         spec: DeploymentSpec,
-        /// Who asked for it. Absent in what older builds wrote, and if a rule did.
+        /// Actor who requested the deployment. Absent if a rule did, and in facts of older builds.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         by: Option<Actor>,
-        /// What the deployment rolls back to, if it is a rollback.
+        /// Target of the rollback, if the deployment is a rollback.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         rollback: Option<RollbackReference>,
     }
-    /// A deployment is being carried out.
+    /// Deployment started.
     DeploymentStarted = "deployment.started.v1", [Deployment(plan, name), Plan(plan)] {
-        /// Of which plan.
+        /// Plan that the deployment belongs to.
         plan: PlanName,
-        /// Which.
+        /// Name of the deployment, unique in the plan.
         name: DeploymentName,
-        /// When its new set must be ready, if it has such a time.
+        /// Time by which the new set of the deployment must be ready, if limited.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         deadline: Option<Time>,
     }
-    /// A deployment begins nothing until it is resumed.
+    /// Deployment paused: it starts nothing until it is resumed.
     DeploymentPaused = "deployment.paused.v1", [Deployment(plan, name)] {
-        /// Of which plan.
+        /// Plan that the deployment belongs to.
         plan: PlanName,
-        /// Which.
+        /// Name of the deployment, unique in the plan.
         name: DeploymentName,
     }
-    /// A deployment that was paused goes on.
+    /// Paused deployment resumed.
     DeploymentResumed = "deployment.resumed.v1", [Deployment(plan, name)] {
-        /// Of which plan.
+        /// Plan that the deployment belongs to.
         plan: PlanName,
-        /// Which.
+        /// Name of the deployment, unique in the plan.
         name: DeploymentName,
     }
-    /// A deployment has made no progress for its progress deadline.
+    /// Deployment stalled: it made no progress for its progress deadline.
     DeploymentStalled = "deployment.stalled.v1", [Deployment(plan, name)] {
-        /// Plan the deployment belongs to.
+        /// Plan that the deployment belongs to.
         plan: PlanName,
-        /// Name of the deployment.
+        /// Name of the deployment, unique in the plan.
         name: DeploymentName,
-        /// Time of its last progress.
+        /// Time of the deployment's last progress.
         since: Time,
-        /// What the deployment waits for, for people.
+        /// Condition that the deployment waits for, for people.
         waits_for: String,
     }
-    /// The new set of a deployment is the one that counts: what is left of the old one goes.
+    /// Deployment cut over: its new set of replicas is active, and the rest of the old set is removed.
     DeploymentCutOver = "deployment.cut_over.v1", [Deployment(plan, name)] {
-        /// Of which plan.
+        /// Plan that the deployment belongs to.
         plan: PlanName,
-        /// Which.
+        /// Name of the deployment, unique in the plan.
         name: DeploymentName,
     }
-    /// A deployment starts nothing more, and ends when what runs has settled.
+    /// Deployment halted: it starts nothing more, and ends when running operations have settled.
     DeploymentHalted = "deployment.ending.v1", [Deployment(plan, name)] {
-        /// Of which plan.
+        /// Plan that the deployment belongs to.
         plan: PlanName,
-        /// Which.
+        /// Name of the deployment, unique in the plan.
         name: DeploymentName,
-        /// How it will end.
+        /// Outcome of the deployment, recorded when it ends.
         why: DeploymentEnd,
     }
-    /// A deployment is over.
+    /// Deployment ended.
     DeploymentEnded = "deployment.ended.v1", [Deployment(plan, name), Plan(plan)] {
-        /// Of which plan.
+        /// Plan that the deployment belongs to.
         plan: PlanName,
-        /// Which.
+        /// Name of the deployment, unique in the plan.
         name: DeploymentName,
-        /// How.
+        /// Outcome of the deployment.
         end: DeploymentEnd,
     }
-    /// A replica exists. Its name is made from the position.
+    /// Replica created; its name derives from the position of this fact.
     ReplicaCreated = "replica.created.v1", [Replica(name), Deployment(plan, deployment), Plan(plan)] {
-        /// Which.
+        /// Name of the replica.
         name: ReplicaName,
-        /// Of which plan.
+        /// Plan that the replica belongs to.
         plan: PlanName,
-        /// By which deployment of it.
+        /// Deployment whose version the replica has.
         deployment: DeploymentName,
     }
-    /// A replica that has no run is of another deployment's version from now on.
+    /// Deployment of a replica without incarnation changed: the replica has another version from now on.
     ReplicaDeploymentChanged = "replica.assigned.v1", [Replica(name), Deployment(plan, deployment)] {
-        /// Which.
+        /// Name of the replica.
         name: ReplicaName,
-        /// Of which plan.
+        /// Plan that the replica belongs to.
         plan: PlanName,
-        /// By which deployment it runs when it runs again.
+        /// Deployment whose version the replica has when it runs again.
         deployment: DeploymentName,
     }
-    /// A replica is no more.
+    /// Replica deleted.
     ReplicaDeleted = "replica.deleted.v1", [Replica(name), ..Volume(volumes)] {
-        /// Which.
+        /// Name of the replica.
         name: ReplicaName,
-        /// The volumes that were its own: each is destroyed or kept, as it was made.
+        /// Volumes that the replica owned: each volume is destroyed or kept, by its `on_delete`.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         volumes: Vec<VolumeName>,
     }
-    /// An operation is wanted. Issues its id.
+    /// Operation created; its id derives from the position of this fact.
     OperationCreated = "operation.opened.v1", [Replica(replica)] issues Operation(OperationId) {
-        /// On which replica.
+        /// Replica that the operation changes.
         replica: ReplicaName,
-        /// What.
+        /// Kind of the operation.
         kind: OperationKind,
-        /// On whose behalf: a deployment of the replica's plan, or else whoever [`by`](OperationOpened::by) says.
+        /// Deployment that requested the operation; if absent, [`by`](OperationCreated::by) is the requester.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         deployment: Option<DeploymentName>,
-        /// Who asked, where no deployment did. Absent in what older builds wrote.
+        /// Requester of the operation, if no deployment requested it. Absent in facts of older builds.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         by: Option<Requester>,
-        /// The deployment whose version the replica is to have, where that is another than it has.
+        /// Deployment whose version the replica will have, if it differs from the current version.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         version: Option<DeploymentName>,
-        /// The only node that will do, if there is such a one.
+        /// Only acceptable node for the replica, if there is such a restriction.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         node: Option<NodeName>,
-        /// What may be approved, where no place has to be found first.
+        /// Proposal to approve, if the operation needs no placement first.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         proposal: Option<ApprovalProposal>,
-        /// The purpose, where the kind and the asker do not imply it.
+        /// Purpose of the operation, if the kind and the requester do not imply it.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         purpose: Option<ProbePurpose>,
     }
-    /// Operations of a plan find no place yet.
+    /// Plan unschedulable: operations of the plan have no placement yet.
     PlanUnschedulable = "plan.waiting.v1", [Plan(plan)] {
-        /// Which.
+        /// Name of the plan.
         plan: PlanName,
-        /// Why not, by node.
+        /// Reasons that rule out nodes, with the nodes of each reason.
         reasons: Vec<UnschedulableReason>,
     }
-    /// An operation may run, and does, unless its turn comes later.
+    /// Operation approved; it starts immediately, unless it is queued.
     OperationApproved = "operation.approved.v1", [Operation(operation), Replica(replica), ..Incarnation(incarnation)] {
-        /// Which.
+        /// Id of the operation.
         operation: OperationId,
-        /// On which replica.
+        /// Replica that the operation changes.
         replica: ReplicaName,
-        /// Who.
+        /// Approver of the operation.
         by: ApprovalActor,
-        /// On exactly what.
+        /// Hash of the approved change.
         hash: Digest,
-        /// The incarnation that it commands, if one is concerned.
+        /// Incarnation that the operation commands, if any.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         incarnation: Option<IncarnationId>,
-        /// When what it commands has lasted too long.
+        /// Time at which the command of the operation times out, if any.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         deadline: Option<Time>,
-        /// Whether it begins now, or its turn comes later.
+        /// Start of the operation: immediately, or when it is dequeued.
         #[serde(default, skip_serializing_if = "crate::is_default")]
         begins: ApprovalStart,
     }
-    /// The turn of an operation that was approved has come.
+    /// Approved operation dequeued and started.
     OperationStarted = "operation.begun.v1", [Operation(operation), Replica(replica), ..Incarnation(incarnation)] {
-        /// Which.
+        /// Id of the operation.
         operation: OperationId,
-        /// On which replica.
+        /// Replica that the operation changes.
         replica: ReplicaName,
-        /// The incarnation that it commands, if one is concerned.
+        /// Incarnation that the operation commands, if any.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         incarnation: Option<IncarnationId>,
-        /// When what it commands has lasted too long.
+        /// Time at which the command of the operation times out, if any.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         deadline: Option<Time>,
     }
-    /// An operation is over.
+    /// Operation ended.
     OperationEnded = "operation.ended.v1", [Operation(operation), Replica(replica)] {
-        /// Which.
+        /// Id of the operation.
         operation: OperationId,
-        /// On which replica.
+        /// Replica that the operation changes.
         replica: ReplicaName,
-        /// How.
+        /// Outcome of the operation.
         end: OperationEnd,
     }
-    // What it is about changes only when it is approved.
-    /// An intent waits as an approval request. Issues the request's id.
+    // The entity of the change is affected only by an approval.
+    /// Approval request opened for an intent; its id derives from the position of this fact.
     RequestOpened = "request.opened.v1" + "(super::Fact::RequestOpened).", [] issues Request(RequestId) {
-        /// Change that waits.
+        /// Change that waits for approval.
         change: RequestedChange,
-        /// Actor who asked for the change.
+        /// Actor who requested the change.
         by: Actor,
         /// Replicas that the change ends or moves, by plan.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         effects: Vec<RequestEffect>,
-        /// Policies that require the approval of another person than who asked; any person can approve if empty.
+        /// Policies that require approval by another person than the requester; any person can approve if
+        /// empty.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         policies: Vec<PolicyName>,
         /// Hash of the change and of every replica and volume that it ends or moves.
@@ -540,263 +544,267 @@ facts! {
         /// Time at which the request expires.
         expires: Time,
     }
-    /// An approval request is approved; the facts of its change follow in the same commit.
+    /// Approval request approved; the facts of its change follow in the same commit.
     RequestApproved = "request.approved.v1" + "(super::Fact::RequestApproved).", [Request(request)] {
         /// Id of the request.
         request: RequestId,
-        /// Actor who approved.
+        /// Actor who approved the request.
         by: Actor,
-        /// Hash as it was shown.
+        /// Hash of the change, as shown to the approver.
         hash: Digest,
     }
-    /// An approval request ended without its change.
+    /// Approval request ended without its change.
     RequestEnded = "request.ended.v1" + "(super::Fact::RequestEnded).", [Request(request)] {
         /// Id of the request.
         request: RequestId,
-        /// Outcome.
+        /// Outcome of the request.
         end: RequestEnd,
     }
-    /// A node is expunged without the approval that policies require: break-glass.
+    /// Node expunged without the approval that policies require (break-glass).
     ApprovalBypassed = "approval.bypassed.v1" + "(super::Fact::ApprovalBypassed).", [Node(node)] {
         /// Name of the node that is expunged.
         node: NodeName,
-        /// Actor who did not wait for approval.
+        /// Actor who bypassed the approval.
         by: Actor,
-        /// Reason, for people.
+        /// Reason of the bypass, for people.
         reason: String,
         /// Policies that required the approval of another person.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         policies: Vec<PolicyName>,
     }
-    /// An operation has a place, and holds it. Issues the incarnation's id.
+    /// Placement of an operation reserved; the incarnation's id derives from the position of this fact.
     IncarnationReserved = "incarnation.reserved.v1", [Operation(operation), Replica(replica), Node(node)] issues Incarnation(IncarnationId) {
-        /// On behalf of which operation.
+        /// Operation that starts the incarnation.
         operation: OperationId,
-        /// Of which replica.
+        /// Replica that the incarnation belongs to.
         replica: ReplicaName,
-        /// Where.
+        /// Node with the reservation.
         node: NodeName,
-        /// By which deployment's coordinates.
+        /// Deployment that gives the coordinates and generation of the incarnation.
         deployment: DeploymentName,
-        /// What it holds.
+        /// Resources that the incarnation reserves on the node.
         amounts: Resources,
-        /// What it holds of storage, by class.
+        /// Storage that the incarnation reserves on the node, in bytes by storage class.
         #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
         volumes: BTreeMap<StorageClass, u64>,
-        /// What may be approved.
+        /// Proposal to approve.
         proposal: ApprovalProposal,
-        /// The run of the same replica that must be over before this one is begun. On the same node, this one holds
-        /// of what both need only what that one does not, until then.
+        /// Predecessor: the incarnation of the same replica that must end before the new incarnation starts.
+        /// On the same node, resources that both need are counted on the predecessor until it ends.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         follows: Option<IncarnationId>,
-        /// The groups of replicas that it is of.
+        /// Groups of replicas that the incarnation belongs to.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         groups: Vec<GroupName>,
-        /// Which affinity could not be kept, where that is allowed.
+        /// Soft affinity that the placement violates, if any.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         strained: Option<String>,
-        /// The volumes that it uses, from when it is begun.
+        /// Volumes that the incarnation uses once it is started.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         mounts: Vec<VolumeName>,
     }
-    /// An incarnation is asked for something else than before.
+    /// Stop or kill of an incarnation requested.
     IncarnationStopRequested = "incarnation.commanded.v1", [Incarnation(incarnation), Replica(replica)] {
-        /// Which.
+        /// Id of the incarnation.
         incarnation: IncarnationId,
-        /// Of which replica.
+        /// Replica that the incarnation belongs to.
         replica: ReplicaName,
-        /// The command.
+        /// Requested effect: `stop` or `kill`.
         effect: CommandEffect,
-        /// What it becomes when its end is proved.
+        /// Outcome that is recorded when the end of the incarnation is proved.
         then: IncarnationEnd,
-        /// When that has lasted too long.
+        /// Time at which the stop times out, and the incarnation is killed.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         deadline: Option<Time>,
     }
-    /// An incarnation is asked to be up, now that it may be.
+    /// Start of an incarnation requested, after a wait or to revert an update.
     IncarnationStartRequested = "incarnation.begun.v1", [Incarnation(incarnation), Replica(replica), ..Volume(mounts)] {
-        /// Which.
+        /// Id of the incarnation.
         incarnation: IncarnationId,
-        /// Of which replica.
+        /// Replica that the incarnation belongs to.
         replica: ReplicaName,
-        /// By which deployment's coordinates.
+        /// Deployment that gives the coordinates and generation of the incarnation.
         deployment: DeploymentName,
-        /// When that has lasted too long.
+        /// Time by which the incarnation must be ready.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         deadline: Option<Time>,
-        /// The volumes that it uses alone from now on. Those that were on another node come to its own.
+        /// Volumes that the incarnation uses exclusively from now on. Volumes on another node move to its
+        /// node.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         mounts: Vec<VolumeName>,
     }
-    /// A command could not be carried out.
+    /// Command of an incarnation failed.
     IncarnationCommandFailed = "command.failed.v1", [Incarnation(incarnation)] {
-        /// Of which incarnation.
+        /// Id of the incarnation.
         incarnation: IncarnationId,
-        /// Which command.
+        /// Revision of the command: its number among the commands of the incarnation, from 1.
         revision: u32,
-        /// Which attempt at it, from 1.
+        /// Number of the attempt at the command, from 1.
         attempt: u32,
-        /// What went wrong.
+        /// Error of the attempt.
         error: String,
-        /// When it is tried again; never, if absent.
+        /// Time before which the command is not sent again; absent if it is never retried.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         not_before: Option<Time>,
     }
-    /// An incarnation has been started.
+    /// Incarnation started: all its processes were started.
     IncarnationStarted = "incarnation.ensured.v1", [Incarnation(incarnation), Replica(replica)] {
-        /// Which.
+        /// Id of the incarnation.
         incarnation: IncarnationId,
-        /// Of which replica.
+        /// Replica that the incarnation belongs to.
         replica: ReplicaName,
-        /// Each process.
+        /// Processes of the incarnation.
         processes: Vec<ProcessInfo>,
-        /// Time at which it is ended if it is not ready again by then, by the plan's `unready`.
+        /// Time at which the incarnation is ended unless it is ready again, by the plan's `unready`.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         deadline: Option<Time>,
     }
-    /// An incarnation is ready, and is the one that counts of its replica.
+    /// Incarnation ready, and the active incarnation of its replica.
     IncarnationRunning = "incarnation.running.v1", [Incarnation(incarnation), Replica(replica), ..Operation(operation)] {
-        /// Which.
+        /// Id of the incarnation.
         incarnation: IncarnationId,
-        /// Of which replica.
+        /// Replica that the incarnation belongs to.
         replica: ReplicaName,
-        /// The operation that has succeeded by it.
+        /// Operation that succeeded with the incarnation, if any.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         operation: Option<OperationId>,
-        /// The run of the same replica whose place it takes, and that goes now.
+        /// Predecessor: the incarnation of the same replica that is replaced, and is ended now.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         replaces: Option<IncarnationId>,
-        /// Each process.
+        /// Processes of the incarnation.
         processes: Vec<ProcessInfo>,
     }
-    /// The processes of an incarnation changed, and its state did not.
+    /// Processes of an incarnation changed, but not its state.
     IncarnationProcessesChanged = "incarnation.status.v1", [Incarnation(incarnation), Replica(replica)] {
-        /// Which.
+        /// Id of the incarnation.
         incarnation: IncarnationId,
-        /// Of which replica.
+        /// Replica that the incarnation belongs to.
         replica: ReplicaName,
-        /// Each process.
+        /// Processes of the incarnation.
         processes: Vec<ProcessInfo>,
-        /// Time at which it is ended if it is not ready again by then, by the plan's `unready`.
+        /// Time at which the incarnation is ended unless it is ready again, by the plan's `unready`.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         deadline: Option<Time>,
     }
-    /// An incarnation has ended, and what it held is free.
+    /// Incarnation ended; its reservation is released.
     IncarnationEnded = "incarnation.ended.v1", [Incarnation(incarnation), Replica(replica), Node(node), ..Operation(displaces), ..Volume(mounts)] {
-        /// Which.
+        /// Id of the incarnation.
         incarnation: IncarnationId,
-        /// Of which replica.
+        /// Replica that the incarnation belongs to.
         replica: ReplicaName,
-        /// Where it was.
+        /// Node that the incarnation was placed on.
         node: NodeName,
-        /// How.
+        /// Outcome of the incarnation.
         end: IncarnationEnd,
-        /// The operation whose place it only held, and that looks for another one now.
+        /// Operation that had only the reservation of the incarnation, and now needs another placement.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         displaces: Option<OperationId>,
-        /// Each process, as far as its end was seen.
+        /// Processes of the incarnation, as far as their ends were observed.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         processes: Vec<ProcessInfo>,
-        /// When the plan's rule starts the replica again, if it does.
+        /// Automatic restart of the replica by the plan's restart rule, if any.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         again: Option<RestartBackoff>,
-        /// The volumes that it used, and that are free for others now.
+        /// Volumes that the incarnation used, and that are available to others now.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         mounts: Vec<VolumeName>,
     }
-    /// There is to be a volume, and its executor is asked to make it. Issues its id.
+    /// Volume created, and its creation requested from the executor; its id derives from the position of this
+    /// fact.
     VolumeCreated = "volume.created.v1", [Volume(name), Incarnation(incarnation), Node(node)] {
-        /// Which.
+        /// Name of the volume.
         name: VolumeName,
-        /// Where.
+        /// Node whose storage the volume uses.
         node: NodeName,
-        /// Of which storage there.
+        /// Storage class of the volume on the node.
         class: StorageClass,
-        /// Bytes, which it holds of that.
+        /// Capacity in bytes, which the volume reserves of the storage class.
         capacity: u64,
-        /// For which incarnation, which held them until now.
+        /// Incarnation that needs the volume, and had the storage reserved until now.
         incarnation: IncarnationId,
-        /// The replica whose own it is, if it is no one's to share.
+        /// Replica that owns the volume; absent if no replica owns it.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         owner: Option<ReplicaName>,
-        /// What becomes of it when that is deleted.
+        /// Action on the volume when its owner is deleted.
         #[serde(default, skip_serializing_if = "crate::is_default")]
         on_delete: VolumeDeletion,
     }
-    /// A volume is there, and may be used.
+    /// Volume ready: it exists, and can be used.
     VolumeReady = "volume.ready.v1", [Volume(name)] {
-        /// Which.
+        /// Name of the volume.
         name: VolumeName,
     }
-    /// What was asked of a volume could not be done.
+    /// Command of a volume failed.
     VolumeCommandFailed = "volume.failed.v1", [Volume(name)] {
-        /// Which.
+        /// Name of the volume.
         name: VolumeName,
-        /// Which command.
+        /// Revision of the command: its number among the commands of the volume, from 1.
         revision: u32,
-        /// Which attempt at it, from 1.
+        /// Number of the attempt at the command, from 1.
         attempt: u32,
-        /// What went wrong.
+        /// Error of the attempt.
         error: String,
-        /// When it is tried again; never, if absent.
+        /// Time before which the command is not sent again; absent if it is never retried.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         not_before: Option<Time>,
     }
-    /// A volume is not there any more, though nobody asked for that.
+    /// Volume lost without a request to destroy it.
     VolumeLost = "volume.lost.v1", [Volume(name)] {
-        /// Which.
+        /// Name of the volume.
         name: VolumeName,
-        /// How that is known.
+        /// Evidence of the loss, for people.
         reason: String,
     }
-    /// A volume is to go, once nothing can use it any more.
+    /// Deletion of a volume started: it is destroyed once nothing can use it.
     VolumeDeletionStarted = "volume.removing.v1", [Volume(name)] {
-        /// Which.
+        /// Name of the volume.
         name: VolumeName,
-        /// Who asked for it.
+        /// Requester of the deletion.
         by: Requester,
     }
-    /// Nothing can use a volume any more: its executor is asked to destroy it.
+    /// Destruction of a volume requested from its executor: nothing can use the volume any more.
     VolumeDestroyRequested = "volume.destroying.v1", [Volume(name)] {
-        /// Which.
+        /// Name of the volume.
         name: VolumeName,
     }
-    /// A volume is no more, by proof.
+    /// Volume destroyed: its executor proved this, or its node is expunged.
     VolumeDestroyed = "volume.destroyed.v1", [Volume(name)] {
-        /// Which.
+        /// Name of the volume.
         name: VolumeName,
     }
-    /// An executor holds a cluster.
-    SessionOpened = "session.opened.v1" + ". Issues the session's id.", [Cluster(cluster)] issues Session(SessionId) {
-        /// Its scope.
+    /// Session opened: an executor has the lease of a cluster.
+    SessionOpened = "session.opened.v1" + ". The session's id derives from the position of the fact.", [Cluster(cluster)] issues Session(SessionId) {
+        /// Cluster of the session.
         cluster: ClusterName,
-        /// Who.
+        /// Name of the executor.
         executor: ExecutorName,
-        /// What it drives.
+        /// Runtime that the executor drives.
         runtime: ClusterRuntime,
-        /// What the cluster runs is in it from now on, and nobody without it may say what has become of that.
+        /// Executor store that records the cluster's objects from now on. Only an executor with this store
+        /// may report what happens to these objects.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         scope: Option<ExecutorStoreId>,
     }
-    /// An executor holds a cluster no more.
+    /// Session closed: the executor no longer has the lease of the cluster.
     SessionClosed = "session.closed.v1", [Session(session), Cluster(cluster)] {
-        /// Which.
+        /// Id of the session.
         session: SessionId,
-        /// Its scope.
+        /// Cluster of the session.
         cluster: ClusterName,
-        /// Why.
+        /// Reason why the session ended.
         end: SessionEnd,
     }
-    /// An object that the fleet does not want has been judged.
+    /// Orphan resolved: an object unknown to the fleet is removed, or left in place.
     OrphanResolved = "object.judged.v1", [Cluster(cluster)] {
-        /// Where.
+        /// Cluster of the orphan.
         cluster: ClusterName,
-        /// What it says it is. Called after what all objects were at first.
+        /// Id that the orphan reports. The name `incarnation` is from the time when all objects were
+        /// incarnations.
         #[serde(rename = "incarnation")]
         object: ObjectId,
-        /// What is to be done with it.
+        /// Resolution of the orphan.
         judgement: OrphanResolution,
-        /// The revision of the command to remove it.
+        /// Revision of the command to remove the orphan.
         revision: u32,
     }
 }

@@ -1,4 +1,4 @@
-//! What facts say of approval requests: intents that wait for approval as a whole.
+//! Parts of facts about approval requests: intents that wait for approval as a whole.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -8,7 +8,7 @@ use crate::name::{Actor, DisruptionName, NodeName, PlanName, PolicyName, Replica
 use crate::spec::{DisruptionSpec, PlanSpec, PolicyKind, PolicySpec};
 use crate::subject::Subject;
 
-/// Change that waits for approval. Written in full: snapshots and rows hold it too.
+/// Change that waits for approval. The fact contains it in full; snapshots and rows contain it too.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum RequestedChange {
@@ -17,7 +17,7 @@ pub enum RequestedChange {
         /// Name of the plan.
         name: PlanName,
     },
-    /// Empties a node and deletes it.
+    /// Drains a node and deletes it.
     NodeDelete {
         /// Name of the node.
         name: NodeName,
@@ -30,7 +30,7 @@ pub enum RequestedChange {
         #[serde(default)]
         volumes: u32,
     },
-    /// Approves a disruption that empties its node.
+    /// Approves a disruption that drains its node.
     DisruptionApprove {
         /// Name of the node.
         node: NodeName,
@@ -69,7 +69,7 @@ pub enum RequestedChange {
     VolumeDelete {
         /// Name of the volume.
         name: VolumeName,
-        /// Id of the volume: another one may have its name later.
+        /// Id of the volume: another volume may have the same name later.
         id: VolumeId,
     },
 }
@@ -96,7 +96,7 @@ impl RequestedChange {
         serde_json::to_string(self).expect("changes have string keys and no failing parts")
     }
 
-    /// Target of the change: at most one request for each waits.
+    /// Target of the change: at most one request waits for each target.
     pub fn target(&self) -> (Subject, String) {
         let what = match self {
             RequestedChange::PlanDelete { .. }
@@ -115,7 +115,7 @@ impl RequestedChange {
 /// Replicas of one plan that a requested change ends or moves.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct RequestEffect {
-    /// Kind of work that a policy can name.
+    /// Kind of the work, as policies name it.
     pub kind: PolicyKind,
     /// Plan of the replicas.
     pub plan: PlanName,

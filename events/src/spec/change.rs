@@ -9,19 +9,19 @@ use super::{PolicyKind, TimeoutAction, Weekday};
 use crate::name::{DomainName, KeyName, PayloadName, PlanName};
 use crate::time::Time;
 
-/// Which version of each payload to run, as the payload's own keys say it.
+/// Coordinates of the version of each payload to run, in the payload's own keys.
 pub type PayloadCoordinates = BTreeMap<PayloadName, BTreeMap<KeyName, String>>;
 
 /// A version of a plan's payloads, and a count.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DeploymentSpec {
-    /// For each payload that has any.
+    /// Coordinates for each payload that has any.
     #[serde(default)]
     pub coordinates: PayloadCoordinates,
-    /// How many replicas.
+    /// Number of replicas of the plan.
     pub count: u32,
-    /// How the plan's replicas come to be so.
+    /// Strategy by which the deployment is carried out; rolling if absent.
     #[serde(default)]
     pub strategy: DeploymentStrategy,
     /// Milliseconds without progress until the deployment is called stalled, from 1 s to a year; 10 minutes if absent.
@@ -39,33 +39,33 @@ const fn progress_deadline() -> u64 {
     PROGRESS_DEADLINE
 }
 
-/// How a deployment is carried out.
+/// The strategy by which a deployment is carried out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum DeploymentStrategy {
     /// A few at a time, the next ones when those are well.
     Rolling {
-        /// So many operations of it may run at once. Without it, one at a time of those that update, and as many as
-        /// there are of all others.
+        /// Operations of the deployment that may run at once. If absent: one at a time of those that update,
+        /// and any number of all others.
         #[serde(default)]
         wave: Option<u32>,
-        /// Whether those that run at once must be in one update domain.
+        /// Whether the operations that run at once must be in one update domain; false if absent.
         #[serde(default)]
         per_domain: bool,
-        /// After each that is done, milliseconds until the next begins.
+        /// Milliseconds from the end of an operation until the next starts; 0 if absent.
         #[serde(default)]
         pause: u64,
     },
     /// The whole new set beside the old one; when all are ready, the old ones go.
     Graceful {
-        /// How long that may take, in milliseconds from its start.
+        /// Time until all new replicas must be ready, in milliseconds from the start of the deployment.
         timeout: u64,
-        /// What then.
+        /// Action at the timeout.
         on_timeout: TimeoutAction,
     },
     /// Some of the new version beside the old ones, until they are promoted or withdrawn.
     Canary {
-        /// How many.
+        /// Number of replicas of the new version.
         count: u32,
     },
 }
@@ -92,7 +92,7 @@ pub struct DisruptionSpec {
 }
 
 words! {
-    /// What a disruption does to what runs on its node.
+    /// The action of a disruption on the incarnations of its node.
     #[derive(Default)]
     DisruptionAction {
         /// Nothing: only no placement is added.
@@ -112,17 +112,17 @@ pub struct PolicySpec {
     /// Operations of these kinds, and the expunge of nodes; of every kind, if empty.
     #[serde(default)]
     pub kinds: Vec<PolicyKind>,
-    /// Of these plans; of every plan, if empty.
+    /// Plans that the policy applies to; every plan, if empty.
     #[serde(default)]
     pub plans: Vec<PlanName>,
-    /// On nodes of these update domains; anywhere, if empty.
+    /// Update domains of the nodes that the policy applies to; all, if empty.
     #[serde(default)]
     pub domains: Vec<DomainName>,
-    /// What it does about them.
+    /// Rule of the policy about these operations.
     pub rule: PolicyRule,
 }
 
-/// What a policy does about operations.
+/// The rule of a policy about operations.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum PolicyRule {
@@ -131,11 +131,11 @@ pub enum PolicyRule {
         /// Only in one of these windows; at any time, if empty.
         #[serde(default)]
         windows: Vec<ApprovalWindow>,
-        /// Only while fewer that it approved are not over.
+        /// Limit on its approved operations: approves only while fewer are unfinished; none if absent.
         #[serde(default)]
         in_flight: Option<u32>,
     },
-    /// Whoever approves must be another than whoever asked.
+    /// Requires that the approver is another than the requester.
     FourEyes {},
 }
 
@@ -148,6 +148,6 @@ pub struct ApprovalWindow {
     pub days: Vec<Weekday>,
     /// When it opens, in minutes from midnight, below 1440.
     pub from: u16,
-    /// How long it stays open, in minutes, from 1 to 10080.
+    /// Length of the window, in minutes, from 1 to 10080.
     pub minutes: u16,
 }

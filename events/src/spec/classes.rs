@@ -132,7 +132,7 @@ impl<'a> PlanVersion<'a> {
         self.0
     }
 
-    /// What one replica needs of a node.
+    /// Returns the resources that one replica needs of a node.
     pub fn amounts(self) -> Resources {
         self.0.amounts()
     }
@@ -152,7 +152,7 @@ impl<'a> PlanVersion<'a> {
         self.0.claims_by_name()
     }
 
-    /// What one replica needs of a node's storage, by class.
+    /// Returns the bytes that one replica needs of a node's storage, by class.
     pub fn volumes(self) -> BTreeMap<StorageClass, u64> {
         self.0.volumes()
     }

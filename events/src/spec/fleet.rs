@@ -13,7 +13,7 @@ use crate::name::{CapabilityName, CapabilityType, DomainName, KeyName, StorageCl
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ClusterSpec {
-    /// What its orchestrator is made of.
+    /// Runtime of the cluster's orchestrator.
     pub runtime: ClusterRuntime,
 }
 
@@ -21,10 +21,10 @@ pub struct ClusterSpec {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CapabilitySpec {
-    /// What it is a measure of, as `GPU`.
+    /// Type of the capability: the thing that it is a measure of, as `GPU`.
     #[serde(rename = "type")]
     pub kind: CapabilityType,
-    /// Higher is better, within a type.
+    /// Score of the capability: higher is better, within a type.
     pub score: u32,
 }
 
@@ -32,9 +32,9 @@ pub struct CapabilitySpec {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NodeStorage {
-    /// Its class.
+    /// Class of the storage.
     pub class: StorageClass,
-    /// Bytes.
+    /// Capacity of the storage, in bytes.
     pub capacity: u64,
 }
 
@@ -44,18 +44,18 @@ pub struct NodeStorage {
 pub struct NodeSpec {
     /// The update domain: nodes that may go together.
     pub domain: DomainName,
-    /// Where it stands.
+    /// Zone that the node is in, if any.
     #[serde(default)]
     pub zone: Option<ZoneName>,
-    /// For selectors.
+    /// Labels of the node, for selectors.
     #[serde(default)]
     pub labels: BTreeMap<KeyName, String>,
-    /// All that it has.
+    /// All resources of the node.
     pub total: Resources,
-    /// What of it is not for placements.
+    /// Resources of the node that are not for placements; none if absent.
     #[serde(default)]
     pub reserved: Resources,
-    /// What it has, by name.
+    /// Names of the capabilities that the node has.
     #[serde(default)]
     pub capabilities: Vec<CapabilityName>,
     /// Storage, at most one entry a class.

@@ -1,4 +1,4 @@
-//! What a plan runs: payloads with their ports, volumes and processes.
+//! Payloads of plans, with their ports, volumes and processes.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -19,9 +19,9 @@ pub struct CapabilityMatcher {
     /// The type whose capabilities are compared.
     #[serde(rename = "type")]
     pub kind: CapabilityType,
-    /// How.
+    /// Comparison of the node's capabilities with the named ones.
     pub comparator: MatchComparator,
-    /// With which.
+    /// Names of the capabilities to compare with.
     pub names: Vec<CapabilityName>,
 }
 
@@ -29,9 +29,9 @@ pub struct CapabilityMatcher {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PayloadPort {
-    /// Its name, for `${port.NAME}`.
+    /// Name of the port, for `${port.NAME}`.
     pub name: PortName,
-    /// Its protocol.
+    /// Protocol of the port.
     pub protocol: PortProtocol,
     /// The number inside the run, where the runtime has an inside; processes are assigned free ones.
     pub port: u16,
@@ -45,25 +45,25 @@ pub struct VolumeClaim {
     /// Without, each replica has its own.
     #[serde(default)]
     pub volume: Option<VolumeName>,
-    /// What becomes of a replica's own volume when the replica is deleted.
+    /// Action on a replica's own volume when the replica is deleted; `keep` if absent.
     #[serde(default)]
     pub on_delete: VolumeDeletion,
-    /// Its class.
+    /// Storage class of the volume.
     pub class: StorageClass,
-    /// Bytes.
+    /// Capacity of the volume, in bytes.
     pub capacity: u64,
-    /// Where the payload sees it.
+    /// Path at which the payload sees the volume.
     pub mount: String,
 }
 
 words! {
-    /// What becomes of a replica's own volume when the replica is deleted.
+    /// The action on a replica's own volume when the replica is deleted.
     #[derive(Default)]
     VolumeDeletion {
-        /// It is kept, with all that is in it, until somebody deletes it.
+        /// The volume is kept, with all that is in it, until it is deleted by request. The default.
         #[default]
         Keep = "keep",
-        /// It is destroyed, once nothing can use it any more.
+        /// The volume is destroyed, once nothing can use it any more.
         Destroy = "destroy",
     }
 }
@@ -80,7 +80,7 @@ pub fn port_variable(name: &PortName) -> String {
     format!("PORT_{}", upper(name.as_str()))
 }
 
-/// What the variables that tell of volumes begin with.
+/// Prefix of the environment variables that hold the paths of volumes.
 pub const VOLUME_VARIABLE: &str = "CHANCERY_VOLUME_";
 
 /// The variable in which a process is told where a volume is: `CHANCERY_VOLUME_VAR_LIB_DB` of `/var/lib/db`.
@@ -93,7 +93,7 @@ fn upper(name: &str) -> String {
     name.chars().map(upper).collect()
 }
 
-/// What a process executor starts.
+/// The program that a process executor starts.
 ///
 /// `argv` and the values of `env` may name `${KEY}` of the deployment's coordinates for the payload,
 /// `${port.NAME}`, `${volume.MOUNT}` (where the volume is that is to be mounted there), and `${replica}`, `${incarnation}`, `${node}`, `${process}`; `$$` is a dollar.
@@ -231,20 +231,20 @@ impl Default for ProbeTiming {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Payload {
-    /// Its name, unique in the plan.
+    /// Name of the payload, unique in the plan.
     pub name: PayloadName,
-    /// What each of its processes needs, and of memory may have at most.
+    /// Resources that each process of the payload needs; of memory, also the limit.
     pub resources: Resources,
-    /// How many processes, at least one.
+    /// Number of processes of the payload, at least one; 1 if absent.
     #[serde(default = "one")]
     pub processes: u16,
-    /// Its ports, each process its own.
+    /// Ports of the payload, each process its own.
     #[serde(default)]
     pub ports: Vec<PayloadPort>,
-    /// Its storage.
+    /// Storage of the payload.
     #[serde(default)]
     pub volumes: Vec<VolumeClaim>,
-    /// What to start.
+    /// Program that the payload starts, if any.
     #[serde(default)]
     pub run: Option<ExecSpec>,
     /// When it is ready.

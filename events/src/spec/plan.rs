@@ -17,29 +17,29 @@ use crate::name::{
 use crate::observation::{ADDRESS_BYTES, PortAddress, ProbeError, ProcessInfo, ProcessStatus};
 use crate::size::json_bytes;
 
-/// Who approves, by kind of operation.
+/// The approval modes of a plan, by kind of operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ApprovalPolicy {
-    /// Of `create`.
+    /// Approval mode of `create`; manual if absent.
     #[serde(default = "manual")]
     pub create: ApprovalMode,
-    /// Of `update`.
+    /// Approval mode of `update`; manual if absent.
     #[serde(default = "manual")]
     pub update: ApprovalMode,
-    /// Of `relocate`.
+    /// Approval mode of `relocate`; manual if absent.
     #[serde(default = "manual")]
     pub relocate: ApprovalMode,
-    /// Of `restart`.
+    /// Approval mode of `restart`; manual if absent.
     #[serde(default = "manual")]
     pub restart: ApprovalMode,
-    /// Of `start`.
+    /// Approval mode of `start`; manual if absent.
     #[serde(default = "manual")]
     pub start: ApprovalMode,
-    /// Of `stop`.
+    /// Approval mode of `stop`; manual if absent.
     #[serde(default = "manual")]
     pub stop: ApprovalMode,
-    /// Of `delete`.
+    /// Approval mode of `delete`; manual if absent.
     #[serde(default = "manual")]
     pub delete: ApprovalMode,
 }
@@ -49,7 +49,7 @@ fn manual() -> ApprovalMode {
 }
 
 impl ApprovalPolicy {
-    /// The same for every kind.
+    /// Returns the policy with the same mode for every kind of operation.
     pub const fn all(approval: ApprovalMode) -> ApprovalPolicy {
         ApprovalPolicy {
             create: approval,
@@ -62,7 +62,7 @@ impl ApprovalPolicy {
         }
     }
 
-    /// Who approves operations of `kind`.
+    /// Returns the approval mode of operations of `kind`.
     pub const fn of(self, kind: OperationKind) -> ApprovalMode {
         match kind {
             OperationKind::Create => self.create,
@@ -82,17 +82,17 @@ impl Default for ApprovalPolicy {
     }
 }
 
-/// How long things may take, in milliseconds.
+/// The timeouts of a plan, in milliseconds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PlanTimeouts {
-    /// An operation waits for approval at most this long.
+    /// Longest time that an operation waits for approval, in milliseconds; 24 hours if absent.
     #[serde(default = "PlanTimeouts::approval_default")]
     pub approval: u64,
-    /// From the first command until ready.
+    /// Longest time from the first command until ready, in milliseconds; 5 minutes if absent.
     #[serde(default = "PlanTimeouts::start_default")]
     pub start: u64,
-    /// From SIGTERM until SIGKILL.
+    /// Time from SIGTERM until SIGKILL, in milliseconds; 10 seconds if absent.
     #[serde(default = "PlanTimeouts::stop_default")]
     pub stop: u64,
 }
@@ -108,17 +108,17 @@ impl PlanTimeouts {
         10 * 1000
     }
 
-    /// An operation waits for approval at most this long.
+    /// Returns the longest time that an operation waits for approval.
     pub const fn approval(self) -> Duration {
         Duration::from_millis(self.approval)
     }
 
-    /// From the first command until ready.
+    /// Returns the longest time from the first command until ready.
     pub const fn start(self) -> Duration {
         Duration::from_millis(self.start)
     }
 
-    /// From SIGTERM until SIGKILL.
+    /// Returns the time from SIGTERM until SIGKILL.
     pub const fn stop(self) -> Duration {
         Duration::from_millis(self.stop)
     }
@@ -134,7 +134,7 @@ impl Default for PlanTimeouts {
     }
 }
 
-/// What is done about a run that was ready, is not ready any more, and does not become ready again.
+/// The rule for an incarnation that was ready, is not ready any more, and does not become ready again.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct UnreadyRule {
@@ -163,15 +163,15 @@ impl Default for UnreadyRule {
     }
 }
 
-/// What the nodes of replicas have to do with those of a group, whatever plans its replicas are of.
+/// A relation of the nodes of replicas to those of a group, whatever plans the group's replicas belong to.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AffinityRule {
     /// The group. Every plan that names it adds its replicas.
     pub group: GroupName,
-    /// What is asked.
+    /// Demand on the nodes of the group's replicas.
     pub nodes: AffinityKind,
-    /// What if there is no such node.
+    /// Fallback if there is no such node; `fail` if absent.
     #[serde(default = "fail")]
     pub otherwise: AffinityPolicy,
 }
@@ -180,7 +180,7 @@ fn fail() -> AffinityPolicy {
     AffinityPolicy::Fail
 }
 
-/// What to run and where it may run.
+/// The payloads to run, and the nodes where they may run.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PlanSpec {
@@ -188,49 +188,50 @@ pub struct PlanSpec {
     pub namespace: Namespace,
     /// The service that it provides; replicas are named after it.
     pub service: ServiceName,
-    /// Only nodes of this cluster.
+    /// Cluster whose nodes may be used; any, if absent.
     #[serde(default)]
     pub cluster: Option<ClusterName>,
-    /// Only nodes of this zone.
+    /// Zone whose nodes may be used; any, if absent.
     #[serde(default)]
     pub zone: Option<ZoneName>,
-    /// Only nodes with these labels.
+    /// Labels that a node must have; none if absent.
     #[serde(default)]
     pub selectors: BTreeMap<KeyName, String>,
-    /// Only nodes with such capabilities; all must hold, at most one a type.
+    /// Conditions on the capabilities of nodes: all must hold, at most one a type; none if absent.
     #[serde(default)]
     pub matchers: Vec<CapabilityMatcher>,
-    /// Whether its replicas may share a node.
+    /// Whether replicas of the plan may share a node; `never` if absent.
     #[serde(default = "never")]
     pub sharing: NodeSharing,
-    /// Where its replicas are placed, among the nodes that will do.
+    /// Rule that chooses among the nodes that are suitable for a replica; `spread` if absent.
     #[serde(default = "spread")]
     pub placement: PlacementPolicy,
-    /// Where its replicas may be, given those of groups; at most one entry a group.
+    /// Affinities of the plan's replicas to groups; at most one entry a group.
     #[serde(default)]
     pub affinity: Vec<AffinityRule>,
-    /// Its parts, at least one.
+    /// Payloads of the plan, at least one.
     pub payloads: Vec<Payload>,
-    /// When what ended by itself is started again.
+    /// Rule for starting an incarnation again that ended by itself; `best_effort` if absent.
     #[serde(default = "best_effort")]
     pub restart: RestartPolicy,
-    /// From the first to the second such start, in milliseconds; twice as long each time in a row, up to 32 times.
-    /// A row ends when a run lasted 32 times as long.
+    /// Delay of an automatic restart that follows another one, in milliseconds; 10000 if absent. The first
+    /// restart is immediate. The delay doubles with each consecutive restart, up to 32 times. An incarnation
+    /// that lasted 32 times the delay ends the series.
     #[serde(default = "cooldown")]
     pub cooldown: u64,
-    /// How an update gives way where it cannot be done in place.
+    /// Order of an update that cannot be done in place; `beside` if absent.
     #[serde(default = "beside")]
     pub update: UpdateOrder,
-    /// How many of its replicas disruptions may move at once, at least one.
+    /// Number of the plan's replicas that disruptions may move at once, at least one; 1 if absent.
     #[serde(default = "one_replica")]
     pub budget: u32,
-    /// Who approves.
+    /// Approval modes of the plan's operations; all manual if absent.
     #[serde(default)]
     pub approval: ApprovalPolicy,
-    /// How long things may take.
+    /// Timeouts of the plan.
     #[serde(default)]
     pub timeouts: PlanTimeouts,
-    /// What is done about a run that was ready, is not ready any more, and does not become ready again.
+    /// Rule for an incarnation that was ready, is not ready any more, and does not become ready again.
     #[serde(default)]
     pub unready: UnreadyRule,
 }
@@ -260,7 +261,7 @@ fn one_replica() -> u32 {
 }
 
 impl PlanSpec {
-    /// What one replica needs of a node.
+    /// Returns the resources that one replica needs of a node.
     pub fn amounts(&self) -> Resources {
         self.payloads
             .iter()
@@ -302,7 +303,7 @@ impl PlanSpec {
         self.payloads.iter().flat_map(|payload| &payload.volumes).any(|claim| claim.volume.is_some())
     }
 
-    /// What one replica needs of a node's storage, by class.
+    /// Returns the bytes that one replica needs of a node's storage, by class.
     pub fn volumes(&self) -> BTreeMap<StorageClass, u64> {
         let mut sums = BTreeMap::new();
         for claim in self.payloads.iter().flat_map(|p| &p.volumes) {

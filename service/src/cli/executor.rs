@@ -19,24 +19,24 @@ use crate::executors::ExecutorIdentity;
     CliExit::help()
 ))]
 pub struct ExecutorArgs {
-    /// The cluster whose nodes it drives
+    /// Cluster whose nodes the executor drives
     #[arg(long, value_name = "NAME")]
     cluster: ClusterName,
-    /// What it is called: the same in every life, and no other executor's
+    /// Name of the executor: unique, and the same after each start
     #[arg(long, value_name = "NAME")]
     name: ExecutorName,
     #[command(flatten)]
     drives: RuntimeArgs,
-    /// Its folder, which says what runs: keep it [default: ./chancery-executor/CLUSTER]
+    /// Directory that records what runs: keep it [default: ./chancery-executor/CLUSTER]
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
-    /// Continue from a copied folder in the place of the original, which must never be used again
+    /// Continue from a copied directory instead of the original, which must never be used again
     #[arg(long)]
     pub adopt_copy: bool,
-    /// Which log lines are written [env: CHANCERY_LOG]
+    /// Filter of log lines [env: CHANCERY_LOG]
     #[arg(long, value_name = "FILTER")]
     pub(super) log: Option<String>,
-    /// How log lines are written: text or json [env: CHANCERY_LOG_FORMAT]
+    /// Format of log lines: text or json [env: CHANCERY_LOG_FORMAT]
     #[arg(long, value_name = "FORMAT")]
     pub(super) log_format: Option<String>,
 }

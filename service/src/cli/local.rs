@@ -18,36 +18,36 @@ use super::executor::ExecutorArgs;
 pub struct CliArgs {
     #[command(flatten)]
     pub(super) globals: GlobalArgs,
-    /// What to do.
+    /// Command to run.
     #[command(subcommand)]
     pub command: CliCommand,
 }
 
-/// What can be done.
+/// Commands of the program.
 #[derive(Subcommand, Debug)]
 pub enum CliCommand {
-    /// What asks a server, or nobody.
+    /// Commands of a client.
     #[command(flatten)]
     Client(ClientCommand),
     /// Show settings and where each value comes from
     Config {
-        /// What of them
+        /// Part of the settings to show
         #[command(subcommand)]
         what: ConfigCommand,
     },
-    /// What runs here.
+    /// Commands that run in this process.
     #[command(flatten)]
     Local(LocalCommand),
 }
 
-/// What about settings.
+/// Commands about settings.
 #[derive(Subcommand, Debug)]
 pub enum ConfigCommand {
-    /// Every setting, its value, and where that comes from
+    /// Show every setting, its value, and the source of the value
     Show,
 }
 
-/// Commands that run here.
+/// Commands that run in this process.
 #[derive(Subcommand, Debug)]
 pub enum LocalCommand {
     /// Everything in one process, for development: server and executor, journal in ./chancery-data
@@ -65,7 +65,7 @@ pub enum LocalCommand {
     },
     /// Make the topics of a journal on Kafka; those that are there stay as they are
     InitTopics {
-        /// Where the journal is to be: kafka://HOST:PORT,…/PREFIX [env: CHANCERY_JOURNAL]
+        /// Destination of the journal: kafka://HOST:PORT,…/PREFIX [env: CHANCERY_JOURNAL]
         #[arg(long, value_name = "WHERE")]
         journal: Option<String>,
         /// Partitions of each: fleets that there is room for [default: as many as the fleets of the settings need]
@@ -79,10 +79,10 @@ pub enum LocalCommand {
     Import {
         /// The server's folder, unless it is that of the configuration; its journal becomes the mirror of the topic
         dir: Option<PathBuf>,
-        /// Where the journal is to be: kafka://HOST:PORT,…/PREFIX [env: CHANCERY_JOURNAL]
+        /// Destination of the journal: kafka://HOST:PORT,…/PREFIX [env: CHANCERY_JOURNAL]
         #[arg(long, value_name = "WHERE")]
         journal: Option<String>,
-        /// How long it may take: a minute less than brokers allow a transaction
+        /// Maximum duration: a minute less than brokers allow a transaction
         #[arg(long, value_name = "SPAN", default_value = "14m", value_parser = day)]
         timeout: Duration,
     },
@@ -95,7 +95,7 @@ pub enum LocalCommand {
         /// The data directory [env: CHANCERY_DATA_DIR]
         #[arg(long, value_name = "DIR")]
         data_dir: Option<String>,
-        /// Where the journal is: kafka://HOST:PORT,…/PREFIX [env: CHANCERY_JOURNAL]
+        /// Location of the journal: kafka://HOST:PORT,…/PREFIX [env: CHANCERY_JOURNAL]
         #[arg(long, value_name = "WHERE")]
         journal: Option<String>,
     },
@@ -134,19 +134,19 @@ fn day(text: &str) -> Result<Duration, String> {
 #[derive(Args, Debug, Default)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a flag")]
 pub struct ServerArgs {
-    /// Where the journal and everything made from it are kept [env: CHANCERY_DATA_DIR]
+    /// Directory of the journal and everything derived from it [env: CHANCERY_DATA_DIR]
     #[arg(long, value_name = "DIR")]
     pub data_dir: Option<String>,
-    /// Where requests are taken [env: CHANCERY_LISTEN]
+    /// Address on which requests are accepted [env: CHANCERY_LISTEN]
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub listen: Option<String>,
-    /// Where the journal is: embedded, or kafka://HOST:PORT,…/PREFIX [env: CHANCERY_JOURNAL]
+    /// Location of the journal: embedded, or kafka://HOST:PORT,…/PREFIX [env: CHANCERY_JOURNAL]
     #[arg(long, value_name = "WHERE")]
     pub journal: Option<String>,
     /// The fleets it has, between commas; on Kafka NAME=PARTITION [env: CHANCERY_FLEETS] [default: that of --fleet]
     #[arg(long, value_name = "NAMES")]
     pub fleets: Option<String>,
-    /// Where the other servers reach this one [env: CHANCERY_ADVERTISE]
+    /// Address at which other servers reach this server [env: CHANCERY_ADVERTISE]
     #[arg(long, value_name = "HOST:PORT")]
     pub advertise: Option<String>,
     /// Clusters driven from here: all, none, or names between commas [env: CHANCERY_EXECUTORS]
@@ -158,13 +158,13 @@ pub struct ServerArgs {
     /// Continue from a copied data directory in the place of the original, which must never be used again
     #[arg(long)]
     pub adopt_copy: bool,
-    /// Which log lines are written [env: CHANCERY_LOG]
+    /// Filter of log lines [env: CHANCERY_LOG]
     #[arg(long, value_name = "FILTER")]
     pub log: Option<String>,
-    /// How log lines are written: text or json [env: CHANCERY_LOG_FORMAT]
+    /// Format of log lines: text or json [env: CHANCERY_LOG_FORMAT]
     #[arg(long, value_name = "FORMAT")]
     pub log_format: Option<String>,
-    /// Where the events topic holds events that the journal has lost, write an event that names those, and continue
+    /// If the events topic contains events that the journal has lost, write an event that names them, and continue
     #[arg(long)]
     pub correct_events: bool,
     /// Give up every message of the inbox up to the offset that is not answered, and record that, before the inbox is read
@@ -178,7 +178,7 @@ pub struct ServerArgs {
 /// Flags of the tour.
 #[derive(Args, Debug, Default)]
 pub struct DemoArgs {
-    /// Where to keep its data, instead of a temporary folder
+    /// Directory for data, instead of a temporary directory
     #[arg(long, value_name = "DIR")]
     pub data_dir: Option<PathBuf>,
     /// Leave everything running and in place

@@ -198,7 +198,7 @@ fn fleet<'a>(api: &'a ApiState, call: &RoutedRequest) -> Result<&'a Arc<FleetApi
     found.ok_or_else(|| {
         if forward::is_forwarded(&call.parts.headers) {
             // The sender took this server for the last leader, but this server has other fleets now.
-            return forward::nobody();
+            return forward::no_leader();
         }
         let shown: String = name.chars().take(100).collect();
         let here: Vec<_> = api.fleets.keys().map(|name| format!("{name:?}")).collect();
@@ -280,11 +280,11 @@ async fn write_to(
 ) -> Result<Response<Body>, ProblemDetails> {
     let said = write::in_query(call.found.route.does, params)?;
     let decider = match app.desk.find() {
-        LeaderLocation::Here(decider) => decider,
-        LeaderLocation::There(there) => {
+        LeaderLocation::Local(decider) => decider,
+        LeaderLocation::Remote(there) => {
             return forward::send(app, &there, &call.parts, body?.into(), patience(app)).await;
         }
-        LeaderLocation::Nobody => return Err(forward::nobody()),
+        LeaderLocation::Unknown => return Err(forward::no_leader()),
     };
     forward::check(app, &call.parts.headers)?;
     match call.found.route.does {
@@ -312,10 +312,10 @@ async fn say_to(
     let problem = match found {
         Ok((app, Ok(saying))) => return saying.take(app, body).await,
         Ok((app, Err(problem))) => match app.desk.find() {
-            LeaderLocation::There(there) if problem.is(GONE) => {
+            LeaderLocation::Remote(there) if problem.is(GONE) => {
                 return forward::send(app, &there, &call.parts, body, patience(app)).await;
             }
-            LeaderLocation::There(_) | LeaderLocation::Here(_) | LeaderLocation::Nobody => problem,
+            LeaderLocation::Remote(_) | LeaderLocation::Local(_) | LeaderLocation::Unknown => problem,
         },
         Err(problem) => problem,
     };
@@ -336,7 +336,7 @@ impl ApiState {
                 let named = troubles.iter().map(|(part, trouble)| format!("fleet {name}, {part}: {trouble}"));
                 return Err(ProblemDetails::new(STANDS_STILL, named.collect::<Vec<_>>().join("; ")));
             }
-            if let LeaderLocation::Nobody = app.desk.find() {
+            if let LeaderLocation::Unknown = app.desk.find() {
                 let what = format!("fleet {name}: as far as this server knows, no server decides");
                 return Err(ProblemDetails::new(NO_DECIDER, what));
             }

@@ -90,7 +90,7 @@ pub(super) fn check(app: &FleetApi, headers: &HeaderMap) -> Result<(), ProblemDe
 }
 
 /// Returns the problem for a fleet without a known leader.
-pub(super) fn nobody() -> ProblemDetails {
+pub(super) fn no_leader() -> ProblemDetails {
     ProblemDetails::new(
         NO_DECIDER,
         "ask the decider: no server decides for this fleet now; nothing was recorded",
@@ -109,14 +109,14 @@ pub(super) async fn send(
     patience: Duration,
 ) -> Result<Response<Body>, ProblemDetails> {
     if is_forwarded(&parts.headers) {
-        return Err(nobody());
+        return Err(no_leader());
     }
     let unreachable = |why: String| {
         let detail = format!("ask the decider at {there}: {why}; nothing was recorded");
         ProblemDetails::new(NO_DECIDER, detail)
     };
     // The address is known from a record, so the journal has one.
-    let head = app.source.head().ok_or_else(nobody)?;
+    let head = app.source.head().ok_or_else(no_leader)?;
     let lineage = head.lineage;
     let decider = format!("{lineage}/{}", head.term);
     let request = request(there, &decider, parts, body).map_err(unreachable)?;

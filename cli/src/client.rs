@@ -119,9 +119,9 @@ pub(super) struct FinalReply {
 /// Why a try had no answer.
 enum AttemptError {
     /// No connection: nothing was sent.
-    Before(String),
+    NotSent(String),
     /// The connection failed later: whether the request was seen cannot be told.
-    Midway(String),
+    MaybeSent(String),
 }
 
 /// A connection to one fleet of one server.
@@ -320,7 +320,7 @@ impl<'a> ApiClient<'a> {
 
     /// An intent of which no try has made known what became of it.
     pub(super) fn unknown(&self, doing: &str, key: &str) -> CliError {
-        self.unasked(doing, &AttemptError::Midway("the server does not know the outcome".into()), key)
+        self.unasked(doing, &AttemptError::MaybeSent("the server does not know the outcome".into()), key)
     }
 
     /// The answer to the intent at `index` of a batch.
@@ -390,8 +390,8 @@ impl<'a> ApiClient<'a> {
             // One that is gone says nothing against another that has said so.
             let is_vacant = match &answer {
                 Ok((status, body)) => *status == 503 && code(body) == "no_decider",
-                Err(AttemptError::Before(_)) => vacant > 0,
-                Err(AttemptError::Midway(_)) => false,
+                Err(AttemptError::NotSent(_)) => vacant > 0,
+                Err(AttemptError::MaybeSent(_)) => false,
             };
             if is_vacant && vacant < TAKEOVER {
                 vacant += 1;
@@ -415,9 +415,9 @@ impl<'a> ApiClient<'a> {
                 }
                 Ok((504, _)) => unknown = Some("the server does not know the outcome".into()),
                 Ok(_) => {}
-                Err(AttemptError::Midway(why)) => unknown = Some(why),
+                Err(AttemptError::MaybeSent(why)) => unknown = Some(why),
                 Err(before) if last && unknown.is_none() => return Err(before),
-                Err(AttemptError::Before(_)) => {}
+                Err(AttemptError::NotSent(_)) => {}
             }
             self.go_on();
             if !last {
@@ -426,17 +426,17 @@ impl<'a> ApiClient<'a> {
                 std::thread::sleep(self.context.backoff * 4_u32.saturating_pow(round));
             }
         }
-        Err(AttemptError::Midway(unknown.unwrap_or_default()))
+        Err(AttemptError::MaybeSent(unknown.unwrap_or_default()))
     }
 
     /// A read that came to nothing: nothing was changed by it.
     fn unread(&self, doing: &str, lost: &AttemptError) -> CliError {
         let server = self.server();
         let message = match lost {
-            AttemptError::Before(why) => {
+            AttemptError::NotSent(why) => {
                 format!("{doing}: cannot reach {server}: {why}; start a server with 'chancery dev'")
             }
-            AttemptError::Midway(why) => {
+            AttemptError::MaybeSent(why) => {
                 format!("{doing}: lost {server} before its answer: {why}; try again")
             }
         };
@@ -446,8 +446,8 @@ impl<'a> ApiClient<'a> {
     /// An intent that came to nothing, or to nobody knows what.
     fn unasked(&self, doing: &str, lost: &AttemptError, key: &str) -> CliError {
         match lost {
-            AttemptError::Before(_) => self.unread(doing, lost),
-            AttemptError::Midway(why) => CliError::new(
+            AttemptError::NotSent(_) => self.unread(doing, lost),
+            AttemptError::MaybeSent(why) => CliError::new(
                 CliExit::Unknown,
                 format!(
                     "{doing}: nobody knows whether it was done, {} gave no answer: {why}\n\
@@ -471,26 +471,26 @@ fn answer(result: Result<ureq::http::Response<ureq::Body>, ureq::Error>) -> Resu
 fn lost(error: ureq::Error) -> AttemptError {
     use std::io::ErrorKind;
     match error {
-        ureq::Error::HostNotFound => AttemptError::Before("there is no such host".into()),
-        ureq::Error::ConnectionFailed => AttemptError::Before("the connection failed".into()),
+        ureq::Error::HostNotFound => AttemptError::NotSent("there is no such host".into()),
+        ureq::Error::ConnectionFailed => AttemptError::NotSent("the connection failed".into()),
         ureq::Error::Timeout(ureq::Timeout::Connect | ureq::Timeout::Resolve) => {
-            AttemptError::Before("it did not answer in time".into())
+            AttemptError::NotSent("it did not answer in time".into())
         }
         ureq::Error::Io(error) => match error.kind() {
-            ErrorKind::ConnectionRefused => AttemptError::Before("connection refused".into()),
+            ErrorKind::ConnectionRefused => AttemptError::NotSent("connection refused".into()),
             ErrorKind::HostUnreachable | ErrorKind::NetworkUnreachable | ErrorKind::AddrNotAvailable => {
-                AttemptError::Before(error.to_string())
+                AttemptError::NotSent(error.to_string())
             }
             // The resolver's errors have no kind of their own.
             _ if error.to_string().starts_with("failed to lookup address") => {
-                AttemptError::Before("there is no such host".into())
+                AttemptError::NotSent("there is no such host".into())
             }
-            _ => AttemptError::Midway(error.to_string()),
+            _ => AttemptError::MaybeSent(error.to_string()),
         },
         ureq::Error::BadUri(_) | ureq::Error::Http(_) => {
-            AttemptError::Before(format!("no such address: {error}"))
+            AttemptError::NotSent(format!("no such address: {error}"))
         }
-        other => AttemptError::Midway(other.to_string()),
+        other => AttemptError::MaybeSent(other.to_string()),
     }
 }
 

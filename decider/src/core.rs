@@ -439,13 +439,13 @@ impl DeciderCore {
     /// Decides and records a request that is not a repeat. A disallowed request is recorded with its refusal.
     pub(super) fn settle(&mut self, request: &IntentRequest, allowed: Result<(), Refusal>) -> RequestOutcome {
         let reused = match repeat(self.fleet.keys(), request) {
-            IdempotencyCheck::Known(known) => {
+            IdempotencyCheck::Repeat(known) => {
                 return RequestOutcome::Before(Verdict {
                     position: known.verdict,
                     result: Arc::clone(&known.reply),
                 });
             }
-            IdempotencyCheck::Reused(refusal) => Err(refusal),
+            IdempotencyCheck::KeyReused(refusal) => Err(refusal),
             IdempotencyCheck::New => Ok(()),
         };
         let position = self.next();

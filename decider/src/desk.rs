@@ -13,20 +13,20 @@ use super::wall_clock::WallClock;
 #[derive(Clone, Debug)]
 pub enum LeaderRole {
     /// Leader, with its decider.
-    Decides(DeciderHandle),
+    Leader(DeciderHandle),
     /// Standby without decider.
-    StandsBy,
+    Standby,
 }
 
 /// Destination of intents.
 #[derive(Debug)]
 pub enum LeaderLocation {
     /// Decider of this server.
-    Here(DeciderHandle),
+    Local(DeciderHandle),
     /// Address of another server's decider.
-    There(Arc<str>),
+    Remote(Arc<str>),
     /// No known decider.
-    Nobody,
+    Unknown,
 }
 
 /// Finds the destination of intents.
@@ -47,7 +47,7 @@ pub struct LeaderRouter {
 impl LeaderRouter {
     /// Returns a desk whose decider is permanently local.
     pub fn with(decider: DeciderHandle) -> LeaderRouter {
-        let (_, duty) = watch::channel(LeaderRole::Decides(decider));
+        let (_, duty) = watch::channel(LeaderRole::Leader(decider));
         let (_, there) = watch::channel(None);
         LeaderRouter {
             duty,
@@ -60,18 +60,18 @@ impl LeaderRouter {
 
     /// Returns the current destination.
     pub fn find(&self) -> LeaderLocation {
-        if let LeaderRole::Decides(decider) = &*self.duty.borrow() {
-            return LeaderLocation::Here(decider.clone());
+        if let LeaderRole::Leader(decider) = &*self.duty.borrow() {
+            return LeaderLocation::Local(decider.clone());
         }
         let there = self.decider.borrow().clone();
         // The last decider of this address has stepped down, or died.
-        there.filter(|there| *there != self.own).map_or(LeaderLocation::Nobody, LeaderLocation::There)
+        there.filter(|there| *there != self.own).map_or(LeaderLocation::Unknown, LeaderLocation::Remote)
     }
 
     /// Waits until this server is the leader; permanently if it never is.
     pub async fn decides(&self) {
         let mut duty = self.duty.clone();
-        if duty.wait_for(|duty| matches!(duty, LeaderRole::Decides(_))).await.is_err() {
+        if duty.wait_for(|duty| matches!(duty, LeaderRole::Leader(_))).await.is_err() {
             std::future::pending::<()>().await;
         }
     }
@@ -90,8 +90,8 @@ impl LeaderRouter {
     /// Returns the decider, if it is here.
     pub fn here(&self) -> Option<DeciderHandle> {
         match &*self.duty.borrow() {
-            LeaderRole::Decides(decider) => Some(decider.clone()),
-            LeaderRole::StandsBy => None,
+            LeaderRole::Leader(decider) => Some(decider.clone()),
+            LeaderRole::Standby => None,
         }
     }
 }

@@ -31,10 +31,10 @@ pub enum DeciderEnd {
     Drained,
     /// Journal stopped: nothing more can be made durable.
     #[error("the journal stopped: {0}")]
-    Stopped(String),
+    JournalStopped(String),
     /// Decider fenced: another decider has taken over, or may have.
     #[error("this one decides no more: {0}")]
-    Overtaken(String),
+    Fenced(String),
 }
 
 /// Work left after a turn.
@@ -45,7 +45,7 @@ pub enum TurnOutcome {
     /// Work that is due, and waits for a delivery.
     Blocked,
     /// Nothing until the next input, delivery or [`Driver::next_due`].
-    Nothing,
+    Idle,
 }
 
 /// Core with its journal: see the module.
@@ -135,7 +135,7 @@ impl DeciderDriver {
         Ok(match more {
             true if self.core.in_flight() < DEPTH => TurnOutcome::More,
             true => TurnOutcome::Blocked,
-            false => TurnOutcome::Nothing,
+            false => TurnOutcome::Idle,
         })
     }
 
@@ -161,7 +161,7 @@ impl DeciderDriver {
                 publish(&records);
                 // A delivery takes no time.
                 if self.give(self.core.time, CoreInput::Delivered(records)) {
-                    return Err(DeciderEnd::Overtaken(
+                    return Err(DeciderEnd::Fenced(
                         "a record of another writer stands in the journal".into(),
                     ));
                 }
@@ -171,10 +171,10 @@ impl DeciderDriver {
                 tracing::warn!(?skipped, "a record in the journal does not count");
                 Ok(())
             }
-            JournalDelivery::Indefinite(error) => {
-                Err(DeciderEnd::Overtaken(format!("an append has no outcome: {error}")))
+            JournalDelivery::OutcomeUnknown(error) => {
+                Err(DeciderEnd::Fenced(format!("an append has no outcome: {error}")))
             }
-            JournalDelivery::Stopped(error) => Err(DeciderEnd::Stopped(error.to_string())),
+            JournalDelivery::Stopped(error) => Err(DeciderEnd::JournalStopped(error.to_string())),
         }
     }
 
@@ -189,9 +189,9 @@ fn given(appended: Result<(), AppendError>) -> Result<Option<Record>, DeciderEnd
     match appended {
         Ok(()) => Ok(None),
         Err(AppendError::Busy(record)) => Ok(Some(*record)),
-        Err(error @ AppendError::Invalid(_)) => Err(DeciderEnd::Overtaken(error.to_string())),
+        Err(error @ AppendError::Invalid(_)) => Err(DeciderEnd::Fenced(error.to_string())),
         Err(error @ (AppendError::Broken(_) | AppendError::Closed)) => {
-            Err(DeciderEnd::Stopped(error.to_string()))
+            Err(DeciderEnd::JournalStopped(error.to_string()))
         }
     }
 }

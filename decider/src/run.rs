@@ -177,7 +177,7 @@ impl DeciderLoop {
             };
             self.effects();
             self.watch_clock();
-            if left == TurnOutcome::Nothing && self.driver.is_drained() {
+            if left == TurnOutcome::Idle && self.driver.is_drained() {
                 return DeciderEnd::Drained;
             }
             if left == TurnOutcome::More {
@@ -228,7 +228,9 @@ impl DeciderLoop {
     }
 
     fn take(&mut self, delivery: Option<JournalDelivery>) -> Result<(), DeciderEnd> {
-        let Some(delivery) = delivery else { return Err(DeciderEnd::Stopped("the journal is gone".into())) };
+        let Some(delivery) = delivery else {
+            return Err(DeciderEnd::JournalStopped("the journal is gone".into()));
+        };
         if let JournalDelivery::Skipped(_) = &delivery {
             (self.following.skipped)();
         }

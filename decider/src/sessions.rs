@@ -83,9 +83,9 @@ impl SessionTable {
     /// store, one must stop permanently. Otherwise they would take the session from each other in turn.
     fn outlived(&self, id: SessionId, life: ExecutorEpoch) -> Option<(&'static str, HelloRetry)> {
         match life.after(self.live.get(&id)?.life?) {
-            EpochOrder::Same | EpochOrder::Later => None,
-            EpochOrder::Earlier => Some(("a later life of this executor has taken over", HelloRetry::Never)),
-            EpochOrder::Copy => {
+            EpochOrder::Same | EpochOrder::Newer => None,
+            EpochOrder::Older => Some(("a later life of this executor has taken over", HelloRetry::Never)),
+            EpochOrder::Cloned => {
                 Some(("another executor runs over a copy of this folder: end one of them", HelloRetry::Later))
             }
         }

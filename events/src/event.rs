@@ -239,7 +239,7 @@ pub enum FoldableEvent {
     /// A fact.
     Fact(Fact),
     /// An intent or an observation of a known type: nothing follows from it but through facts.
-    Nothing,
+    NoChange,
 }
 
 impl FoldableEvent {
@@ -257,7 +257,7 @@ impl FoldableEvent {
             EventKind::Observation => Observation::TYPES,
         };
         if known.contains(&&*line.type_name) {
-            Ok(FoldableEvent::Nothing)
+            Ok(FoldableEvent::NoChange)
         } else {
             Err(InvalidEvent::UnknownType { type_name: line.type_name.into_owned() })
         }
@@ -285,7 +285,7 @@ impl FoldableEvent {
             "observation" => Observation::TYPES,
             _ => return None,
         };
-        known.contains(&type_name).then_some(FoldableEvent::Nothing)
+        known.contains(&type_name).then_some(FoldableEvent::NoChange)
     }
 }
 
@@ -411,7 +411,7 @@ mod tests {
         }
         let intent =
             r#"{"k":"intent","t":"cluster.delete.v1","id":"1","src":"a","by":"b","d":{"name":"local"}}"#;
-        assert_eq!(FoldableEvent::read(intent.as_bytes()).expect("an intent"), FoldableEvent::Nothing);
+        assert_eq!(FoldableEvent::read(intent.as_bytes()).expect("an intent"), FoldableEvent::NoChange);
         let unknown = |line: &str| {
             matches!(FoldableEvent::read(line.as_bytes()), Err(InvalidEvent::UnknownType { .. }))
         };

@@ -72,21 +72,21 @@ pub enum EpochOrder {
     /// It is the same.
     Same,
     /// It came after it, which must have ended: a scope has a lock.
-    Later,
+    Newer,
     /// It came before it, and should have ended.
-    Earlier,
+    Older,
     /// Both are the same life of one scope: there is a copy of it.
-    Copy,
+    Cloned,
 }
 
 impl ExecutorEpoch {
     /// What it is to `known`.
     pub fn after(self, known: ExecutorEpoch) -> EpochOrder {
         match self.number.cmp(&known.number) {
-            Ordering::Greater => EpochOrder::Later,
-            Ordering::Less => EpochOrder::Earlier,
+            Ordering::Greater => EpochOrder::Newer,
+            Ordering::Less => EpochOrder::Older,
             Ordering::Equal if self.instance == known.instance => EpochOrder::Same,
-            Ordering::Equal => EpochOrder::Copy,
+            Ordering::Equal => EpochOrder::Cloned,
         }
     }
 }

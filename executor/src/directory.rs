@@ -91,7 +91,7 @@ pub(crate) fn check(
 /// locked.
 pub fn claim(path: &Path, copies: CopyPolicy) -> io::Result<()> {
     let (record, now) = (path.join(NAME), DirectoryId::of(path)?);
-    let recorded = durable::read::<DirectoryId>(&record, FileAccess::Writer)?;
+    let recorded = durable::read::<DirectoryId>(&record, FileAccess::Owner)?;
     check(path, recorded.as_ref(), &now, copies).map_err(io::Error::other)?;
     if recorded.as_ref() == Some(&now) { Ok(()) } else { durable::write(&record, &now) }
 }

@@ -144,9 +144,9 @@ fn replace(copies: &[PathBuf; 2], bytes: &[u8]) -> io::Result<()> {
 pub(crate) enum FileAccess {
     /// Sole writer of the file, which restores an invalid copy. The value is on disk when the read returns,
     /// whatever happened to its writer.
-    Writer,
+    Owner,
     /// Another process, which changes nothing.
-    Another,
+    Observer,
 }
 
 /// Reads what [`write()`] wrote; `None` if there is no file.
@@ -154,7 +154,7 @@ pub(crate) fn read<T: DeserializeOwned>(path: &Path, by: FileAccess) -> io::Resu
     let copies = copies(path);
     let mut found = look(&copies)?;
     for _ in 0..LOOKS {
-        if by == FileAccess::Writer || !found.iter().any(|copy| matches!(copy, CopyState::Damaged)) {
+        if by == FileAccess::Owner || !found.iter().any(|copy| matches!(copy, CopyState::Damaged)) {
             break;
         }
         std::thread::sleep(PAUSE);
@@ -169,8 +169,8 @@ pub(crate) fn read<T: DeserializeOwned>(path: &Path, by: FileAccess) -> io::Resu
         }
     };
     match by {
-        FileAccess::Writer => settle(&copies, &found)?,
-        FileAccess::Another => {
+        FileAccess::Owner => settle(&copies, &found)?,
+        FileAccess::Observer => {
             for (copy, _) in
                 copies.iter().zip(&found).filter(|(_, found)| matches!(found, CopyState::Damaged))
             {
@@ -367,9 +367,9 @@ pub(crate) fn sync_folder(path: &Path) -> io::Result<()> {
 
 pub(crate) enum LockAttempt {
     /// Lock acquired, until the file is dropped, or its last duplicate is closed.
-    Ours(File),
+    Acquired(File),
     /// Lock held elsewhere.
-    Theirs,
+    HeldElsewhere,
 }
 
 /// Tries to lock the file at `path`, created if missing.
@@ -387,15 +387,15 @@ pub(crate) fn lock_existing(path: &Path) -> io::Result<LockAttempt> {
 fn lock_opened(file: File, path: &Path) -> io::Result<LockAttempt> {
     match file.try_lock() {
         Ok(()) => {}
-        Err(TryLockError::WouldBlock) => return Ok(LockAttempt::Theirs),
+        Err(TryLockError::WouldBlock) => return Ok(LockAttempt::HeldElsewhere),
         Err(TryLockError::Error(error)) => return Err(error),
     }
     // A lock on a file that was removed meanwhile excludes no one.
     let (held, named) = (file.metadata()?, std::fs::metadata(path)?);
     if (held.dev(), held.ino()) == (named.dev(), named.ino()) {
-        Ok(LockAttempt::Ours(file))
+        Ok(LockAttempt::Acquired(file))
     } else {
-        Ok(LockAttempt::Theirs)
+        Ok(LockAttempt::HeldElsewhere)
     }
 }
 

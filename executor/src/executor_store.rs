@@ -128,7 +128,7 @@ pub(crate) trait ObjectStore {
 
     /// Determines the owner of the records, and changes nothing.
     fn look<C: CommandRecord>(&self, object: ObjectId) -> io::Result<VolumeLookup<C>> {
-        match self.read::<C>(FileAccess::Another) {
+        match self.read::<C>(FileAccess::Observer) {
             Ok(Some(command)) if command.object() == object => Ok(VolumeLookup::Ours(command)),
             Ok(Some(command)) => {
                 Ok(VolumeLookup::Foreign(format!("has the record of {}, not ours", command.object())))
@@ -190,15 +190,15 @@ mod tests {
         assert_eq!(records().look(id).unwrap(), VolumeLookup::Ours(second.clone()), "the highest counts");
         let other = command(7, 1, 1).object;
         assert!(matches!(records().look::<AcceptedCommand>(other).unwrap(), VolumeLookup::Foreign(_)));
-        assert_eq!(records().read::<TombstoneFile>(FileAccess::Writer).unwrap(), None);
+        assert_eq!(records().read::<TombstoneFile>(FileAccess::Owner).unwrap(), None);
         let tombstone = records().bury(2).unwrap();
-        assert_eq!(records().read(FileAccess::Writer).unwrap(), Some(tombstone));
+        assert_eq!(records().read(FileAccess::Owner).unwrap(), Some(tombstone));
         assert!(tombstone.covers(&second.order) && !tombstone.covers(&command(1, 3, 1).order));
         let listed = || reopen().list().unwrap().into_iter().map(|(id, _)| id).collect::<Vec<_>>();
         assert_eq!(listed(), [Some(id)]);
         records().remove::<TombstoneFile>().unwrap();
         records().remove::<TombstoneFile>().unwrap();
-        assert_eq!(records().read::<TombstoneFile>(FileAccess::Another).unwrap(), None);
+        assert_eq!(records().read::<TombstoneFile>(FileAccess::Observer).unwrap(), None);
         records().purge::<AcceptedCommand>().unwrap();
         assert_eq!(records().look::<AcceptedCommand>(id).unwrap(), VolumeLookup::Nothing);
         assert_eq!(listed(), []);

@@ -244,11 +244,11 @@ pub enum ReconcileStep {
     /// Record the target and its spec, then change the running object to that spec.
     Change,
     /// Record the target, then ask all processes to end, and kill them after the grace.
-    End(Duration),
+    Stop(Duration),
     /// Ensure that nothing can start any more, record the tombstone, drop the rest.
-    Bury,
+    WriteTombstone,
     /// Change nothing, and report the state again.
-    Answer,
+    ReportAgain,
     /// Change nothing, and report that the target cannot be met.
     Refuse(&'static str, RetryClass),
 }
@@ -274,12 +274,12 @@ pub fn step(
     changes: UpdateSupport,
 ) -> ReconcileStep {
     // A command with an outcome was met by a start. An incarnation is never started twice.
-    let begin = if order.may_start() { ReconcileStep::Start } else { ReconcileStep::Bury };
+    let begin = if order.may_start() { ReconcileStep::Start } else { ReconcileStep::WriteTombstone };
     let Some(present) = present else {
         return begin;
     };
     if order.rank() < present.order.rank() {
-        return ReconcileStep::Answer;
+        return ReconcileStep::ReportAgain;
     }
     let again = order.rank() == present.order.rank();
     let is_open = order.standing == CommandStatus::Open;
@@ -289,7 +289,7 @@ pub fn step(
         (_, TargetGoal::Up) if alive && present.order.aim != TargetGoal::Up => {
             ReconcileStep::Refuse("it is being ended", RetryClass::Retry)
         }
-        (ObjectState::Unchanged { .. }, TargetGoal::Up) if again && is_open => ReconcileStep::Answer,
+        (ObjectState::Unchanged { .. }, TargetGoal::Up) if again && is_open => ReconcileStep::ReportAgain,
         (_, TargetGoal::Up) if alive && is_open && !as_it_runs => match changes {
             UpdateSupport::InPlace => ReconcileStep::Change,
             UpdateSupport::Never => ReconcileStep::Refuse(
@@ -303,7 +303,7 @@ pub fn step(
         (_, TargetGoal::Up) if again && alive && as_it_runs && spec != present.spec.as_ref() => {
             ReconcileStep::Adopt
         }
-        (_, TargetGoal::Up) if again => ReconcileStep::Answer,
+        (_, TargetGoal::Up) if again => ReconcileStep::ReportAgain,
         (ObjectState::Failed { .. } | ObjectState::Gone, TargetGoal::Up) => begin,
         (
             ObjectState::Starting { .. }
@@ -319,14 +319,14 @@ pub fn step(
             | ObjectState::Changing { .. }
             | ObjectState::Unchanged { .. },
             TargetGoal::Down | TargetGoal::Removed,
-        ) => ReconcileStep::End(order.grace),
+        ) => ReconcileStep::Stop(order.grace),
         (ObjectState::Ended { .. }, TargetGoal::Down) => ReconcileStep::Adopt,
-        (ObjectState::Gone, TargetGoal::Down | TargetGoal::Removed) if again => ReconcileStep::Answer,
+        (ObjectState::Gone, TargetGoal::Down | TargetGoal::Removed) if again => ReconcileStep::ReportAgain,
         (
             ObjectState::Accepted | ObjectState::Failed { .. } | ObjectState::Gone,
             TargetGoal::Down | TargetGoal::Removed,
-        ) => ReconcileStep::Bury,
-        (ObjectState::Ended { .. }, TargetGoal::Removed) => ReconcileStep::Bury,
+        ) => ReconcileStep::WriteTombstone,
+        (ObjectState::Ended { .. }, TargetGoal::Removed) => ReconcileStep::WriteTombstone,
     }
 }
 
@@ -348,18 +348,18 @@ pub fn accepted(
     match step {
         ReconcileStep::Start | ReconcileStep::Change => brought.cloned(),
         ReconcileStep::Adopt
-        | ReconcileStep::End(_)
-        | ReconcileStep::Bury
-        | ReconcileStep::Answer
+        | ReconcileStep::Stop(_)
+        | ReconcileStep::WriteTombstone
+        | ReconcileStep::ReportAgain
         | ReconcileStep::Refuse(..)
             if there.is_some() && !runs_as(there.as_ref(), brought) =>
         {
             there
         }
         ReconcileStep::Adopt
-        | ReconcileStep::End(_)
-        | ReconcileStep::Bury
-        | ReconcileStep::Answer
+        | ReconcileStep::Stop(_)
+        | ReconcileStep::WriteTombstone
+        | ReconcileStep::ReportAgain
         | ReconcileStep::Refuse(..) => brought.cloned(),
     }
 }

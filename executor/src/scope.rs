@@ -64,9 +64,9 @@ impl LockedDirectory {
         let head = root.join(HEAD);
         durable::make_folder(root).map_err(ExecutorStoreError::Storage)?;
         match durable::lock(&root.join("lock")).map_err(ExecutorStoreError::Storage)? {
-            LockAttempt::Theirs => Err(ExecutorStoreError::Taken),
-            LockAttempt::Ours(lock) => {
-                let seen = durable::read(&head, FileAccess::Writer).map_err(ExecutorStoreError::Storage)?;
+            LockAttempt::HeldElsewhere => Err(ExecutorStoreError::Taken),
+            LockAttempt::Acquired(lock) => {
+                let seen = durable::read(&head, FileAccess::Owner).map_err(ExecutorStoreError::Storage)?;
                 let (id, life) = begin_life(root, copies)?;
                 let head = Mutex::new(StateFile::at(head));
                 Ok((LockedDirectory { head, id, life, _lock: lock }, seen))
@@ -91,7 +91,7 @@ impl LockedDirectory {
 /// Returns the head that the executor over a directory remembers. For other processes: nothing is changed.
 /// The decider names a head once it is durable, so the journal has reached that head.
 pub fn remembered(root: &Path) -> io::Result<Option<HighestHead>> {
-    durable::read(&root.join(HEAD), FileAccess::Another)
+    durable::read(&root.join(HEAD), FileAccess::Observer)
 }
 
 /// Counts another executor epoch; it is on disk when this returns.
@@ -100,7 +100,7 @@ fn begin_life(
     copies: CopyPolicy,
 ) -> Result<(ExecutorStoreId, ExecutorEpoch), ExecutorStoreError> {
     let (path, directory) = (root.join("scope.json"), DirectoryId::of(root)?);
-    let mut kept = match durable::read::<ExecutorStoreFile>(&path, FileAccess::Writer)? {
+    let mut kept = match durable::read::<ExecutorStoreFile>(&path, FileAccess::Owner)? {
         Some(kept) => {
             directory::check(root, Some(&kept.directory), &directory, copies)?;
             ExecutorStoreFile { directory, ..kept }

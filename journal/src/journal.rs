@@ -26,7 +26,7 @@ pub enum JournalDelivery {
     Skipped(SkippedRecord),
     /// Append that may or may not be in the log, now or later: the writer must step down. Only a new term
     /// that is read back as valid proves the outcome.
-    Indefinite(Box<dyn Error + Send + Sync>),
+    OutcomeUnknown(Box<dyn Error + Send + Sync>),
     /// The journal has stopped permanently, and the process must stop. Undelivered appends may be found when
     /// the journal is opened again.
     Stopped(Box<dyn Error + Send + Sync>),
@@ -54,7 +54,7 @@ pub trait Journal: Send + Sync {
     /// Returns a reader of the same journal.
     fn source(&self) -> Arc<dyn JournalReader>;
 
-    /// Reports an append without an outcome after `within` as [`JournalDelivery::Indefinite`] from now on. For a
+    /// Reports an append without an outcome after `within` as [`JournalDelivery::OutcomeUnknown`] from now on. For a
     /// process that must end while the storage does not answer. The default does nothing, for journals whose
     /// appends do not wait for others.
     fn bound_outcomes(&self, within: Duration) {

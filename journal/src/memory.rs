@@ -326,7 +326,7 @@ impl Journal for MemoryJournal {
         let is_held = state.is_held;
         drop(state);
         if fate.is_some() {
-            (lock(&self.handle.view).sink)(JournalDelivery::Indefinite("the connection was lost".into()));
+            (lock(&self.handle.view).sink)(JournalDelivery::OutcomeUnknown("the connection was lost".into()));
         }
         if !is_held {
             self.log.step(usize::MAX);

@@ -83,7 +83,7 @@ fn a_disk_that_is_full_in_the_middle_of_a_write_stops_the_journal_and_loses_noth
             .unwrap_or_default();
         assert!(acknowledged > 0, "limit {limit}: {told}");
 
-        assert_eq!(verify(&journal).expect("readable").outcome, VerifyOutcome::Sound);
+        assert_eq!(verify(&journal).expect("readable").outcome, VerifyOutcome::Intact);
         let (to, delivered) = channel();
         let sink = Box::new(move |delivery| drop(to.send(delivery)));
         let (journal, opened) = SegmentJournal::open(&options(journal), sink).expect("open");

@@ -28,20 +28,20 @@ pub enum IdempotencyCheck<'a> {
     /// New intent, to be decided.
     New,
     /// Repeated intent, which gets the same verdict.
-    Known(&'a StoredVerdict),
+    Repeat(&'a StoredVerdict),
     /// Refusal of an intent whose key was used for another body; the first verdict stays.
-    Reused(Refusal),
+    KeyReused(Refusal),
 }
 
 /// Looks up the idempotency key of an intent.
 pub fn repeat<'a>(keys: &'a IdempotencyKeys, request: &IntentRequest) -> IdempotencyCheck<'a> {
     match keys.get(request.key()) {
         None => IdempotencyCheck::New,
-        Some(known) if known.digest == request.digest() => IdempotencyCheck::Known(known),
+        Some(known) if known.digest == request.digest() => IdempotencyCheck::Repeat(known),
         Some(known) => {
             let detail =
                 format!("id {} was used for another intent, at position {}", request.id, known.verdict);
-            IdempotencyCheck::Reused(Refusal::new(RefusalCode::KeyReused, detail))
+            IdempotencyCheck::KeyReused(Refusal::new(RefusalCode::KeyReused, detail))
         }
     }
 }

@@ -148,7 +148,7 @@ pub(crate) enum AffinityFilter {
     /// All affinities, also soft ones.
     All,
     /// Only the affinities that must not be violated.
-    Firm,
+    RequiredOnly,
 }
 
 /// Cache of placement searches from one placement to the next: acceptable domains of plans, and their
@@ -189,7 +189,7 @@ impl PlacementCache {
         if found.is_some() || !breakable {
             return found;
         }
-        let place = self.best(fleet, need, limits, AffinityFilter::Firm)?;
+        let place = self.best(fleet, need, limits, AffinityFilter::RequiredOnly)?;
         Some(NodePlacement {
             strained: strain(fleet, need.policy, &place.node, limits, AffinityFilter::All),
             ..place
@@ -618,7 +618,9 @@ pub fn explain(
     EXPLAINED.set(EXPLAINED.get() + 1);
     let mut reasons: BTreeMap<String, UnschedulableReason> = BTreeMap::new();
     for node in fleet.nodes().sorted() {
-        let Some(mut reason) = unfit(fleet, need, limits, node, AffinityFilter::Firm) else { continue };
+        let Some(mut reason) = unfit(fleet, need, limits, node, AffinityFilter::RequiredOnly) else {
+            continue;
+        };
         cut(&mut reason, REASON_BYTES);
         if reasons.len() >= REASONS && !reasons.contains_key(&reason) {
             continue;

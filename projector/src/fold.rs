@@ -67,9 +67,9 @@ pub enum FoldError {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FoldOutcome {
     /// Record folded now.
-    Now,
+    Applied,
     /// Record that was folded before.
-    Before,
+    AlreadyApplied,
 }
 
 /// State at a position of the journal.
@@ -135,7 +135,7 @@ impl JournalFold {
     ) -> Result<FoldOutcome, FoldError> {
         let position = self.position();
         if record.last() <= position {
-            return Ok(FoldOutcome::Before);
+            return Ok(FoldOutcome::AlreadyApplied);
         }
         let (expected, found) = (position.plus(1), record.first());
         if found != expected {
@@ -150,7 +150,7 @@ impl JournalFold {
                 at: ChainCursor::after(record),
                 watermark: header.watermark.clone(),
             });
-            return Ok(FoldOutcome::Now);
+            return Ok(FoldOutcome::Applied);
         };
         if header.prev != state.at.hash {
             return Err(FoldError::Fork { found });
@@ -160,7 +160,7 @@ impl JournalFold {
         if header.watermark.is_some() {
             state.watermark.clone_from(&header.watermark);
         }
-        Ok(FoldOutcome::Now)
+        Ok(FoldOutcome::Applied)
     }
 }
 
@@ -185,7 +185,7 @@ fn facts(record: &Record) -> Result<RecordFacts, FoldError> {
     for (position, line) in record.events() {
         match FoldableEvent::read(line) {
             Ok(FoldableEvent::Fact(fact)) => facts.push((position, fact)),
-            Ok(FoldableEvent::Nothing) => {}
+            Ok(FoldableEvent::NoChange) => {}
             Err(InvalidEvent::UnknownType { type_name }) => {
                 return Err(FoldError::Newer { position, type_name });
             }

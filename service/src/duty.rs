@@ -119,17 +119,17 @@ impl LeaderLoop {
                 }
             };
             self.troubles.clear(FleetPart::Decider);
-            self.duty.send_replace(LeaderRole::Decides(decider.clone()));
+            self.duty.send_replace(LeaderRole::Leader(decider.clone()));
             let (why, following) = decide(&decider, ended, turns.clone(), &mut drain).await?;
             self.following = following;
             self.clock.unfollow();
-            self.duty.send_replace(LeaderRole::StandsBy);
+            self.duty.send_replace(LeaderRole::Standby);
             self.troubles.clear(FleetPart::Inbox);
             self.troubles.clear(FleetPart::Events);
             match (why, &turns) {
                 (DeciderEnd::Drained, _) if *drain.borrow() => return Ok(()),
                 (DeciderEnd::Drained, _) => tracing::info!("this server stands by"),
-                (why @ DeciderEnd::Overtaken(_), LeadershipSource::Told(_)) => {
+                (why @ DeciderEnd::Fenced(_), LeadershipSource::Told(_)) => {
                     tracing::warn!(%why, "this server stands by");
                 }
                 (why, _) => return Err(why.into()),
@@ -175,9 +175,11 @@ impl LeaderLoop {
                 (self.following.skipped)();
             }
             // From a decider that has stepped down since: the outcome is read from the journal.
-            Some(JournalDelivery::Indefinite(error)) => tracing::warn!(%error, "an append has no outcome"),
+            Some(JournalDelivery::OutcomeUnknown(error)) => {
+                tracing::warn!(%error, "an append has no outcome");
+            }
             Some(JournalDelivery::Stopped(error)) => {
-                return Err(DeciderEnd::Stopped(error.to_string()).into());
+                return Err(DeciderEnd::JournalStopped(error.to_string()).into());
             }
             None => return Err(ComponentStopped("the journal is gone").into()),
         }

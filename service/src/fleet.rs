@@ -118,7 +118,7 @@ impl PreparedFleet {
             inbox: None,
         };
         let clock = clock_of(config, head.as_ref());
-        let (duty, told) = watch::channel(LeaderRole::StandsBy);
+        let (duty, told) = watch::channel(LeaderRole::Standby);
         let office = LeaderLoop {
             settings,
             journal: Arc::clone(&journal),

@@ -154,7 +154,7 @@ fn append(journal: &SegmentJournal, record: Record, deliveries: &Receiver<Journa
     match deliveries.recv().context("start a lineage")? {
         JournalDelivery::Records(_) => Ok(()),
         JournalDelivery::Skipped(skipped) => bail!("cannot start a lineage: {skipped}"),
-        JournalDelivery::Indefinite(error) | JournalDelivery::Stopped(error) => {
+        JournalDelivery::OutcomeUnknown(error) | JournalDelivery::Stopped(error) => {
             bail!("cannot start a lineage: {error}")
         }
     }

@@ -71,8 +71,8 @@ impl VerifiedJournal {
     /// Whether everything is as written. A tail that a running server is just writing counts as complete.
     pub fn holds(&self) -> bool {
         match self.report.outcome {
-            VerifyOutcome::Sound => self.loss.is_none(),
-            VerifyOutcome::Torn(_) => self.report.is_open && self.loss.is_none(),
+            VerifyOutcome::Intact => self.loss.is_none(),
+            VerifyOutcome::TornTail(_) => self.report.is_open && self.loss.is_none(),
             VerifyOutcome::Damaged(_) => false,
         }
     }
@@ -120,17 +120,17 @@ impl VerifiedJournal {
             )
         };
         match (&self.report.outcome, &self.loss) {
-            (VerifyOutcome::Sound | VerifyOutcome::Torn(_), Some(loss)) => format!(
+            (VerifyOutcome::Intact | VerifyOutcome::TornTail(_), Some(loss)) => format!(
                 "  SHORT     {loss}\n            put it back from a copy that reaches further; if there is none, chancery serve \
                  --accept-loss\n            continues under a new lineage\n"
             ),
-            (VerifyOutcome::Sound, None) => {
+            (VerifyOutcome::Intact, None) => {
                 "  sound     the chain holds: every record is as it was written\n".into()
             }
-            (VerifyOutcome::Torn(_), _) if self.report.is_open => {
+            (VerifyOutcome::TornTail(_), _) if self.report.is_open => {
                 "  sound     the chain holds as far as it is synced\n".into()
             }
-            (VerifyOutcome::Torn(found), _) => {
+            (VerifyOutcome::TornTail(found), _) => {
                 format!(
                     "  TORN      {}\n            opening the journal cuts it there, and keeps what it cuts\n",
                     place(found)
@@ -149,15 +149,15 @@ impl VerifiedJournal {
     pub fn json(&self) -> Value {
         let report = &self.report;
         let found = match &report.outcome {
-            VerifyOutcome::Sound => Value::Null,
-            VerifyOutcome::Torn(found) | VerifyOutcome::Damaged(found) => json!({
+            VerifyOutcome::Intact => Value::Null,
+            VerifyOutcome::TornTail(found) | VerifyOutcome::Damaged(found) => json!({
                 "file": found.file, "offset": found.offset, "position": found.position, "reason": found.reason,
             }),
         };
         let outcome = match &report.outcome {
-            VerifyOutcome::Sound | VerifyOutcome::Torn(_) if self.loss.is_some() => "short",
-            VerifyOutcome::Sound => "sound",
-            VerifyOutcome::Torn(_) => "torn",
+            VerifyOutcome::Intact | VerifyOutcome::TornTail(_) if self.loss.is_some() => "short",
+            VerifyOutcome::Intact => "sound",
+            VerifyOutcome::TornTail(_) => "torn",
             VerifyOutcome::Damaged(_) => "damaged",
         };
         json!({

@@ -423,7 +423,7 @@ fn a_journal_that_begins_behind_the_first_record_of_an_import_has_not_begun() {
         KafkaJournal::open(&options, Box::new(move |delivery| drop(to.send(delivery)))).expect("open");
     assert_eq!(opened.head, None);
     journal.append(TestWriter::new(2, None).genesis()).expect("sent");
-    assert!(matches!(delivered.recv().expect("told"), JournalDelivery::Indefinite(_)));
+    assert!(matches!(delivered.recv().expect("told"), JournalDelivery::OutcomeUnknown(_)));
     kill_process(pid, Signal::CONT).expect("it can be woken");
     assert!(child.wait().expect("it is ours").success());
     let mut seen: usize = 0;

@@ -249,7 +249,7 @@ fn a_writer_whose_brokers_are_gone_is_told_that_its_append_has_no_outcome() {
     cluster.pause(1);
     let lost = author.record(1, 10);
     journal.append(lost.clone()).expect("sent");
-    assert!(matches!(delivered.recv().expect("told"), JournalDelivery::Indefinite(_)));
+    assert!(matches!(delivered.recv().expect("told"), JournalDelivery::OutcomeUnknown(_)));
     cluster.resume(1);
     // Only the topic shows whether it arrived; another term settles the question either way.
     let mut seen = Vec::new();

@@ -104,7 +104,7 @@ fn a_line_of_every_type_is_read_by_this_build_and_written_as_it_was() {
             let fact = if let Event::Fact { fact, .. } = &event {
                 FoldableEvent::Fact(fact.clone())
             } else {
-                FoldableEvent::Nothing
+                FoldableEvent::NoChange
             };
             assert_eq!(told, fact, "{type_name}");
             let written = String::from_utf8(event.line()).expect("text");

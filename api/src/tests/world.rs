@@ -107,7 +107,7 @@ impl World {
     /// Returns a server with a journal of the lineage that follows the leader at an address.
     pub(super) fn following(there: &str, lineage: Lineage) -> World {
         let mut world = World::of(HttpLimits::default(), lineage);
-        let (_, duty) = watch::channel(LeaderRole::StandsBy);
+        let (_, duty) = watch::channel(LeaderRole::Standby);
         let (_, decider) = watch::channel(Some(there.into()));
         let clock = Arc::clone(&world.app.desk.clock);
         world.app.desk =

@@ -41,10 +41,10 @@ fn one_copy_that_is_altered_cut_or_gone_loses_nothing_and_is_written_again() {
             let told = bad.as_deref().map(String::from_utf8_lossy);
             // An observer retries for a while, so not each time.
             if number % 16 == 0 {
-                assert_eq!(kept(&path, FileAccess::Another).unwrap().as_deref(), Some("second"), "{told:?}");
+                assert_eq!(kept(&path, FileAccess::Observer).unwrap().as_deref(), Some("second"), "{told:?}");
                 assert_eq!(fs::read(&copy).ok(), *bad, "whoever does not write it leaves it alone");
             }
-            assert_eq!(kept(&path, FileAccess::Writer).unwrap().as_deref(), Some("second"), "{told:?}");
+            assert_eq!(kept(&path, FileAccess::Owner).unwrap().as_deref(), Some("second"), "{told:?}");
             assert_eq!(bytes(&path), [Some(whole.clone()), Some(whole.clone())], "{told:?}");
         }
     }
@@ -70,13 +70,13 @@ fn a_writing_in_place_that_is_cut_short_anywhere_leaves_what_stood_there_or_what
                 // The other copy: not started, or done.
                 fs::write(whole, if is_second { &after } else { &before }).unwrap();
                 let done = is_second || cut(length) == after;
-                let told = kept(&path, FileAccess::Writer).unwrap();
+                let told = kept(&path, FileAccess::Owner).unwrap();
                 assert_eq!(told.as_deref(), Some(words[usize::from(done)]), "{words:?} {length} {is_second}");
             }
         }
         // No leftovers hinder the next write.
         keep(&path, words[0]);
-        assert_eq!(kept(&path, FileAccess::Another).unwrap().as_deref(), Some(words[0]));
+        assert_eq!(kept(&path, FileAccess::Observer).unwrap().as_deref(), Some(words[0]));
     }
 }
 
@@ -91,7 +91,7 @@ fn a_file_that_others_have_under_a_name_of_theirs_is_replaced_and_not_written_ov
         let before = fs::read(&snapshot).unwrap();
         keep(&path, "after");
         assert_eq!(fs::read(&snapshot).unwrap(), before);
-        assert_eq!(kept(&path, FileAccess::Writer).unwrap().as_deref(), Some("after"));
+        assert_eq!(kept(&path, FileAccess::Owner).unwrap().as_deref(), Some("after"));
         fs::remove_file(&snapshot).unwrap();
     }
     // A symbolic link.
@@ -138,7 +138,7 @@ fn whoever_reads_beside_the_writer_finds_what_was_written_or_what_is_being_writt
         });
         while done.load(Ordering::SeqCst) < 500 {
             let least = done.load(Ordering::SeqCst);
-            let found = kept(&path, FileAccess::Another).unwrap().unwrap();
+            let found = kept(&path, FileAccess::Observer).unwrap().unwrap();
             let most = begun.load(Ordering::SeqCst);
             let number: usize = found.split(' ').next().unwrap().parse().unwrap();
             assert_eq!(found, word(number));
@@ -151,18 +151,18 @@ fn whoever_reads_beside_the_writer_finds_what_was_written_or_what_is_being_writt
 fn when_both_copies_are_bad_it_is_an_error_that_names_the_record_until_it_is_written_anew() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("it.json");
-    assert_eq!(kept(&path, FileAccess::Writer).unwrap(), None, "nothing is no error");
+    assert_eq!(kept(&path, FileAccess::Owner).unwrap(), None, "nothing is no error");
     for (first, second) in [("", ""), ("{\"wo", "x"), ("chancery-record 1 00000000\n{}", "")] {
         keep(&path, "one");
         for (copy, bad) in copies(&path).iter().zip([first, second]) {
             fs::write(copy, bad).unwrap();
         }
-        let error = kept(&path, FileAccess::Writer).unwrap_err();
+        let error = kept(&path, FileAccess::Owner).unwrap_err();
         assert!(error.to_string().contains("it.json is whole"), "{error}");
         assert_eq!(fs::read_to_string(&path).unwrap(), first, "it stays as it was found");
     }
     keep(&path, "two");
-    assert_eq!(kept(&path, FileAccess::Another).unwrap().as_deref(), Some("two"));
+    assert_eq!(kept(&path, FileAccess::Observer).unwrap().as_deref(), Some("two"));
 }
 
 #[test]
@@ -176,14 +176,14 @@ fn of_two_whole_copies_the_one_that_was_written_last_counts() {
     for copy in copies(&path) {
         // State after a crash between the two writes.
         fs::write(copy, &before).unwrap();
-        assert_eq!(kept(&path, FileAccess::Writer).unwrap().as_deref(), Some("after"));
+        assert_eq!(kept(&path, FileAccess::Owner).unwrap().as_deref(), Some("after"));
         assert_eq!(bytes(&path), [Some(after.clone()), Some(after.clone())]);
     }
     // The count continues from the copy that is left.
     fs::write(&path, "rubbish").unwrap();
     keep(&path, "later");
     fs::write(&path, &after).unwrap();
-    assert_eq!(kept(&path, FileAccess::Writer).unwrap().as_deref(), Some("later"));
+    assert_eq!(kept(&path, FileAccess::Owner).unwrap().as_deref(), Some("later"));
 }
 
 #[test]
@@ -191,14 +191,14 @@ fn a_single_file_of_an_earlier_build_is_read_and_gets_its_copy_with_the_next_wri
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("it.json");
     fs::write(&path, r#"{"word":"old"}"#).unwrap();
-    assert_eq!(kept(&path, FileAccess::Writer).unwrap().as_deref(), Some("old"));
+    assert_eq!(kept(&path, FileAccess::Owner).unwrap().as_deref(), Some("old"));
     assert_eq!(bytes(&path)[1], None, "reading alone adds nothing: it may not be ours");
     keep(&path, "new");
     fs::write(&path, r#"{"word":"old"}"#).unwrap();
-    assert_eq!(kept(&path, FileAccess::Writer).unwrap().as_deref(), Some("new"), "what has a count is newer");
+    assert_eq!(kept(&path, FileAccess::Owner).unwrap().as_deref(), Some("new"), "what has a count is newer");
     fs::write(&path, r#"{"word":"o"#).unwrap();
     fs::remove_file(path.with_extension("copy")).unwrap();
-    assert!(kept(&path, FileAccess::Writer).is_err(), "a single file that is cut is an error, as it was");
+    assert!(kept(&path, FileAccess::Owner).is_err(), "a single file that is cut is an error, as it was");
 }
 
 #[test]
@@ -211,7 +211,7 @@ fn what_is_removed_is_gone_with_both_copies_and_nothing_is_left_beside() {
     assert_eq!(names, ["it.copy", "it.json"].map(Into::into).into());
     remove(&path).unwrap();
     remove(&path).unwrap();
-    assert_eq!(kept(&path, FileAccess::Writer).unwrap(), None);
+    assert_eq!(kept(&path, FileAccess::Owner).unwrap(), None);
 }
 
 #[test]
@@ -276,8 +276,8 @@ fn a_pipe_in_the_place_of_a_copy_is_damage_and_is_never_waited_for() {
     for copy in copies(&path) {
         fs::remove_file(&copy).unwrap();
         pipe(&copy);
-        assert_eq!(kept(&path, FileAccess::Another).unwrap().as_deref(), Some("first"));
-        assert_eq!(kept(&path, FileAccess::Writer).unwrap().as_deref(), Some("first"));
+        assert_eq!(kept(&path, FileAccess::Observer).unwrap().as_deref(), Some("first"));
+        assert_eq!(kept(&path, FileAccess::Owner).unwrap().as_deref(), Some("first"));
         assert!(fs::symlink_metadata(&copy).unwrap().is_file(), "it was written again");
     }
     let lock_path = folder.path().join("lock");

@@ -60,15 +60,16 @@ fn unchanged() -> ObjectState {
 }
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "it is a table")]
 fn an_order_means_what_is_there_makes_of_it() {
     use TargetGoal::{Down, Removed, Up};
-    let end = ReconcileStep::End(Duration::from_secs(9));
+    let end = ReconcileStep::Stop(Duration::from_secs(9));
     let being_ended = ReconcileStep::Refuse("it is being ended", RetryClass::Retry);
     let cases = [
         // State                  last target         target             step            reason
         (None, order(Up, 1, 1), ReconcileStep::Start, "nothing is there"),
-        (None, order(Down, 1, 1), ReconcileStep::Bury, "absence is proved by a tombstone"),
-        (None, order(Removed, 1, 1), ReconcileStep::Bury, "absence is proved by a tombstone"),
+        (None, order(Down, 1, 1), ReconcileStep::WriteTombstone, "absence is proved by a tombstone"),
+        (None, order(Removed, 1, 1), ReconcileStep::WriteTombstone, "absence is proved by a tombstone"),
         (
             Some((order(Up, 1, 1), ObjectState::Accepted)),
             order(Up, 1, 1),
@@ -78,24 +79,29 @@ fn an_order_means_what_is_there_makes_of_it() {
         (
             Some((order(Down, 1, 1), ObjectState::Accepted)),
             order(Down, 1, 1),
-            ReconcileStep::Bury,
+            ReconcileStep::WriteTombstone,
             "or before the tombstone",
         ),
         (
             Some((order(Up, 1, 1), ObjectState::Accepted)),
             order(Down, 2, 1),
-            ReconcileStep::Bury,
+            ReconcileStep::WriteTombstone,
             "it was never begun",
         ),
-        (Some((order(Up, 1, 1), runs())), order(Up, 1, 1), ReconcileStep::Answer, "twice is once"),
+        (Some((order(Up, 1, 1), runs())), order(Up, 1, 1), ReconcileStep::ReportAgain, "twice is once"),
         (Some((order(Up, 1, 1), runs())), order(Up, 2, 1), ReconcileStep::Adopt, "it runs already"),
         (
             Some((order(Up, 2, 1), runs())),
             order(Down, 1, 9),
-            ReconcileStep::Answer,
+            ReconcileStep::ReportAgain,
             "a lower revision is closed",
         ),
-        (Some((order(Up, 2, 2), runs())), order(Up, 2, 1), ReconcileStep::Answer, "so is a lower attempt"),
+        (
+            Some((order(Up, 2, 2), runs())),
+            order(Up, 2, 1),
+            ReconcileStep::ReportAgain,
+            "so is a lower attempt",
+        ),
         (Some((order(Up, 1, 1), runs())), order(Down, 2, 1), end.clone(), "it is to end"),
         (
             Some((order(Down, 2, 1), runs())),
@@ -105,7 +111,7 @@ fn an_order_means_what_is_there_makes_of_it() {
         ),
         (Some((order(Down, 2, 1), runs())), order(Up, 3, 1), being_ended, "what is half ended is not kept"),
         (Some((order(Up, 1, 1), runs())), order(Removed, 2, 1), end.clone(), "it must end before it is gone"),
-        (Some((order(Up, 1, 1), ended())), order(Up, 1, 1), ReconcileStep::Answer, "an end is final"),
+        (Some((order(Up, 1, 1), ended())), order(Up, 1, 1), ReconcileStep::ReportAgain, "an end is final"),
         (Some((order(Up, 1, 1), ended())), order(Up, 2, 1), ReconcileStep::Adopt, "for higher revisions too"),
         (
             Some((order(Up, 1, 1), ended())),
@@ -116,28 +122,33 @@ fn an_order_means_what_is_there_makes_of_it() {
         (
             Some((order(Up, 1, 1), ended())),
             order(Removed, 2, 1),
-            ReconcileStep::Bury,
+            ReconcileStep::WriteTombstone,
             "unless it is to be gone",
         ),
-        (Some((order(Up, 1, 1), failed())), order(Up, 1, 1), ReconcileStep::Answer, "this attempt failed"),
+        (
+            Some((order(Up, 1, 1), failed())),
+            order(Up, 1, 1),
+            ReconcileStep::ReportAgain,
+            "this attempt failed",
+        ),
         (Some((order(Up, 1, 1), failed())), order(Up, 1, 2), ReconcileStep::Start, "the next may not"),
-        (Some((order(Up, 1, 1), failed())), order(Down, 2, 1), ReconcileStep::Bury, "nothing ran"),
+        (Some((order(Up, 1, 1), failed())), order(Down, 2, 1), ReconcileStep::WriteTombstone, "nothing ran"),
         (
             Some((order(Down, 2, 1), ObjectState::Gone)),
             order(Up, 1, 1),
-            ReconcileStep::Answer,
+            ReconcileStep::ReportAgain,
             "the tombstone blocks it",
         ),
         (
             Some((order(Down, 2, 1), ObjectState::Gone)),
             order(Down, 2, 1),
-            ReconcileStep::Answer,
+            ReconcileStep::ReportAgain,
             "the tombstone is there",
         ),
         (
             Some((order(Down, 2, 1), ObjectState::Gone)),
             order(Down, 3, 1),
-            ReconcileStep::Bury,
+            ReconcileStep::WriteTombstone,
             "the tombstone rises",
         ),
         (
@@ -182,7 +193,7 @@ fn another_spec_changes_what_runs_where_that_can_be_done_and_is_refused_elsewher
             order(Up, 3, 1),
             order(Up, 2, 9),
             "web-2",
-            both(ReconcileStep::Answer),
+            both(ReconcileStep::ReportAgain),
             "a lower revision is closed",
         ),
         (
@@ -198,13 +209,20 @@ fn another_spec_changes_what_runs_where_that_can_be_done_and_is_refused_elsewher
             order(Up, 2, 1),
             met(order(Up, 2, 1)),
             "web-2",
-            both(ReconcileStep::Answer),
+            both(ReconcileStep::ReportAgain),
             "nor for a repeated one",
         ),
         (runs(), order(Down, 2, 1), order(Up, 3, 1), "web-2", both(being_ended.clone()), "it is half ended"),
         (ended(), order(Up, 1, 1), order(Up, 2, 1), "web-2", both(ReconcileStep::Adopt), "an end is final"),
         (failed(), order(Up, 1, 1), order(Up, 2, 1), "web-2", both(ReconcileStep::Start), "nothing is there"),
-        (changing(), order(Up, 2, 1), order(Up, 2, 1), "web-1", both(ReconcileStep::Answer), "it is at work"),
+        (
+            changing(),
+            order(Up, 2, 1),
+            order(Up, 2, 1),
+            "web-1",
+            both(ReconcileStep::ReportAgain),
+            "it is at work",
+        ),
         (changing(), order(Up, 2, 1), order(Up, 2, 2), "web-1", both(ReconcileStep::Adopt), "and stays so"),
         (
             changing(),
@@ -220,7 +238,7 @@ fn another_spec_changes_what_runs_where_that_can_be_done_and_is_refused_elsewher
             order(Up, 2, 1),
             order(Up, 1, 1),
             "web-2",
-            both(ReconcileStep::Answer),
+            both(ReconcileStep::ReportAgain),
             "the order from before",
         ),
         (changing(), order(Down, 3, 1), order(Up, 4, 1), "web-1", both(being_ended), "it is half ended"),
@@ -229,7 +247,7 @@ fn another_spec_changes_what_runs_where_that_can_be_done_and_is_refused_elsewher
             order(Up, 2, 1),
             order(Up, 2, 1),
             "web-2",
-            both(ReconcileStep::Answer),
+            both(ReconcileStep::ReportAgain),
             "this attempt failed",
         ),
         (unchanged(), order(Up, 2, 1), order(Up, 2, 2), "web-2", change(), "the next may not"),
@@ -272,7 +290,7 @@ fn another_spec_changes_what_runs_where_that_can_be_done_and_is_refused_elsewher
         for aim in [Down, TargetGoal::Removed] {
             let there = present(order(Up, 2, 1), state.clone());
             let end = step(Some(&there), &order(aim, 3, 1), None, UpdateSupport::InPlace);
-            assert_eq!(end, ReconcileStep::End(Duration::from_secs(9)), "{aim:?} on {there:?}");
+            assert_eq!(end, ReconcileStep::Stop(Duration::from_secs(9)), "{aim:?} on {there:?}");
         }
     }
 }
@@ -327,10 +345,10 @@ fn ready_means_all_online() {
 fn what_had_its_outcome_and_is_not_there_any_more_is_not_started_again() {
     let met = ObjectTarget { standing: CommandStatus::Met, ..order(TargetGoal::Up, 1, 1) };
     let on = |there: Option<&KnownObject>| step(there, &met, Some(&spec("web-1")), UpdateSupport::InPlace);
-    assert_eq!(on(None), ReconcileStep::Bury);
+    assert_eq!(on(None), ReconcileStep::WriteTombstone);
     let lost = present(order(TargetGoal::Up, 1, 1), ObjectState::Accepted);
-    assert_eq!(on(Some(&lost)), ReconcileStep::Bury);
-    assert_eq!(on(Some(&present(met, runs()))), ReconcileStep::Answer);
+    assert_eq!(on(Some(&lost)), ReconcileStep::WriteTombstone);
+    assert_eq!(on(Some(&present(met, runs()))), ReconcileStep::ReportAgain);
 }
 
 #[test]
@@ -353,7 +371,7 @@ fn another_rule_of_starting_again_is_taken_over_and_changes_nothing_that_runs() 
         Some(&rule(RestartPolicy::Always)),
         UpdateSupport::Never,
     );
-    assert_eq!(late, ReconcileStep::Answer, "not with a lower one");
+    assert_eq!(late, ReconcileStep::ReportAgain, "not with a lower one");
     let adopt =
         |brought: &ObjectSpec| match accepted(&ReconcileStep::Adopt, there.spec.clone(), Some(brought)) {
             Some(ObjectSpec::Run(spec)) => spec.restart,
@@ -383,11 +401,23 @@ fn a_volume_is_kept_whatever_is_asked_of_it_until_it_is_destroyed() {
             order(Up, 1, 1),
             up(),
             order(Removed, 2, 1),
-            ReconcileStep::End(Duration::from_secs(9)),
+            ReconcileStep::Stop(Duration::from_secs(9)),
             "it is destroyed",
         ),
-        (order(Up, 1, 1), lost(), order(Removed, 2, 1), ReconcileStep::Bury, "nothing is left of it"),
-        (order(Removed, 2, 1), ObjectState::Gone, order(Up, 1, 9), ReconcileStep::Answer, "and it stays so"),
+        (
+            order(Up, 1, 1),
+            lost(),
+            order(Removed, 2, 1),
+            ReconcileStep::WriteTombstone,
+            "nothing is left of it",
+        ),
+        (
+            order(Removed, 2, 1),
+            ObjectState::Gone,
+            order(Up, 1, 9),
+            ReconcileStep::ReportAgain,
+            "and it stays so",
+        ),
     ];
     for (last, state, order, then, because) in cases {
         let there = KnownObject { order: last, spec: Some(volume(1)), state };
@@ -406,11 +436,11 @@ fn a_spec_is_recorded_with_an_order_by_what_the_order_does() {
         (ReconcileStep::Start, a(), b(), b(), "it is started as the order says"),
         (ReconcileStep::Change, a(), b(), b(), "it is changed to that"),
         (ReconcileStep::Adopt, a(), b(), a(), "what runs is what it was started as"),
-        (ReconcileStep::End(Duration::ZERO), a(), b(), a(), "also while it is being ended"),
-        (ReconcileStep::Bury, a(), b(), a(), "and when it is gone"),
-        (ReconcileStep::Bury, a(), None, a(), "a judgement brings none"),
+        (ReconcileStep::Stop(Duration::ZERO), a(), b(), a(), "also while it is being ended"),
+        (ReconcileStep::WriteTombstone, a(), b(), a(), "and when it is gone"),
+        (ReconcileStep::WriteTombstone, a(), None, a(), "a judgement brings none"),
         (
-            ReconcileStep::Bury,
+            ReconcileStep::WriteTombstone,
             None,
             b(),
             b(),

@@ -202,9 +202,9 @@ impl UnsupervisedProcesses {
             return Ok(());
         }
         match self.folder.lock()? {
-            LockAttempt::Ours(lock) => self.lock = Some(lock),
+            LockAttempt::Acquired(lock) => self.lock = Some(lock),
             // A supervisor checks whether it may start, and finds that it must not.
-            LockAttempt::Theirs => return Err(io::Error::other("somebody else has the lock for now")),
+            LockAttempt::HeldElsewhere => return Err(io::Error::other("somebody else has the lock for now")),
         }
         Ok(())
     }

@@ -43,17 +43,17 @@ const LOST_PATIENCE: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub(super) enum LockHolder {
     /// No holder: there is no directory.
-    Nothing,
+    None,
     /// Undetermined holder.
     Unknown,
     /// This executor, and nothing runs.
-    Ours(#[expect(dead_code, reason = "held, not used")] File),
+    Executor(#[expect(dead_code, reason = "held, not used")] File),
     /// This executor, and unsupervised processes run.
-    Foster(Box<UnsupervisedProcesses>),
+    Unsupervised(Box<UnsupervisedProcesses>),
     /// This executor, and a restart after a reboot waits for a permit.
-    Again(File, Arc<Semaphore>),
+    RestartPending(File, Arc<Semaphore>),
     /// Supervisor, perhaps still starting.
-    Kept(SupervisorSocket),
+    Supervisor(SupervisorSocket),
 }
 
 /// Event from the lock holder.
@@ -75,18 +75,18 @@ impl LockHolder {
     /// Waits for the next event. Safe to cancel.
     pub(super) async fn next(&mut self) -> HolderEvent {
         match self {
-            LockHolder::Nothing | LockHolder::Ours(_) => std::future::pending().await,
+            LockHolder::None | LockHolder::Executor(_) => std::future::pending().await,
             LockHolder::Unknown => {
                 tokio::time::sleep(LOOK_AGAIN).await;
                 HolderEvent::Look
             }
-            LockHolder::Foster(foster) => HolderEvent::Orphan(foster.next().await),
-            LockHolder::Again(_, starts) => match starts.clone().acquire_owned().await {
+            LockHolder::Unsupervised(foster) => HolderEvent::Orphan(foster.next().await),
+            LockHolder::RestartPending(_, starts) => match starts.clone().acquire_owned().await {
                 Ok(permit) => HolderEvent::Turn(permit),
                 // The semaphore is never closed.
                 Err(_) => std::future::pending().await,
             },
-            LockHolder::Kept(link) => link.next().await,
+            LockHolder::Supervisor(link) => link.next().await,
         }
     }
 }
@@ -279,8 +279,8 @@ impl SupervisorSocket {
         }
         // A supervisor started in an earlier executor epoch may have been quicker.
         match self.folder.lock() {
-            Ok(LockAttempt::Theirs) => false,
-            Ok(LockAttempt::Ours(_)) => true,
+            Ok(LockAttempt::HeldElsewhere) => false,
+            Ok(LockAttempt::Acquired(_)) => true,
             Err(error) => {
                 tracing::warn!(%error, "look for a keeper");
                 error.kind() == io::ErrorKind::NotFound
@@ -376,7 +376,7 @@ mod tests {
     async fn a_supervisor_that_reads_nothing_is_asked_to_end_over_another_connection() {
         let directory = tempfile::tempdir().unwrap();
         let folder = IncarnationDirectory::at(directory.path().into());
-        let LockAttempt::Ours(_lock) = folder.lock().unwrap() else { panic!("nobody else has it") };
+        let LockAttempt::Acquired(_lock) = folder.lock().unwrap() else { panic!("nobody else has it") };
         let supervisor = UnixListener::bind(folder.file("keeper.sock")).unwrap();
         let mut link = SupervisorSocket::new(folder, None, None);
         let patience = Duration::from_millis(1);

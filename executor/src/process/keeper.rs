@@ -87,10 +87,10 @@ fn keep(dir: &Path) -> io::Result<()> {
     // The working directory changes below.
     let folder = IncarnationDirectory::at(std::path::absolute(dir)?);
     let Some(lock) = take_lock(&folder)? else { return Ok(()) };
-    let Some(wanted) = folder.read::<SpecFile>(FileAccess::Another)? else { return Ok(()) };
+    let Some(wanted) = folder.read::<SpecFile>(FileAccess::Observer)? else { return Ok(()) };
     let boot = wanted.boot.clone().map_or_else(BootId::of_this_machine, Ok)?;
     let (tombstone, record) =
-        (folder.read(FileAccess::Another)?, folder.read::<ProcessesFile>(FileAccess::Another)?);
+        (folder.read(FileAccess::Observer)?, folder.read::<ProcessesFile>(FileAccess::Observer)?);
     let Some(start) = may_start(&wanted, tombstone, record.as_ref(), &boot) else { return Ok(()) };
     let (ended, child_ended) = UnixStream::pair()?;
     ended.set_nonblocking(true)?;
@@ -160,12 +160,12 @@ fn take_lock(folder: &IncarnationDirectory) -> io::Result<Option<std::fs::File>>
     let patience = Instant::now() + LOCK_PATIENCE;
     loop {
         match if_found(folder.lock_existing())? {
-            Some(LockAttempt::Ours(lock)) => return Ok(Some(lock)),
-            Some(LockAttempt::Theirs) if Instant::now() < patience => {
+            Some(LockAttempt::Acquired(lock)) => return Ok(Some(lock)),
+            Some(LockAttempt::HeldElsewhere) if Instant::now() < patience => {
                 std::thread::sleep(Duration::from_millis(10));
             }
             // Without a file, the directory was purged meanwhile.
-            Some(LockAttempt::Theirs) | None => return Ok(None),
+            Some(LockAttempt::HeldElsewhere) | None => return Ok(None),
         }
     }
 }

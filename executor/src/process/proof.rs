@@ -205,7 +205,7 @@ pub(super) fn recorded(
         one.phase != StartPhase::Again && one.boot == boot && one.pid_namespace == pid_namespace
     };
     let records =
-        folders.filter_map(|folder| folder.read::<ProcessesFile>(FileAccess::Another).ok().flatten());
+        folders.filter_map(|folder| folder.read::<ProcessesFile>(FileAccess::Observer).ok().flatten());
     let mut all = BTreeSet::new();
     for one in records.filter(are_here) {
         all.extend(one.ancestors.first().map(|supervisor| (supervisor.pid, supervisor.start_time)));

@@ -26,9 +26,9 @@ use crate::plan::TargetGoal;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum RebootAction {
     /// Adoption of the processes that live; the others have ended.
-    LookAfter,
+    Reattach,
     /// Restart of the incarnation.
-    Again,
+    Restart,
 }
 
 /// Returns the action for a record.
@@ -39,7 +39,7 @@ pub(super) fn next(
     boot: &BootId,
 ) -> RebootAction {
     if record.is_over() || (record.boot == boot.id && record.phase != StartPhase::Again) {
-        return RebootAction::LookAfter;
+        return RebootAction::Reattach;
     }
     let is_wanted = wanted.is_some_and(|wanted| {
         let always = wanted.spec.as_ref().is_some_and(|spec| spec.restart == RestartPolicy::Always);
@@ -47,7 +47,7 @@ pub(super) fn next(
         always && wanted.order.aim == TargetGoal::Up && !buried
     });
     let is_here = record.machine.is_some() && record.machine == boot.machine;
-    if is_wanted && is_here && was_cut_off(record) { RebootAction::Again } else { RebootAction::LookAfter }
+    if is_wanted && is_here && was_cut_off(record) { RebootAction::Restart } else { RebootAction::Reattach }
 }
 
 /// Whether every end was caused by the machine.

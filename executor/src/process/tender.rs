@@ -183,12 +183,12 @@ impl IncarnationReconciler {
             return self.look_without_folder();
         }
         if !self.folder.path().try_exists()? {
-            return Ok(LockHolder::Nothing);
+            return Ok(LockHolder::None);
         }
         self.read_wanted()?;
         let lock = self.folder.lock()?;
         // After locking: no other process writes the record if the lock is ours.
-        self.tombstone = self.folder.read::<TombstoneFile>(FileAccess::Writer)?;
+        self.tombstone = self.folder.read::<TombstoneFile>(FileAccess::Owner)?;
         // Nothing that can fail comes between the record and the check of its origin.
         let place = FileId::of(self.folder.path())?;
         self.read_record(&lock)?;
@@ -196,15 +196,15 @@ impl IncarnationReconciler {
         self.before = self.folder.was_ready();
         let aim = self.wanted.as_ref().map(|wanted| wanted.order);
         Ok(match (lock, &mut self.record) {
-            (LockAttempt::Ours(lock), Some(record))
+            (LockAttempt::Acquired(lock), Some(record))
                 if origin == RecordOrigin::Here
                     && reboot::next(self.wanted.as_ref(), self.tombstone, record, &self.shared.boot)
-                        == reboot::RebootAction::Again =>
+                        == reboot::RebootAction::Restart =>
             {
                 let spec = self.wanted.as_ref().and_then(|wanted| wanted.spec.as_ref());
-                LockHolder::Again(lock, self.shared.starts_of(spec))
+                LockHolder::RestartPending(lock, self.shared.starts_of(spec))
             }
-            (LockAttempt::Ours(lock), Some(record)) if !record.is_over() => {
+            (LockAttempt::Acquired(lock), Some(record)) if !record.is_over() => {
                 let output = self.wanted.as_ref().map(|wanted| wanted.output).unwrap_or_default();
                 let mut foster = UnsupervisedProcesses::adopt(
                     Some(lock),
@@ -219,16 +219,16 @@ impl IncarnationReconciler {
                 {
                     foster.end(grace);
                 }
-                LockHolder::Foster(Box::new(foster))
+                LockHolder::Unsupervised(Box::new(foster))
             }
-            (LockAttempt::Ours(lock), _) => LockHolder::Ours(lock),
-            (LockAttempt::Theirs, _) => {
+            (LockAttempt::Acquired(lock), _) => LockHolder::Executor(lock),
+            (LockAttempt::HeldElsewhere, _) => {
                 let mut link = SupervisorSocket::new(self.folder.clone(), None, None);
                 // An earlier executor epoch may have ended before its request.
                 if let Some(order) = aim.filter(|order| order.aim != TargetGoal::Up) {
                     link.stop(order.grace);
                 }
-                LockHolder::Kept(link)
+                LockHolder::Supervisor(link)
             }
         })
     }
@@ -260,7 +260,8 @@ impl IncarnationReconciler {
             HolderEvent::Silent => self.end_silent_supervisor(),
             HolderEvent::Turn(permit) => self.start_again(permit),
             HolderEvent::Orphan(dead) => {
-                let (LockHolder::Foster(foster), Some(record)) = (&mut self.hold, &mut self.record) else {
+                let (LockHolder::Unsupervised(foster), Some(record)) = (&mut self.hold, &mut self.record)
+                else {
                     return;
                 };
                 let grace = self.wanted.as_ref().map(|wanted| wanted.order.grace).unwrap_or_default();
@@ -277,15 +278,15 @@ impl IncarnationReconciler {
         };
         let record = self.record.as_ref();
         let mut present = present(self.wanted.as_ref()?, self.tombstone, record, self.before, probed);
-        if let LockHolder::Again(..) = self.hold {
+        if let LockHolder::RestartPending(..) = self.hold {
             // The recorded processes ran before the reboot.
             present.state = ObjectState::Starting { processes: Vec::new() };
         }
-        if matches!(&self.hold, LockHolder::Foster(foster) if foster.is_elsewhere()) {
+        if matches!(&self.hold, LockHolder::Unsupervised(foster) if foster.is_elsewhere()) {
             present.state.lose_sight();
         }
         // A supervisor may send a record at any moment.
-        if present.state == ObjectState::Accepted && matches!(self.hold, LockHolder::Kept(_)) {
+        if present.state == ObjectState::Accepted && matches!(self.hold, LockHolder::Supervisor(_)) {
             present.state = ObjectState::Starting { processes: Vec::new() };
         }
         Some(present)
@@ -295,9 +296,11 @@ impl IncarnationReconciler {
     fn settle(&mut self) {
         self.conclude();
         let is_here = match &self.hold {
-            LockHolder::Again(..) => false,
-            LockHolder::Foster(foster) => !foster.is_elsewhere(),
-            LockHolder::Nothing | LockHolder::Unknown | LockHolder::Ours(_) | LockHolder::Kept(_) => true,
+            LockHolder::RestartPending(..) => false,
+            LockHolder::Unsupervised(foster) => !foster.is_elsewhere(),
+            LockHolder::None | LockHolder::Unknown | LockHolder::Executor(_) | LockHolder::Supervisor(_) => {
+                true
+            }
         };
         let up = self.record.as_ref().filter(|record| record.phase == StartPhase::Started && is_here);
         match (up, self.wanted.as_ref().and_then(|wanted| wanted.spec.as_ref())) {
@@ -338,7 +341,7 @@ impl IncarnationReconciler {
             // Checked again soon, and recorded then.
             self.hold = LockHolder::Unknown;
         }
-        if self.starting && matches!(self.hold, LockHolder::Ours(_) | LockHolder::Nothing) {
+        if self.starting && matches!(self.hold, LockHolder::Executor(_) | LockHolder::None) {
             self.starting = false;
             if self.record.is_none() {
                 let revision = self.wanted.as_ref().map_or(0, |wanted| wanted.order.revision);
@@ -349,12 +352,12 @@ impl IncarnationReconciler {
 
     fn try_conclude(&mut self) -> io::Result<()> {
         let rest = match &mut self.hold {
-            LockHolder::Foster(foster) => Some(foster.rest()),
-            LockHolder::Nothing
+            LockHolder::Unsupervised(foster) => Some(foster.rest()),
+            LockHolder::None
             | LockHolder::Unknown
-            | LockHolder::Ours(_)
-            | LockHolder::Again(..)
-            | LockHolder::Kept(_) => None,
+            | LockHolder::Executor(_)
+            | LockHolder::RestartPending(..)
+            | LockHolder::Supervisor(_) => None,
         };
         match &rest {
             Some(RemainingProcesses::Nothing) => self.end_orphans()?,
@@ -363,7 +366,7 @@ impl IncarnationReconciler {
         }
         self.conclude_lost(rest.as_ref())?;
         self.conclude_again()?;
-        let (LockHolder::Ours(_), Some(wanted)) = (&self.hold, &self.wanted) else { return Ok(()) };
+        let (LockHolder::Executor(_), Some(wanted)) = (&self.hold, &self.wanted) else { return Ok(()) };
         let kept = match self.record.as_ref().map(|record| &record.phase) {
             None | Some(StartPhase::Failed { .. }) => false,
             Some(
@@ -383,7 +386,7 @@ impl IncarnationReconciler {
     /// reports its end.
     async fn catch_up(&mut self) {
         let freed = async {
-            while matches!(self.hold, LockHolder::Kept(_))
+            while matches!(self.hold, LockHolder::Supervisor(_))
                 && self.present().is_some_and(|present| present.state.is_over())
             {
                 let event = self.hold.next().await;
@@ -417,11 +420,11 @@ impl IncarnationReconciler {
             return WorkProgress::Begun;
         }
         let present = self.present();
-        let unrecorded = matches!(self.hold, LockHolder::Kept(_)) && self.record.is_none();
+        let unrecorded = matches!(self.hold, LockHolder::Supervisor(_)) && self.record.is_none();
         // The target fails if the starting supervisor starts nothing.
         self.starting |= unrecorded && order.may_start();
         match plan::step(present.as_ref(), &order, spec.as_ref(), ProcessOrchestrator::CHANGES) {
-            ReconcileStep::Answer => self.shown = None,
+            ReconcileStep::ReportAgain => self.shown = None,
             ReconcileStep::Refuse(message, hope) => self.refuse(order.revision, message.to_owned(), hope),
             step => match self.take(&step, order, spec).await {
                 Ok(progress) => return progress,

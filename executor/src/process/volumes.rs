@@ -292,7 +292,7 @@ impl VolumeReconciler {
             Some(ObjectSpec::Run(_)) | None => None,
         };
         let carried_out = match step {
-            ReconcileStep::Answer => {
+            ReconcileStep::ReportAgain => {
                 self.shown = None;
                 Ok(())
             }
@@ -302,8 +302,8 @@ impl VolumeReconciler {
             ReconcileStep::Start => self.make(order, spec),
             // A volume is never changed.
             ReconcileStep::Adopt | ReconcileStep::Change => self.adopt(order, spec),
-            ReconcileStep::Bury if order.aim == TargetGoal::Up => self.take_as_it_is(order, spec),
-            ReconcileStep::End(_) | ReconcileStep::Bury => self.destroy(order, spec).await,
+            ReconcileStep::WriteTombstone if order.aim == TargetGoal::Up => self.take_as_it_is(order, spec),
+            ReconcileStep::Stop(_) | ReconcileStep::WriteTombstone => self.destroy(order, spec).await,
         };
         if let Err(error) = carried_out {
             self.refuse(order.revision, format!("carry out the order: {error}"), RetryClass::Retry);

@@ -203,7 +203,8 @@ impl SimulatedWorld {
     fn order(&mut self, id: ObjectId, order: ObjectTarget, spec: Option<&ObjectSpec>) -> StatusUpdate {
         let item = self.items.get(&id);
         let step = plan::step(item.map(|item| &item.present), &order, spec, SimulatedOrchestrator::CHANGES);
-        if let (ObjectId::Volume(volume), ReconcileStep::End(_) | ReconcileStep::Bury) = (id, &step)
+        if let (ObjectId::Volume(volume), ReconcileStep::Stop(_) | ReconcileStep::WriteTombstone) =
+            (id, &step)
             && let Some((user, _)) = self.items.iter().find(|(_, item)| item.uses(volume))
         {
             let message = format!("volume {volume} is in use by {user}");
@@ -223,19 +224,19 @@ impl SimulatedWorld {
                 self.accept(id, &step, order, spec);
                 settle(&mut self.item(id).present.state);
             }
-            ReconcileStep::End(_) if order.aim == TargetGoal::Down => {
+            ReconcileStep::Stop(_) if order.aim == TargetGoal::Down => {
                 self.accept(id, &step, order, spec);
                 // No simulated process needs any grace.
                 let runs = self.items.get(&id).and_then(SimulatedObject::spec);
                 let processes = processes(id, runs, |_| ProcessStatus::Signaled { signal: 15 });
                 self.set(id, ObjectState::Ended { exit: IncarnationExit::Clean, processes });
             }
-            ReconcileStep::End(_) | ReconcileStep::Bury => {
+            ReconcileStep::Stop(_) | ReconcileStep::WriteTombstone => {
                 self.accept(id, &step, order, spec);
                 self.set(id, ObjectState::Gone);
                 self.store.object(id).bury(order.revision).expect(IN_MEMORY);
             }
-            ReconcileStep::Answer => {}
+            ReconcileStep::ReportAgain => {}
             ReconcileStep::Refuse(message, hope) => {
                 return refused(id, order.revision, message.to_owned(), hope);
             }
@@ -275,10 +276,10 @@ impl SimulatedWorld {
     /// Loads the store, as a starting executor does: recorded objects missing here were never started.
     pub(super) fn read_store(&mut self) {
         for (_, records) in self.store.list().expect(IN_MEMORY) {
-            if let Some(command) = records.read::<AcceptedCommand>(FileAccess::Writer).expect(IN_MEMORY) {
+            if let Some(command) = records.read::<AcceptedCommand>(FileAccess::Owner).expect(IN_MEMORY) {
                 let AcceptedCommand { object, order, spec } = command;
                 let item = self.items.entry(object).or_insert_with(|| SimulatedObject::accepted(order, spec));
-                let tombstone = records.read::<TombstoneFile>(FileAccess::Writer).expect(IN_MEMORY);
+                let tombstone = records.read::<TombstoneFile>(FileAccess::Owner).expect(IN_MEMORY);
                 if tombstone.is_some_and(|tombstone| tombstone.covers(&order)) {
                     item.present.state = ObjectState::Gone;
                 }

@@ -201,8 +201,8 @@ pub fn fill(options: &KafkaOptions, time: Duration) -> Result<ImportReport, Impo
     let report = verify(dir)?;
     match report.outcome {
         _ if report.is_open => return Err(segments::SegmentOpenError::Locked { dir: dir.clone() }.into()),
-        VerifyOutcome::Sound => {}
-        VerifyOutcome::Torn(found) => return Err(ImportError::Torn(found)),
+        VerifyOutcome::Intact => {}
+        VerifyOutcome::TornTail(found) => return Err(ImportError::Torn(found)),
         VerifyOutcome::Damaged(found) => return Err(ImportError::Damaged(found)),
     }
     let Some(head) = report.head else { return Err(ImportError::Empty(dir.clone())) };

@@ -266,7 +266,7 @@ fn follow(recent: &Arc<UnmirroredTail>, broken: &Arc<Mutex<Option<String>>>) -> 
                 recent.forget(last.last());
             }
         }
-        JournalDelivery::Stopped(error) | JournalDelivery::Indefinite(error) => {
+        JournalDelivery::Stopped(error) | JournalDelivery::OutcomeUnknown(error) => {
             *lock(&broken) = Some(error.to_string());
         }
         // The mirror judges before it accepts, so that nothing in it is ever skipped.

@@ -107,7 +107,7 @@ impl DeliveryLoop {
             return Err(self.stop(format!("the mirror stopped: {why}")));
         }
         if let Some(why) = self.shared.writing.take_unknown(self.chain.at()) {
-            (self.sink)(JournalDelivery::Indefinite(why.into()));
+            (self.sink)(JournalDelivery::OutcomeUnknown(why.into()));
             if let Err(error) = self.shared.writing.renew() {
                 return Err(self.stop(format!("make a producer: {error}")));
             }

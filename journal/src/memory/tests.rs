@@ -16,7 +16,7 @@ fn opened(log: &MemoryLog) -> (MemoryJournal, Receiver<String>) {
                 )
             }
             JournalDelivery::Skipped(skipped) => format!("skipped {:?}", skipped.reason),
-            JournalDelivery::Indefinite(_) => "indefinite".into(),
+            JournalDelivery::OutcomeUnknown(_) => "indefinite".into(),
             JournalDelivery::Stopped(_) => "stopped".into(),
         };
         drop(to.send(text));

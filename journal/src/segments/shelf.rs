@@ -26,9 +26,9 @@ use crate::journal::ReadError;
 pub(super) enum PostingsCache {
     #[default]
     Unknown,
-    Filed(PostingsFile),
+    OnDisk(PostingsFile),
     /// In memory, up to the offset of the next frame.
-    Growing(SegmentPostings, u64),
+    InMemory(SegmentPostings, u64),
 }
 
 /// Returns where events under `key` may be, in order: all that are durable now, and perhaps others.
@@ -38,25 +38,25 @@ pub(super) fn places(segment: &Arc<Segment>, key: SubjectKey) -> Result<Vec<Post
     let mut shelf = lock(&segment.shelf);
     if let PostingsCache::Unknown = &*shelf {
         *shelf = filed(segment)
-            .map_or_else(|| PostingsCache::Growing(SegmentPostings::default(), 0), PostingsCache::Filed);
+            .map_or_else(|| PostingsCache::InMemory(SegmentPostings::default(), 0), PostingsCache::OnDisk);
     }
-    if let PostingsCache::Filed(filed) = &*shelf {
+    if let PostingsCache::OnDisk(filed) = &*shelf {
         match from_file(segment, filed, key) {
             Ok(places) => return Ok(places),
             Err(error) => {
                 tracing::warn!(segment = %segment.path.display(), %error, "a segment's postings are made anew");
-                *shelf = PostingsCache::Growing(SegmentPostings::default(), 0);
+                *shelf = PostingsCache::InMemory(SegmentPostings::default(), 0);
             }
         }
     }
-    let PostingsCache::Growing(postings, offset) = &mut *shelf else { return Ok(Vec::new()) };
+    let PostingsCache::InMemory(postings, offset) = &mut *shelf else { return Ok(Vec::new()) };
     extend(segment, postings, offset, &AtomicBool::new(false))?;
     Ok(merge(postings.find(key), postings.find(SubjectKey::UNREADABLE)))
 }
 
 /// Whether the postings are in a file.
 pub(super) fn is_filed(segment: &Segment) -> bool {
-    matches!(*lock(&segment.shelf), PostingsCache::Filed(_))
+    matches!(*lock(&segment.shelf), PostingsCache::OnDisk(_))
 }
 
 /// Deletes wrong postings, and their file, whose checksum is right.
@@ -69,7 +69,7 @@ pub(super) fn forget(segment: &Segment) {
         // The file will be found wrong again.
         tracing::warn!(segment = %segment.path.display(), %error, "the file of these postings cannot be removed");
     }
-    *shelf = PostingsCache::Growing(SegmentPostings::default(), 0);
+    *shelf = PostingsCache::InMemory(SegmentPostings::default(), 0);
 }
 
 fn from_file(segment: &Segment, filed: &PostingsFile, key: SubjectKey) -> io::Result<Vec<PostingEntry>> {
@@ -163,7 +163,7 @@ fn file(catalog: &SegmentCatalog, is_unwanted: &AtomicBool) {
     while let Some(segment) = catalog.to_file(&mut last) {
         // After a failure, the next lookup searches for the file again and builds the postings.
         let shelf = match file_one(&segment, is_unwanted) {
-            Ok(filed) => filed.map_or(PostingsCache::Unknown, PostingsCache::Filed),
+            Ok(filed) => filed.map_or(PostingsCache::Unknown, PostingsCache::OnDisk),
             Err(error) => {
                 let error = &error as &dyn std::error::Error;
                 tracing::warn!(segment = %segment.path.display(), error, "a segment's postings cannot be filed");

@@ -46,10 +46,10 @@ pub struct VerifyFinding {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum VerifyOutcome {
     /// Everything is as it was written.
-    Sound,
+    Intact,
     /// A defect after everything named as synced: a group cut off while it was written, or damage to the last
     /// one. Opening the journal truncates it.
-    Torn(VerifyFinding),
+    TornTail(VerifyFinding),
     /// Synced data is damaged, altered or missing. The journal will not open.
     Damaged(VerifyFinding),
 }
@@ -123,7 +123,7 @@ pub fn verify_each(dir: &Path, each: &mut dyn FnMut(&Record)) -> Result<VerifyRe
         head: None,
         named: Position::ZERO,
         is_open: is_open(dir).map_err(failed(dir))?,
-        outcome: VerifyOutcome::Sound,
+        outcome: VerifyOutcome::Intact,
     };
     let mut chain = None;
     for (at, (first, path)) in files.iter().enumerate() {
@@ -204,7 +204,7 @@ fn segment(
         Some(damage) => {
             let finding = finding(damage.offset, damage.position, damage.reason.clone());
             Err(if is_last && scan.is_torn_tail() {
-                VerifyOutcome::Torn(finding)
+                VerifyOutcome::TornTail(finding)
             } else {
                 VerifyOutcome::Damaged(finding)
             })

@@ -31,9 +31,9 @@ pub(crate) struct StartingOperation<'a> {
 /// Trigger of an operation's start.
 pub(crate) enum StartTrigger {
     /// Approval, unless the operation is queued.
-    Approved { by: ApprovalActor, hash: Digest },
+    Approval { by: ApprovalActor, hash: Digest },
     /// Dequeuing of an approved operation.
-    Turn,
+    Dequeue,
 }
 
 fn of<'a>(fleet: &'a FleetState, operation: &'a Operation) -> Option<StartingOperation<'a>> {
@@ -57,7 +57,7 @@ pub(super) fn approve(
     draft: &mut FactDraft,
 ) {
     if let Some(operation) = of(fleet, operation) {
-        begin(fleet, &operation, StartTrigger::Approved { by, hash }, ctx, draft);
+        begin(fleet, &operation, StartTrigger::Approval { by, hash }, ctx, draft);
     }
 }
 
@@ -69,7 +69,7 @@ pub(crate) fn take_turn(
     draft: &mut FactDraft,
 ) {
     if let Some(operation) = of(fleet, operation) {
-        begin(fleet, &operation, StartTrigger::Turn, ctx, draft);
+        begin(fleet, &operation, StartTrigger::Dequeue, ctx, draft);
     }
 }
 
@@ -88,7 +88,7 @@ pub(crate) fn begin(
     draft: &mut FactDraft,
 ) {
     let (id, replica) = (operation.id, operation.replica.name.clone());
-    if let StartTrigger::Approved { by, hash } = &how
+    if let StartTrigger::Approval { by, hash } = &how
         && deployment::takes_turns(fleet, &operation.replica.plan, operation.deployment, operation.kind)
     {
         let (by, hash, begins) = (by.clone(), *hash, ApprovalStart::Later);
@@ -130,11 +130,13 @@ impl FactDraft {
         deadline: Option<Time>,
     ) {
         match how {
-            StartTrigger::Approved { by, hash } => {
+            StartTrigger::Approval { by, hash } => {
                 let begins = ApprovalStart::Now;
                 self.push(OperationApproved { operation, replica, by, hash, incarnation, deadline, begins });
             }
-            StartTrigger::Turn => self.push(OperationStarted { operation, replica, incarnation, deadline }),
+            StartTrigger::Dequeue => {
+                self.push(OperationStarted { operation, replica, incarnation, deadline });
+            }
         }
     }
 }

@@ -103,7 +103,7 @@ pub(crate) fn open(
         incarnation: changed.map(|(incarnation, _)| incarnation.id),
         follows: None,
     };
-    begin(fleet, &operation, StartTrigger::Approved { by, hash }, ctx, draft);
+    begin(fleet, &operation, StartTrigger::Approval { by, hash }, ctx, draft);
 }
 
 /// Pushes the fact that creates an operation, without ending others.

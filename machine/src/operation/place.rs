@@ -262,7 +262,7 @@ impl<'a> OutdatedReservation<'a> {
     /// Other reasons why the policy forbids the placement: affinity, and the order of updates.
     fn unwanted(&self, fleet: &FleetState, operation: &Operation) -> Option<String> {
         let (policy, limits, node) = (self.plan.policy(), self.limits(), &self.node.name);
-        if let Some(reason) = scheduler::strain(fleet, policy, node, &limits, AffinityFilter::Firm) {
+        if let Some(reason) = scheduler::strain(fleet, policy, node, &limits, AffinityFilter::RequiredOnly) {
             return Some(reason);
         }
         let strained = scheduler::strain(fleet, policy, node, &limits, AffinityFilter::All);
@@ -307,7 +307,7 @@ fn stays(
         && near
         && places.lacks_storage(&node.name, &storage).is_none()
         && scheduler::unfit_class(fleet, policy, node).is_none();
-    let firm = scheduler::strain(fleet, policy, &node.name, &limits, AffinityFilter::Firm);
+    let firm = scheduler::strain(fleet, policy, &node.name, &limits, AffinityFilter::RequiredOnly);
     let strained = scheduler::strain(fleet, policy, &node.name, &limits, AffinityFilter::All);
     let place = NodePlacement { node: node.name.clone(), domain: node.spec.domain.clone(), strained };
     (alone && fits && firm.is_none()).then_some(place)
@@ -360,7 +360,7 @@ fn reserve(
         incarnation: Some(incarnation),
         follows: *follows,
     };
-    let how = StartTrigger::Approved { by, hash };
+    let how = StartTrigger::Approval { by, hash };
     begin(fleet, &begun, how, ctx, draft);
 }
 

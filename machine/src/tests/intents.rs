@@ -57,7 +57,7 @@ fn a_repeat_is_known_and_the_same_key_with_another_body_is_refused() {
     world.ask_request(&request).expect_err("there is no such cluster");
     let position = world.fleet.head();
     match repeat(world.fleet.keys(), &request) {
-        IdempotencyCheck::Known(known) => {
+        IdempotencyCheck::Repeat(known) => {
             assert_eq!(known.verdict, position);
             assert_eq!(known.reply.as_ref().as_ref().expect_err("refused").code, RefusalCode::NotFound);
         }
@@ -66,7 +66,7 @@ fn a_repeat_is_known_and_the_same_key_with_another_body_is_refused() {
     let mut other = request.clone();
     other.intent = intent("cluster.delete", &json!({"name": "d"}));
     assert!(
-        matches!(repeat(world.fleet.keys(), &other), IdempotencyCheck::Reused(r) if r.code == RefusalCode::KeyReused)
+        matches!(repeat(world.fleet.keys(), &other), IdempotencyCheck::KeyReused(r) if r.code == RefusalCode::KeyReused)
     );
     other.actor = "bob".parse().expect("a name");
     assert!(

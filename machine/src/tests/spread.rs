@@ -253,7 +253,10 @@ fn holds(world: &TestFleet, why: &str) {
             assert_eq!(plan.balance, BalancePolicy::Uneven, "{why}: {found:?} would be better");
         }
         if plan.balance == BalancePolicy::Uneven {
-            assert!(spreads && !better(world, plan, AffinityFilter::Firm).is_empty(), "{why}: it is even");
+            assert!(
+                spreads && !better(world, plan, AffinityFilter::RequiredOnly).is_empty(),
+                "{why}: it is even"
+            );
         }
     }
 }

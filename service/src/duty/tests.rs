@@ -93,7 +93,7 @@ impl Server {
             replicas: 10,
             inbox: None,
         };
-        let (duty, at_desk) = watch::channel(LeaderRole::StandsBy);
+        let (duty, at_desk) = watch::channel(LeaderRole::Standby);
         let troubles: Arc<FleetTroubles> = Arc::default();
         let following =
             JournalFollower { deliveries, publisher: tell, skipped: Box::new(|| ()), published: begins };
@@ -125,7 +125,7 @@ impl Server {
 
     async fn stands_by(&self) {
         let mut duty = self.desk.duty.clone();
-        let stands = duty.wait_for(|duty| matches!(duty, LeaderRole::StandsBy));
+        let stands = duty.wait_for(|duty| matches!(duty, LeaderRole::Standby));
         tokio::time::timeout(Duration::from_secs(30), stands).await.expect("it stands by").expect("it lives");
     }
 
@@ -166,14 +166,14 @@ async fn ask(decider: &DeciderHandle, key: &str) -> Verdict {
 async fn a_turn_goes_over_with_all_that_was_decided() {
     let log = MemoryLog::new("default");
     let (one, two) = (Server::start(&log, "one", None), Server::start(&log, "two", None));
-    assert!(matches!(one.desk.find(), LeaderLocation::Nobody));
+    assert!(matches!(one.desk.find(), LeaderLocation::Unknown));
     one.turn(true);
     let first = ask(&one.decides().await, "a").await;
     tokio::time::timeout(Duration::from_secs(30), two.desk.decider.clone().wait_for(Option::is_some))
         .await
         .expect("it hears of the term")
         .expect("it lives");
-    assert!(matches!(two.desk.find(), LeaderLocation::There(there) if &*there == "one"));
+    assert!(matches!(two.desk.find(), LeaderLocation::Remote(there) if &*there == "one"));
     one.turn(false);
     one.stands_by().await;
     two.turn(true);

@@ -82,7 +82,7 @@ impl Universe {
                 self.counts.add("server ended by itself");
                 // The process continues when another server becomes leader.
                 let stays =
-                    matches!(ended, DeciderEnd::Overtaken(_)).then(|| self.seats[seat].rows.take()).flatten();
+                    matches!(ended, DeciderEnd::Fenced(_)).then(|| self.seats[seat].rows.take()).flatten();
                 self.stop_server(seat);
                 if let Some(mut rows) = stays {
                     rows.stand_by(&self.log);

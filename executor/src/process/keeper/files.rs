@@ -73,11 +73,11 @@ impl Supervisor {
         }
         log(format_args!("the lock was taken away, and is made anew"));
         match self.folder.lock()? {
-            LockAttempt::Ours(lock) => {
+            LockAttempt::Acquired(lock) => {
                 self.lock = lock;
                 Ok(LockOwnership::Yes)
             }
-            LockAttempt::Theirs => Ok(LockOwnership::No),
+            LockAttempt::HeldElsewhere => Ok(LockOwnership::No),
         }
     }
 
@@ -94,7 +94,7 @@ impl Supervisor {
     /// Repairs the specification, which an executor writes, while none is connected.
     fn check_spec(&self) {
         if self.clients.is_empty()
-            && !matches!(self.folder.read::<SpecFile>(FileAccess::Another), Ok(Some(_)))
+            && !matches!(self.folder.read::<SpecFile>(FileAccess::Observer), Ok(Some(_)))
         {
             log(format_args!("what is wanted cannot be read, and is written again as it was at the start"));
             if let Err(error) = self.folder.write(&self.wanted) {
@@ -105,7 +105,7 @@ impl Supervisor {
 
     /// Ensures that the record on disk equals the record in memory.
     fn check_record(&self) {
-        let stands = match self.folder.read::<ProcessesFile>(FileAccess::Writer) {
+        let stands = match self.folder.read::<ProcessesFile>(FileAccess::Owner) {
             Ok(stands) => stands,
             Err(error) => {
                 log(format_args!("{error}"));

@@ -75,7 +75,7 @@ fn boot(machine: Option<&str>) -> BootId {
 #[test]
 fn what_was_cut_off_and_is_always_to_run_is_started_again_where_it_ran() {
     use ProcessEndCause::{Asked, GoingDown, Itself};
-    use RebootAction::{Again, LookAfter};
+    use RebootAction::{Reattach, Restart};
     use RestartPolicy::{Always, BestEffort, Never};
     use TargetGoal::{Down, Removed, Up};
     const RUNS: &[Option<ProcessEndCause>] = &[None, None];
@@ -83,46 +83,38 @@ fn what_was_cut_off_and_is_always_to_run_is_started_again_where_it_ran() {
     let failed = || StartPhase::Failed { message: "no".into(), hope: RetryClass::Retry };
     let cases = [
         // Goal, rule, boot of the record, phase, ends, action, reason.
-        (Up, Always, "then", StartPhase::Started, RUNS, Again, "it ran, and the reboot alone ended it"),
-        (Up, Always, "then", StartPhase::Recorded, RUNS, Again, "it may have run"),
-        (Up, Always, "then", StartPhase::Again, RUNS, Again, "another reboot came before it was started"),
-        (Up, Always, "now", StartPhase::Again, RUNS, Again, "a crash came before it was started"),
-        (Up, Always, "now", StartPhase::Started, RUNS, LookAfter, "there was no reboot"),
-        (Up, Always, "now", StartPhase::Recorded, RUNS, LookAfter, "there was no reboot"),
-        (Up, BestEffort, "then", StartPhase::Started, RUNS, LookAfter, "its plan does not say always"),
-        (Up, Never, "then", StartPhase::Started, RUNS, LookAfter, "its plan says never"),
-        (Up, Never, "now", StartPhase::Again, RUNS, LookAfter, "nor does it any more"),
-        (Down, Always, "then", StartPhase::Started, RUNS, LookAfter, "it was being stopped"),
-        (Removed, Always, "then", StartPhase::Started, RUNS, LookAfter, "it was being removed"),
-        (Down, Always, "now", StartPhase::Again, RUNS, LookAfter, "it was stopped meanwhile"),
-        (Up, Always, "then", ended(), RUNS, LookAfter, "it had ended"),
-        (Up, Always, "then", failed(), RUNS, LookAfter, "it had never run"),
-        (
-            Up,
-            Always,
-            "then",
-            StartPhase::Started,
-            &[Some(Itself), None],
-            LookAfter,
-            "it was ending by itself",
-        ),
+        (Up, Always, "then", StartPhase::Started, RUNS, Restart, "it ran, and the reboot alone ended it"),
+        (Up, Always, "then", StartPhase::Recorded, RUNS, Restart, "it may have run"),
+        (Up, Always, "then", StartPhase::Again, RUNS, Restart, "another reboot came before it was started"),
+        (Up, Always, "now", StartPhase::Again, RUNS, Restart, "a crash came before it was started"),
+        (Up, Always, "now", StartPhase::Started, RUNS, Reattach, "there was no reboot"),
+        (Up, Always, "now", StartPhase::Recorded, RUNS, Reattach, "there was no reboot"),
+        (Up, BestEffort, "then", StartPhase::Started, RUNS, Reattach, "its plan does not say always"),
+        (Up, Never, "then", StartPhase::Started, RUNS, Reattach, "its plan says never"),
+        (Up, Never, "now", StartPhase::Again, RUNS, Reattach, "nor does it any more"),
+        (Down, Always, "then", StartPhase::Started, RUNS, Reattach, "it was being stopped"),
+        (Removed, Always, "then", StartPhase::Started, RUNS, Reattach, "it was being removed"),
+        (Down, Always, "now", StartPhase::Again, RUNS, Reattach, "it was stopped meanwhile"),
+        (Up, Always, "then", ended(), RUNS, Reattach, "it had ended"),
+        (Up, Always, "then", failed(), RUNS, Reattach, "it had never run"),
+        (Up, Always, "then", StartPhase::Started, &[Some(Itself), None], Reattach, "it was ending by itself"),
         (
             Up,
             Always,
             "then",
             StartPhase::Started,
             &[Some(Itself), Some(Asked)],
-            LookAfter,
+            Reattach,
             "it had ended by itself",
         ),
-        (Up, Always, "then", StartPhase::Recorded, &[Some(Asked), None], LookAfter, "its start was failing"),
+        (Up, Always, "then", StartPhase::Recorded, &[Some(Asked), None], Reattach, "its start was failing"),
         (
             Up,
             Always,
             "then",
             StartPhase::Started,
             &[Some(GoingDown), None],
-            Again,
+            Restart,
             "the machine was going down",
         ),
         (
@@ -131,7 +123,7 @@ fn what_was_cut_off_and_is_always_to_run_is_started_again_where_it_ran() {
             "then",
             StartPhase::Started,
             &[Some(Asked), Some(GoingDown)],
-            Again,
+            Restart,
             "and its sibling with it",
         ),
         (
@@ -140,18 +132,10 @@ fn what_was_cut_off_and_is_always_to_run_is_started_again_where_it_ran() {
             "then",
             StartPhase::Started,
             &[Some(GoingDown), Some(Itself)],
-            LookAfter,
+            Reattach,
             "not all went down with it",
         ),
-        (
-            Up,
-            Always,
-            "now",
-            StartPhase::Started,
-            &[Some(GoingDown)],
-            LookAfter,
-            "the machine did not go down",
-        ),
+        (Up, Always, "now", StartPhase::Started, &[Some(GoingDown)], Reattach, "the machine did not go down"),
     ];
     for (aim, rule, recorded, phase, ends, then, because) in cases {
         let record = record(recorded, Some("here"), phase, ends);
@@ -165,11 +149,11 @@ fn what_was_cut_off_and_is_always_to_run_is_started_again_where_it_ran() {
         next(Some(&wanted), tombstone.map(|revision| TombstoneFile { revision }), &record, &boot(here))
     };
     let here = Some("here");
-    assert_eq!(on(Some(2), here, here), Again, "the tombstone speaks of lower revisions");
-    assert_eq!(on(Some(3), here, here), LookAfter, "it is buried");
-    assert_eq!(on(None, Some("elsewhere"), here), LookAfter, "it may run there: this is a copy");
-    assert_eq!(on(None, None, here), LookAfter, "an earlier build did not say where it ran");
-    assert_eq!(on(None, None, None), LookAfter, "this may be any machine");
+    assert_eq!(on(Some(2), here, here), Restart, "the tombstone speaks of lower revisions");
+    assert_eq!(on(Some(3), here, here), Reattach, "it is buried");
+    assert_eq!(on(None, Some("elsewhere"), here), Reattach, "it may run there: this is a copy");
+    assert_eq!(on(None, None, here), Reattach, "an earlier build did not say where it ran");
+    assert_eq!(on(None, None, None), Reattach, "this may be any machine");
     let record = record("then", here, StartPhase::Started, RUNS);
-    assert_eq!(next(None, None, &record, &boot(here)), LookAfter, "nobody knows what it was");
+    assert_eq!(next(None, None, &record, &boot(here)), Reattach, "nobody knows what it was");
 }

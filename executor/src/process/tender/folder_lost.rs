@@ -19,7 +19,7 @@ use crate::plan::{ObjectTarget, ReadyHistory, TargetGoal};
 impl IncarnationReconciler {
     /// Watches the directory while anything runs.
     pub(super) fn keep_watch(&mut self) {
-        let runs = matches!(self.hold, LockHolder::Kept(_) | LockHolder::Foster(_));
+        let runs = matches!(self.hold, LockHolder::Supervisor(_) | LockHolder::Unsupervised(_));
         let is_over = self.record.as_ref().is_some_and(ProcessesFile::is_over);
         if runs && !is_over && self.lost.is_none() {
             self.watch.get_or_insert_with(|| self.shared.watcher.watch(self.incarnation, &self.folder));
@@ -58,12 +58,12 @@ impl IncarnationReconciler {
                 tracing::error!(%loss, incarnation = %self.incarnation, "what runs of it is ended");
                 self.lost = Some(loss);
                 match &mut self.hold {
-                    LockHolder::Kept(link) => link.lose(loss),
-                    LockHolder::Foster(foster) => foster.end(Duration::ZERO),
-                    LockHolder::Nothing
+                    LockHolder::Supervisor(link) => link.lose(loss),
+                    LockHolder::Unsupervised(foster) => foster.end(Duration::ZERO),
+                    LockHolder::None
                     | LockHolder::Unknown
-                    | LockHolder::Ours(_)
-                    | LockHolder::Again(..) => {}
+                    | LockHolder::Executor(_)
+                    | LockHolder::RestartPending(..) => {}
                 }
             }
         }
@@ -73,24 +73,27 @@ impl IncarnationReconciler {
     fn put_right(&mut self) -> io::Result<()> {
         self.read_wanted()?;
         match &mut self.hold {
-            LockHolder::Kept(link) => link.look(),
-            LockHolder::Foster(foster) => {
+            LockHolder::Supervisor(link) => link.look(),
+            LockHolder::Unsupervised(foster) => {
                 if let Some(record) = &self.record
-                    && !matches!(self.folder.read::<ProcessesFile>(FileAccess::Writer), Ok(Some(_)))
+                    && !matches!(self.folder.read::<ProcessesFile>(FileAccess::Owner), Ok(Some(_)))
                 {
                     tracing::warn!(incarnation = %self.incarnation, "its record is written again");
                     self.folder.write(record)?;
                 }
                 foster.check_lock()?;
             }
-            LockHolder::Nothing | LockHolder::Unknown | LockHolder::Ours(_) | LockHolder::Again(..) => {}
+            LockHolder::None
+            | LockHolder::Unknown
+            | LockHolder::Executor(_)
+            | LockHolder::RestartPending(..) => {}
         }
         Ok(())
     }
 
     /// Reads the specification. If it is missing or unreadable, the known one is written again.
     pub(super) fn read_wanted(&mut self) -> io::Result<()> {
-        match (self.folder.read::<SpecFile>(FileAccess::Writer), &self.wanted) {
+        match (self.folder.read::<SpecFile>(FileAccess::Owner), &self.wanted) {
             (Ok(None) | Err(_), Some(known)) => {
                 tracing::warn!(incarnation = %self.incarnation, "what is wanted is written again");
                 self.folder.write(known)
@@ -105,20 +108,20 @@ impl IncarnationReconciler {
     /// Reads the record. The known record counts as long as no other can be read.
     pub(super) fn read_record(&mut self, lock: &LockAttempt) -> io::Result<()> {
         let by = match lock {
-            LockAttempt::Ours(_) => FileAccess::Writer,
-            LockAttempt::Theirs => FileAccess::Another,
+            LockAttempt::Acquired(_) => FileAccess::Owner,
+            LockAttempt::HeldElsewhere => FileAccess::Observer,
         };
         match (self.folder.read::<ProcessesFile>(by), lock) {
             (Ok(None), _) => {}
             (Ok(read), _) => self.record = read,
             // A supervisor sends its record once it is reached, and repairs an unreadable one.
-            (Err(error), LockAttempt::Theirs) => {
+            (Err(error), LockAttempt::HeldElsewhere) => {
                 tracing::warn!(%error, incarnation = %self.incarnation, "read what a keeper has recorded");
             }
-            (Err(error), LockAttempt::Ours(_)) if self.record.is_some() => {
+            (Err(error), LockAttempt::Acquired(_)) if self.record.is_some() => {
                 tracing::warn!(%error, incarnation = %self.incarnation, "read what was recorded");
             }
-            (Err(error), LockAttempt::Ours(_)) => return Err(error),
+            (Err(error), LockAttempt::Acquired(_)) => return Err(error),
         }
         Ok(())
     }
@@ -136,25 +139,25 @@ impl IncarnationReconciler {
             }
         };
         if record.is_over() {
-            return Ok(LockHolder::Nothing);
+            return Ok(LockHolder::None);
         }
         let output = self.wanted.as_ref().map(|wanted| wanted.output).unwrap_or_default();
         let mut foster = UnsupervisedProcesses::adopt(None, self.folder.clone(), output, record, boot)?;
         foster.end(Duration::ZERO);
-        Ok(LockHolder::Foster(Box::new(foster)))
+        Ok(LockHolder::Unsupervised(Box::new(foster)))
     }
 
     /// Makes the directory again with the end in it, once nothing is left.
     pub(super) fn conclude_lost(&mut self, rest: Option<&RemainingProcesses>) -> io::Result<()> {
         let (Some(loss), Some(record)) = (self.lost, &mut self.record) else { return Ok(()) };
         match &self.hold {
-            LockHolder::Foster(_) if rest == Some(&RemainingProcesses::Nothing) => {}
-            LockHolder::Foster(_) => return Ok(()),
-            LockHolder::Nothing
+            LockHolder::Unsupervised(_) if rest == Some(&RemainingProcesses::Nothing) => {}
+            LockHolder::Unsupervised(_) => return Ok(()),
+            LockHolder::None
             | LockHolder::Unknown
-            | LockHolder::Ours(_)
-            | LockHolder::Again(..)
-            | LockHolder::Kept(_) => {
+            | LockHolder::Executor(_)
+            | LockHolder::RestartPending(..)
+            | LockHolder::Supervisor(_) => {
                 if !record.is_over() {
                     return Ok(());
                 }
@@ -181,7 +184,7 @@ impl IncarnationReconciler {
         let wanted = self.wanted.take().unwrap_or_else(|| self.as_configured(nothing, None));
         self.wanted = Some(wanted.clone());
         self.folder.make()?;
-        let LockAttempt::Ours(lock) = self.folder.lock()? else {
+        let LockAttempt::Acquired(lock) = self.folder.lock()? else {
             return Err(io::Error::other("somebody else holds the lock of its new folder"));
         };
         if let Some(tombstone) = self.tombstone {
@@ -195,7 +198,7 @@ impl IncarnationReconciler {
         if self.before == ReadyHistory::Ready {
             self.folder.note_ready();
         }
-        (self.lost, self.starting, self.hold) = (None, false, LockHolder::Ours(lock));
+        (self.lost, self.starting, self.hold) = (None, false, LockHolder::Executor(lock));
         Ok(())
     }
 }

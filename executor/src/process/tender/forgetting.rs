@@ -15,10 +15,11 @@ impl IncarnationReconciler {
     /// debt, which is retried. It is not reported: that would bring the same command again immediately.
     pub(super) fn forget(&mut self) -> ReconcilerFlow {
         let over = match &self.hold {
-            LockHolder::Nothing | LockHolder::Ours(_) => true,
-            LockHolder::Unknown | LockHolder::Foster(_) | LockHolder::Again(..) | LockHolder::Kept(_) => {
-                false
-            }
+            LockHolder::None | LockHolder::Executor(_) => true,
+            LockHolder::Unknown
+            | LockHolder::Unsupervised(_)
+            | LockHolder::RestartPending(..)
+            | LockHolder::Supervisor(_) => false,
         };
         if !over {
             tracing::error!(incarnation = %self.incarnation, "cannot purge incarnation: not ended");

@@ -58,19 +58,22 @@ impl IncarnationReconciler {
             return Ok(WorkProgress::Begun);
         }
         match (step, &mut self.hold) {
-            (ReconcileStep::End(grace), LockHolder::Kept(link)) => link.stop(*grace),
-            (ReconcileStep::End(grace), LockHolder::Foster(foster)) => foster.end(*grace),
+            (ReconcileStep::Stop(grace), LockHolder::Supervisor(link)) => link.stop(*grace),
+            (ReconcileStep::Stop(grace), LockHolder::Unsupervised(foster)) => foster.end(*grace),
             // A pending restart is cancelled by `conclude_again`.
             (
-                ReconcileStep::End(_),
-                LockHolder::Nothing | LockHolder::Unknown | LockHolder::Ours(_) | LockHolder::Again(..),
+                ReconcileStep::Stop(_),
+                LockHolder::None
+                | LockHolder::Unknown
+                | LockHolder::Executor(_)
+                | LockHolder::RestartPending(..),
             ) => {}
             // Processes are never changed.
             (
                 ReconcileStep::Start
                 | ReconcileStep::Adopt
-                | ReconcileStep::Bury
-                | ReconcileStep::Answer
+                | ReconcileStep::WriteTombstone
+                | ReconcileStep::ReportAgain
                 | ReconcileStep::Refuse(..)
                 | ReconcileStep::Change,
                 _,
@@ -86,7 +89,7 @@ impl IncarnationReconciler {
         order: ObjectTarget,
         spec: Option<&ObjectSpec>,
     ) -> io::Result<()> {
-        if let LockHolder::Nothing = self.hold {
+        if let LockHolder::None = self.hold {
             self.folder.make()?;
             self.look();
         }
@@ -158,7 +161,7 @@ impl IncarnationReconciler {
     fn spawn(&mut self, permit: OwnedSemaphorePermit) -> io::Result<()> {
         let child = hold::spawn_keeper(&self.folder, &self.shared.program)?;
         self.starting = true;
-        self.hold = LockHolder::Kept(SupervisorSocket::new(
+        self.hold = LockHolder::Supervisor(SupervisorSocket::new(
             self.folder.clone(),
             Some(child),
             Some(StartPermit::new(permit)),
@@ -206,7 +209,9 @@ impl IncarnationReconciler {
 
     /// Records the end instead of a restart, if the end is requested by now or the supervisor failed.
     pub(super) fn conclude_again(&mut self) -> io::Result<()> {
-        let (LockHolder::Again(..), Some(wanted)) = (&self.hold, &self.wanted) else { return Ok(()) };
+        let (LockHolder::RestartPending(..), Some(wanted)) = (&self.hold, &self.wanted) else {
+            return Ok(());
+        };
         if wanted.order.aim != TargetGoal::Up {
             return self.stay_ended(None);
         }
@@ -223,8 +228,8 @@ impl IncarnationReconciler {
         let exit = reason.map_or_else(|| record.exit(), |reason| IncarnationExit::Failed { reason });
         foster::finish(&self.folder, self.wanted.as_ref(), record, exit)?;
         self.starting = false;
-        if let LockHolder::Again(lock, _) = std::mem::replace(&mut self.hold, LockHolder::Nothing) {
-            self.hold = LockHolder::Ours(lock);
+        if let LockHolder::RestartPending(lock, _) = std::mem::replace(&mut self.hold, LockHolder::None) {
+            self.hold = LockHolder::Executor(lock);
         }
         Ok(())
     }

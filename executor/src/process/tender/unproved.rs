@@ -13,7 +13,7 @@ use crate::plan::TargetGoal;
 impl IncarnationReconciler {
     /// Records the end of unsupervised processes of which nothing is left.
     pub(super) fn end_orphans(&mut self) -> io::Result<()> {
-        let (LockHolder::Foster(foster), Some(record)) = (&mut self.hold, &mut self.record) else {
+        let (LockHolder::Unsupervised(foster), Some(record)) = (&mut self.hold, &mut self.record) else {
             return Ok(());
         };
         foster.finish_output();
@@ -66,7 +66,7 @@ impl IncarnationReconciler {
             supervisor.signal(rustix::process::Signal::KILL);
         }
         // Last: a dead supervisor would not be found.
-        if let LockHolder::Kept(link) = &mut self.hold {
+        if let LockHolder::Supervisor(link) = &mut self.hold {
             link.kill();
         }
         found.len()

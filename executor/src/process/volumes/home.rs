@@ -143,7 +143,7 @@ impl VolumeDirectory {
 
     /// Repairs damaged copies of the record. Only for a directory that is ours.
     pub(super) fn mend(&self) -> io::Result<()> {
-        self.read::<VolumeFile>(FileAccess::Writer).map(drop)
+        self.read::<VolumeFile>(FileAccess::Owner).map(drop)
     }
 
     /// Returns the identity of the directory, if it exists. Fails if the path is anything else.

@@ -28,10 +28,10 @@ pub(super) fn is_mark(path: &Path) -> bool {
 
 /// Returns why the state of volumes cannot be determined, if that is the case.
 pub(super) fn missing(root: &Path) -> io::Result<Option<String>> {
-    let ours = durable::read::<RootMarkerFile>(&root.join(NAME), FileAccess::Another)?;
+    let ours = durable::read::<RootMarkerFile>(&root.join(NAME), FileAccess::Observer)?;
     let Some(ours) = ours else { return Ok(None) };
     let volumes = super::root(root);
-    if durable::read::<RootMarkerFile>(&volumes.join(NAME), FileAccess::Another)? == Some(ours) {
+    if durable::read::<RootMarkerFile>(&volumes.join(NAME), FileAccess::Observer)? == Some(ours) {
         return Ok(None);
     }
     Ok(Some(format!(
@@ -47,10 +47,10 @@ pub(super) fn make(root: &Path) -> io::Result<()> {
     static MAKING: Mutex<()> = Mutex::new(());
     let _making = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
     let (ours, theirs): (PathBuf, PathBuf) = (root.join(NAME), super::root(root).join(NAME));
-    if durable::read::<RootMarkerFile>(&ours, FileAccess::Writer)?.is_some() {
+    if durable::read::<RootMarkerFile>(&ours, FileAccess::Owner)?.is_some() {
         return Ok(());
     }
-    if let Some(mark) = durable::read::<RootMarkerFile>(&theirs, FileAccess::Writer)? {
+    if let Some(mark) = durable::read::<RootMarkerFile>(&theirs, FileAccess::Owner)? {
         return durable::write(&ours, &mark);
     }
     let mark = RootMarkerFile { mark: random()? };

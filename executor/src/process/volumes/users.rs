@@ -148,8 +148,8 @@ fn uses(folder: &IncarnationDirectory, wanted: &SpecFile, volume: VolumeId) -> b
     }
     // An unreadable record may be that of a running incarnation.
     let is_over =
-        matches!(folder.read::<ProcessesFile>(FileAccess::Another), Ok(Some(record)) if record.is_over());
-    let tombstone = folder.read::<TombstoneFile>(FileAccess::Another);
+        matches!(folder.read::<ProcessesFile>(FileAccess::Observer), Ok(Some(record)) if record.is_over());
+    let tombstone = folder.read::<TombstoneFile>(FileAccess::Observer);
     let is_buried = matches!(tombstone, Ok(Some(tombstone)) if tombstone.covers(&wanted.order));
     !is_over && !is_buried
 }

@@ -46,15 +46,19 @@ impl Sample {
         put(&self.file(), bytes);
         let outcome = verify(self.dir.path()).expect("readable").outcome;
         let kept = match (recover(&self.options()), &outcome) {
-            (Ok((opened, records)), VerifyOutcome::Sound | VerifyOutcome::Torn(_)) => {
-                assert_eq!(opened.cut.is_some(), outcome != VerifyOutcome::Sound, "cut loudly or not at all");
+            (Ok((opened, records)), VerifyOutcome::Intact | VerifyOutcome::TornTail(_)) => {
+                assert_eq!(
+                    opened.cut.is_some(),
+                    outcome != VerifyOutcome::Intact,
+                    "cut loudly or not at all"
+                );
                 assert_prefix(&records, &self.records);
                 if let Some(cut) = opened.cut {
                     assert_eq!(cut.from, position_of(&records).plus(1));
                     fs::remove_file(cut.kept).expect("what was cut is kept");
                 }
                 let after = verify(self.dir.path()).expect("readable");
-                assert_eq!(after.outcome, VerifyOutcome::Sound);
+                assert_eq!(after.outcome, VerifyOutcome::Intact);
                 assert_eq!(after.records, records.len() as u64);
                 records.len()
             }
@@ -115,7 +119,7 @@ fn every_flipped_bit_is_found() {
                         "bit {bit} of {at}: {outcome:?}"
                     );
                     assert_eq!(
-                        matches!(outcome, VerifyOutcome::Torn(_)),
+                        matches!(outcome, VerifyOutcome::TornTail(_)),
                         at >= named,
                         "bit {bit} of {at}: {outcome:?}"
                     );
@@ -127,7 +131,7 @@ fn every_flipped_bit_is_found() {
                     at < named,
                     "bit {bit} of {at}: {outcome:?}"
                 );
-                assert_ne!(outcome, VerifyOutcome::Sound);
+                assert_ne!(outcome, VerifyOutcome::Intact);
                 let last = frames.iter().take(6).sum();
                 let wanted = if at < named {
                     0
@@ -176,7 +180,7 @@ fn a_journal_goes_on_behind_a_cut_and_stale_bytes_do_not_come_back() {
     bytes[fifth..fifth + unnamed.len()].copy_from_slice(&unnamed);
     bytes[fifth + 100] = 0;
     let (outcome, kept) = sample.try_with(&bytes);
-    assert!(matches!(outcome, VerifyOutcome::Torn(_)), "{outcome:?}");
+    assert!(matches!(outcome, VerifyOutcome::TornTail(_)), "{outcome:?}");
     assert_eq!(kept, 4);
     // A shorter record than the torn one: the old bytes after it must not follow it.
     let mut author = TestWriter::new(1, Some(crate::ChainCursor::after(&sample.records[3])));
@@ -222,7 +226,7 @@ fn damage_in_an_earlier_segment_or_a_missing_one_is_refused() {
     drop(journal);
     let files: Vec<_> = super::super::catalog::list(dir.path()).expect("listed");
     assert!(files.len() > 4);
-    assert_eq!(verify(dir.path()).expect("readable").outcome, VerifyOutcome::Sound);
+    assert_eq!(verify(dir.path()).expect("readable").outcome, VerifyOutcome::Intact);
     for (_, file) in &files[..files.len() - 1] {
         refused_without(&options, file);
         let whole = fs::read(file).expect("read");
@@ -323,15 +327,15 @@ fn every_swapped_repeated_or_missing_frame_is_found_or_cut() {
             for b in 0..count {
                 if a != b {
                     let (outcome, _) = sample.try_with(&tampered(&sample, &[Tampering::Swap(a, b)]));
-                    assert_ne!(outcome, VerifyOutcome::Sound, "frames {a} and {b} swapped");
+                    assert_ne!(outcome, VerifyOutcome::Intact, "frames {a} and {b} swapped");
                 }
                 let (outcome, _) = sample.try_with(&tampered(&sample, &[Tampering::Repeat(a, b)]));
-                assert_ne!(outcome, VerifyOutcome::Sound, "frame {a} repeated before {b}");
+                assert_ne!(outcome, VerifyOutcome::Intact, "frame {a} repeated before {b}");
             }
             let (outcome, kept) = sample.try_with(&tampered(&sample, &[Tampering::Remove(a)]));
             // A clean cut at the end leaves no trace in the bytes.
-            assert_eq!(outcome == VerifyOutcome::Sound, a + 1 == count, "frame {a} removed");
-            assert!(outcome != VerifyOutcome::Sound || kept == a.min(6));
+            assert_eq!(outcome == VerifyOutcome::Intact, a + 1 == count, "frame {a} removed");
+            assert!(outcome != VerifyOutcome::Intact || kept == a.min(6));
         }
     }
 }

@@ -90,7 +90,7 @@ fn a_disk_that_refuses_stops_everything_and_loses_nothing_that_was_acknowledged(
             assert!(found.len() >= acknowledged.len(), "{fault:?} after {passes}");
             assert_prefix(&acknowledged, &found);
             assert_prefix(&found, &some_records(40));
-            assert_eq!(verify(dir.path()).expect("readable").outcome, VerifyOutcome::Sound);
+            assert_eq!(verify(dir.path()).expect("readable").outcome, VerifyOutcome::Intact);
         }
     }
 }
@@ -370,7 +370,7 @@ fn whoever_writes_records_stay_in_order_and_all_arrive() {
         .collect();
     assert_eq!(arrived, records);
     assert_eq!(recover(&options).expect("open").1, records);
-    assert_eq!(verify(dir.path()).expect("readable").outcome, VerifyOutcome::Sound);
+    assert_eq!(verify(dir.path()).expect("readable").outcome, VerifyOutcome::Intact);
 }
 
 #[test]

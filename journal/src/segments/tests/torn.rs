@@ -66,8 +66,8 @@ fn the_last_group_torn_at_any_byte_loses_nothing_that_was_acknowledged() {
             assert!(kept.len() >= 4 + before, "{torn:?} from byte {at} on: {} are left", kept.len());
             let is_cut = opened.cut.as_ref().map(|cut| (cut.from, cut.offset));
             match outcome {
-                VerifyOutcome::Sound => assert_eq!(is_cut, None),
-                VerifyOutcome::Torn(VerifyFinding { position, offset, .. }) => {
+                VerifyOutcome::Intact => assert_eq!(is_cut, None),
+                VerifyOutcome::TornTail(VerifyFinding { position, offset, .. }) => {
                     assert_eq!(is_cut, Some((position, offset)));
                     assert_eq!(position, position_of(&kept).plus(1));
                 }

@@ -109,7 +109,7 @@ impl SpecForm for DeploymentForm {
 /// Resources of a node or a payload.
 #[derive(Deserialize, JsonSchema, Default)]
 #[serde(deny_unknown_fields)]
-pub(super) struct AmountsForm {
+pub(super) struct ResourcesForm {
     /// CPU, in cores (default: 0).
     #[serde(default, alias = "cores")]
     cpu: CpuAmount,
@@ -121,8 +121,8 @@ pub(super) struct AmountsForm {
     disk: DiskAmount,
 }
 
-impl From<AmountsForm> for Resources {
-    fn from(form: AmountsForm) -> Resources {
+impl From<ResourcesForm> for Resources {
+    fn from(form: ResourcesForm) -> Resources {
         Resources { cpu: form.cpu.0, memory: form.memory.0, disk: form.disk.0 }
     }
 }
@@ -153,10 +153,10 @@ pub(super) struct NodeForm {
     zone: Option<ZoneName>,
     /// Total resources of the node.
     #[serde(alias = "total")]
-    resources: AmountsForm,
+    resources: ResourcesForm,
     /// Resources that are withheld from placements (default: none).
     #[serde(default)]
-    reserved: AmountsForm,
+    reserved: ResourcesForm,
     /// Names of the node's capabilities.
     #[serde(default)]
     capabilities: Vec<CapabilityName>,
@@ -311,7 +311,7 @@ pub(super) struct PayloadForm {
     #[serde(alias = "payloadName")]
     name: PayloadName,
     /// Resources that each process needs; memory is also the limit.
-    resources: AmountsForm,
+    resources: ResourcesForm,
     /// Number of processes, from 1 to 1024.
     #[serde(default = "one")]
     processes: u16,
@@ -438,8 +438,8 @@ pub(super) struct PlanForm {
     /// Condition of an automatic restart after an end that was not requested (default: after a failure).
     #[serde(default)]
     restart: Option<RestartPolicy>,
-    /// Delay of an automatic restart that follows another one; it doubles each time, up to 32 times (default:
-    /// 10s).
+    /// Delay between the first and the second automatic restart; the delay doubles each time, up to 32 times
+    /// (default: 10s).
     #[serde(default)]
     cooldown: Option<DurationText>,
     /// Order of an update that cannot be made in place (default: beside).

@@ -214,7 +214,7 @@ pub struct PlanSpec {
     /// Rule for starting an incarnation again that ended by itself; `best_effort` if absent.
     #[serde(default = "best_effort")]
     pub restart: RestartPolicy,
-    /// Delay of an automatic restart that follows another one, in milliseconds; 10000 if absent. The first
+    /// Delay between the first and the second automatic restart, in milliseconds; 10000 if absent. The first
     /// restart is immediate. The delay doubles with each consecutive restart, up to 32 times. An incarnation
     /// that lasted 32 times the delay ends the series.
     #[serde(default = "cooldown")]

@@ -281,7 +281,7 @@ struct OpenedFleetJournal {
 use crate::kafka::election::ElectionMember;
 /// Builds without Kafka have no election.
 #[cfg(not(feature = "kafka"))]
-struct NoElection(std::convert::Infallible);
+struct ElectionMember(std::convert::Infallible);
 
 #[cfg(not(feature = "kafka"))]
 impl ElectionMember {

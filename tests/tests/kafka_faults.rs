@@ -48,7 +48,7 @@ fn producer(codec: &str) -> BaseProducer {
 
 /// Waits until the server reports this part as blocked. Returns the report.
 fn stands_still(server: &Server, part: &str) -> String {
-    until("a part stands still", || {
+    until("a part is blocked", || {
         let answer = server.client().get("/readyz");
         (answer.status == 503 && answer.text.contains("stands_still") && answer.text.contains(part))
             .then_some(answer.text)
@@ -94,13 +94,13 @@ fn is_held_up_until_it_is_skipped(prefix: &str, harm: fn(&StoredBatch)) {
     let server = &standbys.servers[0];
     let why = stands_still(server, "inbox");
     assert!(why.contains("offset 1") && why.contains("chancery inbox skip 1"), "{why}");
-    assert_eq!(names(server), ["first"], "nothing behind it is taken");
+    assert_eq!(names(server), ["first"], "no message after it is read");
     let refused = server.run(&["inbox", "skip", "0"]);
     assert!(!refused.status.success());
     let refused = String::from_utf8_lossy(&refused.stderr).into_owned();
-    assert!(refused.contains("the inbox stands at offset 1"), "{refused}");
+    assert!(refused.contains("the inbox is blocked at offset 1"), "{refused}");
     assert_eq!(server.cli(&["inbox", "skip", "1"]), "inbox message 1 skipped\n");
-    until("what is behind it is answered", || (names(server) == ["first", "behind"]).then_some(()));
+    until("the message behind it is answered", || (names(server) == ["first", "behind"]).then_some(()));
     let skipped = told(server, "inbox.skipped.v1");
     assert!(skipped.len() == 1 && skipped[0]["data"]["offset"] == 1, "{skipped:?}");
     is_ready(server);
@@ -120,6 +120,49 @@ fn a_message_whose_bytes_are_damaged_holds_the_inbox_up_until_it_is_skipped() {
 #[test]
 fn a_message_of_an_unknown_codec_holds_the_inbox_up_until_it_is_skipped() {
     is_held_up_until_it_is_skipped("unknown-codec", StoredBatch::set_unknown_codec);
+}
+
+/// Sends a message in a transaction, and aborts the transaction: its message and its end have an offset each.
+fn abort(topic: &str) {
+    let producer: BaseProducer = config().set("transactional.id", topic).create().expect("a producer");
+    producer.init_transactions(PATIENCE).expect("it starts");
+    producer.begin_transaction().expect("it starts");
+    let record = BaseRecord::<(), str>::to(topic).partition(0).payload("aborted");
+    producer.send(record).map_err(|(error, _)| error).expect("sent");
+    producer.flush(PATIENCE).expect("acknowledged");
+    producer.abort_transaction(PATIENCE).expect("it is aborted");
+}
+
+#[test]
+fn offsets_without_a_message_are_skipped_before_one_that_cannot_be_read() {
+    let mut standbys = Standbys::start(shared(1), "no-message", 1, &SETTINGS);
+    assert_eq!(standbys.servers[0].stop(), Some(0));
+    put(&producer("none"), "no-message.inbox", "first");
+    abort("no-message.inbox");
+    for name in ["broken", "behind"] {
+        put(&producer("none"), "no-message.inbox", name);
+    }
+    StoredBatch::find(shared(1), 1, "no-message.inbox", "broken")
+        .expect("the broker has it")
+        .set_unknown_codec();
+    standbys.servers[0].start_again();
+    let server = &standbys.servers[0];
+    for offset in 1..=3 {
+        let hint = format!("cannot continue inbox at offset {offset}: ");
+        until("the next offset is named", || {
+            server.client().get("/readyz").text.contains(&hint).then_some(())
+        });
+        assert_eq!(names(server), ["first"], "nothing behind it is taken");
+        assert_eq!(
+            server.cli(&["inbox", "skip", &offset.to_string()]),
+            format!("inbox message {offset} skipped\n")
+        );
+    }
+    until("what is behind it is answered", || (names(server) == ["first", "behind"]).then_some(()));
+    let skipped = told(server, "inbox.skipped.v1");
+    let offsets: Vec<_> = skipped.iter().map(|event| event["data"]["offset"].clone()).collect();
+    assert_eq!(offsets, [1, 2, 3]);
+    is_ready(server);
 }
 
 #[test]
@@ -145,7 +188,7 @@ fn messages_that_no_server_can_read_or_finds_are_given_up_by_the_start_of_one() 
         assert!(server.log().contains(why), "{}", server.log());
     }
     server.start_with_flags(&["--skip-inbox", "1"]);
-    until("what is behind is answered", || (names(server) == ["behind"]).then_some(()));
+    until("the message behind it is answered", || (names(server) == ["behind"]).then_some(()));
     is_ready(server);
     for restart in 0..2 {
         let skipped = told(server, "inbox.skipped.v1");
@@ -163,8 +206,8 @@ fn leave_open(topic: &str) {
     let mut config = config();
     config.set("transactional.id", topic).set("transaction.timeout.ms", "600000");
     let producer: BaseProducer = config.create().expect("a producer");
-    producer.init_transactions(PATIENCE).expect("it begins");
-    producer.begin_transaction().expect("it begins");
+    producer.init_transactions(PATIENCE).expect("it starts");
+    producer.begin_transaction().expect("it starts");
     let record = BaseRecord::<(), str>::to(topic).partition(0).payload("left open");
     producer.send(record).map_err(|(error, _)| error).expect("sent");
     producer.flush(PATIENCE).expect("acknowledged");
@@ -184,9 +227,9 @@ fn a_transaction_that_is_left_open_is_named_and_everything_goes_on_when_it_is_en
     leave_open("left-open.inbox");
     put(&producer("none"), "left-open.inbox", "behind");
     let why = stands_still(server, "inbox: a transaction is open since offset 0");
-    assert!(names(server).is_empty(), "what stands behind it waits");
+    assert!(names(server).is_empty(), "the message behind it waits");
     end("left-open.inbox", &why);
-    until("what stands behind it is answered", || (names(server) == ["behind"]).then_some(()));
+    until("the message behind it is answered", || (names(server) == ["behind"]).then_some(()));
     is_ready(server);
 
     leave_open("left-open.journal");
@@ -236,7 +279,10 @@ fn a_foreign_member_that_takes_the_partition_is_named_and_its_end_is_that_of_the
     let doctor = Command::new(program()).args(["doctor", "--journal", standbys.journal()]).output();
     let doctor = doctor.expect("the program runs");
     let doctor = String::from_utf8_lossy(&doctor.stdout).into_owned();
-    assert!(doctor.contains("a stranger at") && doctor.contains("it is no server of the fleet"), "{doctor}");
+    assert!(
+        doctor.contains("a stranger at") && doctor.contains("the client is no server of the fleet"),
+        "{doctor}"
+    );
     stop.store(true, Ordering::Relaxed);
     member.join().expect("it does not panic");
     is_ready(server);
@@ -282,14 +328,14 @@ fn messages_in_a_partition_that_no_fleet_has_are_named_by_doctor() {
             doctor.args(["doctor", "--journal", standbys.journal()]).output().expect("the program runs");
         String::from_utf8_lossy(&done.stdout).into_owned()
     };
-    assert!(!doctor().contains("no fleet of these settings"), "nothing was put there");
+    assert!(!doctor().contains("no configured fleet"), "nothing was put there");
     let producer = producer("none");
     let record = BaseRecord::<(), str>::to("raised.inbox").partition(2).payload("{}");
     producer.send(record).map_err(|(error, _)| error).expect("sent");
     producer.flush(PATIENCE).expect("acknowledged");
     let told = doctor();
     assert!(
-        told.contains("partition 2 belongs to no fleet of these settings, and holds messages up to offset 1"),
+        told.contains("partition 2 belongs to no configured fleet, and has messages up to offset 1"),
         "{told}"
     );
     put(&producer, "raised.inbox", "named");

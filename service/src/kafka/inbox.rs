@@ -42,10 +42,10 @@ pub(super) struct InboxConsumer {
 impl InboxConsumer {
     /// Compares the contents of the topic with the journal's answers.
     pub(super) fn take_up(&self, watermark: Option<&InboxWatermark>) -> Result<InboxStart> {
-        let asking = self.client.watcher().context("reach the brokers for the inbox")?;
+        let asking = self.client.watcher().context("cannot reach brokers for inbox")?;
         let (start, end) = offsets(&asking, &self.topic, self.partition)
-            .with_context(|| format!("ask for the first and last offset of {}", self.topic))?;
-        let cluster = asking.client().fetch_cluster_id(ASKING).context("ask for the cluster's id")?;
+            .with_context(|| format!("cannot read offsets of {}", self.topic))?;
+        let cluster = asking.client().fetch_cluster_id(ASKING).context("cannot read cluster id")?;
         // The name is the best identity of a topic that the client library offers.
         let topic: InboxTopic = format!("{cluster}/{}/{}", self.topic, self.partition).parse()?;
         let log = u64::try_from(start)?..u64::try_from(end)?;
@@ -55,12 +55,7 @@ impl InboxConsumer {
             None => InboxStart::take_up(topic, binding, watermark, &log)?,
         };
         // A message that ends its reading server is at this offset or soon after.
-        tracing::info!(
-            next = inbox.next(),
-            end = inbox.tail(),
-            topic = self.topic,
-            "the inbox is read from here on"
-        );
+        tracing::info!(next = inbox.next(), end = inbox.tail(), topic = self.topic, "reading inbox");
         Ok(inbox)
     }
 
@@ -73,7 +68,7 @@ impl InboxConsumer {
             let reader =
                 PartitionReader::open(&self.client, &self.topic, self.partition, i64::try_from(way.next)?);
             let mut reader =
-                reader.with_context(|| format!("read {} from offset {}", self.topic, way.next))?;
+                reader.with_context(|| format!("cannot read {} from offset {}", self.topic, way.next))?;
             reader.ended_at(i64::try_from(inbox.tail())?);
             match self.read(reader, &mut way) {
                 Err(unreadable) if unreadable.is_removed() => return Err(unreadable.into()),
@@ -125,7 +120,8 @@ impl InboxConsumer {
         self.troubles.report(
             FleetPart::Inbox,
             format!(
-                "the message at offset {offset} cannot be read: {unreadable}; `chancery inbox skip {offset}` gives it up, and records that"
+                "cannot continue inbox at offset {offset}: {unreadable}; try: chancery inbox skip {offset}, which records \
+                 the skip"
             ),
         );
         // A stopped decider needs no input.
@@ -226,7 +222,7 @@ mod tests {
         for (value, header, is_whole) in table {
             let until = Instant::now() + PATIENCE;
             let letter = loop {
-                assert!(Instant::now() < until, "nothing comes");
+                assert!(Instant::now() < until, "no message arrives");
                 if let PollResult::Message(message) = reader.poll(WAIT).expect("it is read") {
                     break letter(&message);
                 }

@@ -24,7 +24,7 @@ const SLOW: u64 = 1_000_000;
 /// what a slow network transfers within a request timeout, however much a reader requests.
 const BACKLOG: u64 = 100;
 const BACKLOG_BYTES: usize = 100_000;
-/// Maximum time for servers to detect the lost end of their journal, while one broker of three is up.
+/// Maximum time for servers to detect the lost end of their journal, while one broker of three is running.
 const KNOWN: Duration = Duration::from_secs(40);
 
 /// Fault of the campaign.
@@ -58,7 +58,7 @@ pub(super) enum Blow {
     /// Kills two brokers of three: fewer in sync than the topic requires. Nothing is acknowledged until one
     /// is back.
     KillTwoBrokers,
-    /// Stops the leader while responses of partitions overtake each other.
+    /// Stops the leader while responses of partitions arrive in another order.
     ReorderResponses,
     /// Adds a partition to each topic.
     AddPartitions,
@@ -343,7 +343,7 @@ impl Struck<'_> {
         let began = Instant::now();
         let server = &mut self.standbys.servers[self.decider];
         let code = server.stop();
-        ensure!(code == Some(0), "it stops with {code:?}:\n{}", server.log());
+        ensure!(code == Some(0), "the server stops with {code:?}:\n{}", server.log());
         self.move_clients();
         self.another_decides();
         let took = began.elapsed();
@@ -387,7 +387,7 @@ impl Struck<'_> {
         let mut other = Server::start();
         other.client().must("capability.apply", &json!({"name": "other", "spec": {"type": "T", "score": 1}}));
         let code = other.stop();
-        ensure!(code == Some(0), "it stops with {code:?}:\n{}", other.log());
+        ensure!(code == Some(0), "the server stops with {code:?}:\n{}", other.log());
         for _ in 0..3 {
             let mut import = Command::new(program())
                 .args(["import", "--journal", self.standbys.journal()])
@@ -423,8 +423,8 @@ impl Struck<'_> {
         while began.elapsed() < KNOWN && !self.have_ended()? {
             std::thread::sleep(Duration::from_millis(100));
         }
-        // Without the others, the leading broker may not report the topic's end. Then `/readyz` must report
-        // that.
+        // Without the others, the leading broker perhaps does not report the topic's end. Then `/readyz` must
+        // report that.
         for server in self.standbys.servers.iter().filter(|server| server.is_up()) {
             let ready = server.client().get("/readyz");
             ensure!(
@@ -469,9 +469,9 @@ impl Struck<'_> {
                 furthest = (last, Some(server.data().to_owned()));
             }
         }
-        let Some(source) = furthest.1 else { bail!("no mirror holds anything") };
+        let Some(source) = furthest.1 else { bail!("every mirror is empty") };
         cluster.tool("kafka-topics", &["--delete", "--topic", JOURNAL]);
-        until("the topic is gone", || {
+        until("the topic is deleted", || {
             (!cluster.tool("kafka-topics", &["--list"]).lines().any(|topic| topic == JOURNAL)).then_some(())
         });
         let run = |args: &[&str]| -> Result<()> {

@@ -86,7 +86,7 @@ impl Seen {
                     .next()
                     .unwrap_or_default()
                     .parse()
-                    .context("an id begins with a position")?;
+                    .context("an id starts with a position")?;
                 let expected = self.position.load(Ordering::Acquire) + u64::from(!is_control);
                 ensure!(position == expected, "{url} gives event {position} where {expected} is the next");
                 self.position.store(position, Ordering::Release);

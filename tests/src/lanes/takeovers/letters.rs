@@ -26,6 +26,8 @@ use rdkafka::types::RDKafkaErrorCode;
 use rdkafka::{ClientContext, util::Timeout};
 use serde_json::json;
 
+use crate::until;
+
 /// Topics of the campaign.
 pub(super) const INBOX: &str = "fleet.inbox";
 pub(super) const JOURNAL: &str = "fleet.journal";
@@ -120,12 +122,12 @@ impl Sent {
         let wrong: Vec<_> = self.acknowledged.iter().filter(|id| times(id) != 1).take(5).collect();
         ensure!(
             wrong.is_empty(),
-            "inbox messages that were acknowledged and do not stand in the journal once: {wrong:?}"
+            "inbox messages that were acknowledged and are not in the journal once: {wrong:?}"
         );
         let wrong: Vec<_> = self.aborted.iter().filter(|id| times(id) != 0).take(5).collect();
         ensure!(
             wrong.is_empty(),
-            "inbox messages of aborted transactions that stand in the journal: {wrong:?}"
+            "inbox messages of aborted transactions that are in the journal: {wrong:?}"
         );
         println!(
             "{} inbox messages, each answered once; {} of aborted transactions, none answered",
@@ -200,7 +202,7 @@ pub(super) fn put_foreign(brokers: &str, texts: &[String]) -> Result<()> {
     config.set("compression.type", "none").set("batch.num.messages", "1");
     let messages = texts.iter().map(|text| Letter::to(INBOX).partition(0).payload(text));
     let undelivered = put(&config, messages)?;
-    ensure!(undelivered.is_none(), "a message was not taken: {undelivered:?}");
+    ensure!(undelivered.is_none(), "a message was not delivered: {undelivered:?}");
     Ok(())
 }
 
@@ -210,7 +212,7 @@ pub(super) fn put_good(brokers: &str, id: &str, name: u64) -> Result<()> {
     let text = asks(id, name, 1);
     let message = Letter::to(INBOX).partition(0).payload(&text).headers(headers(id));
     let undelivered = put(&config, [message])?;
-    ensure!(undelivered.is_none(), "a message was not taken: {undelivered:?}");
+    ensure!(undelivered.is_none(), "a message was not delivered: {undelivered:?}");
     Ok(())
 }
 
@@ -223,6 +225,18 @@ pub(super) fn is_refused(brokers: &str, topic: &str) -> Result<bool> {
     let refusals = [RDKafkaErrorCode::NotEnoughReplicas, RDKafkaErrorCode::NotEnoughReplicasAfterAppend];
     let code = undelivered.and_then(|error| error.rdkafka_error_code());
     Ok(code.is_some_and(|code| refusals.contains(&code)))
+}
+
+/// Whether partition 0 of the topic has a committed message at the offset. Some message must follow.
+pub(super) fn holds_message(brokers: &str, topic: &str, offset: i64) -> Result<bool> {
+    let client = KafkaClient::new(brokers, BTreeMap::new())?;
+    let mut reader = PartitionReader::open(&client, topic, 0, offset)?;
+    let first = until("a message is read", || match reader.poll(Duration::from_millis(100)) {
+        Ok(PollResult::Message(message)) => Some(Ok(message.offset())),
+        Ok(PollResult::Nothing) => None,
+        Err(error) => Some(Err(error)),
+    });
+    Ok(first? == offset)
 }
 
 /// End offset of partition 0 of the events topic, and the position of the last event before it.
@@ -357,9 +371,9 @@ fn transaction(config: &ClientConfig, name: &str, time: Duration) -> Result<Base
         .set("transactional.id", name)
         .set("transaction.timeout.ms", time.as_millis().to_string())
         .create()
-        .context("make a producer")?;
-    producer.init_transactions(Duration::from_secs(5)).context("begin")?;
-    producer.begin_transaction().context("begin")?;
+        .context("cannot create producer")?;
+    producer.init_transactions(Duration::from_secs(5)).context("cannot initialize transactions")?;
+    producer.begin_transaction().context("cannot start transaction")?;
     Ok(producer)
 }
 

@@ -38,7 +38,7 @@ pub(super) fn run(rounds: u64, seed: u64, tally: &mut CountMap) -> Result<()> {
     let settings = [
         ("CHANCERY_LEASE", "60s"),
         ("CHANCERY_INBOX_SCOPE", "capability.apply"),
-        ("CHANCERY_INBOX_ACTOR", "letters"),
+        ("CHANCERY_INBOX_ACTOR", "inbox"),
     ];
     let clocks = [0, 40, -40].map(ServerClock::apart);
     let mut standbys = Standbys::start_with_clocks(&cluster, "fleet", &clocks, &settings);
@@ -58,7 +58,7 @@ pub(super) fn run(rounds: u64, seed: u64, tally: &mut CountMap) -> Result<()> {
         // In two of three rounds, clients use a server that the fault does not hit.
         let asked = if random.chance(333) { decider } else { (decider + 1) % 3 };
         load.moved(&standbys.servers[asked].url());
-        until("the fleet takes a deployment", || {
+        until("the fleet accepts a deployment", || {
             let key = format!("round-{round}");
             let data = json!({"plan": "web", "name": key, "spec": {"count": random.below(7)}});
             let url = &standbys.servers[asked];
@@ -99,15 +99,13 @@ pub(super) fn run(rounds: u64, seed: u64, tally: &mut CountMap) -> Result<()> {
     evidence.push(Evidence::gather(survivor)?);
     empty(survivor, "over");
     for server in &standbys.servers {
-        let logs = [
-            ("in the journal does not count", "records that do not count"),
-            ("has no outcome", "appends without an outcome"),
-        ];
+        let logs =
+            [("invalid record skipped", "invalid records"), ("has no outcome", "appends without an outcome")];
         let found = logs.map(|(text, what)| format!("{} {what}", server.log().matches(text).count()));
         println!("one server saw {}", found.join(", "));
     }
     let (code, log) = (executor.stop(), executor.log());
-    ensure!(code == Some(0), "the executor does not stop as it is asked to:\n{log}");
+    ensure!(code == Some(0), "the executor does not stop on request:\n{log}");
     let head = at_rest(survivor);
     println!("the reader of the stream resumed {} times", follower.end(head)?);
     for server in &standbys.servers {
@@ -118,7 +116,7 @@ pub(super) fn run(rounds: u64, seed: u64, tally: &mut CountMap) -> Result<()> {
     outside(&cluster, &standbys, deleted)?;
     for server in &mut standbys.servers {
         let code = server.stop();
-        ensure!(code == Some(0), "a server does not stop as it is asked to: {code:?}\n{}", server.log());
+        ensure!(code == Some(0), "a server does not stop on request: {code:?}\n{}", server.log());
     }
     sent.judge(&records(standbys.servers[0].data())?)?;
     same_journals(&standbys)?;
@@ -166,11 +164,11 @@ fn outside(cluster: &Cluster, standbys: &Standbys, deleted: Option<u64>) -> Resu
     for server in &standbys.servers {
         checker.args(["--server", &server.url(), "--mirror"]).arg(server.data());
     }
-    let done = checker.output().context("run the checker")?;
+    let done = checker.output().context("cannot run checker")?;
     let (out, err) = (String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
-    ensure!(done.status.success(), "the checker finds faults, {}:\n{out}{err}", done.status);
+    ensure!(done.status.success(), "the checker reports errors, {}:\n{out}{err}", done.status);
     let found: Value =
-        serde_json::from_str(&out).with_context(|| format!("read what the checker said: {out}"))?;
+        serde_json::from_str(&out).with_context(|| format!("cannot read output of the checker: {out}"))?;
     println!("the checker that is not ours: {found}");
     Ok(())
 }
@@ -186,7 +184,7 @@ fn same_journals(standbys: &Standbys) -> Result<()> {
                 // A server that stopped earlier lacks later records.
                 let common = first.len().min(records.len());
                 records.truncate(common);
-                ensure!(first[..common] == records[..], "two servers hold other records");
+                ensure!(first[..common] == records[..], "two servers have different records");
             }
         }
     }

@@ -1,6 +1,6 @@
 //! Command line of the program: its commands ([`local`]), the settings that follow from the flags, and the
-//! commands that show the program itself. [`chancery_cli`] runs client commands; the program runs commands
-//! that start something.
+//! commands that show the program itself. [`chancery_cli`] runs client commands; the program runs all other
+//! commands.
 
 mod completion;
 mod executor;
@@ -138,7 +138,7 @@ mod tests {
         let (Ok(cli), wanted) =
             (CliArgs::try_parse_from(["chancery", "keeper", "--help", "x"]), ["--help", "x"])
         else {
-            panic!("arguments of a keeper are passed through")
+            panic!("arguments are passed through")
         };
         assert!(
             matches!(&cli.command, CliCommand::Local(LocalCommand::Keeper(passed)) if passed.args == wanted)

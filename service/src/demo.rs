@@ -42,10 +42,10 @@ const LOG: &str = "server.log";
 
 /// Returns the example plan with this program as its payload, whatever the name and path of the program.
 fn plan(program: &Path) -> Result<String> {
-    let program = program.to_str().context("the program's path is not text")?;
+    let program = program.to_str().context("cannot start demonstration: path of the program is not UTF-8")?;
     let argv = format!("argv: [{}, \"demo-payload\"", serde_json::to_string(&program.replace('$', "$$"))?);
     let plan = PLAN.replacen("argv: [\"chancery\", \"demo-payload\"", &argv, 1);
-    ensure!(plan != PLAN, "the example plan does not run the program");
+    ensure!(plan != PLAN, "cannot adapt example plan: it does not run the program");
     Ok(plan)
 }
 
@@ -72,15 +72,12 @@ pub fn run(options: &DemoOptions) -> Result<()> {
     let interrupted = watch_signals()?;
     let (data, temporary) = match &options.data {
         Some(data) => {
-            std::fs::create_dir_all(data).with_context(|| format!("make {}", data.display()))?;
+            std::fs::create_dir_all(data)
+                .with_context(|| format!("cannot create directory {}", data.display()))?;
             // Two concurrent demonstrations see the directory empty; only one creates the file.
             let used = data.read_dir().is_ok_and(|mut entries| entries.next().is_some());
             let first = std::fs::File::create_new(data.join(LOG)).is_ok();
-            ensure!(
-                !used && first,
-                "{} is not empty: the demonstration wants a folder of its own",
-                data.display()
-            );
+            ensure!(!used && first, "cannot use directory {}: must be empty", data.display());
             (std::path::absolute(data)?, false)
         }
         None => (temporary()?, true),
@@ -90,7 +87,7 @@ pub fn run(options: &DemoOptions) -> Result<()> {
     let mut told = demo.play();
     let interrupted = demo.interrupted.load(Ordering::Relaxed);
     if interrupted {
-        told = Err(anyhow::anyhow!("interrupted"));
+        told = Err(anyhow::anyhow!("cannot continue demonstration: interrupted"));
     }
     if told.is_ok() && options.end == DemoCleanup::Keep {
         demo.keep(temporary);
@@ -98,8 +95,8 @@ pub fn run(options: &DemoOptions) -> Result<()> {
     }
     if let Err(error) = demo.end() {
         note!(
-            "chancery demo: could not end everything: {error:#}\nTo end what is left: chancery serve --data-dir {}, and \
-             deploy a count of 0. What the server said is in {}",
+            "chancery demo: cannot end everything: {error:#}\nTo end the rest: chancery serve --data-dir {}, then deploy a \
+             count of 0. The server log is {}",
             demo.data.display(),
             demo.log().display()
         );
@@ -107,15 +104,15 @@ pub fn run(options: &DemoOptions) -> Result<()> {
     }
     if told.is_err() && !interrupted {
         note!(
-            "Everything that the demonstration started has ended. What the server said is in {}",
+            "Everything that the demonstration started has ended. The server log is {}",
             demo.log().display()
         );
         return told;
     }
-    std::fs::remove_file(demo.log()).with_context(|| format!("remove {}", demo.log().display()))?;
+    std::fs::remove_file(demo.log()).with_context(|| format!("cannot remove {}", demo.log().display()))?;
     if temporary {
-        remove(&demo.data).with_context(|| format!("remove {}", demo.data.display()))?;
-        note!("Everything that the demonstration started has ended, and its folder is gone.");
+        remove(&demo.data).with_context(|| format!("cannot remove {}", demo.data.display()))?;
+        note!("Everything that the demonstration started has ended, and its directory is removed.");
     }
     told
 }
@@ -135,7 +132,7 @@ fn remove(folder: &Path) -> std::io::Result<()> {
 
 fn temporary() -> Result<PathBuf> {
     let folder = std::env::temp_dir().join(format!("chancery-demo-{}", std::process::id()));
-    std::fs::create_dir(&folder).with_context(|| format!("make {}", folder.display()))?;
+    std::fs::create_dir(&folder).with_context(|| format!("cannot create directory {}", folder.display()))?;
     Ok(folder)
 }
 
@@ -167,7 +164,7 @@ fn watch_signals() -> Result<Arc<AtomicBool>> {
             }
         });
     });
-    ready.recv().context("watch for signals")?;
+    ready.recv().context("cannot watch signals")?;
     Ok(interrupted)
 }
 
@@ -183,13 +180,13 @@ impl DemoRun {
     fn play(&mut self) -> Result<()> {
         step("A server: journal, decider, projector, API, and an executor for processes.");
         self.start()?;
-        say!("  listening on {}, everything it keeps is in {}", self.url, self.data.display());
+        say!("  listening on {}, data in {}", self.url, self.data.display());
 
-        step("Four nodes in two update domains, and a plan that asks for approval.");
+        step("Four nodes in two update domains, and a plan that requires approval.");
         self.apply(NODES)?;
         self.apply(&plan(&self.program)?)?;
 
-        step("Deploy one instance: nothing runs yet, an operation waits for approval and shows its node.");
+        step("Deploy one replica: nothing runs yet; an operation waits for approval and shows its node.");
         self.apply(DEPLOYMENTS[0])?;
         self.wait_for("operations?plan=web&state=pending_approval", 1)?;
         self.show(&["get", "operations"])?;
@@ -200,7 +197,7 @@ impl DemoRun {
         self.show(&["get", "replicas", "-o", "wide"])?;
         self.visit(&first[0])?;
 
-        step("Scale to three: two creates, and nothing for the one that is already right.");
+        step("Scale to three: two operations create replicas; the existing one needs no change.");
         self.apply(DEPLOYMENTS[1])?;
         self.wait_for("operations?plan=web&state=pending_approval", 2)?;
         self.show(&["get", "operations", "-l", "state=pending_approval"])?;
@@ -208,7 +205,7 @@ impl DemoRun {
         self.running(3)?;
 
         step(
-            "A new version: one after the other gets another run, which is ready before the old one is stopped.",
+            "A new version: replicas are updated in turn; each new incarnation is ready before the old one is stopped.",
         );
         self.apply(DEPLOYMENTS[2])?;
         self.wait_for("operations?plan=web&state=pending_approval", 3)?;
@@ -219,13 +216,13 @@ impl DemoRun {
         self.visit(&before[0])?;
         let before = pids(&before);
 
-        step("Kill the server with SIGKILL: the processes live on, and the next server adopts them.");
+        step("Kill the server with SIGKILL: the processes continue, and the next server adopts them.");
         self.kill()?;
         let alive = before.iter().filter(|(_, pid)| Path::new(&format!("/proc/{pid}")).exists()).count();
         say!("  the server is dead; {alive} of {} processes are alive", before.len());
         self.start()?;
         let after = pids(&self.running(3)?);
-        ensure!(before == after, "the processes are not the same: {before:?}, then {after:?}");
+        ensure!(before == after, "cannot adopt processes: expected {before:?}, found {after:?}");
         self.show(&["get", "replicas", "-o", "wide"])?;
         say!("  the same process ids as before: {}", list(&after));
 
@@ -238,22 +235,22 @@ impl DemoRun {
         let name = last[0]["name"].as_str().unwrap_or_default().to_owned();
         self.move_and_restart(&name)?;
 
-        step("The whole story of one replica: what happened, who, why.");
+        step("The history of one replica: what happened, who requested it, and why.");
         self.show(&["history", "replica", &name])?;
 
-        step("The journal's chain holds: nothing was altered, nothing is missing.");
+        step("The journal's chain is intact: no record was altered, none is missing.");
         let data = self.data.display().to_string();
         self.show(&["verify", &data])
     }
 
     /// Moves the last replica to another node, and restarts it there.
     fn move_and_restart(&mut self, name: &str) -> Result<()> {
-        step("Move it to another node: the run there is ready before this one is stopped.");
+        step("Move it to another node: the incarnation there is ready before the old one is stopped.");
         self.show(&["relocate", name])?;
         self.approve(name, "relocate")?;
         self.show(&["get", "replicas", "-o", "wide"])?;
 
-        step("Restart it: its run ends, then another one begins in its place.");
+        step("Restart it: its incarnation ends, then another one replaces it.");
         self.show(&["restart", name])?;
         self.approve(name, "restart")?;
         let again = self.running(1)?;
@@ -271,7 +268,7 @@ impl DemoRun {
 }
 
 impl Drop for DemoRun {
-    /// The server never outlives the demonstration, unless [`Demo::keep`] has released it.
+    /// The server never outlives the demonstration, unless [`DemoRun::keep`] has released it.
     fn drop(&mut self) {
         if let Some(mut server) = self.server.take() {
             let _ = server.kill();

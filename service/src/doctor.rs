@@ -12,18 +12,19 @@ use crate::folder::journal_options;
 /// Returns how the end of processes is proved here, and whether an executor with these settings can start.
 pub fn host(config: &ServiceConfig) -> (String, bool) {
     match CgroupSupport::detect(&config.cgroup) {
-        Ok(CgroupSupport { proof: EndProof::Cgroup(path), .. }) => {
-            (format!("processes: ends are proved by control groups in {}\n", path.display()), true)
-        }
+        Ok(CgroupSupport { proof: EndProof::Cgroup(path), .. }) => (
+            format!("processes: the end of a process is proved by control groups in {}\n", path.display()),
+            true,
+        ),
         Ok(CgroupSupport { proof: EndProof::Search(why), .. }) => {
             let text = format!(
-                "processes: ends are proved by a search through /proc: {why}\n  \
-                 When a supervisor dies, an end may stay unknown until the machine is booted again. Run the executor as root, \
-                 or in a control group of its own (systemd: Delegate=yes), and this command in the same way.\n"
+                "processes: the end of a process is proved by a search through /proc: {why}\n  \
+                 If a supervisor dies, the end may stay unknown until the machine restarts. Run the executor as root, or in \
+                 a control group of its own (systemd: Delegate=yes), and run this command in the same way.\n"
             );
             (text, true)
         }
-        Err(error) => (format!("processes: no executor starts here: {error}\n"), false),
+        Err(error) => (format!("processes: cannot start an executor on this host: {error}\n"), false),
     }
 }
 
@@ -33,12 +34,12 @@ pub fn clock(config: &ServiceConfig) -> Result<(String, bool)> {
     for fleet in config.fleets.keys() {
         let dir = journal_options(config, &config.data_dir, fleet).dir;
         if !dir.is_dir() {
-            writeln!(text, "clock of fleet {fleet}: there is no journal in {}", dir.display())?;
+            writeln!(text, "clock of fleet {fleet}: no journal in {}", dir.display())?;
             continue;
         }
-        let report = verify(&dir).with_context(|| format!("read the journal in {}", dir.display()))?;
+        let report = verify(&dir).with_context(|| format!("cannot read journal in {}", dir.display()))?;
         match report.head.map_or(Ok(()), |head| config.wall_clock().try_admit(head.time)) {
-            Ok(()) => writeln!(text, "clock of fleet {fleet}: well")?,
+            Ok(()) => writeln!(text, "clock of fleet {fleet}: ok")?,
             Err(error) => {
                 is_well = false;
                 writeln!(text, "clock of fleet {fleet}: {error}")?;

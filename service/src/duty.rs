@@ -37,7 +37,7 @@ use crate::rows::StateRequests;
 
 /// Time before a server whose decider has ended takes over again, if the server is still elected.
 const PAUSE: Duration = Duration::from_millis(500);
-/// Minimum life of a settled decider; the cause of an earlier end may also end the next decider.
+/// Time after which a decider counts as settled; the cause of an earlier end may also end the next decider.
 const CALM: Duration = Duration::from_secs(10);
 /// Maximum pause between takeovers.
 const LONGEST: Duration = Duration::from_secs(8);
@@ -108,12 +108,8 @@ impl LeaderLoop {
                 Ok(begun) => begun,
                 Err(error) if is_final(&turns, &error) => return Err(error),
                 Err(error) => {
-                    self.troubles
-                        .report(FleetPart::Decider, format!("this server cannot take over: {error:#}"));
-                    tracing::warn!(
-                        error = format!("{error:#}"),
-                        "this server could not take over; it tries again"
-                    );
+                    self.troubles.report(FleetPart::Decider, format!("cannot become leader: {error:#}"));
+                    tracing::warn!(error = format!("{error:#}"), "takeover failed, retrying");
                     pause = TakeoverDelay::default();
                     continue;
                 }
@@ -128,9 +124,9 @@ impl LeaderLoop {
             self.troubles.clear(FleetPart::Events);
             match (why, &turns) {
                 (DeciderEnd::Drained, _) if *drain.borrow() => return Ok(()),
-                (DeciderEnd::Drained, _) => tracing::info!("this server stands by"),
+                (DeciderEnd::Drained, _) => tracing::info!("stopped being leader"),
                 (why @ DeciderEnd::Fenced(_), LeadershipSource::Told(_)) => {
-                    tracing::warn!(%why, "this server stands by");
+                    tracing::warn!(%why, "stopped being leader");
                 }
                 (why, _) => return Err(why.into()),
             }
@@ -166,29 +162,33 @@ impl LeaderLoop {
                 if skipped.reason == SkipReason::Fleet && self.following.published == Position::ZERO =>
             {
                 return Err(ComponentStopped(
-                    "another fleet has begun in this one's partition: name one that is its own",
+                    "cannot use partition: it has records of another fleet\nhint: assign a partition that no other fleet uses",
                 )
                 .into());
             }
             Some(JournalDelivery::Skipped(skipped)) => {
-                tracing::warn!(?skipped, "a record in the journal does not count");
+                tracing::warn!(?skipped, "invalid record skipped");
                 (self.following.skipped)();
             }
             // From a decider that has stepped down since: the outcome is read from the journal.
             Some(JournalDelivery::OutcomeUnknown(error)) => {
-                tracing::warn!(%error, "an append has no outcome");
+                tracing::warn!(%error, "append has no outcome");
             }
             Some(JournalDelivery::Stopped(error)) => {
                 return Err(DeciderEnd::JournalStopped(error.to_string()).into());
             }
-            None => return Err(ComponentStopped("the journal is gone").into()),
+            None => return Err(ComponentStopped("cannot follow journal: it was closed").into()),
         }
         Ok(())
     }
 
     /// Starts a decider with the state at the last published record, after all delivered records.
     async fn take_over(&mut self) -> Result<(DeciderHandle, oneshot::Receiver<DeciderExit>)> {
-        let mut fold = self.states.ask().await.ok_or(ComponentStopped("the projector has stopped"))?;
+        let mut fold = self
+            .states
+            .ask()
+            .await
+            .ok_or(ComponentStopped("cannot copy state: the projector has stopped"))?;
         loop {
             let source = self.journal.source();
             fold = tokio::task::spawn_blocking(move || -> Result<JournalFold> {
@@ -198,7 +198,7 @@ impl LeaderLoop {
                 Ok(fold)
             })
             .await?
-            .context("fold the journal")?;
+            .context("cannot fold journal")?;
             // Records that can be read were delivered, or are about to be.
             while self.following.published < fold.position() {
                 let delivery = self.following.deliveries.recv().await;
@@ -227,18 +227,18 @@ impl LeaderLoop {
             None => None,
         };
         let letters = inbox.clone();
-        tracing::info!(position = %head.map_or(Position::ZERO, |head| head.position), "this server decides");
+        tracing::info!(position = %head.map_or(Position::ZERO, |head| head.position), "became leader");
         let writer = WriterId::from_random(random());
         let settings = DeciderSettings { writer, inbox, ..self.settings.clone() };
         let following = self.lend();
         let (journal, clock) = (Arc::clone(&self.journal), Arc::clone(&self.clock));
         let begin =
             DeciderStart { settings, fleet, head, journal, following, queue: self.queue, clock, judged };
-        // The follower has been lent: any error from here on is final.
-        let (decider, ended) = start(begin).context(ComponentStopped("the decider could not be started"))?;
+        // The follower has been lent: every further error is final.
+        let (decider, ended) = start(begin).context(ComponentStopped("cannot start decider"))?;
         if let Some(beside) = &self.beside {
             let also = beside.begin(&decider, writer, letters, self.journal.source());
-            also.context(ComponentStopped("what goes on beside the decider could not be started"))?;
+            also.context(ComponentStopped("cannot start tasks of the leader"))?;
         }
         Ok((decider, ended))
     }
@@ -263,7 +263,7 @@ impl Default for TakeoverDelay {
 }
 
 impl TakeoverDelay {
-    /// Returns the pause after a takeover at `began` whose decider, if any, has ended now.
+    /// Returns the pause after a takeover whose decider, if any, has ended now.
     fn after(self, began: Instant) -> TakeoverDelay {
         let length = if began.elapsed() < CALM { (self.length * 2).min(LONGEST) } else { PAUSE };
         TakeoverDelay { over: Instant::now() + length, length }
@@ -301,7 +301,7 @@ async fn decide(
         let _ = decider.tell(DeciderInput::Drain).await;
         ended.await
     };
-    over.map_err(|_| anyhow!("the decider panicked"))
+    over.map_err(|_| anyhow!("cannot continue as leader: the decider panicked"))
 }
 
 impl LeadershipSource {
@@ -321,9 +321,7 @@ impl LeadershipSource {
             LeadershipSource::Ours => std::future::pending().await,
             LeadershipSource::Told(told) => match told.wait_for(|told| *told == is_ours).await {
                 Ok(_) => Ok(()),
-                Err(_) => {
-                    Err(ComponentStopped("the election has ended: this server would never decide again"))
-                }
+                Err(_) => Err(ComponentStopped("cannot become leader again: the election has ended")),
             },
         }
     }

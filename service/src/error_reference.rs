@@ -16,7 +16,7 @@ fn reference() -> String {
     let refusals: Vec<_> = RefusalCode::ALL.iter().map(|code| format!("`{code}`")).collect();
     let mut text = format!(
         "# Errors\n\n\
-         This page is made from the program.\n\n\
+         This page is generated from the program.\n\n\
          An answer of the HTTP API that is not the requested one is a problem (RFC 9457). Its member `code` is one of the \
          codes below.\n`type` is `/errors/CODE`, where the server serves the entry of the code. `detail` describes this \
          occurrence, `errors` has the\nlocations in the request, and `request_id` identifies the request in the server's \

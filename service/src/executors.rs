@@ -80,7 +80,7 @@ impl ExecutorHost {
                         });
                     }
                 }
-                Err(error) => tracing::error!(%error, "clusters cannot be read; no executor is started"),
+                Err(error) => tracing::error!(%error, "cannot read clusters, starting no executor"),
             }
             // An executor that ended is retried with the next change of a cluster, and not before: the cause
             // of its end may persist.
@@ -90,7 +90,7 @@ impl ExecutorHost {
                     _ = stopping.wait_for(|stop| *stop) => break false,
                     Some(ended) = running.join_next() => match ended {
                         Ok(number) => hosted.end(number),
-                        Err(error) => tracing::error!(%error, "an executor in this process has panicked"),
+                        Err(error) => tracing::error!(%error, "embedded executor panicked"),
                     }
                 }
             };
@@ -115,11 +115,11 @@ impl ExecutorHost {
                     | ExecutorStop::Refused(_)
                     | ExecutorStop::Copied(_)),
                 ) => {
-                    tracing::error!(%cluster, %stop, "the executor must not act any more; what it runs goes on running");
+                    tracing::error!(%cluster, %stop, "executor stopped, its incarnations continue");
                     return;
                 }
                 Err(stop @ (ExecutorStop::ScopeTaken | ExecutorStop::Storage(_))) => {
-                    tracing::warn!(%cluster, %stop, "the executor cannot begin; it is tried again");
+                    tracing::warn!(%cluster, %stop, "cannot start executor, retrying");
                 }
             }
             let mut gone = let_go.clone();
@@ -150,7 +150,7 @@ impl ExecutorHost {
     }
 
     async fn connect(&self) -> io::Result<DeciderChannel> {
-        let gone = || io::Error::new(io::ErrorKind::NotConnected, "no decider is here");
+        let gone = || io::Error::new(io::ErrorKind::NotConnected, "no decider on this server");
         let decider = self.desk.here().ok_or_else(gone)?;
         let way = decider.way(self.connections.next());
         let (mailbox, mut letters) = mailbox();
@@ -193,7 +193,7 @@ fn all_clusters(
     }
 }
 
-/// Executors that run here, by cluster. Each ends when its handle is dropped.
+/// Executors that run in this process, by cluster. Each executor ends when its handle is dropped.
 #[derive(Debug)]
 struct HostedExecutors<T> {
     by_cluster: BTreeMap<ClusterName, (ClusterRuntime, u64, T)>,
@@ -350,11 +350,15 @@ mod tests {
         let other = ("b", ClusterRuntime::Simulated);
         assert_eq!(begin(&mut hosted, &[a, other]), [("b".into(), 3)]);
         hosted.end(2);
-        assert_eq!(begin(&mut hosted, &[a, other]), [], "the end of the old one is not that of the new one");
+        assert_eq!(
+            begin(&mut hosted, &[a, other]),
+            [],
+            "the end of the old executor does not remove the new one"
+        );
         hosted.end(1);
-        assert_eq!(begin(&mut hosted, &[a, other]), [("a".into(), 4)], "what has ended is tried again");
+        assert_eq!(begin(&mut hosted, &[a, other]), [("a".into(), 4)], "an ended executor starts again");
         assert_eq!(begin(&mut hosted, &[other]), []);
-        assert_eq!(begin(&mut hosted, &[a, other]), [("a".into(), 5)], "what was let go, too");
+        assert_eq!(begin(&mut hosted, &[a, other]), [("a".into(), 5)], "a dropped executor, too");
     }
 
     #[test]
@@ -378,7 +382,7 @@ mod tests {
         journal
             .append(draft.seal(genesis(&by, now, Lineage::from_random(7))).expect("a record"))
             .expect("room");
-        let folder = tempfile::tempdir().expect("a folder");
+        let folder = tempfile::tempdir().expect("a directory");
         let mut projector =
             Projector::open(folder.path(), "default", log.source(), None, StoreTuning::default())
                 .expect("rows");

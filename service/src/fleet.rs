@@ -39,7 +39,7 @@ use crate::loss;
 use crate::rows::{ProjectorQueue, ProjectorThread, publisher};
 
 /// Error of builds without Kafka.
-pub const NO_KAFKA: &str = "this build has no Kafka in it: build it with --features kafka";
+pub const NO_KAFKA: &str = "cannot use Kafka: this build was made without --features kafka";
 
 /// Parts of a fleet, of which only the projector runs yet.
 pub struct PreparedFleet {
@@ -87,7 +87,7 @@ impl PreparedFleet {
         let mut options = journal_options(config, &config.data_dir, name);
         let tuning = StoreTuning { cache: config.sled_cache, ..StoreTuning::default() };
         // Before the journal, which is compared with the cursor of the rows.
-        let rows = FoundRows::open(&home.join("rows"), tuning).context("open the read models")?;
+        let rows = FoundRows::open(&home.join("rows"), tuning).context("cannot open read models")?;
         options.against = OpenEvidence::Witnesses(loss::witnesses(&config.data_dir, name, rows.cursor())?);
         let troubles = Arc::new(FleetTroubles::default());
         let OpenedFleetJournal { journal, head, beside } =
@@ -95,8 +95,8 @@ impl PreparedFleet {
         let source = journal.source();
         let snapshots = SnapshotStore::open(home.join("snapshots"))?;
         let mut projector = Projector::open_found(rows, fleet, Arc::clone(&source), Some(&snapshots))
-            .context("open the read models")?;
-        projector.catch_up().context("fold the journal")?;
+            .context("cannot open read models")?;
+        projector.catch_up().context("cannot fold journal")?;
         let reader = projector.reader();
         let last = projector.state().and_then(|state| state.fleet.decider().cloned());
         let lineages = projector.state().map(|state| state.fleet.lineages().clone());
@@ -154,7 +154,7 @@ impl PreparedFleet {
             done
         };
         let projector =
-            thread::Builder::new().name("projector".into()).spawn(run).context("start the projector")?;
+            thread::Builder::new().name("projector".into()).spawn(run).context("cannot start projector")?;
         let root = config.data_dir.join("executors").join(fleet);
         let name = name.clone();
         Ok(PreparedFleet {
@@ -231,7 +231,7 @@ impl RunningFleet {
 
     /// Waits until all executors have ended.
     pub async fn rests(&mut self) -> Result<()> {
-        (&mut self.executors).await.context("join the executors")
+        (&mut self.executors).await.context("cannot join executors")
     }
 
     /// Gives up leadership and closes all parts; the decider must have ended, and everything must be durable.
@@ -241,11 +241,14 @@ impl RunningFleet {
             if let Some(election) = election {
                 election.leave();
             }
-            projector.join().map_err(|_| anyhow::anyhow!("the projector panicked"))??;
-            journal.close().context("close the journal")
+            projector.join().map_err(|_| anyhow::anyhow!("cannot join projector: it panicked"))??;
+            journal.close().context("cannot close journal")
         };
         let closed = tokio::task::spawn_blocking(close).await;
-        closed.context("join what closes").flatten().with_context(|| format!("close fleet {name}"))
+        closed
+            .context("cannot join closing task")
+            .flatten()
+            .with_context(|| format!("cannot close fleet {name}"))
     }
 }
 
@@ -281,10 +284,12 @@ struct OpenedFleetJournal {
 use crate::kafka::election::ElectionMember;
 /// Builds without Kafka have no election.
 #[cfg(not(feature = "kafka"))]
-struct ElectionMember(std::convert::Infallible);
+struct NoElection(std::convert::Infallible);
+#[cfg(not(feature = "kafka"))]
+use self::NoElection as ElectionMember;
 
 #[cfg(not(feature = "kafka"))]
-impl ElectionMember {
+impl NoElection {
     fn leave(self) {
         match self.0 {}
     }
@@ -306,7 +311,7 @@ fn stand(
             Ok((LeadershipSource::Told(turns), Some(election)))
         }
         #[cfg(not(feature = "kafka"))]
-        JournalLocation::Kafka { .. } => bail!("reach partition {partition}: {NO_KAFKA}"),
+        JournalLocation::Kafka { .. } => bail!("cannot reach partition {partition}: {NO_KAFKA}"),
         JournalLocation::Embedded => Ok((LeadershipSource::Ours, None)),
     }
 }
@@ -314,11 +319,11 @@ fn stand(
 impl OpenedFleetJournal {
     #[cfg_attr(
         not(feature = "kafka"),
-        expect(clippy::needless_pass_by_value, reason = "they become those of a mirror")
+        expect(clippy::needless_pass_by_value, reason = "they become the options of a mirror")
     )]
     #[cfg_attr(
         not(feature = "kafka"),
-        expect(unused_variables, reason = "an embedded journal has no such parts")
+        expect(unused_variables, reason = "an embedded journal has no partitions and no tasks")
     )]
     fn open(
         config: &ServiceConfig,
@@ -330,9 +335,9 @@ impl OpenedFleetJournal {
         match &config.journal {
             JournalLocation::Embedded => OpenedFleetJournal::embedded(config, &options, sink),
             JournalLocation::Kafka { .. } if config.loss == OnLoss::Accept => bail!(
-                "cannot accept a loss in a journal on Kafka: every server of the fleet reads the topic. hint: stop all of \
-                 them, remove kafka.json from {}, run chancery serve --accept-loss over this data directory with an embedded \
-                 journal, stop that server, and import its journal into a new topic",
+                "cannot accept a loss in a journal on Kafka: every server of the fleet reads the topic\nhint: stop all \
+                 of them, remove kafka.json from {}, run chancery serve --accept-loss on this data directory with an \
+                 embedded journal, stop that server, and import its journal into a new topic",
                 options.dir.display()
             ),
             #[cfg(feature = "kafka")]
@@ -351,7 +356,7 @@ impl OpenedFleetJournal {
                 Ok(OpenedFleetJournal { journal, head, beside: Some(Arc::new(posts)) })
             }
             #[cfg(not(feature = "kafka"))]
-            JournalLocation::Kafka { .. } => bail!("reach partition {partition}: {NO_KAFKA}"),
+            JournalLocation::Kafka { .. } => bail!("cannot reach partition {partition}: {NO_KAFKA}"),
         }
     }
 
@@ -361,12 +366,12 @@ impl OpenedFleetJournal {
         sink: DeliverySink,
     ) -> Result<OpenedFleetJournal> {
         let dir = options.dir.display();
-        if is_mirror(&options.dir).with_context(|| format!("look whether {dir} is a mirror"))? {
+        if is_mirror(&options.dir).with_context(|| format!("cannot check whether {dir} is a mirror"))? {
             bail!(
-                "the journal in {dir} is the mirror of one on Kafka, as the file kafka.json in it says; embedded it would \
-                 begin a history of its own beside the one that goes on there. Start the server with --journal \
-                 kafka://HOST:PORT/PREFIX. If the topic is lost for good and one server is to go on from here, stop all \
-                 servers of the fleet, and remove that file"
+                "cannot open embedded journal {dir}: its file kafka.json marks it as the mirror of a journal on Kafka, and an \
+                 embedded journal would start a second history\nhint: start the server with --journal \
+                 kafka://HOST:PORT/PREFIX. If the topic is lost permanently and one server will continue from this \
+                 directory, stop all servers of the fleet, and remove that file"
             );
         }
         if config.loss == OnLoss::Accept {

@@ -44,12 +44,12 @@ pub struct ServerDataDir {
 }
 
 impl ServerDataDir {
-    /// Takes the directory, creating it if needed. If another server uses it, nothing in it is changed.
+    /// Locks the directory, creating it if needed. A directory that another server uses stays unchanged.
     pub fn take(dir: &Path) -> Result<ServerDataDir> {
-        private::create_dir_all(dir).with_context(|| format!("make {}", dir.display()))?;
+        private::create_dir_all(dir).with_context(|| format!("cannot create directory {}", dir.display()))?;
         let path = dir.join(LOCK);
         let lock = private::options().truncate(false).open(&path);
-        let lock = lock.with_context(|| format!("open {}", path.display()))?;
+        let lock = lock.with_context(|| format!("cannot open {}", path.display()))?;
         for tried in 1..=TRIES {
             match lock.try_lock() {
                 Ok(()) => {
@@ -62,18 +62,18 @@ impl ServerDataDir {
                 Err(TryLockError::WouldBlock) if tried < TRIES => std::thread::sleep(PAUSE),
                 Err(TryLockError::WouldBlock) => {}
                 Err(TryLockError::Error(error)) => {
-                    return Err(error).with_context(|| format!("lock {}", path.display()));
+                    return Err(error).with_context(|| format!("cannot lock {}", path.display()));
                 }
             }
         }
         let listens = match std::fs::read_to_string(dir.join(ADDRESS)) {
-            Ok(address) => format!(", and listens on {}", address.trim()),
+            Ok(address) => format!(" that listens on {}", address.trim()),
             // The other server may be just starting.
             Err(_) => String::new(),
         };
         bail!(
-            "another server has the folder {}{listens}: stop that one, or give this one a folder of its own with \
-             --data-dir",
+            "cannot use directory {}: locked by another server{listens}\nhint: stop that server, or use another directory \
+             with --data-dir",
             dir.display()
         )
     }
@@ -94,11 +94,12 @@ impl ServerDataDir {
     pub fn write_address(&self, address: &str) -> Result<()> {
         let (path, temporary) = (self.dir.join(ADDRESS), self.dir.join("address.tmp"));
         for path in [&path, &temporary] {
-            set_aside(path, ExpectedType::File).with_context(|| format!("set aside {}", path.display()))?;
+            set_aside(path, ExpectedType::File)
+                .with_context(|| format!("cannot set aside {}", path.display()))?;
         }
         private::write(&temporary, format!("{address}\n").as_bytes())
-            .with_context(|| format!("write {}", temporary.display()))?;
-        std::fs::rename(&temporary, &path).with_context(|| format!("write {}", path.display()))
+            .with_context(|| format!("cannot write {}", temporary.display()))?;
+        std::fs::rename(&temporary, &path).with_context(|| format!("cannot write {}", path.display()))
     }
 }
 
@@ -108,14 +109,14 @@ mod tests {
 
     #[test]
     fn one_server_has_a_folder_and_the_next_is_told_where_that_one_listens() {
-        let home = tempfile::tempdir().expect("a folder");
+        let home = tempfile::tempdir().expect("a directory");
         let dir = home.path().join("data");
         let first = ServerDataDir::take(&dir).expect("free");
         first.write_address("127.0.0.1:7").expect("an address");
         let error = ServerDataDir::take(&dir).expect_err("taken").to_string();
         let wanted = format!(
-            "another server has the folder {}, and listens on 127.0.0.1:7: stop that one, or give this one a folder of \
-             its own with --data-dir",
+            "cannot use directory {}: locked by another server that listens on 127.0.0.1:7\nhint: stop that server, or use \
+             another directory with --data-dir",
             dir.display()
         );
         assert_eq!(error, wanted);

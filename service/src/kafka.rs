@@ -37,7 +37,7 @@ pub fn client(settings: &KafkaSettings, brokers: &str) -> Result<KafkaClient> {
     let is_set = |key: &&String| properties.contains_key(*key) || key.starts_with("sasl.");
     if let (Some(key), false) = (settings.client.keys().find(is_set), properties.is_empty()) {
         bail!(
-            "kafka.client sets {key}, which follows from kafka.tls, kafka.ca_file and kafka.username: leave it out"
+            "invalid kafka.client: must not set {key}, which follows from kafka.tls, kafka.ca_file and kafka.username"
         );
     }
     properties.extend(settings.client.clone());
@@ -50,9 +50,9 @@ fn security(settings: &KafkaSecurity) -> Result<BTreeMap<String, String>> {
     let has_tls = cfg!(feature = "kafka-tls");
     ensure!(
         !tls || has_tls,
-        "this build reaches brokers without TLS: set kafka.tls to no, or build with --features kafka-tls"
+        "invalid kafka.tls \"yes\": this build has no TLS\nhint: set kafka.tls to no, or build with --features kafka-tls"
     );
-    ensure!(*tls || ca_file.is_none(), "kafka.ca_file is set, and kafka.tls is no: set it to yes");
+    ensure!(*tls || ca_file.is_none(), "invalid kafka.ca_file: requires kafka.tls=yes");
     let mut set = BTreeMap::new();
     let protocol = match (tls, login) {
         (true, Some(_)) => "sasl_ssl",
@@ -68,10 +68,10 @@ fn security(settings: &KafkaSecurity) -> Result<BTreeMap<String, String>> {
     }
     if let Some(file) = ca_file {
         let shown = file.display();
-        std::fs::File::open(file).with_context(|| format!("read kafka.ca_file, {shown}"))?;
+        std::fs::File::open(file).with_context(|| format!("cannot read kafka.ca_file {shown}"))?;
         add(
             "ssl.ca.location",
-            file.to_str().with_context(|| format!("kafka.ca_file: {shown} is not UTF-8"))?,
+            file.to_str().with_context(|| format!("invalid kafka.ca_file {shown}: must be UTF-8"))?,
         );
     }
     if *tls && ca_file.is_none() {
@@ -81,15 +81,15 @@ fn security(settings: &KafkaSecurity) -> Result<BTreeMap<String, String>> {
     if let Some(KafkaLogin { mechanism, username, password_file }) = login {
         ensure!(
             *tls || *mechanism != "PLAIN",
-            "kafka.sasl_mechanism is plain, and kafka.tls is no: the password would be sent as it is"
+            "invalid kafka.sasl_mechanism \"plain\": requires kafka.tls=yes, as the password would be sent in clear text"
         );
         ensure!(
             has_tls || *mechanism == "PLAIN",
-            "this build has no SCRAM: set kafka.sasl_mechanism to plain, or build with --features kafka-tls"
+            "invalid kafka.sasl_mechanism: this build has no SCRAM\nhint: set it to plain, or build with --features kafka-tls"
         );
         let password = std::fs::read_to_string(password_file);
-        let password =
-            password.with_context(|| format!("read kafka.password_file, {}", password_file.display()))?;
+        let password = password
+            .with_context(|| format!("cannot read kafka.password_file {}", password_file.display()))?;
         add("sasl.mechanism", mechanism);
         add("sasl.username", username);
         add("sasl.password", password.strip_suffix('\n').unwrap_or(&password));
@@ -97,7 +97,7 @@ fn security(settings: &KafkaSecurity) -> Result<BTreeMap<String, String>> {
     Ok(set)
 }
 
-/// Opens the journal. Must not be called where other tasks would wait.
+/// Opens the journal. Blocks; must not be called in an async task.
 pub fn open(
     settings: &KafkaSettings,
     brokers: &str,
@@ -107,13 +107,13 @@ pub fn open(
     sink: DeliverySink,
 ) -> Result<(Arc<dyn Journal>, Option<ChainCursor>)> {
     let options = options(settings, brokers, prefix, partition, mirror)?;
-    let (journal, opened) = KafkaJournal::open(&options, sink).context("open the journal on Kafka")?;
-    tracing::info!(read = opened.read, skipped = opened.skipped, "the mirror holds what Kafka holds");
+    let (journal, opened) = KafkaJournal::open(&options, sink).context("cannot open journal on Kafka")?;
+    tracing::info!(read = opened.read, skipped = opened.skipped, "mirror caught up");
     Ok((Arc::new(journal), opened.head))
 }
 
-/// Returns the options of the journal, after a check that its topics lose no acknowledged record. Must not be
-/// called where other tasks would wait.
+/// Returns the options of the journal, after a check that its topics lose no acknowledged record. Blocks;
+/// must not be called in an async task.
 fn options(
     settings: &KafkaSettings,
     brokers: &str,
@@ -129,7 +129,7 @@ fn options(
     }
     if let (Some(first), false) = (findings.first(), settings.unsafe_topics) {
         bail!(
-            "{first}. `chancery doctor` names all {}; kafka.unsafe_topics=yes takes them as they are",
+            "cannot use topics: {first}\nhint: `chancery doctor` lists all findings ({}); kafka.unsafe_topics=yes accepts them",
             findings.len()
         );
     }
@@ -238,7 +238,7 @@ impl KafkaLeaderTasks {
             Ok(()) => {}
             Err(error) => ends.troubles.report(part, format!("{error:#}")),
         };
-        std::thread::Builder::new().name(part.name().into()).spawn(run).context("start a thread")?;
+        std::thread::Builder::new().name(part.name().into()).spawn(run).context("cannot start thread")?;
         Ok(())
     }
 }
@@ -258,9 +258,9 @@ impl Drop for StepDown {
             return;
         }
         if std::thread::panicking() {
-            self.troubles.report(self.part, "its thread panicked; the log says why".to_owned());
+            self.troubles.report(self.part, "its thread panicked; the log has the reason".to_owned());
         }
-        tracing::error!(part = %self.part, "a thread has ended before the decider: this server steps down");
+        tracing::error!(part = %self.part, "thread ended before the decider, stepping down");
         // A decider that has stopped meanwhile needs no input.
         let _ = self.runtime.block_on(self.decider.tell(DeciderInput::Drain));
     }

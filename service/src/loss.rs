@@ -44,8 +44,10 @@ pub(crate) fn beside(home: &Path, executors: &Path) -> Result<Vec<JournalWitness
     if !executors.is_dir() {
         return Ok(found);
     }
-    for entry in std::fs::read_dir(executors).with_context(|| format!("list {}", executors.display()))? {
-        let store = entry.with_context(|| format!("list {}", executors.display()))?.path();
+    for entry in
+        std::fs::read_dir(executors).with_context(|| format!("cannot list {}", executors.display()))?
+    {
+        let store = entry.with_context(|| format!("cannot list {}", executors.display()))?.path();
         let name = format!("the executor store {}", store.display());
         match chancery_executor::remembered(&store) {
             Ok(None) => {}
@@ -54,7 +56,7 @@ pub(crate) fn beside(home: &Path, executors: &Path) -> Result<Vec<JournalWitness
                 found.push(JournalWitness { name, lineage: seen.lineage, position, hash });
             }
             // An unreadable store proves nothing; its executor reports what to do about it.
-            Err(error) => tracing::warn!(%error, "{name} cannot be read"),
+            Err(error) => tracing::warn!(%error, "cannot read {name}"),
         }
     }
     Ok(found)
@@ -80,18 +82,18 @@ pub(crate) fn accept(options: &SegmentOptions) -> Result<()> {
             report(loss, lineage);
         }
         None => note!(
-            "chancery: --accept-loss is of no use: nothing proves that the journal in {} has lost anything; it starts as usual",
+            "chancery: --accept-loss has no effect: no evidence that the journal in {} has lost records; starting as usual",
             options.dir.display()
         ),
     }
-    journal.close().context("close the journal")
+    journal.close().context("cannot close journal")
 }
 
 /// Reports a tail that was cut off a journal.
 pub(crate) fn tell(cut: &TruncatedTail) {
     note!(
-        "chancery: the journal's tail was cut from position {} on ({} bytes, {}): what was never acknowledged, or the last group \
-         before a power cut; it is kept in {}",
+        "chancery: the journal's tail was cut from position {} ({} bytes, {}): unacknowledged records, or the last group \
+         before a power failure; the removed bytes are kept in {}",
         cut.from,
         cut.bytes,
         cut.reason,
@@ -104,15 +106,15 @@ fn report(loss: &JournalLoss, lineage: Lineage) {
     let (first, last) = (loss.at().plus(1), loss.missing_through());
     tracing::warn!(%lineage, %first, last = last.map(Position::get), "loss accepted");
     let missing = match last {
-        None => "what is missing is of another history".to_owned(),
+        None => "the missing records are of another history".to_owned(),
         Some(_) if loss.differs() => {
-            format!("from position {first} on it may be another history than it was")
+            format!("records from position {first} may be of another history than before")
         }
         Some(last) => format!("known to be missing: positions {first} to {last}, and perhaps more"),
     };
     note!(
-        "chancery: a loss was accepted, and the journal continues as lineage {lineage}. {missing}: {loss}. what an executor \
-         runs that was decided there is reported as an orphan, and left in place"
+        "chancery: loss accepted, the journal continues as lineage {lineage}. {missing}: {loss}. executors report \
+         incarnations of the missing records as orphans, and leave them in place"
     );
 }
 
@@ -145,17 +147,17 @@ fn records(options: &SegmentOptions, loss: &JournalLoss, lineage: Lineage) -> Re
 fn seal(parts: HeaderParts, fact: Fact) -> Result<Record> {
     let mut draft = RecordDraft::new();
     let event = Event::Fact { cause: Position::new(parts.first.get()), fact };
-    draft.push(&event.line()).context("make a record")?;
-    draft.seal(parts).context("make a record")
+    draft.push(&event.line()).context("cannot create record")?;
+    draft.seal(parts).context("cannot create record")
 }
 
 fn append(journal: &SegmentJournal, record: Record, deliveries: &Receiver<JournalDelivery>) -> Result<()> {
-    journal.append(record).context("start a lineage")?;
-    match deliveries.recv().context("start a lineage")? {
+    journal.append(record).context("cannot start lineage")?;
+    match deliveries.recv().context("cannot start lineage")? {
         JournalDelivery::Records(_) => Ok(()),
-        JournalDelivery::Skipped(skipped) => bail!("cannot start a lineage: {skipped}"),
+        JournalDelivery::Skipped(skipped) => bail!("cannot start lineage: {skipped}"),
         JournalDelivery::OutcomeUnknown(error) | JournalDelivery::Stopped(error) => {
-            bail!("cannot start a lineage: {error}")
+            bail!("cannot start lineage: {error}")
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The program: reads the command line and calls the command.
 //!
-//! Hidden commands (`keeper`, `exec-when-told`) come first, before any thread exists: they become payloads,
-//! or parents of payloads.
+//! Hidden commands are handled first, before any thread exists: their process becomes a payload, or a parent
+//! of payloads.
 
 use std::ffi::OsString;
 use std::io::Write as _;
@@ -30,7 +30,7 @@ fn main() -> ExitCode {
     match args.next().as_deref().and_then(|word| word.to_str()) {
         Some("keeper") => match args.next() {
             Some(dir) => return chancery_executor::process::keeper_main(Path::new(&dir)),
-            None => return refuse("keeper: name the incarnation's folder"),
+            None => return refuse("cannot start supervisor: no incarnation directory"),
         },
         Some("exec-when-told") => return chancery_executor::process::trampoline_main(),
         Some("demo-payload") => return serve_payload(&args.collect::<Vec<_>>()),
@@ -63,11 +63,11 @@ fn main() -> ExitCode {
     })
 }
 
-/// Prints; a reader that stops early, as in `| head`, is no failure and changes nothing.
+/// Prints a text. A reader that stops early, as in `| head`, is no failure.
 fn print(text: &str) -> Result<()> {
     match std::io::stdout().write_all(text.as_bytes()) {
         Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
-        written => written.context("write the output"),
+        written => written.context("cannot write output"),
     }
 }
 
@@ -121,11 +121,11 @@ fn local(command: &LocalCommand, config: ServiceConfig, output: Option<OutputFor
         LocalCommand::Completion { shell } => {
             let mut script = Vec::new();
             cli::completion(*shell, &mut script)?;
-            print(&String::from_utf8(script).context("the script is text")?)?;
+            print(&String::from_utf8(script).context("cannot print script: not UTF-8")?)?;
             Ok(ExitCode::SUCCESS)
         }
         LocalCommand::Keeper(_) | LocalCommand::ExecWhenTold(_) | LocalCommand::DemoPayload(_) => {
-            Ok(refuse("this command takes no flags before its name"))
+            Ok(refuse("invalid arguments: this command takes no flags before its name"))
         }
     }
 }
@@ -162,7 +162,7 @@ fn serve(config: ServiceConfig, copies: CopyPolicy) -> Result<ExitCode> {
     modes::warn(&config.data_dir);
     let runtime = runtime()?;
     let ended = runtime.block_on(server::run(config, folder));
-    // A request to brokers that do not answer is not waited for.
+    // Requests to brokers that do not answer are abandoned.
     runtime.shutdown_timeout(LAST_TASKS);
     if let Err(error) = ended {
         note!("chancery: {error:#}");
@@ -178,14 +178,14 @@ fn execute(flags: &ExecutorArgs, config: &ServiceConfig) -> Result<ExitCode> {
     let means = ProcessLimits::of(config, &OpenFileLimit::raise(), copies(flags.adopt_copy));
     let who = flags.who();
     let (name, cluster, server) = (&who.executor, &who.cluster, &config.server);
-    note!("chancery: executor {name} of cluster {cluster}, for {server}, from {}", dir.display());
+    note!("chancery: executor {name} of cluster {cluster}, server {server}, directory {}", dir.display());
     let run = remote::run(&config.server, &config.fleet, who.clone(), &dir, &means);
     let ended = runtime()?.block_on(run)?;
     Ok(match ended {
         ExecutorExit::Asked => ExitCode::SUCCESS,
         ExecutorExit::Stopped(stop) => {
             let exit = ExecutorArgs::exit(&stop);
-            note!("chancery: {:#}", anyhow::Error::new(stop).context("drive the cluster"));
+            note!("chancery: {:#}", anyhow::Error::new(stop).context("cannot drive cluster"));
             exit
         }
     })
@@ -195,11 +195,11 @@ fn execute(flags: &ExecutorArgs, config: &ServiceConfig) -> Result<ExitCode> {
 const LAST_TASKS: Duration = Duration::from_secs(1);
 
 fn runtime() -> Result<tokio::runtime::Runtime> {
-    tokio::runtime::Builder::new_multi_thread().enable_all().build().context("start the runtime")
+    tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start runtime")
 }
 
 fn log(config: &ServiceConfig) -> Result<()> {
-    let filter = tracing_subscriber::EnvFilter::try_new(&config.log).context("read the setting log")?;
+    let filter = tracing_subscriber::EnvFilter::try_new(&config.log).context("cannot read setting log")?;
     // A line that cannot be written is dropped: an error report would be another line, which panics.
     let subscriber = tracing_subscriber::fmt()
         .with_env_filter(filter)
@@ -236,9 +236,9 @@ fn check(dir: &Path, output: Option<OutputFormat>) -> Result<ExitCode> {
 /// Serves the payload; the only arguments are `--port N`.
 fn serve_payload(args: &[OsString]) -> ExitCode {
     let args: Vec<_> = args.iter().filter_map(|arg| arg.to_str()).collect();
-    let [flag, port] = args[..] else { return refuse("demo-payload: write --port NUMBER") };
+    let [flag, port] = args[..] else { return refuse("invalid arguments: must be --port NUMBER") };
     let Some(port) = port.parse().ok().filter(|_| flag == "--port") else {
-        return refuse("demo-payload: write --port NUMBER");
+        return refuse("invalid arguments: must be --port NUMBER");
     };
     match payload::serve(port) {
         Ok(()) => ExitCode::SUCCESS,

@@ -2,7 +2,7 @@
 //! environments, and is stored in the journal, in snapshots and in rows.
 //!
 //! Files of the program are private by its umask; files of libraries are created private. A payload has its
-//! own umask, and owns the files in its working directory or in a volume: those are never checked here.
+//! own umask, and owns the files in its working directory or in a volume: these files are never checked.
 
 use std::fmt::Write as _;
 use std::fs::Permissions;
@@ -77,7 +77,7 @@ fn look(path: &Path, depth: usize, reach: CheckExtent, found: &mut Vec<(PathBuf,
             && path.components().rev().nth(depth - 1).is_some_and(|top| top.as_os_str() == "executors");
         // Working directories and the data of volumes belong to payloads, also while they are removed.
         let is_foreign = match depth {
-            3 => name == "removed" || name == "forgotten",
+            3 => name == "removed" || name == "forgotten", // tidy: allow(forgotten)
             _ => depth > 4 && ["work", "data", "data.new", "doomed"].iter().any(|own| name == *own),
         };
         let is_deep = is_store && depth >= 3 && reach == CheckExtent::Start && is_dir(&entry)?;
@@ -107,22 +107,22 @@ pub fn narrow(found: &[(PathBuf, u32)]) -> io::Result<()> {
 
 /// Returns the report on a data directory, and whether it is private; with `fix`, after restricting it.
 pub fn doctor(data: &Path, fix: PermissionFix) -> Result<(String, bool)> {
-    let found =
-        wider(data, CheckExtent::All).with_context(|| format!("cannot look through {}", data.display()))?;
+    let found = wider(data, CheckExtent::All)
+        .with_context(|| format!("cannot read permissions in {}", data.display()))?;
     let mut text = String::new();
     if found.is_empty() {
         writeln!(text, "{}: private", data.display())?;
         return Ok((text, true));
     }
     if fix == PermissionFix::Yes {
-        narrow(&found).with_context(|| format!("cannot narrow permissions in {}", data.display()))?;
+        narrow(&found).with_context(|| format!("cannot restrict permissions in {}", data.display()))?;
     }
     let done = if fix == PermissionFix::Yes { "was" } else { "is" };
     for (path, mode) in &found {
-        writeln!(text, "{}: {done} open to others, mode {mode:04o}", path.display())?;
+        writeln!(text, "{}: {done} open to other users, mode {mode:04o}", path.display())?;
     }
     if fix == PermissionFix::No {
-        writeln!(text, "hint: chancery doctor --fix takes that from them")?;
+        writeln!(text, "try: chancery doctor --fix")?;
     }
     Ok((text, fix == PermissionFix::Yes))
 }
@@ -143,11 +143,11 @@ pub fn warn(data: &Path) {
             if let Some((path, mode)) = found.first() {
                 tracing::warn!(
                     path = %path.display(), mode = format!("{mode:04o}"), count = found.len(),
-                    "data readable by others: chancery doctor --fix narrows it"
+                    "data readable by other users; try: chancery doctor --fix"
                 );
             }
         }
-        Err(error) => tracing::warn!(%error, data = %data.display(), "permissions cannot be read"),
+        Err(error) => tracing::warn!(%error, data = %data.display(), "cannot read permissions"),
     }
 }
 

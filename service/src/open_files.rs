@@ -31,7 +31,7 @@ impl OpenFileLimit {
         match setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {
             Ok(()) => OpenFileLimit { began: current, most: maximum },
             Err(error) => {
-                tracing::warn!(%error, ?current, ?maximum, "the limit of open files cannot be raised");
+                tracing::warn!(%error, ?current, ?maximum, "cannot raise limit of open files");
                 OpenFileLimit { began: None, most: current }
             }
         }
@@ -48,7 +48,7 @@ impl OpenFileLimit {
                 configured,
                 connections = room,
                 open_files = most,
-                "fewer connections are taken than limits.connections says: raise the hard limit of open files \
+                "accepting fewer connections than limits.connections; hint: raise the hard limit of open files \
                  (ulimit -Hn, LimitNOFILE)"
             );
         }
@@ -67,8 +67,8 @@ mod tests {
             (Some(1_048_576), 1024, 1024, "more than enough"),
             (Some(2280), 1024, 1024, "just enough"),
             (Some(1024), 1024, 396, "as the limits are without being raised"),
-            (Some(300), 1024, 75, "few: the half is kept"),
-            (Some(1), 1024, 1, "one, whatever comes of it"),
+            (Some(300), 1024, 75, "few: half of them are reserved"),
+            (Some(1), 1024, 1, "never fewer than one"),
         ];
         for (most, configured, expected, why) in cases {
             assert_eq!(OpenFileLimit { began: None, most }.connections(configured, 1), expected, "{why}");

@@ -15,7 +15,7 @@ pub fn serve(port: u16) -> std::io::Result<()> {
     for stream in listener.incoming() {
         // An error with one client is written to standard error, and the next client is served.
         if let Err(error) = stream.and_then(answer) {
-            note!("a visitor was not served: {error}");
+            note!("cannot answer request: {error}");
         }
     }
     Ok(())

@@ -29,8 +29,9 @@ pub async fn run(
 ) -> Result<ExecutorExit> {
     let remote = DeciderEndpoints::new(server, fleet)?;
     let mut stop = stop_signal()?;
-    chancery_journal::private::create_dir_all(root).with_context(|| format!("make {}", root.display()))?;
-    tracing::info!(executor = %who.executor, cluster = %who.cluster, server, dir = %root.display(), "executor begins");
+    chancery_journal::private::create_dir_all(root)
+        .with_context(|| format!("cannot create directory {}", root.display()))?;
+    tracing::info!(executor = %who.executor, cluster = %who.cluster, server, dir = %root.display(), "executor started");
     let ended = executors::drive(who, root, means, || remote.connect(), stop.comes()).await;
     Ok(match ended {
         Ok(()) => ExecutorExit::Asked,

@@ -47,7 +47,7 @@ pub struct StateRequests {
 pub struct ProjectorQueue {
     waiting: Receiver<Vec<Arc<Record>>>,
     asked: Receiver<oneshot::Sender<JournalFold>>,
-    /// Set after a record found no room in the queue.
+    /// Whether a record did not fit into the queue since the last batch.
     missed: Arc<AtomicBool>,
 }
 
@@ -56,7 +56,7 @@ impl StateRequests {
     pub async fn ask(&self) -> Option<JournalFold> {
         let (answer, state) = oneshot::channel();
         self.asked.send(answer).ok()?;
-        // If there is no room, the projector has a record to wake up for.
+        // If the queue is full, the projector has records that wake it up.
         let _ = self.waiting.try_send(Vec::new());
         state.await.ok()
     }
@@ -175,39 +175,39 @@ impl ProjectorThread {
         {
             let _ = writing.join();
         }
-        self.projector.flush().context("flush the read models")
+        self.projector.flush().context("cannot flush read models")
     }
 
-    /// Applies the received records, and the records that found no room after or between them.
+    /// Applies the received records, and the records after or between them that did not fit into the queue.
     fn take(&mut self, records: &[Arc<Record>], has_missed: bool) -> Result<()> {
         match self.projector.apply(records) {
             Ok(_) if !has_missed => Ok(()),
             Ok(_) | Err(ProjectError::Fold(FoldError::Gap { .. })) => self.catch_up(),
-            Err(error) => Err(error).context("fold the journal"),
+            Err(error) => Err(error).context("cannot fold journal"),
         }
     }
 
     fn catch_up(&mut self) -> Result<()> {
-        self.projector.catch_up().map(drop).context("catch up with the journal")
+        self.projector.catch_up().map(drop).context("cannot catch up with journal")
     }
 
     /// Flushes the rows to disk, then writes a copy of the state on a thread of its own.
     fn snapshot(&self) -> Result<Option<JoinHandle<()>>> {
         let Some(state) = self.projector.state().cloned() else { return Ok(None) };
-        self.projector.flush().context("flush the read models before a snapshot")?;
+        self.projector.flush().context("cannot flush read models before a snapshot")?;
         let (snapshots, fleet) = (self.snapshots.clone(), Arc::clone(&self.fleet));
         let source = Arc::clone(&self.source);
         let write = move || match state.write(fleet, &snapshots, &*source) {
             Ok(meta) => tracing::info!(position = %meta.position, "snapshot written"),
             Err(error) => {
-                tracing::warn!(error = &error as &dyn std::error::Error, "a snapshot could not be written");
+                tracing::warn!(error = &error as &dyn std::error::Error, "cannot write snapshot");
             }
         };
         match std::thread::Builder::new().name("snapshot".into()).spawn(write) {
             Ok(writing) => Ok(Some(writing)),
             Err(error) => {
                 let error = &error as &dyn std::error::Error;
-                tracing::warn!(error, "the thread for a snapshot cannot be started");
+                tracing::warn!(error, "cannot start snapshot thread");
                 Ok(None)
             }
         }
@@ -248,8 +248,8 @@ mod tests {
 
     impl Rig {
         fn new() -> Rig {
-            let dir = tempfile::tempdir().expect("a folder");
-            let snapshots = SnapshotStore::open(dir.path().join("snapshots")).expect("a folder");
+            let dir = tempfile::tempdir().expect("a directory");
+            let snapshots = SnapshotStore::open(dir.path().join("snapshots")).expect("a directory");
             Rig { log: MemoryLog::new("default"), dir, snapshots, made: 0 }
         }
 
@@ -302,7 +302,7 @@ mod tests {
                 draft.push(&Event::Fact { cause: Position::FIRST, fact }.line()).expect("room");
                 journal.append(draft.seal(parts).expect("a record")).expect("room");
                 let records = delivered.recv().expect("a delivery");
-                life.records.waiting.send(records).expect("somebody follows");
+                life.records.waiting.send(records).expect("a follower");
             }
         }
 
@@ -319,7 +319,7 @@ mod tests {
     }
 
     fn copy(from: &Path, to: &Path) {
-        std::fs::create_dir_all(to).expect("a folder");
+        std::fs::create_dir_all(to).expect("a directory");
         for entry in std::fs::read_dir(from).expect("listed") {
             let entry = entry.expect("an entry");
             let to = to.join(entry.file_name());
@@ -341,8 +341,9 @@ mod tests {
             // Killed: no part of it ends in order before the test does.
             lives.push(life);
         }
-        let found =
-            rig.snapshot().expect("a snapshot, though each life had fewer events than are between two");
+        let found = rig
+            .snapshot()
+            .expect("a snapshot, although each server had fewer events than between two snapshots");
         assert!(found.get() >= EVERY, "{found}");
         for life in lives {
             drop(life.records);

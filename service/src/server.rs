@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! DATA/fleets/, DATA/executors/    its fleets: see `fleet`
-//! DATA/address                     where the server listens
+//! DATA/address                     address on which the server listens
 //! DATA/lock                        held by the server that uses the directory
 //! ```
 
@@ -30,7 +30,7 @@ use crate::open_files::OpenFileLimit;
 pub async fn run(config: ServiceConfig, folder: ServerDataDir) -> Result<()> {
     let files = OpenFileLimit::raise();
     let listener = TcpListener::bind(config.listen).await.map_err(|error| no_port(config.listen, error))?;
-    let address = listener.local_addr().context("read the address listened on")?;
+    let address = listener.local_addr().context("cannot read listening address")?;
     let mut stop = stop_signal()?;
     let own: Arc<str> = config.advertise.clone().unwrap_or_else(|| address.to_string()).into();
     let mut limits = config.limits.clone();
@@ -41,7 +41,7 @@ pub async fn run(config: ServiceConfig, folder: ServerDataDir) -> Result<()> {
     let unfolded = Arc::new(Notify::new());
     let fleets = tokio::select! {
         fleets = open(&config, &own, &common, &unfolded) => fleets?,
-        // Nothing has been decided here yet, and reading on may take minutes.
+        // This server has decided nothing yet, and opening may take minutes more.
         () = stop.comes() => std::process::exit(0),
     };
 
@@ -59,7 +59,7 @@ pub async fn run(config: ServiceConfig, folder: ServerDataDir) -> Result<()> {
         )?;
         let (told, of) = (drained.clone(), name.clone());
         offices.spawn(async move {
-            office.run(turns, told).await.with_context(|| format!("decide for fleet {of}"))
+            office.run(turns, told).await.with_context(|| format!("cannot serve fleet {of}"))
         });
         apps.insert(name, Arc::new(app));
         running.push(rest);
@@ -67,9 +67,9 @@ pub async fn run(config: ServiceConfig, folder: ServerDataDir) -> Result<()> {
             // No other server will decide: clients may send requests as soon as the server is announced.
             tokio::select! {
                 () = desk.decides() => {}
-                // No promise was made yet.
+                // The server is not announced yet.
                 () = stop.comes() => std::process::exit(0),
-                Some(over) = offices.join_next() => return over.context("join the decider").flatten(),
+                Some(over) = offices.join_next() => return over.context("cannot join leader loop").flatten(),
             }
         }
     }
@@ -77,7 +77,7 @@ pub async fn run(config: ServiceConfig, folder: ServerDataDir) -> Result<()> {
     let api = ApiState { fleets: apps, common };
     let mut told = stopped;
     let http = tokio::spawn(chancery_api::serve(api, listener, async move {
-        // A dropped sender has the same meaning.
+        // A dropped sender means the same.
         let _ = told.wait_for(|stop| *stop).await;
     }));
     folder.write_address(&address.to_string())?;
@@ -91,11 +91,11 @@ pub async fn run(config: ServiceConfig, folder: ServerDataDir) -> Result<()> {
         () = unfolded.notified() => None,
     };
     if let Some(over) = early {
-        // Nothing can become durable any more: everything possible is saved, and a wait would hide it.
-        return over.context("join the decider").flatten();
+        // No further record can become durable, everything else is saved, and a wait would hide the error.
+        return over.context("cannot join leader loop").flatten();
     }
     tokio::spawn(async move {
-        // An operator who sends a second signal does not want to wait.
+        // A second signal ends the server without waiting.
         stop.comes().await;
         std::process::exit(CliExit::Interrupted as i32);
     });
@@ -104,7 +104,7 @@ pub async fn run(config: ServiceConfig, folder: ServerDataDir) -> Result<()> {
         fleet.bound_outcomes();
     }
     let _ = stopping.send(true);
-    http.await.context("join the API")?.context("serve the API")?;
+    http.await.context("cannot join API")?.context("cannot serve API")?;
     for fleet in &mut running {
         fleet.rests().await?;
     }
@@ -112,7 +112,7 @@ pub async fn run(config: ServiceConfig, folder: ServerDataDir) -> Result<()> {
     let mut why = Ok(());
     while let Some(ended) = offices.join_next().await {
         // The decider may have ended on its own meanwhile, and reports the reason.
-        why = why.and(ended.context("join the decider").flatten());
+        why = why.and(ended.context("cannot join leader loop").flatten());
     }
     let mut closing = JoinSet::new();
     for fleet in running {
@@ -120,7 +120,7 @@ pub async fn run(config: ServiceConfig, folder: ServerDataDir) -> Result<()> {
     }
     let mut closed = Ok(());
     while let Some(one) = closing.join_next().await {
-        closed = closed.and(one.context("join a fleet").flatten());
+        closed = closed.and(one.context("cannot join fleet").flatten());
     }
     // A decider that ended because its projector did reports that, but not the cause.
     closed.and(why)
@@ -139,12 +139,12 @@ async fn open(
         let (common, unfolded) = (Arc::clone(common), Arc::clone(unfolded));
         opening.spawn_blocking(move || {
             PreparedFleet::open(&config, &name, partition, &own, &common, unfolded)
-                .with_context(|| format!("open fleet {name}"))
+                .with_context(|| format!("cannot open fleet {name}"))
         });
     }
     let (mut fleets, mut errors) = (Vec::new(), Vec::new());
     while let Some(opened) = opening.join_next().await {
-        match opened.context("join a fleet")? {
+        match opened.context("cannot join fleet")? {
             Ok(fleet) => fleets.push(fleet),
             // All errors are shown: a loss accepted at the next start is accepted for every fleet.
             Err(error) if config.journal == JournalLocation::Embedded => errors.push(format!("{error:#}")),
@@ -167,8 +167,8 @@ pub(crate) struct StopSignal {
 }
 
 pub(crate) fn stop_signal() -> Result<StopSignal> {
-    let terminate = signal(SignalKind::terminate()).context("watch for SIGTERM")?;
-    let interrupt = signal(SignalKind::interrupt()).context("watch for SIGINT")?;
+    let terminate = signal(SignalKind::terminate()).context("cannot watch SIGTERM")?;
+    let interrupt = signal(SignalKind::interrupt()).context("cannot watch SIGINT")?;
     Ok(StopSignal { terminate, interrupt })
 }
 
@@ -181,18 +181,18 @@ impl StopSignal {
     }
 }
 
-/// Returns the reason why the server cannot listen there, and what to do about it.
+/// Returns the error of a server that cannot listen on the address, with a remedy.
 fn no_port(listen: SocketAddr, error: std::io::Error) -> anyhow::Error {
     let (ip, port) = (listen.ip(), listen.port());
     let taken = error.kind() == std::io::ErrorKind::AddrInUse;
-    let error = anyhow::Error::new(error).context(format!("listen on {listen}"));
+    let error = anyhow::Error::new(error).context(format!("cannot listen on {listen}"));
     if !taken {
         return error;
     }
     let other = SocketAddr::new(ip, port.checked_add(1).unwrap_or(port - 1));
     anyhow::anyhow!(
-        "{error:#}: another program has port {port}, perhaps another server; stop it, or write --listen {other}, and \
-         --server http://{other} with commands"
+        "cannot start server: {error:#}\nhint: another program uses port {port}, perhaps another server: stop it, or write \
+         --listen {other}, and --server http://{other} with commands"
     )
 }
 
@@ -200,7 +200,7 @@ fn no_port(listen: SocketAddr, error: std::io::Error) -> anyhow::Error {
 fn greet(config: &ServiceConfig, address: &str) {
     let _ = writeln!(
         std::io::stdout(),
-        "chancery: {} {} on http://{}, everything it keeps is in {}",
+        "chancery: {} {} on http://{}, data in {}",
         if config.fleets.len() == 1 { "fleet" } else { "fleets" },
         names(config),
         address,

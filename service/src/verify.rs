@@ -26,14 +26,16 @@ pub fn check(dir: &Path) -> Result<Vec<Result<VerifiedJournal>>> {
     let fleets = dir.join("fleets");
     let mut folders = Vec::new();
     if fleets.is_dir() {
-        for entry in std::fs::read_dir(&fleets).with_context(|| format!("list {}", fleets.display()))? {
+        for entry in
+            std::fs::read_dir(&fleets).with_context(|| format!("cannot list {}", fleets.display()))?
+        {
             folders.push(entry?.path().join("journal"));
         }
         folders.sort();
     } else {
         folders.push(dir.to_owned());
     }
-    ensure!(!folders.is_empty(), "there is no journal in {}", dir.display());
+    ensure!(!folders.is_empty(), "cannot find journal in {}", dir.display());
     Ok(folders.into_iter().map(one).collect())
 }
 
@@ -47,10 +49,10 @@ fn one(folder: PathBuf) -> Result<VerifiedJournal> {
             found.insert(record.last(), record.hash());
         }
     });
-    let report = report.with_context(|| format!("verify {}", folder.display()))?;
+    let report = report.with_context(|| format!("cannot verify {}", folder.display()))?;
     let recorded = |position| Ok::<_, Error>(found.get(&position).copied());
     let loss = against(report.head, report.held.clone(), &witnesses, recorded)?;
-    ensure!(report.segments > 0 || loss.is_some(), "there is no journal in {}", folder.display());
+    ensure!(report.segments > 0 || loss.is_some(), "cannot find journal in {}", folder.display());
     Ok(VerifiedJournal { folder, report, loss })
 }
 
@@ -98,11 +100,12 @@ impl VerifiedJournal {
         let _ = writeln!(text, "  head      position {}, {}", head.position, head.time);
         let _ = writeln!(text, "  hash      {}", head.hash);
         if report.is_open {
-            let _ = writeln!(text, "  note      a server has it open; what it is writing now is not checked");
+            let _ =
+                writeln!(text, "  note      open in a server; records that it is writing are not checked");
         } else if report.named < head.position {
             let _ = writeln!(
                 text,
-                "  note      synced as far as {} is named; behind it a clean end cannot be told from a cut one",
+                "  note      proved to be synced up to {}; after it, a clean end cannot be distinguished from a cut one",
                 report.named
             );
         }
@@ -121,7 +124,7 @@ impl VerifiedJournal {
         };
         match (&self.report.outcome, &self.loss) {
             (VerifyOutcome::Intact | VerifyOutcome::TornTail(_), Some(loss)) => format!(
-                "  SHORT     {loss}\n            put it back from a copy that reaches further; if there is none, chancery serve \
+                "  SHORT     {loss}\n            restore the journal from a copy that reaches further; without one, chancery serve \
                  --accept-loss\n            continues under a new lineage\n"
             ),
             (VerifyOutcome::Intact, None) => {
@@ -132,13 +135,13 @@ impl VerifiedJournal {
             }
             (VerifyOutcome::TornTail(found), _) => {
                 format!(
-                    "  TORN      {}\n            opening the journal cuts it there, and keeps what it cuts\n",
+                    "  TORN      {}\n            opening the journal cuts it there, and keeps the removed bytes\n",
                     place(found)
                 )
             }
             (VerifyOutcome::Damaged(found), _) => {
                 format!(
-                    "  DAMAGED   {}\n            restore the journal from a copy; it will not open\n",
+                    "  DAMAGED   {}\n            the journal cannot be opened: restore it from a copy\n",
                     place(found)
                 )
             }

@@ -42,7 +42,7 @@ mod tests {
                 assert!(script.contains(word.trim_start_matches('-')), "{shell}: {word}");
             }
             for word in ["keeper", "exec-when-told", "demo-payload"] {
-                assert!(!script.contains(word), "{shell} offers {word}, which nobody types");
+                assert!(!script.contains(word), "{shell} offers the hidden {word}");
             }
             // The other shells complete only the values of flags.
             assert!(script.contains("deployments") || !matches!(shell, Shell::Bash | Shell::Zsh), "{shell}");

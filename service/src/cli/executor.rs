@@ -19,15 +19,15 @@ use crate::executors::ExecutorIdentity;
     CliExit::help()
 ))]
 pub struct ExecutorArgs {
-    /// Cluster whose nodes the executor drives
+    /// Cluster of the executor
     #[arg(long, value_name = "NAME")]
     cluster: ClusterName,
-    /// Name of the executor: unique, and the same after each start
+    /// Name of the executor: unique, and the same at each start
     #[arg(long, value_name = "NAME")]
     name: ExecutorName,
     #[command(flatten)]
     drives: RuntimeArgs,
-    /// Directory that records what runs: keep it [default: ./chancery-executor/CLUSTER]
+    /// Directory of the executor store, which must be kept [default: ./chancery-executor/CLUSTER]
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
     /// Continue from a copied directory instead of the original, which must never be used again
@@ -44,10 +44,10 @@ pub struct ExecutorArgs {
 #[derive(Args, Debug)]
 #[group(required = true, multiple = false)]
 struct RuntimeArgs {
-    /// Drives processes of this machine
+    /// Drive processes of this machine
     #[arg(long)]
     process: bool,
-    /// Drives nodes that are only in its memory
+    /// Drive simulated nodes, which exist only in memory
     #[arg(long)]
     simulated: bool,
 }

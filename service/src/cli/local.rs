@@ -50,49 +50,49 @@ pub enum ConfigCommand {
 /// Commands that run in this process.
 #[derive(Subcommand, Debug)]
 pub enum LocalCommand {
-    /// Everything in one process, for development: server and executor, journal in ./chancery-data
+    /// Run server and executors in one process, for development; the journal is in ./chancery-data
     Dev(ServerArgs),
-    /// The server
+    /// Run a server
     Serve(ServerArgs),
-    /// An executor for one cluster of a server elsewhere
+    /// Run an executor for one cluster of a remote server
     Executor(ExecutorArgs),
-    /// A tour on real processes: what happened, and why
+    /// Run a demonstration on real processes
     Demo(DemoArgs),
     /// Check a journal offline: every frame, every record, the whole chain
     Verify {
-        /// Its folder, unless it is that of the configuration
+        /// Directory of a journal or of a server [default: directory of the configuration]
         dir: Option<PathBuf>,
     },
-    /// Make the topics of a journal on Kafka; those that are there stay as they are
+    /// Create missing topics of a journal on Kafka; existing topics stay unchanged
     InitTopics {
         /// Destination of the journal: kafka://HOST:PORT,…/PREFIX [env: CHANCERY_JOURNAL]
         #[arg(long, value_name = "WHERE")]
         journal: Option<String>,
-        /// Partitions of each: fleets that there is room for [default: as many as the fleets of the settings need]
+        /// Partitions of each topic, one for each fleet [default: as many as the configured fleets need]
         #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..))]
         partitions: Option<u16>,
         /// Copies of each partition, each on a broker of its own
         #[arg(long, value_name = "COUNT", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..))]
         copies: u16,
     },
-    /// Fill an empty partition on Kafka with a fleet's journal from the folder of a stopped server: all of it or nothing
+    /// Import the journals of a stopped server into empty partitions on Kafka: each completely or not at all
     Import {
-        /// The server's folder, unless it is that of the configuration; its journal becomes the mirror of the topic
+        /// Directory of the server; its journals become mirrors [default: directory of the configuration]
         dir: Option<PathBuf>,
         /// Destination of the journal: kafka://HOST:PORT,…/PREFIX [env: CHANCERY_JOURNAL]
         #[arg(long, value_name = "WHERE")]
         journal: Option<String>,
-        /// Maximum duration: a minute less than brokers allow a transaction
-        #[arg(long, value_name = "SPAN", default_value = "14m", value_parser = day)]
+        /// Maximum duration; the default is a minute less than the default limit of brokers for a transaction
+        #[arg(long, value_name = "DURATION", default_value = "14m", value_parser = day)]
         timeout: Duration,
     },
-    /// Check the proof of ends on this host, who may read the data directory, the wall clock, and whether topics on Kafka may
-    /// lose acknowledged records
+    /// Check how this host proves that processes have ended, the permissions of the data directory, the wall
+    /// clock, and whether topics on Kafka may lose acknowledged records
     Doctor {
-        /// Take from others what they may do in the data directory
+        /// Remove permissions of other users in the data directory
         #[arg(long)]
         fix: bool,
-        /// The data directory [env: CHANCERY_DATA_DIR]
+        /// Data directory to check [env: CHANCERY_DATA_DIR]
         #[arg(long, value_name = "DIR")]
         data_dir: Option<String>,
         /// Location of the journal: kafka://HOST:PORT,…/PREFIX [env: CHANCERY_JOURNAL]
@@ -101,31 +101,31 @@ pub enum LocalCommand {
     },
     /// Print the OpenAPI description
     Openapi,
-    /// Print what makes a shell complete commands, kinds and flags
+    /// Print a script that completes commands, kinds and flags in a shell
     #[command(
         after_help = "bash: chancery completion bash > ~/.local/share/bash-completion/completions/chancery\n\
         zsh:  chancery completion zsh > \"${fpath[1]}/_chancery\"\n\
         fish: chancery completion fish > ~/.config/fish/completions/chancery.fish"
     )]
     Completion {
-        /// The shell
+        /// Shell that runs the script
         shell: clap_complete::Shell,
     },
-    /// Watches the processes of one incarnation (started by the executor)
+    /// Watch the processes of one incarnation (started by the executor)
     #[command(hide = true)]
     Keeper(PassthroughArgs),
-    /// Becomes a process when it is told to (started by the keeper)
+    /// Become a process on request (started by the supervisor)
     #[command(name = "exec-when-told", hide = true)]
     ExecWhenTold(PassthroughArgs),
-    /// A small HTTP server to deploy (started by examples)
+    /// Run a small HTTP server, as a payload (started by examples)
     #[command(name = "demo-payload", hide = true)]
     DemoPayload(PassthroughArgs),
 }
 
-/// Parses at most a day: brokers count milliseconds in 32 bits, and block their readers as long.
+/// Parses a duration of at most a day: brokers count milliseconds in 32 bits, and block readers for as long.
 fn day(text: &str) -> Result<Duration, String> {
     match parse_span(text) {
-        Ok(span) if span > Duration::from_hours(24) => Err("write at most 24h".into()),
+        Ok(span) if span > Duration::from_hours(24) => Err("must be at most 24h".into()),
         parsed => parsed.map_err(|error| error.to_string()),
     }
 }
@@ -143,19 +143,19 @@ pub struct ServerArgs {
     /// Location of the journal: embedded, or kafka://HOST:PORT,…/PREFIX [env: CHANCERY_JOURNAL]
     #[arg(long, value_name = "WHERE")]
     pub journal: Option<String>,
-    /// The fleets it has, between commas; on Kafka NAME=PARTITION [env: CHANCERY_FLEETS] [default: that of --fleet]
+    /// Fleets, separated by commas; on Kafka NAME=PARTITION [env: CHANCERY_FLEETS] [default: value of --fleet]
     #[arg(long, value_name = "NAMES")]
     pub fleets: Option<String>,
     /// Address at which other servers reach this server [env: CHANCERY_ADVERTISE]
     #[arg(long, value_name = "HOST:PORT")]
     pub advertise: Option<String>,
-    /// Clusters driven from here: all, none, or names between commas [env: CHANCERY_EXECUTORS]
+    /// Clusters with executors in the server: all, none, or names separated by commas [env: CHANCERY_EXECUTORS]
     #[arg(long, value_name = "NAMES")]
     pub executors: Option<String>,
-    /// Decide with a wall clock that is further ahead of the journal than clock.max_gap: the clock is right
+    /// Confirm that the wall clock is right, although it is ahead of the journal by more than clock.max_gap
     #[arg(long)]
     pub accept_clock: bool,
-    /// Continue from a copied data directory in the place of the original, which must never be used again
+    /// Continue from a copied data directory instead of the original, which must never be used again
     #[arg(long)]
     pub adopt_copy: bool,
     /// Filter of log lines [env: CHANCERY_LOG]
@@ -167,15 +167,15 @@ pub struct ServerArgs {
     /// If the events topic contains events that the journal has lost, write an event that names them, and continue
     #[arg(long)]
     pub correct_events: bool,
-    /// Give up every message of the inbox up to the offset that is not answered, and record that, before the inbox is read
+    /// Skip every unanswered inbox message up to the offset, and record that, before the inbox is read
     #[arg(long, value_name = "OFFSET")]
     pub skip_inbox: Option<u64>,
-    /// Continue under a new lineage if records at the journal's end are missing, and tell which
+    /// Continue under a new lineage if records at the journal's end are missing, and report their positions
     #[arg(long)]
     pub accept_loss: bool,
 }
 
-/// Flags of the tour.
+/// Flags of the demonstration.
 #[derive(Args, Debug, Default)]
 pub struct DemoArgs {
     /// Directory for data, instead of a temporary directory
@@ -190,7 +190,7 @@ pub struct DemoArgs {
 #[derive(Args, Debug, Default)]
 #[command(disable_help_flag = true)]
 pub struct PassthroughArgs {
-    /// As they are
+    /// Arguments, unchanged
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     pub args: Vec<OsString>,
 }

@@ -45,10 +45,11 @@ fn collect(
             continue;
         }
         let setting = SettingEntry::of(&name).ok_or_else(|| lines.error(at, &unknown(&name)))?;
-        let text = text_of(value)
-            .ok_or_else(|| lines.error(value.span().start, &format!("{name} must be a text or a number")))?;
+        let text = text_of(value).ok_or_else(|| {
+            lines.error(value.span().start, &format!("invalid {name}: must be a string or a number"))
+        })?;
         if let Some(fault) = setting.fault(&text) {
-            return Err(lines.error(value.span().start, &format!("{name}: {fault}")));
+            return Err(lines.error(value.span().start, &format!("invalid {name}: {fault}")));
         }
         found.push(FileSetting { name: setting.name, text, line: lines.place(at).0 });
     }
@@ -65,7 +66,7 @@ fn text_of(value: &Spanned<DeValue<'_>>) -> Option<String> {
 
 pub(super) fn unknown(name: &str) -> String {
     let names: Vec<_> = SETTINGS.iter().map(|setting| setting.name).collect();
-    format!("unknown setting {name:?}{}", suggest::instead(name, &names))
+    format!("invalid setting {name:?}{}", suggest::instead(name, &names))
 }
 
 struct ConfigLines<'a> {

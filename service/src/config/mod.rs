@@ -134,7 +134,7 @@ pub struct KafkaSettings {
 pub struct KafkaSecurity {
     /// Whether connections use TLS.
     pub tls: bool,
-    /// Certificates of the authorities that sign those of brokers; default: those of the system.
+    /// Certificates of the authorities that sign broker certificates; default: the system's authorities.
     pub ca_file: Option<PathBuf>,
     /// Credentials, if servers log in.
     pub login: Option<KafkaLogin>,
@@ -160,7 +160,7 @@ pub struct ServiceConfig {
     pub listen: SocketAddr,
     /// Location of the journal.
     pub journal: JournalLocation,
-    /// Settings for Kafka, if the journal is there.
+    /// Settings for Kafka, for a journal on Kafka.
     pub kafka: KafkaSettings,
     /// Address at which other servers reach this one, if it differs from `listen`.
     pub advertise: Option<String>,
@@ -265,7 +265,7 @@ impl ServiceConfig {
         let mut values = defaults();
         let mut set = |name: &str, text: String, origin: SettingOrigin| {
             let index = SETTINGS.iter().position(|setting| setting.name == name);
-            values[index.expect("only names of the table are set")] = (text, origin);
+            values[index.expect("a name of the table")] = (text, origin);
         };
         if let Some((path, text)) = open(&layers)? {
             for given in file::read(&path, &text).map_err(InvalidConfig)? {
@@ -273,7 +273,7 @@ impl ServiceConfig {
             }
         }
         let check = |setting: &SettingEntry, origin: &SettingOrigin, text: &str| match setting.fault(text) {
-            Some(fault) => Err(InvalidConfig(format!("read {} from {origin}: {fault}", setting.name))),
+            Some(fault) => Err(InvalidConfig(format!("invalid {} from {origin}: {fault}", setting.name))),
             None => Ok(()),
         };
         for setting in SETTINGS {
@@ -293,7 +293,7 @@ impl ServiceConfig {
     fn typed(values: Vec<(String, SettingOrigin)>) -> Result<ServiceConfig, String> {
         let text = |name: &str| {
             let index = SETTINGS.iter().position(|setting| setting.name == name);
-            values[index.expect("only names of the table are asked for")].0.as_str()
+            values[index.expect("a name of the table")].0.as_str()
         };
         let is_default = |name: &str| {
             let index = SETTINGS.iter().position(|setting| setting.name == name);
@@ -326,12 +326,12 @@ impl ServiceConfig {
                 EmbeddedClusters::Only(names)
             }
             (JournalLocation::Kafka { .. }, _) => {
-                return Err("executors: with the journal on Kafka no server drives clusters, as another one may decide: write \
-                            none, and run `chancery executor` for each cluster"
+                return Err("invalid executors: must be none with a journal on Kafka, as any server may become leader\n\
+                            hint: run `chancery executor` for each cluster"
                     .into());
             }
         };
-        let fleet: FleetName = text("fleet").parse().map_err(|error| format!("fleet: {error}"))?;
+        let fleet: FleetName = text("fleet").parse().map_err(|error| format!("invalid fleet: {error}"))?;
         let fleets = fleets(settings::fleets(text("fleets"))?, &fleet, &journal)?;
         Ok(ServiceConfig {
             data_dir: text("data_dir").into(),
@@ -344,8 +344,9 @@ impl ServiceConfig {
                 skip_inbox: None,
                 inbox: match settings::scope(text("inbox.scope"))? {
                     Some(scope) => {
-                        let actor =
-                            text("inbox.actor").parse().map_err(|error| format!("inbox.actor: {error}"))?;
+                        let actor = text("inbox.actor")
+                            .parse()
+                            .map_err(|error| format!("invalid inbox.actor: {error}"))?;
                         Some(InboxBinding { actor, scope })
                     }
                     None => None,
@@ -368,7 +369,7 @@ impl ServiceConfig {
             server: text("server").trim_end_matches('/').to_owned(),
             fleet,
             fleets,
-            actor: text("actor").parse().map_err(|error| format!("actor: {error}"))?,
+            actor: text("actor").parse().map_err(|error| format!("invalid actor: {error}"))?,
             log: text("log").to_owned(),
             log_format: settings::log_format(text("log_format"))?,
             lease: settings::span(text("lease"))?,
@@ -376,7 +377,7 @@ impl ServiceConfig {
             accept_clock: false,
             executors,
             limits,
-            // A deployment cannot name more than fit: a larger bound has no effect.
+            // A deployment counts replicas in 32 bits: a larger limit has no effect.
             replicas: u32::try_from(count("limits.replicas")?).unwrap_or(u32::MAX),
             queue: size(count("limits.queue"))?,
             output: settings::output(text("output.file_bytes"), text("output.files"))?,
@@ -399,8 +400,8 @@ impl ServiceConfig {
 fn login(username: &str, password_file: &str, mechanism: &str) -> Result<Option<KafkaLogin>, String> {
     match (username, password_file) {
         ("", "") => Ok(None),
-        ("", _) => Err("kafka.password_file is set, and kafka.username is not".into()),
-        (_, "") => Err("kafka.username is set, and kafka.password_file is not".into()),
+        ("", _) => Err("invalid kafka.password_file: requires kafka.username".into()),
+        (_, "") => Err("invalid kafka.username: requires kafka.password_file".into()),
         (username, file) => Ok(Some(KafkaLogin {
             mechanism: settings::sasl_mechanism(mechanism)?,
             username: username.to_owned(),
@@ -422,34 +423,34 @@ fn fleets(
     for (name, partition) in &named {
         if let (JournalLocation::Embedded, Some(partition)) = (journal, partition) {
             return Err(format!(
-                "fleets: {name}={partition}: an embedded journal has no partitions; is CHANCERY_JOURNAL set?"
+                "invalid fleets \"{name}={partition}\": an embedded journal has no partitions\nhint: check CHANCERY_JOURNAL"
             ));
         }
         if let (JournalLocation::Kafka { .. }, Some(other)) =
             (journal, of.insert(partition.unwrap_or(0), name))
         {
             return Err(format!(
-                "fleets: {other} and {name} have the same partition: write another one for each, as in {other}=0,{name}=1"
+                "invalid fleets: {other} and {name} have the same partition\nhint: write {other}=0,{name}=1"
             ));
         }
     }
     Ok(named.into_iter().map(|(name, partition)| (name, partition.unwrap_or(0))).collect())
 }
 
-/// Returns variables that resemble those of settings but are unknown. Other variables may share the prefix:
+/// Returns unknown variables that resemble variables of settings. Other variables may share the prefix:
 /// processes and pods receive some.
 pub fn slips(names: impl Iterator<Item = String>) -> Vec<String> {
     let words: Vec<_> = SETTINGS.iter().filter_map(|setting| setting.env.strip_prefix(PREFIX)).collect();
     let slip = |name: String| {
         let word = name.strip_prefix(PREFIX)?;
-        // Kubernetes sets variables of services in every pod; those of a service `chancery` have the prefix.
+        // Kubernetes sets variables of services in every pod; a service `chancery` yields the prefix.
         let is_of_a_service = word.contains("SERVICE_") || word.starts_with("PORT");
         let is_of_a_process = PAYLOAD_VARIABLES.iter().any(|(variable, _)| *variable == name);
         if words.contains(&word) || name == FILE_ENV || is_of_a_service || is_of_a_process {
             return None;
         }
         let meant = nearest(word, &words)?;
-        Some(format!("the variable {name} sets nothing: did you mean {PREFIX}{meant}?"))
+        Some(format!("unknown variable {name}: did you mean {PREFIX}{meant}?"))
     };
     names.filter_map(slip).collect()
 }
@@ -467,6 +468,8 @@ fn open(layers: &ConfigLayers<'_>) -> Result<Option<(String, String)>, InvalidCo
     match std::fs::read_to_string(path) {
         Ok(text) => Ok(Some((path.display().to_string(), text))),
         Err(error) if named.is_none() && error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(InvalidConfig(format!("read the configuration file {}: {error}", path.display()))),
+        Err(error) => {
+            Err(InvalidConfig(format!("cannot read configuration file {}: {error}", path.display())))
+        }
     }
 }

@@ -17,13 +17,13 @@ const VARIABLES: &str = "../docs/environment.md";
 fn reference() -> String {
     let mut text = format!(
         "# Settings\n\n\
-         Each setting has a default; over it goes what a file says, over that the environment, over that a flag, where \
-         there is\none. The file is `{FILE}` in the folder where a command is run, or the one that `--config` or \
-         `{FILE_ENV}`\nnames. The variable is the name in capitals: `limits.queue` is `CHANCERY_LIMITS_QUEUE`. \
-         `chancery config show` tells\nevery value and where it came from. What cannot be read is refused with its \
-         place, and so is a name in the file that is\nnot known. This page is made from the program.\n\n\
+         Each setting has a default. A file overrides defaults, the environment overrides the file, and a flag, if the \
+         setting\nhas one, overrides the environment. The file is `{FILE}` in the current directory, or the file that \
+         `--config` or\n`{FILE_ENV}` names. The variable is the name in capitals: `limits.queue` is \
+         `CHANCERY_LIMITS_QUEUE`.\n`chancery config show` prints every value with its origin. An invalid value and an \
+         unknown name in the file are refused\nwith their location. This page is generated from the program.\n\n\
          ```toml\nlease = \"30s\"\n\n[limits]\nqueue = 8192\n```\n\n\
-         | setting | flag | what it is | unless set | meaning |\n|---|---|---|---|---|\n"
+         | setting | flag | type | default | meaning |\n|---|---|---|---|---|\n"
     );
     for SettingEntry { name, kind, default, doc, .. } in SETTINGS {
         let flag = flag(name).unwrap_or_default();
@@ -42,17 +42,17 @@ fn flag(name: &str) -> Option<String> {
     all.filter_map(|arg| arg.get_long()).find(|flag| *flag == long).map(|flag| format!("`--{flag}`"))
 }
 
-/// Returns every environment variable: those that a process receives, and those of settings.
+/// Returns every environment variable: the variables that a process receives, and the variables of settings.
 fn variables() -> String {
     let mut text = String::from(
         "# Environment variables\n\n\
-         This page is made from the program.\n\n\
-         ## Of processes\n\n\
-         An executor of real processes starts each process with the variables of its payload's `run.env` and with these. A \
-         payload cannot\nset or change them, but for `PATH` and `HOME`. They are set when the process starts and do not \
-         change while it runs: a node\nthat is moved to another zone, or a deployment that takes a replica over without \
-         an update, is not seen by what runs.\n\n\
-         | variable | holds |\n|---|---|\n",
+         This page is generated from the program.\n\n\
+         ## Processes\n\n\
+         An executor of real processes starts each process with the variables of its payload's `run.env` and with the variables \
+         below. A payload\ncannot set or change them, except `PATH` and `HOME`. They are set when the process starts and do \
+         not change while it runs. A\nprocess does not see that its node moved to another zone, or that a deployment took its \
+         replica over without an update.\n\n\
+         | variable | value |\n|---|---|\n",
     );
     for (name, holds) in PAYLOAD_VARIABLES {
         writeln!(text, "| `{name}` | {holds} |").expect("text");
@@ -68,9 +68,9 @@ fn variables() -> String {
     text.push_str(
         "| `PATH` | directories of programs, unless `run.env` sets it |\n\
          | `HOME` | working directory of the process, unless `run.env` sets it |\n\n\
-         ## Of the program\n\n\
-         A variable sets the setting of the same name; [settings](settings.md) says what each means.\n\n\
-         | variable | sets |\n|---|---|\n",
+         ## Program\n\n\
+         A variable sets the setting of the same name; see [settings](settings.md).\n\n\
+         | variable | setting |\n|---|---|\n",
     );
     writeln!(text, "| `{FILE_ENV}` | path of the configuration file |").expect("text");
     for SettingEntry { name, env, .. } in SETTINGS {
@@ -105,7 +105,7 @@ fn the_reference_of_variables_is_what_the_program_sets_and_reads() {
             .into();
     let mut count = 0;
     while let Some(folder) = folders.pop() {
-        for entry in std::fs::read_dir(folder).expect("a folder") {
+        for entry in std::fs::read_dir(folder).expect("a directory") {
             let path = entry.expect("an entry").path();
             let name = path.file_stem().and_then(|name| name.to_str()).unwrap_or_default();
             if path.is_dir() {

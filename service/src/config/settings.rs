@@ -35,16 +35,16 @@ macro_rules! types {
 }
 
 types! {
-    FOLDER "folder" something;
+    FOLDER "directory" something;
     CGROUP "`auto`, `none`, or the absolute path of a directory" cgroup;
-    LISTEN "address with its port, on loopback" listen;
-    URL "`http://…`, also several between commas" urls;
+    LISTEN "loopback address with its port" listen;
+    URL "`http://…`, also several, separated by commas" urls;
     FLEET "name" str::parse::<FleetName>;
-    FLEETS "names between commas, each also as `name=partition`, or nothing" fleets;
+    FLEETS "names separated by commas, each also as `name=partition`, or nothing" fleets;
     ACTOR "name" str::parse::<Actor>;
     FILTER "filter" something;
     LOG_FORMAT "`text`, `json`" log_format;
-    CLUSTERS "`all`, `none`, or names between commas" clusters;
+    CLUSTERS "`all`, `none`, or names separated by commas" clusters;
     SPAN "duration of at least `1s`: `30s`, `5m`, `24h`" span;
     BYTES "bytes, at least `1KiB`, also with a unit: `64MiB`" bytes;
     COUNT "whole number, at least 1" count;
@@ -52,10 +52,10 @@ types! {
     SWITCH "`yes`, `no`" switch;
     JOURNAL "`embedded`, or `kafka://HOST:PORT,…/PREFIX`" journal;
     MAYBE_ADDRESS "host with its port, or nothing" address;
-    HOSTS "names or addresses between commas, or nothing" hosts;
-    ORIGINS "origins between commas, or nothing" origins;
-    SCOPE "types of intents between commas, also with `*`, or nothing" scope;
-    PAIRS "`key=value` between commas, or nothing" pairs;
+    HOSTS "names or addresses separated by commas, or nothing" hosts;
+    ORIGINS "origins separated by commas, or nothing" origins;
+    SCOPE "types of intents separated by commas, also with `*`, or nothing" scope;
+    PAIRS "`key=value` separated by commas, or nothing" pairs;
     MAYBE_FILE "path of a file, or nothing" anything;
     MAYBE_TEXT "text, or nothing" anything;
     SASL_MECHANISM "`scram-sha-512`, `scram-sha-256`, `plain`" sasl_mechanism;
@@ -86,49 +86,49 @@ macro_rules! settings {
 }
 
 settings! {
-    "data_dir" FOLDER "./chancery-data" "CHANCERY_DATA_DIR" "where the journal and everything made from it are kept";
-    "listen" LISTEN "127.0.0.1:7440" "CHANCERY_LISTEN" "where the server takes requests; loopback only";
-    "server" URL "http://127.0.0.1:7440" "CHANCERY_SERVER" "the server that commands talk to; several between commas, of which the first that answers is taken";
-    "journal" JOURNAL "embedded" "CHANCERY_JOURNAL" "where the journal is: embedded, or on Kafka";
-    "advertise" MAYBE_ADDRESS "" "CHANCERY_ADVERTISE" "where the other servers reach this one; as listen unless set";
+    "data_dir" FOLDER "./chancery-data" "CHANCERY_DATA_DIR" "directory of the journal and everything derived from it";
+    "listen" LISTEN "127.0.0.1:7440" "CHANCERY_LISTEN" "address on which the server accepts requests; loopback only";
+    "server" URL "http://127.0.0.1:7440" "CHANCERY_SERVER" "URL of the server for client commands; of several, separated by commas, the first that answers is used";
+    "journal" JOURNAL "embedded" "CHANCERY_JOURNAL" "location of the journal: embedded, or on Kafka";
+    "advertise" MAYBE_ADDRESS "" "CHANCERY_ADVERTISE" "address at which other servers reach this server; listen unless set";
     "allowed_hosts" HOSTS "" "CHANCERY_ALLOWED_HOSTS" "hosts under which clients may address the server, in addition to loopback and advertise; without ports";
     "cors_origins" ORIGINS "" "CHANCERY_CORS_ORIGINS" "origins whose web pages may send requests and read the answers, as in https://console.example; none unless set";
-    "fleet" FLEET "default" "CHANCERY_FLEET" "the fleet that commands are about";
-    "fleets" FLEETS "" "CHANCERY_FLEETS" "the fleets that the server has, on Kafka each with its partition of the topics; the one that fleet names, unless set";
-    "actor" ACTOR "local" "CHANCERY_ACTOR" "who asks, as the journal will name them";
-    "log" FILTER "warn" "CHANCERY_LOG" "which log lines are written, as in warn,chancery=debug";
-    "log_format" LOG_FORMAT "text" "CHANCERY_LOG_FORMAT" "how log lines are written: text or json";
-    "lease" SPAN "15s" "CHANCERY_LEASE" "how long an executor may be silent before its session is lost";
-    "clock.max_gap" SPAN "31d" "CHANCERY_CLOCK_MAX_GAP" "how far the wall clock may be ahead of journal time; further, and the server does not decide, unless the clock is synchronised or accepted";
-    "executors" CLUSTERS "all" "CHANCERY_EXECUTORS" "clusters that the server's own process drives: all, none, or names between commas";
-    "limits.body" BYTES "1MiB" "CHANCERY_LIMITS_BODY" "the largest body of a request";
-    "limits.header_bytes" BYTES "64KiB" "CHANCERY_LIMITS_HEADER_BYTES" "the largest head of a request";
-    "limits.connections" COUNT "1024" "CHANCERY_LIMITS_CONNECTIONS" "connections at a time, three quarters of them from one address; a stream of HTTP/2 beside others counts as one; fewer where the system allows too few open files. Probes are answered in any case";
-    "limits.streams" COUNT "256" "CHANCERY_LIMITS_STREAMS" "event and log streams at a time, of each fleet";
-    "limits.executors" COUNT "256" "CHANCERY_LIMITS_EXECUTORS" "executors connected over HTTP at a time, of each fleet";
-    "limits.writes_per_second" COUNT "20000" "CHANCERY_LIMITS_WRITES_PER_SECOND" "intents that one principal may ask for in a second";
-    "limits.reads_per_second" COUNT "20000" "CHANCERY_LIMITS_READS_PER_SECOND" "reads that one principal may ask for in a second";
-    "limits.streams_per_second" COUNT "1000" "CHANCERY_LIMITS_STREAMS_PER_SECOND" "streams that one principal may open in a second";
-    "limits.replicas" COUNT "10000" "CHANCERY_LIMITS_REPLICAS" "replicas that one deployment may ask for";
-    "limits.queue" COUNT "4096" "CHANCERY_LIMITS_QUEUE" "inputs that may wait for the decider, of each fleet";
-    "limits.request_time" SPAN "30s" "CHANCERY_LIMITS_REQUEST_TIME" "how long a request may take, streams excepted";
-    "output.file_bytes" BYTES "10MiB" "CHANCERY_OUTPUT_FILE_BYTES" "the size at which what a process writes goes on in another file";
-    "output.files" COUNT "3" "CHANCERY_OUTPUT_FILES" "files that are kept of each output of a process";
-    "kafka.session" SESSION "10s" "CHANCERY_KAFKA_SESSION" "how long a server may be silent before another one decides";
-    "kafka.unsafe_topics" SWITCH "no" "CHANCERY_KAFKA_UNSAFE_TOPICS" "whether topics are taken that may lose what was acknowledged";
+    "fleet" FLEET "default" "CHANCERY_FLEET" "fleet of client commands";
+    "fleets" FLEETS "" "CHANCERY_FLEETS" "fleets of the server, on Kafka each with its partition of the topics; the value of fleet unless set";
+    "actor" ACTOR "local" "CHANCERY_ACTOR" "actor of client commands, as recorded in the journal";
+    "log" FILTER "warn" "CHANCERY_LOG" "filter of log lines, as in warn,chancery=debug";
+    "log_format" LOG_FORMAT "text" "CHANCERY_LOG_FORMAT" "format of log lines: text or json";
+    "lease" SPAN "15s" "CHANCERY_LEASE" "time without a heartbeat until a session expires";
+    "clock.max_gap" SPAN "31d" "CHANCERY_CLOCK_MAX_GAP" "maximum lead of the wall clock over journal time; with a larger lead the server does not decide, unless the clock is synchronised or accepted";
+    "executors" CLUSTERS "all" "CHANCERY_EXECUTORS" "clusters whose executors run in the server's own process: all, none, or names separated by commas";
+    "limits.body" BYTES "1MiB" "CHANCERY_LIMITS_BODY" "maximum size of a request's body";
+    "limits.header_bytes" BYTES "64KiB" "CHANCERY_LIMITS_HEADER_BYTES" "maximum size of a request's head";
+    "limits.connections" COUNT "1024" "CHANCERY_LIMITS_CONNECTIONS" "maximum number of connections, three quarters of them from one address; each further HTTP/2 stream of a connection counts as one; fewer if the system allows too few open files. Probes are always answered";
+    "limits.streams" COUNT "256" "CHANCERY_LIMITS_STREAMS" "maximum number of event and log streams of each fleet";
+    "limits.executors" COUNT "256" "CHANCERY_LIMITS_EXECUTORS" "maximum number of executors of each fleet that are connected over HTTP";
+    "limits.writes_per_second" COUNT "20000" "CHANCERY_LIMITS_WRITES_PER_SECOND" "maximum number of intents per second and principal";
+    "limits.reads_per_second" COUNT "20000" "CHANCERY_LIMITS_READS_PER_SECOND" "maximum number of reads per second and principal";
+    "limits.streams_per_second" COUNT "1000" "CHANCERY_LIMITS_STREAMS_PER_SECOND" "maximum number of streams opened per second and principal";
+    "limits.replicas" COUNT "10000" "CHANCERY_LIMITS_REPLICAS" "maximum number of replicas of one deployment";
+    "limits.queue" COUNT "4096" "CHANCERY_LIMITS_QUEUE" "maximum number of inputs that wait for the decider of each fleet";
+    "limits.request_time" SPAN "30s" "CHANCERY_LIMITS_REQUEST_TIME" "maximum duration of a request, except streams";
+    "output.file_bytes" BYTES "10MiB" "CHANCERY_OUTPUT_FILE_BYTES" "size at which an output of a process continues in another file";
+    "output.files" COUNT "3" "CHANCERY_OUTPUT_FILES" "maximum number of files of each output of a process";
+    "kafka.session" SESSION "10s" "CHANCERY_KAFKA_SESSION" "time without contact to a server until another one becomes leader";
+    "kafka.unsafe_topics" SWITCH "no" "CHANCERY_KAFKA_UNSAFE_TOPICS" "whether topics that may lose acknowledged records are accepted";
     "kafka.events" SWITCH "yes" "CHANCERY_KAFKA_EVENTS" "whether events are written to the events topic for consumers";
-    "inbox.scope" SCOPE "" "CHANCERY_INBOX_SCOPE" "what records of the inbox topic may ask for, as in plan.*,deployment.create; nothing reads it unless set";
-    "inbox.actor" ACTOR "inbox" "CHANCERY_INBOX_ACTOR" "in whose name they ask";
-    "kafka.tls" SWITCH "no" "CHANCERY_KAFKA_TLS" "whether brokers are reached by TLS; their certificates and names are checked. Wants a build with the feature kafka-tls";
-    "kafka.ca_file" MAYBE_FILE "" "CHANCERY_KAFKA_CA_FILE" "certificates of the authorities that sign those of brokers, in PEM; those of the system unless set";
-    "kafka.username" MAYBE_TEXT "" "CHANCERY_KAFKA_USERNAME" "as whom servers log in at brokers, by SASL; they do not unless set";
-    "kafka.password_file" MAYBE_FILE "" "CHANCERY_KAFKA_PASSWORD_FILE" "the file with the password, read at each start; a line feed at its end is left out";
-    "kafka.sasl_mechanism" SASL_MECHANISM "scram-sha-512" "CHANCERY_KAFKA_SASL_MECHANISM" "how they log in: scram-sha-512 or scram-sha-256, which want a build with the feature kafka-tls, or plain";
-    "kafka.client" PAIRS "" "CHANCERY_KAFKA_CLIENT" "settings of librdkafka that say how brokers are reached, as in client.rack=a";
-    "cgroup" CGROUP "auto" "CHANCERY_CGROUP" "where processes get control groups: auto, none, or a directory of cgroup v2 that passes the memory controller on";
-    "segment_bytes" BYTES "64MiB" "CHANCERY_SEGMENT_BYTES" "the size at which the journal begins another segment";
-    "sled_cache" BYTES "64MiB" "CHANCERY_SLED_CACHE" "memory for the store of the read models, of each fleet";
-    "snapshot_events" COUNT "100000" "CHANCERY_SNAPSHOT_EVENTS" "events between snapshots of the state, at least; in a fleet with more entities, as many";
+    "inbox.scope" SCOPE "" "CHANCERY_INBOX_SCOPE" "intents that inbox messages may request, as in plan.*,deployment.create; the inbox is not read unless set";
+    "inbox.actor" ACTOR "inbox" "CHANCERY_INBOX_ACTOR" "actor of intents from the inbox";
+    "kafka.tls" SWITCH "no" "CHANCERY_KAFKA_TLS" "whether connections to brokers use TLS, with a check of certificates and names; requires a build with the feature kafka-tls";
+    "kafka.ca_file" MAYBE_FILE "" "CHANCERY_KAFKA_CA_FILE" "certificates, in PEM, of the authorities that sign broker certificates; the system's authorities unless set";
+    "kafka.username" MAYBE_TEXT "" "CHANCERY_KAFKA_USERNAME" "user name of servers at brokers, by SASL; no login unless set";
+    "kafka.password_file" MAYBE_FILE "" "CHANCERY_KAFKA_PASSWORD_FILE" "file with the password, read at each start; a line feed at its end is ignored";
+    "kafka.sasl_mechanism" SASL_MECHANISM "scram-sha-512" "CHANCERY_KAFKA_SASL_MECHANISM" "mechanism of the login: scram-sha-512 or scram-sha-256, which require a build with the feature kafka-tls, or plain";
+    "kafka.client" PAIRS "" "CHANCERY_KAFKA_CLIENT" "settings of librdkafka for connections to brokers, as in client.rack=a";
+    "cgroup" CGROUP "auto" "CHANCERY_CGROUP" "root of the control groups of processes: auto, none, or a directory of cgroup v2 that delegates the memory controller";
+    "segment_bytes" BYTES "64MiB" "CHANCERY_SEGMENT_BYTES" "size at which the journal starts another segment";
+    "sled_cache" BYTES "64MiB" "CHANCERY_SLED_CACHE" "memory for the store of the read models of each fleet";
+    "snapshot_events" COUNT "100000" "CHANCERY_SNAPSHOT_EVENTS" "minimum number of events between snapshots of the state; in a fleet with more entities, their number";
 }
 
 impl SettingEntry {
@@ -144,7 +144,7 @@ impl SettingEntry {
 }
 
 fn something(text: &str) -> Result<(), &'static str> {
-    if text.is_empty() { Err("write something here") } else { Ok(()) }
+    if text.is_empty() { Err("must not be empty") } else { Ok(()) }
 }
 
 #[expect(clippy::unnecessary_wraps, reason = "a parser as the others")]
@@ -156,7 +156,7 @@ pub(super) fn log_format(text: &str) -> Result<LogFormat, String> {
     match text {
         "text" => Ok(LogFormat::Text),
         "json" => Ok(LogFormat::Json),
-        _ => Err(format!("write text or json, not {text:?}")),
+        _ => Err(format!("must be text or json, not {text:?}")),
     }
 }
 
@@ -166,17 +166,17 @@ fn address(text: &str) -> Result<(), String> {
     if text.is_empty() || is_address {
         return Ok(());
     }
-    Err(format!("write a host with its port as in server-1:7440, not {text:?}"))
+    Err(format!("must be a host with its port as in server-1:7440, not {text:?}"))
 }
 
 pub(super) fn listen(text: &str) -> Result<SocketAddr, String> {
     let address: SocketAddr = text
         .parse()
-        .map_err(|_| format!("write an address with its port as in 127.0.0.1:7440, not {text:?}"))?;
+        .map_err(|_| format!("must be an address with its port as in 127.0.0.1:7440, not {text:?}"))?;
     if !address.ip().is_loopback() {
         return Err(format!(
-            "{address} is not on the loopback interface, and this build has neither TLS nor authentication: \
-             listen on 127.0.0.1 or [::1], and put a proxy that has both in front of it"
+            "{address} is not on the loopback interface, and this build has neither TLS nor authentication\n\
+             hint: listen on 127.0.0.1 or [::1], behind a proxy that has both"
         ));
     }
     Ok(address)
@@ -189,8 +189,8 @@ fn urls(text: &str) -> Result<(), String> {
 fn url(text: &str) -> Result<(), String> {
     match text.split_once("://") {
         Some(("http", rest)) if !rest.is_empty() && !rest.contains(['?', '#', ' ']) => Ok(()),
-        Some(("https", _)) => Err("this build speaks no TLS: write http://…".into()),
-        _ => Err(format!("write a server as in http://127.0.0.1:7440, not {text:?}")),
+        Some(("https", _)) => Err("must be http://…, as this build has no TLS".into()),
+        _ => Err(format!("must be a URL as in http://127.0.0.1:7440, not {text:?}")),
     }
 }
 
@@ -202,26 +202,26 @@ pub(super) fn clusters(text: &str) -> Result<EmbeddedClusters, String> {
         "none" => Ok(EmbeddedClusters::Only(BTreeSet::new())),
         names_of => names(names_of)
             .map(EmbeddedClusters::Only)
-            .map_err(|error| format!("write all, none, or names of clusters between commas: {error}")),
+            .map_err(|error| format!("must be all, none, or names of clusters separated by commas: {error}")),
     }
 }
 
 pub(super) fn span(text: &str) -> Result<Duration, String> {
     let span = parse_span(text).map_err(|error| error.to_string())?;
-    if span < Duration::from_secs(1) { Err("write a duration of at least 1s".into()) } else { Ok(span) }
+    if span < Duration::from_secs(1) { Err("must be a duration of at least 1s".into()) } else { Ok(span) }
 }
 
 pub(super) fn session(text: &str) -> Result<Duration, String> {
     let session = span(text)?;
     if session < Duration::from_secs(6) {
-        return Err("write at least 6s: brokers refuse less, and then no server decides".into());
+        return Err("must be at least 6s: brokers refuse less, and the fleet would have no leader".into());
     }
     Ok(session)
 }
 
 pub(super) fn bytes(text: &str) -> Result<u64, String> {
     match parse_bytes(text, 1) {
-        Ok(bytes) if bytes < 1024 => Err("write at least 1KiB".into()),
+        Ok(bytes) if bytes < 1024 => Err("must be at least 1KiB".into()),
         Ok(bytes) => Ok(bytes),
         Err(error) => Err(error.to_string()),
     }
@@ -229,7 +229,7 @@ pub(super) fn bytes(text: &str) -> Result<u64, String> {
 
 pub(super) fn count(text: &str) -> Result<u64, String> {
     let found = text.parse::<u64>().ok().filter(|count| *count >= 1);
-    found.ok_or_else(|| format!("write a whole number, at least 1, not {text:?}"))
+    found.ok_or_else(|| format!("must be a whole number, at least 1, not {text:?}"))
 }
 
 pub(super) fn fleets(text: &str) -> Result<BTreeMap<FleetName, Option<i32>>, String> {
@@ -239,13 +239,13 @@ pub(super) fn fleets(text: &str) -> Result<BTreeMap<FleetName, Option<i32>>, Str
             None => (one, None),
             Some((name, number)) => {
                 let partition = number.trim().parse::<i32>().ok().filter(|number| *number >= 0);
-                let fault = || format!("write the number of a partition as in {name}=0, not {number:?}");
+                let fault = || format!("must have the number of a partition as in {name}=0, not {number:?}");
                 (name.trim(), Some(partition.ok_or_else(fault)?))
             }
         };
         let name: FleetName = name.parse().map_err(|error| format!("{error}"))?;
         if fleets.insert(name.clone(), partition).is_some() {
-            return Err(format!("{name} is named twice"));
+            return Err(format!("{name} is listed twice"));
         }
     }
     Ok(fleets)
@@ -255,7 +255,7 @@ pub(super) fn switch(text: &str) -> Result<bool, String> {
     match text {
         "yes" => Ok(true),
         "no" => Ok(false),
-        _ => Err(format!("write yes or no, not {text:?}")),
+        _ => Err(format!("must be yes or no, not {text:?}")),
     }
 }
 
@@ -269,7 +269,7 @@ pub(super) fn journal(text: &str) -> Result<JournalLocation, String> {
             Ok(JournalLocation::Kafka { brokers: brokers.to_owned(), prefix: prefix.to_owned() })
         }
         _ => Err(format!(
-            "write embedded, or brokers and the beginning of the topics' names as in kafka://host-1:9092,host-2:9092/chancery, \
+            "must be embedded, or brokers and the prefix of the topics' names as in kafka://host-1:9092,host-2:9092/chancery, \
              not {text:?}"
         )),
     }
@@ -326,7 +326,7 @@ pub(super) fn pairs(text: &str) -> Result<BTreeMap<String, String>, String> {
             Some((key, value)) if !key.trim().is_empty() => {
                 Ok((key.trim().to_owned(), value.trim().to_owned()))
             }
-            _ => Err(format!("write key=value between commas, not {pair:?}")),
+            _ => Err(format!("must be key=value separated by commas, not {pair:?}")),
         })
         .collect()
 }
@@ -337,7 +337,7 @@ pub(super) fn sasl_mechanism(text: &str) -> Result<&'static str, &'static str> {
         "scram-sha-512" => Ok("SCRAM-SHA-512"),
         "scram-sha-256" => Ok("SCRAM-SHA-256"),
         "plain" => Ok("PLAIN"),
-        _ => Err("write scram-sha-512, scram-sha-256 or plain"),
+        _ => Err("must be scram-sha-512, scram-sha-256 or plain"),
     }
 }
 
@@ -346,13 +346,13 @@ pub(super) fn cgroup(text: &str) -> Result<CgroupSetting, String> {
         "auto" => Ok(CgroupSetting::Detect),
         "none" => Ok(CgroupSetting::Off),
         path if path.starts_with('/') => Ok(CgroupSetting::At(path.into())),
-        _ => Err(format!("write auto, none, or an absolute path, not {text:?}")),
+        _ => Err(format!("must be auto, none, or an absolute path, not {text:?}")),
     }
 }
 
 pub(super) fn output(file_bytes: &str, files: &str) -> Result<OutputLimits, String> {
-    let file_bytes = NonZeroU64::new(bytes(file_bytes)?).ok_or("write at least 1KiB")?;
+    let file_bytes = NonZeroU64::new(bytes(file_bytes)?).ok_or("must be at least 1KiB")?;
     let files = u16::try_from(count(files)?).ok().and_then(NonZeroU16::new);
-    let files = files.ok_or_else(|| format!("output.files: there may be {} at most", u16::MAX))?;
+    let files = files.ok_or_else(|| format!("invalid output.files: must be at most {}", u16::MAX))?;
     Ok(OutputLimits { file_bytes, files })
 }

@@ -7,7 +7,7 @@ fn env(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
 }
 
 fn with_file<T>(text: &str, then: impl FnOnce(&Path) -> T) -> T {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = tempfile::tempdir().expect("a directory");
     let path = folder.path().join("c.toml");
     std::fs::write(&path, text).expect("a file");
     then(&path)
@@ -23,7 +23,7 @@ fn every_default_is_right() {
     assert!(config.shown().all(|(_, _, origin)| *origin == SettingOrigin::Default));
     for setting in SETTINGS {
         let name = format!("CHANCERY_{}", setting.name.to_ascii_uppercase().replace('.', "_"));
-        assert_eq!(setting.env, name, "a variable is called as its setting");
+        assert_eq!(setting.env, name, "a variable has the name of its setting");
     }
 }
 
@@ -56,31 +56,31 @@ fn flags_win_over_the_environment_over_the_file_over_defaults() {
 #[test]
 fn faults_of_a_file_have_their_place() {
     let cases = [
-        ("leese = \"1s\"", "1:1: unknown setting \"leese\": did you mean \"lease\"?"),
+        ("leese = \"1s\"", "1:1: invalid setting \"leese\": did you mean \"lease\"?"),
         (
             "log = \"warn\"\n[limits]\n  quue = 7",
-            "3:3: unknown setting \"limits.quue\": did you mean \"limits.queue\"?",
+            "3:3: invalid setting \"limits.quue\": did you mean \"limits.queue\"?",
         ),
-        ("[limts]\nqueue = 7", "1:2: unknown setting \"limts\""),
-        ("lease = 15", "1:9: lease: write a duration as in"),
-        ("limits.queue = 0", "1:16: limits.queue: write a whole number, at least 1"),
-        ("output.file_bytes = 7", "1:21: output.file_bytes: write at least 1KiB"),
-        ("log = true", "1:7: log must be a text or a number"),
+        ("[limts]\nqueue = 7", "1:2: invalid setting \"limts\""),
+        ("lease = 15", "1:9: invalid lease: "),
+        ("limits.queue = 0", "1:16: invalid limits.queue: must be a whole number, at least 1"),
+        ("output.file_bytes = 7", "1:21: invalid output.file_bytes: must be at least 1KiB"),
+        ("log = true", "1:7: invalid log: must be a string or a number"),
         (
             "listen = \"0.0.0.0:7440\"",
-            "1:10: listen: 0.0.0.0:7440 is not on the loopback interface, and this build has neither TLS nor authentication",
+            "1:10: invalid listen: 0.0.0.0:7440 is not on the loopback interface, and this build has neither TLS nor authentication",
         ),
         (
             "allowed_hosts = \"a.example,http://b\"",
-            "1:17: allowed_hosts: invalid host \"http://b\": must be a name",
+            "1:17: invalid allowed_hosts: invalid host \"http://b\": must be a name",
         ),
         (
             "cors_origins = \"https://a.example,b.example\"",
-            "1:16: cors_origins: invalid origin \"b.example\": must be as in https://",
+            "1:16: invalid cors_origins: invalid origin \"b.example\": must be as in https://",
         ),
         (
             "cors_origins = \"https://a.example:443\"",
-            "1:16: cors_origins: invalid origin \"https://a.example:443\": must be as in https://",
+            "1:16: invalid cors_origins: invalid origin \"https://a.example:443\": must be as in https://",
         ),
         ("a b", "1:"),
     ];
@@ -105,17 +105,20 @@ fn faults_elsewhere_name_the_variable_or_the_flag() {
         error
             .expect_err("everywhere")
             .to_string()
-            .starts_with("read listen from CHANCERY_LISTEN: [::]:1 is not on")
+            .starts_with("invalid listen from CHANCERY_LISTEN: [::]:1 is not on")
     );
     let flags = vec![("server", "--server", "https://x".to_owned())];
     let error = ServiceConfig::read(ConfigLayers { flags, ..ConfigLayers::default() }).expect_err("no TLS");
-    assert_eq!(error.to_string(), "read server from --server: this build speaks no TLS: write http://…");
+    assert_eq!(error.to_string(), "invalid server from --server: must be http://…, as this build has no TLS");
     let error = ServiceConfig::read(ConfigLayers {
         file: Some(Path::new("/nowhere/c.toml")),
         ..ConfigLayers::default()
     });
     assert!(
-        error.expect_err("no file").to_string().starts_with("read the configuration file /nowhere/c.toml: ")
+        error
+            .expect_err("no file")
+            .to_string()
+            .starts_with("cannot read configuration file /nowhere/c.toml: ")
     );
 }
 
@@ -139,18 +142,18 @@ fn a_server_has_the_fleets_that_are_named_and_on_kafka_each_a_partition_of_its_o
         (
             "a=1",
             "embedded",
-            Err("fleets: a=1: an embedded journal has no partitions; is CHANCERY_JOURNAL set?"),
+            Err(
+                "invalid fleets \"a=1\": an embedded journal has no partitions\nhint: check CHANCERY_JOURNAL",
+            ),
         ),
-        (
-            "a,b",
-            kafka,
-            Err("fleets: a and b have the same partition: write another one for each, as in a=0,b=1"),
-        ),
-        ("a,a=1", kafka, Err("read fleets from CHANCERY_FLEETS: a is named twice")),
+        ("a,b", kafka, Err("invalid fleets: a and b have the same partition\nhint: write a=0,b=1")),
+        ("a,a=1", kafka, Err("invalid fleets from CHANCERY_FLEETS: a is listed twice")),
         (
             "a=-1",
             kafka,
-            Err("read fleets from CHANCERY_FLEETS: write the number of a partition as in a=0, not \"-1\""),
+            Err(
+                "invalid fleets from CHANCERY_FLEETS: must have the number of a partition as in a=0, not \"-1\"",
+            ),
         ),
     ] {
         let wanted = wanted.map(str::to_owned).map_err(str::to_owned);
@@ -161,10 +164,7 @@ fn a_server_has_the_fleets_that_are_named_and_on_kafka_each_a_partition_of_its_o
 #[test]
 fn a_slip_in_the_name_of_a_variable_is_told() {
     let told = |name: &str| slips([name.to_owned()].into_iter());
-    assert_eq!(
-        told("CHANCERY_LISTN"),
-        ["the variable CHANCERY_LISTN sets nothing: did you mean CHANCERY_LISTEN?"]
-    );
+    assert_eq!(told("CHANCERY_LISTN"), ["unknown variable CHANCERY_LISTN: did you mean CHANCERY_LISTEN?"]);
     assert_eq!(told("CHANCERY_LIMIT_QUEUE").len(), 1);
     // A setting, a variable of processes, and variables that Kubernetes sets for a service of our name.
     for name in [

@@ -31,7 +31,7 @@ impl DemoRun {
             .stdout(Stdio::null())
             .stderr(log)
             .spawn()
-            .context("start the server")?;
+            .context("cannot start server")?;
         self.server = Some(server);
         self.find()
     }
@@ -39,21 +39,21 @@ impl DemoRun {
     /// Waits until the started server accepts requests.
     pub(super) fn find(&mut self) -> Result<()> {
         let address = self.data.join("address");
-        let found = self.until("the server listens", |demo| {
+        let found = self.until("address of the server", |demo| {
             if let Some(status) = demo.server.as_mut().and_then(|server| server.try_wait().ok().flatten()) {
                 let log = std::fs::read_to_string(demo.log()).unwrap_or_default();
-                bail!("the server ended with {status}:\n{log}");
+                bail!("cannot reach server: it ended with {status}:\n{log}");
             }
             Ok(std::fs::read_to_string(&address).ok().filter(|text| text.ends_with('\n')))
         })?;
         self.url = format!("http://{}", found.trim());
-        self.until("the server is ready", |demo| Ok(demo.get("/readyz").is_ok().then_some(())))
+        self.until("ready server", |demo| Ok(demo.get("/readyz").is_ok().then_some(())))
     }
 
     pub(super) fn kill(&mut self) -> Result<()> {
         if let Some(mut server) = self.server.take() {
-            server.kill().context("kill the server")?;
-            server.wait().context("wait for the server")?;
+            server.kill().context("cannot kill server")?;
+            server.wait().context("cannot wait for server")?;
         }
         Ok(())
     }
@@ -80,10 +80,14 @@ impl DemoRun {
     pub(super) fn show(&self, args: &[&str]) -> Result<()> {
         self.check_interrupted()?;
         say!("  $ chancery {}", args.join(" "));
-        let output = self.command(args).output().context("run the program")?;
+        let output = self.command(args).output().context("cannot run program")?;
         print_indented(&output.stdout);
         if !output.status.success() {
-            bail!("chancery {}: {}", args.join(" "), String::from_utf8_lossy(&output.stderr).trim());
+            bail!(
+                "cannot run chancery {}: {}",
+                args.join(" "),
+                String::from_utf8_lossy(&output.stderr).trim()
+            );
         }
         Ok(())
     }
@@ -96,11 +100,15 @@ impl DemoRun {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
-            .context("run the program")?;
-        child.stdin.take().context("its input")?.write_all(manifests.as_bytes())?;
+            .context("cannot run program")?;
+        child.stdin.take().context("cannot open input of the program")?.write_all(manifests.as_bytes())?;
         let output = child.wait_with_output()?;
         print_indented(&output.stdout);
-        ensure!(output.status.success(), "apply: {}", String::from_utf8_lossy(&output.stderr).trim());
+        ensure!(
+            output.status.success(),
+            "cannot apply manifests: {}",
+            String::from_utf8_lossy(&output.stderr).trim()
+        );
         Ok(())
     }
 
@@ -132,8 +140,9 @@ impl DemoRun {
     /// Requests the identity of the replica's process.
     pub(super) fn visit(&self, replica: &Value) -> Result<()> {
         self.check_interrupted()?;
-        let address =
-            replica["processes"][0]["addresses"][0]["address"].as_str().context("the replica's address")?;
+        let address = replica["processes"][0]["addresses"][0]["address"]
+            .as_str()
+            .context("cannot find address of the replica")?;
         say!("  $ curl http://{address}/");
         let mut answer = String::new();
         ureq::get(format!("http://{address}/")).call()?.body_mut().as_reader().read_to_string(&mut answer)?;
@@ -152,24 +161,27 @@ impl DemoRun {
             if let Some(found) = ready(self)? {
                 return Ok(found);
             }
-            ensure!(began.elapsed() < Duration::from_mins(1), "waited a minute for {what}");
+            ensure!(
+                began.elapsed() < Duration::from_mins(1),
+                "cannot continue demonstration: no {what} after a minute"
+            );
             std::thread::sleep(Duration::from_millis(20));
         }
     }
 
     pub(super) fn check_interrupted(&self) -> Result<()> {
-        ensure!(!self.interrupted.load(Ordering::Relaxed), "interrupted");
+        ensure!(!self.interrupted.load(Ordering::Relaxed), "cannot continue demonstration: interrupted");
         Ok(())
     }
 
     pub(super) fn keep(mut self, temporary: bool) {
         let pid = self.server.take().map_or(0, |server| server.id());
         let data = self.data.display();
-        say!("\nLeft running: server {pid}, everything it keeps in {data}. To look around:");
+        say!("\nLeft running: server {pid}, data in {data}. To explore it:");
         say!("  export CHANCERY_SERVER={}", self.url);
         say!("  chancery describe plan web");
         say!("  chancery events --follow");
-        say!("To end it, payloads first:");
+        say!("To stop it, payloads first:");
         say!("  printf '{}' | chancery apply -f -", NOTHING.replace('\n', "\\n"));
         say!("  chancery wait plan/web --for operations.delete.pending_approval=1");
         say!("  chancery approve --plan web --all");
@@ -188,10 +200,10 @@ impl DemoRun {
         }
         if !self.items("plans")?.is_empty() {
             self.apply_quietly(NOTHING)?;
-            self.until("every replica is gone", |demo| {
+            self.until("deletion of all replicas", |demo| {
                 if !demo.items("operations?state=pending_approval")?.is_empty() {
                     let output = demo.command(&["approve", "--plan", "web", "--all"]).output()?;
-                    tracing::debug!(status = %output.status, "approved what ends the demonstration");
+                    tracing::debug!(status = %output.status, "deletions approved");
                 }
                 Ok(demo.items("replicas")?.is_empty().then_some(()))
             })?;
@@ -200,9 +212,9 @@ impl DemoRun {
         let pid = i32::try_from(server.id())
             .ok()
             .and_then(rustix::process::Pid::from_raw)
-            .context("a process id")?;
-        rustix::process::kill_process(pid, rustix::process::Signal::TERM).context("stop the server")?;
-        server.wait().context("wait for the server")?;
+            .context("cannot stop server: invalid process id")?;
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).context("cannot stop server")?;
+        server.wait().context("cannot wait for server")?;
         Ok(())
     }
 
@@ -213,11 +225,11 @@ impl DemoRun {
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
             .spawn()?;
-        child.stdin.take().context("its input")?.write_all(manifest.as_bytes())?;
+        child.stdin.take().context("cannot open input of the program")?.write_all(manifest.as_bytes())?;
         let output = child.wait_with_output()?;
         ensure!(
             output.status.success(),
-            "end the replicas: {}",
+            "cannot delete replicas: {}",
             String::from_utf8_lossy(&output.stderr).trim()
         );
         Ok(())

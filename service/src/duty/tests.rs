@@ -60,7 +60,7 @@ impl Server {
         clock: WallClock,
     ) -> Server {
         let clock = Arc::new(clock);
-        let dir = tempfile::tempdir().expect("a folder");
+        let dir = tempfile::tempdir().expect("a directory");
         let (told, deliveries) = mpsc::unbounded_channel();
         let journal = log.open(Box::new(move |delivery| drop(told.send(delivery)))).expect("a journal");
         let source = log.source();
@@ -70,7 +70,7 @@ impl Server {
         projector.catch_up().expect("caught up");
         let begins = projector.position();
         let (records, states, queue) = ProjectorQueue::open();
-        let snapshots = SnapshotStore::open(dir.path().join("snapshots")).expect("a folder");
+        let snapshots = SnapshotStore::open(dir.path().join("snapshots")).expect("a directory");
         let mut rows =
             ProjectorThread { projector, source, snapshots, fleet: "default".into(), every: u64::MAX };
         let rows = std::thread::spawn(move || rows.follow(&queue));
@@ -126,7 +126,10 @@ impl Server {
     async fn stands_by(&self) {
         let mut duty = self.desk.duty.clone();
         let stands = duty.wait_for(|duty| matches!(duty, LeaderRole::Standby));
-        tokio::time::timeout(Duration::from_secs(30), stands).await.expect("it stands by").expect("it lives");
+        tokio::time::timeout(Duration::from_secs(30), stands)
+            .await
+            .expect("it becomes standby")
+            .expect("the server runs");
     }
 
     /// Ends in order. The published records must be a part of the log, each once and in order.
@@ -171,8 +174,8 @@ async fn a_turn_goes_over_with_all_that_was_decided() {
     let first = ask(&one.decides().await, "a").await;
     tokio::time::timeout(Duration::from_secs(30), two.desk.decider.clone().wait_for(Option::is_some))
         .await
-        .expect("it hears of the term")
-        .expect("it lives");
+        .expect("it receives the term")
+        .expect("the server runs");
     assert!(matches!(two.desk.find(), LeaderLocation::Remote(there) if &*there == "one"));
     one.turn(false);
     one.stands_by().await;
@@ -201,7 +204,7 @@ async fn of_two_that_believe_it_is_their_turn_the_first_stands_by() {
     two.turn(true);
     ask(&two.decides().await, "b").await;
     one.stands_by().await;
-    assert!(sleeper.ask(asked("c"), 1).await.is_err(), "it decides nothing any more");
+    assert!(sleeper.ask(asked("c"), 1).await.is_err(), "a fenced decider accepts no intent");
     one.turn(false);
     // The server may have taken over once more before it was notified; then the other one does, too.
     let decider = loop {
@@ -288,7 +291,7 @@ async fn a_server_whose_clock_is_not_trusted_does_not_decide_and_one_whose_clock
     let error = ended.expect("no panic").expect_err("it ends with its reason");
     assert!(error.is::<ClockAhead>() && error.to_string().contains("--accept-clock"), "{error:#}");
     let last = log.source().head().map(|head| head.time);
-    assert!(wrong.desk.clock_trouble(last).await.is_some(), "which /readyz says");
+    assert!(wrong.desk.clock_trouble(last).await.is_some(), "/readyz reports the clock");
     let later = Some(wall_clock::now() + Duration::from_hours(1));
     assert!(wrong.desk.clock_trouble(later).await.is_none(), "another server has recorded the time since");
     assert_eq!(log.source().head(), head, "nothing is recorded");
@@ -336,7 +339,7 @@ async fn a_clock_that_leaps_between_its_judgement_and_the_first_record_is_not_fo
     let (decider, ended) = start(begin).expect("it starts");
     ask(&decider, "a").await;
     let last = log.source().head().expect("a record").time;
-    assert!(last.since(wall) < Duration::from_hours(1), "the journal is at {last}, and began at {wall}");
+    assert!(last.since(wall) < Duration::from_hours(1), "the journal is at {last}, and started at {wall}");
     assert!(clock.trouble().is_some_and(|text| text.contains("has leapt 400 days")), "{:?}", clock.trouble());
     decider.tell(DeciderInput::Drain).await.expect("it takes inputs");
     ended.await.expect("it ends");
@@ -355,7 +358,7 @@ async fn a_fleet_does_not_begin_where_another_one_has_begun() {
     let other = log.open(Box::new(drop)).expect("a journal");
     other.append(draft.seal(parts).expect("a record")).expect("room");
     let why = one.office.await.expect("no panic").expect_err("it ends");
-    assert!(why.to_string().contains("another fleet has begun"), "{why:?}");
+    assert!(why.to_string().contains("records of another fleet"), "{why:?}");
 }
 
 #[test]

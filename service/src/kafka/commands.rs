@@ -28,7 +28,10 @@ fn named(config: &ServiceConfig) -> Result<(&str, &str)> {
     match &config.journal {
         JournalLocation::Kafka { brokers, prefix } => Ok((brokers, prefix)),
         JournalLocation::Embedded => {
-            bail!("the journal is embedded: name one on Kafka, as in --journal kafka://host:9092/chancery")
+            bail!(
+                "cannot reach Kafka: the journal is embedded\nhint: name a journal on Kafka, as in --journal \
+                 kafka://host:9092/chancery"
+            )
         }
     }
 }
@@ -55,39 +58,39 @@ pub async fn init_topics(config: &ServiceConfig, partitions: Option<u16>, copies
     let brokers = topics.brokers()?;
     if brokers < usize::from(copies) {
         bail!(
-            "make topics with {copies} copies: the cluster has {brokers} brokers; wait until all are up, or write --copies \
-             {brokers}: what is on one broker alone is lost with it"
+            "cannot create topics with {copies} copies: the cluster has {brokers} brokers\nhint: wait until all brokers are \
+             running, or write --copies {brokers}; data on a single broker is lost with it"
         );
     }
     let mut text = String::new();
     let mut few = Vec::new();
     for (topic, role) in all(&names) {
         if topics.make(topic, role, partitions, i32::from(copies)).await? {
-            writeln!(text, "{topic}: made, {partitions} partitions, {copies} copies")?;
+            writeln!(text, "{topic}: created, {partitions} partitions, {copies} copies")?;
         } else {
-            writeln!(text, "{topic}: is there")?;
+            writeln!(text, "{topic}: exists")?;
             few.extend(lacking(topics.partitions(topic)?.len(), config, topic)?);
         }
     }
-    ensure!(few.is_empty(), "{text}{}", few.join("\n"));
+    ensure!(few.is_empty(), "cannot use topics: too few partitions\n{text}{}", few.join("\n"));
     if copies < SAFE {
         writeln!(
             text,
-            "With fewer than {SAFE} copies a server takes them with kafka.unsafe_topics=yes alone: what one broker loses \
-             may be lost."
+            "With fewer than {SAFE} copies, a server accepts the topics only with kafka.unsafe_topics=yes: data that one \
+             broker loses may be lost."
         )?;
     }
     Ok(text)
 }
 
 /// Note of `doctor` on topics that brokers do not sync. Kafka usually runs this way; it is no error.
-const UNSYNCED: &str = "note: brokers acknowledge what is in their memory (flush.messages is not set). If all of them lose power \
-                        at once, what was acknowledged last may be lost; with flush.messages=1 it is not, and each append takes \
-                        as long as their disks";
+const UNSYNCED: &str = "note: brokers acknowledge records that are only in memory (flush.messages is not set). If all brokers lose \
+                        power together, the last acknowledged records may be lost; flush.messages=1 prevents this, and each \
+                        append then waits for their disks";
 
 /// Note of `doctor` on an inbox whose batches may be large.
-const LARGE_BATCHES: &str = "note: max.message.bytes is more than 307200. Brokers compare a batch with it as it is compressed: one of zeros \
-                             in gzip is a thousand times larger for the server that reads it";
+const LARGE_BATCHES: &str = "note: max.message.bytes is more than 307200. Brokers check the compressed size of a batch: for the server \
+                             that reads it, a gzip batch of zeros is a thousand times larger";
 
 /// Returns the findings about unsafe topics with their fixes, and whether there are none.
 pub async fn doctor(config: &ServiceConfig) -> Result<(String, bool)> {
@@ -100,7 +103,7 @@ pub async fn doctor(config: &ServiceConfig) -> Result<(String, bool)> {
         let troubles = troubles(&topics.partitions(topic)?, config, topic)?;
         is_well &= troubles.is_empty();
         if findings.is_empty() && troubles.is_empty() {
-            writeln!(text, "{topic}: well")?;
+            writeln!(text, "{topic}: ok")?;
         }
         for trouble in troubles {
             writeln!(text, "{topic}: {trouble}")?;
@@ -135,7 +138,7 @@ pub async fn doctor(config: &ServiceConfig) -> Result<(String, bool)> {
 /// Lists the members of the group that elects the leader of a fleet; returns whether all members are servers.
 fn of_group(fleet: &FleetName, group: &str, members: &[GroupMember]) -> (String, bool) {
     if members.is_empty() {
-        return (format!("group {group} of fleet {fleet}: no member, no server runs\n"), true);
+        return (format!("group {group} of fleet {fleet}: no members, no server is running\n"), true);
     }
     let mut is_well = true;
     let lines = members.iter().map(|GroupMember { client, host, has_partition }| {
@@ -145,8 +148,8 @@ fn of_group(fleet: &FleetName, group: &str, members: &[GroupMember]) -> (String,
         let stranger = if is_server {
             ""
         } else {
-            "\n  it is no server of the fleet, and keeps the fleet from being decided for while it has the partition: end it, \
-             and let nobody but the servers join the group (an ACL with READ on the group)"
+            "\n  the client is no server of the fleet: while it has the partition, the fleet has no leader. Stop the client, and \
+             allow only servers to join the group (an ACL with READ on the group)"
         };
         format!("group {group} of fleet {fleet}: {client} at {host}{has}{stranger}\n")
     });
@@ -154,7 +157,7 @@ fn of_group(fleet: &FleetName, group: &str, members: &[GroupMember]) -> (String,
 }
 
 /// Fills the partitions of the configuration's fleets with the journals in a server's directory, which become
-/// mirrors. Reports the result for each fleet. Must not be called where other tasks would wait.
+/// mirrors. Reports the result for each fleet. Blocks; must not be called in an async task.
 pub fn import(
     config: &ServiceConfig,
     data: &Path,
@@ -164,7 +167,7 @@ pub fn import(
     let (brokers, prefix) = named(config)?;
     for fleet in config.fleets.keys() {
         let journal = journal_options(config, data, fleet).dir;
-        ensure!(journal.is_dir(), "there is no journal of fleet {fleet} in {}", data.display());
+        ensure!(journal.is_dir(), "cannot import journal of fleet {fleet}: no journal in {}", data.display());
     }
     // Held to the end, so that no server of this directory starts meanwhile.
     let _folder = ServerDataDir::take(data)?;
@@ -172,7 +175,8 @@ pub fn import(
         let (mut journal, partition) = (journal_options(config, data, fleet), *partition);
         journal.against = OpenEvidence::Witnesses(loss::witnesses(data, fleet, rows(data, fleet)?)?);
         let options = options(&config.kafka, brokers, prefix, partition, journal)?;
-        let filled = fill(&options, time).with_context(|| format!("import the journal of fleet {fleet}"))?;
+        let filled =
+            fill(&options, time).with_context(|| format!("cannot import journal of fleet {fleet}"))?;
         let ImportReport { found, records, bytes, head } = filled;
         let did = match found {
             PartitionState::Empty => "imported",
@@ -180,7 +184,7 @@ pub fn import(
         };
         say(&format!(
             "fleet {fleet}: {did} {records} records ({bytes} bytes), positions 1 to {}, head hash {}\n\
-             {} is the mirror of partition {partition} of topic {} now: start the server over this folder with --journal \
+             {} is now the mirror of partition {partition} of topic {}: start the server on this directory with --journal \
              kafka://{brokers}/{prefix}\n",
             head.position,
             head.hash,
@@ -197,7 +201,7 @@ fn rows(data: &Path, fleet: &FleetName) -> Result<Option<ChainCursor>> {
     if !dir.is_dir() {
         return Ok(None);
     }
-    Ok(FoundRows::open(&dir, StoreTuning::default()).context("open the read models")?.cursor())
+    Ok(FoundRows::open(&dir, StoreTuning::default()).context("cannot open read models")?.cursor())
 }
 
 /// Returns the current problems of partitions.
@@ -206,11 +210,11 @@ fn troubles(partitions: &[PartitionHealth], config: &ServiceConfig, topic: &str)
     for PartitionHealth { number, copies, in_sync, has_leader } in partitions {
         if !has_leader {
             told.push(format!(
-                "partition {number} has no leader: all {copies} brokers that have it are away"
+                "partition {number} has no leader: all {copies} brokers that have it are unavailable"
             ));
         } else if in_sync < copies {
             told.push(format!(
-                "partition {number} is in sync on {in_sync} of {copies} brokers: the others are away, or lag"
+                "partition {number} is in sync on {in_sync} of {copies} brokers: the others are unavailable or lag"
             ));
         }
     }
@@ -226,12 +230,12 @@ fn unread(config: &ServiceConfig, topic: &str, partitions: &[PartitionHealth]) -
     let mut text = String::new();
     let others = partitions.iter().filter(|one| one.has_leader).map(|one| one.number);
     for number in others.filter(|number| !config.fleets.values().any(|partition| partition == number)) {
-        let (begins, ends) = offsets(&asking, topic, number).context("ask for the end of a partition")?;
+        let (begins, ends) = offsets(&asking, topic, number).context("cannot read offsets of partition")?;
         if begins < ends {
             writeln!(
                 text,
-                "{topic}: note: partition {number} belongs to no fleet of these settings, and holds messages up to offset {ends}. \
-                 If no other server has it, they are read by none: a producer must name the partition of the fleet that it asks"
+                "{topic}: note: partition {number} belongs to no configured fleet, and has messages up to offset {ends}. \
+                 If no other server uses it, they are never read: a producer must name the partition of its fleet"
             )?;
         }
     }
@@ -245,7 +249,7 @@ fn lacking(count: usize, config: &ServiceConfig, topic: &str) -> Result<Vec<Stri
     let lack = config.fleets.iter().filter(|(_, partition)| **partition >= count);
     let told = lack.map(|(fleet, partition)| {
         format!(
-            "fleet {fleet} is to have partition {partition} of {topic}, and there are {count}\n  kafka-topics --bootstrap-server \
+            "fleet {fleet} needs partition {partition} of {topic}, which has {count} partitions\n  kafka-topics --bootstrap-server \
              {brokers} --alter --topic {topic} --partitions {}",
             partition.saturating_add(1)
         )
@@ -271,7 +275,7 @@ mod tests {
             troubles(&[partition(0, 3), partition(1, 2), partition(2, 0)], &config, "t").expect("on Kafka");
         assert!(told[0].starts_with("partition 1 is in sync on 2 of 3 brokers"), "{told:?}");
         assert!(told[1].starts_with("partition 2 has no leader"), "{told:?}");
-        assert!(told[2].starts_with("fleet b is to have partition 3 of t, and there are 3"), "{told:?}");
+        assert!(told[2].starts_with("fleet b needs partition 3 of t, which has 3 partitions"), "{told:?}");
         assert!(told[2].ends_with("--bootstrap-server h:1 --alter --topic t --partitions 4"), "{told:?}");
         assert_eq!(told.len(), 3);
     }

@@ -1,11 +1,11 @@
 //! Election: the group of a fleet's servers on the inbox assigns the fleet's partition to one of them.
 //!
 //! Each partition has a group of its own, so that fleets with servers of their own may share topics. Of the
-//! partitions that a group assigns to its members, only that one has a meaning.
+//! partitions that a group assigns to its members, only the fleet's has a meaning.
 //!
 //! A member that is silent for the session timeout loses its partition to another member; a member that
-//! leaves releases it immediately. The election is a hint: the term defines whose commits count. Nothing is
-//! read here, and nothing is committed to the group: the journal records how far the inbox is answered.
+//! leaves releases it immediately. The election is a hint: the term defines whose commits count. A member
+//! reads no messages and commits no offsets: the journal records how far the inbox is answered.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,8 +27,9 @@ use super::group::{GroupMember, SERVER, ask_coordinator, members, observer};
 
 /// Time to wait for news of the group before checking for shutdown.
 const WAIT: Duration = Duration::from_millis(100);
-/// Maximum time for a member to leave the group, and the interval of checks whether it has.
+/// Maximum time for a member to leave the group.
 const LEAVING: Duration = Duration::from_secs(3);
+/// Interval at which it is checked whether the member has left.
 const SOON: Duration = Duration::from_millis(5);
 
 /// Parameters of a server that joins a group.
@@ -78,7 +79,7 @@ impl ConsumerContext for RebalanceListener {
             Rebalance::Assign(partitions) => {
                 // The inbox is read elsewhere, from the offset in the journal.
                 if let Err(error) = consumer.pause(partitions) {
-                    tracing::warn!(%error, "the group's partitions could not be paused; they are read for nothing");
+                    tracing::warn!(%error, "cannot pause partitions of the group, reading them needlessly");
                 }
                 if partitions.elements().iter().any(|one| one.partition() == self.partition) {
                     self.is_ours.send_replace(true);
@@ -86,7 +87,7 @@ impl ConsumerContext for RebalanceListener {
             }
             Rebalance::Revoke(_) => {}
             Rebalance::Error(error) => {
-                tracing::warn!(%error, "the group could not be divided; it is not this server's turn");
+                tracing::warn!(%error, "rebalance failed, not the leader");
                 self.is_ours.send_replace(false);
             }
         }
@@ -113,10 +114,10 @@ pub fn stand(candidate: ElectionCandidate) -> Result<(ElectionMember, watch::Rec
         .set("auto.offset.reset", "latest");
     let turns = RebalanceListener { partition, is_ours };
     let consumer: BaseConsumer<RebalanceListener> =
-        config.create_with_context(turns).context("join the group of deciders")?;
+        config.create_with_context(turns).context("cannot join group of deciders")?;
     consumer
         .subscribe(&[inbox.as_str()])
-        .with_context(|| format!("join the group of deciders on {inbox}"))?;
+        .with_context(|| format!("cannot join group of deciders on {inbox}"))?;
     let stops = Arc::new(AtomicBool::new(false));
     let stop = Arc::clone(&stops);
     let run = move || {
@@ -125,21 +126,25 @@ pub fn stand(candidate: ElectionCandidate) -> Result<(ElectionMember, watch::Rec
             match consumer.poll(WAIT) {
                 None | Some(Ok(_)) => {}
                 Some(Err(error @ KafkaError::MessageConsumptionFatal(_))) => {
-                    tracing::error!(%error, "this server is out of the group of deciders for good");
+                    tracing::error!(%error, "left the group of deciders permanently");
                     consumer.context().is_ours.send_replace(false);
                     return;
                 }
-                Some(Err(error)) => tracing::warn!(%error, "the group of deciders"),
+                Some(Err(error)) => tracing::warn!(%error, "poll of the group of deciders failed"),
             }
         }
         consumer.context().is_ours.send_replace(false);
     };
-    let thread = std::thread::Builder::new().name("election".into()).spawn(run).context("start a thread")?;
+    let thread =
+        std::thread::Builder::new().name("election".into()).spawn(run).context("cannot start thread")?;
     let election = ElectionMember { stops: Arc::clone(&stops), member: Some(thread) };
     let turn = told.clone();
     let watch = move || candidate.watch_members(&turn, &stops);
     // Not joined: a request may take longer than a stop.
-    std::thread::Builder::new().name("election-members".into()).spawn(watch).context("start a thread")?;
+    std::thread::Builder::new()
+        .name("election-members".into())
+        .spawn(watch)
+        .context("cannot start thread")?;
     Ok((election, told))
 }
 
@@ -186,14 +191,14 @@ impl ElectionCandidate {
         self.source.head().map(|head| head.position)
     }
 
-    /// Asks the brokers who has the partition, with the existing client or a new one.
+    /// Requests from the brokers which member has the partition, with the existing client or a new one.
     fn ask(&self, asking: &mut Option<BaseConsumer>, group: &str) -> GroupAnswer {
         let asking = match asking {
             Some(asking) => asking,
             None => match observer(&self.client, group) {
                 Ok(made) => asking.insert(made),
                 Err(error) => {
-                    tracing::warn!(%error, "the members of the group of deciders are not known");
+                    tracing::warn!(%error, "cannot list members of the group of deciders");
                     return GroupAnswer::NoAnswer;
                 }
             },
@@ -219,8 +224,8 @@ impl ElectionCandidate {
         let holder = match trouble {
             ElectionTrouble::Unknown => {
                 return format!(
-                    "it is not known whether a server decides: the coordinator of group {group} does not answer, and no \
-                     record comes. `chancery doctor` names brokers that do not answer"
+                    "unknown whether a server decides: the coordinator of group {group} does not answer, and no record \
+                     arrives. `chancery doctor` names brokers that do not answer"
                 );
             }
             ElectionTrouble::NoServer(None) => "no member".to_owned(),
@@ -229,8 +234,8 @@ impl ElectionCandidate {
             }
         };
         format!(
-            "no server decides: {holder} has partition {partition} in group {group}. `chancery doctor` shows the \
-             members; docs/operations.md says which permissions keep others out of the group"
+            "no server decides: {holder} has partition {partition} in group {group}. `chancery doctor` lists the \
+             members; docs/operations.md has the permissions that keep other clients out of the group"
         )
     }
 }
@@ -239,7 +244,7 @@ impl ElectionCandidate {
 fn drain_errors(client: &BaseConsumer) {
     while let Some(reported) = client.poll(Duration::ZERO) {
         if let Err(error) = reported {
-            tracing::debug!(%error, "the client that asks for the group of deciders");
+            tracing::debug!(%error, "error of the client that watches the group of deciders");
         }
     }
 }
@@ -262,7 +267,7 @@ impl Drop for ElectionMember {
             // Errors are in the log.
             let _ = member.join();
         } else {
-            tracing::warn!("this server could not leave the group of deciders: its session must run out");
+            tracing::warn!("cannot leave group of deciders, waiting for its session to expire");
         }
     }
 }

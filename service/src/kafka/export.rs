@@ -33,10 +33,11 @@ use serde_json::value::RawValue;
 
 use super::exported::{CORRECTED, ExportCorrection, ExporterMember, TwoHistories};
 
-/// Time to wait when there is nothing to write, or no room.
+/// Time to wait while no event is pending, or the producer's queue is full.
 const PAUSE: Duration = Duration::from_millis(10);
-/// First and longest pause before a restart after a failure.
+/// First pause before a restart after a failure.
 const AGAIN: Duration = Duration::from_secs(1);
+/// Longest pause before a restart after a failure.
 const LONGEST: Duration = Duration::from_secs(8);
 /// Interval at which the exported position is committed, and acknowledgements are checked.
 const TICK: Duration = Duration::from_secs(1);
@@ -96,7 +97,7 @@ impl ProducerContext for OutcomeContext {
             }
             Err((error, _)) => {
                 if !self.0.failed.swap(true, Ordering::AcqRel) {
-                    tracing::warn!(%error, %position, "an event could not be written to the events topic");
+                    tracing::warn!(%error, %position, "export of event failed");
                 }
             }
         }
@@ -141,7 +142,7 @@ impl EventExporter {
         let flushed = writer.producer.flush(AGAIN);
         writer.producer.purge(PurgeConfig::default().queue().inflight());
         done?;
-        flushed.context("write the last events")
+        flushed.context("cannot write last events")
     }
 
     fn producer(&self, outcomes: &Arc<ExportDeliveries>) -> Result<ThreadedProducer<OutcomeContext>> {
@@ -150,7 +151,7 @@ impl EventExporter {
         config.set("enable.gapless.guarantee", "true").set("linger.ms", "5");
         // Every client reads gzip natively; lz4 often needs a library. The lowest level is the cheapest.
         config.set("compression.type", "gzip").set("compression.level", "1");
-        config.create_with_context(OutcomeContext(Arc::clone(outcomes))).context("make a producer")
+        config.create_with_context(OutcomeContext(Arc::clone(outcomes))).context("cannot create producer")
     }
 }
 
@@ -208,18 +209,18 @@ impl<'a> EventWriter<'a> {
     fn follow(&mut self, mut last: Position) -> Result<()> {
         (self.exported, self.advanced) = (last, Instant::now());
         let source = self.source;
-        let mut records = source.records(last.plus(1)).context("read the journal")?;
+        let mut records = source.records(last.plus(1)).context("cannot read journal")?;
         while !self.decider.has_stopped() && self.silence() < KNOWN {
             self.tick()?;
             // The records end at the head; before the first record there is none to continue from.
             let Some(record) = records.next() else {
                 std::thread::sleep(PAUSE);
                 if source.head().is_some_and(|head| head.position > last) {
-                    records = source.records(last.plus(1)).context("read the journal")?;
+                    records = source.records(last.plus(1)).context("cannot read journal")?;
                 }
                 continue;
             };
-            let record = record.context("read the journal")?;
+            let record = record.context("cannot read journal")?;
             let hash = record.hash().to_string();
             for (position, line) in record.events().filter(|(position, _)| *position > last) {
                 let event = CloudMessage::of(record.header(), &hash, position, line)?;
@@ -236,12 +237,15 @@ impl<'a> EventWriter<'a> {
         let Some(correction) = self.export.correction(self.source)? else {
             return self.export.continues_behind(self.source);
         };
-        let head = self.source.head().context("the journal is empty")?;
-        ensure!(!self.decider.has_stopped(), "another server may have corrected it meanwhile");
-        tracing::warn!(?correction, topic, "the events topic is corrected");
+        let head = self.source.head().context("cannot correct events topic: the journal is empty")?;
+        ensure!(
+            !self.decider.has_stopped(),
+            "cannot correct events topic: another server may have corrected it"
+        );
+        tracing::warn!(?correction, topic, "events topic corrected");
         let message = CloudMessage::correction(fleet, head.time, &correction)?;
         self.advanced = Instant::now();
-        self.put(correction.continues_after, &message).context("write the correction")?;
+        self.put(correction.continues_after, &message).context("cannot write correction")?;
         Ok(correction.continues_after)
     }
 
@@ -262,7 +266,7 @@ impl<'a> EventWriter<'a> {
                     record = back;
                     self.wait()?;
                 }
-                Err((error, _)) => return Err(error).context("write an event"),
+                Err((error, _)) => return Err(error).context("cannot write event"),
             }
         }
         while self.outcomes.acknowledged().is_none() {
@@ -273,9 +277,9 @@ impl<'a> EventWriter<'a> {
 
     /// Waits for [`PAUSE`]; an error if the decider has stopped, or nothing was acknowledged for [`KNOWN`].
     fn wait(&mut self) -> Result<()> {
-        ensure!(!self.decider.has_stopped(), "the decider has stopped");
+        ensure!(!self.decider.has_stopped(), "cannot write event: the decider has stopped");
         let silence = self.silence();
-        ensure!(silence < KNOWN, "no event was acknowledged for {} s", silence.as_secs());
+        ensure!(silence < KNOWN, "cannot write event: no acknowledgement for {} s", silence.as_secs());
         self.tick()?;
         std::thread::sleep(PAUSE);
         Ok(())
@@ -288,7 +292,7 @@ impl<'a> EventWriter<'a> {
 
     /// Checks for acknowledgements and commits the position, at most once per second.
     fn tick(&mut self) -> Result<()> {
-        ensure!(!self.outcomes.failed.load(Ordering::Acquire), "an event was not acknowledged");
+        ensure!(!self.outcomes.failed.load(Ordering::Acquire), "cannot write event: delivery failed");
         if self.ticked.elapsed() < TICK {
             return Ok(());
         }
@@ -309,10 +313,10 @@ impl<'a> EventWriter<'a> {
         } else if self.advanced.elapsed() > self.max_wait {
             let waited = self.advanced.elapsed().as_secs();
             bail!(
-                "the brokers have acknowledged no event for {waited} s, and events wait: another producer writes them"
+                "cannot write pending events: no acknowledgement for {waited} s, continuing with another producer"
             );
         } else if self.advanced.elapsed() > STILL {
-            let trouble = "the brokers have acknowledged no event for 10 s, and events wait";
+            let trouble = "cannot write pending events: no acknowledgement for 10 s";
             troubles.report(FleetPart::Events, trouble.to_owned());
         }
         Ok(())
@@ -333,17 +337,18 @@ struct CloudMessage {
 }
 
 impl CloudMessage {
-    /// Returns an event of a record with that hash.
+    /// Returns the message of an event; `hash` is the hash of its record.
     fn of(header: &RecordHeader, hash: &str, position: Position, line: &[u8]) -> Result<CloudMessage> {
         let mut shown = Vec::new();
-        cloud::render(header, position, line, &mut shown).context("show an event")?;
+        cloud::render(header, position, line, &mut shown).context("cannot render event")?;
         let mut members: BTreeMap<String, Box<RawValue>> =
-            serde_json::from_slice(&shown).context("show an event")?;
-        let data = members.remove("data").context("an event has data")?;
+            serde_json::from_slice(&shown).context("cannot render event")?;
+        let data = members.remove("data").context("cannot render event: it has no data")?;
         let mut headers = OwnedHeaders::new_with_capacity(members.len() + 1);
         let mut key = None;
         for (name, value) in members {
-            let value: String = serde_json::from_str(value.get()).context("an attribute is text")?;
+            let value: String = serde_json::from_str(value.get())
+                .context("cannot render event: an attribute is not a string")?;
             if name == "partitionkey" {
                 key = Some(value.clone());
             }

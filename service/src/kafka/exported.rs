@@ -69,11 +69,11 @@ pub(super) struct ExportCorrection {
 /// Error if the topic has events that are not in the journal.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "continue topic {topic} partition {partition}: its last event, position {position}, is in {exported}, and the journal has \
-     {held} there: the topic holds a history that the journal has lost, and consumers have seen it. Either start one server \
-     with --correct-events once, which writes an event that names the lost positions and continues behind the last position \
-     that both share; or stop the servers, delete the topic and the group {topic}.exporter.{partition}, and run `chancery \
-     init-topics`: the topic is filled from the first event on"
+    "cannot continue topic {topic} partition {partition}: its last event, position {position}, is in {exported}, but the \
+     journal has {held} there: the topic has a history that the journal has lost, and consumers have seen it; hint: start \
+     one server with --correct-events once, which writes an event that names the lost positions and continues after the \
+     last position that both share; or stop the servers, delete the topic and the group {topic}.exporter.{partition}, and \
+     run `chancery init-topics`, so that the topic is filled from the first event"
 )]
 pub(super) struct TwoHistories {
     topic: String,
@@ -140,9 +140,9 @@ impl EventExporter {
 
     /// Returns the last event in the topic that is `wanted`, if any.
     fn last(&self, wanted: impl Fn(&ExportedPosition) -> Result<bool>) -> Result<Option<ExportedPosition>> {
-        let asking = self.client.watcher().context("reach the brokers for the events topic")?;
+        let asking = self.client.watcher().context("cannot reach brokers for events topic")?;
         let (begins, mut end) = offsets(&asking, &self.topic, self.partition)
-            .with_context(|| format!("ask for the first and last offset of {}", self.topic))?;
+            .with_context(|| format!("cannot read offsets of {}", self.topic))?;
         while end > begins {
             let from = (end - BACK).max(begins);
             for event in self.between(from, end)?.iter().rev() {
@@ -158,22 +158,22 @@ impl EventExporter {
     /// Returns the events from offset `from` up to `end`, in their order.
     fn between(&self, from: i64, end: i64) -> Result<Vec<ExportedPosition>> {
         let mut reader = PartitionReader::open(&self.client, &self.topic, self.partition, from)
-            .context("read the events topic")?;
+            .context("cannot read events topic")?;
         let mut events = Vec::new();
         let mut heard = std::time::Instant::now();
         while reader.reached().is_none_or(|reached| reached < end) {
             match reader.poll(Duration::from_millis(100)) {
                 // A message that the brokers have damaged is lost for consumers; later messages are not.
                 Err(unreadable) if !unreadable.is_removed() => {
-                    tracing::error!(%unreadable, "a message of the events topic cannot be read");
+                    tracing::error!(%unreadable, "unreadable message of the events topic skipped");
                     let next = unreadable.offset() + 1;
                     if next >= end {
                         break;
                     }
                     reader = PartitionReader::open(&self.client, &self.topic, self.partition, next)
-                        .context("read the events topic")?;
+                        .context("cannot read events topic")?;
                 }
-                Err(removed) => return Err(removed).context("read the events topic"),
+                Err(removed) => return Err(removed).context("cannot read events topic"),
                 Ok(PollResult::Message(message)) => {
                     heard = std::time::Instant::now();
                     if message.offset() < end {
@@ -181,7 +181,10 @@ impl EventExporter {
                     }
                 }
                 Ok(PollResult::Nothing) if heard.elapsed() > SILENCE => {
-                    bail!("the brokers have sent nothing of the events topic for {} s", SILENCE.as_secs());
+                    bail!(
+                        "cannot read events topic: no message from the brokers for {} s",
+                        SILENCE.as_secs()
+                    );
                 }
                 Ok(PollResult::Nothing) => {}
             }
@@ -192,22 +195,23 @@ impl EventExporter {
     /// Returns a member of the exporter's group that reads no messages: it commits and reads positions.
     pub(super) fn member(&self) -> Result<BaseConsumer<ExporterMember>> {
         let config = self.client.of_group(&format!("{}.exporter.{}", self.topic, self.partition));
-        config.create_with_context(ExporterMember).context("make a client of the exporter's group")
+        config.create_with_context(ExporterMember).context("cannot create client of exporter group")
     }
 
     /// Returns the position that the exporter committed last, if any.
     fn committed(&self) -> Result<Option<ExportedPosition>> {
         let mut asked = TopicPartitionList::new();
         asked.add_partition(&self.topic, self.partition);
-        let committed = self.member()?.committed_offsets(asked, ASKING).context("ask what was exported")?;
+        let committed =
+            self.member()?.committed_offsets(asked, ASKING).context("cannot read exported position")?;
         let Some(found) = committed.find_partition(&self.topic, self.partition) else { return Ok(None) };
-        found.error().context("ask what was exported")?;
+        found.error().context("cannot read exported position")?;
         let metadata = found.metadata();
         if found.offset() == Offset::Invalid || metadata.is_empty() {
             return Ok(None);
         }
         let position = serde_json::from_str(metadata);
-        position.map(Some).with_context(|| format!("read what the exporter committed: {metadata:?}"))
+        position.map(Some).with_context(|| format!("invalid exported position {metadata:?}"))
     }
 
     /// Commits that the event at `position`, whose offset precedes `offset`, was exported.
@@ -222,9 +226,9 @@ impl EventExporter {
         let exported = ExportedPosition { position, lineage: Some(lineage), recordhash: Some(hash) };
         let mut place = TopicPartitionList::new();
         let mut element = place.add_partition(&self.topic, self.partition);
-        element.set_offset(Offset::Offset(offset)).context("name the offset")?;
-        element.set_metadata(serde_json::to_string(&exported).context("name the position")?);
-        member.commit(&place, CommitMode::Async).context("commit what was exported")
+        element.set_offset(Offset::Offset(offset)).context("cannot set exported offset")?;
+        element.set_metadata(serde_json::to_string(&exported).context("cannot encode exported position")?);
+        member.commit(&place, CommitMode::Async).context("cannot commit exported position")
     }
 }
 
@@ -236,7 +240,7 @@ impl ClientContext for ExporterMember {}
 impl ConsumerContext for ExporterMember {
     fn commit_callback(&self, result: KafkaResult<()>, _offsets: &TopicPartitionList) {
         if let Err(error) = result {
-            tracing::warn!(%error, "what was exported could not be committed to the exporter's group");
+            tracing::warn!(%error, "commit of exported position failed");
         }
     }
 }
@@ -246,8 +250,8 @@ fn held(source: &dyn JournalReader, position: Position) -> Result<Option<(Record
     if position == Position::ZERO || source.head().is_none_or(|head| head.position < position) {
         return Ok(None);
     }
-    let record = source.records(position).context("read the journal")?.next();
-    let record = record.transpose().context("read the journal")?;
+    let record = source.records(position).context("cannot read journal")?.next();
+    let record = record.transpose().context("cannot read journal")?;
     Ok(record.map(|record| (record.hash(), record.header().lineage)))
 }
 
@@ -269,7 +273,7 @@ fn shared(source: &dyn JournalReader, exported: &ExportedPosition) -> Result<Opt
     let Some(lineage) = lineage.filter(|lineage| head.is_some_and(|head| head.lineage != *lineage)) else {
         return Ok(None);
     };
-    let lineages = lineages(source).context("read the journal")?;
+    let lineages = lineages(source).context("cannot read journal")?;
     let end = lineages.and_then(|lineages| lineages.end(lineage));
     // Events after the end of an ancestor were given up; earlier events must be the same.
     Ok(end.filter(|end| position > *end))

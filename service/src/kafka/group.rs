@@ -31,7 +31,7 @@ pub(super) struct GroupMember {
 
 /// Returns a client that reads the state of a group without being its member.
 pub(super) fn observer(client: &KafkaClient, group: &str) -> Result<BaseConsumer> {
-    client.of_group(group).create().context("make a client that asks for the group of deciders")
+    client.of_group(group).create().context("cannot create client for group of deciders")
 }
 
 /// Checks that the coordinator of the observer's group answers. Requests for members use every broker; a
@@ -41,7 +41,7 @@ pub(super) fn ask_coordinator(observer: &BaseConsumer, topic: &str, partition: i
     asked.add_partition(topic, partition);
     observer
         .committed_offsets(asked, ASKING_COORDINATOR)
-        .context("ask the coordinator of the group of deciders")?;
+        .context("cannot reach coordinator of group of deciders")?;
     Ok(())
 }
 
@@ -52,7 +52,7 @@ pub(super) fn members(
     topic: &str,
     partition: i32,
 ) -> Result<Vec<GroupMember>> {
-    let listed = asking.fetch_group_list(Some(group), ASKING).context("ask for the group of deciders")?;
+    let listed = asking.fetch_group_list(Some(group), ASKING).context("cannot list group of deciders")?;
     let members = listed.groups().iter().filter(|one| one.name() == group).flat_map(GroupInfo::members);
     let members = members.map(|member| GroupMember {
         client: member.client_id().to_owned(),

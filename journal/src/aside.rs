@@ -1,5 +1,4 @@
-//! Renaming of paths of the wrong type where something rebuildable should be: they are set aside, never
-//! removed.
+//! Renaming of paths of the wrong type where rebuildable data is expected: they are renamed, never removed.
 
 use std::ffi::OsString;
 use std::io;
@@ -42,7 +41,7 @@ pub fn set_aside(path: &Path, wanted: ExpectedType) -> io::Result<Option<PathBuf
         }
     };
     std::fs::rename(path, &aside)?;
-    tracing::warn!(path = %path.display(), aside = %aside.display(), wanted = ?wanted, "set aside: it is of the wrong type");
+    tracing::warn!(path = %path.display(), aside = %aside.display(), wanted = ?wanted, "path of the wrong type set aside");
     Ok(Some(aside))
 }
 
@@ -54,9 +53,9 @@ mod tests {
     fn what_is_of_the_wrong_type_is_renamed_and_nothing_else_is_touched() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("spare");
-        assert_eq!(set_aside(&path, ExpectedType::File).expect("nothing there"), None);
+        assert_eq!(set_aside(&path, ExpectedType::File).expect("missing"), None);
         for number in 1..=2 {
-            std::fs::create_dir(&path).expect("made");
+            std::fs::create_dir(&path).expect("created");
             assert_eq!(set_aside(&path, ExpectedType::Directory).expect("as wanted"), None);
             let aside = set_aside(&path, ExpectedType::File).expect("renamed");
             assert_eq!(aside, Some(dir.path().join(format!("spare.set-aside-{number}"))));
@@ -66,9 +65,6 @@ mod tests {
         let aside = set_aside(&path, ExpectedType::Directory).expect("renamed").expect("a name");
         assert_eq!(std::fs::read_to_string(aside).expect("read"), "kept");
         std::os::unix::fs::symlink("nowhere", &path).expect("a link");
-        assert!(
-            set_aside(&path, ExpectedType::File).expect("renamed").is_some(),
-            "a link that leads nowhere"
-        );
+        assert!(set_aside(&path, ExpectedType::File).expect("renamed").is_some(), "a dangling link");
     }
 }

@@ -10,8 +10,8 @@
 //! | starts a lineage | skipped | other lineage, naming the last one as previous, term exactly one higher |
 //!
 //! Other records are skipped and counted, and do not affect the rule: a fenced writer's late append, a
-//! duplicate after a reconnect, an invalid record. So the log itself decides who wins, and a zombie is
-//! harmless. The rule reads the header only.
+//! duplicate after a reconnect, an invalid record. So the log itself decides which writer wins, and a fenced
+//! writer is harmless. The rule reads the header only.
 //!
 //! Some records continue the chain but stop the reader, and are never skipped. The body cannot be read, a
 //! term starts again, or the time is before the last valid record's. The rule ignores time, but no reader
@@ -27,7 +27,7 @@ use chancery_events::record::{
 use chancery_events::time::Time;
 use serde::{Deserialize, Serialize};
 
-/// Place of a reader in the chain: after a valid record.
+/// Position of a reader in the chain: after a valid record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct ChainCursor {
     /// Position of the last event.
@@ -132,28 +132,28 @@ pub fn genesis(by: &WriterIdentity, now: Time, lineage: Lineage) -> HeaderParts 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, thiserror::Error)]
 pub enum SkipReason {
     /// The bytes do not start with a record header.
-    #[error("it has no header of a record")]
+    #[error("invalid record header")]
     Noise,
     /// The record belongs to another fleet.
-    #[error("it is another fleet's")]
+    #[error("invalid fleet: the record belongs to another fleet")]
     Fleet,
     /// The positions of the record are taken.
-    #[error("its positions are taken: a duplicate, or a writer that was overtaken")]
+    #[error("invalid first position: already taken; the record is a duplicate, or its writer is fenced")]
     Taken,
     /// Records before this one are missing.
-    #[error("it does not follow: records before it are missing")]
+    #[error("invalid first position: records before it are missing")]
     Gap,
     /// The record continues a record other than the last valid one.
-    #[error("it continues another record than the last valid one")]
+    #[error("invalid previous hash: not that of the last valid record")]
     Prev,
     /// The record is of another lineage, or starts one incorrectly.
-    #[error("it is of another lineage")]
+    #[error("invalid lineage: not the current one, or started incorrectly")]
     Lineage,
     /// The term of the record has ended or never started.
-    #[error("it is of another term")]
+    #[error("invalid term: ended, or never started")]
     Term,
-    /// Another writer holds the term.
-    #[error("another writer holds its term")]
+    /// Another writer has the term.
+    #[error("invalid writer: another writer has the term")]
     Writer,
 }
 
@@ -208,7 +208,7 @@ fn refusal(at: Option<&ChainCursor>, header: &RecordHeader) -> Option<SkipReason
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum ChainError {
     /// The body cannot be read.
-    #[error("take the record at position {position}")]
+    #[error("cannot accept record at position {position}")]
     Body {
         /// First position of the record.
         position: Position,
@@ -216,7 +216,9 @@ pub enum ChainError {
         source: InvalidBody,
     },
     /// The time is before that of the previous record.
-    #[error("take the record at position {position}: its time {time} is before the last record's, {last}")]
+    #[error(
+        "cannot accept record at position {position}: its time {time} is before the previous record's, {last}"
+    )]
     Time {
         /// First position of the record.
         position: Position,
@@ -226,7 +228,7 @@ pub enum ChainError {
         last: Time,
     },
     /// The record starts a term that has already started.
-    #[error("take the record at position {position}: it begins term {term}, which has begun")]
+    #[error("cannot accept record at position {position}: it starts term {term}, which has already started")]
     Begun {
         /// First position of the record.
         position: Position,
@@ -270,7 +272,7 @@ impl fmt::Display for SkippedRecord {
     }
 }
 
-/// Reader's state in a chain: judges the entries of a log in their order.
+/// Reader's state in a chain: applies the validity rule to the entries of a log, in order.
 #[derive(Clone, Debug)]
 pub struct ChainReader {
     fleet: Arc<str>,

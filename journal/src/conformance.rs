@@ -1,7 +1,8 @@
 //! Conformance suite for every kind of journal: memory, segments and Kafka run the same checks.
 //!
-//! A [`JournalFixture`] opens the same log repeatedly, and puts foreign bytes into the log if the kind of journal
-//! allows that. Each check starts with an empty log. A failed check panics and states what it expected.
+//! A [`JournalFixture`] opens the same log repeatedly, and puts foreign bytes into the log if the kind of
+//! journal allows that. Each check starts with an empty log. A failed check panics and states what it
+//! expected.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -16,7 +17,7 @@ use crate::journal::{AppendError, DeliverySink, Journal, JournalDelivery};
 
 /// Fleet of the journals under test.
 pub const FLEET: &str = "conformance";
-/// Time limit of a wait: longer means never.
+/// Maximum time of a wait: after it, a delivery counts as missing.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Fixture that opens the journals under test.
@@ -89,26 +90,26 @@ impl TestWriter {
 
     /// Creates the next record, with `count` events of about `size` bytes each.
     pub fn record(&mut self, count: usize, size: usize) -> Record {
-        let at = self.at.expect("a genesis came before");
+        let at = self.at.expect("a genesis record exists");
         let lines: Vec<_> = (0..count).map(|_| event("thing.happened.v1", size)).collect();
         self.seal(|me, now| at.follow(&me.by, now, None), &lines)
     }
 
     /// Creates the next record, with these events.
     pub fn record_of(&mut self, lines: &[String]) -> Record {
-        let at = self.at.expect("a genesis came before");
+        let at = self.at.expect("a genesis record exists");
         self.seal(|me, now| at.follow(&me.by, now, None), lines)
     }
 
     /// Creates the record of a takeover.
     pub fn takeover(&mut self) -> Record {
-        let at = self.at.expect("a genesis came before");
+        let at = self.at.expect("a genesis record exists");
         self.seal(|me, now| at.take_over(&me.by, now, None), &[event(TERM_STARTED, 0)])
     }
 
     /// Creates the record that starts another lineage.
     pub fn renewal(&mut self) -> Record {
-        let at = self.at.expect("a genesis came before");
+        let at = self.at.expect("a genesis record exists");
         let lineage = Lineage::from_random(at.lineage.bits() + 1);
         let line = event(chancery_events::record::LINEAGE_STARTED, 0);
         self.seal(|me, now| at.renew(&me.by, now, lineage), &[line])
@@ -126,7 +127,7 @@ struct TestJournal {
 
 fn sink() -> (DeliverySink, Receiver<JournalDelivery>) {
     let (to, delivered) = channel();
-    // A desk that was dropped does not receive.
+    // A test journal that was dropped does not receive.
     (Box::new(move |delivery| drop(to.send(delivery))), delivered)
 }
 
@@ -146,7 +147,7 @@ impl TestJournal {
         while all.len() < count {
             match self.delivered.recv_timeout(PATIENCE) {
                 Ok(JournalDelivery::Records(records)) => {
-                    assert!(!records.is_empty(), "a delivery holds a record");
+                    assert!(!records.is_empty(), "a delivery contains a record");
                     all.extend(records);
                 }
                 Ok(JournalDelivery::Skipped(_)) => {}
@@ -183,7 +184,7 @@ impl TestJournal {
         self.journal.close().expect("closed");
         match self.delivered.recv_timeout(Duration::ZERO) {
             Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {}
-            Ok(delivery) => panic!("nothing more was to come, but {delivery:?}"),
+            Ok(delivery) => panic!("wanted no more deliveries, not {delivery:?}"),
         }
     }
 
@@ -194,7 +195,7 @@ impl TestJournal {
 }
 
 fn assert_same(found: &[Arc<Record>], wanted: &[Record]) {
-    assert_eq!(found.len(), wanted.len(), "as many records");
+    assert_eq!(found.len(), wanted.len(), "the same number of records");
     for (found, wanted) in found.iter().zip(wanted) {
         assert_eq!(**found, *wanted, "the same record, byte for byte");
     }
@@ -339,7 +340,7 @@ fn a_lineage_can_begin<B: JournalFixture>() {
 
 fn strangers_are_skipped_or_delivered<B: JournalFixture>() {
     let (mut bench, desk, author, mut records) = written::<B>(5);
-    if !bench.inject(b"noise") {
+    if !bench.inject(b"stray bytes") {
         return desk.close();
     }
     let mut stranger = TestWriter::new(3, author.at());

@@ -1,9 +1,9 @@
 //! Interface of every journal, independent of its storage.
 //!
-//! A writer appends without waiting. The writer's [`DeliverySink`] receives the outcome in log order, together with
-//! records of others. Invariants: sinks and readers receive only records that are durable *and* valid, each
-//! exactly once and in order. The journal reports nothing as durable that it cannot vouch for, and nothing
-//! after [`JournalDelivery::Stopped`].
+//! A writer appends without waiting. The writer's [`DeliverySink`] receives the outcome in log order,
+//! together with records of others. Invariants: sinks and readers receive only records that are durable *and*
+//! valid, each exactly once and in order. The journal reports a record as durable only if it knows that, and
+//! reports nothing after [`JournalDelivery::Stopped`].
 
 use std::error::Error;
 use std::sync::Arc;
@@ -24,8 +24,8 @@ pub enum JournalDelivery {
     /// Log entry that is not valid. If its hash is that of an own append, another writer has taken over, and
     /// the record of that writer was delivered before.
     Skipped(SkippedRecord),
-    /// Append that may or may not be in the log, now or later: the writer must step down. Only a new term
-    /// that is read back as valid proves the outcome.
+    /// Append of unknown outcome, which is in the log now, later or never: the writer must step down. Only a
+    /// new term that is read back as valid proves the outcome.
     OutcomeUnknown(Box<dyn Error + Send + Sync>),
     /// The journal has stopped permanently, and the process must stop. Undelivered appends may be found when
     /// the journal is opened again.
@@ -54,9 +54,9 @@ pub trait Journal: Send + Sync {
     /// Returns a reader of the same journal.
     fn source(&self) -> Arc<dyn JournalReader>;
 
-    /// Reports an append without an outcome after `within` as [`JournalDelivery::OutcomeUnknown`] from now on. For a
-    /// process that must end while the storage does not answer. The default does nothing, for journals whose
-    /// appends do not wait for others.
+    /// Reports an append without an outcome after `within` as [`JournalDelivery::OutcomeUnknown`] from now
+    /// on. For a process that must end while the storage does not answer. The default does nothing, for
+    /// journals whose appends do not wait for others.
     fn bound_outcomes(&self, within: Duration) {
         let _ = within;
     }
@@ -109,16 +109,16 @@ pub trait JournalReader: Send + Sync {
 #[derive(Debug, thiserror::Error)]
 pub enum AppendError {
     /// The queue is full: the append can be retried after the next delivery.
-    #[error("append a record: the queue is full")]
+    #[error("cannot append record: the queue is full")]
     Busy(Box<Record>),
     /// The record was decided on another state, or by a fenced writer: the writer must step down.
-    #[error("append a record: {0}")]
+    #[error("cannot append record: {0}")]
     Invalid(SkipReason),
     /// The writer violated the rules of the chain: an internal error.
     #[error(transparent)]
     Broken(#[from] ChainError),
     /// The journal is closed, or has stopped and notified its sink.
-    #[error("append a record: the journal is closed")]
+    #[error("cannot append record: the journal is closed")]
     Closed,
 }
 
@@ -126,7 +126,7 @@ pub enum AppendError {
 #[derive(Debug, thiserror::Error)]
 pub enum CloseError {
     /// The journal had stopped and notified its sink: some queued records were not written.
-    #[error("close the journal: it had stopped")]
+    #[error("cannot close journal: it has stopped")]
     Stopped,
 }
 
@@ -134,7 +134,7 @@ pub enum CloseError {
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
     /// The storage failed: the read can be retried.
-    #[error("read the journal in {place}")]
+    #[error("cannot read journal in {place}")]
     Io {
         /// Path of the file.
         place: String,
@@ -142,7 +142,7 @@ pub enum ReadError {
         source: std::io::Error,
     },
     /// The stored data is damaged or altered: the server must be stopped, and a copy restored.
-    #[error("read the journal in {place} at position {position}: {reason}")]
+    #[error("cannot read journal in {place}: damaged at position {position}: {reason}")]
     Damaged {
         /// File and offset.
         place: String,

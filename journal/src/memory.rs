@@ -1,6 +1,6 @@
 //! Journal in memory, for tests and simulations: one log that any number of writers share, like a topic.
 //!
-//! The log accepts every append and leaves the judgement to readers, the harder half of the permitted
+//! The log accepts every append, and only readers apply the validity rule: the harder half of the permitted
 //! behavior. On request the log misbehaves as real journals do. Outcomes are unknown (landed, lost, or
 //! landing late), others write valid and invalid records, durability comes in steps. Nothing here waits or
 //! starts a thread: after [`MemoryLog::hold`] a single thread chooses the order of all steps. Sinks are
@@ -34,7 +34,7 @@ pub enum AppendFate {
 pub struct MemoryLog(Arc<Mutex<MemoryLogState>>);
 
 struct MemoryLogState {
-    /// Chain of all readers: they all judge alike.
+    /// Chain of all readers: each of them reaches the same verdicts.
     chain: ChainReader,
     /// Durable entries, including invalid ones, with their verdicts.
     entries: Vec<MemoryEntry>,

@@ -1,10 +1,10 @@
-//! Snapshot files: states at a position, so that a start need not fold everything.
+//! Snapshot files: states at a position, so that a start need not fold the whole journal.
 //!
 //! `<position>.snap` starts with a line of JSON that describes the snapshot and ends with its own SHA-256.
 //! The state follows, in a format opaque to this module. The file is written under another name, synced and
 //! renamed, and the directory synced. Older snapshots are thinned out ([`superfluous`]). Invariants: a
-//! snapshot can be deleted at any time and is never trusted. A damaged or unusable one is replaced by the one
-//! before it, and finally by a full fold.
+//! snapshot can be deleted at any time and is never trusted. Instead of a damaged or unusable one, the one
+//! before it is used, and finally a full fold.
 
 mod thinning;
 
@@ -77,7 +77,7 @@ impl SnapshotMeta {
 
 /// Failure to write, list or prepare snapshots.
 #[derive(Debug, thiserror::Error)]
-#[error("{operation} {}", path.display())]
+#[error("cannot {operation} {}", path.display())]
 pub struct SnapshotError {
     operation: &'static str,
     path: PathBuf,
@@ -108,7 +108,7 @@ impl SnapshotStore {
     pub fn open(dir: impl Into<PathBuf>) -> Result<SnapshotStore, SnapshotError> {
         let dir = dir.into();
         set_aside(&dir, ExpectedType::Directory).map_err(failed("set aside", &dir))?;
-        private::create_dir_all(&dir).map_err(failed("make the folder", &dir))?;
+        private::create_dir_all(&dir).map_err(failed("create directory", &dir))?;
         for entry in fs::read_dir(&dir).map_err(failed("list", &dir))? {
             let path = entry.map_err(failed("list", &dir))?.path();
             let is_ours = path.extension().is_some_and(|extension| extension == "tmp" || extension == "snap");
@@ -124,7 +124,8 @@ impl SnapshotStore {
     }
 
     /// Writes a snapshot of the state after `at`; `state` writes the state. Then deletes superfluous
-    /// snapshots, and those of an abandoned history, for whose records `stands` returns false.
+    /// snapshots, and those of an abandoned history: the last argument returns whether the journal contains a
+    /// snapshot's record.
     pub fn write(
         &self,
         fleet: Arc<str>,
@@ -150,7 +151,7 @@ impl SnapshotStore {
         };
         let path = self.dir.join(format!("{:020}.snap", at.position));
         let unfinished = path.with_extension("tmp");
-        let meta = write_file(&unfinished, meta, state).map_err(failed("write the snapshot", &unfinished))?;
+        let meta = write_file(&unfinished, meta, state).map_err(failed("write snapshot", &unfinished))?;
         fs::rename(&unfinished, &path).map_err(failed("rename to", &path))?;
         File::open(&self.dir).and_then(|dir| dir.sync_all()).map_err(failed("sync", &self.dir))?;
         self.thin(meta.position, stands)?;
@@ -168,7 +169,7 @@ impl SnapshotStore {
         let positions: Vec<_> = kept.iter().map(|(position, _)| *position).collect();
         let superfluous = superfluous(&positions);
         for (position, path) in &abandoned {
-            tracing::warn!(%position, path = %path.display(), "a snapshot of an abandoned history is removed");
+            tracing::warn!(%position, path = %path.display(), "removing snapshot of an abandoned history");
         }
         let thinned = kept.iter().filter(|(position, _)| superfluous.contains(position));
         for (_, path) in abandoned.iter().chain(thinned) {
@@ -185,15 +186,15 @@ impl SnapshotStore {
         for (position, path) in self.list()? {
             match read_file(&path) {
                 Ok(snapshot) if snapshot.meta.position != position => {
-                    tracing::warn!(path = %path.display(), "a snapshot was passed over: it has another's name");
+                    tracing::warn!(path = %path.display(), "snapshot skipped: its name does not match its position");
                 }
                 Ok(snapshot) if is_usable(&snapshot.meta) => return Ok(Some(snapshot)),
                 Ok(_) => {
-                    tracing::warn!(path = %path.display(), "a snapshot was passed over: it is of no use here");
+                    tracing::warn!(path = %path.display(), "snapshot skipped: not usable");
                 }
                 Err(error) => {
                     let error = &error as &dyn std::error::Error;
-                    tracing::warn!(path = %path.display(), error, "a snapshot was passed over: it is damaged");
+                    tracing::warn!(path = %path.display(), error, "snapshot skipped: damaged");
                 }
             }
         }
@@ -272,7 +273,7 @@ fn write_file(
     meta.len = body.len;
     let mut line = serde_json::to_vec(&meta)?;
     if line.len() > HASHED {
-        return Err(io::Error::other("its first line is too long"));
+        return Err(io::Error::other("the first line is too long"));
     }
     line.resize(HASHED, b' ');
     let hash = RecordHash::of(&line);
@@ -296,15 +297,15 @@ fn read_meta(file: &mut BufReader<File>) -> io::Result<SnapshotMeta> {
     let mut line = Vec::with_capacity(META);
     file.take(META as u64).read_until(b'\n', &mut line)?;
     if line.len() != META || !line.ends_with(b"\n") {
-        return Err(damaged("its first line does not end"));
+        return Err(damaged("the first line is incomplete"));
     }
     let (said, hash) = line.split_at(HASHED);
     if hash.trim_ascii_end() != RecordHash::of(said).to_string().as_bytes() {
-        return Err(damaged("its first line is not the one that was written"));
+        return Err(damaged("the first line is damaged"));
     }
     let meta: SnapshotMeta = serde_json::from_slice(said)?;
     if meta.format != FORMAT {
-        return Err(damaged("it is in the format of another build"));
+        return Err(damaged("the format is that of another build"));
     }
     Ok(meta)
 }
@@ -315,7 +316,7 @@ fn read_file(path: &Path) -> io::Result<Snapshot> {
     let mut body = SnapshotHasher { to: io::sink(), hash: Sha256::new(), len: 0 };
     io::copy(&mut file, &mut body)?;
     if body.len != meta.len || RecordHash::from_bytes(body.hash.finalize().into()) != meta.state_hash {
-        return Err(damaged("the state is not the one that was written"));
+        return Err(damaged("the state is damaged"));
     }
     file.seek(SeekFrom::Start(META as u64))?;
     let state = file.take(meta.len);
@@ -338,8 +339,8 @@ mod tests {
     }
 
     fn with_three() -> (tempfile::TempDir, SnapshotStore) {
-        let dir = tempfile::tempdir().expect("a folder");
-        let snapshots = SnapshotStore::open(dir.path().join("snapshots")).expect("a folder");
+        let dir = tempfile::tempdir().expect("a directory");
+        let snapshots = SnapshotStore::open(dir.path().join("snapshots")).expect("a directory");
         for position in [10, 200, 3000] {
             put(&snapshots, position);
         }
@@ -371,8 +372,8 @@ mod tests {
 
     #[test]
     fn the_newest_two_are_kept_and_fewer_and_fewer_of_the_older_ones() {
-        let dir = tempfile::tempdir().expect("a folder");
-        let snapshots = SnapshotStore::open(dir.path()).expect("a folder");
+        let dir = tempfile::tempdir().expect("a directory");
+        let snapshots = SnapshotStore::open(dir.path()).expect("a directory");
         for position in (1..=40).map(|at| at * 100) {
             put(&snapshots, position);
         }
@@ -382,8 +383,8 @@ mod tests {
 
     #[test]
     fn those_of_an_abandoned_history_push_out_nothing_and_go() {
-        let dir = tempfile::tempdir().expect("a folder");
-        let snapshots = SnapshotStore::open(dir.path()).expect("a folder");
+        let dir = tempfile::tempdir().expect("a directory");
+        let snapshots = SnapshotStore::open(dir.path()).expect("a directory");
         for position in [100, 200, 700, 800, 900] {
             put(&snapshots, position);
         }
@@ -392,7 +393,7 @@ mod tests {
         let stands = |meta: &SnapshotMeta| meta.position.get() <= 250 || meta.lineage == lineage;
         for position in [300, 310, 320, 800] {
             put_of(&snapshots, &ChainCursor { lineage, ..cursor(position) }, stands);
-            assert!(kept(&snapshots).contains(&position), "{position} is the newest that is of use");
+            assert!(kept(&snapshots).contains(&position), "{position} is the newest usable one");
         }
         assert_eq!(kept(&snapshots), [800, 320, 300, 100]);
     }

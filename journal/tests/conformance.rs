@@ -35,7 +35,7 @@ fn the_journal_in_memory_conforms() {
     run::<Memory>();
 }
 
-/// Segments that begin with `FIRST` bytes and grow up to `LARGEST`.
+/// Segments that start with `FIRST` bytes and grow up to `LARGEST`.
 struct Segments<const FIRST: u64, const LARGEST: u64>(tempfile::TempDir);
 
 impl<const FIRST: u64, const LARGEST: u64> Segments<FIRST, LARGEST> {
@@ -51,7 +51,7 @@ impl<const FIRST: u64, const LARGEST: u64> Segments<FIRST, LARGEST> {
 
 impl<const FIRST: u64, const LARGEST: u64> JournalFixture for Segments<FIRST, LARGEST> {
     fn new() -> Self {
-        Segments(tempfile::tempdir().expect("a folder"))
+        Segments(tempfile::tempdir().expect("a directory"))
     }
 
     fn open(&mut self, sink: DeliverySink) -> Box<dyn Journal> {
@@ -85,7 +85,7 @@ fn the_journal_in_segments_of_one_record_conforms() {
     run::<Segments<1, 1>>();
 }
 
-/// Records are written by whoever appends them.
+/// Records are written by the thread that appends them.
 struct Here(Segments<2048, 8192>);
 
 struct HereJournal(Box<dyn Journal>);

@@ -1,7 +1,7 @@
-//! A file system that takes no more, in the middle of a write: for real, in a process of its own whose files may not
-//! grow beyond a limit.
+//! A file system that is full in the middle of a write: a real one, in a separate process whose files must
+//! not grow beyond a limit.
 
-#![allow(clippy::disallowed_macros, reason = "its output is how it is followed")]
+#![allow(clippy::disallowed_macros, reason = "the parent process reads the output")]
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -22,9 +22,9 @@ fn options(dir: PathBuf) -> SegmentOptions {
     SegmentOptions { first_segment: 4 << 10, largest_segment: 64 << 10, ..SegmentOptions::new(dir, FLEET) }
 }
 
-/// Appends until the journal stops, and says what was acknowledged before.
+/// Appends until the journal stops, and prints the positions that were acknowledged.
 #[test]
-#[ignore = "it is run by the other test, under a limit"]
+#[ignore = "the other test runs it, under a limit"]
 fn a_writer_under_a_limit() {
     let Some(dir) = std::env::var_os(DIR) else { return };
     let (to, delivered) = channel();
@@ -35,7 +35,7 @@ fn a_writer_under_a_limit() {
     let mut author = TestWriter::new(1, None);
     let mut next = author.genesis();
     loop {
-        // Several in one group, so that it is cut off within.
+        // Several records in one group, so that the group is cut off.
         for _ in 0..5 {
             match journal.append(next.clone()) {
                 Ok(()) => next = author.record(2, 300),
@@ -45,7 +45,7 @@ fn a_writer_under_a_limit() {
         }
         match delivered.recv_timeout(PATIENCE).expect("an outcome") {
             JournalDelivery::Records(records) => {
-                println!("acknowledged {}", records.last().expect("one").last());
+                println!("acknowledged {}", records.last().expect("a record").last());
             }
             JournalDelivery::Stopped(error) => {
                 println!("stopped {error}");
@@ -62,7 +62,7 @@ fn a_writer_under_a_limit() {
 #[test]
 fn a_disk_that_is_full_in_the_middle_of_a_write_stops_the_journal_and_loses_nothing() {
     for limit in [5_000, 9_001, 20_000, 40_003] {
-        let dir = tempfile::tempdir().expect("a folder");
+        let dir = tempfile::tempdir().expect("a directory");
         let journal = dir.path().join("journal");
         // The signal would end the process; ignored, the write fails as it does on a disk that is full.
         let child = Command::new("sh")
@@ -74,7 +74,7 @@ fn a_disk_that_is_full_in_the_middle_of_a_write_stops_the_journal_and_loses_noth
             .expect("a process");
         let told = String::from_utf8(child.stdout).expect("text");
         assert!(child.status.success() && told.contains("ended\n"), "limit {limit}: {told}");
-        let why = format!("stopped make the next segment in {}: File too large", journal.display());
+        let why = format!("stopped cannot create the next segment in {}: File too large", journal.display());
         assert!(told.contains(&why), "limit {limit}: {told}");
         let acknowledged: u64 = told
             .lines()
@@ -89,7 +89,7 @@ fn a_disk_that_is_full_in_the_middle_of_a_write_stops_the_journal_and_loses_noth
         let (journal, opened) = SegmentJournal::open(&options(journal), sink).expect("open");
         let head = opened.head.expect("a head");
         assert!(head.position >= Position::new(acknowledged), "limit {limit}: {head:?}, {acknowledged}");
-        // With room again it goes on.
+        // With free space, the journal continues.
         let mut author = TestWriter::new(1, Some(head));
         for _ in 0..40 {
             journal.append(author.record(2, 300)).expect("queued");

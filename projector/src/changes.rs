@@ -10,10 +10,10 @@
 //! | deployment | its plan |
 //! | plan | its current deployment, and the queued one |
 //!
-//! Rows are visited in this order, and each finds the final counts. The old row is taken out of indexes and
-//! counts. For numerous kinds (replicas, incarnations, operations) it is made again from the earlier
-//! entities. So a store that is larger than memory is not read to be written. For other kinds it is read
-//! back. A row that stays the same is not written.
+//! Rows are visited in this order, and each finds the final counts. The old row is removed from indexes and
+//! counts. For numerous kinds (replicas, incarnations, operations), the old row is built again from the
+//! earlier entities. So a store that is larger than memory is not read to be written. For other kinds it is
+//! read back. An unchanged row is not written.
 
 use std::hash::Hash;
 
@@ -124,7 +124,7 @@ fn drain<T: Eq + Hash>(set: &mut FxHashSet<T>) -> FxHashSet<T> {
     std::mem::take(set)
 }
 
-/// Returns what leaves the counts, and what enters them.
+/// Returns the old value, to be subtracted from the counts, and the new value, to be added.
 fn turned<'a, T>(old: Option<&'a T>, new: Option<&'a T>) -> impl Iterator<Item = (&'a T, CountStep)> {
     old.map(|old| (old, CountStep::Down)).into_iter().chain(new.map(|new| (new, CountStep::Up)))
 }
@@ -157,7 +157,7 @@ impl<S: RowLookup> RowWriteBuilder<'_, S> {
         Ok(Some((old, new)))
     }
 
-    /// Writes a row if it differs from the old one. Returns whether it does.
+    /// Writes a row if it differs from the old one. Returns whether it differs.
     fn follow<R: ReadModelRow>(&mut self, key: &RowKey, old: Option<&R>, new: Option<&R>) -> bool {
         let differs = old != new;
         if differs {
@@ -196,7 +196,7 @@ impl<S: RowLookup> RowWriteBuilder<'_, S> {
         self.changes.0.extend(come);
     }
 
-    /// Visits a changed plan, whose deployment may now wait for something else.
+    /// Visits a changed plan, as its deployment may now wait for another condition.
     fn waits(&mut self, plan: Option<&PlanName>) {
         let plan = plan.and_then(|name| self.fleet.plans().get(name));
         if let Some(plan) = plan.filter(|plan| plan.current.is_some()) {

@@ -1,7 +1,7 @@
 //! Counts in rows: replicas and operations of a plan, nodes of a cluster.
 //!
-//! Updated as rows change, so that no event costs a walk over a plan's replicas; counted from the state once,
-//! at the start.
+//! Counts are updated as rows change, so that no event requires a scan of a plan's replicas. They are counted
+//! from the state once, at the start.
 
 use chancery_events::name::{ClusterName, PlanName};
 use chancery_events::spec::OperationKind;
@@ -59,7 +59,7 @@ fn place(state: OperationStatus) -> Option<usize> {
 fn step(count: &mut u64, way: CountStep) {
     match way {
         CountStep::Up => *count += 1,
-        CountStep::Down => *count = count.checked_sub(1).expect("what goes was counted when it came"),
+        CountStep::Down => *count = count.checked_sub(1).expect("a removed entity was counted before"),
     }
 }
 

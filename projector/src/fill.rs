@@ -1,8 +1,8 @@
 //! Fills an empty store with all rows of a state.
 //!
-//! Rows that no reader sees yet need no whole batches, only an order that suits the store: sorted, a few
-//! leaves at a time. So each row is several times as fast as a later one. The cursor comes last: a store
-//! without a cursor is not used.
+//! Rows that no reader sees yet need no atomic batches, only an order that suits the store: sorted, a few
+//! leaves at a time. So each row is written several times as fast as a later one. The cursor is written last:
+//! a store without a cursor is not used.
 
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread;
@@ -17,15 +17,16 @@ use crate::store::{RowStore, StoreError, encode};
 
 /// Number of rows and index entries sorted together. Rows of a kind come in order, their entries do not.
 const SORTED: usize = 40_000;
-/// Number of sorted pairs written at a time: measured, more or fewer are slower.
+/// Number of sorted pairs written at a time: by measurement, more or fewer are slower.
 const WRITTEN: usize = 1_000;
 
 /// Row or index entry, as it is stored.
 type StoreEntry = (Vec<u8>, Vec<u8>);
 
-/// Writes all rows of the state, while another thread makes them. Returns their number, with index entries.
+/// Writes all rows of the state, while another thread builds them. Returns the number of rows and index
+/// entries.
 pub(crate) fn fill(store: &RowStore, state: &FoldedState, counts: &RowCounts) -> Result<u64, StoreError> {
-    tracing::info!(position = %state.at.position, "rows are made from the state");
+    tracing::info!(position = %state.at.position, "building rows from the state");
     thread::scope(|scope| {
         let (filled, pairs) = sync_channel::<Vec<StoreEntry>>(1);
         let writer = scope.spawn(move || -> Result<u64, StoreError> {
@@ -44,7 +45,7 @@ pub(crate) fn fill(store: &RowStore, state: &FoldedState, counts: &RowCounts) ->
         let is_whole = every(&state.fleet, counts, &mut filling).and_then(|()| filling.pass_on()).is_ok();
         drop(filling);
         let count = writer.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
-        debug_assert!(is_whole, "a writer that ends early says why");
+        debug_assert!(is_whole, "a writer that ends early returns an error");
         store.apply(RowWrites::default(), Some(&state.at))?;
         Ok(count)
     })
@@ -55,7 +56,7 @@ struct BulkLoader {
     pairs: Vec<StoreEntry>,
 }
 
-/// Error for a writer that has ended, and returns why.
+/// Error for a writer that has ended; the writer returns the reason.
 struct WriterEnded;
 
 impl BulkLoader {

@@ -73,7 +73,7 @@ impl<R: 'static> RowFilter<R> {
     {
         let value = all.iter().copied().find(|word| word.to_string() == text).ok_or_else(|| {
             let words: Vec<_> = all.iter().map(ToString::to_string).collect();
-            format!("write one of {}", words.join(", "))
+            format!("must be one of {}", words.join(", "))
         })?;
         Ok(RowFilter { holds: Box::new(move |row| of(row) == value), way: way(value) })
     }
@@ -83,7 +83,7 @@ impl<R: 'static> RowFilter<R> {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidFilter {
     /// Filter that the kind does not have.
-    #[error("list {kind} by {name:?}: there is no such filter; known are {}", known.join(", "))]
+    #[error("invalid filter {name:?} for {kind}: must be one of {}", known.join(", "))]
     Unknown {
         /// Kind of the list.
         kind: RowKind,
@@ -93,7 +93,7 @@ pub enum InvalidFilter {
         known: Vec<&'static str>,
     },
     /// Filter with an invalid value.
-    #[error("list {kind} by {name}: {reason}")]
+    #[error("invalid filter {name} for {kind}: {reason}")]
     Value {
         /// Kind of the list.
         kind: RowKind,

@@ -22,9 +22,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 #[derive(Debug, thiserror::Error)]
 pub enum FoldError {
     /// Event of a newer build: use that build.
-    #[error(
-        "fold the event at position {position}: its type {type_name} is unknown here, and needs a newer build"
-    )]
+    #[error("cannot fold event at position {position}: unknown type {type_name}. hint: use a newer build")]
     Newer {
         /// Position of the event.
         position: Position,
@@ -32,7 +30,7 @@ pub enum FoldError {
         type_name: String,
     },
     /// Event that cannot be read: a damaged journal, or a broken writer.
-    #[error("fold the event at position {position}")]
+    #[error("cannot fold event at position {position}")]
     Event {
         /// Position of the event.
         position: Position,
@@ -40,7 +38,7 @@ pub enum FoldError {
         source: InvalidEvent,
     },
     /// Journal that contradicts itself, or is misread by this build.
-    #[error("fold the event at position {position}")]
+    #[error("cannot fold event at position {position}")]
     Contradiction {
         /// Position of the event.
         position: Position,
@@ -48,7 +46,7 @@ pub enum FoldError {
         source: StateContradiction,
     },
     /// Record that is not the next one: read from the fold's position.
-    #[error("fold the record at position {found}: the next one begins at {expected}")]
+    #[error("cannot fold record at position {found}: the next position is {expected}")]
     Gap {
         /// Next position of the fold.
         expected: Position,
@@ -56,7 +54,7 @@ pub enum FoldError {
         found: Position,
     },
     /// Record of another history than the folded one: start again.
-    #[error("fold the record at position {found}: it continues another record than the one folded before it")]
+    #[error("cannot fold record at position {found}: it does not continue the last folded record")]
     Fork {
         /// First position of the record.
         found: Position,
@@ -113,7 +111,7 @@ impl JournalFold {
         self.next(record, || facts(record), None)
     }
 
-    /// Folds the next record, and adds the entities that it touched.
+    /// Folds the next record, and adds the entities that it touched to `touched`.
     pub fn take_touching(
         &mut self,
         record: &Record,
@@ -238,12 +236,12 @@ impl TouchedEntities {
         self.replicas.len() + self.incarnations.len() + self.operations.len() + self.others.len()
     }
 
-    /// Whether there is none.
+    /// Whether no entity was touched.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Adds what the last fold changed. The value before the first of all changes stays.
+    /// Adds the entities that the last fold changed. The value before the first of all changes stays.
     fn add(&mut self, fleet: &FleetState) {
         for was in fleet.changed() {
             match was {

@@ -105,7 +105,7 @@ pub enum HistoryError {
     #[error(transparent)]
     Read(#[from] ReadError),
     /// Event that cannot be read: if its type is unknown, a newer build can.
-    #[error("tell a history: the event at position {position}")]
+    #[error("cannot read history: invalid event at position {position}")]
     Event {
         /// Position of the event.
         position: Position,
@@ -122,7 +122,7 @@ pub struct HistoryReader {
 }
 
 impl HistoryReader {
-    /// Returns the histories of this journal.
+    /// Creates a reader of the histories in this journal.
     pub fn new(source: Arc<dyn JournalReader>) -> HistoryReader {
         HistoryReader { source, max_bytes: usize::MAX }
     }

@@ -2,18 +2,18 @@
 //!
 //! | index | entry | leads to |
 //! |---|---|---|
-//! | in a cluster, domain, zone | its name 0 node | nodes |
+//! | in a cluster, domain, zone | name of that 0 node | nodes |
 //! | of a plan | plan 0 replica | replicas |
 //! | of a node | node 0 replica | replicas |
-//! | in a phase, but `running` | phase, replica | replicas |
+//! | in a phase other than `running` | phase, replica | replicas |
 //! | of a replica | plan 0 replica 0 id | incarnations, operations |
 //! | of a node | node 0 id | incarnations, operations |
-//! | in a state, but `succeeded` | state, id | operations |
+//! | in a state other than `succeeded` | state, id | operations |
 //! | stalled | 1, plan 0 deployment | deployments |
 //!
-//! An entry costs about as much to write as a row, so there is one only where it selects. Common values
-//! (`running`, `succeeded`) are found by checking all rows. Ids have 16 bytes, so that the key of a row can
-//! be distinguished from the end of an entry.
+//! In the table, 0 is a zero byte. An entry costs about as much to write as a row, so only selective values
+//! have entries. Common values (`running`, `succeeded`) are found by checking all rows. Ids have 16 bytes, so
+//! that the key of a row can be distinguished from the end of an entry.
 
 use chancery_events::name::{PlanName, ReplicaName};
 

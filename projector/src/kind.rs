@@ -1,7 +1,7 @@
 //! Kinds of rows and their keys: the names in a path, the typed keys, and the bytes under which rows are
 //! stored. They follow from the register of kinds ([`chancery_events::each_kind`]); the content of a row is
-//! an `impl` of [`Row`] in [`crate::row_of`].
-#![allow(unused_parens, reason = "the keys of most kinds have one part, and are no tuples")]
+//! an `impl` of [`ReadModelRow`] in [`crate::row_of`].
+#![allow(unused_parens, reason = "the keys of most kinds have one part, and are not tuples")]
 
 use std::fmt;
 
@@ -82,7 +82,7 @@ macro_rules! row_kinds {
                 let fields = kind.kind().entry().key;
                 let mut parts = text.splitn(fields.len(), '/');
                 if text.matches('/').count() + 1 < fields.len() {
-                    return Err(format!("write it as {}", fields.join("/")));
+                    return Err(format!("must have the form {}", fields.join("/")));
                 }
                 Ok(match kind {
                     $(RowKind::$rows => RowKey::$kind($({
@@ -121,7 +121,7 @@ macro_rules! row_kinds {
     };
     (@entities $($kind:ident $table:ident ($($field:ident: $type:ident),+))*) => {
         impl RowKey {
-            /// Returns the key of an entity's row; the fleet has none.
+            /// Returns the key of an entity's row; `None` for the fleet.
             pub(crate) fn of(subject: Subject) -> Option<RowKey> {
                 match subject {
                     Subject::Fleet => None,
@@ -129,7 +129,7 @@ macro_rules! row_kinds {
                 }
             }
 
-            /// Returns the subject of the history; of a command, the incarnation's.
+            /// Returns the subject of the history; for a command, that of the incarnation.
             pub fn subject(&self) -> Subject {
                 match self {
                     RowKey::Command(incarnation, _) => Subject::Incarnation(*incarnation),
@@ -180,13 +180,13 @@ impl fmt::Display for RowKind {
     }
 }
 
-/// Text that is no key of the kind.
+/// Text that is not a key of the kind.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("read {text:?} as the key of one of {kind}: {reason}")]
+#[error("invalid key {text:?} for {kind}: {reason}")]
 pub struct InvalidKey {
     /// Kind of the row.
     pub kind: RowKind,
-    /// Text that was given, cut short.
+    /// Text that was given, at most 100 characters of it.
     pub text: String,
     /// Problem of the text.
     pub reason: String,
@@ -257,7 +257,8 @@ pub trait ReadModelRow:
     #[doc(hidden)]
     const FILTERS: &'static [FilterDef<Self>];
 
-    /// Returns the row of an existing entity. A pure function of the state; the counts are one too.
+    /// Returns the row of an existing entity. A pure function of the state; the counts follow from the state,
+    /// too.
     fn of(fleet: &FleetState, counts: &RowCounts, key: &Self::Key) -> Option<Self>;
 
     /// Returns the row by a key of any kind.

@@ -1,5 +1,5 @@
-//! Last verdict of a server, and how new a read must be: at least as new as that, unless the client asks for
-//! less.
+//! Last verdict of a server, and the required freshness of a read: at least as new as that verdict, unless
+//! the client asks for less.
 //!
 //! A verdict counts from before its answer is written, to any client. Its route may be typed, a `CloudEvent`,
 //! a batch, or forwarded to the leader and answered here. Only durable verdicts are given, so each position
@@ -71,7 +71,7 @@ mod tests {
             (12, Some(own), 12, "a verdict"),
             (12, None, 12, "a refusal, which names no lineage"),
             (12, Some(other), 5, "another journal"),
-            (3, Some(own), 5, "an earlier one: a repeat"),
+            (3, Some(own), 5, "an earlier verdict: a repeat"),
         ];
         for (position, lineage, noted, why) in cases {
             let last = LastVerdict::at(Position::new(5));
@@ -85,7 +85,7 @@ mod tests {
         let cases = [
             (ReadConsistency::Verdicts, None, 5, "the last verdict"),
             (ReadConsistency::Verdicts, Some(3), 5, "a position before it"),
-            (ReadConsistency::Verdicts, Some(9), 9, "a position behind it"),
+            (ReadConsistency::Verdicts, Some(9), 9, "a position after it"),
             (ReadConsistency::Eventual, None, 0, "nothing"),
             (ReadConsistency::Eventual, Some(3), 3, "the position alone"),
         ];

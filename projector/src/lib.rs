@@ -2,8 +2,8 @@
 //! clients.
 //!
 //! In reading order: rows and their keys, and how they follow from the state ([`row_of`]). Then how records
-//! are folded and which rows change, the store, and the projector. Then reads: how new a read must be, lists
-//! and single rows ([`query`]), and histories.
+//! are folded and which rows change, the store, and the projector. Then reads: their required freshness,
+//! lists and single rows ([`query`]), and histories.
 
 #[cfg(feature = "store")]
 mod changes;

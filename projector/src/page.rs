@@ -88,7 +88,7 @@ pub struct JsonPage {
     pub items: String,
     /// Number of rows.
     pub count: usize,
-    /// Token of the next page, as in [`Page`].
+    /// Token of the next page, as in [`RowPage`].
     pub next: Option<PageToken>,
     /// Position up to which every event is in the rows.
     pub position: Position,
@@ -109,15 +109,15 @@ pub struct JsonRow {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PageToken {
     pub(crate) digest: [u8; 8],
-    /// Access path that was taken: the next page takes the same.
+    /// Access path of the page: the next page uses the same path.
     pub(crate) way: u8,
     /// Last key, without the prefix of the access path.
     pub(crate) last: Vec<u8>,
 }
 
-/// Text that is no token.
+/// Text that is not a page token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("read the page token: use one that a page came with, unchanged")]
+#[error("invalid page token: must be one that a page returned, unchanged")]
 pub struct InvalidPageToken;
 
 impl fmt::Display for PageToken {
@@ -149,13 +149,13 @@ pub enum QueryError {
     #[error(transparent)]
     Filter(#[from] InvalidFilter),
     /// Token of another list: start again, or use the filters that it came from.
-    #[error("list {kind}: the page token is of a list with other filters")]
+    #[error("invalid page token for {kind}: it is for a list with other filters")]
     OtherToken {
         /// Kind of the list.
         kind: RowKind,
     },
     /// Invalid limit.
-    #[error("list {kind}: ask for 1 to {LIMIT_MAX} at a time, not {limit}")]
+    #[error("invalid limit {limit} for {kind}: must be 1 to {LIMIT_MAX}")]
     Limit {
         /// Kind of the list.
         kind: RowKind,

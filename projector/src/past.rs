@@ -1,5 +1,5 @@
-//! Operations that are no longer in the rows, from the journal: a replica keeps its last ones only, until it
-//! is deleted. The history of the replica gives the same row.
+//! Rows of operations that the store has no longer, from the journal: a replica keeps only its last
+//! operations, until it is deleted. The history of the replica gives the same row.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;

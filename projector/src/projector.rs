@@ -1,19 +1,19 @@
 //! The projector: follows the journal, keeps the state in memory and the rows in the store.
 //!
-//! Start-up is the running path from an earlier position. The state starts at the newest snapshot, the rows
-//! at the store's cursor; these may differ:
+//! Start-up uses the same path as later records, from an earlier position. The state starts at the newest
+//! snapshot, the rows at the store's cursor; these may differ:
 //!
-//! | position of the rows | then |
+//! | position of the rows | action |
 //! |---|---|
-//! | after a record that the journal does not have | they are dropped, as if there were none |
-//! | none, or before the snapshot | the state alone is folded to the last record, then rows are made of it |
-//! | at the snapshot or after it | the state alone is folded up to them |
+//! | after a record that the journal does not have | the rows are removed, then as without rows |
+//! | none, or before the snapshot | only the state is folded to the last record, then rows are built from it |
+//! | at the snapshot or after it | only the state is folded up to the position of the rows |
 //!
 //! From there both continue together, as for every later record. Invariants: rows are those of the state at
-//! exactly one position; they are a function of the state, so both ways give the same bytes.
+//! exactly one position; they are a function of the state, so both paths give the same bytes.
 //!
-//! While a large batch of rows is written, the next records are already folded. These are two things at a
-//! time, never more, so that memory stays bounded.
+//! While a large batch of rows is written, the next records are already folded. At most these two run
+//! concurrently, so that memory stays bounded.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -41,7 +41,8 @@ const AHEAD: usize = 8;
 /// Reason why the rows do not continue.
 #[derive(Debug, thiserror::Error)]
 pub enum ProjectError {
-    /// Record that cannot be folded: the error has the remedy. The rows stay before it.
+    /// Record that cannot be folded: the error has the remedy. The rows stay at the position before the
+    /// record.
     #[error(transparent)]
     Fold(#[from] FoldError),
     /// Journal that cannot be read.
@@ -54,7 +55,7 @@ pub enum ProjectError {
     #[error(transparent)]
     Store(#[from] StoreError),
     /// Projector that failed before: open it again.
-    #[error("project records: the projector has stopped")]
+    #[error("cannot project records: the projector has stopped")]
     Stopped,
 }
 
@@ -79,7 +80,7 @@ pub struct Projector {
 }
 
 impl Projector {
-    /// Opens the rows in `dir`, their own directory, which is removed when unusable. Brings state and rows to
+    /// Opens the rows in `dir`, their own directory, which is removed when unusable. Folds state and rows to
     /// the same position; [`Projector::catch_up`] continues there.
     pub fn open(
         dir: &Path,
@@ -138,14 +139,14 @@ impl Projector {
         self.rows
     }
 
-    /// Returns the position of the snapshot that it started with; zero without a usable one. A start before
-    /// the next snapshot replays all records after this one.
+    /// Returns the position of the snapshot that the projector started with; zero without a usable one. A
+    /// start before the next snapshot replays all records after this one.
     pub fn snapshot(&self) -> Position {
         self.snapshot
     }
 
-    /// Returns the number of rows and index entries written or removed since it was opened: the cost of
-    /// events.
+    /// Returns the number of rows and index entries written or removed since the projector was opened: the
+    /// cost of events.
     pub fn rows_written(&self) -> u64 {
         self.written
     }
@@ -172,8 +173,8 @@ impl Projector {
         self.run(records.iter().map(|record| Ok(Arc::clone(record))))
     }
 
-    /// Flushes the rows to disk, before a snapshot at their position gets its name. A start with rows behind
-    /// the newest snapshot makes all of them again.
+    /// Flushes the rows to disk, before a snapshot at their position gets its name. A start with rows older
+    /// than the newest snapshot builds all of them again.
     pub fn flush(&self) -> Result<(), ProjectError> {
         Ok(self.store.flush()?)
     }
@@ -228,8 +229,8 @@ impl Projector {
         })
     }
 
-    /// Folds the state first, decoded on another thread, then makes its rows: each is written once, however
-    /// often it has changed.
+    /// Folds the state first, from records decoded on another thread, then builds its rows. Each row is
+    /// written once, however often it has changed.
     fn fill(
         &mut self,
         records: impl IntoIterator<Item = Result<Arc<Record>, ReadError>> + Send,
@@ -280,7 +281,7 @@ impl Projector {
 impl Drop for Projector {
     /// Stops waiting readers: nothing follows.
     fn drop(&mut self) {
-        self.watch.stop("it has ended");
+        self.watch.stop("it was closed");
     }
 }
 
@@ -326,7 +327,8 @@ impl BatchWriter<'_, '_> {
         Ok(())
     }
 
-    /// Returns the touched rows, each once, and the cursor. Earlier rows are written: they are read here.
+    /// Returns the touched rows, each once, and the cursor. Earlier batches must be written, because their
+    /// rows are read here.
     fn next(
         &mut self,
         fold: &JournalFold,
@@ -384,13 +386,10 @@ fn usable(
     let store = RowStore::settle(found)?;
     let Some(rows) = store.cursor()? else { return Ok((store, None)) };
     if !has_record_of(source, &rows)? {
-        return Ok((
-            store.renew("the journal does not have the record behind which they stand", tuning)?,
-            None,
-        ));
+        return Ok((store.renew("the journal does not contain their last record", tuning)?, None));
     }
     if state.is_some_and(|state| state.at.position > rows.position) {
-        return Ok((store.renew("they stand before the newest snapshot", tuning)?, None));
+        return Ok((store.renew("they are older than the newest snapshot", tuning)?, None));
     }
     Ok((store, Some(rows)))
 }

@@ -1,9 +1,10 @@
 //! Readers of rows.
 //!
 //! A reader waits for the projector only while a batch is applied, and reads each row from a whole batch. A
-//! page reads many rows: it is read again when a batch came between, and after a few attempts taken as it is.
-//! Then its rows may be of neighbouring positions, none older than the page's; each matches the filters. A
-//! row that exists throughout is neither missing nor duplicated, because pages go by keys and not by numbers.
+//! page reads many rows: it is read again if a batch was applied meanwhile, and after a few attempts accepted
+//! as it is. Then its rows may be of neighbouring positions, none older than the page's; each matches the
+//! filters. A row that exists throughout is neither missing nor duplicated, because pages follow keys, not
+//! numbers.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -25,7 +26,7 @@ use crate::rows::{PlanRow, ReplicaRow};
 use crate::store::{StoreError, decode};
 use crate::watch::{AppliedPosition, PositionWaitError, PositionWatch};
 
-/// Maximum number of reads of a page, when batches come between.
+/// Maximum number of reads of a page, if batches are applied meanwhile.
 const ATTEMPTS: u32 = 4;
 /// Maximum number of rows checked for one page.
 const LOOKS: usize = 20_000;
@@ -105,7 +106,7 @@ impl RowReader {
     /// Returns the row of a key of any kind, as JSON.
     pub fn get_json(&self, key: &RowKey) -> Result<Option<JsonRow>, QueryError> {
         fn json<R: ReadModelRow>(row: &R) -> JsonRow {
-            let body = serde_json::to_string(row).expect("rows have string keys and no failing parts");
+            let body = serde_json::to_string(row).expect("rows can be encoded as JSON");
             JsonRow { body, version: row.version(), position: row.position() }
         }
         with_row!(key.kind(), R => Ok(self.row::<R>(key)?.as_ref().map(json)))
@@ -132,7 +133,7 @@ impl RowReader {
         Ok(RowPage { items, next, position })
     }
 
-    /// Returns a page of a list, made of its rows one by one.
+    /// Returns a page of a list, built by `add` row by row.
     fn page<R: ReadModelRow, T: Default>(
         &self,
         query: &ListQuery,
@@ -168,7 +169,7 @@ impl RowReader {
         })
     }
 
-    /// Repeats a read if a batch came between.
+    /// Repeats a read if a batch was applied meanwhile.
     fn steady<T>(&self, read: impl Fn() -> Result<T, QueryError>) -> Result<T, QueryError> {
         for _ in 1..ATTEMPTS {
             let before = self.epoch.0.load(Ordering::SeqCst);
@@ -217,7 +218,8 @@ impl RowReader {
         })
     }
 
-    /// Gives up to `limit` rows after `after`. Returns the key to continue after, if there may be more.
+    /// Passes up to `limit` rows after `after` to `add`. Returns the key to continue after, if there may be
+    /// more rows.
     fn scan<R: ReadModelRow>(
         &self,
         filters: &[RowFilter<R>],
@@ -248,7 +250,8 @@ impl RowReader {
             } else {
                 Some(decode(&key, &value)?)
             };
-            // Since it was read, an entry may have lost its row, or the row the reason for its entry.
+            // After the entry was read, its row may have been deleted, or have changed so that it has no such
+            // entry.
             if let Some(row) = row.filter(|row| filters.iter().all(|filter| (filter.holds)(row))) {
                 if add(row)? == PageOutcome::Full {
                     return Ok(rest(last));
@@ -280,7 +283,7 @@ struct JsonRows {
 impl JsonRows {
     /// Adds a row, unless the rows would then have more than `max` bytes. The first row is always taken.
     fn add<R: ReadModelRow>(&mut self, row: &R, max: usize) -> PageOutcome {
-        let row = serde_json::to_string(row).expect("rows have string keys and no failing parts");
+        let row = serde_json::to_string(row).expect("rows can be encoded as JSON");
         if self.count > 0 {
             if self.text.len() + 1 + row.len() > max {
                 return PageOutcome::Full;
@@ -293,7 +296,7 @@ impl JsonRows {
     }
 }
 
-/// Returns the row key of an index entry: the last 16 bytes are an id, or all after the prefix a name.
+/// Returns the row key of an index entry: an id of the last 16 bytes, or a name after the prefix.
 fn row_key<R: ReadModelRow>(entry: &[u8], prefix: usize) -> Vec<u8> {
     let is_id = matches!(R::KIND, crate::kind::RowKind::Incarnations | crate::kind::RowKind::Operations);
     let from = if is_id { entry.len().saturating_sub(16) } else { prefix };
@@ -306,7 +309,7 @@ fn read_failed(source: sled::Error) -> StoreError {
     StoreError::Sled { operation: "read", source }
 }
 
-/// Reasons for missing placements, from the plans' rows, each read once.
+/// Reasons for missing placements, from the rows of plans; each row is read once.
 struct ReasonLookup<'a> {
     reader: &'a RowReader,
     known: BTreeMap<PlanName, String>,

@@ -1,5 +1,5 @@
-//! Reachability of what runs: looked up in the row of its cluster when it is read. A cluster may have a
-//! hundred thousand incarnations; a session that expires or starts changes one row.
+//! Reachability of incarnations: looked up in the row of the cluster at each read. A cluster may have a
+//! hundred thousand incarnations; a session that expires or starts changes only one row.
 
 use std::collections::BTreeMap;
 
@@ -40,7 +40,7 @@ impl<'a> ReachabilityFields<'a> {
     pub(crate) fn say(self, found: Reachability, cluster: &ClusterName) {
         *self.reachability = found;
         if found == Reachability::Unknown && self.message.is_empty() {
-            *self.message = format!("no executor of cluster {cluster} is heard of");
+            *self.message = format!("no executor of cluster {cluster} is connected");
         }
     }
 }
@@ -82,7 +82,7 @@ impl<'a> ReachabilityLookup<'a> {
     }
 }
 
-/// Returns the reachability by whether the cluster has a session.
+/// Returns the reachability of a cluster with or without a session.
 pub(crate) fn reachability(has_session: bool) -> Reachability {
     if has_session { Reachability::Known } else { Reachability::Unknown }
 }

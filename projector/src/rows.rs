@@ -37,7 +37,8 @@ chancery_events::state_words! {
         Reserved = "reserved", Creating = "creating", Starting = "starting", Running = "running",
         Updating = "updating", Stopping = "stopping", Destroyed = "destroyed", Failed = "failed", Unwound = "unwound",
     }
-    /// Whether an executor is connected. `unknown` says nothing about the incarnation: only proof ends it.
+    /// Whether an executor is connected. `unknown` does not show the state of the incarnation: only proof
+    /// ends it.
     Reachability { Known = "known", Unknown = "unknown" }
     /// State of a volume, as readers see it.
     VolumeStatus { Ensuring = "ensuring", Ready = "ready", Lost = "lost", Destroying = "destroying" }
@@ -147,8 +148,8 @@ rows! {
         next: Option<DeploymentName>,
         /// Number of replicas by phase, and `total`.
         replicas: BTreeMap<String, u64>,
-        /// Number of operations by kind, then by state: `preparing`, `pending_approval`, `approved` and `running`
-        /// now, and all outcomes so far.
+        /// Number of operations by kind, then by state: `preparing`, `pending_approval`, `approved` and
+        /// `running` now, and all outcomes so far.
         operations: BTreeMap<String, BTreeMap<String, u64>>,
         /// Reasons why operations have no placement, by node.
         waiting: Vec<UnschedulableReason>,
@@ -371,7 +372,7 @@ rows! {
         /// Reason for the state of the volume.
         message: String,
     }
-    /// An approval request: a change that waits for approval as a whole, or waited.
+    /// Approval request: a change that waits, or waited, for approval as a whole.
     RequestRow {
         /// Id of the request.
         id: RequestId,
@@ -397,7 +398,7 @@ rows! {
         expires: Option<Time>,
         /// Actor who approved or rejected the request.
         decided: Option<Actor>,
-        /// Whom the request waits for, or the reason of its state.
+        /// Approval that the request waits for, or the reason for its state.
         message: String,
     }
 }

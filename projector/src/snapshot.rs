@@ -1,4 +1,4 @@
-//! Snapshots of the state: written from a clone of the projector's, read at every start.
+//! Snapshots of the state: written from a clone of the projector's state, and read at every start.
 
 use std::io::{self, Read, Write};
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use sha2::{Digest as _, Sha256};
 
 use crate::fold::FoldedState;
 
-/// Returns the shape of a snapshot's state: the image's, and the codec's.
+/// Returns the fingerprint of a snapshot's state: the shape of the image, and the codec.
 pub fn fingerprint() -> String {
     format!("{IMAGE_FINGERPRINT} bincode-2")
 }
@@ -62,17 +62,17 @@ pub fn decode(mut from: &mut dyn Read) -> Result<FleetState, bincode::error::Dec
         .map(FleetSnapshot::fleet)
 }
 
-/// Whether the journal has the snapshot's record, if that can be found out.
+/// Whether the journal has the snapshot's record; `None` if the journal cannot be read.
 fn look_up(meta: &SnapshotMeta, journal: &dyn JournalReader) -> Option<bool> {
     let found = has_record_of(journal, &meta.cursor()).inspect_err(|error| {
         let error = error as &dyn std::error::Error;
-        tracing::warn!(position = %meta.position, error, "a snapshot's record cannot be looked up");
+        tracing::warn!(position = %meta.position, error, "cannot look up record of snapshot");
     });
     found.ok()
 }
 
 /// Returns the newest usable state: of this fleet and this build's shape, whole, and at a record of the
-/// journal. Unusable snapshots are passed over, and logged.
+/// journal. Unusable snapshots are skipped, and logged.
 pub fn newest(
     from: &SnapshotStore,
     fleet: &str,
@@ -94,11 +94,11 @@ pub fn newest(
                 if fleet.head() == at.position && fleet.lineages().current == at.lineage {
                     return Ok(Some(FoldedState { fleet, at, watermark: found.meta.watermark }));
                 }
-                tracing::error!(position = %at.position, "a snapshot was passed over: its state is of another position");
+                tracing::error!(position = %at.position, "snapshot skipped: its state has another position");
             }
             Err(error) => {
                 let error = &error as &dyn std::error::Error;
-                tracing::error!(position = %at.position, error, "a snapshot was passed over: it cannot be read");
+                tracing::error!(position = %at.position, error, "snapshot skipped: cannot read its state");
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Store of rows: one sled tree, which can be dropped at any time.
+//! Store of rows: one sled tree, which can be removed at any time.
 //!
 //! ```text
 //! 0x00 "cursor"            position of the rows
@@ -7,7 +7,7 @@
 //! ```
 //! Invariants: the cursor is written in the same atomic batch as its rows, so that they are always those of
 //! exactly one position. A store without a cursor of this build is removed, and that is logged. Batches are
-//! not synced: after a crash sled finds a whole batch, perhaps an earlier one.
+//! not synced: after a crash, sled recovers to the end of a batch, perhaps an earlier one.
 
 use std::fs;
 use std::io;
@@ -57,14 +57,14 @@ impl Default for StoreTuning {
     }
 }
 
-/// Failure of the store. Its content can be made again: drop it and open it again.
+/// Failure of the store. The content can be built again: remove the store and open it again.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// Rows that another process has open.
-    #[error("open the rows in {}: another process has them open", .0.display())]
+    #[error("cannot open rows in {}: locked by another process", .0.display())]
     InUse(PathBuf),
     /// Failure of the disk or of sled.
-    #[error("{operation} rows")]
+    #[error("cannot {operation} rows")]
     Sled {
         /// Operation that failed.
         operation: &'static str,
@@ -72,7 +72,7 @@ pub enum StoreError {
         source: sled::Error,
     },
     /// Directory that cannot be removed.
-    #[error("remove the rows in {}", path.display())]
+    #[error("cannot remove rows in {}", path.display())]
     Remove {
         /// Path of the directory.
         path: PathBuf,
@@ -86,7 +86,7 @@ pub enum StoreError {
 
 /// Row that cannot be read back.
 #[derive(Debug, thiserror::Error)]
-#[error("read back a row of kind {kind}")]
+#[error("cannot decode row of kind {kind}")]
 pub struct InvalidRow {
     kind: u8,
     source: bincode::error::DecodeError,
@@ -97,7 +97,7 @@ fn failed(operation: &'static str) -> impl FnOnce(sled::Error) -> StoreError {
 }
 
 pub(crate) fn encode<R: Serialize>(row: &R) -> Vec<u8> {
-    bincode::serde::encode_to_vec(row, standard()).expect("rows have a positional form")
+    bincode::serde::encode_to_vec(row, standard()).expect("rows can be encoded")
 }
 
 pub(crate) fn decode<R: DeserializeOwned>(key: &[u8], bytes: &[u8]) -> Result<R, InvalidRow> {
@@ -110,7 +110,8 @@ pub(crate) fn decode<R: DeserializeOwned>(key: &[u8], bytes: &[u8]) -> Result<R,
 /// Stored cursor: the shape of the rows, and the last record in them.
 type StoredCursor = (RecordHash, ChainCursor);
 
-/// Returns a hash of the shape of all that the store has and is made from: another shape is not read.
+/// Returns a hash of the shape of the stored rows, and of the state that they are built from. A store of
+/// another shape is not read.
 pub(crate) fn shape() -> RecordHash {
     fn schema<R: ReadModelRow>() -> String {
         serde_json::to_string(&schemars::schema_for!(R)).expect("a schema is JSON")
@@ -145,7 +146,7 @@ fn has_room(path: &Path) -> Result<(), StoreError> {
     }
 }
 
-/// Rows of a directory as they were found: open, and nothing of them removed yet.
+/// Rows of a directory as they were found: open, with nothing removed yet.
 #[derive(Debug)]
 pub struct FoundRows {
     path: PathBuf,
@@ -154,7 +155,7 @@ pub struct FoundRows {
 }
 
 impl FoundRows {
-    /// Opens the rows in a directory. Anything else of that name is set aside.
+    /// Opens the rows in a directory. A path of that name that is not a directory is set aside.
     pub fn open(path: &Path, tuning: StoreTuning) -> Result<FoundRows, StoreError> {
         set_aside(path, ExpectedType::Directory)
             .map_err(|source| StoreError::Remove { path: path.to_owned(), source })?;
@@ -190,14 +191,14 @@ pub(crate) struct RowStore {
 }
 
 impl RowStore {
-    /// Returns usable rows: unreadable rows, or rows of a build with others, are removed.
+    /// Returns usable rows: rows that are unreadable, incomplete or of another build are removed.
     pub(crate) fn settle(found: FoundRows) -> Result<RowStore, StoreError> {
         let FoundRows { path, tuning, opened } = found;
         let store = match opened {
             Ok(store) => store,
             Err(error) => {
                 let error = &error as &dyn std::error::Error;
-                tracing::error!(path = %path.display(), error, "the rows cannot be opened; they are made anew");
+                tracing::error!(path = %path.display(), error, "cannot open rows, building them again");
                 remove(&path)?;
                 return RowStore::try_open(&path, tuning);
             }
@@ -205,8 +206,8 @@ impl RowStore {
         match store.stored_cursor() {
             Ok(Some((shape, _))) if shape == store.shape => Ok(store),
             Ok(None) if store.tree.is_empty() => Ok(store),
-            Ok(None) => store.renew("they were not finished", tuning),
-            Ok(Some(_)) | Err(_) => store.renew("another build made them", tuning),
+            Ok(None) => store.renew("they are incomplete", tuning),
+            Ok(Some(_)) | Err(_) => store.renew("another build wrote them", tuning),
         }
     }
 
@@ -234,7 +235,7 @@ impl RowStore {
         // sled panics on some kinds of damage.
         let db = catch_unwind(AssertUnwindSafe(|| config.open())).map_err(|_| StoreError::Sled {
             operation: "open",
-            source: sled::Error::ReportableBug("it panicked".into()),
+            source: sled::Error::ReportableBug("sled panicked".into()),
         })?;
         let db = db.map_err(|source| match &source {
             sled::Error::Io(error) if error.to_string().contains("could not acquire lock") => {
@@ -246,9 +247,9 @@ impl RowStore {
         Ok(RowStore { db, tree, path: path.to_owned(), shape: shape() })
     }
 
-    /// Removes everything, and opens an empty store in its place. No reader must have it open yet.
+    /// Removes all content, and opens an empty store in its place. No reader must have the store open yet.
     pub(crate) fn renew(self, reason: &str, tuning: StoreTuning) -> Result<RowStore, StoreError> {
-        tracing::warn!(path = %self.path.display(), reason, "the rows are dropped and made anew");
+        tracing::warn!(path = %self.path.display(), reason, "rows removed, building them again");
         let path = self.path.clone();
         drop(self);
         remove(&path)?;

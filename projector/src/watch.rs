@@ -23,7 +23,7 @@ pub struct AppliedPosition {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PositionWaitError {
     /// Timeout: try again.
-    #[error("wait for position {wanted}: the rows stand at {reached}")]
+    #[error("cannot reach position {wanted}: the rows are at {reached}")]
     Timeout {
         /// Requested position.
         wanted: Position,
@@ -32,7 +32,7 @@ pub enum PositionWaitError {
     },
     /// Stop of the projector: this process will not reach the position.
     #[error(
-        "wait for position {wanted}: the rows stand at {reached}, and the projector has stopped: {reason}"
+        "cannot reach position {wanted}: the rows are at {reached}, and the projector has stopped: {reason}"
     )]
     Stopped {
         /// Requested position.
@@ -45,7 +45,7 @@ pub enum PositionWaitError {
 }
 
 impl AppliedPosition {
-    /// Whether the rows have the position; an error if they never will.
+    /// Whether the rows include the position; an error if they never will.
     pub fn reaches(&self, wanted: Position) -> Result<bool, PositionWaitError> {
         match &self.stopped {
             _ if self.position >= wanted => Ok(true),
@@ -74,7 +74,7 @@ struct WatchShared {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // The value is replaced whole, so a panic elsewhere cannot have left half of one.
+    // The value is replaced as a whole, so a panic elsewhere cannot have left a partial value.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -140,7 +140,7 @@ impl PositionWatch {
         Ok(now.clone())
     }
 
-    /// Waits in a task until the position is in the rows. Put a timeout around it.
+    /// Waits in a task until the position is in the rows. Callers must add a timeout.
     pub async fn reached(&self, wanted: Position) -> Result<AppliedPosition, PositionWaitError> {
         let mut tasks = self.subscribe();
         loop {

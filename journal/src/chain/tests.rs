@@ -55,27 +55,31 @@ fn the_rule_has_an_answer_for_every_record() {
     let next_lineage = |previous| HeaderParts { begins: Some(RecordStart::Lineage { previous }), ..next() };
     let itself = Some(RecordStart::Lineage { previous: L[1] });
     let cases = [
-        ("one more of the same writer", next(), None),
+        ("the next record of the same writer", next(), None),
         ("a takeover", takeover(), None),
-        ("the same writer begins a term", at().take_over(&by(W[0]), now, None), None),
+        ("the same writer starts a term", at().take_over(&by(W[0]), now, None), None),
         ("a new lineage", renewal(), None),
-        ("another fleet's", HeaderParts { fleet: "g".into(), ..next() }, Some(SkipReason::Fleet)),
+        ("of another fleet", HeaderParts { fleet: "g".into(), ..next() }, Some(SkipReason::Fleet)),
         ("written again", HeaderParts { first: Position::new(9), ..next() }, Some(SkipReason::Taken)),
         ("with a gap", HeaderParts { first: Position::new(11), ..next() }, Some(SkipReason::Gap)),
-        ("behind another record", HeaderParts { prev: RecordHash::ZERO, ..next() }, Some(SkipReason::Prev)),
+        ("after another record", HeaderParts { prev: RecordHash::ZERO, ..next() }, Some(SkipReason::Prev)),
         ("by another writer", HeaderParts { writer: W[1], ..next() }, Some(SkipReason::Writer)),
         ("of an old term", HeaderParts { term: two, ..next() }, Some(SkipReason::Term)),
-        ("of a term that nobody began", HeaderParts { term: four, ..next() }, Some(SkipReason::Term)),
+        ("of a term that was not started", HeaderParts { term: four, ..next() }, Some(SkipReason::Term)),
         ("of another lineage", HeaderParts { lineage: L[1], ..next() }, Some(SkipReason::Lineage)),
         (
             "a takeover of the same term",
             HeaderParts { term: at().term, ..takeover() },
             Some(SkipReason::Term),
         ),
-        ("a takeover that leaves one out", HeaderParts { term: five, ..takeover() }, Some(SkipReason::Term)),
-        ("a takeover elsewhere", HeaderParts { lineage: L[1], ..takeover() }, Some(SkipReason::Lineage)),
+        ("a takeover that skips a term", HeaderParts { term: five, ..takeover() }, Some(SkipReason::Term)),
+        (
+            "a takeover in another lineage",
+            HeaderParts { lineage: L[1], ..takeover() },
+            Some(SkipReason::Lineage),
+        ),
         ("a lineage after another", HeaderParts { begins: itself, ..renewal() }, Some(SkipReason::Lineage)),
-        ("the same lineage anew", HeaderParts { lineage: L[0], ..renewal() }, Some(SkipReason::Lineage)),
+        ("the same lineage again", HeaderParts { lineage: L[0], ..renewal() }, Some(SkipReason::Lineage)),
         (
             "the lineage in progress started again by its writer",
             next_lineage(L[0]),
@@ -96,10 +100,10 @@ fn a_journal_begins_with_a_first_term_and_nothing_else() {
     let cases = [
         ("genesis", first(), None),
         ("a second term", HeaderParts { term: Term::new(2), ..first() }, Some(SkipReason::Term)),
-        ("nothing begun", HeaderParts { begins: None, ..first() }, Some(SkipReason::Term)),
+        ("starts no term", HeaderParts { begins: None, ..first() }, Some(SkipReason::Term)),
         ("a lineage", HeaderParts { begins: lineage, ..first() }, Some(SkipReason::Lineage)),
         ("a later position", HeaderParts { first: Position::new(2), ..first() }, Some(SkipReason::Gap)),
-        ("a past", HeaderParts { prev: RecordHash::of(b"x"), ..first() }, Some(SkipReason::Prev)),
+        ("a previous record", HeaderParts { prev: RecordHash::of(b"x"), ..first() }, Some(SkipReason::Prev)),
     ];
     for (what, parts, wanted) in cases {
         assert_eq!(verdict(None, parts), wanted, "{what}");
@@ -119,7 +123,7 @@ fn what_continues_but_cannot_be_taken_stops_the_reader() {
     assert!(matches!(chain().take(cut), Err(ChainError::Body { .. })));
     let mut chain = chain();
     assert!(matches!(
-        chain.take(&b"noise"[..]),
+        chain.take(&b"stray bytes"[..]),
         Ok(ChainEntry::Skip(SkippedRecord { reason: SkipReason::Noise, .. }))
     ));
     assert!(matches!(chain.take(whole.bytes().clone()), Ok(ChainEntry::Record(_))));

@@ -3,20 +3,20 @@
 //! | who | setting | why |
 //! |---|---|---|
 //! | all | `topic.metadata.refresh.interval.ms=1000` | a new leader is found within a second |
-//! | all | `socket.timeout.ms=3000` | a broker that hangs is abandoned; with the default of a minute, its callers hang too |
+//! | all | `socket.timeout.ms=3000` | a broker that hangs is abandoned; with the default of a minute, its clients hang too |
 //! | all | `reconnect.backoff.max.ms=500` | a broker that returns is found immediately |
 //! | producer | `enable.idempotence=true`, `acks=all` | acknowledged data is on all brokers in sync, once and in order |
 //! | producer | `linger.ms=0` | commits are batches already; waiting for more adds to each verdict |
 //! | producer | `queue.buffering.max.kbytes=65536` | unsent data stays bounded |
 //! | producer | `message.timeout.ms` | maximum time of an append without an outcome |
 //! | producer | `compression.type=lz4` | records are JSON; hashes are of the uncompressed bytes |
-//! | filler | `transactional.id` | one import per partition: the next ends the transaction of the last, and fences it |
-//! | filler | `transaction.timeout.ms` | brokers then end an abandoned transaction; until then readers wait |
-//! | filler | `linger.ms=20` | records are many and nothing waits for one |
+//! | importer | `transactional.id` | one import per partition: the next ends the transaction of the last, and fences it |
+//! | importer | `transaction.timeout.ms` | brokers then end an abandoned transaction; until then readers wait |
+//! | importer | `linger.ms=20` | records are many and nothing waits for one |
 //! | reader | `fetch.wait.max.ms=100`, `fetch.queue.backoff.ms=5` | a fetch is answered when data arrives; these bound other delays |
 //! | reader | `fetch.message.max.bytes=1048576` | it arrives within `socket.timeout.ms` even over a slow network |
 //! | reader | `queued.max.messages.kbytes=16384` | data read ahead stays bounded |
-//! | reader | `auto.offset.reset=error` | a deleted offset is a loss, never a place to continue |
+//! | reader | `auto.offset.reset=error` | a deleted offset is a loss: reading must not continue elsewhere |
 //! | reader | `isolation.level=read_committed` | an import counts completely or not at all; explicit, though the library's default today |
 //! | reader | `statistics.interval.ms=200` | only they contain the partition's end as the leader reported it |
 //! | reader | `check.crcs=true` | bytes that a broker's disk altered are an error, not a message that only this server sees |
@@ -59,11 +59,11 @@ impl fmt::Debug for KafkaClient {
 
 /// Setting that users cannot choose.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("the Kafka setting {0:?} is not for choosing here: those of {list} are", list = FREE.join("*, "))]
+#[error("invalid Kafka setting {0:?}: must match one of {list}", list = FREE.join("*, "))]
 pub struct FixedKafkaSetting(pub String);
 
 impl KafkaClient {
-    /// Creates a client for the cluster of some brokers, `host:port` separated by commas. `extra` has
+    /// Creates a client for the cluster of the brokers, `host:port` separated by commas. `extra` has
     /// librdkafka settings for TLS, SASL and the like.
     pub fn new(brokers: &str, extra: BTreeMap<String, String>) -> Result<KafkaClient, FixedKafkaSetting> {
         match extra.keys().find(|key| !FREE.iter().any(|free| key.starts_with(free))) {
@@ -110,8 +110,8 @@ impl KafkaClient {
         config
     }
 
-    /// Returns the settings of a producer that fills a partition: its transactional id, and the time limits
-    /// of the transaction and of one record.
+    /// Returns the settings of a producer that imports into a partition: its transactional id, and the time
+    /// limits of the transaction and of one record.
     pub(super) fn filler(&self, name: &str, time: Duration, outcome: Duration) -> ClientConfig {
         let mut config = self.producer(outcome);
         config

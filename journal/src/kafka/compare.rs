@@ -2,9 +2,9 @@
 //!
 //! | the partition's records | result |
 //! |---|---|
-//! | none | it may be filled |
-//! | exactly those of the directory | it was filled, by an import whose end was not observed |
-//! | anything else | it must not be changed; [`Other`] describes what to do |
+//! | none | the import can start |
+//! | exactly the records of the directory | an earlier import succeeded, and its end was not observed |
+//! | anything else | the partition must not be changed; [`PartitionMismatch`] describes what to do |
 
 use std::fmt;
 use std::sync::Arc;
@@ -19,63 +19,63 @@ use crate::journal::{JournalReader, ReadError, RecordIter};
 pub(super) enum PartitionContent {
     /// No committed record.
     Nothing,
-    /// Exactly the directory's records; the place of the last one.
+    /// Exactly the directory's records; checkpoint of the last one.
     All(OffsetCheckpoint),
     /// Other content.
     Other(PartitionMismatch),
 }
 
-/// Reason why a partition is not filled.
+/// Reason why a journal is not imported into a partition.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum PartitionMismatch {
     /// First records deleted: the partition starts at this offset.
     BeginsLate(i64),
     /// Content removed while it was read.
     Gone(String),
-    /// Another history, from that position on.
+    /// Another history from this position on.
     Differs(Position),
-    /// This history, but only up to that position.
+    /// This history, but only up to this position.
     Less(Position),
-    /// This history, continued at that position.
+    /// This history, continued at this position.
     Further(Position),
-    /// This number of values, and no history.
+    /// Only values that start no history; their number.
     Noise(u64),
-    /// Another fleet's records, and none of this one's.
+    /// Records of another fleet, and none of this fleet.
     Fleet,
     /// Record that this build cannot accept.
     Broken(String),
-    /// This history, since a moment ago.
+    /// This history, written by a concurrent import.
     Meanwhile,
 }
 
 impl fmt::Display for PartitionMismatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const ANEW: &str = "Name another prefix or partition. (A topic that is made anew is empty for every fleet that has a \
-             partition of it)";
+        const ANEW: &str = "hint: name another prefix or partition; a topic that is created again is empty for every fleet with a \
+             partition in it";
         match self {
             PartitionMismatch::BeginsLate(offset) => {
-                write!(f, "it begins at offset {offset}, as records were deleted from it. {ANEW}")
+                write!(f, "it starts at offset {offset}, because records were deleted from it. {ANEW}")
             }
             PartitionMismatch::Gone(reason) => write!(f, "{reason}. {ANEW}"),
             PartitionMismatch::Differs(at) => {
-                write!(f, "another history stands there, from position {at} on. {ANEW}")
+                write!(f, "it contains another history from position {at} on. {ANEW}")
             }
             PartitionMismatch::Less(at) => {
-                write!(f, "it holds this history up to position {at} alone. {ANEW}")
+                write!(f, "it contains this history only up to position {at}. {ANEW}")
             }
             PartitionMismatch::Further(at) => write!(
                 f,
-                "it holds this history, and goes on at position {at}, as servers went on there. Start the server over this \
-                 folder with --journal kafka://… too: it reads what came since"
+                "it contains this history, which servers continued at position {at}. hint: start the server of this directory \
+                 with --journal kafka://… too: it reads the newer records"
             ),
             PartitionMismatch::Noise(count) => {
-                write!(f, "it holds {count} values, of which none begins a history. {ANEW}")
+                write!(f, "it contains {count} values, none of which starts a history. {ANEW}")
             }
             PartitionMismatch::Fleet => {
-                write!(f, "another fleet's records stand there: name this one's own partition")
+                write!(f, "it contains records of another fleet. hint: name this fleet's own partition")
             }
             PartitionMismatch::Broken(reason) => write!(f, "{reason}. {ANEW}"),
-            PartitionMismatch::Meanwhile => write!(f, "it was filled a moment ago"),
+            PartitionMismatch::Meanwhile => write!(f, "another import has just written the same records"),
         }
     }
 }
@@ -88,12 +88,12 @@ pub(super) struct PartitionComparison {
     values: u64,
     /// Whether any record is of another fleet.
     has_other: bool,
-    /// Place of the last equal record; before all records if there is none.
+    /// Checkpoint of the last equal record; before all records if there is none.
     place: OffsetCheckpoint,
 }
 
 impl PartitionComparison {
-    /// Compares a partition with a journal. `place` is the one before every record.
+    /// Compares a partition with a journal. `place` is the checkpoint before every record.
     pub(super) fn new(
         source: &dyn JournalReader,
         fleet: &Arc<str>,
@@ -190,7 +190,7 @@ mod tests {
         ));
         for (holds, wanted) in [
             (&[][..], None),
-            (&[&b"noise"[..]], Some(PartitionMismatch::Noise(1))),
+            (&[&b"stray"[..]], Some(PartitionMismatch::Noise(1))),
             (&[other], Some(PartitionMismatch::Differs(Position::FIRST))),
             (&[other, a, b, c], Some(PartitionMismatch::Differs(Position::FIRST))),
             (&[a], Some(PartitionMismatch::Less(Position::FIRST))),
@@ -209,9 +209,9 @@ mod tests {
             }
         }
         // Skipped values do not matter, at any offset.
-        for (holds, offset) in [(&[a, b, c][..], 2), (&[&b"noise"[..], a, other, b, b, c, a], 5)] {
+        for (holds, offset) in [(&[a, b, c][..], 2), (&[&b"stray"[..], a, other, b, b, c, a], 5)] {
             let PartitionContent::All(place) = found(holds, &*source) else {
-                panic!("{holds:?} is all of it")
+                panic!("{holds:?} contains all records")
             };
             let last = &records[2];
             assert_eq!((place.offset, place.position, place.hash), (offset, last.last(), last.hash()));

@@ -1,6 +1,6 @@
 //! Import of a directory into an empty partition: all records of its journal, byte for byte, or none.
 //!
-//! A server that found half of a history would take it for all of it and continue there. So all records are
+//! A server that found part of a history would treat it as complete and continue there. So all records are
 //! sent in one transaction of Kafka, and readers read only committed records ([`super::client`]).
 //!
 //! | event | valid records in the partition afterwards |
@@ -8,14 +8,14 @@
 //! | success | all |
 //! | this process or its machine dies | none: the next import ends the transaction; else the brokers do, after its timeout |
 //! | a broker dies | all, once another one leads; if that takes too long, none |
-//! | it takes longer than a transaction may | none |
+//! | the import exceeds the maximum time of a transaction | none |
 //! | the brokers do not report whether they committed | all or none: the next import checks first |
 //! | the partition contains exactly these records | these: there is nothing to do |
-//! | the partition contains anything else | that: nothing is sent |
-//! | a server starts a journal there meanwhile | its own, if its record precedes the first of ours: then nothing is committed; else ours, as its record continues nothing |
+//! | the partition contains anything else | its content is unchanged: nothing is sent |
+//! | a server starts a journal there meanwhile | the server's, if its record precedes the first imported one: then nothing is committed; else the imported ones, as the server's record continues nothing |
 //!
-//! Invariant: the directory is marked as a mirror before its records may count in the topic, so that no
-//! server continues from it alone. The directory is restored if the records do not count.
+//! Invariant: the directory is marked as a mirror before its records are committed to the topic, so that no
+//! server continues from it alone. The directory is restored if the records were not committed.
 
 use std::io;
 use std::path::PathBuf;
@@ -43,11 +43,11 @@ use crate::segments::{self, SegmentJournal, VerifyError, VerifyOutcome, verify};
 const SETTLING: Duration = Duration::from_mins(1);
 /// Time without data from the brokers until reading back fails.
 const SILENCE: Duration = Duration::from_mins(2);
-/// Pause before the brokers are asked again.
+/// Pause before the brokers are queried again.
 const PAUSE: Duration = Duration::from_millis(50);
 const MEGABYTE: u64 = 1_000_000;
 const WRITE: &str = "write to";
-const COMMIT: &str = "commit what was written to";
+const COMMIT: &str = "commit the records in";
 
 /// Result of an import.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -62,35 +62,35 @@ pub struct ImportReport {
     pub head: ChainCursor,
 }
 
-/// State in which a partition was found.
+/// State of a partition before an import.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PartitionState {
     /// No records.
     Empty,
-    /// All records already, as an interrupted command leaves it.
+    /// All records: an interrupted import had committed them.
     Filled,
 }
 
-/// Reason why a partition could not be filled.
+/// Reason why an import failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ImportError {
     /// The directory cannot be read.
     #[error(transparent)]
     Verify(#[from] VerifyError),
     /// The journal is empty: the directory or the fleet is wrong.
-    #[error("{} holds no record", .0.display())]
+    #[error("cannot import {}: it contains no records", .0.display())]
     Empty(PathBuf),
     /// The journal is damaged: another server's copy is needed.
     #[error(
-        "{} is damaged at byte {}, position {}: {}. Take a copy of this journal that is whole",
+        "cannot import {}: damaged at byte {}, position {}: {}. hint: use an intact copy of this journal",
         .0.file.display(), .0.offset, .0.position, .0.reason
     )]
     Damaged(segments::VerifyFinding),
     /// The tail is torn: a longer copy is needed, or the tail must be truncated.
     #[error(
-        "{} is torn at byte {}, position {}: {}. Take a copy of this journal that reaches further, if there is one; \
-         else start the folder's server once: whether it then goes on or refuses to, it cuts the tail, and keeps what it \
-         cuts",
+        "cannot import {}: torn at byte {}, position {}: {}. hint: use a copy of this journal that reaches further; if there \
+         is none, start the directory's server once: whether it then continues or refuses to, it truncates the tail and \
+         keeps a copy of it",
         .0.file.display(), .0.offset, .0.position, .0.reason
     )]
     Torn(segments::VerifyFinding),
@@ -104,7 +104,7 @@ pub enum ImportError {
     #[error(transparent)]
     Close(#[from] CloseError),
     /// The partition is in use: another destination or a new topic is needed.
-    #[error("{place} is not empty: {found}")]
+    #[error("cannot import into {place}: {found}")]
     NotEmpty {
         /// Partition concerned.
         place: Box<PartitionAddress>,
@@ -114,8 +114,8 @@ pub enum ImportError {
     /// The directory mirrors another topic, where its history continues. An import is possible only if that
     /// topic is lost.
     #[error(
-        "{} is the mirror of partition {partition} of topic {topic}: a second copy would begin a second history. If that \
-         topic is lost, stop all servers of the fleet, and remove kafka.json there",
+        "cannot import {}: it is the mirror of partition {partition} of topic {topic}, and a second copy would start a second \
+         history. hint: if that topic is lost, stop all servers of the fleet, and remove kafka.json there",
         .dir.display()
     )]
     Mirror {
@@ -129,8 +129,8 @@ pub enum ImportError {
     /// The cluster did not answer.
     #[error(transparent)]
     Cluster(#[from] KafkaOpenError),
-    /// Nothing that counts was written: the import can be retried.
-    #[error("{doing} {place}; nothing of it counts, and the same may be tried again")]
+    /// Nothing was committed: the import can be retried.
+    #[error("cannot {doing} {place} (nothing was committed; repeat the command)")]
     Refused {
         /// Failed operation.
         doing: &'static str,
@@ -139,11 +139,11 @@ pub enum ImportError {
         /// Error of the client.
         source: Box<KafkaError>,
     },
-    /// Nothing that counts was written: the import and the brokers must allow more time.
+    /// Nothing was committed: the import and the brokers must allow more time.
     #[error(
-        "write to {place}: {sent} of {records} records ({sent_mb} of {mb} MB) were sent in {} s, and a transaction may take \
-         no longer; nothing of it counts. For a longer one, raise transaction.max.timeout.ms of the brokers (15 minutes \
-         unless set), and give --timeout a minute less than that", .time.as_secs()
+        "cannot write to {place}: only {sent} of {records} records ({sent_mb} of {mb} MB) were sent in {} s, the maximum time \
+         of a transaction; nothing was committed. hint: raise transaction.max.timeout.ms of the brokers (default: 15 \
+         minutes), and set --timeout to a minute less than that", .time.as_secs()
     )]
     TooLong {
         /// Partition concerned.
@@ -161,8 +161,8 @@ pub enum ImportError {
     },
     /// The commit may have succeeded: a retry checks.
     #[error(
-        "{doing} {place}: all records count there, or none; which, is not known. The same command looks, and does what is \
-         left to do"
+        "cannot {doing} {place} (all records or none are committed, which is not known; repeat the command: it checks, and \
+         completes the import)"
     )]
     Unsettled {
         /// Failed operation.
@@ -173,16 +173,16 @@ pub enum ImportError {
         source: Box<KafkaError>,
     },
     /// The directory cannot be marked as a mirror, or unmarked.
-    #[error("keep in {} whether it is a mirror", .dir.display())]
+    #[error("cannot mark or unmark {} as a mirror", .dir.display())]
     Mark {
         /// Directory of the journal.
         dir: PathBuf,
         /// Underlying error.
         source: io::Error,
     },
-    /// The import was committed, but a server finds something else: another client writes there, or the
-    /// brokers lost data.
-    #[error("{place} was filled, and now a server finds something else there: {found}")]
+    /// The import was committed, but a server finds other content: another client writes to the partition, or
+    /// the brokers lost data.
+    #[error("cannot confirm import into {place}: a server now finds other content: {found}")]
     Differs {
         /// Partition concerned.
         place: Box<PartitionAddress>,
@@ -191,9 +191,9 @@ pub enum ImportError {
     },
 }
 
-/// Fills the partition with the records of the directory that becomes its mirror, reads it back, and opens it
-/// as a server does. Blocks until then. Writing may take `time`, and the transaction a minute more; brokers
-/// allow fifteen minutes by default.
+/// Writes the records of a directory, which becomes a mirror, to its partition, reads them back, and opens
+/// the journal as a server does. Blocks until then. The maximum time of writing is `time`, and that of the
+/// transaction a minute more; brokers allow fifteen minutes by default.
 pub fn fill(options: &KafkaOptions, time: Duration) -> Result<ImportReport, ImportError> {
     // Reading back must succeed: a server waits for missing brokers, a command reports them.
     let options = &KafkaOptions { silence: Some(options.silence.unwrap_or(SILENCE)), ..options.clone() };
@@ -221,14 +221,14 @@ pub fn fill(options: &KafkaOptions, time: Duration) -> Result<ImportReport, Impo
     Ok(ImportReport { found, records, bytes, head })
 }
 
-/// Checks what a server would find.
+/// Opens the journal as a server does, and checks its head.
 fn open_as_a_server(options: &KafkaOptions, head: &ChainCursor) -> Result<(), ImportError> {
     let (journal, opened) = KafkaJournal::open(options, Box::new(|_| ()))?;
     journal.close()?;
     match opened.head {
         Some(found) if found == *head => Ok(()),
         Some(found) => Err(differs(options, format!("its last record ends at position {}", found.position))),
-        None => Err(differs(options, "nothing".into())),
+        None => Err(differs(options, "no records".into())),
     }
 }
 
@@ -283,12 +283,12 @@ impl<'a> ImportProducer<'a> {
         let heard = ImportDeliveries::default();
         let producer = config.create_with_context(heard.clone());
         let producer: ThreadedProducer<ImportDeliveries> =
-            producer.map_err(refused(options, "make a producer for"))?;
-        patiently(|time| producer.init_transactions(time)).map_err(refused(options, "begin to write to"))?;
+            producer.map_err(refused(options, "create a producer for"))?;
+        patiently(|time| producer.init_transactions(time)).map_err(refused(options, "start writing to"))?;
         Ok(ImportProducer { options, source, size, time, producer, heard })
     }
 
-    /// Writes everything if the partition is empty, then checks its content.
+    /// Writes all records if the partition is empty, then checks its content.
     fn fill(&self) -> Result<PartitionState, ImportError> {
         let (found, place) = match self.held()? {
             PartitionContent::All(place) => (PartitionState::Filled, place),
@@ -333,7 +333,7 @@ impl<'a> ImportProducer<'a> {
     fn write(&self) -> Result<(), ImportError> {
         let dir = &self.options.mirror.dir;
         let before = CheckpointBackup::read(dir).map_err(|error| self.unmarked(error))?;
-        self.producer.begin_transaction().map_err(refused(self.options, "begin to write to"))?;
+        self.producer.begin_transaction().map_err(refused(self.options, "start writing to"))?;
         if let Err(error) = self.send_all().and_then(|()| self.mark(&self.unknown())) {
             return Err(self.take_back(&before, error));
         }
@@ -347,7 +347,7 @@ impl<'a> ImportProducer<'a> {
         }
     }
 
-    /// Sends everything, and waits until it is on all brokers in sync.
+    /// Sends all records, and waits until they are on all brokers in sync.
     fn send_all(&self) -> Result<(), ImportError> {
         let mut sending = ImportProgress {
             filling: self,
@@ -359,7 +359,7 @@ impl<'a> ImportProducer<'a> {
             sending.send(&record)?;
             if sending.sent.records == 1 {
                 sending.flush()?;
-                // After it no other history can start. One that started earlier wins.
+                // After this record no other history can start. A history that started earlier wins.
                 match self.held()? {
                     PartitionContent::Nothing => {}
                     PartitionContent::All(_) => return Err(self.not_empty(PartitionMismatch::Meanwhile)),
@@ -370,8 +370,8 @@ impl<'a> ImportProducer<'a> {
         sending.flush()
     }
 
-    /// Aborts the transaction and returns the error. Restores the directory if it is certain that nothing
-    /// counts.
+    /// Aborts the transaction and returns the error. Restores the directory if it is certain that nothing was
+    /// committed.
     fn take_back(&self, before: &CheckpointBackup, why: ImportError) -> ImportError {
         match patiently(|time| self.producer.abort_transaction(time)) {
             Ok(()) => match before.put_back(&self.options.mirror.dir) {
@@ -379,8 +379,8 @@ impl<'a> ImportProducer<'a> {
                 Err(error) => self.unmarked(error),
             },
             Err(error) => {
-                tracing::warn!(why = &why as &dyn std::error::Error, "what was written is given up");
-                self.unsettled("give up what was written to", error)
+                tracing::warn!(why = &why as &dyn std::error::Error, "import transaction not aborted");
+                self.unsettled("abort the transaction in", error)
             }
         }
     }
@@ -393,14 +393,14 @@ impl<'a> ImportProducer<'a> {
                 PartitionContent::All(place) => return Ok(place),
                 PartitionContent::Other(found) => return Err(differs(self.options, found.to_string())),
                 PartitionContent::Nothing if began.elapsed() > SETTLING => {
-                    return Err(differs(self.options, "nothing".into()));
+                    return Err(differs(self.options, "no records".into()));
                 }
                 PartitionContent::Nothing => std::thread::sleep(PAUSE),
             }
         }
     }
 
-    /// Returns the place before every record of the partition.
+    /// Returns the checkpoint before every record of the partition.
     fn unknown(&self) -> OffsetCheckpoint {
         OffsetCheckpoint::unknown(&self.options.topic, self.options.partition)
     }
@@ -452,7 +452,7 @@ struct ImportProgress<'a> {
 }
 
 impl ImportProgress<'_> {
-    /// Passes a record to the producer, once there is space: its queue bounds the memory.
+    /// Passes a record to the producer, once its queue has space: the queue bounds the memory.
     fn send(&mut self, record: &Record) -> Result<(), ImportError> {
         let ImportProducer { options, producer, .. } = self.filling;
         loop {
@@ -468,7 +468,7 @@ impl ImportProgress<'_> {
         self.look()
     }
 
-    /// Waits until everything is acknowledged.
+    /// Waits until all records are acknowledged.
     fn flush(&self) -> Result<(), ImportError> {
         while self.filling.producer.in_flight_count() > 0 {
             self.wait()?;

@@ -18,7 +18,7 @@
 //! | it is read back, and another term started before it | a skip |
 //! | the brokers refuse it or time out, or it is not read back in time | no outcome: it steps down |
 //!
-//! In reading order: client settings, the reader, the rest of a partition, offsets in the topic, records not
+//! In reading order: client settings, the reader, the backlog of a partition, offset checkpoints, records not
 //! in the mirror yet, opening, the writer. Then obstacles to reading a partition, the delivery loop, topics
 //! and their unsafe settings, and the import of a directory into a topic.
 
@@ -173,8 +173,8 @@ impl Drop for KafkaJournal {
     }
 }
 
-/// Appends a record to the mirror, waiting while it is full. Fails after `patience`: the disk must be at
-/// fault.
+/// Appends a record to the mirror, waiting while its queue is full. Fails after `patience`: then the disk is
+/// at fault.
 fn give(mirror: &SegmentJournal, mut record: Record, patience: Duration) -> Result<(), String> {
     let began = Instant::now();
     loop {
@@ -182,7 +182,7 @@ fn give(mirror: &SegmentJournal, mut record: Record, patience: Duration) -> Resu
             Ok(()) => return Ok(()),
             Err(AppendError::Busy(_)) if began.elapsed() > patience => {
                 return Err(format!(
-                    "it has taken nothing for {} s: its disk does not answer",
+                    "it accepted no record for {} s: its disk does not answer",
                     patience.as_secs()
                 ));
             }

@@ -4,15 +4,15 @@
 //! |---|---|---|
 //! | empty | from offset 0 on | the topic is read from its start |
 //! | empty | its start was deleted | refused: a mirror must be restored first |
-//! | with a place | the record of that place is there | read from there on |
-//! | with a place | another record, or none, is there | refused |
-//! | without a place | from offset 0 on | read from its start, and compared |
-//! | without a place | its start was deleted | refused: nothing to compare with |
-//! | marked as that of another partition | | refused |
+//! | with a checkpoint | contains the record of the checkpoint | the topic is read from that record on |
+//! | with a checkpoint | has another record at its offset, or none | refused |
+//! | without a checkpoint | from offset 0 on | read from its start, and compared |
+//! | without a checkpoint | its start was deleted | refused: nothing to compare with |
+//! | marked as the mirror of another partition | | refused |
 //! | ends after the topic | | refused: the mirror may be the last good copy |
-//! | as the topic | ends before a record that a witness names | refused: the topic has lost it |
-//! | not marked as one, and not empty | nothing of this fleet | refused: it is a journal of its own, to be imported |
-//! | empty | records of another fleet, and none of this | refused: the partition belongs to that fleet |
+//! | equal to the topic | ends before a record that a witness names | refused: the topic has lost it |
+//! | not marked as a mirror, and not empty | no records of this fleet | refused: the directory has an embedded journal, to be imported |
+//! | empty | records of another fleet, and none of this fleet | refused: the partition belongs to that fleet |
 //!
 //! A refusal leaves the mirror unchanged.
 
@@ -69,19 +69,19 @@ pub enum KafkaOpenError {
         silence: Duration,
     },
     /// The mirror could not be opened.
-    #[error("open the mirror")]
+    #[error("cannot open mirror")]
     Mirror(#[from] segments::SegmentOpenError),
     /// The mirror could not be read.
-    #[error("read the mirror")]
+    #[error("cannot read mirror")]
     Read(#[from] ReadError),
     /// The mirror could not be written.
-    #[error("write the mirror: {0}")]
+    #[error("cannot write mirror: {0}")]
     Write(String),
-    /// The mirror could not be marked as one.
-    #[error("keep in the mirror that it is one")]
+    /// The directory could not be marked as a mirror.
+    #[error("cannot mark directory as a mirror")]
     Mark(#[source] io::Error),
     /// The cluster did not answer, or refused.
-    #[error("{doing} {place}")]
+    #[error("cannot {doing} {place}")]
     Cluster {
         /// Failed operation.
         doing: &'static str,
@@ -91,24 +91,25 @@ pub enum KafkaOpenError {
         source: Box<KafkaError>,
     },
     /// The partition does not exist.
-    #[error("there is no {0}: `chancery init-topics` makes topics")]
+    #[error("cannot find {0}. try: chancery init-topics")]
     NoPartition(Box<PartitionAddress>),
     /// The partition is another fleet's: a journal started here would duplicate this fleet's own elsewhere.
     #[error(
-        "{place} holds nothing of fleet {fleet}, and another fleet's record at offset {offset}: name {fleet}'s own partition"
+        "cannot open {place}: it contains another fleet's record at offset {offset}, and none of fleet {fleet}. hint: name \
+         {fleet}'s own partition"
     )]
     OtherFleet {
         /// Partition concerned.
         place: Box<PartitionAddress>,
         /// Offset of the other fleet's record.
         offset: i64,
-        /// Fleet that was to be opened.
+        /// Fleet to be opened.
         fleet: Arc<str>,
     },
     /// The directory mirrors another partition: a wrong prefix, or another fleet's number.
     #[error(
-        "{} is the mirror of partition {partition} of topic {topic}, and not of {place}: look at the prefix and the partition. \
-         If that topic is lost and this one has its history, remove kafka.json there",
+        "cannot open {place}: {} is the mirror of partition {partition} of topic {topic}. hint: check the prefix and the \
+         partition; if that topic is lost and this one has its history, remove kafka.json there",
         place.mirror.display()
     )]
     MirrorOf {
@@ -121,13 +122,13 @@ pub enum KafkaOpenError {
     },
     /// The directory's journal was never on this partition.
     #[error(
-        "{0} holds nothing of the journal in that folder, which was never on Kafka: `chancery import` moves it there"
+        "cannot open {0}: it has no records of the journal in that directory, which was never on Kafka. try: chancery import"
     )]
     NotMoved(Box<PartitionAddress>),
     /// Records needed to continue were deleted from the topic.
     #[error(
-        "{place} begins at offset {begins}, and offset {wanted} is needed to go on: records were deleted from the topic. \
-         Put back a mirror that reaches further, or copy this one into another topic"
+        "cannot open {place}: it starts at offset {begins}, but offset {wanted} is needed to continue: records were deleted \
+         from the topic. hint: restore a mirror that reaches further, or import this mirror into another topic"
     )]
     Deleted {
         /// Partition concerned.
@@ -139,8 +140,8 @@ pub enum KafkaOpenError {
     },
     /// Mirror and topic have different histories.
     #[error(
-        "{place} does not hold what the mirror holds at position {position}: {reason}. The mirror is kept as it is, and may \
-         be the last good copy. If the topic is right, move the mirror away"
+        "cannot open {place}: topic and mirror differ at position {position}: {reason}. The mirror is unchanged, and may be \
+         the last good copy. hint: if the topic is right, move the mirror away"
     )]
     Differs {
         /// Partition concerned.
@@ -150,10 +151,10 @@ pub enum KafkaOpenError {
         /// Difference, in words.
         reason: String,
     },
-    /// A witness proves that the topic held more.
+    /// A witness proves that the topic has lost records.
     #[error(
-        "cannot open {place}: {loss}. hint: put back a mirror that reaches further and import it into a new topic; if there \
-         is none, docs/operations.md says how to continue without what is missing"
+        "cannot open {place}: {loss}. hint: restore a mirror that reaches further and import it into a new topic; if there is \
+         none, docs/operations.md describes how to continue without the missing records"
     )]
     Short {
         /// Partition concerned.
@@ -165,7 +166,7 @@ pub enum KafkaOpenError {
     #[error(transparent)]
     Broken(#[from] ChainError),
     /// The system cannot start a thread.
-    #[error("start a thread")]
+    #[error("cannot start thread")]
     Thread(#[source] io::Error),
 }
 
@@ -192,7 +193,7 @@ impl PartitionAddress {
 impl fmt::Display for PartitionAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let PartitionAddress { topic, number, brokers, mirror } = self;
-        write!(f, "partition {number} of topic {topic} at {brokers}, with its mirror in {}", mirror.display())
+        write!(f, "partition {number} of topic {topic} at {brokers} (mirror {})", mirror.display())
     }
 }
 
@@ -251,7 +252,7 @@ pub(super) fn open(options: &KafkaOptions) -> Result<KafkaParts, KafkaOpenError>
     }
     recent.begin(head);
     let writing = AppendProducer::new(options, Arc::clone(chain.fleet()), head);
-    let writing = writing.map_err(cluster(options, "make a producer for"))?;
+    let writing = writing.map_err(cluster(options, "create a producer for"))?;
     let shared = KafkaShared { writing, recent, mirror, broken, closes: AtomicBool::new(false) };
     let opened = OpenedKafkaJournal { head, cut: found.cut, read, skipped };
     Ok(KafkaParts { shared: Arc::new(shared), reader, chain, place, opened })
@@ -269,7 +270,7 @@ fn follow(recent: &Arc<UnmirroredTail>, broken: &Arc<Mutex<Option<String>>>) -> 
         JournalDelivery::Stopped(error) | JournalDelivery::OutcomeUnknown(error) => {
             *lock(&broken) = Some(error.to_string());
         }
-        // The mirror judges before it accepts, so that nothing in it is ever skipped.
+        // The mirror checks records before it accepts them, so no record in it is ever skipped.
         JournalDelivery::Skipped(skipped) => *lock(&broken) = Some(skipped.to_string()),
     })
 }
@@ -312,7 +313,7 @@ impl ReadStart {
     }
 }
 
-/// Returns the cursor after the record of the place, if the mirror contains it.
+/// Returns the cursor after the record of the checkpoint, if the mirror contains it.
 fn cursor_at(
     mirror: &dyn JournalReader,
     place: &OffsetCheckpoint,
@@ -326,12 +327,12 @@ fn cursor_at(
 struct MirrorCatchUp<'a> {
     options: &'a KafkaOptions,
     mirror: &'a SegmentJournal,
-    /// Last position in the mirror before.
+    /// Last position in the mirror before the catch-up.
     held: Position,
     /// Records of the mirror that the topic must repeat.
     same: RecordIter,
     chain: ChainReader,
-    /// Place of the last valid record.
+    /// Checkpoint of the last valid record.
     place: Option<OffsetCheckpoint>,
     /// Whether the directory is marked as a mirror.
     is_marked: bool,
@@ -361,14 +362,14 @@ impl MirrorCatchUp<'_> {
             {
                 is_placed = true;
             } else {
-                return Err(self.differs(self.at(), "another record stands in its place"));
+                return Err(self.differs(self.at(), "the topic has another record at its offset"));
             }
         }
         if !self.is_marked && self.held > Position::ZERO && self.chain.at().is_none() {
             return Err(KafkaOpenError::NotMoved(Box::new(PartitionAddress::of(options))));
         }
         if !is_placed || self.chain.next() <= self.held {
-            return Err(self.differs(self.at(), "the topic ends before it"));
+            return Err(self.differs(self.at(), "the topic ends before this position"));
         }
         if let (None, Some(offset)) = (self.chain.at(), self.other) {
             let fleet = Arc::clone(self.chain.fleet());
@@ -382,7 +383,7 @@ impl MirrorCatchUp<'_> {
     }
 
     /// Marks the directory as a mirror: before it receives records of the topic, and only after all of its
-    /// own were found there.
+    /// own records were found there.
     fn mark(&mut self) -> Result<(), KafkaOpenError> {
         let KafkaOptions { topic, partition, mirror, .. } = self.options;
         if !self.is_marked {
@@ -412,11 +413,11 @@ impl MirrorCatchUp<'_> {
         }
         match self.same.next().transpose()? {
             Some(held) if held.hash() == record.hash() => Ok(()),
-            _ => Err(self.differs(record.first(), "another record stands there")),
+            _ => Err(self.differs(record.first(), "the topic has another record")),
         }
     }
 
-    /// Returns the position of the place that must be found, or the next position.
+    /// Returns the position of the checkpoint that must be found, or the next position.
     fn at(&self) -> Position {
         let place = self.place.as_ref().map(|place| place.position);
         place.filter(|_| self.read == 0).unwrap_or_else(|| self.chain.next())
@@ -431,7 +432,7 @@ impl MirrorCatchUp<'_> {
     }
 }
 
-/// Waits until the mirror contains everything up to the head.
+/// Waits until the mirror contains all records up to the head.
 fn wait_for(
     mirror: &SegmentJournal,
     head: Option<&ChainCursor>,

@@ -28,7 +28,7 @@ pub(super) struct OffsetCheckpoint {
 }
 
 impl OffsetCheckpoint {
-    /// Returns the place before every record, which only marks the directory as a mirror.
+    /// Returns the checkpoint before every record, which only marks the directory as a mirror.
     pub(super) fn unknown(topic: &str, partition: i32) -> OffsetCheckpoint {
         OffsetCheckpoint {
             topic: topic.into(),
@@ -44,7 +44,7 @@ impl OffsetCheckpoint {
         OffsetCheckpoint { topic: Arc::clone(topic), partition, offset, position, hash }
     }
 
-    /// Reads the place from the mirror's directory; `None` if it is unreadable, or of another partition.
+    /// Reads the checkpoint from the mirror's directory; `None` if it is unreadable, or of another partition.
     pub(super) fn load(dir: &Path, topic: &str, partition: i32) -> Option<OffsetCheckpoint> {
         OffsetCheckpoint::read(dir).filter(|place| *place.topic == *topic && place.partition == partition)
     }
@@ -61,30 +61,30 @@ impl OffsetCheckpoint {
             Ok(bytes) => bytes,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
             Err(error) => {
-                tracing::warn!(%error, file = FILE, "the place in the topic cannot be read; all of it is read again");
+                tracing::warn!(%error, file = FILE, "cannot read offset checkpoint, reading the whole topic again");
                 return None;
             }
         };
         let place = serde_json::from_slice::<OffsetCheckpoint>(&bytes);
         if let Err(error) = &place {
-            tracing::warn!(%error, file = FILE, "the place in the topic cannot be read; all of it is read again");
+            tracing::warn!(%error, file = FILE, "cannot read offset checkpoint, reading the whole topic again");
         }
         place.ok()
     }
 
-    /// Stores the place. Its record must be durable in the mirror.
+    /// Stores the checkpoint. Its record must be durable in the mirror.
     pub(super) fn store(&self, dir: &Path) -> io::Result<()> {
         private::write(&dir.join(TEMPORARY), &serde_json::to_vec(self)?)?;
         fs::rename(dir.join(TEMPORARY), dir.join(FILE))
     }
 
-    /// Stores the place durably, because the file marks the directory as a mirror.
+    /// Stores the checkpoint durably, because the file marks the directory as a mirror.
     pub(super) fn mark(&self, dir: &Path) -> io::Result<()> {
         write_durably(dir, &serde_json::to_vec(self)?)
     }
 }
 
-/// Content of the file before it is written, to be restored on failure.
+/// Content of the file before an import, to be restored on failure.
 pub(super) struct CheckpointBackup(Option<Vec<u8>>);
 
 impl CheckpointBackup {
@@ -122,7 +122,7 @@ mod tests {
 
     #[test]
     fn what_is_not_of_this_partition_or_damaged_is_no_place() {
-        let dir = tempfile::tempdir().expect("a folder");
+        let dir = tempfile::tempdir().expect("a directory");
         assert_eq!(OffsetCheckpoint::load(dir.path(), "j", 0), None);
         let hash = RecordHash::of(b"x");
         let place =
@@ -139,8 +139,8 @@ mod tests {
 
     #[test]
     fn a_folder_is_a_mirror_as_long_as_it_has_a_place_and_what_was_there_is_put_back() {
-        let dir = tempfile::tempdir().expect("a folder");
-        let is_one = || is_mirror(dir.path()).expect("it can be looked at");
+        let dir = tempfile::tempdir().expect("a directory");
+        let is_one = || is_mirror(dir.path()).expect("readable");
         let nothing = CheckpointBackup::read(dir.path()).expect("read");
         assert!(!is_one());
         let first = OffsetCheckpoint::unknown("j", 0);
@@ -148,9 +148,9 @@ mod tests {
         assert!(is_one());
         let before = CheckpointBackup::read(dir.path()).expect("read");
         OffsetCheckpoint::unknown("k", 3).mark(dir.path()).expect("marked");
-        before.put_back(dir.path()).expect("put back");
+        before.put_back(dir.path()).expect("restored");
         assert_eq!(OffsetCheckpoint::load(dir.path(), "j", 0), Some(first));
-        nothing.put_back(dir.path()).expect("put back");
+        nothing.put_back(dir.path()).expect("restored");
         assert!(!is_one());
     }
 }

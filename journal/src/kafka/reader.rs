@@ -22,7 +22,7 @@ pub(super) const ASKING: Duration = Duration::from_secs(10);
 
 /// Time until every broker knows a topic that was created.
 pub(super) const NEWS: Duration = Duration::from_secs(3);
-/// Pause before it is queried again.
+/// Pause before the brokers are queried again.
 pub(super) const AGAIN: Duration = Duration::from_millis(100);
 
 /// Pause between queries whether a topic exists, and the timeout of each.
@@ -34,7 +34,7 @@ const DELETED: Duration = Duration::from_secs(5);
 /// Time without messages until the leader is asked for the end, and between these queries.
 const QUIET: Duration = Duration::from_secs(5);
 /// Number of consecutive answers that prove that the partition ends early, or that messages exist but do not
-/// arrive. A leader that was just elected perhaps does not know yet.
+/// arrive. A leader that was just elected perhaps does not know the end yet.
 const ANSWERS: u32 = 3;
 /// Number of bytes of a message's value that are kept, to recognize the message.
 const REMEMBERED: usize = 512;
@@ -55,7 +55,7 @@ pub fn offsets(asking: &BaseConsumer, topic: &str, partition: i32) -> Result<(i6
             told => return told,
         };
         if !waits {
-            tracing::warn!(%code, topic, partition, "its leader is waited for");
+            tracing::warn!(%code, topic, partition, "partition leader not available, waiting");
         }
         waits = true;
         std::thread::sleep(AGAIN);
@@ -98,7 +98,7 @@ pub enum PollResult<'a> {
 
 /// Message that existed, or whose offset is known, but cannot be read any more.
 #[derive(Debug, thiserror::Error)]
-#[error("read {topic} partition {partition} behind offset {offset}: {reason}")]
+#[error("cannot read partition {partition} of topic {topic} at offset {offset}: {reason}")]
 pub struct UnreadablePartition {
     topic: String,
     partition: i32,
@@ -111,11 +111,13 @@ pub struct UnreadablePartition {
 enum UnreadableReason {
     #[error(transparent)]
     Client(#[from] KafkaError),
-    #[error("the brokers have no such topic, or no such partition of it, any more")]
+    #[error("cannot find topic or partition: it was deleted")]
     Deleted,
-    #[error("the partition has lost its end: it ends before offset {0} now")]
+    #[error("cannot continue: the partition has lost its end, and now ends before offset {0}")]
     Shorter(i64),
-    #[error("the partition has lost its end: another message stands where the last one that was read stood")]
+    #[error(
+        "cannot continue: the partition has lost its end, and has another message at the last offset that was read"
+    )]
     Replaced,
 }
 
@@ -211,7 +213,7 @@ impl TopicDoubt {
         }
         self.asked = Instant::now();
         let Ok(metadata) = consumer.fetch_metadata(Some(topic), ASK_AGAIN) else {
-            // Without an answer from the brokers nothing is known.
+            // Without an answer from the brokers, nothing is proved.
             self.since = Instant::now();
             return None;
         };
@@ -339,7 +341,7 @@ impl PartitionReader {
         if self.is_spoilt
             && let Err(error) = self.begin_again()
         {
-            tracing::warn!(%error, topic = self.topic, "reading waits");
+            tracing::warn!(%error, topic = self.topic, "partition reader not restarted, retrying");
             return Ok(PollResult::Nothing);
         }
         // The client queues the messages before an end, then counts the end. So if an end was counted earlier
@@ -381,7 +383,7 @@ impl PartitionReader {
                             topic,
                             partition,
                             reached,
-                            "nothing comes of what is there: it is read again"
+                            "messages do not arrive, restarting partition reader"
                         );
                         self.is_spoilt = true;
                     }
@@ -392,7 +394,7 @@ impl PartitionReader {
                             topic,
                             partition,
                             reached,
-                            "its leader gives no answer: it is read again, beginning with the configured brokers"
+                            "leader does not answer, restarting partition reader from the configured brokers"
                         );
                         self.is_spoilt = true;
                         // A client reports a missing topic after 30 s only, and a new client restarts that
@@ -426,14 +428,14 @@ impl PartitionReader {
                     self.failures = 0;
                     return Err(self.unreadable(error.into()));
                 }
-                tracing::warn!(%error, topic = self.topic, partition = self.partition, "it is read again");
+                tracing::warn!(%error, topic = self.topic, partition = self.partition, "message unreadable, reading it again");
                 Ok(PollResult::Nothing)
             }
             Some(Err(error)) => {
                 if is_unknown(&error) {
                     self.doubt.get_or_insert_with(TopicDoubt::new);
                 }
-                tracing::warn!(%error, topic = self.topic, partition = self.partition, "reading waits");
+                tracing::warn!(%error, topic = self.topic, partition = self.partition, "partition read failed, retrying");
                 Ok(PollResult::Nothing)
             }
         }
@@ -573,7 +575,7 @@ impl ClientContext for EndOfPartition {
                     self.answers.store(leader.rx, Ordering::Release);
                 }
             }
-            Err(error) => tracing::error!(%error, "the statistics of the Kafka client cannot be read"),
+            Err(error) => tracing::error!(%error, "cannot read statistics of the Kafka client"),
         }
     }
 }
@@ -657,7 +659,7 @@ mod tests {
         let client = KafkaClient::new(&cluster.bootstrap_servers(), BTreeMap::new()).unwrap();
         for partition in 0..3 {
             let mut reader = PartitionReader::open(&client, "it", partition, 0).unwrap();
-            assert_eq!(reader.reached(), None, "nothing is known before the leader has said anything");
+            assert_eq!(reader.reached(), None, "no end is known before the leader has reported one");
             let until = Instant::now() + ELECTION;
             while reader.reached() != Some(0) {
                 assert!(Instant::now() < until, "partition {partition}: {:?}", reader.reached());
@@ -735,7 +737,7 @@ mod tests {
         let next = |reader: &mut PartitionReader| {
             let until = Instant::now() + ELECTION;
             loop {
-                assert!(Instant::now() < until, "nothing comes");
+                assert!(Instant::now() < until, "no message arrives");
                 if let PollResult::Message(message) = reader.poll(Duration::from_millis(50))? {
                     return Ok(String::from_utf8_lossy(message.payload().unwrap_or_default()).into_owned());
                 }
@@ -752,7 +754,7 @@ mod tests {
         reader.last.as_mut().expect("a message").length += 1;
         reader.is_spoilt = true;
         send("four");
-        let replaced = next(&mut reader).expect_err("another message stands there");
+        let replaced = next(&mut reader).expect_err("the message was replaced");
         assert!(replaced.is_removed() && replaced.offset() == 3, "{replaced}");
     }
 
@@ -779,9 +781,9 @@ mod tests {
         producer.flush(ELECTION).unwrap();
         let until = Instant::now() + ELECTION;
         loop {
-            assert!(Instant::now() < until, "nothing comes");
+            assert!(Instant::now() < until, "no message arrives");
             // Simulates a long time without messages.
-            reader.quiet.since = Instant::now().checked_sub(QUIET).expect("the machine has run for so long");
+            reader.quiet.since = Instant::now().checked_sub(QUIET).expect("the uptime is long enough");
             if let PollResult::Message(message) = reader.poll(Duration::from_millis(50)).unwrap() {
                 assert_eq!(message.payload(), Some(&b"one"[..]));
                 return;

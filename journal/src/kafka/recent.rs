@@ -69,7 +69,7 @@ impl UnmirroredTail {
     }
 }
 
-/// Reader of the mirror and of what is not in it yet.
+/// Reader of the mirror and of the records that are not in it yet.
 pub(super) struct MergedReader {
     pub(super) mirror: Arc<dyn JournalReader>,
     pub(super) recent: Arc<UnmirroredTail>,

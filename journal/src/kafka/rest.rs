@@ -26,19 +26,19 @@ pub(super) fn cluster(
 
 /// Returns the first offset and the end of the partition.
 pub(super) fn watermarks(options: &KafkaOptions) -> Result<(i64, i64), KafkaOpenError> {
-    let watcher = options.client.watcher().map_err(cluster(options, "reach the brokers to read"))?;
+    let watcher = options.client.watcher().map_err(cluster(options, "create a client for"))?;
     let mut until = Instant::now() + NEWS;
     let patience = Instant::now() + ELECTION;
     loop {
         let metadata = match watcher.fetch_metadata(Some(&options.topic), ASKING) {
             // With several brokers, a broker that hangs may have been asked.
             Err(KafkaError::MetadataFetch(code)) if passes(code) && Instant::now() < patience => {
-                tracing::warn!(%code, topic = options.topic, "the brokers are asked again");
+                tracing::warn!(%code, topic = options.topic, "metadata query failed, retrying");
                 std::thread::sleep(AGAIN);
                 until = Instant::now() + NEWS;
                 continue;
             }
-            told => told.map_err(cluster(options, "ask for the topics to read"))?,
+            told => told.map_err(cluster(options, "query metadata of"))?,
         };
         let has_partition = metadata.topics().iter().any(|topic| {
             topic.error().is_none() && topic.partitions().iter().any(|one| one.id() == options.partition)
@@ -51,8 +51,7 @@ pub(super) fn watermarks(options: &KafkaOptions) -> Result<(i64, i64), KafkaOpen
         }
         std::thread::sleep(AGAIN);
     }
-    offsets(&watcher, &options.topic, options.partition)
-        .map_err(cluster(options, "ask for the first and last offset of"))
+    offsets(&watcher, &options.topic, options.partition).map_err(cluster(options, "query offsets of"))
 }
 
 /// Offset of a record, and its bytes.
@@ -104,7 +103,7 @@ impl<'a> PartitionBacklog<'a> {
     /// Returns the next value, with its offset; `None` at the end.
     pub(super) fn next(&mut self) -> Result<Option<PartitionValue>, BacklogError> {
         while self.has_first || self.next < self.ends {
-            // The last offsets may hold nothing: then the leader reports that they were reached.
+            // The last offsets may have no messages: then the leader reports that they were reached.
             if self.reader.reached().is_some_and(|reached| reached >= self.ends) {
                 return Ok(None);
             }
@@ -125,7 +124,7 @@ impl<'a> PartitionBacklog<'a> {
             }
             if self.warned.elapsed() > SILENCE {
                 self.warned = Instant::now();
-                tracing::warn!(topic = self.options.topic, "the brokers do not say what the journal holds");
+                tracing::warn!(topic = self.options.topic, "no data from the brokers, waiting");
             }
         }
         Ok(None)
@@ -150,9 +149,9 @@ mod tests {
         let mut options = KafkaOptions::new(client, "it", 0, dir.path(), "default");
         options.silence = Some(Duration::from_millis(300));
         let mut reader = PartitionReader::open(&options.client, "it", 0, 0).expect("a reader");
-        // The partition is claimed to hold five records, and sends none.
+        // The partition is said to have five records, and sends none.
         let mut rest = PartitionBacklog::new(&options, &mut reader, 0, 5);
-        let Err(BacklogError::Cluster(error)) = rest.next() else { panic!("it must fail") };
+        let Err(BacklogError::Cluster(error)) = rest.next() else { panic!("reading must fail") };
         assert!(matches!(error, KafkaOpenError::Silent { next: 0, ends: 5, .. }), "{error}");
         assert!(error.to_string().contains("offset 0 of 5"), "{error}");
     }

@@ -21,7 +21,7 @@ const WAIT: Duration = Duration::from_millis(20);
 /// Maximum number of records, and of bytes, that are delivered together.
 const BATCH: usize = 256;
 const BATCH_BYTES: usize = 4 << 20;
-/// Interval at which the place in the topic is stored.
+/// Interval at which the offset checkpoint is stored.
 const KEEP: Duration = Duration::from_secs(1);
 
 pub(super) struct DeliveryLoop {
@@ -35,7 +35,7 @@ pub(super) struct DeliveryLoop {
     outcome: Duration,
     batch: Vec<Arc<Record>>,
     bytes: usize,
-    /// Places of records that are perhaps not durable in the mirror yet.
+    /// Checkpoints of records that are perhaps not durable in the mirror yet.
     places: VecDeque<OffsetCheckpoint>,
     kept: Instant,
     /// Offset that was stored last.
@@ -78,7 +78,7 @@ impl DeliveryLoop {
         }
     }
 
-    /// Delivers until the journal closes or an error. Returns whether all is well.
+    /// Delivers until the journal closes or an error occurs. Returns whether it closed without an error.
     pub(super) fn run(mut self) -> bool {
         let mut is_well = loop {
             match self.turn() {
@@ -109,7 +109,7 @@ impl DeliveryLoop {
         if let Some(why) = self.shared.writing.take_unknown(self.chain.at()) {
             (self.sink)(JournalDelivery::OutcomeUnknown(why.into()));
             if let Err(error) = self.shared.writing.renew() {
-                return Err(self.stop(format!("make a producer: {error}")));
+                return Err(self.stop(format!("cannot create producer: {error}")));
             }
         }
         if self.shared.closes.load(Ordering::Acquire) {
@@ -148,7 +148,7 @@ impl DeliveryLoop {
             Ok(ChainEntry::Record(record)) => {
                 self.bytes += record.bytes().len();
                 let place = OffsetCheckpoint::of(&self.topic, self.partition, offset, &record);
-                // Between two stored places, only the last is useful.
+                // Between two stored checkpoints, only the last is useful.
                 if self.places.len() > 1 && self.kept.elapsed() < KEEP {
                     self.places.pop_back();
                 }
@@ -173,7 +173,7 @@ impl DeliveryLoop {
         give(&self.shared.mirror, record.clone(), self.outcome).map_err(|error| {
             self.has_mirror = false;
             let why = lock(&self.shared.broken).take().unwrap_or(error);
-            self.stop(format!("the mirror takes nothing more: {why}"))
+            self.stop(format!("cannot append to mirror: {why}"))
         })
     }
 
@@ -195,7 +195,7 @@ impl DeliveryLoop {
         self.shared.recent.set_trouble(self.watch.trouble(&self.reader));
     }
 
-    /// Stores the place of the last record that is durable in the mirror.
+    /// Stores the checkpoint of the last record that is durable in the mirror.
     fn keep_place(&mut self) {
         self.kept = Instant::now();
         let Some(durable) = self.shared.mirror.head() else { return };
@@ -207,9 +207,9 @@ impl DeliveryLoop {
         let is_new = self.stored != Some(place.offset);
         self.stored = Some(place.offset);
         if is_new && let Err(error) = place.store(&self.dir) {
-            tracing::warn!(%error, "the place in the topic could not be kept; a start will read more of it");
+            tracing::warn!(%error, "offset checkpoint not stored; the next start reads more of the topic");
         }
-        // The newest stays, in case no other record follows.
+        // The newest checkpoint stays, in case no other record follows.
         if self.places.is_empty() {
             self.places.push_front(place);
         }

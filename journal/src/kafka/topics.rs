@@ -1,6 +1,6 @@
 //! Topics: unsafe settings, their fixes, and the creation of topics.
 //!
-//! | topic | holds | retention |
+//! | topic | content | retention |
 //! |---|---|---|
 //! | `PREFIX.journal` | commits: the only data that cannot be recreated | permanent, on three brokers |
 //! | `PREFIX.inbox` | requests of producers | until they are answered, then as configured |
@@ -70,7 +70,7 @@ pub struct TopicFinding {
 impl fmt::Display for TopicFinding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let TopicFinding { topic, setting, found, wanted, danger, mend } = self;
-        write!(f, "topic {topic}: {setting} is {found}, and must be {wanted}: {danger}. To mend it: {mend}")
+        write!(f, "topic {topic}: {setting} is {found}, and must be {wanted}: {danger}. try: {mend}")
     }
 }
 
@@ -89,7 +89,7 @@ pub struct PartitionHealth {
 
 /// Failed cluster request.
 #[derive(Debug, thiserror::Error)]
-#[error("{doing}")]
+#[error("cannot {doing}")]
 pub struct TopicError {
     doing: String,
     source: TopicErrorCause,
@@ -99,9 +99,9 @@ pub struct TopicError {
 enum TopicErrorCause {
     #[error(transparent)]
     Kafka(#[from] KafkaError),
-    #[error("there was no answer")]
+    #[error("cannot read answer: the brokers returned no result")]
     Silence,
-    #[error("there is no such topic: `chancery init-topics` makes it")]
+    #[error("cannot find topic. try: chancery init-topics")]
     NoTopic,
 }
 
@@ -126,26 +126,26 @@ const IN_SYNC: TopicRule = TopicRule {
     setting: "min.insync.replicas",
     wanted: "2",
     is_met: |value| value.parse::<u32>().is_ok_and(|value| value >= 2),
-    danger: "what one broker alone has is acknowledged, and lost with that one",
+    danger: "data on a single broker is acknowledged, and lost with that broker",
 };
 const CLEAN_ELECTION: TopicRule = TopicRule {
     setting: "unclean.leader.election.enable",
     wanted: "false",
     is_met: |value| value == "false",
-    danger: "a broker that lags may lead, and what it lacks is lost",
+    danger: "a lagging broker may become leader, and data that it lacks is lost",
 };
 const LARGE: TopicRule = TopicRule {
     setting: "max.message.bytes",
     wanted: "2097152",
     is_met: |value| value.parse::<usize>().is_ok_and(|value| value >= LARGEST),
-    danger: "a large message is refused, and the fleet cannot go on",
+    danger: "a large message is refused, and the fleet cannot continue",
 };
 const NOT_COMPACTED: TopicRule = TopicRule {
     setting: "cleanup.policy",
     wanted: "delete",
     is_met: |value| value == "delete",
-    danger: "messages are removed by key: commits break the chain, letters are not answered, and of events an old one that was \
-             written twice may stay in the place of the newest",
+    danger: "messages are removed by key: missing commits break the chain, inbox messages stay unanswered, and an old event that \
+             was written twice may replace the newest one",
 };
 const READABLE: TopicRule = TopicRule {
     setting: "compression.type",
@@ -157,20 +157,20 @@ const KEPT_LONG: TopicRule = TopicRule {
     setting: "retention.ms",
     wanted: "-1",
     is_met: |value| value == "-1",
-    danger: "messages are deleted when they are old: of the journal, commits; of the inbox, letters that were not answered",
+    danger: "old messages are deleted: commits of the journal, and unanswered messages of the inbox",
 };
 const KEPT_MANY: TopicRule = TopicRule {
     setting: "retention.bytes",
     wanted: "-1",
     is_met: |value| value == "-1",
-    danger: "messages are deleted when there are many: of the journal, commits; of the inbox, letters that were not answered",
+    danger: "excess messages are deleted: commits of the journal, and unanswered messages of the inbox",
 };
 /// Inbox messages are answered within moments, except while no server runs.
 const KEPT_A_DAY: TopicRule = TopicRule {
     setting: "retention.ms",
     wanted: "604800000",
     is_met: |value| value == "-1" || value.parse::<u64>().is_ok_and(|ms| ms >= 24 * 60 * 60 * 1000),
-    danger: "letters are deleted after less than a day, also those that were not answered",
+    danger: "inbox messages are deleted after less than a day, even unanswered ones",
 };
 
 fn rules(role: TopicRole) -> &'static [TopicRule] {
@@ -179,7 +179,7 @@ fn rules(role: TopicRole) -> &'static [TopicRule] {
             &[IN_SYNC, CLEAN_ELECTION, LARGE, NOT_COMPACTED, READABLE, KEPT_LONG, KEPT_MANY]
         }
         TopicRole::Inbox => &[IN_SYNC, CLEAN_ELECTION, NOT_COMPACTED, READABLE, KEPT_A_DAY, KEPT_MANY],
-        // Made from the journal: lost events can be recreated.
+        // Events are made from the journal: lost ones can be recreated.
         TopicRole::Events => &[LARGE, NOT_COMPACTED, READABLE],
     }
 }
@@ -210,7 +210,7 @@ impl TopicAdmin {
         let mut findings = Vec::new();
         let Some(copies) = self.copies(topic)? else {
             return Err(TopicError {
-                doing: format!("look at topic {topic} at {}", self.brokers),
+                doing: format!("check topic {topic} at {}", self.brokers),
                 source: TopicErrorCause::NoTopic,
             });
         };
@@ -220,7 +220,7 @@ impl TopicAdmin {
                 setting: "replication factor".into(),
                 found: copies.to_string(),
                 wanted: COPIES.to_string(),
-                danger: "when one broker is away nothing can be written, or what is written is on one alone",
+                danger: "while one broker is unavailable, nothing can be written, or new data is on a single broker",
                 mend: format!(
                     "kafka-reassign-partitions --bootstrap-server {} --reassignment-json-file FILE --execute, with three \
                      replicas for each partition in FILE",
@@ -271,8 +271,8 @@ impl TopicAdmin {
         let until = Instant::now() + NEWS;
         loop {
             let metadata = self.admin.inner().fetch_metadata(Some(topic), ASKING);
-            let metadata =
-                metadata.map_err(failed(format!("ask the brokers at {} for topic {topic}", self.brokers)))?;
+            let metadata = metadata
+                .map_err(failed(format!("query the brokers at {} for topic {topic}", self.brokers)))?;
             let found = metadata.topics().iter().find(|one| one.name() == topic && one.error().is_none());
             let copies =
                 found.and_then(|topic| topic.partitions().iter().map(|one| one.replicas().len()).min());
@@ -284,7 +284,7 @@ impl TopicAdmin {
     }
 
     async fn config(&self, topic: &str) -> Result<ConfigResource, TopicError> {
-        let doing = || format!("ask for the settings of topic {topic}");
+        let doing = || format!("query settings of topic {topic}");
         let asked = self.admin.describe_configs(&[ResourceSpecifier::Topic(topic)], &options()).await;
         let answer = asked.map_err(failed(doing()))?.into_iter().next();
         match answer {
@@ -297,7 +297,7 @@ impl TopicAdmin {
     /// Returns the current state of the topic's partitions. Blocks for moments.
     pub fn partitions(&self, topic: &str) -> Result<Vec<PartitionHealth>, TopicError> {
         let metadata = self.admin.inner().fetch_metadata(Some(topic), ASKING);
-        let metadata = metadata.map_err(failed(format!("ask for topic {topic}")))?;
+        let metadata = metadata.map_err(failed(format!("query topic {topic}")))?;
         let found = metadata.topics().iter().filter(|one| one.name() == topic);
         let shown = found.flat_map(MetadataTopic::partitions).map(|one| PartitionHealth {
             number: one.id(),
@@ -313,7 +313,7 @@ impl TopicAdmin {
     /// Returns the number of brokers.
     pub fn brokers(&self) -> Result<usize, TopicError> {
         let metadata = self.admin.inner().fetch_metadata(None, ASKING);
-        Ok(metadata.map_err(failed(format!("ask the brokers at {}", self.brokers)))?.brokers().len())
+        Ok(metadata.map_err(failed(format!("query the brokers at {}", self.brokers)))?.brokers().len())
     }
 
     /// Creates a topic with its role's settings. Returns whether it was created; an existing topic is
@@ -335,7 +335,7 @@ impl TopicAdmin {
         if role == TopicRole::Inbox {
             new = new.set("max.message.bytes", &largest);
         }
-        let doing = || format!("make topic {topic}");
+        let doing = || format!("create topic {topic}");
         let made = self.admin.create_topics([&new], &options()).await.map_err(failed(doing()))?;
         match made.into_iter().next() {
             Some(Ok(_)) => Ok(true),

@@ -13,7 +13,7 @@ pub struct ReaderWatch(WatchProgress);
 
 impl ReaderWatch {
     /// Creates a monitor for a new reader.
-    #[expect(clippy::new_without_default, reason = "it begins at a time")]
+    #[expect(clippy::new_without_default, reason = "a monitor starts at a point in time")]
     pub fn new() -> ReaderWatch {
         ReaderWatch(WatchProgress::new(Instant::now()))
     }
@@ -48,13 +48,13 @@ struct WatchProgress {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 enum FollowingTrouble {
-    #[error("the brokers do not answer")]
+    #[error("cannot read topic: the brokers do not answer")]
     Silent,
-    #[error("it is read, and the end is {0} offsets away")]
+    #[error("cannot reach end of topic: {0} offsets left")]
     Behind(i64),
     #[error(
-        "its leader reports that the topic ends at offset {tail}, and it was read up to offset {reached}: the leader does not \
-         know the end yet, as too few brokers are in sync, or the topic has lost its end"
+        "cannot confirm end of topic: it was read up to offset {reached}, but its leader reports end offset {tail}: too few \
+         brokers are in sync for the leader to know the end, or the topic has lost its end"
     )]
     Shorter { tail: i64, reached: i64 },
 }
@@ -98,9 +98,9 @@ impl WatchProgress {
 /// Describes the transaction that blocks a topic, and how an operator ends it.
 fn waits_for_transaction(topic: &str, partition: i32, offset: i64) -> String {
     format!(
-        "a transaction is open since offset {offset} of {topic} partition {partition}, and nothing behind it is read until it \
-         ends: the brokers end it after its timeout (15 minutes at most, by default), `kafka-transactions abort --topic \
-         {topic} --partition {partition} --start-offset {offset}` at once"
+        "a transaction is open since offset {offset} of {topic} partition {partition}, and later messages cannot be read until \
+         it ends; the brokers end it after its timeout (by default at most 15 minutes). try: kafka-transactions abort \
+         --topic {topic} --partition {partition} --start-offset {offset}"
     )
 }
 
@@ -119,15 +119,19 @@ mod tests {
         let answered = |tail: i64, reached: i64| move |at: u64| (at, tail, reached);
         let table: [(&str, Seconds, Option<FollowingTrouble>); 8] = [
             ("idle", Box::new(answered(20, 20)), None),
-            ("no answer comes", Box::new(steady((7, 20, 20))), Some(Silent)),
+            ("no answer arrives", Box::new(steady((7, 20, 20))), Some(Silent)),
             (
-                "a client without answers is made again and again",
+                "a client without answers is created again and again",
                 Box::new(|at| (at % 2 * 7, 20, 20)),
                 Some(Silent),
             ),
-            ("what comes is read", Box::new(|at| (at, at.cast_signed(), at.cast_signed())), None),
-            ("what was read is newer than the report", Box::new(|at| (at, 20, 20 + at.cast_signed())), None),
-            ("nothing is read of what is there", Box::new(answered(25, 20)), Some(Behind(5))),
+            ("arriving messages are read", Box::new(|at| (at, at.cast_signed(), at.cast_signed())), None),
+            (
+                "the offset reached is newer than the report",
+                Box::new(|at| (at, 20, 20 + at.cast_signed())),
+                None,
+            ),
+            ("existing messages are not read", Box::new(answered(25, 20)), Some(Behind(5))),
             ("the end is lost", Box::new(answered(15, 20)), Some(Shorter { tail: 15, reached: 20 })),
             (
                 "no end is known after one was",

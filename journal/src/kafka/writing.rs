@@ -123,7 +123,8 @@ impl AppendProducer {
             Err(KafkaError::MessageProduction(Code::QueueFull)) => {
                 return Err(AppendError::Busy(Box::new(record)));
             }
-            // The record was never in flight, but nor will others be: the writer steps down all the same.
+            // The record was never in flight, but later ones cannot be sent either: the writer steps down all
+            // the same.
             Err(error) => {
                 state.unknown.get_or_insert_with(|| error.to_string());
             }
@@ -137,7 +138,7 @@ impl AppendProducer {
     pub(super) fn read_back(&self, record: &Record) {
         let mut state = lock(&self.state);
         if !state.landed(record.hash()) {
-            // The record is another writer's: later appends are judged after it.
+            // The record is another writer's: later appends are checked against it.
             let fleet = Arc::clone(state.chain.fleet());
             state.chain = ChainReader::new(fleet, Some(ChainCursor::after(record)));
         }
@@ -156,7 +157,7 @@ impl AppendProducer {
         let late = state.appended.front().is_some_and(|(_, since)| since.elapsed() > outcome);
         let why = match state.unknown.take() {
             Some(why) => why,
-            None if late => format!("it was not read back in {} s", outcome.as_secs()),
+            None if late => format!("record not read back within {} s", outcome.as_secs()),
             None => return None,
         };
         state.appended.clear();

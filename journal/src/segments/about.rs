@@ -1,7 +1,7 @@
 //! Reading by subject: only the records that postings point to.
 //!
-//! Each record is checked on its own, by its frame; only the postings vouch that no record between two of
-//! them is missing. An entry that does not match its position shows that the postings belong to another
+//! Each record is checked on its own, by its frame; only the postings ensure that no record between two
+//! of them is missing. An entry that does not match its position shows that the postings belong to another
 //! segment. Such postings are deleted and computed again.
 
 use std::sync::Arc;
@@ -54,7 +54,7 @@ impl SubjectReader {
             let next = asked.places.find(|place| place.position >= self.from);
             let Some(place) = next else {
                 let behind = self.catalog.behind(segment.first);
-                // The segment is final now, and is looked up once more for what it gained meanwhile.
+                // The segment is final now, and is searched once more for entries added meanwhile.
                 if behind.is_none() || !asked.was_open {
                     self.segment = behind;
                 }
@@ -105,12 +105,12 @@ impl SegmentBuffer {
         let position = place.position;
         let record = match self.frame()? {
             Some(frame) if frame.kind == FrameKind::Record => Record::decode(frame.payload),
-            _ => return Err(self.damage(position, "there is no record")),
+            _ => return Err(self.damage(position, "no record is stored there")),
         };
         let record = record.map_err(|error| self.damage(position, &error.to_string()))?;
         if record.first() <= position && position <= record.last() {
             return Ok(record);
         }
-        Err(self.damage(position, "another record stands there"))
+        Err(self.damage(position, "another record is stored there"))
     }
 }

@@ -1,5 +1,5 @@
-//! Disk operations of the journal: few, so that tests can replace the disk with one that fails, lies or loses
-//! power. Reading is not among them.
+//! Disk operations of the journal: few, so that tests can replace the disk with one that fails, reports
+//! false success or loses power. Reads do not use this interface.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -8,7 +8,7 @@ use std::path::Path;
 
 use crate::private;
 
-/// Disk to write to. Only [`Disk::sync_dir`] makes names durable.
+/// Disk to write to. Only [`DiskAccess::sync_dir`] makes names durable.
 pub trait DiskAccess: Send + Sync {
     /// Creates an empty file, or truncates an existing one.
     fn create(&self, path: &Path) -> io::Result<Box<dyn DiskFile>>;

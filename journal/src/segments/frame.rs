@@ -1,7 +1,7 @@
 //! Frames: the format of records in a segment file.
 //!
 //! ```text
-//!  0  magic   4 bytes, two of which never occur in UTF-8: no record's text can pass for a frame
+//!  0  magic   4 bytes, two of which never occur in UTF-8: no record's text can be taken for a frame
 //!  4  crc     u32, CRC-32C of everything after it
 //!  8  len     u32, bytes of payload
 //! 12  kind    1 byte: 1 record, 2 marker; then 3 zero bytes
@@ -72,7 +72,7 @@ fn u32_at(bytes: &[u8], at: usize) -> u32 {
 /// Returns the length of the frame with this head, or the reason why the head is invalid.
 pub(super) fn len(head: &[u8; HEAD]) -> Result<usize, &'static str> {
     if head[..4] != MAGIC {
-        return Err("there is no frame");
+        return Err("no frame is stored there");
     }
     let payload = u32_at(head, 8) as usize;
     if payload > MAX_BYTES { Err("a frame's length is damaged") } else { Ok(HEAD + payload) }
@@ -87,7 +87,7 @@ pub(super) fn read(bytes: &[u8]) -> Result<Frame<'_>, &'static str> {
         return Err("a frame is cut short");
     }
     if u32_at(head, 4) != crc32c::crc32c(&bytes[8..]) {
-        return Err("a frame's checksum does not fit");
+        return Err("a frame's checksum does not match");
     }
     let kind = match (head[12], payload.is_empty()) {
         (1, false) => FrameKind::Record,

@@ -1,17 +1,17 @@
 //! Embedded journal: segment files in a directory, for one process.
 //!
 //! ```text
-//! lock                        held by the process that has the journal open
+//! lock                        locked by the process that has the journal open
 //! 00000000000000000001.seg    frames, then zeros; named after its first position
-//! 00000000000000000001.post   its postings, written when the segment is full
+//! 00000000000000000001.post   postings of that segment, written when it is full
 //! 00000000000000094117.seg
 //! spare                       preallocated next segment
 //! <position>-<offset>.cut     tail truncated on opening, kept for people
 //! ```
 //! In reading order: disk, frames, scan of a segment, opening, queue, spare, writer, the catalog shared with
-//! readers, and readers. Then postings, their cache, reading by them, and the read-only check. Invariants:
-//! acknowledged records were synced. What was ever named as synced is there, or the journal does not open.
-//! Only one process writes.
+//! readers, and readers. Then postings, their cache, reading by postings, and the read-only check.
+//! Invariants: acknowledged records were synced. What was ever named as synced is present, or the journal
+//! does not open. Only one process writes.
 
 mod about;
 mod catalog;
@@ -174,9 +174,9 @@ impl SegmentJournal {
 /// Creates the directory. Its name and its parents' must be durable before its content is reported as
 /// durable.
 fn make_dir(dir: &Path) -> Result<(), SegmentOpenError> {
-    let dir = std::path::absolute(dir).map_err(failed("find", dir))?;
+    let dir = std::path::absolute(dir).map_err(failed("resolve", dir))?;
     let missing: Vec<_> = dir.ancestors().take_while(|above| !above.exists()).collect();
-    private::create_dir_all(&dir).map_err(failed("make", &dir))?;
+    private::create_dir_all(&dir).map_err(failed("create", &dir))?;
     for parent in missing.iter().filter_map(|made| made.parent()) {
         File::open(parent).and_then(|parent| parent.sync_all()).map_err(failed("sync", parent))?;
     }

@@ -7,10 +7,11 @@
 //! | last segment, after it | rewritten and synced before use | truncated with a warning; a copy is kept |
 //! | any record that a witness names | kept | refused, unless the loss is accepted |
 //!
-//! After the named position a torn write looks like later damage, and only the very last group can have been
-//! acknowledged. Intact records there are rewritten, because a failed sync leaves pages that look clean but
-//! are not on the disk. The truncated part is overwritten with zeros, so that it cannot be taken for frames
-//! later. A segment in a newer build's format, or of another fleet, is never changed.
+//! After the named position, a torn write is indistinguishable from later damage, and only the very last
+//! group can have been acknowledged. Intact records there are rewritten, because a failed sync leaves pages
+//! that are marked clean but are not on the disk. The truncated part is overwritten with zeros, so that it
+//! cannot be taken for frames later. A segment in a newer build's format, or of another fleet, is never
+//! changed.
 
 use std::fs;
 use std::io;
@@ -35,14 +36,14 @@ use crate::witness::{JournalLoss, loss};
 /// Reason why the journal cannot be opened. Nothing was changed.
 #[derive(Debug, thiserror::Error)]
 pub enum SegmentOpenError {
-    /// The other process must be stopped, or another directory chosen.
-    #[error("open the journal in {}: another process has it open", dir.display())]
+    /// Another process has the journal open: stop it, or choose another directory.
+    #[error("cannot open journal {}: locked by another process", dir.display())]
     Locked {
         /// Directory of the journal.
         dir: PathBuf,
     },
     /// The file system failed.
-    #[error("open the journal: {operation} {}", path.display())]
+    #[error("cannot {operation} {}", path.display())]
     Io {
         /// Failed operation.
         operation: &'static str,
@@ -51,11 +52,11 @@ pub enum SegmentOpenError {
         /// Underlying error.
         source: io::Error,
     },
-    /// The file must be restored from a copy.
+    /// The file is damaged, and must be restored from a copy.
     #[error(
-        "open the journal: {} is damaged at offset {offset}, where position {position} should stand: {reason}. \
-         Everything up to position {named} was synced once, so this is not the trace of a crash, and nothing was \
-         changed. Put the folder back from a backup or from another server's copy, or look at it with verify",
+        "cannot open journal: {} is damaged at offset {offset}, where position {position} is expected: {reason}. \
+         Everything up to position {named} was synced, so a crash is not the cause; nothing was changed. \
+         hint: restore the directory from a backup or from another server's copy, or check it with chancery verify",
         file.display()
     )]
     Damaged {
@@ -70,9 +71,9 @@ pub enum SegmentOpenError {
         /// Damage, in words.
         reason: String,
     },
-    /// The directory must be restored from a copy, or the loss accepted.
+    /// Records are missing: the directory must be restored from a copy, or the loss accepted.
     #[error(
-        "cannot open the journal in {}: {loss}; nothing was changed. hint: put the directory back from a copy that reaches \
+        "cannot open the journal in {}: {loss}; nothing was changed. hint: restore the directory from a copy that reaches \
          further; if there is none, chancery serve --accept-loss continues under a new lineage",
         dir.display()
     )]
@@ -91,7 +92,7 @@ pub enum SegmentOpenError {
         source: ReadError,
     },
     /// The directory or the fleet is wrong.
-    #[error("open the journal: {} is of fleet {found:?}, not of {wanted:?}", file.display())]
+    #[error("cannot open journal: {} belongs to fleet {found:?}, not to {wanted:?}", file.display())]
     OtherFleet {
         /// Segment file.
         file: PathBuf,
@@ -100,8 +101,8 @@ pub enum SegmentOpenError {
         /// Fleet of the options.
         wanted: Arc<str>,
     },
-    /// The journal needs the build that wrote it, or a newer one.
-    #[error("open the journal: {}", file.display())]
+    /// A record cannot be accepted: the journal needs the build that wrote it, or a newer one.
+    #[error("cannot read segment {}", file.display())]
     Broken {
         /// Segment file.
         file: PathBuf,
@@ -110,7 +111,7 @@ pub enum SegmentOpenError {
     },
 }
 
-/// Truncated tail: the last group, torn while it was written, or damaged before any frame named it.
+/// Truncated tail: the last group, torn while it was written, or damaged before any frame named it as synced.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TruncatedTail {
     /// First position that is lost, if it was ever acknowledged.
@@ -121,7 +122,7 @@ pub struct TruncatedTail {
     pub offset: u64,
     /// Length in bytes.
     pub bytes: u64,
-    /// Damage to the first of them.
+    /// Damage at the offset, in words.
     pub reason: String,
     /// Path of the copy.
     pub kept: PathBuf,
@@ -260,7 +261,7 @@ fn begin(
     let size = options.first_segment.min(options.largest_segment);
     let path = dir.join(spare::NAME);
     let file = spare::fill(disk, &path, size, &AtomicBool::new(false)).map_err(failed("fill", &path))?;
-    let open = adopt(disk, dir, Position::FIRST, file, size).map_err(failed("make a segment in", dir))?;
+    let open = adopt(disk, dir, Position::FIRST, file, size).map_err(failed("create a segment in", dir))?;
     Ok(SegmentParts {
         opened: OpenedSegments { loss, ..OpenedSegments::default() },
         chain: ChainReader::new(options.fleet.clone(), None),
@@ -308,7 +309,7 @@ fn earlier(
 }
 
 fn missing(file: &Path, position: Position, named: Position) -> SegmentOpenError {
-    let reason = "a segment is missing before the next one, or records at its end".into();
+    let reason = "a segment is missing, or records at the end of the previous one".into();
     damaged(file, named, DamagedBytes { offset: 0, position, reason })
 }
 
@@ -324,7 +325,7 @@ fn cut(
     let tail = &bytes[damage.offset..];
     let tail = &tail[..len_without_zeros(tail)];
     let kept = dir.join(format!("{:020}-{}.cut", damage.position, damage.offset));
-    let file = disk.create(&kept).map_err(failed("make", &kept))?;
+    let file = disk.create(&kept).map_err(failed("create", &kept))?;
     file.write_at(tail, 0).map_err(failed("write", &kept))?;
     file.sync().map_err(failed("sync", &kept))?;
     disk.sync_dir(dir).map_err(failed("sync", dir))?;
@@ -339,7 +340,7 @@ fn cut(
     tracing::warn!(
         from = %cut.from, file = %cut.file.display(), offset = cut.offset, bytes = cut.bytes,
         reason = cut.reason, kept = %cut.kept.display(),
-        "the journal's tail was cut: records from this position on were never named as synced and are not whole",
+        "journal tail truncated: records from this position on were never named as synced, and are damaged",
     );
     Ok(Some(cut))
 }

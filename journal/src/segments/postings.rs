@@ -10,16 +10,16 @@
 //! 40  hash     32 bytes, the hash of that record
 //! 72  through  u64, the position of that record's last event
 //! 80  lineage  u64, that of the record
-//! 88  keys     u64, number of keys; u64, number of places
-//! 104 keys, ascending: u64 key, u64 the number of its first place
-//!     places: u32 position less the segment's first, u32 offset of the record's frame
+//! 88  keys     u64, number of keys; u64, number of entries
+//! 104 keys, ascending: u64 key, u64 the number of its first entry
+//!     entries: u32 position less the segment's first, u32 offset of the record's frame
 //! ```
-//! A key is a prefix of the SHA-256 of a subject's text, so subjects may share one. A place means that an
-//! event *may* be about a subject, and readers check. An event that this build cannot read may be about
-//! anything, and has a key of its own. Invariants: postings can be deleted at any time and are never trusted.
-//! Postings that do not fit their segment are built again, and no event about a subject is ever missing from
-//! its places. A file is made from a closed, synced segment, so it is also a witness of how far the journal
-//! reached.
+//! A key is a prefix of the SHA-256 of a subject's text, so subjects may share one. An entry means that an
+//! event *may* be about a subject, and readers check. An event that this build cannot read may be about any
+//! subject, and has a key of its own. Invariants: postings can be deleted at any time and are never trusted.
+//! Postings that do not match their segment are built again, and no event about a subject is ever missing
+//! from its entries. A file is made from a closed, synced segment, so it is also a witness of how far the
+//! journal reached.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -156,7 +156,7 @@ pub(super) fn write(segment: &Path, bytes: &[u8]) -> io::Result<()> {
     let unfinished = path.with_extension(UNFINISHED);
     let written = private::write(&unfinished, bytes).and_then(|()| fs::rename(&unfinished, &path));
     if written.is_err() {
-        // On a full disk it would waste space. If this fails, opening the journal removes it.
+        // On a full disk the file would waste space. If this fails, opening the journal removes it.
         let _first_error_counts = fs::remove_file(&unfinished);
     }
     written
@@ -202,7 +202,7 @@ pub(super) fn witnesses(dir: &Path, last: Option<Position>) -> io::Result<Vec<Jo
     Ok(found)
 }
 
-/// Header of a file of postings that passed [`Filed::check`].
+/// Header of a file of postings that passed [`PostingsFile::check`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct PostingsFile {
     pub(super) first: Position,
@@ -220,8 +220,8 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
 }
 
 impl PostingsFile {
-    /// Checks a complete file; `None` if it is not as it was written. The caller must check whether it fits
-    /// its segment.
+    /// Checks a complete file; `None` if it is not as it was written. The caller must check whether it
+    /// matches its segment.
     pub(super) fn check(bytes: &[u8]) -> Option<PostingsFile> {
         let crc = bytes.get(8..12)?.first_chunk().map(|crc| u32::from_le_bytes(*crc))?;
         if !bytes.starts_with(MAGIC) || crc != crc32c::crc32c(&bytes[12..]) {
@@ -252,8 +252,8 @@ impl PostingsFile {
         }
         let end = if low + 1 < self.keys { entry(file, low + 1)?.1 } else { self.places };
         let count = end.checked_sub(start).filter(|_| end <= self.places);
-        let count =
-            count.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "its keys are damaged"))?;
+        let count = count
+            .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "keys of the postings are damaged"))?;
         let mut bytes = vec![0; count as usize * PLACE];
         file.read_exact_at(&mut bytes, HEAD as u64 + self.keys * ENTRY as u64 + start * PLACE as u64)?;
         let (places, _) = bytes.as_chunks::<PLACE>();
@@ -267,7 +267,7 @@ impl PostingsFile {
     }
 }
 
-/// Returns a key of the file, and the number of its first place.
+/// Returns a key of the file, and the number of its first entry.
 fn entry(file: &File, number: u64) -> io::Result<(u64, u64)> {
     let mut bytes = [0; ENTRY];
     file.read_exact_at(&mut bytes, HEAD as u64 + number * ENTRY as u64)?;

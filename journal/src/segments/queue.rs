@@ -1,7 +1,7 @@
 //! Queue of appends, between appenders and the current writer.
 //!
-//! Records are judged here, on append, by the chain of everything queued before. Under the directory's lock
-//! there is no other writer, so the result is known immediately.
+//! Records are checked here, on append, against the chain of everything queued before. Under the directory's
+//! lock there is no other writer, so the result is known immediately.
 //!
 //! The writer itself is stored here while idle. The thread that takes it out writes: the journal's thread, or
 //! an appender that would wait anyway. Invariants: there is one writer, so records are written in the order
@@ -118,7 +118,7 @@ impl AppendQueue {
         Ok(())
     }
 
-    /// Gives the writer to the appender, if it is idle and the queue is empty.
+    /// Hands the writer to the appender, if the writer is idle and the queue is empty.
     pub(super) fn append_here(&self, record: Record) -> Result<AppendPath, AppendError> {
         let mut state = lock(&self.state);
         let (record, bytes) = self.judge(&mut state, record)?;
@@ -191,7 +191,7 @@ impl AppendQueue {
         self.notify(must_wake);
     }
 
-    /// Called without the lock, so that the thread does not wake up to wait for it.
+    /// Wakes the thread. Called without the lock, so that the thread does not wake up to wait for it.
     fn notify(&self, must_wake: bool) {
         if must_wake {
             self.has_work.notify_one();

@@ -1,7 +1,7 @@
 //! Reading, concurrently with the writer, with its own files, up to what is durable.
 //!
 //! A reader checks each frame and the chain between records, so it returns what was written. If it starts in
-//! the middle, only the frame vouches for its first record.
+//! the middle, only the frame verifies its first record.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
@@ -126,7 +126,7 @@ impl SegmentBuffer {
         self.len = 0;
     }
 
-    /// Returns the error that this offset does not hold `position`.
+    /// Returns the error that `position` is not stored at this offset.
     pub(super) fn damage(&self, position: Position, reason: &str) -> ReadError {
         damage(&self.segment, self.offset, position, reason)
     }

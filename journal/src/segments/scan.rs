@@ -23,7 +23,7 @@ impl OffsetIndex {
         }
     }
 
-    /// Whether [`Index::note`] would add a record at `offset`.
+    /// Whether [`OffsetIndex::note`] would add a record at `offset`.
     pub(super) fn is_due(&self, offset: u64) -> bool {
         offset >= self.0.last().map_or(0, |(_, offset)| *offset) + INDEX_STEP
     }
@@ -174,7 +174,7 @@ pub(super) fn sweep(
             let is_first = last_payload.replace((at, frame.payload)).is_none();
             if is_first || index.is_due(at as u64) {
                 let Ok((header, _)) = RecordHeader::peek(frame.payload) else {
-                    return Err(damage(at, near, "a frame holds no record"));
+                    return Err(damage(at, near, "a frame contains no record"));
                 };
                 near = header.first;
                 index.note(header.first, at as u64);
@@ -186,7 +186,7 @@ pub(super) fn sweep(
         at += frame.len();
     }
     let Some((offset, payload)) = last_payload else {
-        return Err(damage(0, first, "it is empty, but another one follows"));
+        return Err(damage(0, first, "the segment is empty, but another one follows"));
     };
     match Record::decode(payload) {
         Ok(record) => Ok(SegmentSweep { last: ChainCursor::after(&record), index, end: at as u64 }),
@@ -206,7 +206,7 @@ pub(super) enum PreviousSegment {
 impl PreviousSegment {
     fn check(self, fleet: &str, header: &RecordHeader, first: Position) -> Result<(), String> {
         if header.first != first {
-            return Err("its first record is not the one that it is named after".into());
+            return Err("the first record does not match the name of the segment".into());
         }
         let PreviousSegment::Known(cursor) = self else { return Ok(()) };
         // The hash is only copied into the cursor, which is not used here.

@@ -31,7 +31,7 @@ pub(super) enum PostingsCache {
     InMemory(SegmentPostings, u64),
 }
 
-/// Returns where events under `key` may be, in order: all that are durable now, and perhaps others.
+/// Returns the entries of `key`, in order: all that are durable now, and perhaps others.
 pub(super) fn places(segment: &Arc<Segment>, key: SubjectKey) -> Result<Vec<PostingEntry>, ReadError> {
     let failed = |source| ReadError::Io { place: segment.path.display().to_string(), source };
     segment.know().map_err(failed)?;
@@ -44,7 +44,7 @@ pub(super) fn places(segment: &Arc<Segment>, key: SubjectKey) -> Result<Vec<Post
         match from_file(segment, filed, key) {
             Ok(places) => return Ok(places),
             Err(error) => {
-                tracing::warn!(segment = %segment.path.display(), %error, "a segment's postings are made anew");
+                tracing::warn!(segment = %segment.path.display(), %error, "cannot read postings of segment, building them again");
                 *shelf = PostingsCache::InMemory(SegmentPostings::default(), 0);
             }
         }
@@ -59,15 +59,15 @@ pub(super) fn is_filed(segment: &Segment) -> bool {
     matches!(*lock(&segment.shelf), PostingsCache::OnDisk(_))
 }
 
-/// Deletes wrong postings, and their file, whose checksum is right.
+/// Deletes postings that do not match their segment, and their file, although its checksum is valid.
 pub(super) fn forget(segment: &Segment) {
-    tracing::warn!(segment = %segment.path.display(), "a segment's postings do not fit it, and are made anew");
+    tracing::warn!(segment = %segment.path.display(), "postings do not match their segment, building them again");
     let mut shelf = lock(&segment.shelf);
     if let Err(error) = fs::remove_file(postings::path(&segment.path))
         && error.kind() != io::ErrorKind::NotFound
     {
-        // The file will be found wrong again.
-        tracing::warn!(segment = %segment.path.display(), %error, "the file of these postings cannot be removed");
+        // The file will be detected as wrong again.
+        tracing::warn!(segment = %segment.path.display(), %error, "cannot remove file of postings");
     }
     *shelf = PostingsCache::InMemory(SegmentPostings::default(), 0);
 }
@@ -137,9 +137,9 @@ impl PostingsWriter {
         let is_unwanted = Arc::new(AtomicBool::new(false));
         let (its_catalog, its_flag) = (catalog.clone(), is_unwanted.clone());
         let thread = std::thread::Builder::new().name("journal-filing".into()).spawn(move || {
-            // On Linux this is per thread: others keep theirs. Without permission, filing is still quick.
+            // On Linux the priority is per thread. Without permission to lower it, filing is still quick.
             if let Err(error) = rustix::process::setpriority_process(None, 19) {
-                tracing::debug!(%error, "filing of postings has the priority of everybody");
+                tracing::debug!(%error, "cannot lower priority of the postings thread");
             }
             file(&its_catalog, &its_flag);
         })?;
@@ -152,7 +152,7 @@ impl Drop for PostingsWriter {
         self.is_unwanted.store(true, Ordering::Relaxed);
         self.catalog.end();
         if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
-            tracing::error!("the thread that files postings has panicked");
+            tracing::error!("postings thread panicked");
         }
     }
 }
@@ -166,7 +166,7 @@ fn file(catalog: &SegmentCatalog, is_unwanted: &AtomicBool) {
             Ok(filed) => filed.map_or(PostingsCache::Unknown, PostingsCache::OnDisk),
             Err(error) => {
                 let error = &error as &dyn std::error::Error;
-                tracing::warn!(segment = %segment.path.display(), error, "a segment's postings cannot be filed");
+                tracing::warn!(segment = %segment.path.display(), error, "cannot write file of postings");
                 PostingsCache::Unknown
             }
         };

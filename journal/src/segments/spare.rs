@@ -67,19 +67,19 @@ impl PreallocatedSegment {
 
     /// Waits until the spare is ready.
     pub(super) fn take(mut self) -> io::Result<Box<dyn DiskFile>> {
-        self.join().unwrap_or_else(|| Err(io::Error::other("there is no spare")))
+        self.join().unwrap_or_else(|| Err(io::Error::other("there is no preallocated segment")))
     }
 
     fn join(&mut self) -> Option<io::Result<Box<dyn DiskFile>>> {
         let made = self.thread.take()?.join();
-        Some(made.unwrap_or_else(|_| Err(io::Error::other("the thread that fills segments panicked"))))
+        Some(made.unwrap_or_else(|_| Err(io::Error::other("preallocation thread panicked"))))
     }
 }
 
 impl Drop for PreallocatedSegment {
     fn drop(&mut self) {
         self.is_unwanted.store(true, Ordering::Relaxed);
-        // Unused: the file is removed too; if this fails, the next start removes it.
+        // The file is unused, and is removed; if this fails, the next start removes it.
         if self.join().is_some() {
             let _ = self.disk.remove(&self.path);
         }

@@ -2,7 +2,7 @@
 //!
 //! The check needs no lock. If a server has the directory open, an incomplete write is not reported. The
 //! bytes alone do not show whether the end was cut off cleanly, or the journal was rewritten completely. For
-//! that, compare [`Report::head`] with a head that was recorded elsewhere.
+//! that, compare [`VerifyReport::head`] with a head that was recorded elsewhere.
 
 use std::fs::{self, File, TryLockError};
 use std::io;
@@ -23,7 +23,7 @@ use crate::witness::{JournalWitness, follow};
 
 /// Read error that prevents the check.
 #[derive(Debug, thiserror::Error)]
-#[error("verify the journal: read {}", path.display())]
+#[error("cannot verify journal: failed to read {}", path.display())]
 pub struct VerifyError {
     path: PathBuf,
     source: io::Error,
@@ -45,7 +45,7 @@ pub struct VerifyFinding {
 /// Result of the check.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum VerifyOutcome {
-    /// Everything is as it was written.
+    /// All data is as it was written.
     Intact,
     /// A defect after everything named as synced: a group cut off while it was written, or damage to the last
     /// one. Opening the journal truncates it.
@@ -75,7 +75,7 @@ pub struct VerifyReport {
     pub bytes: u64,
     /// Last intact record.
     pub head: Option<ChainCursor>,
-    /// Position that frames name as synced. After it, a clean end looks like a truncated one.
+    /// Position that frames name as synced. After it, a clean end is indistinguishable from a truncated one.
     pub named: Position,
     /// Whether a process has the journal open.
     pub is_open: bool,
@@ -132,7 +132,7 @@ pub fn verify_each(dir: &Path, each: &mut dyn FnMut(&Record)) -> Result<VerifyRe
             chain.take().unwrap_or_else(|| ChainReader::new(fleet(&bytes).unwrap_or_default(), None));
         report.fleet = Some(before.fleet().clone()).filter(|fleet| !fleet.is_empty());
         if *first != before.next() {
-            let reason = "a segment is missing, or records at the end of the one before".into();
+            let reason = "a segment is missing, or records at the end of the previous one".into();
             let file = dir.join(file_name(before.next()));
             report.outcome =
                 VerifyOutcome::Damaged(VerifyFinding { file, offset: 0, position: before.next(), reason });

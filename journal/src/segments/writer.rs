@@ -41,7 +41,7 @@ pub(super) struct ActiveSegment {
     pub(super) size: u64,
 }
 
-/// Writer; its owner writes.
+/// Writer of the segments: the thread that owns it writes.
 pub(super) struct SegmentWriter {
     pub(super) disk: Arc<dyn DiskAccess>,
     pub(super) dir: PathBuf,
@@ -119,7 +119,7 @@ impl SegmentWriter {
         let _end = EndOnPanic(queue);
         let Err(error) = step(&mut self) else { return Some(self) };
         queue.end(false);
-        tracing::error!(error = &error as &dyn std::error::Error, "the journal has stopped");
+        tracing::error!(error = &error as &dyn std::error::Error, "journal stopped");
         (self.sink)(JournalDelivery::Stopped(error.into()));
         None
     }
@@ -210,15 +210,15 @@ impl SegmentWriter {
             }
         };
         let made = match made {
-            // The disk or the descriptors may have been exhausted only when the spare was made.
+            // The disk or the descriptors may have been exhausted only when the spare was created.
             Err(error) if error.kind() == io::ErrorKind::StorageFull || is_no_descriptor(&error) => {
                 self.make_now(need)
             }
             made => made,
         };
-        let (file, size) = made.map_err(failed("make the next segment in", &self.dir))?;
+        let (file, size) = made.map_err(failed("create the next segment in", &self.dir))?;
         let adopted = adopt(&*self.disk, &self.dir, first, file, size);
-        self.open = adopted.map_err(failed("make a segment in", &self.dir))?;
+        self.open = adopted.map_err(failed("create a segment in", &self.dir))?;
         self.catalog.add(self.open.segment.clone());
         self.is_named = true;
         Ok(())
@@ -243,7 +243,7 @@ fn patiently<T>(mut attempt: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     for _ in 1..ATTEMPTS {
         match attempt() {
             Err(error) if is_no_descriptor(&error) => {
-                tracing::warn!(%error, "the journal waits for a descriptor");
+                tracing::warn!(%error, "no free file descriptor, retrying");
                 std::thread::sleep(PAUSE);
             }
             other => return other,
@@ -254,7 +254,7 @@ fn patiently<T>(mut attempt: impl FnMut() -> io::Result<T>) -> io::Result<T> {
 
 /// Adds the operation and the path to the one error that the sink receives.
 fn failed(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> io::Error {
-    move |error| io::Error::new(error.kind(), format!("{operation} {}: {error}", path.display()))
+    move |error| io::Error::new(error.kind(), format!("cannot {operation} {}: {error}", path.display()))
 }
 
 /// Turns the spare into the segment that starts at `first`.

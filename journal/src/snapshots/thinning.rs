@@ -1,4 +1,4 @@
-//! Selection of the snapshots to keep: the newest two, and of the older ones fewer and fewer.
+//! Selection of the snapshots to keep: the newest two, and fewer of the older ones the older they are.
 
 use chancery_events::id::Position;
 
@@ -47,8 +47,7 @@ mod tests {
                 let doublings = (newest - ever[ever.len() - 1]).max(1).ilog2() as usize + 1;
                 prop_assert!(kept.len() <= 2 + 3 * doublings, "{} in {doublings} doublings", kept.len());
                 for position in &ever {
-                    // A reader that goes back that far finds a snapshot at or before it that is not much
-                    // older.
+                    // A reader of that position finds a snapshot at or before it that is not much older.
                     let near = newest - (newest - position).saturating_mul(4).min(newest);
                     prop_assert!(kept.iter().any(|at| *at <= *position && *at >= near), "near {position}");
                 }

@@ -23,10 +23,10 @@ fn a_witness_is_weighed_by_its_lineage_its_position_and_its_hash() {
     let ([first, second, abandoned, unknown], lineages) = journal();
     let cases = [
         (second, 200, Some(hash(200)), Some(hash(200)), WitnessCheck::Agrees, "the last record"),
-        (second, 160, None, Some(hash(160)), WitnessCheck::Agrees, "it names no hash"),
+        (second, 160, None, Some(hash(160)), WitnessCheck::Agrees, "the witness names no hash"),
         (second, 160, Some(hash(1)), Some(hash(160)), WitnessCheck::Differs, "another record ends there"),
         (second, 160, Some(hash(1)), None, WitnessCheck::Differs, "no record ends there"),
-        (second, 201, Some(hash(201)), None, WitnessCheck::Ahead, "one position behind the head"),
+        (second, 201, Some(hash(201)), None, WitnessCheck::Ahead, "one position after the head"),
         (second, 201, None, None, WitnessCheck::Ahead, "the same without a hash"),
         (
             first,
@@ -38,9 +38,9 @@ fn a_witness_is_weighed_by_its_lineage_its_position_and_its_hash() {
         ),
         (first, 100, Some(hash(1)), Some(hash(100)), WitnessCheck::Differs, "another record of an ancestor"),
         (first, 121, Some(hash(1)), Some(hash(121)), WitnessCheck::Past, "its loss was accepted"),
-        (first, 900, Some(hash(1)), None, WitnessCheck::Past, "the same, behind the head"),
+        (first, 900, Some(hash(1)), None, WitnessCheck::Past, "the same, after the head"),
         (abandoned, 130, Some(hash(1)), Some(hash(130)), WitnessCheck::Past, "its lineage was abandoned"),
-        (abandoned, 900, Some(hash(1)), None, WitnessCheck::Past, "the same, behind the head"),
+        (abandoned, 900, Some(hash(1)), None, WitnessCheck::Past, "the same, after the head"),
         (
             unknown,
             201,
@@ -49,7 +49,7 @@ fn a_witness_is_weighed_by_its_lineage_its_position_and_its_hash() {
             WitnessCheck::Ahead,
             "its lineage may have started in what is missing",
         ),
-        (unknown, 150, Some(hash(1)), Some(hash(150)), WitnessCheck::Foreign, "of another journal"),
+        (unknown, 150, Some(hash(1)), Some(hash(150)), WitnessCheck::Foreign, "a record of another journal"),
     ];
     for (lineage, position, hash, recorded, expected, why) in cases {
         let position = Position::new(position);
@@ -89,7 +89,11 @@ fn a_loss_tells_what_is_left_what_is_missing_and_which_lineages_are_abandoned() 
     assert_eq!((loss.at(), loss.missing_through()), (Position::new(60), Some(Position::new(180))));
     assert!(loss.to_string().contains("snapshot 90 names another record at position 90 of lineage"));
     loss.witnesses = vec![witness(unknown, 150, WitnessCheck::Foreign)];
-    assert_eq!((loss.at(), loss.missing_through()), (Position::new(200), None), "the journal stays whole");
+    assert_eq!(
+        (loss.at(), loss.missing_through()),
+        (Position::new(200), None),
+        "the journal is unchanged up to its head"
+    );
     assert_eq!(loss.abandoned(), [unknown]);
     assert!(
         loss.to_string().contains("snapshot 150 names a record of another history at position 150"),
@@ -123,15 +127,19 @@ fn of_a_journal_that_differs_only_what_a_witness_agrees_on_before_that_counts() 
         hash,
     };
     let cases = [
-        (vec![(180, 1)], 0, "the histories may have parted anywhere"),
-        (vec![(140, 140), (180, 1)], 140, "a snapshot of before they parted agrees"),
-        (vec![(140, 140), (150, 2), (180, 1), (190, 190)], 140, "one of a third history parted before that"),
+        (vec![(180, 1)], 0, "the histories may have diverged anywhere"),
+        (vec![(140, 140), (180, 1)], 140, "a snapshot from before the divergence agrees"),
+        (
+            vec![(140, 140), (150, 2), (180, 1), (190, 190)],
+            140,
+            "a snapshot of a third history diverged before that",
+        ),
         (vec![(140, 140), (300, 300)], 200, "nothing differs"),
     ];
     for (named, expected, why) in cases {
         let witnesses: Vec<_> = named.into_iter().map(|(at, of)| witness(at, Some(hash(of)))).collect();
         let recorded = |at: Position| Ok::<_, ()>(Some(hash(at.get())));
-        let loss = against(Some(head), Some(lineages.clone()), &witnesses, recorded).expect("it reads");
+        let loss = against(Some(head), Some(lineages.clone()), &witnesses, recorded).expect("readable");
         assert_eq!(loss.expect("a loss").at(), Position::new(expected), "{why}");
     }
 }

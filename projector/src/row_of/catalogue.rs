@@ -127,7 +127,7 @@ impl ReadModelRow for NodeRow {
 
 /// Reads `key:value`, as in a selector.
 fn label(text: &str) -> Result<RowFilter<NodeRow>, String> {
-    let (key, value) = text.split_once(':').ok_or("write it as key:value")?;
+    let (key, value) = text.split_once(':').ok_or("must have the form key:value")?;
     let key: KeyName = key.parse().map_err(|error: chancery_events::name::InvalidName| error.to_string())?;
     let value = value.to_owned();
     Ok(RowFilter { holds: Box::new(move |row: &NodeRow| row.labels.get(&key) == Some(&value)), way: None })
@@ -209,10 +209,12 @@ impl ReadModelRow for RequestRow {
 
 fn request_message(request: &ApprovalRequest) -> String {
     match &request.state {
-        RequestState::Pending { .. } if request.policies.is_empty() => "waits for a person".to_owned(),
+        RequestState::Pending { .. } if request.policies.is_empty() => {
+            "waits for approval by a person".to_owned()
+        }
         RequestState::Pending { .. } => {
             let policies: Vec<_> = request.policies.iter().map(|name| format!("policy {name}")).collect();
-            format!("waits for another person than {}: {}", request.by, policies.join(", "))
+            format!("waits for approval by a person other than {}: {}", request.by, policies.join(", "))
         }
         RequestState::Approved { by } => format!("approved by {by}"),
         RequestState::Ended(RequestEnd::Rejected { by, reason }) if reason.is_empty() => {
@@ -264,10 +266,10 @@ fn volume_message(volume: &Volume) -> String {
     match (&volume.state, &volume.error, volume.command) {
         (VolumeState::Lost(reason), ..) => reason.clone(),
         (_, Some(error), Some(command)) => {
-            format!("{error}; attempt {} from {}", command.attempt, command.not_before)
+            format!("{error}; attempt {} not before {}", command.attempt, command.not_before)
         }
         (_, Some(error), None) => error.clone(),
-        (_, None, _) if waits => "goes when it is not used any more".into(),
+        (_, None, _) if waits => "deleted once unused".into(),
         (_, None, _) => String::new(),
     }
 }

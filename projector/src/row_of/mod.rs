@@ -1,9 +1,9 @@
-//! Rows, an `impl` of [`Row`] for each kind: its filters, and how it follows from the state, as a pure
-//! function. What one entity does not show is in the [`Counts`], which are a function of the state too.
+//! Rows, an `impl` of [`ReadModelRow`] for each kind: its filters, and how it follows from the state, as a
+//! pure function. Data of several entities is in the [`RowCounts`], which are a function of the state, too.
 //!
-//! A message explains in few words the state of an entity. Only the reasons why an operation has no placement
-//! are left to the reader: they are stored once, in the plan's row. They may concern any number of replicas,
-//! whose rows contain [`WAITS`], and the reader adds the reasons.
+//! A message briefly explains the state of an entity. Only the reasons why an operation has no placement are
+//! added by the reader: they are stored once, in the plan's row. They may concern any number of replicas,
+//! whose rows contain [`WAITS`].
 
 mod catalogue;
 mod plan;
@@ -21,8 +21,8 @@ use crate::reach::{ReachabilitySource, reachability};
 
 pub(crate) use replica::{command, incarnation, operation, operation_message, phase_word, replica};
 
-/// Message of a row without placement, until a reader adds the reasons.
-pub const WAITS: &str = "waits for a place";
+/// Message of a row without placement, before a reader adds the reasons.
+pub const WAITS: &str = "waits for placement";
 
 /// Returns [`WAITS`], with the reasons from the plan's row.
 pub fn waits_because(reasons: &[UnschedulableReason]) -> String {
@@ -38,7 +38,7 @@ pub fn waits_because(reasons: &[UnschedulableReason]) -> String {
     format!("{WAITS}: {}", reasons.join("; "))
 }
 
-/// Builds a row, and fills in what every row shows of its history.
+/// Builds a row, with the fields for version, times and position that every row has.
 macro_rules! row {
     ($name:ident, $meta:expr, { $($field:ident: $value:expr),* $(,)? }) => {{
         let chancery_machine::meta::EntityMeta { version, created, changed } = $meta;
@@ -53,11 +53,11 @@ macro_rules! row {
 }
 pub(crate) use row;
 
-/// Takes rows of every kind.
+/// Visitor of the rows of every kind.
 pub(crate) trait RowVisitor {
     /// Reason why the visitor stopped.
     type Error;
-    /// Takes one row.
+    /// Visits one row.
     fn row<R: ReadModelRow>(&mut self, row: &R) -> Result<(), Self::Error>;
 }
 
@@ -80,7 +80,7 @@ pub fn shown(fleet: &FleetState) -> BTreeMap<(RowKind, String), serde_json::Valu
                     reached.say(reachability(has_session), &cluster);
                 }
             }
-            let shown = serde_json::to_value(&row).expect("rows have string keys and no failing parts");
+            let shown = serde_json::to_value(&row).expect("rows can be encoded as JSON");
             self.1.insert((R::KIND, row.key().to_string()), shown);
             Ok(())
         }
@@ -90,7 +90,7 @@ pub fn shown(fleet: &FleetState) -> BTreeMap<(RowKind, String), serde_json::Valu
     shown.1
 }
 
-/// Returns all rows and index entries as they are stored, for rebuilds that compare.
+/// Returns all rows and index entries as they are stored, for comparisons with a rebuild.
 #[cfg(test)]
 pub(crate) fn snapshot_of(fleet: &FleetState) -> std::collections::BTreeMap<Vec<u8>, Vec<u8>> {
     struct StoredRows(std::collections::BTreeMap<Vec<u8>, Vec<u8>>);

@@ -60,7 +60,7 @@ fn replicas(of: &PlanCounts) -> BTreeMap<String, u64> {
     phases.chain([("total".to_owned(), of.replicas())]).collect()
 }
 
-/// Returns counts by kind and state: of open operations now, and of all that ever ended.
+/// Returns counts by kind and state: of open operations now, and of all that have ended.
 fn operations(plan: &Plan, of: &PlanCounts) -> BTreeMap<String, BTreeMap<String, u64>> {
     let mut all = BTreeMap::<String, BTreeMap<String, u64>>::new();
     for ((kind, outcome), count) in &plan.totals {
@@ -79,10 +79,10 @@ fn operations(plan: &Plan, of: &PlanCounts) -> BTreeMap<String, BTreeMap<String,
 
 fn plan_message(fleet: &FleetState, plan: &Plan, of: &PlanCounts, is_waiting: bool) -> String {
     if let Some(detail) = &plan.parked {
-        return format!("left alone: {detail}");
+        return format!("quarantined: {detail}");
     }
     if let Some(by) = &plan.removing {
-        return format!("{by} removes it: {} replicas left", of.replicas());
+        return format!("deletion requested by {by}: {} replicas left", of.replicas());
     }
     if is_waiting {
         return waits_because(&plan.unfit);
@@ -171,14 +171,14 @@ fn stalled(text: &str) -> Result<RowFilter<DeploymentRow>, String> {
     let wanted = match text {
         "yes" => true,
         "no" => false,
-        _ => return Err("write one of yes, no".to_owned()),
+        _ => return Err("must be one of yes, no".to_owned()),
     };
     let way = wanted.then(|| AccessPath::Entries(RowIndex::DeploymentStalled.of_word(1)));
     Ok(RowFilter { holds: Box::new(move |row: &DeploymentRow| row.stalled_at.is_some() == wanted), way })
 }
 
 /// Returns the message of a deployment. Replicas that an earlier deployment started may count, so the
-/// progress is the plan's; an ended deployment's message never changes.
+/// progress is that of the plan; an ended deployment's message never changes.
 fn deployment_message(fleet: &FleetState, deployment: &Deployment, of: &PlanCounts) -> String {
     let count = deployment.spec.count;
     let wait = || fleet.plans().get(&deployment.plan).and_then(|plan| waits_for(fleet, plan, deployment));
@@ -189,17 +189,17 @@ fn deployment_message(fleet: &FleetState, deployment: &Deployment, of: &PlanCoun
     match &deployment.state {
         DeploymentState::Pending => match wait() {
             Some(wait) => format!("waits for {wait}"),
-            None => "waits for its turn".into(),
+            None => "queued".into(),
         },
-        DeploymentState::Paused => "begins nothing until it is resumed".into(),
+        DeploymentState::Paused => "starts nothing until resumed".into(),
         DeploymentState::InProgress => {
             let pending: u64 =
                 OperationKind::ALL.iter().map(|kind| of.open(*kind, OperationStatus::PendingApproval)).sum();
             let running = of.in_phase(PhaseStatus::Running);
-            let approval = if pending > 0 { format!(", {pending} to be approved") } else { String::new() };
+            let approval = if pending > 0 { format!(", {pending} pending approval") } else { String::new() };
             let canary = match (deployment.spec.strategy, deployment.set) {
                 (DeploymentStrategy::Canary { count }, SetWord::Old) => {
-                    format!(", {count} to be promoted or withdrawn")
+                    format!(", {count} to be promoted or rolled back")
                 }
                 _ => String::new(),
             };
@@ -209,13 +209,13 @@ fn deployment_message(fleet: &FleetState, deployment: &Deployment, of: &PlanCoun
             };
             waits(format!("{progress}{running} of {count} running{approval}{canary}"))
         }
-        DeploymentState::Ending(DeploymentEnd::Failed { cause }) => waits(format!("fails: {cause}")),
+        DeploymentState::Ending(DeploymentEnd::Failed { cause }) => waits(format!("failing: {cause}")),
         DeploymentState::Ending(DeploymentEnd::Superseded { by }) => waits(format!("superseded by {by}")),
         DeploymentState::Ending(_) => waits("cancelled".into()),
-        DeploymentState::Ended(DeploymentEnd::Completed) if count == 0 => "none was left".into(),
-        DeploymentState::Ended(DeploymentEnd::Completed) => format!("{count} of {count} came up"),
+        DeploymentState::Ended(DeploymentEnd::Completed) if count == 0 => "all replicas deleted".into(),
+        DeploymentState::Ended(DeploymentEnd::Completed) => format!("{count} of {count} started"),
         DeploymentState::Ended(DeploymentEnd::Failed { cause }) => cause.clone(),
         DeploymentState::Ended(DeploymentEnd::Cancelled) => String::new(),
-        DeploymentState::Ended(DeploymentEnd::Superseded { by }) => format!("{by} took its place"),
+        DeploymentState::Ended(DeploymentEnd::Superseded { by }) => format!("superseded by {by}"),
     }
 }

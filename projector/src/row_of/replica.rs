@@ -115,7 +115,7 @@ fn replica_message(
     let waits = open.find_map(|operation| match operation.state {
         OperationState::Preparing => Some(WAITS.to_owned()),
         OperationState::PendingApproval(_) => Some(format!("{} waits for approval", operation.kind)),
-        OperationState::Approved => Some(format!("{} waits for its turn", operation.kind)),
+        OperationState::Approved => Some(format!("{} is queued", operation.kind)),
         OperationState::Running | OperationState::Ended(_) => None,
     });
     if let Some(waits) = waits {
@@ -127,12 +127,14 @@ fn replica_message(
     match (phase, active) {
         (PhaseStatus::Failed, _) if replica.again.is_some() => {
             let why = replica.last.as_deref().map_or_else(String::new, end_message);
-            let at = replica.again.map_or(String::new(), |again| format!("starts again from {}", again.at));
+            let at = replica.again.map_or(String::new(), |again| format!("restarts at {}", again.at));
             if why.is_empty() { at } else { format!("{why}; {at}") }
         }
         (PhaseStatus::Failed | PhaseStatus::Stopped, _) => {
             replica.last.as_deref().map_or_else(String::new, |end| match end {
-                IncarnationEnd::Destroyed if replica.will == WillWord::Running => "it ended by itself".into(),
+                IncarnationEnd::Destroyed if replica.will == WillWord::Running => {
+                    "ended without a stop request".into()
+                }
                 end => end_message(end),
             })
         }
@@ -141,20 +143,20 @@ fn replica_message(
     }
 }
 
-/// Returns what is done to an incarnation that another one replaces.
+/// Returns the message about the other incarnation of a replica, while one replaces the other.
 fn moves(state: &impl StateView, replica: &Replica) -> Option<String> {
     let kind = replica.operation.filter(|open| open.begun)?.kind;
     let run = replica.passive.as_ref()?;
     let incarnation = state.incarnation(run.incarnation)?;
     let does = match &incarnation.state {
-        IncarnationState::Reserved => "comes up when this one is over",
-        IncarnationState::Creating | IncarnationState::Starting => "comes up",
-        IncarnationState::Stopping(_) => "goes down",
+        IncarnationState::Reserved => "starts when this one has ended",
+        IncarnationState::Creating | IncarnationState::Starting => "is starting",
+        IncarnationState::Stopping(_) => "is stopping",
         IncarnationState::Running | IncarnationState::Updating(_) | IncarnationState::Ended(_) => {
             return None;
         }
     };
-    Some(format!("{kind}: another run on {} {does}", run.node))
+    Some(format!("{kind}: other incarnation on {} {does}", run.node))
 }
 
 fn end_message(end: &IncarnationEnd) -> String {
@@ -217,7 +219,7 @@ pub(crate) fn incarnation(state: &impl StateView, id: IncarnationId) -> Option<I
     }))
 }
 
-/// Returns since when a formerly ready incarnation is not ready.
+/// Returns the time since which a formerly ready incarnation is not ready.
 fn unready_at(incarnation: &Incarnation) -> Option<Time> {
     incarnation.unready.filter(|_| incarnation.state == IncarnationState::Running)
 }
@@ -259,12 +261,12 @@ fn incarnation_message(incarnation: &Incarnation) -> String {
             CommandEffect::Stop => "stop",
             CommandEffect::Kill => "kill",
         };
-        return format!("attempt {} to {what} it, from {}", command.attempt, command.not_before);
+        return format!("attempt {} to {what}, not before {}", command.attempt, command.not_before);
     }
     match &incarnation.state {
         _ if incarnation.due => {
             let mounts: Vec<_> = incarnation.ties.mounts.iter().map(ToString::to_string).collect();
-            format!("waits until it can have {}", mounts.join(", "))
+            format!("waits for volumes: {}", mounts.join(", "))
         }
         IncarnationState::Ended(end) | IncarnationState::Stopping(end) => end_message(end),
         IncarnationState::Running => {
@@ -280,7 +282,7 @@ fn incarnation_message(incarnation: &Incarnation) -> String {
             let failing = |process: &&ProcessInfo| process.status != ProcessStatus::Initializing;
             incarnation.processes.iter().filter(failing).find_map(ProcessInfo::trouble).unwrap_or_default()
         }
-        IncarnationState::Updating(to) => format!("becomes what deployment {to} says"),
+        IncarnationState::Updating(to) => format!("updating to deployment {to}"),
         IncarnationState::Reserved | IncarnationState::Creating => String::new(),
     }
 }
@@ -370,21 +372,21 @@ pub(crate) fn operation(state: &impl StateView, id: OperationId) -> Option<Opera
     }))
 }
 
-/// Returns why an operation is in its state.
+/// Returns the reason for the state of an operation.
 pub(crate) fn operation_message(state: &OperationState) -> String {
     match state {
         OperationState::Preparing => WAITS.to_owned(),
-        OperationState::PendingApproval(proposal) => format!("to be approved until {}", proposal.expires),
-        OperationState::Approved => "waits for its turn".into(),
+        OperationState::PendingApproval(proposal) => format!("waits for approval until {}", proposal.expires),
+        OperationState::Approved => "queued".into(),
         OperationState::Running | OperationState::Ended(OperationEnd::Succeeded) => String::new(),
         OperationState::Ended(OperationEnd::Failed { reason } | OperationEnd::Cancelled { reason }) => {
             reason.clone()
         }
         OperationState::Ended(OperationEnd::Rejected { by, reason }) if reason.is_empty() => {
-            format!("by {by}")
+            format!("rejected by {by}")
         }
-        OperationState::Ended(OperationEnd::Rejected { by, reason }) => format!("by {by}: {reason}"),
-        OperationState::Ended(OperationEnd::Expired) => "nobody approved it in time".into(),
-        OperationState::Ended(OperationEnd::Superseded { by }) => format!("operation {by} took its place"),
+        OperationState::Ended(OperationEnd::Rejected { by, reason }) => format!("rejected by {by}: {reason}"),
+        OperationState::Ended(OperationEnd::Expired) => "not approved in time".into(),
+        OperationState::Ended(OperationEnd::Superseded { by }) => format!("superseded by operation {by}"),
     }
 }

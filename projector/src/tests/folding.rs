@@ -1,4 +1,4 @@
-//! Rows that were updated step by step are the rows of the state.
+//! Rows that were updated step by step are equal to the rows of the state.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ fn rows_kept_along_the_way_are_those_made_from_the_state_whatever_happened() {
     let mut phases = std::collections::BTreeSet::new();
     for seed in 0..12 {
         let mut driver = Driver::new(seed);
-        let dir = tempfile::tempdir().expect("a folder");
+        let dir = tempfile::tempdir().expect("a directory");
         let mut projector = open(dir.path(), &driver, None);
         driver.found(6, 4);
         let mut taken = 0;
@@ -34,7 +34,7 @@ fn rows_kept_along_the_way_are_those_made_from_the_state_whatever_happened() {
             phases.extend(replicas.into_iter().map(|replica| phase_word(&driver.fleet, replica)));
         }
     }
-    assert_eq!(phases.len(), PhaseStatus::ALL.len(), "every phase came about: {phases:?}");
+    assert_eq!(phases.len(), PhaseStatus::ALL.len(), "every phase occurred: {phases:?}");
 }
 
 #[test]
@@ -44,9 +44,9 @@ fn a_snapshot_and_the_tail_are_the_whole_journal_to_the_last_bit() {
         driver.found(6, 4);
         (0..300).for_each(|_| driver.stir());
         driver.seal();
-        let dir = tempfile::tempdir().expect("a folder");
+        let dir = tempfile::tempdir().expect("a directory");
         let snapshots =
-            chancery_journal::snapshots::SnapshotStore::open(dir.path().join("s")).expect("a folder");
+            chancery_journal::snapshots::SnapshotStore::open(dir.path().join("s")).expect("a directory");
         let mut first = open(&dir.path().join("a"), &driver, None);
         first.catch_up().expect("caught up");
         let meta = first
@@ -60,7 +60,7 @@ fn a_snapshot_and_the_tail_are_the_whole_journal_to_the_last_bit() {
         first.catch_up().expect("caught up");
         let mut second = open(&dir.path().join("b"), &driver, Some(&snapshots));
         let begins = second.state().expect("a state").at.position;
-        assert_eq!(begins, meta.position, "it began at the snapshot");
+        assert_eq!(begins, meta.position, "the state starts at the snapshot");
         second.catch_up().expect("caught up");
         let hash = |projector: &Projector| projector.state().expect("a state").hash().expect("hashed");
         assert_eq!(hash(&first), hash(&second), "seed {seed}");
@@ -74,7 +74,7 @@ fn what_is_applied_twice_changes_nothing_and_a_gap_is_told() {
     driver.found(4, 2);
     (0..50).for_each(|_| driver.stir());
     driver.seal();
-    let dir = tempfile::tempdir().expect("a folder");
+    let dir = tempfile::tempdir().expect("a directory");
     let mut projector = open(dir.path(), &driver, None);
     let middle = driver.records.len() / 2;
     projector.apply(&driver.records[..middle]).expect("applied");
@@ -94,14 +94,14 @@ fn an_event_of_a_newer_build_stops_the_fold_before_its_record_and_says_so() {
         driver.found(3, 2);
         driver.deploy(0, "deployment-1", 3);
         driver.settle();
-        let dir = tempfile::tempdir().expect("a folder");
+        let dir = tempfile::tempdir().expect("a directory");
         let mut projector = open(dir.path(), &driver, None);
         let good = projector.catch_up().expect("caught up");
         let reader = projector.reader();
         let before = stored(&projector);
         let last = driver.records.last().expect("a record");
         let mut draft = RecordDraft::new();
-        // An earlier event of the record must not stay half folded.
+        // Earlier events of the record must not stay folded.
         draft.push(br#"{"k":"fact","t":"cluster.activity_changed.v1","c":1,"d":{"name":"east","activity":"inactive"}}"#).expect("room");
         let line = format!(r#"{{"k":"{kind}","t":"moon.landed.v1",{more}"d":{{}}}}"#);
         draft.push(line.as_bytes()).expect("room");
@@ -109,7 +109,7 @@ fn an_event_of_a_newer_build_stops_the_fold_before_its_record_and_says_so() {
         let parts = ChainCursor::after(last).follow(&by, last.header().time, None);
         driver.log.inject(draft.seal(parts).expect("sealed").bytes().clone());
         if kind == "intent" {
-            // Earlier records of the same call are taken.
+            // Earlier records of the same call are applied.
             let mut late = Projector::open(&dir.path().join("late"), FLEET, driver.source(), None, tuning())
                 .expect("opened");
             late.catch_up().expect_err("a newer build is needed");
@@ -120,7 +120,7 @@ fn an_event_of_a_newer_build_stops_the_fold_before_its_record_and_says_so() {
         assert_eq!(
             error.to_string(),
             format!(
-                "fold the event at position {}: its type moon.landed.v1 is unknown here, and needs a newer build",
+                "cannot fold event at position {}: unknown type moon.landed.v1. hint: use a newer build",
                 good.plus(2)
             )
         );
@@ -140,7 +140,7 @@ fn a_record_of_another_history_is_not_folded() {
     for record in &ours.records {
         assert_eq!(fold.take(record).expect("folded"), FoldOutcome::Applied);
     }
-    // The same again, except for the time: as many events, and other bytes.
+    // The same again, except for the time: the same number of events, with other bytes.
     let mut theirs = Driver::new(5);
     theirs.pass_time(std::time::Duration::from_secs(1));
     theirs.found(2, 1);
@@ -156,7 +156,7 @@ fn a_record_of_another_history_is_not_folded() {
 #[test]
 fn an_empty_journal_gives_an_empty_projector_that_goes_on_from_nothing() {
     let mut driver = Driver::new(6);
-    let dir = tempfile::tempdir().expect("a folder");
+    let dir = tempfile::tempdir().expect("a directory");
     let empty = chancery_journal::memory::MemoryLog::new(FLEET);
     let mut projector = Projector::open(dir.path(), FLEET, empty.source(), None, tuning()).expect("opened");
     assert_eq!(projector.catch_up().expect("nothing to do"), Position::ZERO);
@@ -172,7 +172,7 @@ fn an_empty_store_is_filled_once_and_followed_in_batches() {
     driver.found(4, 4);
     driver.deploy(0, "first", 60);
     driver.settle();
-    let dir = tempfile::tempdir().expect("a folder");
+    let dir = tempfile::tempdir().expect("a directory");
     let mut projector = open(dir.path(), &driver, None);
     assert_eq!(
         (projector.position(), projector.reader().applied().position),

@@ -25,7 +25,7 @@ fn told(driver: &Driver, subject: &Subject, limit: usize) -> Vec<(String, String
     let mut all = Vec::new();
     let mut positions = Vec::new();
     loop {
-        let page = history.of(subject, from, limit).expect("told");
+        let page = history.of(subject, from, limit).expect("a page");
         assert!(page.entries.len() <= limit);
         for entry in page.entries {
             positions.push(entry.position);
@@ -41,7 +41,7 @@ fn told(driver: &Driver, subject: &Subject, limit: usize) -> Vec<(String, String
         assert!(next > from);
         from = next;
     }
-    assert!(positions.is_sorted_by(|a, b| a < b), "each once, the newest last");
+    assert!(positions.is_sorted_by(|a, b| a < b), "each event once, the newest last");
     all
 }
 
@@ -59,7 +59,7 @@ fn the_story_of_a_replica_tells_every_step_and_who_was_behind_it() {
     driver.settle();
     let replica = driver.fleet.replicas().sorted()[0].name.clone();
     let (operation, incarnation) = {
-        let replica = driver.fleet.replicas().get(&replica).expect("there");
+        let replica = driver.fleet.replicas().get(&replica).expect("present");
         (replica.operations[0], replica.incarnations[0])
     };
     driver.ask("replica.delete.v1", &serde_json::json!({ "name": replica }));
@@ -173,7 +173,7 @@ fn an_operation_that_ended_reads_alike_from_its_row_and_from_the_journal() {
             driver.fleet.operations().sorted().into_iter().filter(|operation| operation.is_open())
         {
             let open = ended_row(&history, operation.id);
-            assert_eq!(open, None, "it has a row");
+            assert_eq!(open, None, "the operation still has a row");
         }
     }
     assert!(left > 10, "{left} have left the rows");

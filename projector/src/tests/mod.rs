@@ -26,7 +26,7 @@ fn open(dir: &Path, driver: &Driver, snapshots: Option<&SnapshotStore>) -> Proje
     Projector::open(dir, FLEET, driver.source(), snapshots, tuning()).expect("opened")
 }
 
-/// Returns everything in the store but the cursor.
+/// Returns the content of the store without the cursor.
 fn stored(projector: &Projector) -> BTreeMap<Vec<u8>, Vec<u8>> {
     let all = projector.store().tree().iter().map(|entry| entry.expect("read"));
     all.filter(|(key, _)| key[0] != 0).map(|(key, value)| (key.to_vec(), value.to_vec())).collect()
@@ -35,7 +35,7 @@ fn stored(projector: &Projector) -> BTreeMap<Vec<u8>, Vec<u8>> {
 /// Asserts that stored rows, entries and counts are those of the state.
 fn assert_right(projector: &Projector, what: &str) {
     let Some(state) = projector.state() else {
-        assert!(stored(projector).is_empty(), "{what}: rows of nothing");
+        assert!(stored(projector).is_empty(), "{what}: rows without a state");
         return;
     };
     assert_eq!(*projector.counts(), RowCounts::of(&state.fleet), "{what}: counts");

@@ -1,4 +1,4 @@
-//! Lists: filters compared with a check of everything, pages while rows change.
+//! Lists: filters compared with a check of all rows, pages while rows change.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::task::Poll;
@@ -31,7 +31,7 @@ fn walk(reader: &RowReader, kind: RowKind, query: &ListQuery) -> Vec<Value> {
     }
 }
 
-/// Applies a filter as a person would read it off a row's JSON.
+/// Applies a filter to the JSON of a row, independently of the index.
 fn plain(row: &Value, name: &str, value: &str) -> bool {
     match name {
         "namespace" | "service" => row["spec"][name] == *value,
@@ -63,7 +63,7 @@ fn values(rows: &[Value], name: &str) -> BTreeSet<String> {
         name => rows.iter().filter_map(|row| text(&row[name])).collect(),
     };
     if ["plan", "node", "replica", "cluster", "deployment", "domain", "zone"].contains(&name) {
-        found.insert("nobody".into());
+        found.insert("unknown".into());
     }
     found
 }
@@ -81,7 +81,7 @@ fn every_filter_and_every_pair_of_them_gives_what_a_look_at_all_rows_gives() {
         driver.found(8, 4);
         (0..400).for_each(|_| driver.stir());
         driver.seal();
-        let dir = tempfile::tempdir().expect("a folder");
+        let dir = tempfile::tempdir().expect("a directory");
         let mut projector = open(dir.path(), &driver, None);
         projector.catch_up().expect("caught up");
         let reader = projector.reader();
@@ -123,7 +123,7 @@ fn a_row_is_found_by_the_text_of_its_key_in_every_kind() {
     // Waits for another person.
     driver.ask("policy.delete.v1", &json!({ "name": "eyes" }));
     driver.seal();
-    let dir = tempfile::tempdir().expect("a folder");
+    let dir = tempfile::tempdir().expect("a directory");
     let mut projector = open(dir.path(), &driver, None);
     projector.catch_up().expect("caught up");
     let reader = projector.reader();
@@ -132,11 +132,11 @@ fn a_row_is_found_by_the_text_of_its_key_in_every_kind() {
             let page = reader.list::<R>(&ListQuery::all()).expect("a page");
             page.items.iter().map(|row| (crate::kind::KeyedRow::key(row), serde_json::to_value(row).expect("JSON"))).collect::<Vec<_>>()
         });
-        assert!(!found.is_empty(), "there is one of {kind}");
+        assert!(!found.is_empty(), "no rows of {kind}");
         for (key, row) in found {
             let parsed = RowKey::parse(*kind, &key.to_string()).expect("a key");
             assert_eq!(parsed, key);
-            let json = reader.get_json(&parsed).expect("read").expect("there");
+            let json = reader.get_json(&parsed).expect("read").expect("present");
             assert_eq!(serde_json::from_str::<Value>(&json.body).expect("JSON"), row);
             assert_eq!(row["version"], json.version);
         }
@@ -144,14 +144,14 @@ fn a_row_is_found_by_the_text_of_its_key_in_every_kind() {
     }
     assert!(RowKey::parse(RowKind::Deployments, "nginx").is_err());
     assert!(RowKey::parse(RowKind::Operations, "nginx").is_err());
-    let nobody = RowKey::parse(RowKind::Replicas, "nobody-1234").expect("a key");
+    let nobody = RowKey::parse(RowKind::Replicas, "unknown-1234").expect("a key");
     assert_eq!(reader.get_json(&nobody).expect("read"), None);
 }
 
 #[test]
 fn what_makes_no_sense_is_refused_and_says_what_would() {
     let driver = Driver::new(54);
-    let dir = tempfile::tempdir().expect("a folder");
+    let dir = tempfile::tempdir().expect("a directory");
     let mut projector = open(dir.path(), &driver, None);
     projector.catch_up().expect("caught up");
     let reader = projector.reader();
@@ -160,12 +160,12 @@ fn what_makes_no_sense_is_refused_and_says_what_would() {
     assert!(matches!(unknown, QueryError::Filter(InvalidFilter::Unknown { .. })));
     assert_eq!(
         unknown.to_string(),
-        "list operations by \"color\": there is no such filter; known are plan, replica, kind, state, deployment, node"
+        "invalid filter \"color\" for operations: must be one of plan, replica, kind, state, deployment, node"
     );
     let word = error(ListQuery::all().by("kind", "destroy")).to_string();
     assert_eq!(
         word,
-        "list operations by kind: write one of create, update, relocate, restart, start, stop, delete"
+        "invalid filter kind for operations: must be one of create, update, relocate, restart, start, stop, delete"
     );
     assert!(matches!(
         error(ListQuery::all().by("plan", "Not A Name")),
@@ -183,7 +183,7 @@ fn a_token_is_good_for_its_own_list_alone() {
     driver.found(20, 2);
     driver.deploy(0, "deployment-1", 9);
     driver.settle();
-    let dir = tempfile::tempdir().expect("a folder");
+    let dir = tempfile::tempdir().expect("a directory");
     let mut projector = open(dir.path(), &driver, None);
     projector.catch_up().expect("caught up");
     let reader = projector.reader();
@@ -212,14 +212,14 @@ fn pages_while_rows_change_neither_miss_nor_repeat_a_row_that_stays() {
     driver.apply_node(1000, 1_000_000);
     driver.deploy(0, "deployment-1", 10_000);
     driver.settle();
-    let dir = tempfile::tempdir().expect("a folder");
+    let dir = tempfile::tempdir().expect("a directory");
     let mut projector = open(dir.path(), &driver, None);
     projector.catch_up().expect("caught up");
     let reader = projector.reader();
     let stays: BTreeSet<String> =
         driver.fleet.replicas().sorted().iter().map(|r| r.name.to_string()).collect();
     assert_eq!(stays.len(), 10_000);
-    // From here replicas are stopped, deleted and made; deleted ones need not be seen.
+    // From here on replicas are stopped, deleted and created; readers need not see deleted ones.
     let (stop, gone) = (std::sync::atomic::AtomicBool::new(false), std::sync::Mutex::new(BTreeSet::new()));
     let mut steps = Vec::new();
     for n in 0..150 {
@@ -270,7 +270,7 @@ fn a_page_is_of_one_position_when_batches_leave_room() {
     let mut driver = Driver::new(57);
     driver.found(10, 2);
     driver.deploy(0, "deployment-1", 20);
-    let dir = tempfile::tempdir().expect("a folder");
+    let dir = tempfile::tempdir().expect("a directory");
     let mut projector = open(dir.path(), &driver, None);
     let reader = projector.reader();
     for _ in 0..60 {
@@ -284,7 +284,7 @@ fn a_page_is_of_one_position_when_batches_leave_room() {
             let replicas = walk(&reader, RowKind::Replicas, &ListQuery::all().by("plan", &plan.name));
             let mut phases = BTreeMap::<String, u64>::new();
             for row in &replicas {
-                *phases.entry(row["phase"].as_str().expect("a word").into()).or_default() += 1;
+                *phases.entry(row["phase"].as_str().expect("a phase").into()).or_default() += 1;
             }
             phases.insert("total".into(), replicas.len() as u64);
             let counted: BTreeMap<_, _> =
@@ -302,11 +302,11 @@ fn what_waits_for_a_place_says_why_and_the_store_says_it_once() {
     driver.apply_node(1, 1);
     driver.deploy(0, "deployment-1", 5);
     driver.settle();
-    let dir = tempfile::tempdir().expect("a folder");
+    let dir = tempfile::tempdir().expect("a directory");
     let mut projector = open(dir.path(), &driver, None);
     projector.catch_up().expect("caught up");
     let reader = projector.reader();
-    let because = "waits for a place: too little cpu (2 nodes)";
+    let because = "waits for placement: too little cpu (2 nodes)";
     let waiting = ListQuery::all().by("state", "preparing");
     let operations = reader.list::<OperationRow>(&waiting).expect("a page").items;
     assert_eq!(operations.len(), 3);
@@ -316,12 +316,12 @@ fn what_waits_for_a_place_says_why_and_the_store_says_it_once() {
     assert!(replicas.iter().all(|row| row.message == because), "{replicas:?}");
     let state = &projector.state().expect("a state").fleet;
     assert_eq!(crate::row_of::operation(state, operations[0].id).expect("a row").message, WAITS);
-    let plan: PlanRow = reader.get(&"plan-0".parse().expect("a name")).expect("read").expect("there");
+    let plan: PlanRow = reader.get(&"plan-0".parse().expect("a name")).expect("read").expect("present");
     assert_eq!((plan.message.as_str(), plan.replicas["running"]), (because, 2));
     driver.apply_node(0, 64);
     driver.settle();
     projector.catch_up().expect("caught up");
-    let plan: PlanRow = reader.get(&"plan-0".parse().expect("a name")).expect("read").expect("there");
+    let plan: PlanRow = reader.get(&"plan-0".parse().expect("a name")).expect("read").expect("present");
     assert_eq!((plan.message.as_str(), plan.waiting.len(), plan.replicas["running"]), ("", 0, 5));
 }
 
@@ -329,7 +329,7 @@ fn what_waits_for_a_place_says_why_and_the_store_says_it_once() {
 fn whoever_waits_for_a_position_hears_of_it_and_of_the_end() {
     let mut driver = Driver::new(59);
     driver.found(2, 1);
-    let dir = tempfile::tempdir().expect("a folder");
+    let dir = tempfile::tempdir().expect("a directory");
     let mut projector = open(dir.path(), &driver, None);
     let reader = projector.reader();
     let head = driver.records.last().expect("a record").last();
@@ -351,7 +351,7 @@ fn whoever_waits_for_a_position_hears_of_it_and_of_the_end() {
     assert!(matches!(task.as_mut().poll(&mut context), Poll::Ready(Ok(applied)) if applied.position == next));
     let head = next;
     drop(projector);
-    assert!(reader.wait(head, soon).is_ok(), "what was reached stays reached");
+    assert!(reader.wait(head, soon).is_ok(), "a reached position stays reached");
     assert!(matches!(
         reader.wait(head.plus(1), Duration::from_mins(1)),
         Err(PositionWaitError::Stopped { .. })
@@ -370,7 +370,7 @@ fn what_nobody_hears_of_is_shown_so_and_nothing_else_of_it_changes() {
         driver.see("session.hello.v1", &hello);
     }
     driver.seal();
-    let dir = tempfile::tempdir().expect("a folder");
+    let dir = tempfile::tempdir().expect("a directory");
     let mut projector = open(dir.path(), &driver, None);
     projector.catch_up().expect("caught up");
     let reader = projector.reader();
@@ -389,10 +389,10 @@ fn what_nobody_hears_of_is_shown_so_and_nothing_else_of_it_changes() {
     for row in wanted.iter_mut().filter(|row| lost(row)) {
         row["reachability"] = "unknown".into();
         if row["message"] == "" {
-            row["message"] = "no executor of cluster east is heard of".into();
+            row["message"] = "no executor of cluster east is connected".into();
         }
     }
-    assert_ne!(wanted, incarnations, "something runs in the cluster");
+    assert_ne!(wanted, incarnations, "no incarnation runs in the cluster");
     assert_eq!(all(RowKind::Incarnations), wanted);
     let (mut known, mut unknown) = (0, 0);
     for row in all(RowKind::Replicas) {

@@ -23,7 +23,7 @@ impl Place {
         driver.found(6, 4);
         (0..150).for_each(|_| driver.stir());
         driver.settle();
-        Place { dir: tempfile::tempdir().expect("a folder"), driver }
+        Place { dir: tempfile::tempdir().expect("a directory"), driver }
     }
 
     fn rows(&self) -> std::path::PathBuf {
@@ -31,7 +31,7 @@ impl Place {
     }
 
     fn snapshots(&self) -> SnapshotStore {
-        SnapshotStore::open(self.dir.path().join("snapshots")).expect("a folder")
+        SnapshotStore::open(self.dir.path().join("snapshots")).expect("a directory")
     }
 
     fn go_on(&mut self) {
@@ -48,14 +48,14 @@ impl Place {
         let mut projector = open(&self.rows(), &self.driver, with);
         assert_eq!(projector.state().map_or(Position::ZERO, |state| state.at.position), begins);
         if projector.position() == Position::ZERO {
-            assert!(stored(&projector).is_empty(), "rows of no position");
+            assert!(stored(&projector).is_empty(), "rows without a cursor");
         } else {
             assert_eq!(projector.position(), begins);
             assert_right(&projector, "opened");
         }
         assert_eq!(projector.catch_up().expect("caught up"), self.head());
         assert_right(&projector, "caught up");
-        let fresh = tempfile::tempdir().expect("a folder");
+        let fresh = tempfile::tempdir().expect("a directory");
         let mut whole = open(fresh.path(), &self.driver, None);
         whole.catch_up().expect("caught up");
         assert_eq!(stored(&whole), stored(&projector));
@@ -95,10 +95,7 @@ fn rows_ahead_of_the_snapshot_stay_and_the_state_is_brought_up_to_them() {
     let snapshots = place.snapshots();
     {
         let projector = open(&place.rows(), &place.driver, Some(&snapshots));
-        assert!(
-            projector.store().tree().get(b"\0marker").expect("read").is_some(),
-            "the rows were not dropped"
-        );
+        assert!(projector.store().tree().get(b"\0marker").expect("read").is_some(), "the rows were removed");
     }
     place.check(Some(&snapshots), stood);
 }
@@ -111,7 +108,7 @@ fn rows_behind_the_snapshot_are_made_anew_from_its_state() {
     drop(projector);
     place.go_on();
     let snapshots = place.snapshots();
-    let other = tempfile::tempdir().expect("a folder");
+    let other = tempfile::tempdir().expect("a directory");
     let mut elsewhere = open(other.path(), &place.driver, None);
     let at = elsewhere.catch_up().expect("caught up");
     elsewhere
@@ -128,7 +125,7 @@ fn rows_of_another_build_are_made_anew() {
     let place = Place::new(33);
     let mut projector = open(&place.rows(), &place.driver, None);
     projector.catch_up().expect("caught up");
-    // The shape is the first thing in the cursor.
+    // The cursor starts with the shape.
     let tree = projector.store().tree().clone();
     let mut cursor = tree.get(b"\0cursor").expect("read").expect("a cursor").to_vec();
     cursor[3] = if cursor[3] == b'0' { b'1' } else { b'0' };
@@ -179,7 +176,7 @@ fn damaged_files_are_dropped_and_made_anew() {
     for entry in fs::read_dir(place.rows()).expect("listed") {
         let path = entry.expect("an entry").path();
         if path.is_file() {
-            let len = fs::metadata(&path).expect("known").len() as usize;
+            let len = fs::metadata(&path).expect("readable").len() as usize;
             fs::write(&path, vec![0x5a; len]).expect("written");
         }
     }
@@ -191,7 +188,7 @@ fn a_snapshot_that_cannot_be_used_is_passed_over() {
     let mut place = Place::new(39);
     let snapshots = place.snapshots();
     let write = |place: &Place| {
-        let fresh = tempfile::tempdir().expect("a folder");
+        let fresh = tempfile::tempdir().expect("a directory");
         let mut projector = open(fresh.path(), &place.driver, None);
         let at = projector.catch_up().expect("caught up");
         projector
@@ -211,7 +208,7 @@ fn a_snapshot_that_cannot_be_used_is_passed_over() {
     bytes[last] ^= 1;
     fs::write(&newest, bytes).expect("written");
     place.check(Some(&snapshots), older);
-    // A snapshot of another journal is of no use either.
+    // A snapshot of another journal is not usable either.
     let other = Place::new(40);
     let projector = open(&place.dir.path().join("other"), &other.driver, Some(&snapshots));
     assert_eq!(projector.position(), Position::ZERO);
@@ -222,7 +219,7 @@ fn snapshots_that_an_abandoned_history_left_ahead_make_way_for_new_ones() {
     let (mut place, mut abandoned) = (Place::new(44), Place::new(45));
     let snapshots = place.snapshots();
     let write = |of: &Place| {
-        let fresh = tempfile::tempdir().expect("a folder");
+        let fresh = tempfile::tempdir().expect("a directory");
         let mut projector = open(fresh.path(), &of.driver, None);
         let at = projector.catch_up().expect("caught up");
         let state = projector.state().expect("a state");
@@ -262,7 +259,7 @@ fn a_crash_after_any_batch_leaves_rows_that_go_on() {
     driver.found(5, 3);
     (0..60).for_each(|_| driver.stir());
     driver.settle();
-    let dir = tempfile::tempdir().expect("a folder");
+    let dir = tempfile::tempdir().expect("a directory");
     let mut taken = 0;
     while taken < driver.records.len() {
         let mut projector = open(dir.path(), &driver, None);
@@ -272,7 +269,7 @@ fn a_crash_after_any_batch_leaves_rows_that_go_on() {
         // From the start: records applied before must not count twice.
         projector.apply(&driver.records[..until]).expect("applied");
         assert!(projector.position() > stood);
-        assert_right(&projector, "gone on");
+        assert_right(&projector, "continued");
         taken = until;
     }
 }
@@ -283,7 +280,7 @@ fn files_as_a_crash_leaves_them_give_rows_of_one_position() {
     driver.found(5, 3);
     (0..200).for_each(|_| driver.stir());
     driver.settle();
-    let dir = tempfile::tempdir().expect("a folder");
+    let dir = tempfile::tempdir().expect("a directory");
     let mut projector = open(&dir.path().join("rows"), &driver, None);
     let mut positions = std::collections::BTreeSet::new();
     for (n, records) in driver.records.chunks(12).enumerate() {
@@ -296,10 +293,10 @@ fn files_as_a_crash_leaves_them_give_rows_of_one_position() {
             assert_right(&found, "after a crash");
         }
     }
-    assert!(positions.len() > 1, "the disk never had anything");
+    assert!(positions.len() > 1, "the disk never had rows");
 }
 
-/// Journal that had grown by all its records before the reader reached the end that it saw first.
+/// Journal that grows by all its records before the reader reaches the end that it saw first.
 struct Growing {
     log: Arc<dyn JournalReader>,
     seen: ChainCursor,
@@ -322,7 +319,7 @@ fn catching_up_ends_at_the_head_as_it_was_however_fast_the_journal_grows() {
     (0..100).for_each(|_| driver.stir());
     driver.settle();
     for whole in [1, driver.records.len() / 2] {
-        let dir = tempfile::tempdir().expect("a folder");
+        let dir = tempfile::tempdir().expect("a directory");
         let seen = ChainCursor::after(&driver.records[whole - 1]);
         let growing = Arc::new(Growing { log: driver.source(), seen });
         let mut projector = Projector::open(dir.path(), FLEET, growing, None, tuning()).expect("opened");
@@ -334,7 +331,7 @@ fn catching_up_ends_at_the_head_as_it_was_however_fast_the_journal_grows() {
 }
 
 fn copy(from: &std::path::Path, to: &std::path::Path) {
-    fs::create_dir_all(to).expect("a folder");
+    fs::create_dir_all(to).expect("a directory");
     for entry in fs::read_dir(from).expect("listed") {
         let entry = entry.expect("an entry");
         let to = to.join(entry.file_name());

@@ -1,4 +1,4 @@
-//! Random acts of all actors, by the driver's seed.
+//! Random actions of all actors, by the driver's seed.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::driver::Driver;
 
 impl Driver {
-    /// Performs one random act.
+    /// Performs one random action.
     pub(crate) fn stir(&mut self) {
         let (nodes, plans) = (self.fleet.nodes().len().max(1), self.fleet.plans().len().max(1));
         match self.pick(24) {

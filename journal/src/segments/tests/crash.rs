@@ -1,5 +1,5 @@
 //! Power cuts at every operation, with any part of the unsynced writes lost, torn or reordered. Acknowledged
-//! records are there when the directory is opened again.
+//! records are present when the directory is opened again.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -34,7 +34,7 @@ enum Op {
         path: PathBuf,
     },
     SyncDir,
-    /// The sink was notified of everything up to here.
+    /// The sink was notified of all records up to this position.
     Acknowledged {
         position: Position,
     },
@@ -122,7 +122,7 @@ struct Coin(u64);
 
 impl Coin {
     fn toss(&mut self) -> bool {
-        // Xorshift: any bits will do.
+        // Xorshift: the quality of the bits does not matter.
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
@@ -195,7 +195,7 @@ fn after_crash(before: &BTreeMap<PathBuf, Vec<u8>>, ops: &[Op], loss: Loss) -> B
 }
 
 fn lay_out(dir: &Path, files: &BTreeMap<PathBuf, Vec<u8>>) {
-    fs::create_dir_all(dir).expect("a folder");
+    fs::create_dir_all(dir).expect("a directory");
     for entry in fs::read_dir(dir).expect("listed") {
         fs::remove_file(entry.expect("an entry").path()).expect("removed");
     }
@@ -251,7 +251,8 @@ fn losses() -> impl Iterator<Item = Loss> {
 
 #[test]
 fn at_whatever_moment_the_power_goes_what_was_acknowledged_is_there() {
-    let (live, found) = (tempfile::tempdir().expect("a folder"), tempfile::tempdir().expect("a folder"));
+    let (live, found) =
+        (tempfile::tempdir().expect("a directory"), tempfile::tempdir().expect("a directory"));
     let records = some_records(36);
     let ops = recorded_run(live.path(), &records);
     let options = options(found.path(), 1500, 4000);
@@ -269,12 +270,13 @@ fn at_whatever_moment_the_power_goes_what_was_acknowledged_is_there() {
             assert_eq!((again.cut, kept_again.len()), (None, kept.len()));
         }
     }
-    assert!(cuts > 20, "some of it was torn, or this test shows nothing: {cuts}");
+    assert!(cuts > 20, "too few torn tails for a meaningful test: {cuts}");
 }
 
 #[test]
 fn a_power_cut_while_a_torn_tail_is_mended_is_no_worse() {
-    let (live, found) = (tempfile::tempdir().expect("a folder"), tempfile::tempdir().expect("a folder"));
+    let (live, found) =
+        (tempfile::tempdir().expect("a directory"), tempfile::tempdir().expect("a directory"));
     let records = some_records(20);
     let ops = recorded_run(live.path(), &records);
     let options = options(found.path(), 1500, 4000);
@@ -291,8 +293,8 @@ fn a_power_cut_while_a_torn_tail_is_mended_is_no_worse() {
         let ready = open(&options, &Recording { log: log.clone(), known: Mutex::new(known) }).expect("open");
         let mending = log.0.lock().expect("a log").clone();
         if ready.opened.rewritten.is_some() {
-            // Data left in memory by a failed sync looks intact, and is written and synced again all the
-            // same.
+            // Data left in memory by a failed sync appears intact, and is written and synced again all
+            // the same.
             assert!(matches!(mending[..], [.., Op::Write { .. }, Op::Sync { .. }]), "{mending:?}");
             rewritten += 1;
         }

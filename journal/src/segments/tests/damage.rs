@@ -1,4 +1,4 @@
-//! Damage to the bytes: all of it is found, and no record silently changes.
+//! Damage to the bytes: all damage is detected, and no record silently changes.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -50,12 +50,12 @@ impl Sample {
                 assert_eq!(
                     opened.cut.is_some(),
                     outcome != VerifyOutcome::Intact,
-                    "cut loudly or not at all"
+                    "a truncation is reported"
                 );
                 assert_prefix(&records, &self.records);
                 if let Some(cut) = opened.cut {
                     assert_eq!(cut.from, position_of(&records).plus(1));
-                    fs::remove_file(cut.kept).expect("what was cut is kept");
+                    fs::remove_file(cut.kept).expect("the truncated tail is kept");
                 }
                 let after = verify(self.dir.path()).expect("readable");
                 assert_eq!(after.outcome, VerifyOutcome::Intact);
@@ -78,8 +78,8 @@ enum End {
 }
 
 fn sample(end: &End) -> Sample {
-    let live = tempfile::tempdir().expect("a folder");
-    let dir = tempfile::tempdir().expect("a folder");
+    let live = tempfile::tempdir().expect("a directory");
+    let dir = tempfile::tempdir().expect("a directory");
     let records = some_records(6);
     let (to, delivered) = sink();
     let (journal, _) = SegmentJournal::open(&options(live.path(), SIZE, SIZE), to).expect("open");
@@ -214,7 +214,7 @@ fn another_fleet_and_a_newer_format_are_refused_untouched() {
 
 #[test]
 fn damage_in_an_earlier_segment_or_a_missing_one_is_refused() {
-    let dir = tempfile::tempdir().expect("a folder");
+    let dir = tempfile::tempdir().expect("a directory");
     let options = options(dir.path(), 1000, 1000);
     let records = some_records(12);
     let (to, delivered) = sink();

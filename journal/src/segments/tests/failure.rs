@@ -1,4 +1,4 @@
-//! Failing disks: everything stops, and all acknowledged records are there afterwards.
+//! Failing disks: the journal stops, and all acknowledged records are present afterwards.
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex};
@@ -78,14 +78,14 @@ impl DiskFile for FailingFile {
 fn a_disk_that_refuses_stops_everything_and_loses_nothing_that_was_acknowledged() {
     for fault in [Fault::Sync, Fault::Write, Fault::Full] {
         for passes in 2..25 {
-            let dir = tempfile::tempdir().expect("a folder");
+            let dir = tempfile::tempdir().expect("a directory");
             // One size for all segments, so that the spare's operations are few and the same.
             let options = options(dir.path(), 2000, 2000);
             let failing =
                 Arc::new(Failing { fault, left: AtomicI64::new(passes), syncs_after: AtomicU64::new(0) });
             let how = [SegmentJournal::append, SegmentJournal::append_here][passes as usize % 2];
             let (acknowledged, was_told) = play(&options, &failing, how);
-            assert_eq!(was_told, 1, "{fault:?} after {passes}: told once that it has stopped");
+            assert_eq!(was_told, 1, "{fault:?} after {passes}: notified once of the stop");
             let (_, found) = recover(&options).expect("open");
             assert!(found.len() >= acknowledged.len(), "{fault:?} after {passes}");
             assert_prefix(&acknowledged, &found);
@@ -112,7 +112,10 @@ fn play(options: &SegmentOptions, failing: &Arc<Failing>, append: Append) -> (Ve
             }
             Ok(JournalDelivery::Stopped(error)) => {
                 let text = error.to_string();
-                assert!(text.contains(&options.dir.display().to_string()), "it says where: {text}");
+                assert!(
+                    text.contains(&options.dir.display().to_string()),
+                    "the error names the directory: {text}"
+                );
                 was_told += 1;
             }
             other => panic!("not {other:?}"),
@@ -120,9 +123,9 @@ fn play(options: &SegmentOptions, failing: &Arc<Failing>, append: Append) -> (Ve
     }
     assert!(matches!(append(&journal, some_records(1).remove(0)), Err(AppendError::Closed)));
     assert!(matches!(journal.close(), Err(CloseError::Stopped)));
-    assert!(delivered.try_recv().is_err(), "nothing is delivered after that");
+    assert!(delivered.try_recv().is_err(), "nothing is delivered after a stop");
     if failing.fault == Fault::Sync {
-        assert!(failing.syncs_after.load(Ordering::SeqCst) <= 1, "no sync is tried again");
+        assert!(failing.syncs_after.load(Ordering::SeqCst) <= 1, "no sync is retried");
     }
     (acknowledged, was_told)
 }
@@ -170,7 +173,7 @@ impl DiskAccess for ScarceDisk {
 #[test]
 fn a_moment_without_descriptors_holds_the_journal_up_and_does_not_end_it() {
     for short in [1, 2, 3] {
-        let dir = tempfile::tempdir().expect("a folder");
+        let dir = tempfile::tempdir().expect("a directory");
         let options = options(dir.path(), 2000, 2000);
         let scarce = Arc::new(Scarce::default());
         let (to, delivered) = sink();
@@ -181,12 +184,12 @@ fn a_moment_without_descriptors_holds_the_journal_up_and_does_not_end_it() {
             // Some of the forty records start a segment, and half of these find it preallocated.
             scarce.short.store(short, Ordering::SeqCst);
             let how = [SegmentJournal::append, SegmentJournal::append_here][n % 2];
-            how(&journal, record.clone()).expect("taken");
+            how(&journal, record.clone()).expect("accepted");
             wait_for(&delivered, record);
         }
         scarce.short.store(0, Ordering::SeqCst);
         journal.close().expect("closed");
-        assert!(scarce.refused.load(Ordering::SeqCst) > 0, "no segment was begun meanwhile");
+        assert!(scarce.refused.load(Ordering::SeqCst) > 0, "no segment was started meanwhile");
         let (_, found) = recover(&options).expect("open");
         assert_eq!(found.len(), records.len());
     }
@@ -194,7 +197,7 @@ fn a_moment_without_descriptors_holds_the_journal_up_and_does_not_end_it() {
 
 #[test]
 fn a_full_queue_says_so_and_takes_more_later() {
-    let dir = tempfile::tempdir().expect("a folder");
+    let dir = tempfile::tempdir().expect("a directory");
     let bounds = super::super::QueueBounds { records: 3, bytes: 1 << 20 };
     let options = SegmentOptions { queue: bounds, ..options(dir.path(), 1 << 16, 1 << 16) };
     let gate = Arc::new(Mutex::new(()));
@@ -207,7 +210,7 @@ fn a_full_queue_says_so_and_takes_more_later() {
     let shut = gate.lock().expect("a gate");
     let mut records = some_records(20).into_iter();
     let mut refused = None;
-    // One or several are with the writer, then three that wait.
+    // The writer has one or several records, then three wait in the queue.
     for record in records.by_ref() {
         match journal.append(record) {
             Ok(()) => std::thread::sleep(Duration::from_millis(1)),
@@ -233,14 +236,14 @@ fn a_full_queue_says_so_and_takes_more_later() {
 
 #[test]
 fn an_appender_that_writes_waits_for_the_disk_and_wakes_nobody() {
-    let dir = tempfile::tempdir().expect("a folder");
+    let dir = tempfile::tempdir().expect("a directory");
     let options = options(dir.path(), 1 << 16, 1 << 16);
     let (to, delivered) = channel();
-    let sink: DeliverySink = Box::new(move |_| to.send(std::thread::current().id()).expect("heard"));
+    let sink: DeliverySink = Box::new(move |_| to.send(std::thread::current().id()).expect("received"));
     let (journal, _) = SegmentJournal::open(&options, sink).expect("open");
     for record in some_records(9) {
         let last = record.last();
-        journal.append_here(record).expect("taken");
+        journal.append_here(record).expect("accepted");
         assert_eq!(journal.head().map(|head| head.position), Some(last));
         assert_eq!(delivered.try_recv(), Ok(std::thread::current().id()), "delivered before it returned");
     }
@@ -271,7 +274,7 @@ impl Slow {
             .moved
             .wait_timeout_while(gate, Duration::from_secs(20), |gate| gate.waits == 0)
             .expect("a gate");
-        assert!(!held.1.timed_out(), "nobody syncs");
+        assert!(!held.1.timed_out(), "no sync waits");
     }
     fn open(&self) {
         self.gate.lock().expect("a gate").is_shut = false;
@@ -319,13 +322,13 @@ impl DiskFile for SlowFile {
 #[test]
 fn a_slow_disk_holds_up_deliveries_but_neither_appenders_nor_readers() {
     for append in [SegmentJournal::append, SegmentJournal::append_here] {
-        let dir = tempfile::tempdir().expect("a folder");
+        let dir = tempfile::tempdir().expect("a directory");
         let options = options(dir.path(), 1 << 16, 1 << 16);
         let slow = Arc::new(Slow::default());
         let (to, delivered) = sink();
         let (journal, _) = SegmentJournal::open_on(arc(SlowDisk(slow.clone())), &options, to).expect("open");
         let records = some_records(12);
-        journal.append_here(records[0].clone()).expect("taken");
+        journal.append_here(records[0].clone()).expect("accepted");
         wait_for(&delivered, &records[0]);
         slow.shut();
         std::thread::scope(|scope| {
@@ -348,7 +351,7 @@ fn a_slow_disk_holds_up_deliveries_but_neither_appenders_nor_readers() {
 
 #[test]
 fn whoever_writes_records_stay_in_order_and_all_arrive() {
-    let dir = tempfile::tempdir().expect("a folder");
+    let dir = tempfile::tempdir().expect("a directory");
     // Markers, segments that end, and both ways to append, all concurrently.
     let options =
         SegmentOptions { pause: Duration::from_micros(50), ..options(dir.path(), 4 << 10, 16 << 10) };
@@ -375,15 +378,15 @@ fn whoever_writes_records_stay_in_order_and_all_arrive() {
 
 #[test]
 fn what_was_written_by_an_appender_is_named_after_a_pause() {
-    let dir = tempfile::tempdir().expect("a folder");
+    let dir = tempfile::tempdir().expect("a directory");
     let options = SegmentOptions { pause: Duration::from_millis(1), ..options(dir.path(), 1 << 16, 1 << 16) };
     let (journal, _) = SegmentJournal::open(&options, sink().0).expect("open");
     for record in some_records(3) {
         let last = record.last();
-        journal.append_here(record).expect("taken");
+        journal.append_here(record).expect("accepted");
         let end = std::time::Instant::now() + Duration::from_secs(20);
         while verify(dir.path()).expect("readable").named != last {
-            assert!(std::time::Instant::now() < end, "a marker was to come");
+            assert!(std::time::Instant::now() < end, "no marker was written");
             std::thread::sleep(Duration::from_millis(5));
         }
     }
@@ -392,7 +395,7 @@ fn what_was_written_by_an_appender_is_named_after_a_pause() {
 
 #[test]
 fn one_process_has_the_folder_and_the_next_is_told_which() {
-    let dir = tempfile::tempdir().expect("a folder");
+    let dir = tempfile::tempdir().expect("a directory");
     let options = options(dir.path(), 1 << 16, 1 << 16);
     let (journal, _) = SegmentJournal::open(&options, sink().0).expect("open");
     assert!(verify(dir.path()).expect("readable").is_open);
@@ -405,7 +408,7 @@ fn one_process_has_the_folder_and_the_next_is_told_which() {
 
 #[test]
 fn segments_grow_and_an_idle_journal_is_named_to_its_end() {
-    let dir = tempfile::tempdir().expect("a folder");
+    let dir = tempfile::tempdir().expect("a directory");
     let options = SegmentOptions { pause: Duration::from_millis(1), ..options(dir.path(), 1024, 16 << 10) };
     let records = some_records(300);
     let (to, delivered) = sink();
@@ -416,7 +419,7 @@ fn segments_grow_and_an_idle_journal_is_named_to_its_end() {
     wait_for(&delivered, &records[299]);
     let end = std::time::Instant::now() + Duration::from_secs(20);
     while verify(dir.path()).expect("readable").named != position_of(&records) {
-        assert!(std::time::Instant::now() < end, "a marker was to come");
+        assert!(std::time::Instant::now() < end, "no marker was written");
         std::thread::sleep(Duration::from_millis(5));
     }
     let sizes: Vec<_> = list(dir.path()).expect("listed").iter().map(|(_, file)| len(file)).collect();
@@ -426,5 +429,5 @@ fn segments_grow_and_an_idle_journal_is_named_to_its_end() {
 }
 
 fn len(file: &Path) -> u64 {
-    fs::metadata(file).expect("there").len()
+    fs::metadata(file).expect("present").len()
 }

@@ -96,7 +96,7 @@ fn wait_for(delivered: &Receiver<JournalDelivery>, last: &Record) {
 }
 
 fn copy_dir(from: &Path, to: &Path) {
-    fs::create_dir_all(to).expect("a folder");
+    fs::create_dir_all(to).expect("a directory");
     for entry in fs::read_dir(from).expect("listed") {
         let path = entry.expect("an entry").path();
         fs::copy(&path, to.join(path.file_name().expect("a name"))).expect("copied");
@@ -115,7 +115,7 @@ fn position_of(records: &[Record]) -> Position {
 }
 
 fn assert_prefix(found: &[Record], all: &[Record]) {
-    assert!(all.starts_with(found), "what is there is what was written, in order, up to some point");
+    assert!(all.starts_with(found), "the records are a prefix of those written");
 }
 
 fn arc<T: DiskAccess + 'static>(disk: T) -> Arc<dyn DiskAccess> {

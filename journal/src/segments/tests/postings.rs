@@ -1,4 +1,4 @@
-//! Postings compared with a full scan: the results are the same, whatever happens to their files.
+//! Postings compared with a full scan: the results are the same, whatever the state of their files.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -96,7 +96,7 @@ fn until_filed(dir: &Path) -> Vec<PathBuf> {
 fn until(what: &str, is_so: impl Fn() -> bool) {
     let end = Instant::now() + Duration::from_secs(20);
     while !is_so() {
-        assert!(Instant::now() < end, "{what} at last");
+        assert!(Instant::now() < end, "timeout until {what}");
         std::thread::sleep(Duration::from_millis(2));
     }
 }
@@ -124,7 +124,7 @@ fn some_from(start: usize) -> Vec<Record> {
 
 /// Creates a journal of several closed segments, all filed, with an open one.
 fn filed(records: &[Record]) -> (tempfile::TempDir, SegmentOptions, Vec<PathBuf>) {
-    let dir = tempfile::tempdir().expect("a folder");
+    let dir = tempfile::tempdir().expect("a directory");
     let options = options(dir.path(), 2000, 4000);
     let (to, delivered) = sink();
     let (journal, _) = SegmentJournal::open_on(arc(NoSync), &options, to).expect("open");
@@ -150,7 +150,7 @@ proptest! {
         names in prop::collection::vec(prop::collection::vec(0..12_u8, 1..6), 1..60),
         asked_at in 0..60_usize,
     ) {
-        let dir = tempfile::tempdir().expect("a folder");
+        let dir = tempfile::tempdir().expect("a directory");
         let options = options(dir.path(), 1500, 3000);
         let records = records(&names);
         let (to, delivered) = sink();
@@ -179,12 +179,12 @@ fn an_answer_reads_only_what_the_file_points_to() {
     // Damage in the first record about other subjects is found by sequential reads, not by subject.
     let of = subject(3);
     let strange = records.iter().skip(1).position(|record| !is_about(record, &of, Position::ZERO));
-    let strange = &records[1 + strange.expect("one that is about others")];
+    let strange = &records[1 + strange.expect("a record about other subjects")];
     let journal = opened(&options);
     let file = dir.path().join(file_name(Position::FIRST));
     let mut bytes = fs::read(&file).expect("read");
     let at = bytes.windows(strange.bytes().len()).position(|window| *window == **strange.bytes());
-    bytes[at.expect("it stands there") + 5] ^= 1;
+    bytes[at.expect("stored in the segment") + 5] ^= 1;
     put(&file, &bytes);
     let source = journal.source();
     assert_eq!(about(&*source, &of, Position::ZERO), naive(&records, &of, Position::ZERO));
@@ -210,7 +210,7 @@ fn a_file_with_any_bit_flipped_cut_or_missing_is_made_anew() {
         }
         let journal = opened(&options);
         assert_eq!(about(&*journal.source(), &of, Position::ZERO), naive(&records, &of, Position::ZERO));
-        until("the file is made anew", || fs::read(&files[0]).ok().as_ref() == Some(&whole));
+        until("the file is built again", || fs::read(&files[0]).ok().as_ref() == Some(&whole));
     }
 }
 
@@ -219,7 +219,7 @@ fn a_file_of_another_segment_or_with_lies_in_it_changes_no_answer() {
     let records = some();
     let (dir, options, files) = filed(&records);
     let segment = dir.path().join(file_name(Position::FIRST));
-    // The head is that of the right file, so that only the places are wrong.
+    // The head is that of the right file, so that only the entries are wrong.
     let honest = fs::read(&files[0]).expect("read");
     let mut lies = SegmentPostings::default();
     let end = u64::from_le_bytes(honest[24..32].try_into().expect("eight"));
@@ -228,8 +228,10 @@ fn a_file_of_another_segment_or_with_lies_in_it_changes_no_answer() {
     for record in &in_it {
         lies.note(record, last);
     }
-    let of =
-        (2..11).map(subject).find(|of| !lies.find(SubjectKey::of(of)).is_empty()).expect("it is about some");
+    let of = (2..11)
+        .map(subject)
+        .find(|of| !lies.find(SubjectKey::of(of)).is_empty())
+        .expect("a subject with entries");
     let lies = lies.encode(Position::FIRST, end).expect("a file");
     for bytes in [lies, fs::read(&files[1]).expect("read")] {
         write(&segment, &bytes).expect("written");
@@ -237,8 +239,8 @@ fn a_file_of_another_segment_or_with_lies_in_it_changes_no_answer() {
         for _ in 0..2 {
             assert_eq!(about(&*journal.source(), &of, Position::ZERO), naive(&records, &of, Position::ZERO));
         }
-        until("the file is made anew", || fs::read(&files[0]).ok().as_ref() == Some(&honest));
-        until("memory is given back", || shelf(&journal) == "filed");
+        until("the file is built again", || fs::read(&files[0]).ok().as_ref() == Some(&honest));
+        until("memory is released", || shelf(&journal) == "filed");
     }
     assert_eq!(verify(dir.path()).expect("readable").outcome, super::super::VerifyOutcome::Intact);
 }
@@ -253,9 +255,9 @@ fn what_cannot_be_filed_is_not_kept_in_memory_and_is_filed_once_it_can_be() {
     let of = subject(4);
     for _ in 0..2 {
         assert_eq!(about(&*journal.source(), &of, Position::ZERO), naive(&records, &of, Position::ZERO));
-        until("memory is given back", || shelf(&journal) == "unknown");
+        until("memory is released", || shelf(&journal) == "unknown");
     }
-    until("what could not be put in place is removed", || left_over(dir.path()).expect("listed").is_empty());
+    until("the unfinished file is removed", || left_over(dir.path()).expect("listed").is_empty());
     fs::remove_dir(&files[0]).expect("removed");
     assert_eq!(about(&*journal.source(), &of, Position::ZERO), naive(&records, &of, Position::ZERO));
     until("it is filed", || shelf(&journal) == "filed" && files[0].is_file());
@@ -264,7 +266,7 @@ fn what_cannot_be_filed_is_not_kept_in_memory_and_is_filed_once_it_can_be() {
 #[test]
 fn a_file_beside_a_last_segment_of_another_history_refuses_it() {
     let (_dir, _, files) = filed(&some());
-    let dir = tempfile::tempdir().expect("a folder");
+    let dir = tempfile::tempdir().expect("a directory");
     let options = SegmentOptions {
         against: OpenEvidence::Witnesses(Vec::new()),
         ..options(dir.path(), 1 << 20, 1 << 20)
@@ -278,7 +280,7 @@ fn a_file_beside_a_last_segment_of_another_history_refuses_it() {
     fs::copy(&files[0], path(&dir.path().join(file_name(Position::FIRST)))).expect("copied");
     let Err(SegmentOpenError::Short { loss, .. }) = SegmentJournal::open_on(arc(NoSync), &options, sink().0)
     else {
-        panic!("it holds another record where the first segment of the file ended")
+        panic!("the journal has another record where the first segment of the file ended")
     };
     assert!(loss.witnesses.iter().all(|(_, weight)| *weight == WitnessCheck::Differs), "{loss}");
 }

@@ -11,7 +11,7 @@ use crate::journal::{Journal, ReadError};
 /// Replacement of the torn part.
 #[derive(Clone, Copy, Debug)]
 enum Torn {
-    /// Zeros: it was never written.
+    /// Zeros: the part was never written.
     Zeros,
     /// Zeros for 64 bytes; the bytes after them were written.
     Hole,
@@ -29,7 +29,7 @@ fn tear(bytes: &mut [u8], torn: Torn) {
 
 #[test]
 fn the_last_group_torn_at_any_byte_loses_nothing_that_was_acknowledged() {
-    let (live, dir) = (tempfile::tempdir().expect("a folder"), tempfile::tempdir().expect("a folder"));
+    let (live, dir) = (tempfile::tempdir().expect("a directory"), tempfile::tempdir().expect("a directory"));
     let records = some_records(8);
     let (acknowledged, group) = records.split_at(4);
     let (to, delivered) = sink();
@@ -74,7 +74,7 @@ fn the_last_group_torn_at_any_byte_loses_nothing_that_was_acknowledged() {
                 VerifyOutcome::Damaged(finding) => panic!("{torn:?} from byte {at} on: {finding:?}"),
             }
             if let Some(cut) = opened.cut {
-                fs::remove_file(cut.kept).expect("what was cut is kept");
+                fs::remove_file(cut.kept).expect("the truncated tail is kept");
             }
             let (again, kept_again) = recover(&options).expect("open");
             assert_eq!((again.cut, kept_again.len()), (None, kept.len()));
@@ -84,7 +84,7 @@ fn the_last_group_torn_at_any_byte_loses_nothing_that_was_acknowledged() {
 
 #[test]
 fn every_flipped_bit_of_a_closed_segment_is_found_on_opening_reading_and_checking() {
-    let dir = tempfile::tempdir().expect("a folder");
+    let dir = tempfile::tempdir().expect("a directory");
     let options = options(dir.path(), 1100, 1100);
     let records = some_records(10);
     let (to, delivered) = sink();
@@ -95,7 +95,7 @@ fn every_flipped_bit_of_a_closed_segment_is_found_on_opening_reading_and_checkin
     wait_for(&delivered, &records[9]);
     drop(journal);
     let files = list(dir.path()).expect("listed");
-    assert!(files.len() > 3, "there are segments behind the one that is damaged");
+    assert!(files.len() > 3, "segments follow the damaged one");
     let (first, file) = &files[1];
     let whole = fs::read(file).expect("read");
     let damaged = OpenOptions::new().write(true).open(file).expect("open");
@@ -117,10 +117,10 @@ fn every_flipped_bit_of_a_closed_segment_is_found_on_opening_reading_and_checkin
                 Err(SegmentOpenError::Damaged { file: found, .. }) => assert_eq!(found, *file),
                 other => panic!("bit {bit} of {at}: {:?}", other.map(|(opened, _)| opened)),
             }
-            // Without a check on opening, the damage is found when it is read, after the records before it.
+            // Without a check on opening, a reader finds the damage, after the records before it.
             let SegmentParts { catalog, .. } = open(&lazy, &NoSync).expect("open");
             let read: Vec<_> = SegmentSource(catalog).records(Position::ZERO).expect("readable").collect();
-            let (error, before) = read.split_last().expect("something");
+            let (error, before) = read.split_last().expect("a result");
             assert!(matches!(error, Err(ReadError::Damaged { .. })), "bit {bit} of {at}: {error:?}");
             let before: Vec<_> =
                 before.iter().map(|record| Record::clone(record.as_ref().expect("a record"))).collect();

@@ -148,7 +148,8 @@ async fn an_ensure_is_idempotent<S: OrchestratorUnderTest>(subject: &S, id: Inca
     assert_eq!(again, first, "the same command again is answered with its outcome");
     assert_eq!(subject.running(id), 3, "twice the same command is one set of processes");
     reader.order(id, 2, CommandEffect::Ensure, &spec).await;
-    let higher = reader.until(id, 2, "a higher revision is met by what runs", is_ready).await;
+    let higher =
+        reader.until(id, 2, "a higher revision is fulfilled by the running processes", is_ready).await;
     assert_eq!(higher.saw, first.saw, "nothing was started again");
     reader.end(id, 3, &spec).await;
 }
@@ -170,13 +171,13 @@ async fn what_stops_answering_is_reported_and_ended_only_when_asked<S: Orchestra
     let mut reader = OrchestratorClient::open(subject).await;
     let spec = subject.spec(TestBehaviour::StopsAnswering, 2);
     reader.order(id, 1, CommandEffect::Ensure, &spec).await;
-    reader.until(id, 1, "it does not answer", is_hung).await;
-    assert_eq!(subject.running(id), 2, "to end it is decided elsewhere");
+    reader.until(id, 1, "it does not respond", is_hung).await;
+    assert_eq!(subject.running(id), 2, "the executor does not end it: the decider decides");
     let mut reader = reader.restart(subject).await;
     reader.list().await;
-    reader.until(id, 1, "another executor finds the same", is_hung).await;
+    reader.until(id, 1, "the next executor reports the same", is_hung).await;
     reader.order(id, 2, CommandEffect::Stop, &spec).await;
-    reader.until(id, 2, "it ended, as asked", is_clean).await;
+    reader.until(id, 2, "it ended as requested", is_clean).await;
     assert_eq!(subject.running(id), 0, "it ended with its siblings");
     reader.end(id, 3, &spec).await;
 }
@@ -190,10 +191,10 @@ async fn a_stop_ends_it_and_what_is_late_changes_nothing<S: OrchestratorUnderTes
     reader.order(id, 1, CommandEffect::Ensure, &spec).await;
     reader.until(id, 1, "it is ready", is_ready).await;
     reader.order(id, 2, CommandEffect::Stop, &spec).await;
-    let ended = reader.until(id, 2, "it ended, as asked", is_clean).await;
-    assert_eq!(subject.running(id), 0, "what ended does not exist");
+    let ended = reader.until(id, 2, "it ended as requested", is_clean).await;
+    assert_eq!(subject.running(id), 0, "no process is left after the end");
     reader.order(id, 1, CommandEffect::Ensure, &spec).await;
-    assert_eq!(reader.told(id).await, ended, "a late ensure is answered with what is there");
+    assert_eq!(reader.told(id).await, ended, "a late ensure returns the current state");
     let mut reader = reader.restart(subject).await;
     reader.order(id, 1, CommandEffect::Ensure, &spec).await;
     assert_eq!(reader.told(id).await, ended, "a late ensure after a restart too");
@@ -207,7 +208,7 @@ async fn a_higher_revision_closes_lower_ones<S: OrchestratorUnderTest>(subject: 
     reader.order(id, 5, CommandEffect::Ensure, &spec).await;
     let ready = reader.until(id, 5, "it is ready", is_ready).await;
     reader.order(id, 4, CommandEffect::Kill, &spec).await;
-    assert_eq!(reader.told(id).await, ready, "a lower command is answered with what is there");
+    assert_eq!(reader.told(id).await, ready, "a lower command returns the current state");
     assert_eq!(subject.running(id), 1, "a lower command ends nothing");
     reader.end(id, 6, &spec).await;
 }
@@ -223,7 +224,7 @@ async fn an_order_that_had_its_outcome_changes_nothing_that_runs<S: Orchestrator
     let met = Command { standing: CommandStatus::Met, ..command(id, 2, CommandEffect::Ensure, &other) };
     reader.orchestrator.carry_out(met).await;
     let told = reader.until(id, 2, "it is adopted as it is", is_ready).await;
-    assert_eq!((told.saw, subject.running(id)), (first.saw, 1), "whatever the order names");
+    assert_eq!((told.saw, subject.running(id)), (first.saw, 1), "whatever spec the command has");
     reader.end(id, 3, &spec).await;
 }
 
@@ -238,34 +239,39 @@ async fn another_spec_changes_what_runs_or_leaves_it_as_it_was<S: OrchestratorUn
     reader.order(id, 1, CommandEffect::Ensure, &spec).await;
     reader.until(id, 1, "it is ready", is_ready).await;
     reader.order(id, 2, CommandEffect::Ensure, &other).await;
-    let changed = reader.until(id, 2, "it is what it was changed to", is_ready).await;
-    assert_eq!(subject.running(id), 2, "and nothing of what it was is left");
+    let changed = reader.until(id, 2, "it runs with the new spec", is_ready).await;
+    assert_eq!(subject.running(id), 2, "no process of the old spec is left");
     for (revision, spec) in [(2, &other), (1, &spec)] {
         reader.order(id, revision, CommandEffect::Ensure, spec).await;
-        assert_eq!(reader.told(id).await, changed, "the same order, and one from before, are answered");
+        assert_eq!(
+            reader.told(id).await,
+            changed,
+            "the same command, and an earlier one, return the current state"
+        );
     }
     reader.order(id, 3, CommandEffect::Ensure, &bad).await;
-    let failed = reader.until(id, 3, "it cannot be changed to that", never).await;
-    assert_eq!(subject.running(id), 2, "what ran before runs on");
+    let failed = reader.until(id, 3, "the change to that spec fails", never).await;
+    assert_eq!(subject.running(id), 2, "processes of the old spec continue");
     let mut reader = reader.restart(subject).await;
-    assert_eq!(reader.list().await.get(&id.into()), Some(&failed), "nothing else is said of that order");
+    assert_eq!(reader.list().await.get(&id.into()), Some(&failed), "the list reports the same failure");
     reader.order(id, 3, CommandEffect::Ensure, &bad).await;
-    assert_eq!(reader.told(id).await, failed, "the same order again is answered with its failure");
+    assert_eq!(reader.told(id).await, failed, "the same command again returns its failure");
     reader.order(id, 4, CommandEffect::Ensure, &other).await;
-    let adopted = reader.until(id, 4, "what runs is adopted when it is asked for again", is_ready).await;
-    assert_eq!(adopted.saw, changed.saw, "as it is");
+    let adopted =
+        reader.until(id, 4, "the running spec is adopted when it is requested again", is_ready).await;
+    assert_eq!(adopted.saw, changed.saw, "unchanged");
     reader.order(id, 5, CommandEffect::Ensure, &bad).await;
-    reader.until(id, 5, "it cannot be changed to that", never).await;
+    reader.until(id, 5, "the change to that spec fails", never).await;
     reader.orchestrator.forget(id.into()).await;
     let listed = reader.list().await;
     assert_eq!(
         listed.get(&id.into()).map(|r| &r.saw),
         Some(&changed.saw),
-        "what runs is told as it is, not forgotten"
+        "running processes stay listed, unchanged"
     );
     reader.order(id, 6, CommandEffect::Ensure, &spec).await;
-    reader.until(id, 6, "it can be changed again", is_ready).await;
-    assert_eq!(subject.running(id), 1, "also back");
+    reader.until(id, 6, "it can be updated again", is_ready).await;
+    assert_eq!(subject.running(id), 1, "also to the earlier spec");
     reader.end(id, 7, &spec).await;
 }
 
@@ -280,13 +286,14 @@ async fn another_spec_is_refused_and_leaves_what_runs_as_it_was<S: OrchestratorU
     let refused = |saw: &ObservedState| matches!(saw, ObservedState::Failed { hope: RetryClass::Never, .. });
     for again in [false, true] {
         reader.order(id, 2, CommandEffect::Ensure, &other).await;
-        reader.until(id, 2, "it is refused, and may not be hoped for", refused).await;
-        assert_eq!(subject.running(id), 1, "what runs is as it was; again: {again}");
+        reader.until(id, 2, "the command is refused permanently", refused).await;
+        assert_eq!(subject.running(id), 1, "running processes are unchanged; again: {again}");
         reader.known.clear();
     }
     reader.order(id, 3, CommandEffect::Ensure, &spec).await;
-    let adopted = reader.until(id, 3, "what runs is adopted when it is asked for again", is_ready).await;
-    assert_eq!(adopted.saw, first.saw, "as it is");
+    let adopted =
+        reader.until(id, 3, "the running spec is adopted when it is requested again", is_ready).await;
+    assert_eq!(adopted.saw, first.saw, "unchanged");
     reader.end(id, 4, &spec).await;
 }
 
@@ -297,7 +304,7 @@ async fn a_stop_of_something_unknown_leaves_a_tombstone<S: OrchestratorUnderTest
     let mut reader = OrchestratorClient::open(subject).await;
     let spec = subject.spec(TestBehaviour::Stays, 1);
     reader.order(id, 2, CommandEffect::Stop, &spec).await;
-    let gone = reader.until(id, 2, "what never was is gone", is_gone).await;
+    let gone = reader.until(id, 2, "an object that never existed is gone", is_gone).await;
     for restarted in [false, true] {
         if restarted {
             reader = reader.restart(subject).await;
@@ -314,11 +321,11 @@ async fn what_had_its_outcome_is_not_started_again<S: OrchestratorUnderTest>(sub
     let spec = subject.spec(TestBehaviour::Stays, 1);
     let met = Command { standing: CommandStatus::Met, ..command(id, 3, CommandEffect::Ensure, &spec) };
     reader.orchestrator.carry_out(met).await;
-    let gone = reader.until(id, 3, "what was up and is not there any more is gone", is_gone).await;
+    let gone = reader.until(id, 3, "a missing object that was running is gone", is_gone).await;
     let mut reader = reader.restart(subject).await;
     reader.order(id, 3, CommandEffect::Ensure, &spec).await;
-    assert_eq!(reader.told(id).await, gone, "and stays so after a restart");
-    assert_eq!(subject.running(id), 0, "and nothing is started");
+    assert_eq!(reader.told(id).await, gone, "it stays gone after a restart");
+    assert_eq!(subject.running(id), 0, "nothing is started");
     reader.forget(id).await;
 }
 
@@ -335,15 +342,17 @@ async fn an_exit_is_reported_with_its_code<S: OrchestratorUnderTest>(
         panic!("status 3 is a failure: {ended:?}")
     };
     assert!(reason.contains("status 3"), "the reason names the status: {reason}");
-    assert_eq!(processes.len(), 3, "every process is told of");
+    assert_eq!(processes.len(), 3, "every process is reported");
     assert!(
         processes.iter().any(|p| p.status == ProcessStatus::Exited { code: 3 }),
-        "and how it ended: {ended:?}"
+        "the report has its exit code: {ended:?}"
     );
-    assert_eq!(subject.running(failing), 0, "one that ends by itself ends its siblings");
+    assert_eq!(subject.running(failing), 0, "a process that exits ends its siblings");
     reader.order(failing, 2, CommandEffect::Stop, &spec).await;
-    let stopped = reader.until(failing, 2, "a stop of what ended is met", |saw| *saw == ended.saw).await;
-    assert_eq!(stopped.saw, ended.saw, "and does not change how it ended");
+    let stopped = reader
+        .until(failing, 2, "a stop of an ended incarnation is fulfilled", |saw| *saw == ended.saw)
+        .await;
+    assert_eq!(stopped.saw, ended.saw, "a stop does not change the recorded end");
     let spec = subject.spec(TestBehaviour::EndsWith(0), 1);
     reader.order(clean, 1, CommandEffect::Ensure, &spec).await;
     reader.until(clean, 1, "status 0 is a clean end", is_clean).await;
@@ -359,9 +368,9 @@ async fn what_cannot_start_fails_for_ever_and_is_gone_when_stopped<S: Orchestrat
     let spec = subject.spec(TestBehaviour::CannotStart, 1);
     reader.order(id, 1, CommandEffect::Ensure, &spec).await;
     let failed = |saw: &ObservedState| matches!(saw, ObservedState::Failed { hope: RetryClass::Never, .. });
-    reader.until(id, 1, "it fails, and hopes for nothing", failed).await;
+    reader.until(id, 1, "it fails permanently", failed).await;
     reader.order(id, 2, CommandEffect::Stop, &spec).await;
-    reader.until(id, 2, "what never ran is gone", is_gone).await;
+    reader.until(id, 2, "an incarnation that never ran is gone", is_gone).await;
     reader.forget(id).await;
 }
 
@@ -379,20 +388,24 @@ async fn a_restart_finds_everything<S: OrchestratorUnderTest>(
     reader.order(gone, 1, CommandEffect::Stop, &stays).await;
     let ready = reader.until(runs, 1, "it is ready", is_ready).await;
     let over = reader.until(ended, 1, "it ended", |saw| matches!(saw, ObservedState::Ended { .. })).await;
-    reader.until(gone, 1, "what never was is gone", is_gone).await;
+    reader.until(gone, 1, "an object that never existed is gone", is_gone).await;
     let mut reader = reader.restart(subject).await;
-    reader.until(runs, 1, "what runs is adopted as it is", |saw| *saw == ready.saw).await;
-    assert_eq!(subject.running(runs), 1, "a restart neither ends nor doubles anything");
+    reader.until(runs, 1, "running processes are adopted unchanged", |saw| *saw == ready.saw).await;
+    assert_eq!(subject.running(runs), 1, "a restart neither ends nor duplicates processes");
     let listed = reader.list().await;
-    assert_eq!(listed.get(&ended.into()), Some(&over), "what ended is kept until it is forgotten");
-    assert_eq!(listed.get(&gone.into()).map(|r| &r.saw), Some(&ObservedState::Gone), "so is a tombstone");
+    assert_eq!(listed.get(&ended.into()), Some(&over), "an ended incarnation is kept until it is purged");
+    assert_eq!(
+        listed.get(&gone.into()).map(|r| &r.saw),
+        Some(&ObservedState::Gone),
+        "a tombstone is kept until it is purged"
+    );
     reader.forget(ended).await;
     reader.forget(gone).await;
     let mut reader = reader.restart(subject).await;
     let listed = reader.list().await;
     assert!(
         !listed.contains_key(&ended.into()) && !listed.contains_key(&gone.into()),
-        "what was forgotten stays so: {listed:?}"
+        "purged objects stay purged: {listed:?}"
     );
     reader.end(runs, 2, &stays).await;
 }
@@ -409,8 +422,8 @@ async fn a_slow_reader_gets_the_last_state_of_each<S: OrchestratorUnderTest>(
     }
     for id in ids {
         let over = |saw: &ObservedState| matches!(saw, ObservedState::Ended { .. } | ObservedState::Gone);
-        reader.until(id, 2, "the end reaches a reader that comes late", over).await;
-        assert_eq!(subject.running(id), 0, "and is true");
+        reader.until(id, 2, "a late reader receives the end", over).await;
+        assert_eq!(subject.running(id), 0, "the reported end is true");
         reader.forget(id).await;
     }
 }
@@ -425,12 +438,12 @@ async fn a_judged_object_is_removed<S: OrchestratorUnderTest>(
     reader.order(runs, 1, CommandEffect::Ensure, &spec).await;
     reader.until(runs, 1, "it is ready", is_ready).await;
     reader.orchestrator.remove(runs.into(), 4).await;
-    reader.until(runs, 4, "what was removed is gone", is_gone).await;
+    reader.until(runs, 4, "the removed object is gone", is_gone).await;
     assert_eq!(subject.running(runs), 0, "gone means that nothing exists");
     reader.orchestrator.remove(unknown.into(), 1).await;
-    let gone = reader.until(unknown, 1, "removing what is not there is proof of absence too", is_gone).await;
+    let gone = reader.until(unknown, 1, "removal of a missing object proves its absence", is_gone).await;
     reader.order(unknown, 1, CommandEffect::Ensure, &spec).await;
-    assert_eq!(reader.told(unknown).await, gone, "and a tombstone");
+    assert_eq!(reader.told(unknown).await, gone, "its tombstone answers a late ensure");
     reader.forget(runs).await;
     reader.forget(unknown).await;
 }
@@ -441,8 +454,8 @@ async fn what_runs_is_not_forgotten<S: OrchestratorUnderTest>(subject: &S, id: I
     reader.order(id, 1, CommandEffect::Ensure, &spec).await;
     let ready = reader.until(id, 1, "it is ready", is_ready).await;
     reader.orchestrator.forget(id.into()).await;
-    assert_eq!(reader.list().await.get(&id.into()), Some(&ready), "what runs is never forgotten");
-    assert_eq!(subject.running(id), 1, "nor ended by that");
+    assert_eq!(reader.list().await.get(&id.into()), Some(&ready), "a running incarnation is never purged");
+    assert_eq!(subject.running(id), 1, "a purge does not end it");
     reader.end(id, 2, &spec).await;
 }
 
@@ -457,16 +470,16 @@ async fn what_was_recorded_and_not_begun_is_begun_when_it_comes_again<S: Orchest
     let mut reader = OrchestratorClient::open(subject).await;
     let listed = reader.known.get(&started.into()).map(|report| (report.revision, report.saw.clone()));
     let nothing = ObservedState::NotReady { processes: vec![] };
-    assert_eq!(listed, Some((1, nothing)), "it is named, at less than what was ordered");
+    assert_eq!(listed, Some((1, nothing)), "it is listed, at a lower revision than the command");
     for id in [started, stopped] {
         reader.order(id, 1, CommandEffect::Ensure, &spec).await;
-        assert_eq!(subject.running(id), 0, "what is below the recorded order starts nothing");
+        assert_eq!(subject.running(id), 0, "a command below the recorded one starts nothing");
     }
     reader.order(started, 2, CommandEffect::Ensure, &spec).await;
-    reader.until(started, 2, "it is begun", is_ready).await;
+    reader.until(started, 2, "it is started", is_ready).await;
     assert_eq!(subject.running(started), 1, "once");
     reader.order(stopped, 2, CommandEffect::Stop, &spec).await;
-    reader.until(stopped, 2, "what never ran is gone", is_gone).await;
+    reader.until(stopped, 2, "an incarnation that never ran is gone", is_gone).await;
     reader.end(started, 3, &spec).await;
     reader.forget(stopped).await;
 }

@@ -10,11 +10,11 @@
 //! Two valid copies are written in place, one after the other: the untouched one is on disk before the other
 //! changes. Otherwise, and where a file has more than one name, new files replace the copies. A write that
 //! fails on a copy removes that copy, so that no reader trusts data that the disk refused. Either way the
-//! directory is synced last, once for both. A [`Record`] that finds everything as its last write left it
+//! directory is synced last, once for both. A [`StateFile`] that finds everything as its last write left it
 //! syncs only what it writes.
 //!
 //! Measured on ext4 on a virtual disk, syncs included: 0.86 ms with new files; in place 0.60 ms, or 0.63
-//! where the length changes; by a [`Record`] 0.41 ms. One new file without a second copy takes 0.58 ms.
+//! where the length changes; by a [`StateFile`] 0.41 ms. One new file without a second copy takes 0.58 ms.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, Read as _, Write as _};
@@ -165,7 +165,10 @@ pub(crate) fn read<T: DeserializeOwned>(path: &Path, by: FileAccess) -> io::Resu
         None if matches!(found, [CopyState::Missing, CopyState::Missing]) => return Ok(None),
         None => {
             let shown = path.display();
-            return Err(io::Error::new(io::ErrorKind::InvalidData, format!("no copy of {shown} is whole")));
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                format!("cannot read {shown}: no valid copy"),
+            ));
         }
     };
     match by {
@@ -174,7 +177,7 @@ pub(crate) fn read<T: DeserializeOwned>(path: &Path, by: FileAccess) -> io::Resu
             for (copy, _) in
                 copies.iter().zip(&found).filter(|(_, found)| matches!(found, CopyState::Damaged))
             {
-                tracing::warn!(copy = %copy.display(), "a copy of a record is damaged");
+                tracing::warn!(copy = %copy.display(), "record copy damaged");
             }
         }
     }
@@ -234,7 +237,7 @@ impl InPlaceWrite<'_> {
         // The written data may read back without being on disk: the other copy is on disk.
         written.inspect_err(|_| {
             if let Err(error) = std::fs::remove_file(self.copy) {
-                tracing::warn!(%error, copy = %self.copy.display(), "remove a copy that could not be written");
+                tracing::warn!(%error, copy = %self.copy.display(), "cannot remove incomplete record copy");
             }
         })
     }
@@ -275,15 +278,15 @@ fn settle(copies: &[PathBuf; 2], found: &[CopyState; 2]) -> io::Result<()> {
             CopyState::Missing => "missing",
             CopyState::Damaged => "damaged",
             CopyState::Whole(whole) if whole.count == newest.count => continue,
-            CopyState::Whole(_) => "an older one",
+            CopyState::Whole(_) => "outdated",
         };
         let mended = begin(copy, &newest.bytes)
             .and_then(|file| file.sync_data())
             .and_then(|()| std::fs::rename(beside(copy), copy));
         if let Err(error) = mended {
-            tracing::warn!(%error, copy = %copy.display(), was, "write a copy of a record again");
+            tracing::warn!(%error, copy = %copy.display(), was, "cannot rewrite record copy");
         } else {
-            tracing::warn!(copy = %copy.display(), was, "a copy of a record was written again");
+            tracing::warn!(copy = %copy.display(), was, "record copy rewritten");
         }
     }
     sync_folder(&copies[0])
@@ -342,7 +345,7 @@ fn newest(copies: &[CopyState; 2]) -> Option<&ValidCopy> {
 pub(crate) fn open_plain(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
     let flags = OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::NOFOLLOW;
     let not_plain =
-        || io::Error::new(io::ErrorKind::InvalidData, format!("{} is no plain file", path.display()));
+        || io::Error::new(io::ErrorKind::InvalidData, format!("{} is not a regular file", path.display()));
     match options.custom_flags(flags.bits().cast_signed()).open(path) {
         Ok(file) if file.metadata()?.is_file() => Ok(file),
         Ok(_) => Err(not_plain()),

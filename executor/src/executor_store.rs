@@ -131,13 +131,13 @@ pub(crate) trait ObjectStore {
         match self.read::<C>(FileAccess::Observer) {
             Ok(Some(command)) if command.object() == object => Ok(VolumeLookup::Ours(command)),
             Ok(Some(command)) => {
-                Ok(VolumeLookup::Foreign(format!("has the record of {}, not ours", command.object())))
+                Ok(VolumeLookup::Foreign(format!("has the record of another object, {}", command.object())))
             }
             Ok(None) => Ok(VolumeLookup::Nothing),
             Err(error)
                 if matches!(error.kind(), io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof) =>
             {
-                Ok(VolumeLookup::Foreign(format!("has no record that can be read: {error}")))
+                Ok(VolumeLookup::Foreign(format!("has an unreadable record: {error}")))
             }
             Err(error) => Err(error),
         }

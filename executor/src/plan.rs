@@ -23,8 +23,8 @@
 //! report at the target's revision. If the change fails, the object runs on as before. Such a target is
 //! answered with its failure until a higher one arrives, or the same one whose command had its outcome. The
 //! running object is not what the target asked for, so only an end may be reported at its revision. An object
-//! that is not up yet when another spec arrives is started with that spec. [`Changes`] lists what runtimes
-//! can do.
+//! that is not up yet when another spec arrives is started with that spec. [`UpdateSupport`] lists what
+//! runtimes can do.
 //!
 //! A volume is an object without processes. *Start* creates it, *up* means that it exists, *stop* destroys it
 //! with its data. A volume has *ended* if it disappeared although no command asked for that. It is never
@@ -257,12 +257,14 @@ pub enum ReconcileStep {
 pub fn misfit(command: &Command) -> Option<&'static str> {
     match (command.object, &command.spec, command.effect) {
         (ObjectId::Volume(_), ObjectSpec::Volume(_), CommandEffect::Stop) => {
-            Some("a volume cannot be stopped")
+            Some("cannot stop volume: only ensure and kill apply")
         }
         (ObjectId::Volume(_), ObjectSpec::Volume(_), CommandEffect::Ensure | CommandEffect::Kill)
         | (ObjectId::Incarnation(_), ObjectSpec::Run(_), _) => None,
         (ObjectId::Volume(_), ObjectSpec::Run(_), _)
-        | (ObjectId::Incarnation(_), ObjectSpec::Volume(_), _) => Some("its spec is that of something else"),
+        | (ObjectId::Incarnation(_), ObjectSpec::Volume(_), _) => {
+            Some("invalid spec: must match the kind of the object")
+        }
     }
 }
 
@@ -287,13 +289,13 @@ pub fn step(
     let as_it_runs = runs_as(present.spec.as_ref(), spec);
     match (&present.state, order.aim) {
         (_, TargetGoal::Up) if alive && present.order.aim != TargetGoal::Up => {
-            ReconcileStep::Refuse("it is being ended", RetryClass::Retry)
+            ReconcileStep::Refuse("cannot start object: it is being ended", RetryClass::Retry)
         }
         (ObjectState::Unchanged { .. }, TargetGoal::Up) if again && is_open => ReconcileStep::ReportAgain,
         (_, TargetGoal::Up) if alive && is_open && !as_it_runs => match changes {
             UpdateSupport::InPlace => ReconcileStep::Change,
             UpdateSupport::Never => ReconcileStep::Refuse(
-                "it runs with another spec, and what runs is not changed",
+                "cannot update running object: its runtime supports no updates in place",
                 RetryClass::Never,
             ),
         },

@@ -79,7 +79,7 @@ impl DeciderEndpoints {
                 Err(error) => failed = Some(error),
             }
         }
-        Err(failed.unwrap_or_else(|| io::Error::other("no server is named")))
+        Err(failed.unwrap_or_else(|| io::Error::other("no server configured")))
     }
 }
 
@@ -95,7 +95,7 @@ pub struct DeciderEndpoint {
 
 /// Server address that is invalid; the message gives the form.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("write a server as in http://127.0.0.1:7440, not {0:?}")]
+#[error("invalid server {0:?}: must be like http://127.0.0.1:7440")]
 pub struct InvalidServerUrl(String);
 
 /// Used part of a problem (RFC 9457).
@@ -132,7 +132,7 @@ impl DeciderEndpoint {
                 ended = remote.say(&id, said) => ended,
             };
             if let Err(error) = ended {
-                tracing::info!(%error, "the link to the decider is lost");
+                tracing::info!(%error, "channel to decider lost");
             }
         });
         Ok(DeciderChannel { to_decider, from_decider })
@@ -146,7 +146,7 @@ impl DeciderEndpoint {
         }
         let id = response.headers().get("chancery-link").and_then(|id| id.to_str().ok());
         let id = id.filter(|id| !id.is_empty() && id.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-'));
-        let id = id.ok_or_else(|| io::Error::other("the server does not name the link that it opened"))?;
+        let id = id.ok_or_else(|| io::Error::other("invalid response: must name the opened channel"))?;
         Ok((id.to_owned(), response.into_body()))
     }
 
@@ -156,7 +156,7 @@ impl DeciderEndpoint {
         let (sender, connection) = handshake(TokioIo::new(stream)).await.map_err(io::Error::other)?;
         tokio::spawn(async move {
             if let Err(error) = connection.await {
-                tracing::debug!(%error, "a connection to the server ended early");
+                tracing::debug!(%error, "connection to server ended early");
             }
         });
         Ok(sender)
@@ -214,7 +214,7 @@ impl DeciderEndpoint {
                 Ok(response) => return Err(refused(response).await),
                 Err(error) if tried == TRIES => return Err(error),
                 Err(error) => {
-                    tracing::debug!(%error, "a request to the server is tried again");
+                    tracing::debug!(%error, "request to server failed, retrying");
                     *connection = None;
                     tokio::time::sleep(PAUSE).await;
                 }
@@ -244,7 +244,7 @@ async fn hear(mut body: Incoming, to: mpsc::Sender<Vec<u8>>) -> io::Result<()> {
             frame = body.frame() => frame,
             () = to.closed() => return Ok(()),
         };
-        let Some(frame) = frame else { return Err(io::Error::other("the server closed it")) };
+        let Some(frame) = frame else { return Err(io::Error::other("the server closed the channel")) };
         let Ok(data) = frame.map_err(io::Error::other)?.into_data() else { continue };
         for line in lines.take(&data)? {
             if to.send(line).await.is_err() {

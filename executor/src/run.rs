@@ -47,12 +47,12 @@ pub struct ExecutorConfig {
 }
 
 /// Channel to the decider: JSON texts of [`ExecutorMessage`] and
-/// [`DeciderMessage`](chancery_events::protocol::FromDecider). A closed half is a lost channel.
+/// [`DeciderMessage`](chancery_events::protocol::DeciderMessage). A closed half is a lost channel.
 #[derive(Debug)]
 pub struct DeciderChannel {
     /// Sender of one [`ExecutorMessage`] per message.
     pub to_decider: mpsc::Sender<Vec<u8>>,
-    /// Receiver of one [`DeciderMessage`](chancery_events::protocol::FromDecider) per message.
+    /// Receiver of one [`DeciderMessage`](chancery_events::protocol::DeciderMessage) per message.
     pub from_decider: mpsc::Receiver<Vec<u8>>,
 }
 
@@ -74,7 +74,7 @@ where
 {
     let ExecutorConfig { executor, cluster, runtime, root, at_once, copies } = config;
     let opened = spawn_blocking(move || LockedDirectory::open(&root, copies)).await;
-    let opened = opened.expect("opening a scope does not panic");
+    let opened = opened.expect("opening an executor store does not panic");
     let (scope, seen) = opened.map_err(|error| match error {
         ExecutorStoreError::Taken => ExecutorStop::ScopeTaken,
         ExecutorStoreError::Copied(copy) => ExecutorStop::Copied(copy),
@@ -163,9 +163,7 @@ where
                 LoopEvent::Linked(connected) => {
                     self.connecting = None;
                     self.link = connected
-                        .inspect_err(
-                            |error| tracing::warn!(%error, "no decider is reached; it is tried again"),
-                        )
+                        .inspect_err(|error| tracing::warn!(%error, "cannot reach decider, retrying"))
                         .ok();
                     return if self.link.is_some() {
                         SessionInput::Connected
@@ -183,7 +181,7 @@ where
                     }
                 }
                 LoopEvent::Unread(error) => {
-                    tracing::error!(%error, "a message of the decider cannot be read");
+                    tracing::error!(%error, "cannot read message of decider");
                 }
                 LoopEvent::Sent => {}
             }
@@ -204,7 +202,7 @@ where
             Some(done) = self.works.join_next_with_id() => match done {
                 Ok((id, put_off)) => LoopEvent::Done(id, put_off),
                 Err(error) => {
-                    tracing::error!(%error, "work on an object broke off");
+                    tracing::error!(%error, "work on object failed");
                     LoopEvent::Done(error.id(), None)
                 }
             },
@@ -253,7 +251,7 @@ where
                     // The task keeps the lock until the head is written, even if the loop is dropped.
                     let scope = self.scope.clone();
                     let kept = spawn_blocking(move || scope.remember(&seen)).await;
-                    kept.expect("keeping a head does not panic").map_err(ExecutorStop::Storage)?;
+                    kept.expect("storing a head does not panic").map_err(ExecutorStop::Storage)?;
                 }
                 SessionAction::Begin(work) => self.begin(work),
                 SessionAction::Stop(stop) => return Err(stop),

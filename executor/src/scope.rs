@@ -44,13 +44,13 @@ struct ExecutorStoreFile {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ExecutorStoreError {
     /// Store that another executor has locked.
-    #[error("another executor holds the scope's lock")]
+    #[error("cannot open executor store: locked by another executor")]
     Taken,
     /// Store that is a copy.
     #[error(transparent)]
     Copied(#[from] IsCopy),
     /// Disk failure.
-    #[error("read or write the executor's folder")]
+    #[error("cannot access executor store")]
     Storage(#[from] io::Error),
 }
 
@@ -116,7 +116,7 @@ pub(crate) fn random() -> io::Result<u64> {
     let mut bytes = [0; 8];
     let filled = getrandom(&mut bytes, GetRandomFlags::empty())?;
     if filled < bytes.len() {
-        return Err(io::Error::other("the system gave too few random bytes"));
+        return Err(io::Error::other("the system returned too few random bytes"));
     }
     Ok(u64::from_ne_bytes(bytes))
 }
@@ -140,13 +140,13 @@ mod tests {
     }
 
     fn open(root: &Path) -> (ExecutorStoreId, ExecutorEpoch) {
-        let (scope, _) = try_open(root, CopyPolicy::Refuse).expect("a scope");
+        let (scope, _) = try_open(root, CopyPolicy::Refuse).expect("an executor store");
         (scope.id(), scope.life())
     }
 
     #[test]
     fn a_scope_keeps_its_id_and_counts_its_lives_and_another_folder_is_another_one() {
-        let dir = tempfile::tempdir().expect("a folder");
+        let dir = tempfile::tempdir().expect("a directory");
         let (first, second) = (open(dir.path()), open(dir.path()));
         assert_eq!(first.0, second.0);
         assert_eq!((first.1.number, second.1.number), (1, 2));
@@ -156,7 +156,7 @@ mod tests {
 
     #[test]
     fn a_scope_that_was_copied_is_refused_and_begins_no_life_unless_it_is_adopted() {
-        let home = tempfile::tempdir().expect("a folder");
+        let home = tempfile::tempdir().expect("a directory");
         let (original, copy) = (home.path().join("original"), home.path().join("copy"));
         let first = open(&original);
         let copied = std::process::Command::new("cp").arg("-a").args([&original, &copy]).status();
@@ -173,7 +173,7 @@ mod tests {
 
     #[test]
     fn a_scope_that_cannot_be_read_does_not_become_another_one() {
-        let dir = tempfile::tempdir().expect("a folder");
+        let dir = tempfile::tempdir().expect("a directory");
         open(dir.path());
         for copy in ["scope.json", "scope.copy"] {
             std::fs::write(dir.path().join(copy), "{\"id\":\"no").expect("written");

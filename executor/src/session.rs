@@ -8,8 +8,8 @@
 //! | listing | – | – | full report, → attached | list after a pause | – | as attached | → waiting | → waiting | hang up, → waiting |
 //! | attached | – | – | full report, if requested | list after a pause | list after a pause | renew, queue | → waiting | → waiting | hang up, → waiting |
 //!
-//! A failed list says nothing about any object: heartbeats continue, and the list is requested again after a
-//! pause that grows up to 5 s. While the watch is lost, no change is accepted, and work continues.
+//! A failed list gives no information about objects: heartbeats continue, and the list is requested again
+//! after a pause that grows up to 5 s. While the watch is lost, no change is accepted, and work continues.
 //!
 //! Invariants: no work starts later than ¾ of the lease after the last answered heartbeat (or hello) was
 //! sent. No work starts on a head that is not on disk, and none overlaps other work on the same object. A
@@ -230,14 +230,14 @@ impl SessionCore {
             }
             DeciderMessage::Refused { reason, again } => match again {
                 HelloRetry::Later => {
-                    tracing::warn!(reason, "the decider does not take this executor now; it is asked again");
+                    tracing::warn!(reason, "session refused, retrying");
                     self.hang_up(now, out);
                 }
                 HelloRetry::NewerElsewhere => return Err(ExecutorStop::NewerElsewhere(reason)),
                 HelloRetry::Never => return Err(ExecutorStop::Refused(reason)),
             },
             DeciderMessage::Closed { reason } => {
-                tracing::info!(reason, "the session is closed");
+                tracing::info!(reason, "connection closed by decider");
                 self.hang_up(now, out);
             }
             DeciderMessage::Command { envelope, command } => {
@@ -280,21 +280,21 @@ impl SessionCore {
         out: &mut Vec<SessionAction>,
     ) -> Result<(), ExecutorStop> {
         let SessionPhase::Greeting { since } = self.phase else {
-            tracing::warn!("a welcome that was not asked for");
+            tracing::warn!("unexpected welcome ignored");
             return Ok(());
         };
         // The decider has judged a change of lineage already: the hello named `seen`.
         let known = self.seen.filter(|seen| seen.lineage == lineage);
         if let Some(seen) = known {
             if envelope.head.term < seen.head.term {
-                tracing::warn!("a decider of an earlier term answers");
+                tracing::warn!("connection closed: decider has an earlier term");
                 self.hang_up(now, out);
                 return Ok(());
             }
             if envelope.head.position < seen.head.position {
                 let (theirs, ours) = (envelope.head.position, seen.head.position);
                 return Err(ExecutorStop::NewerElsewhere(format!(
-                    "this one is at {theirs}, and {ours} was seen"
+                    "its journal ends at {theirs}, and {ours} was seen"
                 )));
             }
             same_history(&seen.head, &envelope.head)?;
@@ -347,7 +347,7 @@ impl SessionCore {
             return Ok(false);
         };
         if c.attach != envelope.attach || envelope.head.term < seen.head.term {
-            tracing::warn!("a message of another connection or an earlier term is ignored");
+            tracing::warn!("message of another connection or earlier term ignored");
             return Ok(false);
         }
         same_history(&seen.head, &envelope.head)?;
@@ -363,7 +363,7 @@ impl SessionCore {
         let its_own = Some(object.lineage()) == self.lineage();
         match judgement {
             OrphanResolution::Quarantine => {
-                tracing::warn!(%object, "left as it is: the fleet does not know it as its own");
+                tracing::warn!(%object, "object left in place: unknown to the fleet");
                 false
             }
             OrphanResolution::Remove
@@ -372,7 +372,7 @@ impl SessionCore {
                 true
             }
             OrphanResolution::Remove => {
-                tracing::error!(%object, "not removed: the decider cannot know that it may be");
+                tracing::error!(%object, "cannot remove object: decider may be stale or foreign");
                 false
             }
         }
@@ -401,7 +401,7 @@ impl SessionCore {
         let mut ours = reports.iter().map(|r| r.object).filter(|id| id.lineage() == connection.lineage);
         if let Some(id) = ours.find(|id| id.position() > head) {
             return Err(ExecutorStop::NewerElsewhere(format!(
-                "{id} is here, and this one has not issued it yet"
+                "its journal has not issued {id}, which exists"
             )));
         }
         let attach = connection.attach;
@@ -476,7 +476,7 @@ fn backoff(failures: u32) -> Duration {
 fn issued(object: ObjectId, envelope: &DeciderEnvelope, lineage: Option<Lineage>) -> bool {
     let issued = Some(object.lineage()) != lineage || object.position() <= envelope.head.position;
     if !issued {
-        tracing::error!(%object, "a command for an object that its journal has not issued is ignored");
+        tracing::error!(%object, "command ignored: its journal has not issued the object");
     }
     issued
 }

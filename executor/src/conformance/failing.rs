@@ -18,7 +18,7 @@ pub(super) async fn a_list_that_fails_says_nothing_of_what_runs<S: OrchestratorU
     if subject.set_api(ApiAccess::CutOff) {
         let orchestrator = &reader.orchestrator;
         let cut_off = async {
-            let error = orchestrator.list().await.expect_err("a list that is not complete is none");
+            let error = orchestrator.list().await.expect_err("an incomplete list is an error");
             assert!(!error.unreachable.is_empty() && !error.reason.is_empty(), "{error}");
             for again in [false, true] {
                 assert!(orchestrator.changes(1).await.is_err(), "the watch is lost; again: {again}");
@@ -28,21 +28,21 @@ pub(super) async fn a_list_that_fails_says_nothing_of_what_runs<S: OrchestratorU
                 command(late, 1, CommandEffect::Ensure, &spec),
             );
             for work in [stop, start] {
-                assert_eq!(orchestrator.carry_out(work).await, WorkProgress::PutOff, "it is given again");
+                assert_eq!(orchestrator.carry_out(work).await, WorkProgress::PutOff, "the call is put off");
             }
             assert_eq!(orchestrator.remove(never.into(), 1).await, WorkProgress::PutOff);
             assert_eq!(orchestrator.forget(runs.into()).await, WorkProgress::PutOff);
         };
-        tokio::time::timeout(PATIENCE, cut_off).await.expect("each answers that nothing does");
+        tokio::time::timeout(PATIENCE, cut_off).await.expect("calls return without the API");
         assert_eq!((subject.running(runs), subject.running(late)), (1, 0), "nothing was ended or started");
         assert!(subject.set_api(ApiAccess::Connected));
         let lost = tokio::time::timeout(PATIENCE, orchestrator.changes(1)).await;
-        assert!(lost.expect("in time").is_err(), "what was missed is in no change: it must be listed");
+        assert!(lost.expect("in time").is_err(), "missed changes are lost until the next list");
         let listed = reader.list().await;
-        assert_eq!(listed.get(&runs.into()), Some(&ready), "it is as it was");
-        assert!(!listed.contains_key(&late.into()), "what was put off was not recorded");
+        assert_eq!(listed.get(&runs.into()), Some(&ready), "it is unchanged");
+        assert!(!listed.contains_key(&late.into()), "a command that was put off is not recorded");
         reader.order(late, 1, CommandEffect::Ensure, &spec).await;
-        reader.until(late, 1, "it is begun, and changes are reported again", is_ready).await;
+        reader.until(late, 1, "it is started, and changes are reported again", is_ready).await;
         reader.end(late, 2, &spec).await;
     }
     reader.end(runs, 2, &spec).await;

@@ -20,14 +20,14 @@ pub(super) async fn what_is_written_is_read<S: OrchestratorUnderTest>(
     reader.order(id, 1, CommandEffect::Ensure, &spec).await;
     reader.until(id, 1, "it is ready", is_ready).await;
     let logs = reader.orchestrator.logs();
-    assert!(outputs(&*logs, never).is_empty(), "of what never ran nothing is kept");
+    assert!(outputs(&*logs, never).is_empty(), "an incarnation that never ran has no output");
     match subject.output() {
-        OutputAccess::None => assert!(outputs(&*logs, id).is_empty(), "nothing is written"),
+        OutputAccess::None => assert!(outputs(&*logs, id).is_empty(), "there is no output"),
         OutputAccess::IsRead => {
             let all = LogStart::default();
             let mut followed = until_open(&*logs, id, LogStream::Out, all).await;
             read_until(&mut *followed, "one\ntwo\n").await;
-            assert_eq!(rest(&mut *followed), "", "a reader at the end has nothing");
+            assert_eq!(rest(&mut *followed), "", "a reader at the end returns nothing");
             let names: Vec<_> = outputs(&*logs, id).iter().map(|output| output.name().clone()).collect();
             assert!(names.is_sorted() && names.len() == 2, "{names:?}");
             read_until(&mut *until_open(&*logs, id, LogStream::Err, all).await, "oh\n").await;
@@ -48,7 +48,7 @@ pub(super) async fn what_is_written_is_read<S: OrchestratorUnderTest>(
     let reader = reader.restart(subject).await;
     let logs = reader.orchestrator.logs();
     match subject.output() {
-        OutputAccess::None => assert!(outputs(&*logs, id).is_empty(), "nor was anything"),
+        OutputAccess::None => assert!(outputs(&*logs, id).is_empty(), "no output was kept"),
         OutputAccess::IsRead => {
             let mut kept = until_open(&*logs, id, LogStream::Out, LogStart::default()).await;
             read_until(&mut *kept, "one\ntwo\n").await;

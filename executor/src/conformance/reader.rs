@@ -50,7 +50,7 @@ impl<O: Orchestrator> OrchestratorClient<O> {
     }
 
     pub(super) async fn list(&mut self) -> BTreeMap<ObjectId, ObjectReport> {
-        let reports = self.orchestrator.list().await.expect("nothing keeps it from listing");
+        let reports = self.orchestrator.list().await.expect("the API responds");
         self.known = reports.into_iter().map(|r| (r.object, r)).collect();
         self.known.clone()
     }
@@ -59,7 +59,7 @@ impl<O: Orchestrator> OrchestratorClient<O> {
     pub(super) async fn told(&mut self, id: impl Into<ObjectId>) -> ObjectReport {
         let id = id.into();
         self.known.remove(&id);
-        self.wait(id, "it is told of", |_| true).await
+        self.wait(id, "it is reported", |_| true).await
     }
 
     pub(super) async fn until(
@@ -84,7 +84,7 @@ impl<O: Orchestrator> OrchestratorClient<O> {
                 if let Some(report) = self.known.get(&id).filter(|report| is(report)) {
                     return report.clone();
                 }
-                let news = self.orchestrator.changes(LIMIT).await.expect("nothing was missed");
+                let news = self.orchestrator.changes(LIMIT).await.expect("the watch is not lost");
                 self.known.extend(news.into_iter().map(|report| (report.object, report)));
             }
         });
@@ -110,6 +110,6 @@ impl<O: Orchestrator> OrchestratorClient<O> {
     pub(super) async fn forget(&mut self, id: impl Into<ObjectId>) {
         let id = id.into();
         self.orchestrator.forget(id).await;
-        assert!(!self.list().await.contains_key(&id), "what is over is forgotten when that is asked");
+        assert!(!self.list().await.contains_key(&id), "an ended object is purged on request");
     }
 }

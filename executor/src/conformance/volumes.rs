@@ -44,19 +44,19 @@ pub(super) async fn a_volume_is_made_once_and_destroyed_for_ever<S: Orchestrator
     reader.order(id, 1, CommandEffect::Ensure, &spec).await;
     let first = reader.until(id, 1, "it is ready", is_ready).await;
     assert_eq!(first.saw, ObservedState::Ready { processes: vec![] }, "it has no processes");
-    assert!(subject.holds(id), "ready means that it is there");
+    assert!(subject.holds(id), "a ready volume exists");
     reader.order(id, 1, CommandEffect::Ensure, &spec).await;
     assert_eq!(reader.told(id).await, first, "the same command again is answered with its outcome");
     reader.order(id, 2, CommandEffect::Ensure, &other).await;
-    reader.until(id, 2, "another spec is right for what is there", is_ready).await;
+    reader.until(id, 2, "another spec does not change it", is_ready).await;
     reader.order(id, 3, CommandEffect::Stop, &other).await;
     reader.until(id, 3, "it cannot be stopped", never).await;
     let mut reader = reader.restart(subject).await;
     let listed = reader.list().await;
     let told = listed.get(&id.into()).map(|report| (report.revision, is_ready(&report.saw)));
-    assert_eq!(told, Some((2, true)), "a restart finds it");
+    assert_eq!(told, Some((2, true)), "it is found after a restart");
     reader.orchestrator.forget(id.into()).await;
-    assert!(reader.list().await.contains_key(&id.into()), "what is there is never forgotten");
+    assert!(reader.list().await.contains_key(&id.into()), "an existing volume is never purged");
     reader.order(id, 4, CommandEffect::Kill, &other).await;
     let gone = reader.until(id, 4, "it is destroyed", is_gone).await;
     assert!(!subject.holds(id), "gone means that nothing exists");
@@ -68,10 +68,10 @@ pub(super) async fn a_volume_is_made_once_and_destroyed_for_ever<S: Orchestrator
             reader.order(id, revision, CommandEffect::Ensure, &spec).await;
             assert_eq!(reader.told(id).await, gone, "a late ensure is answered; restarted: {restarted}");
         }
-        assert!(!subject.holds(id), "a late ensure makes nothing; restarted: {restarted}");
+        assert!(!subject.holds(id), "a late ensure creates nothing; restarted: {restarted}");
     }
     reader.order(id, 5, CommandEffect::Kill, &spec).await;
-    reader.until(id, 5, "the tombstone rises", is_gone).await;
+    reader.until(id, 5, "the tombstone rises to the revision", is_gone).await;
     reader.forget(id).await;
 }
 
@@ -87,14 +87,14 @@ pub(super) async fn what_was_a_volume_once_is_not_made_again<S: OrchestratorUnde
     subject.lose(lost);
     let mut reader = reader.restart(subject).await;
     reader.order(lost, 2, CommandEffect::Ensure, &spec).await;
-    reader.until(lost, 2, "it is lost, and that is told", is_lost).await;
-    assert!(!subject.holds(lost), "what is lost is not made again unseen");
+    reader.until(lost, 2, "it is reported as lost", is_lost).await;
+    assert!(!subject.holds(lost), "a lost volume is not recreated silently");
     reader.order(lost, 3, CommandEffect::Kill, &spec).await;
-    reader.until(lost, 3, "what is lost can be gone", is_gone).await;
+    reader.until(lost, 3, "a lost volume can be destroyed", is_gone).await;
     let met = Command { standing: CommandStatus::Met, ..command(unknown, 3, CommandEffect::Ensure, &spec) };
     reader.orchestrator.carry_out(met).await;
-    reader.until(unknown, 3, "what was there and is not known any more is gone", is_gone).await;
-    assert!(!subject.holds(unknown), "and not made");
+    reader.until(unknown, 3, "a volume without records is gone", is_gone).await;
+    assert!(!subject.holds(unknown), "it is not created");
     for id in [lost, unknown] {
         reader.forget(id).await;
     }
@@ -108,27 +108,27 @@ pub(super) async fn a_run_waits_for_its_volume_and_keeps_it<S: OrchestratorUnder
     let mut reader = OrchestratorClient::open(subject).await;
     let (spec, runs) = (volume(1000), mounting(subject, id));
     reader.order(run, 1, CommandEffect::Ensure, &runs).await;
-    reader.until(run, 1, "its volume is not here", waits).await;
+    reader.until(run, 1, "its volume does not exist", waits).await;
     assert_eq!(subject.running(run), 0, "nothing runs without its volume");
     reader.order(id, 1, CommandEffect::Ensure, &spec).await;
-    reader.until(id, 1, "it is made", is_ready).await;
+    reader.until(id, 1, "it is created", is_ready).await;
     let second = Command { attempt: 2, ..command(run, 1, CommandEffect::Ensure, &runs) };
     reader.orchestrator.carry_out(second).await;
-    reader.until(run, 1, "and then it runs", is_ready).await;
+    reader.until(run, 1, "it runs once its volume exists", is_ready).await;
     reader.order(id, 2, CommandEffect::Kill, &spec).await;
-    reader.until(id, 2, "what is used is not destroyed", waits).await;
-    assert!(subject.holds(id) && subject.running(run) == 1, "both are as they were");
+    reader.until(id, 2, "a volume in use is not destroyed", waits).await;
+    assert!(subject.holds(id) && subject.running(run) == 1, "both are unchanged");
     let mut reader = reader.restart(subject).await;
     reader.order(id, 2, CommandEffect::Kill, &spec).await;
-    reader.until(id, 2, "nor after a restart", waits).await;
+    reader.until(id, 2, "it is not destroyed after a restart either", waits).await;
     reader.order(run, 2, CommandEffect::Kill, &runs).await;
     reader.until(run, 2, "it ended", |saw| matches!(saw, ObservedState::Ended { .. })).await;
-    assert!(subject.holds(id), "a volume outlives what uses it");
+    assert!(subject.holds(id), "a volume outlives its user");
     reader.order(id, 2, CommandEffect::Kill, &spec).await;
-    reader.until(id, 2, "what nobody uses is destroyed", is_gone).await;
+    reader.until(id, 2, "an unused volume is destroyed", is_gone).await;
     let again = IncarnationId::issue(run.lineage(), run.position().plus(1000));
     reader.order(again, 1, CommandEffect::Ensure, &runs).await;
-    reader.until(again, 1, "nothing runs with what is gone", waits).await;
+    reader.until(again, 1, "nothing runs with a destroyed volume", waits).await;
     reader.order(again, 2, CommandEffect::Kill, &runs).await;
     reader.until(again, 2, "it never ran", is_gone).await;
     reader.forget(id).await;
@@ -147,7 +147,7 @@ pub(super) async fn a_judged_volume_is_removed<S: OrchestratorUnderTest>(
     reader.until(id, 1, "it is ready", is_ready).await;
     for id in [id, unknown] {
         reader.orchestrator.remove(id.into(), 4).await;
-        reader.until(id, 4, "what was removed is gone", is_gone).await;
+        reader.until(id, 4, "the removed volume is gone", is_gone).await;
         assert!(!subject.holds(id), "gone means that nothing exists");
         reader.forget(id).await;
     }
@@ -162,10 +162,10 @@ pub(super) async fn what_was_recorded_and_not_made_is_made_when_it_comes_again<S
     let mut reader = OrchestratorClient::open(subject).await;
     let listed = reader.known.get(&id.into()).map(|report| (report.revision, report.saw.clone()));
     let nothing = ObservedState::NotReady { processes: vec![] };
-    assert_eq!(listed, Some((1, nothing)), "it is named, at less than what was ordered");
-    assert!(!subject.holds(id), "and not made");
+    assert_eq!(listed, Some((1, nothing)), "it is listed, at a lower revision than the command");
+    assert!(!subject.holds(id), "it is not created");
     reader.order(id, 2, CommandEffect::Ensure, &spec).await;
-    reader.until(id, 2, "it is made", is_ready).await;
+    reader.until(id, 2, "it is created", is_ready).await;
     reader.order(id, 3, CommandEffect::Kill, &spec).await;
     reader.until(id, 3, "it is destroyed", is_gone).await;
     reader.forget(id).await;

@@ -42,7 +42,7 @@ fn one_copy_that_is_altered_cut_or_gone_loses_nothing_and_is_written_again() {
             // An observer retries for a while, so not each time.
             if number % 16 == 0 {
                 assert_eq!(kept(&path, FileAccess::Observer).unwrap().as_deref(), Some("second"), "{told:?}");
-                assert_eq!(fs::read(&copy).ok(), *bad, "whoever does not write it leaves it alone");
+                assert_eq!(fs::read(&copy).ok(), *bad, "an observer does not repair it");
             }
             assert_eq!(kept(&path, FileAccess::Owner).unwrap().as_deref(), Some("second"), "{told:?}");
             assert_eq!(bytes(&path), [Some(whole.clone()), Some(whole.clone())], "{told:?}");
@@ -116,7 +116,7 @@ fn while_it_grows_into_no_new_block_it_stays_the_same_file() {
     keep(&path, &"x".repeat(5000));
     assert!(
         inodes().iter().all(|inode| !first.contains(inode)),
-        "a full disk must not touch what stands there"
+        "a full disk must not change existing copies"
     );
 }
 
@@ -151,15 +151,15 @@ fn whoever_reads_beside_the_writer_finds_what_was_written_or_what_is_being_writt
 fn when_both_copies_are_bad_it_is_an_error_that_names_the_record_until_it_is_written_anew() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("it.json");
-    assert_eq!(kept(&path, FileAccess::Owner).unwrap(), None, "nothing is no error");
+    assert_eq!(kept(&path, FileAccess::Owner).unwrap(), None, "a missing record is no error");
     for (first, second) in [("", ""), ("{\"wo", "x"), ("chancery-record 1 00000000\n{}", "")] {
         keep(&path, "one");
         for (copy, bad) in copies(&path).iter().zip([first, second]) {
             fs::write(copy, bad).unwrap();
         }
         let error = kept(&path, FileAccess::Owner).unwrap_err();
-        assert!(error.to_string().contains("it.json is whole"), "{error}");
-        assert_eq!(fs::read_to_string(&path).unwrap(), first, "it stays as it was found");
+        assert!(error.to_string().contains("it.json: no valid copy"), "{error}");
+        assert_eq!(fs::read_to_string(&path).unwrap(), first, "the damaged copy is unchanged");
     }
     keep(&path, "two");
     assert_eq!(kept(&path, FileAccess::Observer).unwrap().as_deref(), Some("two"));
@@ -192,13 +192,17 @@ fn a_single_file_of_an_earlier_build_is_read_and_gets_its_copy_with_the_next_wri
     let path = folder.path().join("it.json");
     fs::write(&path, r#"{"word":"old"}"#).unwrap();
     assert_eq!(kept(&path, FileAccess::Owner).unwrap().as_deref(), Some("old"));
-    assert_eq!(bytes(&path)[1], None, "reading alone adds nothing: it may not be ours");
+    assert_eq!(bytes(&path)[1], None, "an observer adds no copy: the record may belong to another owner");
     keep(&path, "new");
     fs::write(&path, r#"{"word":"old"}"#).unwrap();
-    assert_eq!(kept(&path, FileAccess::Owner).unwrap().as_deref(), Some("new"), "what has a count is newer");
+    assert_eq!(
+        kept(&path, FileAccess::Owner).unwrap().as_deref(),
+        Some("new"),
+        "a record with a count is newer"
+    );
     fs::write(&path, r#"{"word":"o"#).unwrap();
     fs::remove_file(path.with_extension("copy")).unwrap();
-    assert!(kept(&path, FileAccess::Owner).is_err(), "a single file that is cut is an error, as it was");
+    assert!(kept(&path, FileAccess::Owner).is_err(), "a truncated single file is an error");
 }
 
 #[test]
@@ -261,7 +265,7 @@ fn a_record_notices_whatever_befell_its_files_since_its_last_writing() {
             record.write(&serde_json::json!({ "word": number.to_string() })).unwrap();
             let whole = sealed(number, format!(r#"{{"word":"{number}"}}"#).as_bytes());
             assert_eq!(bytes(&path), [Some(whole.clone()), Some(whole)], "{what}");
-            assert_eq!(fs::read(&aside).ok(), snapshot, "{what}: not ours to write");
+            assert_eq!(fs::read(&aside).ok(), snapshot, "{what}: an observer writes nothing");
             let _ = fs::remove_file(&aside);
         }
     }

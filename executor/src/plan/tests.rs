@@ -64,66 +64,76 @@ fn unchanged() -> ObjectState {
 fn an_order_means_what_is_there_makes_of_it() {
     use TargetGoal::{Down, Removed, Up};
     let end = ReconcileStep::Stop(Duration::from_secs(9));
-    let being_ended = ReconcileStep::Refuse("it is being ended", RetryClass::Retry);
+    let being_ended = ReconcileStep::Refuse("cannot start object: it is being ended", RetryClass::Retry);
     let cases = [
         // State                  last target         target             step            reason
-        (None, order(Up, 1, 1), ReconcileStep::Start, "nothing is there"),
+        (None, order(Up, 1, 1), ReconcileStep::Start, "no object exists"),
         (None, order(Down, 1, 1), ReconcileStep::WriteTombstone, "absence is proved by a tombstone"),
         (None, order(Removed, 1, 1), ReconcileStep::WriteTombstone, "absence is proved by a tombstone"),
         (
             Some((order(Up, 1, 1), ObjectState::Accepted)),
             order(Up, 1, 1),
             ReconcileStep::Start,
-            "a crash came before the start",
+            "a crash preceded the start",
         ),
         (
             Some((order(Down, 1, 1), ObjectState::Accepted)),
             order(Down, 1, 1),
             ReconcileStep::WriteTombstone,
-            "or before the tombstone",
+            "a crash preceded the tombstone",
         ),
         (
             Some((order(Up, 1, 1), ObjectState::Accepted)),
             order(Down, 2, 1),
             ReconcileStep::WriteTombstone,
-            "it was never begun",
+            "it was never started",
         ),
-        (Some((order(Up, 1, 1), runs())), order(Up, 1, 1), ReconcileStep::ReportAgain, "twice is once"),
+        (
+            Some((order(Up, 1, 1), runs())),
+            order(Up, 1, 1),
+            ReconcileStep::ReportAgain,
+            "a repeated command is reported again",
+        ),
         (Some((order(Up, 1, 1), runs())), order(Up, 2, 1), ReconcileStep::Adopt, "it runs already"),
         (
             Some((order(Up, 2, 1), runs())),
             order(Down, 1, 9),
             ReconcileStep::ReportAgain,
-            "a lower revision is closed",
+            "a lower revision changes nothing",
         ),
         (
             Some((order(Up, 2, 2), runs())),
             order(Up, 2, 1),
             ReconcileStep::ReportAgain,
-            "so is a lower attempt",
+            "a lower attempt changes nothing",
         ),
-        (Some((order(Up, 1, 1), runs())), order(Down, 2, 1), end.clone(), "it is to end"),
+        (Some((order(Up, 1, 1), runs())), order(Down, 2, 1), end.clone(), "the command ends it"),
         (
             Some((order(Down, 2, 1), runs())),
             order(Down, 2, 1),
             end.clone(),
-            "the first asking may have been lost",
+            "the first request may have been lost",
         ),
-        (Some((order(Down, 2, 1), runs())), order(Up, 3, 1), being_ended, "what is half ended is not kept"),
-        (Some((order(Up, 1, 1), runs())), order(Removed, 2, 1), end.clone(), "it must end before it is gone"),
+        (
+            Some((order(Down, 2, 1), runs())),
+            order(Up, 3, 1),
+            being_ended,
+            "an ending incarnation is not restarted",
+        ),
+        (Some((order(Up, 1, 1), runs())), order(Removed, 2, 1), end.clone(), "it ends before its tombstone"),
         (Some((order(Up, 1, 1), ended())), order(Up, 1, 1), ReconcileStep::ReportAgain, "an end is final"),
-        (Some((order(Up, 1, 1), ended())), order(Up, 2, 1), ReconcileStep::Adopt, "for higher revisions too"),
         (
             Some((order(Up, 1, 1), ended())),
-            order(Down, 2, 1),
+            order(Up, 2, 1),
             ReconcileStep::Adopt,
-            "and how it ended is kept",
+            "an end is final for higher revisions too",
         ),
+        (Some((order(Up, 1, 1), ended())), order(Down, 2, 1), ReconcileStep::Adopt, "its exit is kept"),
         (
             Some((order(Up, 1, 1), ended())),
             order(Removed, 2, 1),
             ReconcileStep::WriteTombstone,
-            "unless it is to be gone",
+            "a removal replaces the end by a tombstone",
         ),
         (
             Some((order(Up, 1, 1), failed())),
@@ -131,7 +141,12 @@ fn an_order_means_what_is_there_makes_of_it() {
             ReconcileStep::ReportAgain,
             "this attempt failed",
         ),
-        (Some((order(Up, 1, 1), failed())), order(Up, 1, 2), ReconcileStep::Start, "the next may not"),
+        (
+            Some((order(Up, 1, 1), failed())),
+            order(Up, 1, 2),
+            ReconcileStep::Start,
+            "the next attempt may succeed",
+        ),
         (Some((order(Up, 1, 1), failed())), order(Down, 2, 1), ReconcileStep::WriteTombstone, "nothing ran"),
         (
             Some((order(Down, 2, 1), ObjectState::Gone)),
@@ -143,7 +158,7 @@ fn an_order_means_what_is_there_makes_of_it() {
             Some((order(Down, 2, 1), ObjectState::Gone)),
             order(Down, 2, 1),
             ReconcileStep::ReportAgain,
-            "the tombstone is there",
+            "the tombstone exists",
         ),
         (
             Some((order(Down, 2, 1), ObjectState::Gone)),
@@ -155,7 +170,7 @@ fn an_order_means_what_is_there_makes_of_it() {
             Some((order(Down, 2, 1), ObjectState::Gone)),
             order(Up, 3, 1),
             ReconcileStep::Start,
-            "it speaks of lower ones only",
+            "it covers lower revisions only",
         ),
     ];
     for (there, order, then, because) in cases {
@@ -177,24 +192,33 @@ fn another_spec_changes_what_runs_where_that_can_be_done_and_is_refused_elsewher
     use TargetGoal::{Down, Up};
     let starting = || ObjectState::Starting { processes: vec![] };
     let met = |order| ObjectTarget { standing: CommandStatus::Met, ..order };
-    let refused =
-        ReconcileStep::Refuse("it runs with another spec, and what runs is not changed", RetryClass::Never);
-    let being_ended = ReconcileStep::Refuse("it is being ended", RetryClass::Retry);
+    let refused = ReconcileStep::Refuse(
+        "cannot update running object: its runtime supports no updates in place",
+        RetryClass::Never,
+    );
+    let being_ended = ReconcileStep::Refuse("cannot start object: it is being ended", RetryClass::Retry);
     let change = || (ReconcileStep::Change, refused.clone());
     let both = |step: ReconcileStep| (step.clone(), step);
     // The existing spec is always "web-1".
     let cases = [
         // State     last target   target       its spec  step with and without changes in place    reason
-        (runs(), order(Up, 1, 1), order(Up, 2, 1), "web-2", change(), "it is to be another one"),
-        (starting(), order(Up, 1, 1), order(Up, 2, 1), "web-2", change(), "also before it is up"),
-        (runs(), order(Up, 2, 1), order(Up, 2, 2), "web-2", change(), "an attempt is an order"),
+        (runs(), order(Up, 1, 1), order(Up, 2, 1), "web-2", change(), "another spec is requested"),
+        (
+            starting(),
+            order(Up, 1, 1),
+            order(Up, 2, 1),
+            "web-2",
+            change(),
+            "another spec is requested before it is running",
+        ),
+        (runs(), order(Up, 2, 1), order(Up, 2, 2), "web-2", change(), "a higher attempt counts as a command"),
         (
             runs(),
             order(Up, 3, 1),
             order(Up, 2, 9),
             "web-2",
             both(ReconcileStep::ReportAgain),
-            "a lower revision is closed",
+            "a lower revision changes nothing",
         ),
         (
             runs(),
@@ -202,7 +226,7 @@ fn another_spec_changes_what_runs_where_that_can_be_done_and_is_refused_elsewher
             met(order(Up, 2, 1)),
             "web-2",
             both(ReconcileStep::Adopt),
-            "nobody waits for it",
+            "the command awaits no outcome",
         ),
         (
             runs(),
@@ -210,38 +234,45 @@ fn another_spec_changes_what_runs_where_that_can_be_done_and_is_refused_elsewher
             met(order(Up, 2, 1)),
             "web-2",
             both(ReconcileStep::ReportAgain),
-            "nor for a repeated one",
+            "a repeated command awaits no outcome",
         ),
-        (runs(), order(Down, 2, 1), order(Up, 3, 1), "web-2", both(being_ended.clone()), "it is half ended"),
+        (runs(), order(Down, 2, 1), order(Up, 3, 1), "web-2", both(being_ended.clone()), "it is ending"),
         (ended(), order(Up, 1, 1), order(Up, 2, 1), "web-2", both(ReconcileStep::Adopt), "an end is final"),
-        (failed(), order(Up, 1, 1), order(Up, 2, 1), "web-2", both(ReconcileStep::Start), "nothing is there"),
+        (failed(), order(Up, 1, 1), order(Up, 2, 1), "web-2", both(ReconcileStep::Start), "no object exists"),
         (
             changing(),
             order(Up, 2, 1),
             order(Up, 2, 1),
             "web-1",
             both(ReconcileStep::ReportAgain),
-            "it is at work",
+            "the change is in progress",
         ),
-        (changing(), order(Up, 2, 1), order(Up, 2, 2), "web-1", both(ReconcileStep::Adopt), "and stays so"),
+        (
+            changing(),
+            order(Up, 2, 1),
+            order(Up, 2, 2),
+            "web-1",
+            both(ReconcileStep::Adopt),
+            "the change continues",
+        ),
         (
             changing(),
             order(Up, 2, 1),
             met(order(Up, 3, 1)),
             "web-2",
             both(ReconcileStep::Adopt),
-            "and stays so",
+            "the change continues",
         ),
-        (changing(), order(Up, 2, 1), order(Up, 3, 1), "web-2", change(), "not any more, or back"),
+        (changing(), order(Up, 2, 1), order(Up, 3, 1), "web-2", change(), "a third spec, or the old one"),
         (
             changing(),
             order(Up, 2, 1),
             order(Up, 1, 1),
             "web-2",
             both(ReconcileStep::ReportAgain),
-            "the order from before",
+            "the earlier command",
         ),
-        (changing(), order(Down, 3, 1), order(Up, 4, 1), "web-1", both(being_ended), "it is half ended"),
+        (changing(), order(Down, 3, 1), order(Up, 4, 1), "web-1", both(being_ended), "it is ending"),
         (
             unchanged(),
             order(Up, 2, 1),
@@ -250,14 +281,14 @@ fn another_spec_changes_what_runs_where_that_can_be_done_and_is_refused_elsewher
             both(ReconcileStep::ReportAgain),
             "this attempt failed",
         ),
-        (unchanged(), order(Up, 2, 1), order(Up, 2, 2), "web-2", change(), "the next may not"),
+        (unchanged(), order(Up, 2, 1), order(Up, 2, 2), "web-2", change(), "the next attempt may succeed"),
         (
             unchanged(),
             order(Up, 2, 1),
             order(Up, 3, 1),
             "web-1",
             both(ReconcileStep::Adopt),
-            "it never was another one",
+            "it runs with that spec",
         ),
         (
             unchanged(),
@@ -265,7 +296,7 @@ fn another_spec_changes_what_runs_where_that_can_be_done_and_is_refused_elsewher
             met(order(Up, 2, 1)),
             "web-2",
             both(ReconcileStep::Adopt),
-            "the failure was heard",
+            "the failure was received",
         ),
         (
             unchanged(),
@@ -273,7 +304,7 @@ fn another_spec_changes_what_runs_where_that_can_be_done_and_is_refused_elsewher
             met(order(Up, 3, 1)),
             "web-3",
             both(ReconcileStep::Adopt),
-            "the failure was heard",
+            "the failure was received",
         ),
     ];
     for (state, last, order, brings, (can, cannot), because) in cases {
@@ -306,11 +337,11 @@ fn a_report_names_the_revision_that_it_reflects() {
         (TargetGoal::Up, ObjectState::Accepted, (4, "list"), "no outcome yet"),
         (TargetGoal::Up, ObjectState::Starting { processes: vec![] }, (4, "list"), "no outcome yet"),
         (TargetGoal::Up, runs(), (5, "change"), "the outcome"),
-        (TargetGoal::Down, runs(), (4, "list"), "what is to end and has not is no outcome"),
+        (TargetGoal::Down, runs(), (4, "list"), "an unfinished end is no outcome"),
         (TargetGoal::Down, ended(), (5, "change"), "the outcome"),
         (TargetGoal::Up, changing(), (4, "list"), "no outcome yet"),
         (TargetGoal::Up, unchanged(), (5, "change"), "the outcome"),
-        (TargetGoal::Down, unchanged(), (4, "list"), "what is to end and has not is no outcome"),
+        (TargetGoal::Down, unchanged(), (4, "list"), "an unfinished end is no outcome"),
         (TargetGoal::Up, failed(), (5, "change"), "the outcome"),
         (TargetGoal::Down, ObjectState::Gone, (5, "change"), "the outcome"),
     ];
@@ -337,7 +368,7 @@ fn ready_means_all_online() {
     ));
     assert!(
         matches!(saw(unchanged()), ObservedState::Failed { hope: RetryClass::Retry, .. }),
-        "what runs was not asked for"
+        "it runs with another spec than requested"
     );
 }
 
@@ -357,8 +388,8 @@ fn another_rule_of_starting_again_is_taken_over_and_changes_nothing_that_runs() 
     let there = present(order(TargetGoal::Up, 2, 1), runs());
     let met = ObjectTarget { standing: CommandStatus::Met, ..order(TargetGoal::Up, 2, 1) };
     for (order, because) in [
-        (order(TargetGoal::Up, 3, 1), "with a higher revision"),
-        (met, "and with the same one: what was recorded by an earlier build has no rule"),
+        (order(TargetGoal::Up, 3, 1), "a higher revision"),
+        (met, "the same revision: an earlier build recorded no rule"),
     ] {
         for changes in [UpdateSupport::InPlace, UpdateSupport::Never] {
             let then = step(Some(&there), &order, Some(&rule(RestartPolicy::Always)), changes);
@@ -371,7 +402,7 @@ fn another_rule_of_starting_again_is_taken_over_and_changes_nothing_that_runs() 
         Some(&rule(RestartPolicy::Always)),
         UpdateSupport::Never,
     );
-    assert_eq!(late, ReconcileStep::ReportAgain, "not with a lower one");
+    assert_eq!(late, ReconcileStep::ReportAgain, "a lower revision");
     let adopt =
         |brought: &ObjectSpec| match accepted(&ReconcileStep::Adopt, there.spec.clone(), Some(brought)) {
             Some(ObjectSpec::Run(spec)) => spec.restart,
@@ -379,7 +410,7 @@ fn another_rule_of_starting_again_is_taken_over_and_changes_nothing_that_runs() 
         };
     assert_eq!(adopt(&rule(RestartPolicy::Always)), RestartPolicy::Always);
     let other = run("web-2", RestartPolicy::Always).into();
-    assert_eq!(adopt(&other), RestartPolicy::BestEffort, "what runs is not what that rule is for");
+    assert_eq!(adopt(&other), RestartPolicy::BestEffort, "the rule belongs to another spec");
 }
 
 fn volume(capacity: u64) -> ObjectSpec {
@@ -395,8 +426,8 @@ fn a_volume_is_kept_whatever_is_asked_of_it_until_it_is_destroyed() {
         || ObjectState::Ended { exit: IncarnationExit::Failed { reason: "lost".into() }, processes: vec![] };
     let cases = [
         (order(Up, 1, 1), up(), order(Up, 2, 1), ReconcileStep::Adopt, "another spec changes nothing"),
-        (order(Up, 1, 1), up(), order(Up, 1, 1), ReconcileStep::Adopt, "nor with the same order"),
-        (order(Up, 1, 1), lost(), order(Up, 2, 1), ReconcileStep::Adopt, "what is lost is not made again"),
+        (order(Up, 1, 1), up(), order(Up, 1, 1), ReconcileStep::Adopt, "the same command changes nothing"),
+        (order(Up, 1, 1), lost(), order(Up, 2, 1), ReconcileStep::Adopt, "a lost volume is not recreated"),
         (
             order(Up, 1, 1),
             up(),
@@ -409,14 +440,14 @@ fn a_volume_is_kept_whatever_is_asked_of_it_until_it_is_destroyed() {
             lost(),
             order(Removed, 2, 1),
             ReconcileStep::WriteTombstone,
-            "nothing is left of it",
+            "nothing of the volume is left",
         ),
         (
             order(Removed, 2, 1),
             ObjectState::Gone,
             order(Up, 1, 9),
             ReconcileStep::ReportAgain,
-            "and it stays so",
+            "the tombstone stays",
         ),
     ];
     for (last, state, order, then, because) in cases {
@@ -433,19 +464,13 @@ fn a_volume_is_kept_whatever_is_asked_of_it_until_it_is_destroyed() {
 fn a_spec_is_recorded_with_an_order_by_what_the_order_does() {
     let (a, b) = (|| Some(spec("web-1")), || Some(spec("web-2")));
     for (step, there, brought, recorded, because) in [
-        (ReconcileStep::Start, a(), b(), b(), "it is started as the order says"),
-        (ReconcileStep::Change, a(), b(), b(), "it is changed to that"),
-        (ReconcileStep::Adopt, a(), b(), a(), "what runs is what it was started as"),
-        (ReconcileStep::Stop(Duration::ZERO), a(), b(), a(), "also while it is being ended"),
-        (ReconcileStep::WriteTombstone, a(), b(), a(), "and when it is gone"),
-        (ReconcileStep::WriteTombstone, a(), None, a(), "a judgement brings none"),
-        (
-            ReconcileStep::WriteTombstone,
-            None,
-            b(),
-            b(),
-            "of something unknown, all that is known is what the order says",
-        ),
+        (ReconcileStep::Start, a(), b(), b(), "it is started with the spec of the command"),
+        (ReconcileStep::Change, a(), b(), b(), "it is changed to the spec of the command"),
+        (ReconcileStep::Adopt, a(), b(), a(), "it keeps the spec of its start"),
+        (ReconcileStep::Stop(Duration::ZERO), a(), b(), a(), "it keeps its spec while it is being ended"),
+        (ReconcileStep::WriteTombstone, a(), b(), a(), "it keeps its spec once gone"),
+        (ReconcileStep::WriteTombstone, a(), None, a(), "an orphan resolution has no spec"),
+        (ReconcileStep::WriteTombstone, None, b(), b(), "an unknown object has the spec of the command"),
     ] {
         assert_eq!(accepted(&step, there, brought.as_ref()), recorded, "{because}");
     }

@@ -102,7 +102,10 @@ pub(super) fn take_over(base: &Path, limits: OutputLimits) -> io::Result<OutputC
     let flags = (OFlags::NONBLOCK | OFlags::NOFOLLOW).bits().cast_signed();
     let pipe = OpenOptions::new().read(true).custom_flags(flags).open(pipe_of(base))?;
     if !pipe.metadata()?.file_type().is_fifo() {
-        return Err(io::Error::new(ErrorKind::NotFound, format!("{} is no pipe", pipe_of(base).display())));
+        return Err(io::Error::new(
+            ErrorKind::NotFound,
+            format!("{} is not a pipe", pipe_of(base).display()),
+        ));
     }
     Ok(OutputCapture { pipe, files: RotatedFiles::open(base.to_owned(), limits)? })
 }
@@ -140,7 +143,7 @@ impl OutputCapture {
                 let base = self.files.base.display();
                 Err(io::Error::new(
                     error.kind(),
-                    format!("the last {count} bytes of {base} were lost: {error}"),
+                    format!("cannot write last {count} bytes of {base}: {error}"),
                 ))
             }
         }

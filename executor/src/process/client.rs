@@ -40,7 +40,7 @@ impl SupervisorClient {
         self.unsent.drain(..self.sent);
         self.sent = 0;
         if self.unsent.len() + frame.len() > MAX_UNSENT {
-            log(format_args!("a client that does not read is dropped"));
+            log(format_args!("client dropped: it does not read"));
             return false;
         }
         self.unsent.extend_from_slice(frame);
@@ -102,12 +102,12 @@ mod tests {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         let mut client = SupervisorClient::new(ours).unwrap();
         assert!(client.say(&wire::frame(&record)));
-        assert!(client.awaits().contains(PollFlags::OUT), "the socket does not take all of it");
+        assert!(client.awaits().contains(PollFlags::OUT), "the socket accepts only a part");
         let mut received = Vec::new();
         let mut chunk = vec![0; 100_000];
         loop {
             if let Some(message) = wire::take(&mut received, MAX_RECORD).unwrap() {
-                assert!(serde_json::from_slice::<String>(&message).unwrap() == record, "it is another one");
+                assert!(serde_json::from_slice::<String>(&message).unwrap() == record, "the record differs");
                 break;
             }
             let count = theirs.read(&mut chunk).unwrap();
@@ -115,7 +115,7 @@ mod tests {
             assert!(client.flush());
         }
         assert!(received.is_empty());
-        assert!(!client.awaits().contains(PollFlags::OUT), "nothing waits any more");
+        assert!(!client.awaits().contains(PollFlags::OUT), "no bytes are unsent");
     }
 
     #[test]
@@ -135,7 +135,7 @@ mod tests {
         let mut requests = Vec::new();
         let two = [wire::frame(&SupervisorRequest::Look), wire::frame(&SupervisorRequest::Status)].concat();
         theirs.write_all(&two[..7]).unwrap();
-        assert!(client.read(&mut requests) && requests.is_empty(), "not whole yet");
+        assert!(client.read(&mut requests) && requests.is_empty(), "the message is incomplete");
         theirs.write_all(&two[7..]).unwrap();
         assert!(client.read(&mut requests));
         assert_eq!(requests, [SupervisorRequest::Look, SupervisorRequest::Status]);

@@ -73,8 +73,8 @@ pub(super) enum DirectoryLoss {
 impl fmt::Display for DirectoryLoss {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            DirectoryLoss::Removed => "its folder was removed",
-            DirectoryLoss::Replaced => "its folder was replaced by another",
+            DirectoryLoss::Removed => "incarnation directory removed",
+            DirectoryLoss::Replaced => "incarnation directory replaced",
         })
     }
 }

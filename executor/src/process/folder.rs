@@ -197,7 +197,7 @@ pub(super) enum ProcessEndCause {
     Itself,
     /// End by a request or kill of the supervisor or the executor.
     Asked,
-    /// End without a request, after the supervisor received SIGTERM too: as when the machine goes down.
+    /// End without a request, after the supervisor received SIGTERM too: as in a shutdown of the machine.
     GoingDown,
 }
 
@@ -241,12 +241,12 @@ impl ProcessesFile {
                     ProcessStatus::Exited { code: 0 } => continue,
                     ProcessStatus::Exited { code } => format!("ended with status {code}"),
                     ProcessStatus::Signaled { signal } => format!("was ended by signal {signal}"),
-                    ProcessStatus::OomKilled => "was killed for want of memory".to_owned(),
+                    ProcessStatus::OomKilled => "was killed: out of memory".to_owned(),
                     ProcessStatus::Unknown
                     | ProcessStatus::Online
                     | ProcessStatus::Initializing
                     | ProcessStatus::Unready { .. }
-                    | ProcessStatus::Unresponsive { .. } => "ended, and nobody saw how".to_owned(),
+                    | ProcessStatus::Unresponsive { .. } => "ended with unknown status".to_owned(),
                 };
                 let hits = if *status == ProcessStatus::OomKilled { LimitHits::default() } else { *hits };
                 return IncarnationExit::Failed { reason: format!("{} {how}{hits}", process.name()) };
@@ -348,8 +348,8 @@ impl IncarnationDirectory {
         durable::lock(&self.file("keeper.lock"))
     }
 
-    /// Acquires an existing lock, unlike [`Folder::lock`]: a supervisor must create nothing in a directory
-    /// that is being removed.
+    /// Acquires an existing lock, unlike [`IncarnationDirectory::lock`]: a supervisor must create nothing in
+    /// a directory that is being removed.
     pub(super) fn lock_existing(&self) -> io::Result<LockAttempt> {
         durable::lock_existing(&self.file("keeper.lock"))
     }
@@ -366,7 +366,7 @@ impl IncarnationDirectory {
     pub(super) fn note_ready(&self) {
         let mut options = File::options();
         if let Err(error) = durable::open_plain(options.write(true).create(true), &self.file("ready")) {
-            tracing::warn!(%error, folder = %self.path.display(), "note that it was ready");
+            tracing::warn!(%error, folder = %self.path.display(), "cannot record readiness");
         }
     }
 }

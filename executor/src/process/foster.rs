@@ -90,9 +90,13 @@ impl UnsupervisedProcesses {
                         match capture::take_over(&folder.file(&name), output) {
                             Ok(capture) => captures.push(watched(capture)?),
                             Err(error) if hope(&error) == RetryClass::Retry => return Err(error),
-                            // Its output goes elsewhere, which is no reason not to adopt it.
+                            // A process whose output has another destination is adopted all the same.
                             Err(error) => {
-                                tracing::warn!(%error, output = name, "an orphan's output is not kept");
+                                tracing::warn!(
+                                    %error,
+                                    output = name,
+                                    "cannot capture output of unsupervised process"
+                                );
                             }
                         }
                     }
@@ -118,8 +122,8 @@ impl UnsupervisedProcesses {
         })
     }
 
-    /// Waits for a death, returned as the number in the record, or until [`Foster::go_on`] is due. Safe to
-    /// cancel.
+    /// Waits for a death, returned as the number in the record, or until [`UnsupervisedProcesses::go_on`] is
+    /// due. Safe to cancel.
     pub(super) async fn next(&mut self) -> Option<usize> {
         let dead = std::future::poll_fn(|context| {
             let chunk = &mut self.chunk;
@@ -204,7 +208,9 @@ impl UnsupervisedProcesses {
         match self.folder.lock()? {
             LockAttempt::Acquired(lock) => self.lock = Some(lock),
             // A supervisor checks whether it may start, and finds that it must not.
-            LockAttempt::HeldElsewhere => return Err(io::Error::other("somebody else has the lock for now")),
+            LockAttempt::HeldElsewhere => {
+                return Err(io::Error::other("cannot acquire lock: another process has it"));
+            }
         }
         Ok(())
     }
@@ -235,7 +241,11 @@ impl UnsupervisedProcesses {
     pub(super) fn finish_output(&mut self) {
         for capture in self.captures.drain(..) {
             if let Err(error) = capture.into_inner().finish() {
-                tracing::warn!(%error, folder = %self.folder.path().display(), "pass on what orphans wrote");
+                tracing::warn!(
+                    %error,
+                    folder = %self.folder.path().display(),
+                    "cannot copy last output of unsupervised process"
+                );
             }
         }
     }
@@ -250,7 +260,7 @@ impl UnsupervisedProcesses {
         if let Some(group) = self.record.group.as_ref().filter(|_| signal == Signal::KILL)
             && let Err(error) = group.kill()
         {
-            tracing::warn!(%error, group = %group.path.display(), "cannot kill a control group");
+            tracing::warn!(%error, group = %group.path.display(), "cannot kill control group");
         }
         for handle in self.search().ours {
             handle.signal(signal);
@@ -279,7 +289,7 @@ pub(super) fn finish(
     exit: IncarnationExit,
 ) -> io::Result<()> {
     for error in remove_groups(wanted, Some(record)) {
-        tracing::warn!(%error, folder = %folder.path().display(), "an orphan's group stays");
+        tracing::warn!(%error, folder = %folder.path().display(), "control group left in place");
     }
     record.phase = StartPhase::Ended { exit };
     folder.write(record)

@@ -138,7 +138,7 @@ impl IncarnationCgroup {
         if !self.is_same_view() {
             let mount = self.mount.display();
             return GroupPopulation::Unknown(format!(
-                "its control group is not visible: {mount} is not the file system of its start"
+                "control group not visible: {mount} is another file system than at creation"
             ));
         }
         match std::fs::read_to_string(self.path.join("cgroup.events")) {

@@ -94,7 +94,9 @@ impl LockHolder {
 /// Permit for a concurrent start, while this lives. A supervisor that hangs does not delay others
 /// permanently.
 #[derive(Debug)]
-pub(super) struct StartPermit(#[expect(dead_code, reason = "its drop is what counts")] oneshot::Sender<()>);
+pub(super) struct StartPermit(
+    #[expect(dead_code, reason = "dropping it releases the permit")] oneshot::Sender<()>,
+);
 
 impl StartPermit {
     pub(super) fn new(permit: OwnedSemaphorePermit) -> StartPermit {
@@ -182,7 +184,7 @@ impl SupervisorSocket {
     /// Kills the supervisor, if this executor started it.
     pub(super) fn kill(&mut self) {
         if let Some(Err(error)) = self.child.as_mut().map(Child::kill) {
-            tracing::warn!(%error, "end a keeper");
+            tracing::warn!(%error, "cannot kill supervisor");
         }
     }
 
@@ -263,7 +265,7 @@ impl SupervisorSocket {
                     }
                     return HolderEvent::Record(Box::new(record));
                 }
-                Err(error) => tracing::error!(%error, "a keeper says what cannot be read"),
+                Err(error) => tracing::error!(%error, "cannot decode record of supervisor"),
             }
         }
     }
@@ -282,7 +284,7 @@ impl SupervisorSocket {
             Ok(LockAttempt::HeldElsewhere) => false,
             Ok(LockAttempt::Acquired(_)) => true,
             Err(error) => {
-                tracing::warn!(%error, "look for a keeper");
+                tracing::warn!(%error, "cannot check lock of supervisor");
                 error.kind() == io::ErrorKind::NotFound
             }
         }
@@ -329,10 +331,7 @@ pub(super) fn last_words(folder: &IncarnationDirectory) -> String {
         file.take(LAST_WORDS).read_to_end(&mut log)
     });
     let log = String::from_utf8_lossy(&log);
-    format!(
-        "the keeper ended before it started anything: {}",
-        log.lines().last().unwrap_or("it left no word")
-    )
+    format!("supervisor exited before it started processes: {}", log.lines().last().unwrap_or("no log"))
 }
 
 /// Connection to a supervisor (`wire`).
@@ -376,7 +375,9 @@ mod tests {
     async fn a_supervisor_that_reads_nothing_is_asked_to_end_over_another_connection() {
         let directory = tempfile::tempdir().unwrap();
         let folder = IncarnationDirectory::at(directory.path().into());
-        let LockAttempt::Acquired(_lock) = folder.lock().unwrap() else { panic!("nobody else has it") };
+        let LockAttempt::Acquired(_lock) = folder.lock().unwrap() else {
+            panic!("the lock is held elsewhere")
+        };
         let supervisor = UnixListener::bind(folder.file("keeper.sock")).unwrap();
         let mut link = SupervisorSocket::new(folder, None, None);
         let patience = Duration::from_millis(1);

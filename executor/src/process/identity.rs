@@ -33,8 +33,7 @@ impl ProcStat {
     /// Reads the file; `None` if there is no such process. After an error there may be one.
     pub(super) fn of(pid: u32) -> io::Result<Option<ProcStat>> {
         let Some(bytes) = read(pid, "stat")? else { return Ok(None) };
-        let unclear =
-            || io::Error::new(ErrorKind::InvalidData, format!("cannot make sense of /proc/{pid}/stat"));
+        let unclear = || io::Error::new(ErrorKind::InvalidData, format!("cannot parse /proc/{pid}/stat"));
         ProcStat::parse(pid, &bytes).map(Some).ok_or_else(unclear)
     }
 
@@ -187,7 +186,7 @@ pub(super) fn place_in_time(path: PathBuf) -> Option<FileId> {
     let look = move || drop(told.send(FileId::of(&path)));
     thread::Builder::new().name("place".into()).spawn(look).ok()?;
     let found = found.recv_timeout(PATIENCE).inspect_err(|_| {
-        tracing::warn!("a directory that a process names is on a disk that does not answer: it is left out");
+        tracing::warn!("directory in environment of a process skipped: its disk does not answer");
     });
     found.ok()?.ok()?
 }
@@ -237,7 +236,8 @@ pub(super) fn pid_namespace() -> io::Result<u64> {
     let status = std::fs::read_to_string("/proc/self/status")?;
     let pids = status.lines().find_map(|line| line.strip_prefix("NSpid:")).unwrap_or_default();
     if pids.split_ascii_whitespace().count() > 1 {
-        let why = "it is that of another PID namespace; mount the own one there (unshare --mount-proc)";
+        let why =
+            "it belongs to another PID namespace; hint: mount the executor's own (unshare --mount-proc)";
         return Err(io::Error::other(format!("cannot use /proc: {why}")));
     }
     Ok(std::fs::metadata("/proc/self/ns/pid")?.ino())
@@ -260,7 +260,7 @@ pub(super) fn may_have_no_new_privs(pid: u32) -> bool {
 pub(super) fn started_since_boot() -> io::Result<u64> {
     let stat = std::fs::read_to_string("/proc/stat")?;
     let count = stat.lines().find_map(|line| line.strip_prefix("processes ")?.trim().parse().ok());
-    count.ok_or_else(|| io::Error::other("cannot read /proc/stat: there is no count of processes"))
+    count.ok_or_else(|| io::Error::other("cannot read /proc/stat: no count of processes"))
 }
 
 /// Whether a process is in the control groups of this process.
@@ -351,7 +351,7 @@ impl ProcessHandle {
         if let Err(error) = pidfd_send_signal(&self.0, signal)
             && error != Errno::SRCH
         {
-            tracing::warn!(%error, "signal a process");
+            tracing::warn!(%error, "cannot signal process");
         }
     }
 }
@@ -410,7 +410,7 @@ mod tests {
             assert_eq!(reader.read(&hanging).map_err(|error| error.kind()), Err(ErrorKind::TimedOut));
             assert_eq!(reader.read(&other).ok(), Some(b"A=b".to_vec()));
         }
-        assert_eq!(reads.load(Ordering::Relaxed), 4, "what hangs is not read again");
+        assert_eq!(reads.load(Ordering::Relaxed), 4, "a path that hangs is not read again");
         drop(release);
         while lock(&HANGING).contains(&hanging.identity()) {
             thread::yield_now();

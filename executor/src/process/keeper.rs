@@ -68,7 +68,7 @@ pub fn keeper_main(dir: &Path) -> ExitCode {
     match keep(dir) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            log(format_args!("keep {}: {error}", dir.display()));
+            log(format_args!("cannot supervise {}: {error}", dir.display()));
             ExitCode::FAILURE
         }
     }
@@ -229,10 +229,10 @@ impl Supervisor {
         let waiting = self.trampolines();
         let made = making
             .join()
-            .map_err(|_| io::Error::other("the thread that makes a control group has panicked"))?;
+            .map_err(|_| io::Error::other("the thread that creates control groups has panicked"))?;
         // Without a group, ends are proved otherwise; a process with a limit fails below.
         let group = made.unwrap_or_else(|error| {
-            log(format_args!("cannot make a control group: {error}"));
+            log(format_args!("cannot create control group: {error}"));
             None
         });
         let waiting = waiting.and_then(|mut waiting| {
@@ -251,7 +251,7 @@ impl Supervisor {
                 return Ok(());
             }
             Err(NotStarted::Ended) => return Ok(()),
-            Err(NotStarted::Taken) => return Err(io::Error::other("somebody else looks after it")),
+            Err(NotStarted::Taken) => return Err(io::Error::other("another process has the lock")),
         };
         self.record.group = group;
         self.record_and_group(&waiting)?;
@@ -278,7 +278,7 @@ impl Supervisor {
         written?;
         let moved = moved.map_err(|_| io::Error::other("the thread that moves processes has panicked"))?;
         let Err(error) = moved else { return Ok(()) };
-        log(format_args!("cannot put a process into its control group: {error}"));
+        log(format_args!("cannot move process into its control group: {error}"));
         // A process started outside of the group could outlive it.
         self.record.group = None;
         self.folder.write(&self.record)
@@ -322,7 +322,7 @@ impl Supervisor {
             }
             if self.unread.as_ref().is_some_and(UnreadGroup::has_lasted) {
                 // As if this process had been killed: an executor determines what can be proved.
-                log(format_args!("the end is left to the executor"));
+                log(format_args!("cannot read control group: the executor determines the end"));
                 self.save();
                 return Ok(());
             }
@@ -340,7 +340,7 @@ impl Supervisor {
             self.copy_output();
             if self.serve() == LockOwnership::No {
                 // As if this process had died: the lock holder has adopted the processes.
-                log(format_args!("somebody else looks after it"));
+                log(format_args!("supervisor stopped: another process has the lock"));
                 return Ok(());
             }
             self.wait(&left)?;
@@ -367,7 +367,7 @@ impl Supervisor {
             }
             if !answer.is_empty() {
                 let unreadable = |error| ExecFailure {
-                    message: format!("read a trampoline's answer: {error}"),
+                    message: format!("cannot read answer of trampoline: {error}"),
                     hope: chancery_events::observation::RetryClass::Retry,
                 };
                 let not_executed = serde_json::from_slice(&answer).unwrap_or_else(unreadable);
@@ -383,7 +383,7 @@ impl Supervisor {
     /// insists on the end.
     fn save(&mut self) {
         if let Err(error) = self.folder.write(&self.record) {
-            log(format_args!("write the record: {error}"));
+            log(format_args!("cannot write record: {error}"));
         }
         self.say();
     }
@@ -459,7 +459,7 @@ fn check_size(record: &ProcessesFile) -> Result<(), ExecFailure> {
         return Ok(());
     }
     let message =
-        format!("cannot start {} processes: their record has {bytes} bytes of {max}", record.processes.len());
+        format!("cannot start {} processes: record has {bytes} bytes, maximum {max}", record.processes.len());
     Err(ExecFailure { message, hope: chancery_events::observation::RetryClass::Never })
 }
 

@@ -32,7 +32,7 @@ pub(super) fn find(
     let mut lost = Vec::new();
     let mut add = |id, folder: IncarnationDirectory| {
         if known.insert(id) {
-            tracing::error!(incarnation = %id, "processes run, and their directory was removed");
+            tracing::error!(incarnation = %id, "processes run without their directory");
             lost.push(ReconcilerKey::Incarnation(id, folder, Some(DirectoryLoss::Removed)));
         }
     };
@@ -58,11 +58,11 @@ pub(super) fn find(
             }
             GroupPopulation::No => {
                 if let Err(error) = group::remove(&group.path) {
-                    tracing::warn!(%error, incarnation = %id, "an empty control group stays");
+                    tracing::warn!(%error, incarnation = %id, "cannot remove empty control group");
                 }
             }
             GroupPopulation::Unknown(why) => {
-                tracing::warn!(why, incarnation = %id, "cannot find out whether anything is left of it");
+                tracing::warn!(why, incarnation = %id, "cannot determine whether processes are left");
             }
         }
     }
@@ -87,7 +87,7 @@ fn named_folders() -> io::Result<Vec<PathBuf>> {
         let until = *until.get_or_insert_with(|| Instant::now() + ANSWER);
         if late.is_empty() || Instant::now() >= until {
             for (_, error) in late {
-                tracing::error!(%error, "cannot find out whether the process is left of an incarnation");
+                tracing::error!(%error, "cannot determine whether process belongs to an incarnation");
             }
             return Ok(named);
         }

@@ -1,11 +1,10 @@
 //! Operating-system processes on the executor's own machine.
 //!
-//! Each incarnation has a directory (`folder`). While the incarnation runs, a supervisor (`keeper`) is the
-//! parent of its processes, and outlives the executor. In the executor, a task reconciles the incarnation
-//! (`tender`). Only the holder of `keeper.lock` starts, ends or records anything. The holder is the
-//! supervisor, or the executor if nothing runs or the supervisor died (`foster`). Outside changes to
-//! processes and directories are detected, and repaired or treated as an end (`drift`). Volumes are
-//! directories that outlive all of that (`volumes`).
+//! Each incarnation has a directory. While the incarnation runs, a supervisor is the parent of its processes,
+//! and outlives the executor. In the executor, a task reconciles the incarnation (`tender`). Only the holder
+//! of `keeper.lock` starts, ends or records anything. The holder is the supervisor, or the executor if nothing
+//! runs or the supervisor died (`foster`). Outside changes to processes and directories are detected, and
+//! repaired or treated as an end (`drift`). Volumes are directories that outlive all of that (`volumes`).
 //!
 //! A crash at any point leaves one of these states, and repeating the command ends in one set of processes:
 //!
@@ -177,12 +176,12 @@ impl SettlingObjects {
         {
             Ok(Ok(())) => self.volumes = None,
             Ok(Err(error)) => {
-                tracing::error!(%error, %folder, "find the volumes of earlier lives; the next list tries again");
+                tracing::error!(%error, %folder, "cannot find existing volumes, retrying with next list");
                 self.volumes = Some(tenders.start_to_find_volumes(shared));
             }
             Err(_) => {
                 if !self.is_late {
-                    tracing::error!(%folder, "the disk of volumes does not answer; what is not listed is told when it does");
+                    tracing::error!(%folder, "volume disk does not answer; its volumes are reported later");
                 }
                 self.is_late = true;
             }
@@ -404,7 +403,7 @@ impl ProcessOrchestrator {
         match answered.await {
             Ok(progress) if sent => progress,
             Ok(_) | Err(_) => {
-                tracing::error!(%object, "an order was dropped; the decider will give it again");
+                tracing::error!(%object, "command dropped; the decider will repeat it");
                 WorkProgress::Begun
             }
         }
@@ -477,7 +476,7 @@ impl ProcessShared {
     /// Fails if the executor was closed.
     fn check_open(&self) -> io::Result<()> {
         if self.is_closed.load(Ordering::Acquire) {
-            return Err(io::Error::other("the executor was closed while the disk of volumes did not answer"));
+            return Err(io::Error::other("executor closed while the disk of volumes did not answer"));
         }
         Ok(())
     }
@@ -500,7 +499,7 @@ impl ProcessShared {
     /// Directory to which others are moved before their files are removed, so that none is partly removed in
     /// its place.
     fn forgotten(&self) -> PathBuf {
-        self.root.join("forgotten")
+        self.root.join("forgotten") // tidy: allow(forgotten)
     }
 
     /// Keeps the output of a purged incarnation and removes the rest, in a separate task. The next start
@@ -509,7 +508,7 @@ impl ProcessShared {
         let (root, folder, removals) = (self.root.clone(), moved.clone(), self.removals.clone());
         let keep_output = move || {
             if let Err(error) = output::keep(&root, incarnation, &folder) {
-                tracing::warn!(%error, folder = %folder.display(), "the output of a forgotten incarnation cannot be kept");
+                tracing::warn!(%error, folder = %folder.display(), "cannot keep purged incarnation's output");
             }
             match output::surplus(&root) {
                 Ok(surplus) => {
@@ -517,7 +516,7 @@ impl ProcessShared {
                         removals.start(&Handle::current(), old, || ());
                     }
                 }
-                Err(error) => tracing::warn!(%error, "list the output that is kept"),
+                Err(error) => tracing::warn!(%error, "cannot list kept output"),
             }
         };
         self.removals.start(on, moved, keep_output);
@@ -529,7 +528,7 @@ impl ProcessShared {
             let id = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.parse().ok());
             match id {
                 Some(id) => self.clear_forgotten(on, id, path),
-                None => leave(&path, "its name is that of no incarnation"),
+                None => leave(&path, "name is not an incarnation id"),
             }
         }
         let listed = lost::listed(self.cgroup.as_ref())?;
@@ -540,7 +539,7 @@ impl ProcessShared {
         for parent in parents {
             for (id, path) in DirectoryStore::at(parent).list()? {
                 let Some(ObjectId::Incarnation(id)) = id else {
-                    leave(&path, "its name is that of no incarnation");
+                    leave(&path, "name is not an incarnation id");
                     continue;
                 };
                 kept.insert(id);
@@ -548,8 +547,8 @@ impl ProcessShared {
                     Ok(VolumeLookup::Ours(_)) => {
                         found.push(ReconcilerKey::Incarnation(id, IncarnationDirectory::at(path), None));
                     }
-                    Ok(VolumeLookup::Nothing) => leave(&path, "it has no record of ours"),
-                    Ok(VolumeLookup::Foreign(why)) => leave(&path, &format!("it {why}")),
+                    Ok(VolumeLookup::Nothing) => leave(&path, "directory has no record"),
+                    Ok(VolumeLookup::Foreign(why)) => leave(&path, &format!("directory {why}")),
                     Err(error) => leave(&path, &error.to_string()),
                 }
             }
@@ -561,5 +560,5 @@ impl ProcessShared {
 
 /// Logs that an entry in a directory of the executor is left in place.
 fn leave(path: &Path, why: &str) {
-    tracing::warn!(why, folder = %path.display(), "not ours: left as it is");
+    tracing::warn!(why, folder = %path.display(), "unknown entry left in place");
 }

@@ -27,7 +27,8 @@ const CHUNK: usize = 64 << 10;
 pub struct OutputFile {
     /// Process and stream of the output.
     pub name: OutputName,
-    /// Path of each file without its dot and number; [`Reader`](super::Reader) reads across the files.
+    /// Path of each file without its dot and number; [`OutputReader`](super::OutputReader) reads across the
+    /// files.
     pub base: PathBuf,
 }
 
@@ -79,7 +80,7 @@ fn ended(root: &Path) -> PathBuf {
 pub fn log_files(root: &Path, incarnation: IncarnationId) -> io::Result<Vec<OutputFile>> {
     let id = incarnation.to_string();
     let nodes = entries(&root.join("nodes"))?;
-    // The last applies while the output is being kept.
+    // The last applies while the output is being kept. tidy: allow(forgotten)
     let elsewhere = [ended(root).join(&id), root.join("forgotten").join(&id)];
     let folders = nodes.iter().map(|node| node.join(&id)).chain(elsewhere);
     for folder in folders {
@@ -115,9 +116,9 @@ pub(super) fn keep(root: &Path, incarnation: IncarnationId, folder: &Path) -> io
         // With the number of the newest, so that a reader continues there.
         let path = part(&kept.join(name), newest);
         let Err(error) = copy_end(&base, &path) else { continue };
-        tracing::warn!(%error, output = %base.display(), "the end of an output cannot be copied: its newest file is kept");
+        tracing::warn!(%error, output = %base.display(), "cannot copy end of output, keeping newest file");
         if let Err(error) = move_part(&part(&base, newest), &path) {
-            tracing::warn!(%error, output = %base.display(), "an output is not kept");
+            tracing::warn!(%error, output = %base.display(), "cannot keep output");
         }
     }
     if entries(&kept)?.is_empty() {
@@ -158,7 +159,7 @@ fn move_part(from: &Path, to: &Path) -> io::Result<()> {
     durable::if_found(fs::remove_file(to))?;
     times::remove(to)?;
     if !is_file(from) {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "it is no plain file"));
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "not a regular file"));
     }
     if is_file(&times::path_of(from)) {
         fs::rename(times::path_of(from), times::path_of(to))?;

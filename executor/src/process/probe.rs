@@ -211,7 +211,7 @@ impl AttemptCount {
         let before = self.outcome;
         if let Err(AttemptFailure::OfExecutor(why)) = attempt {
             if !self.is_held_up {
-                tracing::warn!(why, "cannot probe a process");
+                tracing::warn!(why, "cannot probe process");
             }
             self.is_held_up = true;
             return None;
@@ -252,7 +252,7 @@ impl ProbeTarget {
             Err(_) if began.elapsed() <= patience + LATE => {
                 Err(AttemptFailure::OfProcess(ProbeError::Timeout))
             }
-            Err(_) => Err(AttemptFailure::OfExecutor("the executor was held up".to_owned())),
+            Err(_) => Err(AttemptFailure::OfExecutor("the executor was delayed".to_owned())),
         }
     }
 
@@ -320,27 +320,31 @@ mod tests {
             ("a slow start is no failure", &[REFUSED, REFUSED, Ok(())], &[None, None, passes]),
             ("the third failure in a row is one", &[REFUSED, REFUSED, REFUSED], &[None, None, refused]),
             (
-                "a success between starts the count again",
+                "a success in between resets the count",
                 &[Ok(()), LATE, LATE, Ok(()), LATE],
                 &[passes, None, None, None, None],
             ),
-            ("the last error is shown", &[LATE, LATE, REFUSED], &[None, None, refused]),
+            ("the last error is reported", &[LATE, LATE, REFUSED], &[None, None, refused]),
             (
-                "errors that flap are shown once",
+                "alternating errors are reported once",
                 &[LATE, LATE, LATE, REFUSED, LATE, REFUSED, REFUSED, LATE],
                 &[None, None, late, None, None, None, None, None],
             ),
             (
-                "one that stays is",
+                "a lasting error is reported",
                 &[LATE, LATE, LATE, REFUSED, REFUSED, REFUSED],
                 &[None, None, late, None, None, refused],
             ),
             (
-                "what the executor cannot do is no failure",
+                "a failure of the executor does not count",
                 &[Ok(()), HELD, HELD, HELD],
                 &[passes, None, None, None],
             ),
-            ("and no success", &[REFUSED, REFUSED, HELD, REFUSED], &[None, None, None, refused]),
+            (
+                "a failure of the executor is no success",
+                &[REFUSED, REFUSED, HELD, REFUSED],
+                &[None, None, None, refused],
+            ),
             ("ready again", &[LATE, LATE, LATE, Ok(()), Ok(())], &[None, None, late, passes, None]),
         ];
         for (why, attempts, expected) in table {
@@ -356,11 +360,11 @@ mod tests {
         let address = listener.local_addr().unwrap().to_string();
         let target = ProbeTarget { address, path: Some("/".into()) };
         let patience = Duration::from_millis(50);
-        assert_eq!(target.attempt(patience).await, LATE, "it does not answer");
+        assert_eq!(target.attempt(patience).await, LATE, "the server does not respond");
         let (attempt, ()) = tokio::join!(target.attempt(patience), async {
             std::thread::sleep(patience + super::LATE * 2);
         });
-        assert!(matches!(attempt, Err(AttemptFailure::OfExecutor(_))), "the thread was held up: {attempt:?}");
+        assert!(matches!(attempt, Err(AttemptFailure::OfExecutor(_))), "the thread was delayed: {attempt:?}");
     }
 
     #[test]

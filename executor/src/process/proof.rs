@@ -81,7 +81,7 @@ pub(super) struct ProcessSearch {
     pub(super) rest: RemainingProcesses,
 }
 
-/// Searches for what is left of the recorded incarnation in the directory `folder`.
+/// Searches for processes that are left of the recorded incarnation.
 pub(super) fn search(
     folder: &IncarnationDirectory,
     record: &ProcessesFile,
@@ -90,11 +90,9 @@ pub(super) fn search(
     let populated = record.group.as_ref().map(IncarnationCgroup::populated);
     let (mut ours, accounted, unread) = match origin {
         StartedIn::OtherBoot => return ProcessSearch { ours: Vec::new(), rest: RemainingProcesses::Nothing },
-        StartedIn::OtherNamespace => (
-            Vec::new(),
-            RemainingProcesses::Unknown("it was started in another PID namespace".to_owned()),
-            None,
-        ),
+        StartedIn::OtherNamespace => {
+            (Vec::new(), RemainingProcesses::Unknown("started in another PID namespace".to_owned()), None)
+        }
         StartedIn::Here => search_here(folder, record),
     };
     ours.extend(record.group.iter().flat_map(IncarnationCgroup::members));
@@ -147,7 +145,7 @@ fn search_here(
         _ if let Some(why) = &unread => RemainingProcesses::Unknown(why.clone()),
         Some(stat) => {
             let name = std::fs::read_to_string(format!("/proc/{}/comm", stat.pid)).unwrap_or_default();
-            RemainingProcesses::Unknown(format!("process {} ({}) may be left of it", stat.pid, name.trim()))
+            RemainingProcesses::Unknown(format!("process {} ({}) may belong to it", stat.pid, name.trim()))
         }
         // Marked processes may have ended since.
         None if marked.is_empty() => RemainingProcesses::Nothing,
@@ -347,7 +345,7 @@ impl ProcessMarks<'_> {
             // Without its own control group, an incarnation is in that of the executor.
             SameSession::Likely if identity::is_in_own_group(stat.pid) => Ok(true),
             SameSession::Likely => Err(io::Error::other(format!(
-                "process {} has the session or group {} of it, whose leader has ended, and another control group",
+                "process {} shares session or group {} with it, whose leader has ended, in another control group",
                 stat.pid, stat.session
             ))),
         }
@@ -452,10 +450,10 @@ mod tests {
             ),
             (
                 false,
-                Some(GroupPopulation::Unknown("gone".into())),
+                Some(GroupPopulation::Unknown("ended".into())),
                 unknown(),
                 None,
-                RemainingProcesses::Unknown("hidden, and gone".into()),
+                RemainingProcesses::Unknown("hidden, and ended".into()),
             ),
         ] {
             assert_eq!(weigh(has_any, populated, accounted, unread), wanted);

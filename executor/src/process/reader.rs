@@ -107,7 +107,10 @@ impl OutputReader {
             }
             // The file was deleted meanwhile.
         }
-        Err(io::Error::other(format!("{} changes while it is read", part(&self.base, self.number).display())))
+        Err(io::Error::other(format!(
+            "cannot read {}: it changes meanwhile",
+            part(&self.base, self.number).display()
+        )))
     }
 
     /// Whether the current file has more data.
@@ -115,9 +118,10 @@ impl OutputReader {
         let path = part(&self.base, self.number);
         match durable::if_found(path.symlink_metadata())? {
             Some(found) if found.is_file() => Ok(found.len() > self.at),
-            Some(_) => {
-                Err(io::Error::new(ErrorKind::InvalidData, format!("{} is no plain file", path.display())))
-            }
+            Some(_) => Err(io::Error::new(
+                ErrorKind::InvalidData,
+                format!("{} is not a regular file", path.display()),
+            )),
             None => Ok(false),
         }
     }
@@ -380,7 +384,7 @@ mod tests {
             std::io::Write::write_all(&mut file, text.as_bytes()).unwrap();
         };
         add("two\n");
-        assert_eq!(read(), (0, "two\n".to_owned()), "at most a span later: it has no time of its own");
+        assert_eq!(read(), (0, "two\n".to_owned()), "at most a span later: the line has no time of its own");
         times::copy(&path, &[entry(0, 0), entry(8, 60), entry(14, 120)]).unwrap();
         add("three\nfour\n");
         assert_eq!(read(), (60, "three\n".to_owned()));
@@ -392,7 +396,7 @@ mod tests {
     fn one_that_waits_for_more_has_no_file_open() {
         let (_folder, base) = output(&[(1, "one\n"), (2, "two\nthree\n")]);
         let mut reader = OutputReader::last(&base, 2).unwrap();
-        assert!(reader.file.is_none(), "it was only found where it begins");
+        assert!(reader.file.is_none(), "the file was searched, and closed again");
         assert_eq!(reader.read(4).unwrap(), b"two\n");
         assert!(reader.file.is_some(), "the rest stays readable");
         assert_eq!(rest(&mut reader), "three\n");
@@ -435,6 +439,6 @@ mod tests {
         std::fs::write(part(&base, 4), "four\n").unwrap();
         assert_eq!(rest(&mut reader), "four\n");
         folder.close().unwrap();
-        assert_eq!(rest(&mut reader), "", "what is gone is at its end");
+        assert_eq!(rest(&mut reader), "", "a removed output is at its end");
     }
 }

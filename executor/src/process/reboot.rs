@@ -65,7 +65,7 @@ fn was_cut_off(record: &ProcessesFile) -> bool {
 
 /// Returns why an incarnation ended though a restart was wanted.
 pub(super) fn not_again(why: impl std::fmt::Display) -> String {
-    format!("it was to be started again after a reboot: {why}")
+    format!("cannot restart incarnation after reboot: {why}")
 }
 
 #[cfg(test)]

@@ -86,7 +86,7 @@ fn failed(doing: &str, error: &io::Error) -> ExecFailure {
 
 /// Returns a retryable failure: its cause is this machine or installation, not the plan.
 fn retry(error: &io::Error) -> ExecFailure {
-    ExecFailure { message: format!("start a process: {error}"), hope: RetryClass::Retry }
+    ExecFailure { message: format!("cannot start process: {error}"), hope: RetryClass::Retry }
 }
 
 /// Search path with the directory of this program first: a plan can name the payload that is shipped with it.
@@ -110,13 +110,13 @@ pub(super) struct ProcessSlot<'a> {
 /// Returns all processes to start.
 pub(super) fn processes(wanted: &SpecFile) -> Result<Vec<ProcessSlot<'_>>, ExecFailure> {
     let Some(spec) = &wanted.spec else {
-        return Err(never("there is no spec".to_owned()));
+        return Err(never("cannot start incarnation: no spec".to_owned()));
     };
     let mut all = Vec::new();
     for payload in &spec.payloads {
         all.extend((0..payload.processes).map(|index| ProcessSlot { spec, payload, index }));
     }
-    if all.is_empty() { Err(never("the spec has no process".to_owned())) } else { Ok(all) }
+    if all.is_empty() { Err(never("invalid spec: must have a process".to_owned())) } else { Ok(all) }
 }
 
 /// Determines what to execute, without starting anything.
@@ -128,13 +128,13 @@ pub(super) fn prepare(
     let ProcessSlot { spec, payload, index } = *slot;
     let name = &payload.name;
     let Some(run) = &payload.run else {
-        return Err(never(format!("payload {name} has nothing to run")));
+        return Err(never(format!("cannot start payload {name}: nothing to run")));
     };
     let volumes = volumes_of(wanted, payload)?;
     let mut ports = BTreeMap::new();
     let mut held = Vec::new();
     for port in &payload.ports {
-        let (number, socket) = free_port(port).map_err(|error| failed("find a free port", &error))?;
+        let (number, socket) = free_port(port).map_err(|error| failed("cannot find free port", &error))?;
         ports.insert(port.name.clone(), number);
         held.push(socket);
     }
@@ -176,7 +176,7 @@ fn volumes_of(
     payload: &IncarnationPayload,
 ) -> Result<BTreeMap<String, PathBuf>, ExecFailure> {
     let place = |mount: &VolumeMount| {
-        let missing = || format!("volume {} is not here", mount.volume);
+        let missing = || format!("cannot use volume {}: not found", mount.volume);
         let root = wanted.volumes.as_ref().ok_or_else(missing)?;
         Ok((mount.path.clone(), volumes::place(root, mount.volume)?))
     };
@@ -192,7 +192,7 @@ pub(super) const FOLDER_VARIABLE: &str = "CHANCERY_FOLDER";
 pub const PAYLOAD_VARIABLES: &[(&str, &str)] = &[
     ("CHANCERY_NAMESPACE", "namespace of the plan"),
     ("CHANCERY_PLAN", "name of the plan"),
-    ("CHANCERY_DEPLOYMENT", "name of the deployment by whose version it runs, at its start"),
+    ("CHANCERY_DEPLOYMENT", "name of the deployment that set its version, at the start"),
     ("CHANCERY_REPLICA", "name of the replica"),
     ("CHANCERY_INCARNATION", "id of the incarnation"),
     ("CHANCERY_PAYLOAD", "name of the payload"),
@@ -256,7 +256,7 @@ pub(super) fn trampoline(
 ) -> Result<HeldTrampoline, ExecFailure> {
     let PreparedProcess { payload, index, execute, group, addresses, held } = prepared;
     let work = work_folder(folder.path(), &payload, index);
-    let (socket, theirs) = UnixStream::pair().map_err(|error| failed("make a socket", &error))?;
+    let (socket, theirs) = UnixStream::pair().map_err(|error| failed("cannot create socket", &error))?;
     let output = |stream| capture::open(&folder.file(&format!("{payload}-{index}.{stream}")), wanted.output);
     let spawn = || -> io::Result<_> {
         durable::make_folder(&work)?;

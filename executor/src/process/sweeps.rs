@@ -41,6 +41,6 @@ mod tests {
             pause.lengthen();
             looks += 1;
         }
-        assert!((60..70).contains(&looks), "{looks} looks in a minute");
+        assert!((60..70).contains(&looks), "{looks} sweeps in a minute");
     }
 }

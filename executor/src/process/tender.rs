@@ -167,7 +167,7 @@ impl IncarnationReconciler {
             Err(error) => {
                 let why = error.to_string();
                 if self.unknown.as_ref() != Some(&why) {
-                    tracing::error!(%error, incarnation = %self.incarnation, "look at what is there");
+                    tracing::error!(%error, incarnation = %self.incarnation, "cannot inspect incarnation");
                 }
                 self.unknown = Some(why);
                 LockHolder::Unknown
@@ -244,7 +244,7 @@ impl IncarnationReconciler {
             // No later step may take them for ours.
             self.record = None;
             return Err(io::Error::other(
-                "its directory is a copy: what is recorded there may run, and belongs to the original",
+                "its directory is a copy: recorded processes may run, and belong to the original",
             ));
         }
         Ok(origin)
@@ -337,7 +337,7 @@ impl IncarnationReconciler {
     /// Records ends and absences that are proved.
     fn conclude(&mut self) {
         if let Err(error) = self.try_conclude() {
-            tracing::error!(%error, incarnation = %self.incarnation, "record an end");
+            tracing::error!(%error, incarnation = %self.incarnation, "cannot record end of incarnation");
             // Checked again soon, and recorded then.
             self.hold = LockHolder::Unknown;
         }
@@ -395,7 +395,7 @@ impl IncarnationReconciler {
             }
         };
         if tokio::time::timeout(KEEPER_LEAVES, freed).await.is_err() {
-            tracing::warn!(incarnation = %self.incarnation, "its keeper is over and does not leave");
+            tracing::warn!(incarnation = %self.incarnation, "finished supervisor has not released its lock");
         }
     }
 
@@ -407,16 +407,16 @@ impl IncarnationReconciler {
             self.look();
         }
         if let LockHolder::Unknown = self.hold {
-            let why = self.unknown.as_deref().unwrap_or("its end could not be recorded");
+            let why = self.unknown.as_deref().unwrap_or("cannot record its end");
             self.refuse(
                 order.revision,
-                format!("what is there cannot be found out: {why}"),
+                format!("cannot determine state of incarnation: {why}"),
                 RetryClass::Retry,
             );
             return WorkProgress::Begun;
         }
         if let Some(loss) = self.lost {
-            self.refuse(order.revision, format!("{loss}, and it is being ended"), RetryClass::Retry);
+            self.refuse(order.revision, format!("{loss}, incarnation is being ended"), RetryClass::Retry);
             return WorkProgress::Begun;
         }
         let present = self.present();
@@ -429,7 +429,11 @@ impl IncarnationReconciler {
             step => match self.take(&step, order, spec).await {
                 Ok(progress) => return progress,
                 Err(error) => {
-                    self.refuse(order.revision, format!("carry out the order: {error}"), RetryClass::Retry);
+                    self.refuse(
+                        order.revision,
+                        format!("cannot carry out command: {error}"),
+                        RetryClass::Retry,
+                    );
                 }
             },
         }

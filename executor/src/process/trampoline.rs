@@ -50,9 +50,10 @@ pub fn trampoline_main() -> ExitCode {
     }
     let not_executed = match serde_json::from_slice(&line) {
         Ok(execute) => execute_it(&execute),
-        Err(error) => {
-            ExecFailure { message: format!("read the keeper's line: {error}"), hope: RetryClass::Never }
-        }
+        Err(error) => ExecFailure {
+            message: format!("cannot read request of supervisor: {error}"),
+            hope: RetryClass::Never,
+        },
     };
     let mut answer = serde_json::to_vec(&not_executed).unwrap_or_default();
     answer.push(b'\n');
@@ -62,16 +63,19 @@ pub fn trampoline_main() -> ExitCode {
 
 fn execute_it(execute: &ExecRequest) -> ExecFailure {
     let Some((program, args)) = execute.argv.split_first() else {
-        return ExecFailure { message: "argv is empty".to_owned(), hope: RetryClass::Never };
+        return ExecFailure {
+            message: "invalid argv: must not be empty".to_owned(),
+            hope: RetryClass::Never,
+        };
     };
     if let Err(error) = prepare(execute.memory, execute.files) {
         return ExecFailure {
-            message: format!("prepare to execute {program}: {error}"),
+            message: format!("cannot prepare to execute {program}: {error}"),
             hope: RetryClass::Retry,
         };
     }
     let error = Command::new(program).args(args).env_clear().envs(&execute.env).exec();
-    ExecFailure { message: format!("execute {program}: {error}"), hope: hope(&error) }
+    ExecFailure { message: format!("cannot execute {program}: {error}"), hope: hope(&error) }
 }
 
 fn prepare(memory: Option<NonZeroU64>, files: Option<u64>) -> io::Result<()> {

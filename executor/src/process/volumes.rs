@@ -79,7 +79,7 @@ pub(super) fn find(volumes: &Path) -> io::Result<Vec<VolumeId>> {
                 Ok(VolumeLookup::Foreign(why)) => leave(&path, &why),
                 Err(error) => leave(&path, &error.to_string()),
             },
-            Some(ObjectId::Incarnation(_)) | None => leave(&path, "its name is that of no volume"),
+            Some(ObjectId::Incarnation(_)) | None => leave(&path, "name is not a volume id"),
         }
     }
     Ok(found)
@@ -189,7 +189,7 @@ impl VolumeReconciler {
         let unknown = mark::missing(&self.shared.root).unwrap_or_else(|error| Some(error.to_string()));
         if let Some(why) = unknown {
             if self.unknown.is_none() {
-                tracing::error!(why, volume = %self.volume, "nothing can be said of it");
+                tracing::error!(why, volume = %self.volume, "cannot determine state of volume");
             }
             (self.found, self.unknown) = (None, Some(why));
             return;
@@ -204,18 +204,18 @@ impl VolumeReconciler {
             self.found = match self.home.look() {
                 Ok(found) => Some(found),
                 Err(error) => {
-                    tracing::error!(%error, volume = %self.volume, "look at what is there");
+                    tracing::error!(%error, volume = %self.volume, "cannot read volume directory");
                     None
                 }
             };
             self.is = self.home.identity().ok().flatten();
             if let (Some(VolumeLookup::Foreign(why)), false) = (&self.found, was_foreign) {
-                tracing::warn!(why, volume = %self.volume, "left as it is");
+                tracing::warn!(why, volume = %self.volume, "unknown volume directory left in place");
             }
             if let Some(kept) = self.kept() {
                 let goes_on = kept.is_being_destroyed();
                 if let Err(error) = self.home.mend() {
-                    tracing::warn!(%error, volume = %self.volume, "look at the copies of its record");
+                    tracing::warn!(%error, volume = %self.volume, "cannot repair record copies of volume");
                 }
                 if goes_on {
                     self.begin_removal();
@@ -239,11 +239,10 @@ impl VolumeReconciler {
         if self.home.has_data().unwrap_or(true) {
             return;
         }
-        let reason =
-            format!("what was in it is not there any more: {} is no folder", self.home.data().display());
-        tracing::error!(reason, volume = %self.volume, "a volume is lost");
+        let reason = format!("volume content is missing: {} is not a directory", self.home.data().display());
+        tracing::error!(reason, volume = %self.volume, "volume lost");
         if let Err(error) = self.keep(VolumeFile { phase: VolumePhase::Lost { reason }, ..kept.clone() }) {
-            tracing::error!(%error, volume = %self.volume, "record that it is lost");
+            tracing::error!(%error, volume = %self.volume, "cannot record loss of volume");
         }
     }
 
@@ -276,11 +275,15 @@ impl VolumeReconciler {
         match &self.found {
             Some(VolumeLookup::Nothing | VolumeLookup::Ours(_)) => {}
             Some(VolumeLookup::Foreign(why)) => {
-                return self.refuse(order.revision, format!("it is not ours: {why}"), RetryClass::Retry);
+                return self.refuse(
+                    order.revision,
+                    format!("cannot use volume directory: {why}"),
+                    RetryClass::Retry,
+                );
             }
             None => {
                 let why = self.unknown.clone();
-                let message = why.unwrap_or_else(|| "what is there cannot be found out".to_owned());
+                let message = why.unwrap_or_else(|| "cannot determine state of volume".to_owned());
                 return self.refuse(order.revision, message, RetryClass::Retry);
             }
         }
@@ -306,7 +309,7 @@ impl VolumeReconciler {
             ReconcileStep::Stop(_) | ReconcileStep::WriteTombstone => self.destroy(order, spec).await,
         };
         if let Err(error) = carried_out {
-            self.refuse(order.revision, format!("carry out the order: {error}"), RetryClass::Retry);
+            self.refuse(order.revision, format!("cannot carry out command: {error}"), RetryClass::Retry);
         }
     }
 
@@ -319,7 +322,7 @@ impl VolumeReconciler {
         self.keep(kept.clone())?;
         let free = usage::free(self.home.path())?;
         if free < capacity {
-            let message = format!("{capacity} bytes are asked for, and {free} are free");
+            let message = format!("cannot create volume: {capacity} bytes requested, {free} free");
             return self.keep(VolumeFile {
                 phase: VolumePhase::Failed { message, hope: RetryClass::Retry },
                 ..kept
@@ -353,7 +356,7 @@ impl VolumeReconciler {
                 ReconcilerFlow::Over
             }
             Err(error) => {
-                tracing::error!(%error, volume = %self.volume, "forget it");
+                tracing::error!(%error, volume = %self.volume, "cannot purge volume");
                 self.shown = None;
                 self.settle();
                 ReconcilerFlow::GoOn
@@ -371,7 +374,7 @@ impl VolumeReconciler {
             || kept.phase == VolumePhase::Made
             || (!was_never_told && self.home.has_data()?)
         {
-            return Err(io::Error::other("it is not over"));
+            return Err(io::Error::other("volume still exists"));
         }
         // Fails if the directory is not empty.
         for name in ["data", "data.new"] {
@@ -400,7 +403,7 @@ impl VolumeReconciler {
                 used
             }
             Err(error) => {
-                tracing::warn!(%error, volume = %self.volume, "measure what it uses");
+                tracing::warn!(%error, volume = %self.volume, "cannot measure usage of volume");
                 self.measured_at = Instant::now() + usage::EVERY;
                 return;
             }
@@ -408,10 +411,10 @@ impl VolumeReconciler {
         let Some(kept) = self.kept().filter(|kept| kept.is_up()) else { return };
         let (bytes, capacity) = (used.bytes, kept.spec.as_ref().map_or(u64::MAX, |spec| spec.capacity));
         if let Err(error) = used.note(&self.home) {
-            tracing::warn!(%error, volume = %self.volume, "note what it uses");
+            tracing::warn!(%error, volume = %self.volume, "cannot record usage of volume");
         }
         if bytes > capacity && !self.is_over {
-            tracing::warn!(volume = %self.volume, bytes, capacity, "it uses more than its capacity");
+            tracing::warn!(volume = %self.volume, bytes, capacity, "volume usage exceeds its capacity");
         }
         self.is_over = bytes > capacity;
     }

@@ -31,7 +31,7 @@ impl LineSplitter {
     fn add(&mut self, part: &[u8]) -> io::Result<()> {
         if self.begun.len() + part.len() > self.longest {
             let longest = self.longest;
-            return Err(io::Error::other(format!("a message has more than {longest} bytes")));
+            return Err(io::Error::other(format!("invalid message: must have at most {longest} bytes")));
         }
         self.begun.extend_from_slice(part);
         Ok(())

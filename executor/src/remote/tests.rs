@@ -48,14 +48,14 @@ async fn open(listener: &TcpListener, remote: &DeciderEndpoint) -> (TcpStream, D
     });
     // A heartbeat, and the first half of a message.
     stream.write_all(b"1\r\n\n\r\n4\r\n{\"on\r\n").await.expect("written");
-    (stream, link.expect("a link"))
+    (stream, link.expect("a channel"))
 }
 
 #[tokio::test]
 async fn a_request_without_an_answer_is_repeated_as_it_was() {
     let (listener, remote) = server().await;
     let (_stream, link) = open(&listener, &remote).await;
-    link.to_decider.send(b"{\"m\":1}".to_vec()).await.expect("it holds");
+    link.to_decider.send(b"{\"m\":1}".to_vec()).await.expect("the channel is open");
     let (lost, first, body) = asked(&listener).await;
     drop(lost);
     let (mut stream, again, same) = asked(&listener).await;
@@ -64,7 +64,7 @@ async fn a_request_without_an_answer_is_repeated_as_it_was() {
     // The connection is closed after the response: the next request uses another one.
     stream.write_all(b"HTTP/1.1 204 No Content\r\n\r\n").await.expect("written");
     drop(stream);
-    link.to_decider.send(b"{\"m\":2}".to_vec()).await.expect("it holds");
+    link.to_decider.send(b"{\"m\":2}".to_vec()).await.expect("the channel is open");
     let (_stream, next, body) = asked(&listener).await;
     assert_eq!((next.rsplit('=').next(), body.as_str()), (Some("1"), "{\"m\":2}\n"));
 }
@@ -85,13 +85,13 @@ async fn a_server_that_refuses_is_quoted() {
     let (listener, remote) = server().await;
     let answer = async {
         let (mut stream, _, _) = asked(&listener).await;
-        let text = r#"{"detail":"open a link: 256 executors are connected","status":503}"#;
+        let text = r#"{"detail":"cannot open channel: 256 executors are connected","status":503}"#;
         let head = format!("HTTP/1.1 503 Busy\r\ncontent-length: {}\r\n\r\n", text.len());
         stream.write_all((head + text).as_bytes()).await.expect("written");
         stream
     };
     let (link, _stream) = tokio::join!(remote.connect(), answer);
-    let error = link.expect_err("no link").to_string();
+    let error = link.expect_err("no channel").to_string();
     assert!(error.contains("503") && error.ends_with("256 executors are connected"), "{error}");
 }
 

@@ -21,7 +21,7 @@ pub enum ObjectWork {
         /// Revision of the removal.
         revision: u32,
     },
-    /// Call of [`crate::Orchestrator::forget`].
+    /// Purge of an ended object.
     Forget(ObjectId),
 }
 
@@ -126,7 +126,7 @@ impl WorkQueue {
         self.outdated = self.busy.keys().copied().collect();
     }
 
-    /// Returns the next work that may start; its object is busy until [`Queue::done`].
+    /// Returns the next work that may start; its object is busy until [`WorkQueue::done`].
     pub(super) fn next(&mut self) -> Option<ObjectWork> {
         self.next_for(WorkResource::Others).or_else(|| self.next_for(WorkResource::Volumes))
     }

@@ -99,7 +99,7 @@ fn greeted(seen: Option<JournalHead>, answer: DeciderMessage) -> (SessionCore, V
 /// Returns a session that is attached, at position 100 of term 3.
 fn attached(commands: Vec<Command>) -> (SessionCore, Vec<SessionAction>) {
     let (mut core, out) = greeted(None, welcome(head(100, 1, 3), commands));
-    assert!(matches!(out[..], [SessionAction::List]), "nothing is begun before the list was seen: {out:?}");
+    assert!(matches!(out[..], [SessionAction::List]), "nothing is started before the list: {out:?}");
     let out = core.handle(secs(0), SessionInput::Listed(vec![]));
     (core, out)
 }
@@ -125,7 +125,7 @@ fn the_head_is_on_disk_before_anything_is_begun() {
     };
     assert_eq!(seen.head, head(100, 1, 3));
     let out = core.handle(secs(1), SessionInput::Heard(given(8, 1)));
-    assert!(matches!(out[..], [SessionAction::Begin(_)]), "once is enough for the same head: {out:?}");
+    assert!(matches!(out[..], [SessionAction::Begin(_)]), "the same head is stored once: {out:?}");
 }
 
 #[test]
@@ -180,7 +180,11 @@ fn what_waits_for_the_disk_of_volumes_takes_the_slots_of_nothing_else() {
     assert_eq!(begun(&core.handle(secs(0), heard(command(90, 1)))), [90]);
     // A stop accesses no volume, also before its start was dequeued.
     assert_eq!(begun(&core.handle(secs(0), heard(mounting(9, 2, CommandEffect::Stop)))), [9]);
-    assert_eq!(begun(&core.handle(secs(0), heard(command(91, 1)))), [0; 0], "these have two slots as well");
+    assert_eq!(
+        begun(&core.handle(secs(0), heard(command(91, 1)))),
+        [0; 0],
+        "work on volumes has two slots too"
+    );
     assert_eq!(begun(&core.handle(secs(0), SessionInput::Done(id(90)))), [91]);
     // The newest of several commands for an object is kept.
     for revision in 2..5 {
@@ -208,20 +212,20 @@ fn nothing_is_begun_after_three_quarters_of_the_lease() {
     assert_eq!(
         begun(&core.handle(secs(9), SessionInput::Heard(given(8, 1)))),
         [0; 0],
-        "nine of twelve seconds are over"
+        "nine of twelve seconds have passed"
     );
     let beat = DeciderMessage::Beat { envelope: envelope(head(100, 1, 3)), beat: 1 };
     let out = core.handle(secs(11), SessionInput::Heard(beat));
-    assert_eq!(begun(&out), [8], "the answer to what was sent at 8 s lets it act until 17 s");
+    assert_eq!(begun(&out), [8], "the answer to the heartbeat of 8 s allows work until 17 s");
     core.handle(secs(11), SessionInput::Done(id(7)));
     assert_eq!(
         begun(&core.handle(secs(17), SessionInput::Heard(given(9, 1)))),
         [0; 0],
-        "not from the answer's coming"
+        "the arrival of the answer does not count"
     );
     assert!(
         matches!(core.handle(secs(20), SessionInput::Tick)[..], [SessionAction::HangUp]),
-        "the lease is over"
+        "the lease has expired"
     );
 }
 
@@ -229,17 +233,17 @@ fn nothing_is_begun_after_three_quarters_of_the_lease() {
 fn work_on_one_object_never_overlaps_and_the_newest_waits() {
     let (mut core, out) = attached(vec![command(7, 1)]);
     assert_eq!(begun(&out), [7]);
-    assert_eq!(begun(&core.handle(secs(1), SessionInput::Heard(given(7, 2)))), [0; 0], "it is busy");
-    assert_eq!(begun(&core.handle(secs(1), SessionInput::Heard(given(7, 3)))), [0; 0], "it is busy");
+    assert_eq!(begun(&core.handle(secs(1), SessionInput::Heard(given(7, 2)))), [0; 0], "its object is busy");
+    assert_eq!(begun(&core.handle(secs(1), SessionInput::Heard(given(7, 3)))), [0; 0], "its object is busy");
     assert_eq!(
         begun(&core.handle(secs(1), SessionInput::Heard(given(8, 1)))),
         [8],
-        "another is not held back"
+        "work on another object starts"
     );
     assert_eq!(
         begun(&core.handle(secs(1), SessionInput::Heard(given(9, 1)))),
         [0; 0],
-        "two at once is the bound"
+        "at most two run concurrently"
     );
     let out = core.handle(secs(1), SessionInput::Done(id(7)));
     let [SessionAction::Begin(ObjectWork::CarryOut(command))] = &out[..] else { panic!("{out:?}") };
@@ -252,12 +256,12 @@ fn work_that_is_put_off_waits_again_for_as_long_as_the_lease_and_the_connection_
     let (mut core, out) = attached(vec![command(7, 1)]);
     assert_eq!(begun(&out), [7]);
     let put_off = |revision| SessionInput::PutOff(ObjectWork::CarryOut(command(7, revision)));
-    assert_eq!(begun(&core.handle(secs(1), put_off(1))), [7], "it is tried again");
-    assert_eq!(begun(&core.handle(secs(1), SessionInput::Heard(given(7, 2)))), [0; 0], "it is busy");
+    assert_eq!(begun(&core.handle(secs(1), put_off(1))), [7], "the work is repeated");
+    assert_eq!(begun(&core.handle(secs(1), SessionInput::Heard(given(7, 2)))), [0; 0], "its object is busy");
     let out = core.handle(secs(2), put_off(1));
     let [SessionAction::Begin(ObjectWork::CarryOut(newer))] = &out[..] else { panic!("{out:?}") };
-    assert_eq!(newer.revision, 2, "newer work takes its place");
-    assert_eq!(begun(&core.handle(secs(9), put_off(2))), [0; 0], "nine of twelve seconds are over");
+    assert_eq!(newer.revision, 2, "newer work replaces it");
+    assert_eq!(begun(&core.handle(secs(9), put_off(2))), [0; 0], "nine of twelve seconds have passed");
     // The inventory of the next connection repeats all that counts.
     let mut queue = WorkQueue::new(2);
     let work = || ObjectWork::CarryOut(command(7, 1));
@@ -278,21 +282,21 @@ fn a_decider_that_knows_less_changes_nothing() {
     let (_, out) = greeted(seen, welcome(head(100, 2, 3), vec![]));
     assert!(
         matches!(out[..], [SessionAction::Stop(ExecutorStop::Diverged(100))]),
-        "the same position, another hash: {out:?}"
+        "same position, different hash: {out:?}"
     );
     let (_, out) = greeted(seen, welcome(head(99, 1, 3), vec![]));
     assert!(
         matches!(out[..], [SessionAction::Stop(ExecutorStop::NewerElsewhere(_))]),
-        "behind what was seen: {out:?}"
+        "its head is behind the seen one: {out:?}"
     );
     let (_, out) = greeted(seen, welcome(head(200, 1, 2), vec![]));
-    assert!(matches!(out[..], [SessionAction::HangUp]), "an earlier term is a zombie: {out:?}");
+    assert!(matches!(out[..], [SessionAction::HangUp]), "a decider of an earlier term is fenced: {out:?}");
     let (mut core, out) = greeted(seen, welcome(head(120, 1, 4), vec![command(7, 1)]));
-    assert!(matches!(out[..], [SessionAction::List]), "a later term goes on: {out:?}");
+    assert!(matches!(out[..], [SessionAction::List]), "a decider of a later term is accepted: {out:?}");
     let out = core.handle(secs(0), SessionInput::Listed(vec![gone(121)]));
     assert!(
         matches!(out[..], [SessionAction::Stop(ExecutorStop::NewerElsewhere(_))]),
-        "it has not issued what is here: {out:?}"
+        "its journal has not issued a listed object: {out:?}"
     );
     let (mut core, _) = attached(vec![]);
     let mut late = envelope(head(100, 1, 2));
@@ -314,11 +318,11 @@ fn a_decider_that_knows_less_changes_nothing() {
 fn only_a_decider_that_knows_all_removes_and_only_its_own() {
     let foreign = IncarnationId::issue(Lineage::from_random(43), Position::new(7)).into();
     let cases = [
-        (id(7), OrphanResolution::Remove, head(100, 1, 3), 1, "its own, issued, and it knows all"),
-        (id(7), OrphanResolution::Quarantine, head(100, 1, 3), 0, "left as it is"),
+        (id(7), OrphanResolution::Remove, head(100, 1, 3), 1, "issued by a decider that is not stale"),
+        (id(7), OrphanResolution::Quarantine, head(100, 1, 3), 0, "resolved to be left in place"),
         (foreign, OrphanResolution::Remove, head(100, 1, 3), 0, "another lineage"),
         (id(101), OrphanResolution::Remove, head(100, 1, 3), 0, "not issued yet"),
-        (id(7), OrphanResolution::Remove, head(99, 1, 3), 0, "behind what was seen"),
+        (id(7), OrphanResolution::Remove, head(99, 1, 3), 0, "its head is behind the seen one"),
     ];
     for (object, judgement, head, then, because) in cases {
         let (mut core, _) = attached(vec![]);
@@ -331,7 +335,7 @@ fn only_a_decider_that_knows_all_removes_and_only_its_own() {
 fn a_level_is_cut_into_parts_and_reports_count_from_one() {
     for (count, parts) in [(0, vec![0]), (500, vec![500]), (1001, vec![500, 500, 1])] {
         let (mut core, _) = greeted(None, welcome(head(9000, 1, 3), vec![]));
-        assert!(!core.takes_changes(), "changes come after the level");
+        assert!(!core.takes_changes(), "changes follow the full report");
         let out = core.handle(secs(0), SessionInput::Listed((1..=count).map(gone).collect()));
         let said: Vec<(usize, ReportPart)> = out
             .iter()
@@ -428,8 +432,8 @@ fn a_list_that_fails_says_nothing_and_is_asked_for_again_while_heartbeats_go_on(
     let (mut pauses, mut beats) = (Vec::new(), 0);
     for _ in 0..9 {
         let out = core.handle(now, failed());
-        assert!(out.is_empty(), "no level, no work: {out:?}");
-        assert!(!core.takes_changes(), "a change before the level would be the whole of it");
+        assert!(out.is_empty(), "no full report, no work: {out:?}");
+        assert!(!core.takes_changes(), "a change before the full report would be taken for all objects");
         let since = now;
         loop {
             now = core.due().unwrap();
@@ -459,7 +463,7 @@ fn a_list_that_fails_says_nothing_and_is_asked_for_again_while_heartbeats_go_on(
     assert!(
         matches!(&out[..], [SessionAction::Say(ExecutorMessage::Level { reports, .. }), ..] if reports.len() == 1)
     );
-    assert_eq!(begun(&out), [7], "what waited is begun");
+    assert_eq!(begun(&out), [7], "waiting work is started");
 }
 
 #[test]
@@ -469,7 +473,7 @@ fn a_lost_watch_is_followed_by_a_list_and_holds_up_no_work() {
     let mut now = secs(0);
     for pause in [100, 200] {
         assert!(core.handle(now, SessionInput::WatchLost(WatchLost)).is_empty());
-        assert!(!core.takes_changes(), "what comes now may not be all");
+        assert!(!core.takes_changes(), "changes may be missing");
         now += Duration::from_millis(pause);
         assert_eq!(core.due(), Some(now));
         assert!(matches!(core.handle(now, SessionInput::Tick)[..], [SessionAction::List]));

@@ -39,22 +39,22 @@ pub struct HighestHead {
 #[derive(Debug, thiserror::Error)]
 pub enum ExecutorStop {
     /// Journal with another history at a position that both sides know: altered, or cut and continued.
-    #[error("the decider's journal differs at position {0} from what this executor has seen")]
+    #[error("cannot follow decider: its journal differs at position {0} from what this executor has seen")]
     Diverged(u64),
     /// Decider that knows less than the executor has seen or received: a newer one is elsewhere.
-    #[error("a newer decider is elsewhere: {0}")]
+    #[error("cannot follow stale decider: {0}")]
     NewerElsewhere(String),
     /// Decider that will never accept this executor.
-    #[error("the decider refuses this executor: {0}")]
+    #[error("cannot start session: refused by decider: {0}")]
     Refused(String),
     /// Executor store that another executor on this machine has locked.
-    #[error("another executor holds the lock of this scope")]
+    #[error("cannot open executor store: locked by another executor")]
     ScopeTaken,
     /// Executor store that is a copy.
     #[error(transparent)]
     Copied(IsCopy),
     /// Failed write of data that must be durable.
-    #[error("keep the executor's own files")]
+    #[error("cannot write executor store")]
     Storage(#[source] std::io::Error),
 }
 
@@ -67,9 +67,9 @@ pub enum SessionInput {
     Disconnected,
     /// Message from the decider.
     Heard(DeciderMessage),
-    /// Reports that answer [`Output::List`].
+    /// Reports that answer [`SessionAction::List`].
     Listed(Vec<ObjectReport>),
-    /// Failed [`Output::List`]: the orchestrator's inventory is unknown.
+    /// Failed [`SessionAction::List`]: the orchestrator's inventory is unknown.
     NotListed(InventoryError),
     /// Changes of the orchestrator. Only while [`super::SessionCore::takes_changes`].
     Changed(Vec<ObjectReport>),

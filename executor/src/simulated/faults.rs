@@ -73,7 +73,8 @@ pub enum SimulatedReadiness {
 /// Text that is no behaviour.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "write one of delay:50ms, fail, fail:retry, crash:3, exit:0, hang, unready, never-ready, partial, late, not {0:?}"
+    "invalid behaviour {0:?}: must be one of delay:50ms, fail, fail:retry, crash:3, exit:0, hang, unready, \
+     never-ready, partial, late"
 )]
 pub struct InvalidBehaviour(String);
 

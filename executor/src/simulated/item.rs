@@ -95,10 +95,7 @@ pub(super) fn ended(
     ending: SimulatedExit,
 ) -> (IncarnationExit, Vec<ProcessInfo>) {
     if let ObjectId::Volume(_) = id {
-        return (
-            IncarnationExit::Failed { reason: "simulated loss of what was in it".to_owned() },
-            Vec::new(),
-        );
+        return (IncarnationExit::Failed { reason: "simulated loss of content".to_owned() }, Vec::new());
     }
     let (code, rest) = match ending {
         SimulatedExit::Crash(code) => (code, ProcessStatus::Signaled { signal: 15 }),

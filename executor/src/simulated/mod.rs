@@ -1,8 +1,9 @@
 //! Nodes in memory, for tests, sizing and experiments. Thousands of nodes cost nothing, and every fault is
 //! available.
 //!
-//! The [`World`] is separate from the orchestrator, so that a restarted executor finds it again. It is
-//! synchronous and takes the time from its caller; the orchestrator adds the clock and the cache of reports.
+//! The [`SimulatedWorld`] is separate from the orchestrator, so that a restarted executor finds it again. It
+//! is synchronous and takes the time from its caller; the orchestrator adds the clock and the cache of
+//! reports.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -120,7 +121,7 @@ impl Orchestrator for SimulatedOrchestrator {
 
     async fn list(&self) -> Result<Vec<ObjectReport>, InventoryError> {
         if !self.reaches().await {
-            let (unreachable, reason) = ("the world".to_owned(), "it is out of reach".to_owned());
+            let (unreachable, reason) = ("the world".to_owned(), "unreachable".to_owned());
             return Err(InventoryError { unreachable, reason });
         }
         self.is_lost.store(false, Ordering::Relaxed);

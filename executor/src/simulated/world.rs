@@ -23,7 +23,7 @@ use crate::plan::{
 };
 
 /// Reason why no operation of the store fails.
-const IN_MEMORY: &str = "memory takes and gives everything";
+const IN_MEMORY: &str = "a store in memory does not fail";
 
 /// Simulated world; see the module.
 #[derive(Debug, Default)]
@@ -207,7 +207,7 @@ impl SimulatedWorld {
             (id, &step)
             && let Some((user, _)) = self.items.iter().find(|(_, item)| item.uses(volume))
         {
-            let message = format!("volume {volume} is in use by {user}");
+            let message = format!("cannot destroy volume {volume}: in use by {user}");
             return refused(id, order.revision, message, RetryClass::Retry);
         }
         match step {
@@ -288,7 +288,7 @@ impl SimulatedWorld {
     }
 
     fn item(&mut self, id: ObjectId) -> &mut SimulatedObject {
-        self.items.get_mut(&id).expect("only what is there is looked at")
+        self.items.get_mut(&id).expect("the object is known")
     }
 
     fn set(&mut self, id: ObjectId, state: ObjectState) {
@@ -326,7 +326,7 @@ impl SimulatedWorld {
         let is_here =
             |volume: VolumeId| self.items.get(&volume.into()).is_some_and(SimulatedObject::is_volume);
         if let Some(mount) = mounts(spec).find(|mount| !is_here(mount.volume)) {
-            return Err((format!("volume {} is not here", mount.volume), RetryClass::Retry));
+            return Err((format!("cannot use volume {}: not found", mount.volume), RetryClass::Retry));
         }
         find(&self.faults, spec).map_err(|bad| (bad.to_string(), RetryClass::Never))
     }
@@ -375,7 +375,7 @@ impl SimulatedWorld {
         self.misbehaving += u64::from(behaviour != SimulatedBehaviour::default());
         self.item(id).behaviour = behaviour;
         if behaviour.delay.is_zero() && before.is_none() {
-            return self.happen(id).expect("what begins has something to tell");
+            return self.happen(id).expect("a start changes the object");
         }
         let told = plan::report(id, &self.item(id).present);
         self.wake(id, before.unwrap_or(self.now + behaviour.delay));

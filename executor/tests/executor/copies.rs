@@ -47,7 +47,7 @@ pub(crate) async fn a_copy_touches_nothing_that_the_original_runs_and_reports_no
     let copy = copy_of(&root);
     let processes = copy.open().await;
     let listed = processes.list().await.unwrap();
-    assert_eq!(listed.len(), 1, "only what is over is known to be: {listed:?}");
+    assert_eq!(listed.len(), 1, "only ended incarnations have a known state: {listed:?}");
     assert_eq!(listed[0].object, id(3).into());
     for position in [1, 2] {
         for (revision, effect) in [(2, CommandEffect::Stop), (3, CommandEffect::Kill)] {
@@ -66,7 +66,7 @@ pub(crate) async fn a_copy_touches_nothing_that_the_original_runs_and_reports_no
         processes.list().await.unwrap().into_iter().filter(|report| report.object != id(3).into()).collect();
     assert!(
         said.iter().all(|report| matches!(report.saw, ObservedState::Failed { .. })),
-        "no end is told: {said:?}"
+        "no end is reported: {said:?}"
     );
     drop(processes);
     let mut after = root.payloads();

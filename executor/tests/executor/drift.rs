@@ -58,7 +58,7 @@ fn kill_keepers(root: &Root) {
     for keeper in root.keepers() {
         kill(keeper, Signal::KILL);
     }
-    wait_until("the keeper is dead", || root.keepers().is_empty());
+    wait_until("the supervisor is dead", || root.keepers().is_empty());
 }
 
 /// Whether this process has the lock of an incarnation's directory, as after adopting orphans.
@@ -75,16 +75,17 @@ pub(crate) async fn a_process_that_somebody_kills_is_an_end_with_its_signal() {
     kill(told(&ready)[1].pid.unwrap() as i32, Signal::KILL);
     let ended = until(&processes, id(1), "it has ended", is_ended).await;
     assert_eq!(reason(&ended), "web-1 was ended by signal 9");
-    assert_eq!(root.payloads(), Vec::<i32>::new(), "and its sibling with it");
+    assert_eq!(root.payloads(), Vec::<i32>::new(), "its sibling is ended");
     // An incarnation is not ready while its siblings are slow to end.
     let (processes, ready) = run(&root, 2, &stubborn()).await;
     kill(told(&ready)[1].pid.unwrap() as i32, Signal::KILL);
-    let seen =
-        until(&processes, id(2), "its death is told", |r| matches!(r.saw, ObservedState::NotReady { .. }))
-            .await;
+    let seen = until(&processes, id(2), "the death is reported", |r| {
+        matches!(r.saw, ObservedState::NotReady { .. })
+    })
+    .await;
     let ObservedState::NotReady { processes: seen } = &seen.saw else { unreachable!() };
     assert_eq!(seen[1].status, ProcessStatus::Signaled { signal: 9 });
-    assert!(!root.payloads_of(id(2)).is_empty(), "the other one has its grace");
+    assert!(!root.payloads_of(id(2)).is_empty(), "its sibling has its grace");
 }
 
 pub(crate) async fn an_orphan_that_somebody_kills_is_an_end_that_nobody_saw() {
@@ -94,7 +95,7 @@ pub(crate) async fn an_orphan_that_somebody_kills_is_an_end_that_nobody_saw() {
     kill(told(&ready)[0].pid.unwrap() as i32, Signal::KILL);
     let ended = until(&processes, id(1), "it has ended", is_ended).await;
     assert_eq!(told(&ended)[0].status, ProcessStatus::Unknown);
-    assert_eq!(root.payloads(), Vec::<i32>::new(), "and its sibling with it");
+    assert_eq!(root.payloads(), Vec::<i32>::new(), "its sibling is ended");
 }
 
 type Do = fn(&Root, &Path);
@@ -128,10 +129,10 @@ fn replace(root: &Root, folder: &Path) {
 }
 
 const LOSSES: [(&str, Do, &str); 4] = [
-    ("removed", remove, "its folder was removed"),
-    ("renamed", rename, "its folder was removed"),
-    ("the one above it renamed", rename_node, "its folder was removed"),
-    ("replaced by a copy", replace, "its folder was replaced by another"),
+    ("removed", remove, "incarnation directory removed"),
+    ("renamed", rename, "incarnation directory removed"),
+    ("its parent renamed", rename_node, "incarnation directory removed"),
+    ("replaced by a copy", replace, "incarnation directory replaced"),
 ];
 
 pub(crate) async fn what_loses_its_folder_is_ended_at_once_and_told_with_the_reason() {
@@ -149,15 +150,15 @@ pub(crate) async fn what_loses_its_folder_is_ended_at_once_and_told_with_the_rea
                 kill_keepers(&root);
             }
             let ended = until(&processes, id(1), "it has ended", is_ended).await;
-            assert_eq!((reason(&ended), told(&ended).len()), (because, 2), "{what}, and its keeper {keeper}");
-            assert_eq!(all_of(&root), Vec::<i32>::new(), "{what}: nothing of it is left");
-            wait_until("nor its keeper", || root.keepers().is_empty());
+            assert_eq!((reason(&ended), told(&ended).len()), (because, 2), "{what}, supervisor {keeper}");
+            assert_eq!(all_of(&root), Vec::<i32>::new(), "{what}: no process is left");
+            wait_until("no supervisor is left", || root.keepers().is_empty());
             // The end stays proved from then on.
             drop(processes);
             let processes = root.open().await;
             assert_eq!(until(&processes, id(1), "its end is kept", |_| true).await, ended, "{what}");
             processes.carry_out(command(id(1), 2, CommandEffect::Stop, &stubborn())).await;
-            until(&processes, id(1), "a stop finds it so", |r| r.revision == 2 && is_ended(r)).await;
+            until(&processes, id(1), "a stop reports the same end", |r| r.revision == 2 && is_ended(r)).await;
             processes.forget(id(1).into()).await;
             assert!(!processes.list().await.unwrap().iter().any(|report| report.object == id(1).into()));
         }
@@ -173,11 +174,11 @@ pub(crate) async fn a_keeper_alone_ends_what_loses_its_folder() {
         roots.push((what, root));
     }
     for (what, root) in roots {
-        wait_until("nothing of it is left", || all_of(&root).is_empty() && root.keepers().is_empty());
+        wait_until("no process is left", || all_of(&root).is_empty() && root.keepers().is_empty());
         let processes = root.open().await;
         assert!(
             !processes.list().await.unwrap().iter().any(is_ready),
-            "{what}: and nothing says that it runs"
+            "{what}: no report claims that it runs"
         );
     }
 }
@@ -188,11 +189,11 @@ pub(crate) async fn a_folder_that_was_moved_away_holds_the_end_when_it_is_moved_
     drop(processes);
     let aside = root.path().join("aside");
     std::fs::rename(root.folder(id(1)), &aside).unwrap();
-    wait_until("nothing of it is left", || all_of(&root).is_empty() && root.keepers().is_empty());
+    wait_until("no process is left", || all_of(&root).is_empty() && root.keepers().is_empty());
     std::fs::rename(&aside, root.folder(id(1))).unwrap();
     let processes = root.open().await;
     let ended = until(&processes, id(1), "it has ended", is_ended).await;
-    assert_eq!(reason(&ended), "its folder was removed");
+    assert_eq!(reason(&ended), "incarnation directory removed");
 }
 
 pub(crate) async fn what_has_lost_folder_and_keeper_is_found_by_the_next_executor_and_ended() {
@@ -201,11 +202,11 @@ pub(crate) async fn what_has_lost_folder_and_keeper_is_found_by_the_next_executo
     drop(processes);
     kill_keepers(&root);
     std::fs::remove_dir_all(root.folder(id(1))).unwrap();
-    assert!(all_of(&root).len() >= 4, "they run on");
+    assert!(all_of(&root).len() >= 4, "processes continue to run");
     let processes = root.open().await;
     let ended = until(&processes, id(1), "it has ended", is_ended).await;
-    assert_eq!((reason(&ended), ended.revision), ("its folder was removed", 0));
-    assert_eq!(all_of(&root), Vec::<i32>::new(), "nothing of it is left");
+    assert_eq!((reason(&ended), ended.revision), ("incarnation directory removed", 0));
+    assert_eq!(all_of(&root), Vec::<i32>::new(), "no process is left");
     processes.carry_out(command(id(1), 3, CommandEffect::Ensure, &stubborn())).await;
     until(&processes, id(1), "an end is final", |r| r.revision == 3 && is_ended(r)).await;
 }
@@ -222,7 +223,7 @@ pub(crate) async fn records_that_are_removed_or_altered_are_written_again_and_en
             for keeper in root.keepers() {
                 kill(keeper, Signal::KILL);
             }
-            wait_until("the keepers are dead", || root.keepers().is_empty());
+            wait_until("the supervisors are dead", || root.keepers().is_empty());
             wait_until("they are adopted", || is_locked_here(&root, position));
         }
         let mut living = Some(processes);
@@ -238,7 +239,7 @@ pub(crate) async fn records_that_are_removed_or_altered_are_written_again_and_en
             let is_whole = |copy: &PathBuf| {
                 std::fs::read(copy).is_ok_and(|bytes| bytes.starts_with(b"chancery-record "))
             };
-            wait_until("all copies are there again", || copies.iter().all(is_whole));
+            wait_until("all copies are restored", || copies.iter().all(is_whole));
         }
         drop(living);
         let processes = root.open().await;
@@ -259,18 +260,18 @@ pub(crate) async fn a_lock_and_a_socket_that_are_taken_away_are_made_anew() {
         for file in &files {
             std::fs::remove_file(file).unwrap();
         }
-        wait_until("they are there again", || files.iter().all(|file| file.exists()));
+        wait_until("the files are restored", || files.iter().all(|file| file.exists()));
         drop(living.take());
         let processes = root.open().await;
         assert_eq!(until(&processes, id(1), "it is adopted", is_ready).await, ready);
-        assert_eq!((root.keepers().len(), root.payloads().len()), (1, 1), "from the keeper that it had");
+        assert_eq!((root.keepers().len(), root.payloads().len()), (1, 1), "the supervisor is the same");
         living = Some(processes);
     }
-    let processes = living.expect("it lives");
+    let processes = living.expect("the executor is open");
     processes.carry_out(command(id(1), 2, CommandEffect::Stop, &sleeper(1))).await;
     let ended = until(&processes, id(1), "it is stopped", is_ended).await;
     assert!(
         matches!(ended.saw, ObservedState::Ended { exit: IncarnationExit::Clean, .. }),
-        "by its keeper: {ended:?}"
+        "ended by its supervisor: {ended:?}"
     );
 }

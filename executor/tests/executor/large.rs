@@ -52,9 +52,9 @@ pub(crate) async fn a_stop_that_comes_while_many_processes_are_started_is_not_ke
     let root = Root::new();
     let processes = root.open().await;
     processes.carry_out(command(id(1), 1, CommandEffect::Ensure, &large())).await;
-    wait_until("its supervisor has begun", || root.folder(id(1)).join("keeper.sock").exists());
+    wait_until("its supervisor has started", || root.folder(id(1)).join("keeper.sock").exists());
     processes.carry_out(command(id(1), 2, CommandEffect::Stop, &large())).await;
     let ended = until(&processes, id(1), "it has ended", is_ended).await;
     assert_eq!(executed(&root), 0, "nothing was executed: {ended:?}");
-    wait_until("nothing of it is left", || root.trampolines() == 0 && root.keepers().is_empty());
+    wait_until("no process is left", || root.trampolines() == 0 && root.keepers().is_empty());
 }

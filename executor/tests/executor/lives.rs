@@ -57,8 +57,8 @@ pub(crate) async fn killing_the_executor_at_any_moment_neither_loses_nor_doubles
     }
     wait_until("no trampoline is left", || root.trampolines() == 0);
     // Supervisors that came too late for the lock exit after a while, without having started anything.
-    wait_until("each has one keeper", || root.keepers().len() as u64 == count);
-    assert_eq!(root.payloads().len() as u64, count, "one process for each that is wanted");
+    wait_until("each has one supervisor", || root.keepers().len() as u64 == count);
+    assert_eq!(root.payloads().len() as u64, count, "one process for each incarnation");
     for position in 1..=count {
         assert_eq!(root.payloads_of(id(position)).len(), 1);
     }
@@ -82,7 +82,7 @@ pub(crate) async fn adoption_keeps_pids_and_ports() {
     let mut seen = root.payloads();
     pids.sort_unstable();
     seen.sort_unstable();
-    assert_eq!(pids, seen, "the pids told are those of the processes");
+    assert_eq!(pids, seen, "the reported pids are those of the processes");
     let ports: std::collections::BTreeSet<_> = told.iter().map(|p| &p.addresses[0].address).collect();
     assert_eq!(ports.len(), 3, "each process has a port of its own");
 }
@@ -148,7 +148,8 @@ pub(crate) async fn a_pid_that_is_another_process_is_neither_adopted_nor_killed(
     write_record(&root, 3, pid, start_time(pid), &boot());
     let processes = root.open().await;
     for position in [1, 2] {
-        let ended = until(&processes, id(position), "what has another identity is dead", is_ended).await;
+        let ended =
+            until(&processes, id(position), "a process with another identity is dead", is_ended).await;
         let ObservedState::Ended { processes: told, .. } = &ended.saw else { unreachable!() };
         assert_eq!(told[0].status, ProcessStatus::Unknown);
         processes.carry_out(command(id(position), 2, CommandEffect::Kill, &sleeper(1))).await;
@@ -158,7 +159,7 @@ pub(crate) async fn a_pid_that_is_another_process_is_neither_adopted_nor_killed(
     assert!(bystander.0.try_wait().unwrap().is_none(), "the bystander lives");
     until(&processes, id(3), "the same identity is adopted", is_ready).await;
     processes.carry_out(command(id(3), 2, CommandEffect::Stop, &sleeper(1))).await;
-    let ended = until(&processes, id(3), "and ended", is_ended).await;
+    let ended = until(&processes, id(3), "it is ended", is_ended).await;
     assert!(matches!(&ended.saw, ObservedState::Ended { exit: IncarnationExit::Clean, .. }), "{ended:?}");
     bystander.0.wait().unwrap();
 }
@@ -187,7 +188,7 @@ pub(crate) async fn orphans_of_a_dead_keeper_are_adopted_and_ended() {
     for keeper in root.keepers() {
         kill(keeper, Signal::KILL);
     }
-    wait_until("the keeper is dead", || root.keepers().is_empty());
+    wait_until("the supervisor is dead", || root.keepers().is_empty());
     let mut processes = processes;
     for restarted in [false, true] {
         if restarted {
@@ -199,7 +200,7 @@ pub(crate) async fn orphans_of_a_dead_keeper_are_adopted_and_ended() {
         assert_eq!(
             (after, root.payloads().len()),
             (before.clone(), 4),
-            "as they are; restarted: {restarted}"
+            "adopted unchanged; restarted: {restarted}"
         );
     }
     drop(processes);
@@ -207,7 +208,7 @@ pub(crate) async fn orphans_of_a_dead_keeper_are_adopted_and_ended() {
     processes.carry_out(command(id(1), 2, CommandEffect::Stop, &spec)).await;
     let ended = until(&processes, id(1), "they are ended", is_ended).await;
     assert!(matches!(&ended.saw, ObservedState::Ended { exit: IncarnationExit::Clean, .. }), "{ended:?}");
-    assert_eq!(root.payloads(), Vec::<i32>::new(), "ended means all of them");
+    assert_eq!(root.payloads(), Vec::<i32>::new(), "an end covers all processes");
 }
 
 pub(crate) async fn a_keeper_that_dies_before_it_tells_leaves_nothing() {
@@ -241,11 +242,11 @@ pub(crate) async fn keepers_at_once_start_one_set() {
     let four = |position| (0..4).map(|_| start_keeper(&root, position)).collect::<Vec<Child>>();
     let mut keepers: Vec<Vec<Child>> = positions.clone().map(four).collect();
     for (position, keepers) in positions.clone().zip(&mut keepers) {
-        wait_until("one starts it", || root.payloads_of(id(position)).len() == 1);
+        wait_until("one supervisor starts it", || root.payloads_of(id(position)).len() == 1);
         let left =
             |keepers: &mut Vec<Child>| keepers.iter_mut().filter_map(|k| k.try_wait().unwrap()).count();
-        wait_until("the others leave", || left(keepers) == 3);
-        assert_eq!(root.payloads_of(id(position)).len(), 1, "one of four keepers starts it");
+        wait_until("the other supervisors exit", || left(keepers) == 3);
+        assert_eq!(root.payloads_of(id(position)).len(), 1, "one of four supervisors starts it");
     }
     let processes = root.open().await;
     for position in positions {
@@ -266,7 +267,7 @@ pub(crate) async fn a_late_keeper_starts_nothing() {
     };
     let processes = root.open().await;
     processes.carry_out(command(id(1), 1, CommandEffect::Ensure, &once)).await;
-    until(&processes, id(1), "it ended by itself", is_ended).await;
+    until(&processes, id(1), "it ended automatically", is_ended).await;
     processes.carry_out(command(id(2), 2, CommandEffect::Stop, &once)).await;
     until(&processes, id(2), "it is gone", |r| r.saw == ObservedState::Gone).await;
     let tombstone = std::fs::read_to_string(root.folder(id(2)).join("tombstone.json")).unwrap();
@@ -277,7 +278,7 @@ pub(crate) async fn a_late_keeper_starts_nothing() {
     for position in 1..=4 {
         assert!(start_keeper(&root, position).wait().unwrap().success());
     }
-    let because = ["it ran once", "a tombstone is there", "it is to be down", "it is wanted"];
+    let because = ["it ran once", "it has a tombstone", "its end is requested", "it is desired"];
     for (position, (then, because)) in (1..).zip([1, 0, 0, 1].into_iter().zip(because)) {
         assert_eq!(starts(position), then, "{because}");
     }

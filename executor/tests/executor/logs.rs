@@ -60,7 +60,7 @@ pub(crate) async fn a_supervisor_whose_log_cannot_be_written_goes_on_and_reports
             })
         };
         wait_until("the supervisor has written to its log", || socket.exists() || supervisors().count() == 0);
-        assert_eq!(supervisors().count(), 1, "it has not ended for that");
+        assert_eq!(supervisors().count(), 1, "it continues without a log");
         let wanted = if position <= 2 {
             std::fs::write(folder.join("web-0/work/go"), "").unwrap();
             ProcessStatus::Exited { code: 0 }
@@ -69,7 +69,7 @@ pub(crate) async fn a_supervisor_whose_log_cannot_be_written_goes_on_and_reports
             kill(running[0].pid.unwrap().cast_signed(), Signal::KILL);
             ProcessStatus::Signaled { signal: 9 }
         };
-        let ended = until(&processes, id(position), "its end is seen", is_ended).await;
+        let ended = until(&processes, id(position), "its end is reported", is_ended).await;
         let ObservedState::Ended { exit, processes: ended } = ended.saw else { unreachable!() };
         assert_eq!(ended[0].status, wanted);
         assert_eq!(exit == IncarnationExit::Clean, position <= 2, "{exit:?}");

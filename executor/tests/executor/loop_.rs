@@ -37,8 +37,8 @@ fn head(position: u64, hash: u8) -> JournalHead {
 
 impl Decider {
     async fn hear(&mut self) -> ExecutorMessage {
-        let heard = tokio::time::timeout(PATIENCE, self.hears.recv()).await.expect("something is said");
-        serde_json::from_slice(&heard.expect("the link holds")).unwrap()
+        let heard = tokio::time::timeout(PATIENCE, self.hears.recv()).await.expect("a message is sent");
+        serde_json::from_slice(&heard.expect("the channel is open")).unwrap()
     }
 
     /// Returns the next message that is no heartbeat.
@@ -136,7 +136,7 @@ pub(crate) async fn a_session_starts_level_and_reports() {
     assert!(matches!(decider.hear().await, ExecutorMessage::Hello { seen: None, .. }));
     decider.welcome(LEASE, vec![command(id(8), 1, CommandEffect::Ensure, &sleeper(1))]).await;
     let ExecutorMessage::Level { reports, part: ReportPart::Last, .. } = decider.hear_news().await else {
-        panic!("a level")
+        panic!("a full report")
     };
     assert_eq!(reports.iter().map(|r| r.object).collect::<Vec<_>>(), [id(7).into(), foreign.into()]);
     let ExecutorMessage::Report { sequence: 1, report, .. } = decider.hear_news().await else {
@@ -152,7 +152,7 @@ pub(crate) async fn a_session_starts_level_and_reports() {
         panic!("a report")
     };
     assert_eq!((report.object, report.revision, report.saw), (id(7).into(), 5, ObservedState::Gone));
-    assert_eq!(world.lock().unwrap().running(foreign), 1, "what is of another lineage is not touched");
+    assert_eq!(world.lock().unwrap().running(foreign), 1, "an object of another lineage is not changed");
     // Leases are renewed many times, so the executor continues to act.
     for _ in 0..6 {
         let ExecutorMessage::Heartbeat { beat, .. } = decider.hear().await else { panic!("a heartbeat") };
@@ -186,16 +186,16 @@ pub(crate) async fn a_lost_link_is_taken_up_again() {
     };
     assert_eq!(seen, head(100, 1));
     decider.welcome(LEASE, vec![command(id(8), 1, CommandEffect::Ensure, &sleeper(1))]).await;
-    let ExecutorMessage::Level { reports, .. } = decider.hear_news().await else { panic!("a level") };
+    let ExecutorMessage::Level { reports, .. } = decider.hear_news().await else { panic!("a full report") };
     assert!(
         matches!(&reports[..], [report] if matches!(report.saw, ObservedState::Ready { .. })),
         "{reports:?}"
     );
     assert!(
         matches!(decider.hear_news().await, ExecutorMessage::Report { sequence: 1, .. }),
-        "the outcome again"
+        "the outcome is repeated"
     );
-    assert_eq!(world.lock().unwrap().starts(), 1, "what ran was adopted");
+    assert_eq!(world.lock().unwrap().starts(), 1, "running objects are adopted");
     // The executor leaves a silent decider when the lease expires.
     let mut decider = executor.link().await;
     assert!(matches!(decider.hear().await, ExecutorMessage::Hello { .. }));
@@ -220,14 +220,14 @@ pub(crate) async fn what_cannot_be_listed_is_not_reported_gone_and_the_session_l
     beats(&mut decider).await;
     world.lock().unwrap().set_out_of_reach(false);
     let ready = |reports: &[ObjectReport]| matches!(reports, [report] if matches!(report.saw, ObservedState::Ready { .. }));
-    let ExecutorMessage::Level { reports, .. } = decider.hear_news().await else { panic!("a level") };
+    let ExecutorMessage::Level { reports, .. } = decider.hear_news().await else { panic!("a full report") };
     assert!(ready(&reports), "{reports:?}");
     // The watch is lost, and a command is put off until the world responds.
     world.lock().unwrap().set_out_of_reach(true);
     let (envelope, stop) = (decider.envelope(), command(id(7), 2, CommandEffect::Stop, &sleeper(1)));
     decider.say(DeciderMessage::Command { envelope, command: stop }).await;
     beats(&mut decider).await;
-    assert_eq!(world.lock().unwrap().running(id(7)), 1, "nothing is ended");
+    assert_eq!(world.lock().unwrap().running(id(7)), 1, "no object is ended");
     world.lock().unwrap().set_out_of_reach(false);
     loop {
         match decider.hear_news().await {
@@ -260,7 +260,7 @@ pub(crate) async fn one_executor_a_scope() {
         looked = true;
         Ok(SimulatedOrchestrator::new(world.clone()))
     };
-    let nobody = || std::future::ready(Err(std::io::Error::other("nobody is asked")));
+    let nobody = || std::future::ready(Err(std::io::Error::other("no decider is contacted")));
     let second = chancery_executor::run(config(root.path()), open, nobody, std::future::pending()).await;
     assert!(!looked);
     assert!(matches!(second, Err(ExecutorStop::ScopeTaken)));
@@ -281,7 +281,7 @@ pub(crate) async fn a_diverged_journal_stops_it_and_the_head_is_kept() {
     decider.say(DeciderMessage::Command { envelope, command }).await;
     assert!(
         matches!(decider.hear_news().await, ExecutorMessage::Report { .. }),
-        "it was acted on, so it is on disk"
+        "the head was used, so it is on disk"
     );
     decider.head = head(120, 3);
     let envelope = decider.envelope();

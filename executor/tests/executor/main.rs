@@ -5,7 +5,7 @@
 #![allow(
     clippy::disallowed_macros,
     clippy::disallowed_methods,
-    reason = "tests print, and make what they remove"
+    reason = "tests print, and remove only what they create"
 )]
 
 mod bench;

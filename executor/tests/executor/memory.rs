@@ -89,7 +89,7 @@ pub(crate) async fn a_limit_is_that_of_a_group_where_there_are_groups() {
     std::fs::remove_dir_all(&parent).unwrap();
     processes.carry_out(command(id(3), 1, CommandEffect::Ensure, &limited(MIB, &["sleep", "3600"]))).await;
     let failed = |r: &ObjectReport| matches!(r.saw, ObservedState::Failed { hope: RetryClass::Retry, .. });
-    until(&processes, id(3), "its group cannot be made", failed).await;
+    until(&processes, id(3), "its group cannot be created", failed).await;
     assert!(root.payloads_of(id(3)).is_empty());
 }
 
@@ -125,7 +125,7 @@ pub(crate) async fn want_of_memory_is_told_of_the_death_that_it_was() {
         }
         assert_eq!(*status, wanted, "{counted} and {how}");
         if wanted == ProcessStatus::OomKilled {
-            let reason = "web-0 was killed for want of memory".to_owned();
+            let reason = "web-0 was killed: out of memory".to_owned();
             assert_eq!(*exit, IncarnationExit::Failed { reason });
         }
     }
@@ -145,7 +145,7 @@ pub(crate) async fn a_group_that_a_dead_keeper_left_goes_with_what_it_was_for() 
     until(&processes, id(1), "it is gone", |report| report.saw == ObservedState::Gone).await;
     processes.forget(id(1).into()).await;
     assert!(!group(&root, &parent, id(1)).exists());
-    assert!(group(&root, &parent, id(2)).exists(), "another's stays");
+    assert!(group(&root, &parent, id(2)).exists(), "the group of another incarnation stays");
 }
 
 /// Returns the cgroup v2 directory that this machine lends to the test.
@@ -155,19 +155,19 @@ pub(crate) fn lent() -> Option<PathBuf> {
 
 pub(crate) async fn the_kernel_ends_a_group_that_exceeds_its_limit() {
     let root = Root::new();
-    let parent = lent().expect("a folder of cgroup v2");
+    let parent = lent().expect("a directory of cgroup v2");
     let processes = open(&root, &parent).await;
     // A helper takes too much: the whole group ends, and no other.
     let greedy = limited(32 * MIB, &["sh", "-c", "tail /dev/zero & wait; exit 3"]);
     let modest = limited(32 * MIB, &["sleep", "3600"]);
     processes.carry_out(command(id(1), 1, CommandEffect::Ensure, &modest)).await;
-    until(&processes, id(1), "the modest one is ready", is_ready).await;
+    until(&processes, id(1), "the small incarnation is ready", is_ready).await;
     processes.carry_out(command(id(2), 1, CommandEffect::Ensure, &greedy)).await;
-    let ended = until(&processes, id(2), "the greedy one is ended", is_ended).await;
+    let ended = until(&processes, id(2), "the incarnation over its limit is ended", is_ended).await;
     assert_eq!(told(&ended).1, &ProcessStatus::OomKilled);
-    assert_eq!(root.payloads_of(id(1)).len(), 1, "the modest one runs on");
+    assert_eq!(root.payloads_of(id(1)).len(), 1, "the small incarnation continues to run");
     assert!(group(&root, &parent, id(1)).exists() && !group(&root, &parent, id(2)).exists());
     kill(root.payloads_of(id(1))[0], Signal::KILL);
-    let ended = until(&processes, id(1), "the modest one is killed", is_ended).await;
+    let ended = until(&processes, id(1), "the small incarnation is killed", is_ended).await;
     assert_eq!(told(&ended).1, &ProcessStatus::Signaled { signal: 9 });
 }

@@ -18,7 +18,7 @@ impl Bind {
         std::fs::create_dir_all(at).unwrap();
         let mounted = Command::new("mount").arg("--bind").args([from, at]).stderr(Stdio::null()).status();
         if !mounted.is_ok_and(|status| status.success()) {
-            println!("nothing can be mounted here: not tried");
+            println!("skipped: this machine allows no mount");
             return None;
         }
         Some(Bind(at.to_owned()))
@@ -62,9 +62,9 @@ pub(crate) async fn what_is_mounted_in_a_working_directory_survives_it_and_is_a_
         until(&processes, id(position), "it has ended", is_ended).await;
         processes.forget(id(position).into()).await;
     }
-    assert!(is_whole(&outside), "what is mounted is as it was");
-    assert!(point.join("a/a/b/file").exists(), "and where it was");
-    let reason = reason_of(&root.folder(id(1))).expect("a debt");
+    assert!(is_whole(&outside), "the mounted directory is unchanged");
+    assert!(point.join("a/a/b/file").exists(), "the mount is unchanged");
+    let reason = reason_of(&root.folder(id(1))).expect("a removal debt");
     assert_eq!(reason, format!("another file system is mounted inside: {}", point.display()));
     wait_until("another incarnation is removed meanwhile", || !root.folder(id(2)).exists());
     drop(second);
@@ -83,6 +83,7 @@ pub(crate) async fn what_is_mounted_in_a_working_directory_survives_it_and_is_a_
 
 pub(crate) async fn a_mount_in_what_a_dead_executor_left_is_not_entered_and_holds_nothing_up() {
     let (root, outside) = (Root::new(), outside());
+    // tidy: allow(forgotten)
     let forgotten = root.path().join("forgotten").join(id(1).to_string());
     let kept = root.path().join("output").join(id(2).to_string());
     let Some(mounted) = Bind::mount(outside.path(), &forgotten.join("web-0/work/point")) else { return };
@@ -90,14 +91,15 @@ pub(crate) async fn a_mount_in_what_a_dead_executor_left_is_not_entered_and_hold
     for position in 3..110 {
         std::fs::create_dir_all(root.path().join("output").join(id(position).to_string())).unwrap();
     }
+    // tidy: allow(forgotten)
     let free = root.path().join("forgotten").join(id(9).to_string());
     std::fs::create_dir_all(free.join("web-0/work")).unwrap();
     let processes = root.open().await;
-    wait_until("the other one is removed", || !free.exists());
+    wait_until("the directory without a mount is removed", || !free.exists());
     processes.carry_out(command(id(200), 1, CommandEffect::Ensure, &sleeper(1))).await;
-    until(&processes, id(200), "others are started", is_ready).await;
+    until(&processes, id(200), "another incarnation starts", is_ready).await;
     for directory in [&forgotten, &kept] {
-        wait_until("it is a debt", || reason_of(directory).is_some());
+        wait_until("the removal is a debt", || reason_of(directory).is_some());
     }
     assert!(is_whole(&outside));
     drop((mounted, in_output));

@@ -29,7 +29,7 @@ fn shell(script: &str) -> IncarnationSpec {
 
 fn base(root: &Root, id: IncarnationId, stream: LogStream) -> PathBuf {
     let logs = log_files(root.path(), id).unwrap();
-    logs.into_iter().find(|log| log.name.stream == stream).expect("it has written").base
+    logs.into_iter().find(|log| log.name.stream == stream).expect("it has output").base
 }
 
 /// Returns numbers as `seq` writes them.
@@ -63,9 +63,9 @@ pub(crate) async fn a_flood_is_bounded_and_its_end_is_kept() {
     let mut text = String::new();
     rest(&mut OutputReader::last(&base(&root, id(1), LogStream::Out), u64::MAX).unwrap(), &mut text);
     let numbers: Vec<u32> = text.lines().map(|line| line.parse().unwrap()).collect();
-    assert_eq!(numbers.last(), Some(&1_000_000), "all is there when the end is told");
+    assert_eq!(numbers.last(), Some(&1_000_000), "the output is complete when the end is reported");
     assert!(numbers.is_sorted_by(|a, b| b - a == 1), "whole lines, none missing in between");
-    assert!(text.len() > 2 * (64 << 10) - 16, "two files are full at least, {} bytes", text.len());
+    assert!(text.len() > 2 * (64 << 10) - 16, "at least two files are full, {} bytes", text.len());
     assert!(bytes_in(&root, id(1)) <= 3 * (64 << 10) + 16, "{} bytes", bytes_in(&root, id(1)));
     let mut said = String::new();
     rest(&mut OutputReader::last(&base(&root, id(1), LogStream::Err), 1).unwrap(), &mut said);
@@ -87,7 +87,7 @@ pub(crate) async fn a_follower_reads_every_line_across_files() {
         text.ends_with("\n100000\n")
     });
     let wanted = numbers(0, 100_000);
-    assert!(text == wanted, "every line once");
+    assert!(text == wanted, "each line occurs once");
 }
 
 pub(crate) async fn output_outlives_a_crash_while_its_folder_is_forgotten() {
@@ -96,8 +96,8 @@ pub(crate) async fn output_outlives_a_crash_while_its_folder_is_forgotten() {
     processes.carry_out(command(id(1), 1, CommandEffect::Ensure, &shell("echo last words"))).await;
     until(&processes, id(1), "it has ended", is_ended).await;
     drop(processes);
-    wait_until("its keeper has gone", || root.keepers().is_empty());
-    // The directory was moved, and then the executor was killed.
+    wait_until("its supervisor has exited", || root.keepers().is_empty());
+    // The directory was moved, and then the executor was killed. tidy: allow(forgotten)
     let forgotten = root.path().join("forgotten");
     std::fs::create_dir(&forgotten).unwrap();
     std::fs::rename(root.folder(id(1)), forgotten.join(id(1).to_string())).unwrap();
@@ -123,7 +123,7 @@ pub(crate) async fn a_process_outlives_whoever_keeps_its_output() {
     let work = root.folder(id(1)).join("web-0/work");
     drop(processes);
     std::fs::write(work.join("go-1"), "").unwrap();
-    wait_until("its keeper takes what it writes without an executor", || work.join("did-1").exists());
+    wait_until("its supervisor copies output without an executor", || work.join("did-1").exists());
     let out = || {
         let mut text = String::new();
         rest(&mut OutputReader::last(&base(&root, id(1), LogStream::Out), u64::MAX).unwrap(), &mut text);
@@ -132,22 +132,22 @@ pub(crate) async fn a_process_outlives_whoever_keeps_its_output() {
     let once = numbers(1, 30_000);
     let pipe =
         std::fs::OpenOptions::new().read(true).write(true).open(root.folder(id(1)).join("web-0.out.pipe"));
-    wait_until("all of it is there", || out() == once);
+    wait_until("the whole output is copied", || out() == once);
     for keeper in root.keepers() {
         kill(keeper, Signal::KILL);
     }
-    wait_until("the keeper is dead", || root.keepers().is_empty());
+    wait_until("the supervisor is dead", || root.keepers().is_empty());
     std::fs::write(work.join("go-2"), "").unwrap();
     let pipe = pipe.unwrap();
     wait_until("the pipe is full", || rustix::io::ioctl_fionread(&pipe).unwrap() > 60_000);
     drop(pipe);
-    assert!(out() == once, "nobody reads: it waits");
+    assert!(out() == once, "without a reader, the process waits");
     assert!(!work.join("did-2").exists());
     let processes = open(&root, 4 << 10, 1000).await;
     let after = until(&processes, id(1), "it is adopted", is_ready).await;
     assert_eq!(after, before);
-    wait_until("it goes on", || work.join("did-2").exists());
-    wait_until("all of it is there", || out() == once.repeat(2));
+    wait_until("the process continues", || work.join("did-2").exists());
+    wait_until("the whole output is copied", || out() == once.repeat(2));
     processes.carry_out(command(id(1), 2, CommandEffect::Stop, &shell(script))).await;
     until(&processes, id(1), "it is ended", is_ended).await;
     drop(processes);

@@ -34,7 +34,7 @@ pub(crate) async fn one_that_dies_ends_its_siblings_and_their_children() {
     assert_eq!(told[1].status, ProcessStatus::Exited { code: 9 });
     assert!(matches!(told[0].status, ProcessStatus::Signaled { signal: 15 }), "{told:?}");
     assert_eq!(root.payloads(), Vec::<i32>::new(), "no descendant is left");
-    wait_until("the keeper is done", || root.keepers().is_empty());
+    wait_until("the supervisor has exited", || root.keepers().is_empty());
 }
 
 pub(crate) async fn what_ignores_the_asking_is_killed() {
@@ -44,7 +44,7 @@ pub(crate) async fn what_ignores_the_asking_is_killed() {
     let processes = root.open().await;
     processes.carry_out(command(id(1), 1, CommandEffect::Ensure, &spec)).await;
     until(&processes, id(1), "it is ready", is_ready).await;
-    wait_until("it is deaf", || root.folder(id(1)).join("deaf").exists());
+    wait_until("it ignores SIGTERM", || root.folder(id(1)).join("deaf").exists());
     let grace = Duration::from_millis(300);
     let begun = std::time::Instant::now();
     processes
@@ -54,7 +54,7 @@ pub(crate) async fn what_ignores_the_asking_is_killed() {
         })
         .await;
     let ended = until(&processes, id(1), "it is killed", is_ended).await;
-    assert!(begun.elapsed() >= grace, "not before the grace is over");
+    assert!(begun.elapsed() >= grace, "it has its whole grace");
     let ObservedState::Ended { exit: IncarnationExit::Clean, processes: told } = &ended.saw else {
         panic!("{ended:?}")
     };
@@ -62,7 +62,7 @@ pub(crate) async fn what_ignores_the_asking_is_killed() {
     // A kill does not wait for the grace of a stop.
     processes.carry_out(command(id(2), 1, CommandEffect::Ensure, &spec)).await;
     until(&processes, id(2), "it is ready", is_ready).await;
-    wait_until("it is deaf", || root.folder(id(2)).join("deaf").exists());
+    wait_until("it ignores SIGTERM", || root.folder(id(2)).join("deaf").exists());
     let long = Duration::from_hours(1);
     processes
         .carry_out(chancery_events::protocol::Command {
@@ -71,7 +71,7 @@ pub(crate) async fn what_ignores_the_asking_is_killed() {
         })
         .await;
     processes.carry_out(command(id(2), 3, CommandEffect::Kill, &spec)).await;
-    until(&processes, id(2), "it is killed at once", |r| r.revision == 3 && is_ended(r)).await;
+    until(&processes, id(2), "it is killed immediately", |r| r.revision == 3 && is_ended(r)).await;
 }
 
 fn served(script: &str, ready: ReadinessProbe) -> IncarnationSpec {
@@ -111,7 +111,7 @@ http.server.HTTPServer(('127.0.0.1', int(sys.argv[1])), Handler).serve_forever()
     std::fs::write(&healthy, "").unwrap();
     let ready = until(&processes, id(1), "it is ready", is_ready).await;
     std::fs::remove_file(&healthy).unwrap();
-    until(&processes, id(1), "it is not ready any more", |r| matches!(r.saw, ObservedState::NotReady { .. }))
+    until(&processes, id(1), "it is no longer ready", |r| matches!(r.saw, ObservedState::NotReady { .. }))
         .await;
     std::fs::write(&healthy, "").unwrap();
     let again = until(&processes, id(1), "it is ready again", is_ready).await;
@@ -123,7 +123,7 @@ http.server.HTTPServer(('127.0.0.1', int(sys.argv[1])), Handler).serve_forever()
     );
     let mut reader = OutputReader::last(&logs[0].base, u64::MAX).unwrap();
     let mut out = String::new();
-    wait_until("what it wrote is there", || {
+    wait_until("its output is complete", || {
         out.push_str(&String::from_utf8(reader.read(100_000).unwrap()).unwrap());
         out.ends_with('\n')
     });
@@ -179,11 +179,11 @@ pub(crate) async fn one_that_hangs_is_reported_with_its_error_and_ended_by_its_e
     std::fs::write(work.join("hang"), "").unwrap();
     let hung = ProcessStatus::Unresponsive { error: ProbeError::Timeout };
     until(&processes, id(1), "it hangs", |r| status(r) == Some(&hung)).await;
-    assert_eq!(root.payloads().len(), 1, "it is the decider's to end");
+    assert_eq!(root.payloads().len(), 1, "only the decider ends it");
     // A restarted executor counts from zero, and finds the same.
     drop(processes);
     let processes = root.open().await;
-    until(&processes, id(1), "it hangs still", |r| status(r) == Some(&hung)).await;
+    until(&processes, id(1), "it still hangs", |r| status(r) == Some(&hung)).await;
     // The process recovers before it was stopped.
     std::fs::remove_file(work.join("hang")).unwrap();
     until(&processes, id(1), "it answers again", is_ready).await;
@@ -205,7 +205,7 @@ pub(crate) async fn a_port_without_a_listener_is_reported_as_refused_and_nothing
     let processes = root.open().await;
     processes.carry_out(command(id(1), 1, CommandEffect::Ensure, &spec)).await;
     let refused = ProcessStatus::Unready { error: ProbeError::Refused };
-    let told = until(&processes, id(1), "nobody listens", |r| status(r) == Some(&refused)).await;
+    let told = until(&processes, id(1), "no process listens", |r| status(r) == Some(&refused)).await;
     assert!(matches!(told.saw, ObservedState::Ensured { .. }), "{told:?}");
 }
 
@@ -221,9 +221,9 @@ pub(crate) async fn what_is_wrong_with_a_run_is_said() {
             "Permission denied",
         ),
         (vec![payload("web", 1, &["sleep", "${port.nope}"])], "${port.nope}"),
-        (vec![payload("web", 1, &[])], "argv is empty"),
+        (vec![payload("web", 1, &[])], "invalid argv: must not be empty"),
         (vec![nothing], "nothing to run"),
-        (vec![], "no process"),
+        (vec![], "must have a process"),
     ];
     for (position, (payloads, says)) in (1..).zip(cases) {
         processes.carry_out(command(id(position), 1, CommandEffect::Ensure, &spec(payloads))).await;
@@ -232,16 +232,16 @@ pub(crate) async fn what_is_wrong_with_a_run_is_said() {
         let ObservedState::Failed { message, hope: RetryClass::Never } = &report.saw else {
             panic!("{report:?}")
         };
-        assert!(message.contains(says), "{message:?} says {says:?}");
+        assert!(message.contains(says), "{message:?} contains {says:?}");
     }
-    assert_eq!(root.payloads(), Vec::<i32>::new(), "what was started beside is not left");
+    assert_eq!(root.payloads(), Vec::<i32>::new(), "siblings of the failed process are ended");
     // A local fault, not one of the plan, may be fixed later.
     let mut broken = config(root.path());
     broken.root = root.path().join("broken");
     broken.program.keeper_args = vec!["as-keeper".into(), "too".into(), "many".into(), "--help".into()];
     let processes = ProcessOrchestrator::open(broken).await.unwrap();
     processes.carry_out(command(id(1), 1, CommandEffect::Ensure, &sleeper(1))).await;
-    until(&processes, id(1), "a keeper that cannot be", |r| {
+    until(&processes, id(1), "the supervisor cannot start", |r| {
         matches!(r.saw, ObservedState::Failed { hope: RetryClass::Retry, .. })
     })
     .await;
@@ -278,5 +278,5 @@ pub(crate) async fn a_process_begins_with_the_descriptors_that_the_server_was_st
     let limits = std::fs::read_to_string(format!("/proc/{pid}/limits")).unwrap();
     let files = limits.lines().find_map(|line| line.strip_prefix("Max open files")).unwrap();
     let files: Vec<_> = files.split_whitespace().take(2).collect();
-    assert_eq!(files, ["77", &hard], "soft as asked for, hard as it was");
+    assert_eq!(files, ["77", &hard], "the soft limit is set, the hard limit unchanged");
 }

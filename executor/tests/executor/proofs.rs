@@ -30,7 +30,7 @@ async fn open(root: &Path, cgroup: &CgroupSetting) -> ProcessOrchestrator {
 fn has_groups(root: &Root, cgroup: &CgroupSetting) -> bool {
     let has = *cgroup == CgroupSetting::Off || root.groups().is_some();
     if !has {
-        eprintln!("skipped: this host has no control group that can be used");
+        eprintln!("skipped: this host has no usable control group");
     }
     has
 }
@@ -135,7 +135,7 @@ pub(crate) async fn a_daemon_that_leaves_everything_behind_is_ended_with_its_gro
         }
         let (processes, child) = start_and_kill(&root, &CgroupSetting::Detect, &spec).await;
         let ended = until(&processes, id(1), "it has ended", is_ended).await;
-        assert!(!is_alive(child.0), "an end means everything: {ended:?}");
+        assert!(!is_alive(child.0), "an end covers all processes: {ended:?}");
         assert_eq!(told(&ended)[0].status, ProcessStatus::Unknown);
         wait_until("its group is removed", || !root.groups().unwrap().exists());
         // The proof frees the volume too.
@@ -154,16 +154,17 @@ pub(crate) async fn without_groups_an_end_that_cannot_be_proved_is_unknown_and_t
     // The named process, if any, depends on what other tests run and start meanwhile.
     let why = failed(&refused).unwrap();
     let names_a_process =
-        why.starts_with("cannot prove its end: process ") && why.ends_with(" may be left of it");
-    let is_outrun = why == "cannot prove its end: processes are started faster than all can be read";
+        why.starts_with("cannot prove end of incarnation: process ") && why.ends_with(" may belong to it");
+    let is_outrun =
+        why == "cannot prove end of incarnation: processes are started faster than all can be read";
     assert!(names_a_process || is_outrun, "{why}");
     assert_eq!(refused.revision, 2);
     processes.carry_out(Order { attempt: 2, ..command(id(1), 2, CommandEffect::Kill, &daemon()) }).await;
-    until(&processes, id(1), "each attempt is", |report| failed(report).is_some()).await;
-    assert!(is_alive(child.0), "it might be of somebody else");
+    until(&processes, id(1), "each attempt is answered", |report| failed(report).is_some()).await;
+    assert!(is_alive(child.0), "it may belong to another owner");
     processes.carry_out(order(1, 2, CommandEffect::Kill)).await;
     let kept = until(&processes, volume(1), "the volume is kept", |report| failed(report).is_some()).await;
-    assert!(failed(&kept).unwrap().ends_with(&format!("is in use by {}", id(1))), "{kept:?}");
+    assert!(failed(&kept).unwrap().ends_with(&format!("in use by {}", id(1))), "{kept:?}");
     // The next executor has no more proof.
     drop(processes);
     let processes = open(root.path(), &CgroupSetting::Off).await;
@@ -210,9 +211,9 @@ pub(crate) async fn what_is_accounted_for_holds_up_no_end_without_groups() {
         }
     }
     processes.carry_out(command(id(2), 2, CommandEffect::Stop, &sleeper(2))).await;
-    until(&processes, id(2), "it has ended, and that is proved", is_ended).await;
+    until(&processes, id(2), "its end is proved", is_ended).await;
     assert!(is_alive(bystander.0), "the bystander lives");
-    assert_eq!(root.payloads().len(), 4, "and so do the others");
+    assert_eq!(root.payloads().len(), 4, "the other incarnations run");
 }
 
 pub(crate) async fn a_directory_reached_by_a_link_and_by_its_real_path_is_one() {
@@ -246,7 +247,7 @@ pub(crate) async fn a_directory_reached_by_a_link_and_by_its_real_path_is_one() 
         kill(told(&ready)[0].pid.unwrap() as i32, Signal::KILL);
         let processes = open(root.path(), &cgroup).await;
         until(&processes, id(1), "it has ended", is_ended).await;
-        assert!(!is_alive(child.0), "{cgroup:?}: what names the link is of the directory");
+        assert!(!is_alive(child.0), "{cgroup:?}: a process that names the link belongs to the directory");
     }
 }
 
@@ -310,13 +311,13 @@ pub(crate) async fn another_pid_namespace_ends_nothing_that_lives() {
         assert!(told(seen).iter().all(|process| process.status == ProcessStatus::Unknown), "{seen:?}");
         if cgroup == CgroupSetting::Off {
             let message = failed(&then).expect("no end");
-            assert_eq!(message, "cannot prove its end: it was started in another PID namespace");
-            assert!(is_alive(child.0) && root.payloads().len() == 1, "nothing was ended by its pid");
+            assert_eq!(message, "cannot prove end of incarnation: started in another PID namespace");
+            assert!(is_alive(child.0) && root.payloads().len() == 1, "no process was ended by its pid");
             // Back in the first namespace, living processes are adopted.
             let processes = open(root.path(), &cgroup).await;
             assert_eq!(processes.list().await.unwrap().iter().filter(|report| is_ended(report)).count(), 0);
         } else {
-            assert!(is_ended(&then), "by its control group: {then:?}");
+            assert!(is_ended(&then), "proved by its control group: {then:?}");
             assert!(!is_alive(child.0) && !is_alive(told(&ready)[0].pid.unwrap() as i32));
         }
     }
@@ -325,7 +326,7 @@ pub(crate) async fn another_pid_namespace_ends_nothing_that_lives() {
 pub(crate) async fn an_executor_that_sees_the_processes_of_another_namespace_does_not_begin() {
     let root = Root::new();
     let Some(error) = in_another_namespace(&root, &CgroupSetting::Off, &["-p", "-f"]) else { return };
-    assert!(error.starts_with("cannot use /proc: it is that of another PID namespace"), "{error}");
+    assert!(error.starts_with("cannot use /proc: it belongs to another PID namespace"), "{error}");
 }
 
 /// Runs an executor that only lists.
@@ -352,7 +353,7 @@ pub(crate) async fn a_process_that_cannot_be_read_is_not_taken_for_absent() {
         let Some(told_there) = in_another_namespace(&root, &CgroupSetting::Off, &flags) else { return };
         let (_, then): (Vec<ObjectReport>, ObjectReport) = serde_json::from_str(&told_there).unwrap();
         assert!(is_alive(child.0));
-        assert!(failed(&then).is_some(), "{file}: nothing is proved: {then:?}");
+        assert!(failed(&then).is_some(), "{file}: no end is proved: {then:?}");
     }
     // A process with a hidden file is not adopted either.
     let root = Root::new();
@@ -369,7 +370,7 @@ pub(crate) async fn a_process_that_cannot_be_read_is_not_taken_for_absent() {
         .status();
     assert!(looked.unwrap().success());
     let processes = root.open().await;
-    until(&processes, id(1), "both live on", is_ready).await;
+    until(&processes, id(1), "both continue to run", is_ready).await;
 }
 
 /// PID namespace that no incarnation has created.
@@ -433,7 +434,7 @@ pub(crate) async fn a_daemon_in_the_pid_namespace_of_others_ends_with_its_incarn
         wait_until("its daemon runs", || daemon().is_some());
         processes.carry_out(command(id(position), 2, effect, &spec)).await;
         let ended = until(&processes, id(position), "it has ended", is_ended).await;
-        assert_eq!(daemon(), None, "an end means everything: {ended:?}");
+        assert_eq!(daemon(), None, "an end covers all processes: {ended:?}");
     }
 }
 
@@ -487,7 +488,7 @@ pub(crate) async fn a_file_system_that_does_not_answer_holds_up_no_end() {
             kill(supervisor, Signal::STOP);
         }
         processes.carry_out(command(id(1), 2, CommandEffect::Stop, &sleeper(2))).await;
-        until(&processes, id(1), "it is ended all the same", is_ended).await;
+        until(&processes, id(1), "it is ended nevertheless", is_ended).await;
     }
 }
 
@@ -513,6 +514,7 @@ fn installed(program: &str) -> Option<(Vec<String>, tempfile::TempDir)> {
             // PostgreSQL refuses to run as root.
             let nobody = "setpriv --reuid=65534 --regid=65534 --clear-groups";
             std::os::unix::fs::chown(directory.path(), Some(65534), Some(65534)).unwrap();
+            // tidy: allow(nobody)
             let init = words(&format!("{nobody} initdb --no-sync -A trust -U nobody -D {path}/data"));
             let made = Command::new(&init[0]).args(&init[1..]).current_dir("/").output().unwrap();
             if !made.status.success() {
@@ -579,7 +581,7 @@ pub(crate) async fn daemons_of_others_end_with_their_incarnation() {
             if cgroup == CgroupSetting::Detect {
                 assert!(is_ended(&then), "{program}: {then:?}");
             }
-            until(&processes, id(1), "once nothing is left, it has ended", is_ended).await;
+            until(&processes, id(1), "it ends once no process is left", is_ended).await;
         }
     }
 }
@@ -607,7 +609,7 @@ pub(crate) async fn a_group_of_an_incarnation_without_directory_is_ended() {
     let ObservedState::Ended { exit: IncarnationExit::Failed { reason }, .. } = &ended.saw else {
         panic!("{ended:?}")
     };
-    assert_eq!(reason, "its folder was removed");
+    assert_eq!(reason, "incarnation directory removed");
     assert!(!is_alive(child.0));
 }
 
@@ -625,7 +627,7 @@ pub(crate) async fn an_empty_group_that_cannot_be_removed_keeps_no_executor_from
         assert!(mount("umount", &[]));
         opened.unwrap();
     } else {
-        eprintln!("skipped: nothing can be mounted here");
+        eprintln!("skipped: this machine allows no mount");
     }
     let _ = std::fs::remove_dir(&inner);
 }
@@ -671,7 +673,7 @@ pub(crate) async fn a_stopped_supervisor_holds_up_neither_stop_nor_kill() {
             processes.carry_out(command(id(position), 2, effect, &sleeper(2))).await;
         }
         for (position, effect) in orders {
-            let ended = until(&processes, id(position), "it is ended all the same", is_ended).await;
+            let ended = until(&processes, id(position), "it is ended nevertheless", is_ended).await;
             let is_clean = matches!(&ended.saw, ObservedState::Ended { exit: IncarnationExit::Clean, .. });
             assert!(is_clean && ended.revision == 2, "{effect:?}, {cgroup:?}: {ended:?}");
         }
@@ -689,7 +691,7 @@ pub(crate) fn hider(root: &Path, groups: &Path, out: &Path) -> ExitCode {
         let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
         let mounts = mounts.lines().filter(|line| line.contains(" - cgroup2 "));
         let mounts = mounts.filter_map(|line| line.split(' ').nth(4)).filter(|at| groups.starts_with(at));
-        let mount = mounts.max_by_key(|at| at.len()).expect("groups are in a mount");
+        let mount = mounts.max_by_key(|at| at.len()).expect("a mount contains the groups");
         let hidden = Command::new("mount").args(["-t", "tmpfs", "none", mount]).status();
         assert!(hidden.unwrap().success());
         kill(told(&ready)[0].pid.unwrap() as i32, Signal::KILL);

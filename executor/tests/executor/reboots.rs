@@ -33,7 +33,7 @@ async fn open(root: &Root, number: u64) -> ProcessOrchestrator {
 
 /// Kills everything that runs under the root, as a power cut does.
 pub(crate) fn power_cut(root: &Root) {
-    wait_until("everything is dead", || {
+    wait_until("all processes are dead", || {
         let left: Vec<i32> = root.keepers().into_iter().chain(root.payloads()).collect();
         for pid in &left {
             kill(*pid, Signal::KILL);
@@ -55,7 +55,7 @@ fn starts(root: &Root, id: IncarnationId) -> usize {
 /// Waits until an incarnation has recorded this many starts: it is ready once its shell runs, before the
 /// shell has written anything.
 fn wait_for_starts(root: &Root, id: IncarnationId, count: usize) {
-    wait_until(&format!("{id} notes {count} starts"), || starts(root, id) >= count);
+    wait_until(&format!("{id} records {count} starts"), || starts(root, id) >= count);
     assert_eq!(starts(root, id), count, "{id}");
 }
 
@@ -145,7 +145,7 @@ pub(crate) async fn what_is_always_to_run_comes_back_after_a_reboot_without_a_de
     }
     processes.carry_out(command(id(4), 4, CommandEffect::Stop, &always)).await;
     let stopped = until(&processes, id(4), "it is stopped", is_ended).await;
-    let ended = until(&processes, id(5), "it ended by itself", is_ended).await;
+    let ended = until(&processes, id(5), "it ended automatically", is_ended).await;
     let failed =
         until(&processes, id(6), "it fails", |r| matches!(r.saw, ObservedState::Failed { .. })).await;
     processes.carry_out(command(id(7), 4, CommandEffect::Stop, &always)).await;
@@ -159,11 +159,11 @@ pub(crate) async fn what_is_always_to_run_comes_back_after_a_reboot_without_a_de
     assert!(matches!(first.saw, ObservedState::NotReady { .. } | ObservedState::Ready { .. }), "{first:?}");
     assert!(
         told(first).iter().all(|process| process.pid != told(&before)[0].pid),
-        "of the dead nothing is said"
+        "dead processes are not reported"
     );
     let after = until(&processes, id(1), "it runs again", is_ready).await;
-    assert_eq!(after.revision, 3, "the order is the one from before");
-    assert_ne!(told(&after)[0].pid, told(&before)[0].pid, "the process is another one");
+    assert_eq!(after.revision, 3, "the revision is unchanged");
+    assert_ne!(told(&after)[0].pid, told(&before)[0].pid, "the process is new");
     // The directory is the same.
     wait_for_starts(&root, id(1), 2);
     for position in [2, 3] {
@@ -172,9 +172,9 @@ pub(crate) async fn what_is_always_to_run_comes_back_after_a_reboot_without_a_de
         assert_eq!(starts(&root, id(position)), 1);
     }
     for (position, then) in [(4, stopped), (5, ended), (6, failed), (7, gone)] {
-        assert_eq!(until(&processes, id(position), "it is as it was", |_| true).await, then);
+        assert_eq!(until(&processes, id(position), "it is unchanged", |_| true).await, then);
     }
-    assert_eq!((starts(&root, id(4)), root.payloads().len()), (1, 1), "nothing else was started");
+    assert_eq!((starts(&root, id(4)), root.payloads().len()), (1, 1), "no other process was started");
     // Commands apply as to any incarnation: the ensure is met, and a stop works.
     processes.carry_out(command(id(1), 3, CommandEffect::Ensure, &always)).await;
     assert_eq!(until(&processes, id(1), "it is adopted", is_ready).await, after);
@@ -182,7 +182,8 @@ pub(crate) async fn what_is_always_to_run_comes_back_after_a_reboot_without_a_de
     until(&processes, id(1), "it is stopped", |r| r.revision == 4 && is_ended(r)).await;
     drop(processes);
     let processes = open(&root, 3).await;
-    until(&processes, id(1), "and stays so over the next reboot", |r| r.revision == 4 && is_ended(r)).await;
+    until(&processes, id(1), "it stays ended after the next reboot", |r| r.revision == 4 && is_ended(r))
+        .await;
     assert_eq!((starts(&root, id(1)), root.payloads().len()), (2, 0));
 }
 
@@ -214,7 +215,7 @@ pub(crate) async fn killing_the_executor_at_any_moment_after_a_reboot_starts_eac
         }
         drop(processes);
         wait_until("no trampoline is left", || root.trampolines() == 0);
-        wait_until("each has one keeper", || root.keepers().len() as u64 == COUNT);
+        wait_until("each has one supervisor", || root.keepers().len() as u64 == COUNT);
         for position in 1..=COUNT {
             assert_eq!(root.payloads_of(id(position)).len(), 1, "one set of processes");
             // Once in each boot.
@@ -269,7 +270,7 @@ pub(crate) async fn one_that_cannot_be_started_again_has_ended_with_its_reason_a
         let ObservedState::Ended { exit: IncarnationExit::Failed { reason }, .. } = &ended.saw else {
             panic!("{ended:?}")
         };
-        assert!(reason.contains("after a reboot") && reason.contains("program: No such file"), "{reason}");
+        assert!(reason.contains("after reboot") && reason.contains("program: No such file"), "{reason}");
     }
     for position in 21..=40 {
         until(&processes, id(position), "it runs again", is_ready).await;
@@ -295,7 +296,7 @@ pub(crate) async fn a_keeper_that_cannot_begin_after_a_reboot_is_an_end_with_its
     let ObservedState::Ended { exit: IncarnationExit::Failed { reason }, .. } = &ended.saw else {
         panic!("{ended:?}")
     };
-    assert!(reason.contains("the keeper ended before it started anything"), "{reason}");
+    assert!(reason.contains("supervisor exited before it started processes"), "{reason}");
 }
 
 pub(crate) async fn a_stop_that_comes_while_it_waits_for_its_turn_is_not_overtaken() {
@@ -319,7 +320,7 @@ pub(crate) async fn a_stop_that_comes_while_it_waits_for_its_turn_is_not_overtak
         until(&processes, id(position), "it is stopped", |r| r.revision == 2 && is_ended(r)).await;
     }
     let never_started = (1..=40).filter(|position| starts(&root, id(*position)) == 1).count();
-    assert!(never_started > 0, "some had not had their turn");
+    assert!(never_started > 0, "some were not started yet");
     assert_eq!(root.payloads(), Vec::<i32>::new());
 }
 
@@ -336,7 +337,7 @@ pub(crate) async fn what_a_machine_ends_as_it_goes_down_comes_back_with_it() {
     processes.carry_out(command(id(3), 1, CommandEffect::Ensure, &always)).await;
     until(&processes, id(3), "it is ready", is_ready).await;
     end_everything();
-    let seen = until(&processes, id(3), "an executor that still lives sees the end", is_ended).await;
+    let seen = until(&processes, id(3), "a running executor reports the end", is_ended).await;
     assert_eq!(told(&seen)[0].status, ProcessStatus::Signaled { signal: 15 });
     for position in [1, 2] {
         processes.carry_out(command(id(position), 1, CommandEffect::Ensure, &always)).await;
@@ -350,16 +351,19 @@ pub(crate) async fn what_a_machine_ends_as_it_goes_down_comes_back_with_it() {
     std::fs::rename(&folder, &aside).unwrap();
     let processes = open(&root, 2).await;
     until(&processes, id(1), "it runs again", is_ready).await;
-    assert_eq!(until(&processes, id(3), "what was seen is final", |_| true).await, seen);
+    assert_eq!(until(&processes, id(3), "a reported end is final", |_| true).await, seen);
     drop(processes);
     // The machine did not go down after all: only this incarnation was ended.
     std::fs::rename(&aside, &folder).unwrap();
     let processes = open(&root, 1).await;
     let ended = until(&processes, id(2), "it has ended", is_ended).await;
-    assert_eq!(told(&ended)[0].status, ProcessStatus::Signaled { signal: 15 }, "as it was seen");
+    assert_eq!(told(&ended)[0].status, ProcessStatus::Signaled { signal: 15 }, "as the supervisor saw it");
     drop(processes);
     let processes = open(&root, 3).await;
-    assert_eq!(until(&processes, id(2), "an end that may have been told is final", |_| true).await, ended);
+    assert_eq!(
+        until(&processes, id(2), "an end that may have been reported is final", |_| true).await,
+        ended
+    );
 }
 
 pub(crate) async fn a_copy_of_the_folder_on_another_machine_starts_nothing() {
@@ -372,6 +376,6 @@ pub(crate) async fn a_copy_of_the_folder_on_another_machine_starts_nothing() {
     power_cut(&root);
     let elsewhere = BootId { machine: Some("elsewhere".into()), ..boot(2) };
     let processes = ProcessOrchestrator::open(config_of(root.path(), elsewhere)).await.unwrap();
-    until(&processes, id(1), "here it has ended", is_ended).await;
+    until(&processes, id(1), "it has ended on this machine", is_ended).await;
     assert_eq!(starts(&root, id(1)), 1);
 }

@@ -45,8 +45,8 @@ pub(crate) async fn one_damaged_copy_of_each_record_loses_nothing() {
         let processes = root.open().await;
         assert_eq!(until(&processes, id(1), "it is adopted", is_ready).await, before, "{which}");
         assert_eq!(until(&processes, id(2), "its end is kept", |_| true).await, ended, "{which}");
-        assert_eq!(until(&processes, id(3), "so is a tombstone", |_| true).await, gone, "{which}");
-        assert_eq!(root.payloads().len(), 2, "nothing was started or ended");
+        assert_eq!(until(&processes, id(3), "its tombstone is kept", |_| true).await, gone, "{which}");
+        assert_eq!(root.payloads().len(), 2, "no process was started or ended");
         drop(processes);
     }
 }
@@ -64,7 +64,7 @@ pub(crate) async fn what_a_keeper_has_recorded_is_written_again_by_it_though_no_
     for keeper in root.keepers() {
         kill(keeper, Signal::KILL);
     }
-    wait_until("the keeper is dead", || root.keepers().is_empty());
+    wait_until("the supervisor is dead", || root.keepers().is_empty());
     let processes = root.open().await;
     assert_eq!(until(&processes, id(1), "its record can be read", is_ready).await, before);
 }

@@ -48,7 +48,9 @@ pub(crate) async fn a_folder_in_the_place_of_a_volume_is_not_touched_and_the_vol
         }
         let there = if linked { &foreign } else { &home };
         processes.carry_out(order(1, 2, CommandEffect::Kill)).await;
-        let is_refused = |report: &ObjectReport| failed(report).is_some_and(|why| why.contains("not ours"));
+        let is_refused = |report: &ObjectReport| {
+            failed(report).is_some_and(|why| why.contains("cannot use volume directory"))
+        };
         until(&processes, volume(1), "it is refused", is_refused).await;
         assert_eq!(
             (names(there), names(&there.join("data"))),
@@ -98,14 +100,14 @@ pub(crate) async fn without_the_disk_that_volumes_are_on_nothing_is_said_of_them
         processes.carry_out(order).await;
         let is_refused = |report: &ObjectReport| {
             let why = failed(report).unwrap_or_default();
-            report.revision == revision && why.contains("is its disk mounted?")
+            report.revision == revision && why.contains("hint: mount its disk")
         };
         until(&processes, volume(position), "it is refused", is_refused).await;
     }
     assert!(names(&volumes).is_empty(), "{:?}", names(&volumes));
     mount();
     processes.carry_out(met).await;
-    until(&processes, volume(1), "it is there", is_ready).await;
+    until(&processes, volume(1), "the volume exists", is_ready).await;
     assert_eq!(names(&data(&root, 1)).len(), 6);
 }
 
@@ -144,9 +146,9 @@ pub(crate) async fn a_disk_of_volumes_that_does_not_answer_holds_up_nothing_else
         until(&running, hangs, "it is stopped", |report| report.revision == 2).await;
         let fresh = id(20 + u64::from(round));
         running.carry_out(command(fresh, 1, CommandEffect::Ensure, &sleeper(1))).await;
-        until(&running, fresh, "another is ready", is_ready).await;
+        until(&running, fresh, "a new incarnation is ready", is_ready).await;
         running.carry_out(command(fresh, 2, CommandEffect::Stop, &sleeper(1))).await;
-        until(&running, fresh, "and ends", is_ended).await;
+        until(&running, fresh, "the new incarnation ends", is_ended).await;
         running.forget(fresh.into()).await;
         assert!(
             running.list().await.unwrap().iter().any(|report| report.object == id(11).into()),
@@ -160,17 +162,17 @@ pub(crate) async fn a_disk_of_volumes_that_does_not_answer_holds_up_nothing_else
     silent.end();
     for position in 1..=8 {
         running.carry_out(met(position)).await;
-        until(&running, volume(position), "it is there", is_ready).await;
+        until(&running, volume(position), "the volume exists", is_ready).await;
     }
     for position in 12..=17 {
         running.carry_out(command(id(position), 3, CommandEffect::Ensure, &writer(1))).await;
     }
     let users = || (12..=17).map(|position| root.payloads_of(id(position)).len()).sum::<usize>();
-    wait_until("one of them starts", || users() > 0);
-    let is_refused = |report: &ObjectReport| failed(report).is_some_and(|why| why.contains("is used by"));
+    wait_until("one incarnation starts", || users() > 0);
+    let is_refused = |report: &ObjectReport| failed(report).is_some_and(|why| why.contains("in use by"));
     let refused = (12..=17).filter(|position| root.payloads_of(id(*position)).is_empty());
     for position in refused {
-        until(&running, id(position), "another is refused", is_refused).await;
+        until(&running, id(position), "the second user is refused", is_refused).await;
     }
     assert_eq!(users(), 1, "a volume has one user");
 }

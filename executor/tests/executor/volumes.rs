@@ -65,7 +65,7 @@ fn is_gone(report: &ObjectReport) -> bool {
 
 pub(crate) async fn make(processes: &ProcessOrchestrator, position: u64) {
     processes.carry_out(order(position, 1, CommandEffect::Ensure)).await;
-    until(processes, volume(position), "it is made", is_ready).await;
+    until(processes, volume(position), "it is created", is_ready).await;
 }
 
 /// Runs an executor that creates or destroys `count` volumes, and then waits to be killed.
@@ -112,17 +112,17 @@ pub(crate) async fn killing_the_executor_while_it_makes_them_neither_loses_nor_d
         }
     }
     let used = (1..=lives).filter(|position| data(&root, *position).join("kept").exists()).count();
-    assert!(used > 0, "some were made in time");
+    assert!(used > 0, "some were created in time");
     let processes = root.open().await;
     let count = lives.div_ceil(4);
     for position in 1..=count {
         make(&processes, position).await;
         let mode = std::fs::metadata(data(&root, position)).unwrap().permissions().mode();
-        assert_eq!(mode & 0o7777, 0o700, "it is for us alone");
+        assert_eq!(mode & 0o7777, 0o700, "only the executor has access");
         assert!(!root.volume(volume(position)).join("data.new").exists());
     }
     let kept = (1..=count).filter(|position| data(&root, *position).join("kept").exists()).count();
-    assert_eq!(kept, used, "and nothing is lost that was in one");
+    assert_eq!(kept, used, "no content is lost");
     assert_eq!(processes.list().await.unwrap().len() as u64, count);
 }
 
@@ -158,11 +158,11 @@ pub(crate) async fn killing_the_executor_while_it_destroys_them_ends_in_none_and
         let left = std::fs::read_dir(root.volume(volume(position))).unwrap();
         let mut left: Vec<_> = left.map(|entry| entry.unwrap().file_name()).collect();
         left.sort();
-        assert_eq!(left, ["volume.copy", "volume.json"], "nothing but the tombstone is left");
+        assert_eq!(left, ["volume.copy", "volume.json"], "only the tombstone is left");
         processes.forget(volume(position).into()).await;
         assert!(!root.volume(volume(position)).exists());
     }
-    until(&processes, volume(count + 1), "the other one is as it was", is_ready).await;
+    until(&processes, volume(count + 1), "the other volume is unchanged", is_ready).await;
     assert_eq!(std::fs::read_dir(data(&root, count + 1)).unwrap().count(), 6);
 }
 
@@ -220,7 +220,7 @@ pub(crate) async fn what_is_not_ours_is_never_touched() {
     };
     let before = listing();
     let processes = root.open().await;
-    assert_eq!(processes.list().await.unwrap().len(), 1, "nothing is said of them");
+    assert_eq!(processes.list().await.unwrap().len(), 1, "they are not reported");
     for position in [1, 2, 3] {
         for (revision, effect) in [(1, CommandEffect::Ensure), (2, CommandEffect::Kill)] {
             processes.carry_out(order(position, revision, effect)).await;
@@ -228,7 +228,7 @@ pub(crate) async fn what_is_not_ours_is_never_touched() {
                 report.revision == revision && failed(report).is_some()
             });
             let refused = refused.await;
-            assert!(failed(&refused).unwrap().contains("it is not ours"), "{refused:?}");
+            assert!(failed(&refused).unwrap().contains("cannot use volume directory"), "{refused:?}");
         }
         processes.remove(volume(position).into(), 3).await;
         processes.forget(volume(position).into()).await;
@@ -251,7 +251,7 @@ pub(crate) async fn links_that_lead_out_of_a_volume_are_removed_and_not_followed
     make(&processes, 1).await;
     let inside = data(&root, 1);
     fill(&inside);
-    symlink(&outside, inside.join("folder")).unwrap();
+    symlink(&outside, inside.join("folder")).unwrap(); // tidy: allow(folder)
     symlink(outside.join("folder-0/a/b/1"), inside.join("folder-1/file")).unwrap();
     symlink("../../../../../outside", inside.join("folder-2/a/up")).unwrap();
     symlink("loop", inside.join("loop")).unwrap();
@@ -265,7 +265,7 @@ pub(crate) async fn links_that_lead_out_of_a_volume_are_removed_and_not_followed
     until(&processes, volume(1), "it is gone", is_gone).await;
     assert!(!inside.exists());
     let all = std::process::Command::new("find").arg(&outside).args(["-type", "f"]).output().unwrap();
-    assert_eq!(all.stdout.split(|byte| *byte == b'\n').count() - 1, 180, "what is outside is as it was");
+    assert_eq!(all.stdout.split(|byte| *byte == b'\n').count() - 1, 180, "files outside are unchanged");
     // A symbolic link in place of the whole directory.
     make(&processes, 2).await;
     std::fs::remove_dir(data(&root, 2)).unwrap();
@@ -295,7 +295,7 @@ pub(crate) async fn a_file_system_that_is_mounted_inside_is_left_and_named() {
     // The same file system: the device is no evidence.
     let is_mounted = mount(&[Path::new("--bind"), &outside, &point]).is_ok_and(|status| status.success());
     if !is_mounted {
-        eprintln!("nothing can be mounted here: not tried");
+        eprintln!("skipped: this machine allows no mount");
         return;
     }
     let unmount = AtEnd(|| {
@@ -307,9 +307,9 @@ pub(crate) async fn a_file_system_that_is_mounted_inside_is_left_and_named() {
     drop(unmount);
     let message = failed(&refused).unwrap();
     assert!(message.contains("mounted inside") && message.ends_with("a b/point"), "{message}");
-    assert_eq!(is_left, 6, "what is mounted is as it was");
+    assert_eq!(is_left, 6, "mounted files are unchanged");
     processes.carry_out(order(1, 2, CommandEffect::Kill)).await;
-    until(&processes, volume(1), "without it, it is destroyed", is_gone).await;
+    until(&processes, volume(1), "without the mount, it is destroyed", is_gone).await;
 }
 
 pub(crate) async fn what_is_in_a_volume_outlives_executor_run_and_reboot() {
@@ -327,7 +327,7 @@ pub(crate) async fn what_is_in_a_volume_outlives_executor_run_and_reboot() {
         wait_until("it wrote", || lines(&root, 1) == position as usize);
         drop(processes);
         processes = ProcessOrchestrator::open(booted(1)).await.unwrap();
-        until(&processes, volume(1), "a restart finds it", is_ready).await;
+        until(&processes, volume(1), "it is found after a restart", is_ready).await;
         if position == 1 {
             processes.carry_out(command(id(1), 2, CommandEffect::Stop, &always)).await;
             until(&processes, id(1), "it ended", is_ended).await;
@@ -336,8 +336,8 @@ pub(crate) async fn what_is_in_a_volume_outlives_executor_run_and_reboot() {
     drop(processes);
     power_cut(&root);
     let processes = ProcessOrchestrator::open(booted(2)).await.unwrap();
-    until(&processes, volume(1), "a reboot finds it", is_ready).await;
-    until(&processes, id(2), "what uses it runs again", is_ready).await;
+    until(&processes, volume(1), "it is found after a reboot", is_ready).await;
+    until(&processes, id(2), "its user runs again", is_ready).await;
     wait_until("it wrote", || lines(&root, 1) == 3);
     drop(processes);
     power_cut(&root);
@@ -349,7 +349,8 @@ pub(crate) async fn what_is_in_a_volume_outlives_executor_run_and_reboot() {
         panic!("{ended:?}")
     };
     assert!(
-        reason.contains("started again after a reboot: volume") && reason.ends_with("is not here"),
+        reason.contains("restart incarnation after reboot: cannot use volume")
+            && reason.ends_with("not found"),
         "{reason}"
     );
 }
@@ -362,24 +363,24 @@ pub(crate) async fn a_volume_whose_data_is_removed_has_ended_and_is_not_made_aga
     }
     let is_lost = |report: &ObjectReport| {
         matches!(&report.saw, ObservedState::Ended { exit: IncarnationExit::Failed { reason }, processes }
-            if processes.is_empty() && reason.contains("data is no folder"))
+            if processes.is_empty() && reason.contains("data is not a directory"))
     };
     std::fs::remove_dir(data(&root, 1)).unwrap();
     std::fs::rename(root.volume(volume(2)), root.path().join("aside")).unwrap();
     for position in [1, 2] {
-        until(&processes, volume(position), "it is lost, and nobody has to ask", is_lost).await;
+        until(&processes, volume(position), "its loss is reported without a request", is_lost).await;
     }
     drop(processes);
     let processes = root.open().await;
     for position in [1, 2] {
-        until(&processes, volume(position), "and stays so", is_lost).await;
+        until(&processes, volume(position), "it stays lost", is_lost).await;
         processes.carry_out(order(position, 2, CommandEffect::Ensure)).await;
         let higher = |report: &ObjectReport| report.revision == 2 && is_lost(report);
-        until(&processes, volume(position), "whatever is ordered", higher).await;
+        until(&processes, volume(position), "a command does not recreate it", higher).await;
         assert!(!data(&root, position).exists());
         processes.carry_out(command(id(position), 1, CommandEffect::Ensure, &writer(position))).await;
-        let waits = until(&processes, id(position), "nothing runs without it", |r| failed(r).is_some()).await;
-        assert!(failed(&waits).unwrap().ends_with("is not here"), "{waits:?}");
+        let waits = until(&processes, id(position), "no user runs without it", |r| failed(r).is_some()).await;
+        assert!(failed(&waits).unwrap().ends_with("not found"), "{waits:?}");
     }
 }
 
@@ -393,7 +394,7 @@ pub(crate) async fn one_damaged_copy_of_its_record_loses_nothing() {
         std::fs::write(data(&root, 1).join(damaged), "x").unwrap();
         std::fs::write(root.volume(volume(1)).join(damaged), "damaged").unwrap();
         let processes = root.open().await;
-        until(&processes, volume(1), "it is there", is_ready).await;
+        until(&processes, volume(1), "the volume exists", is_ready).await;
         let whole = copies.map(|copy| std::fs::read(root.volume(volume(1)).join(copy)).unwrap());
         assert_eq!(whole[0], whole[1], "the copy is written again");
     }
@@ -415,7 +416,7 @@ pub(crate) async fn what_was_told_to_be_there_is_not_removed_for_want_of_a_recor
     }
     let processes = root.open().await;
     processes.carry_out(Order { standing: CommandStatus::Met, ..order(1, 1, CommandEffect::Ensure) }).await;
-    until(&processes, volume(1), "it is there", is_ready).await;
+    until(&processes, volume(1), "the volume exists", is_ready).await;
     assert_eq!(std::fs::read_dir(data(&root, 1)).unwrap().count(), 6);
 }
 
@@ -452,20 +453,24 @@ pub(crate) async fn a_process_that_is_left_of_a_lost_run_keeps_its_volume() {
     drop(end);
     assert!(failed(&refused).unwrap().ends_with(&format!("in use by process {number}")), "{refused:?}");
     processes.carry_out(order(1, 2, CommandEffect::Kill)).await;
-    until(&processes, volume(1), "and then it is destroyed", is_gone).await;
+    until(&processes, volume(1), "it is destroyed once unused", is_gone).await;
 }
 
 pub(crate) async fn a_volume_that_has_no_room_waits_and_what_one_uses_is_told() {
     let root = Root::new();
     let processes = root.open().await;
     processes.carry_out(command(volume(1), 1, CommandEffect::Ensure, &of(u64::MAX))).await;
-    let waits = until(&processes, volume(1), "there is no room", |report| failed(report).is_some()).await;
+    let waits =
+        until(&processes, volume(1), "the disk is too small", |report| failed(report).is_some()).await;
     let message = failed(&waits).unwrap();
-    assert!(message.starts_with(&format!("{} bytes are asked for, and ", u64::MAX)), "{message}");
-    assert!(message.ends_with(" are free") && !data(&root, 1).exists(), "{message}");
+    assert!(
+        message.starts_with(&format!("cannot create volume: {} bytes requested, ", u64::MAX)),
+        "{message}"
+    );
+    assert!(message.ends_with(" free") && !data(&root, 1).exists(), "{message}");
     let second = Order { attempt: 2, ..order(1, 1, CommandEffect::Ensure) };
     processes.carry_out(second).await;
-    until(&processes, volume(1), "with less, it is made", is_ready).await;
+    until(&processes, volume(1), "with a smaller size, it is created", is_ready).await;
     std::fs::write(data(&root, 1).join("file"), vec![1; 1 << 20]).unwrap();
     drop(processes);
     let _processes = root.open().await;
@@ -493,7 +498,7 @@ pub(crate) async fn a_run_and_a_destruction_at_once_end_in_one_of_both() {
         let outcome =
             |report: &ObjectReport| report.revision == 2 && (is_gone(report) || failed(report).is_some());
         let gone = is_gone(&until(&processes, volume(position), "it is gone or kept", outcome).await);
-        assert_ne!(runs, gone, "never both, never none");
+        assert_ne!(runs, gone, "exactly one succeeds");
         assert_eq!(data(&root, position).exists(), runs);
     }
 }
@@ -508,9 +513,9 @@ pub(crate) async fn a_volume_that_an_orphan_uses_gets_no_second_user() {
     wait_until("it wrote", || lines(&root, 1) == 1);
     processes.carry_out(command(id(3), 1, CommandEffect::Ensure, &writer(1))).await;
     let refused = until(&processes, id(3), "the second is refused", |report| failed(report).is_some()).await;
-    let user = format!("volume {} is used by {}", volume(1), id(2));
+    let user = format!("cannot use volume {}: in use by {}", volume(1), id(2));
     assert!(failed(&refused).is_some_and(|message| message.contains(&user)), "{refused:?}");
-    assert_eq!(lines(&root, 1), 1, "nothing of it was started");
+    assert_eq!(lines(&root, 1), 1, "the second was not started");
     processes.carry_out(command(id(2), 2, CommandEffect::Kill, &writer(1))).await;
     until(&processes, id(2), "the first user has ended", is_ended).await;
     processes.carry_out(command(id(3), 2, CommandEffect::Ensure, &writer(1))).await;

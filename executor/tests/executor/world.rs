@@ -345,7 +345,7 @@ impl OrchestratorUnderTest for Real {
                 let record = json!({"volume": id, "order": order, "spec": spec, "phase": "accepted"});
                 (self.0.volume(id), "volume.json", record)
             }
-            (object, spec) => panic!("{object} is no {spec:?}"),
+            (object, spec) => panic!("{object} does not match {spec:?}"),
         };
         std::fs::create_dir_all(&folder).unwrap();
         std::fs::write(folder.join(name), record.to_string()).unwrap();
@@ -372,7 +372,7 @@ impl OrchestratorUnderTest for Real {
         assert_eq!(std::fs::read(node.join("someone-elses/spec.json")).unwrap(), b"{}");
         let broken = node.join(id(1_000_000).to_string());
         assert_eq!(std::fs::read(broken.join("spec.json")).unwrap(), b"not json");
-        assert_eq!(std::fs::read_dir(broken).unwrap().count(), 1, "nothing was added");
+        assert_eq!(std::fs::read_dir(broken).unwrap().count(), 1, "no file was added");
         assert_eq!(std::fs::read(node.join("a-file")).unwrap(), b"x");
         let theirs = self.0.path().join("volumes/someone-elses/data/file");
         assert_eq!(std::fs::read(theirs).unwrap(), b"x");

@@ -1,4 +1,4 @@
-#![allow(clippy::disallowed_methods, reason = "it is what somebody else does")]
+#![allow(clippy::disallowed_methods, reason = "the test plays an operator")]
 
 use std::fs;
 
@@ -12,7 +12,7 @@ fn sight() -> (tempfile::TempDir, IncarnationDirectory, DirectoryInspector) {
         fs::write(file, "as it was").unwrap();
     }
     let mut sight = DirectoryInspector::of(&folder, None, 0);
-    assert_eq!(sight.look(), DirectoryCheck::Changed, "the first look knows nothing");
+    assert_eq!(sight.look(), DirectoryCheck::Changed, "the first check has nothing to compare");
     assert_eq!(sight.look(), DirectoryCheck::Same);
     (root, folder, sight)
 }
@@ -33,11 +33,11 @@ fn what_is_done_to_records_and_names_is_a_change_once() {
     fs::remove_file(record).unwrap();
     seen("a record is removed");
     fs::write(record, "as it was").unwrap();
-    seen("a record is put back");
+    seen("a record is restored");
     fs::rename(record, folder.file("else")).unwrap();
     seen("a record is renamed");
     fs::write(folder.file("keeper.lock"), "").unwrap();
-    seen("there is a new name");
+    seen("there is a new file");
 }
 
 #[test]
@@ -51,12 +51,12 @@ fn a_folder_that_is_not_where_it_was_is_lost_whatever_stands_there() {
             DirectoryLoss::Removed,
         ),
         (
-            "one above it is renamed",
+            "a parent directory is renamed",
             |root, _| fs::rename(root.join("nodes"), root.join("aside")).unwrap(),
             DirectoryLoss::Removed,
         ),
         (
-            "a file is above it",
+            "a file replaces a parent directory",
             |root, _| {
                 fs::rename(root.join("nodes"), root.join("aside")).unwrap();
                 fs::write(root.join("nodes"), "").unwrap();
@@ -64,7 +64,7 @@ fn a_folder_that_is_not_where_it_was_is_lost_whatever_stands_there() {
             DirectoryLoss::Removed,
         ),
         (
-            "another one takes its place",
+            "another directory replaces it",
             |root, folder| {
                 fs::rename(folder.path(), root.join("aside")).unwrap();
                 fs::create_dir(folder.path()).unwrap();

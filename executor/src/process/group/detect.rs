@@ -108,7 +108,7 @@ impl CgroupSupport {
                     }
                 }
                 let missing =
-                    || "cgroup v2 is not mounted, or the own group is outside of its mount".to_owned();
+                    || "cgroup v2 is not mounted, or the executor's group is outside of its mount".to_owned();
                 let reason = reasons.into_iter().reduce(|all, one| format!("{all}; {one}"));
                 Ok(none(reason.unwrap_or_else(missing)))
             }
@@ -172,8 +172,9 @@ fn candidates(mounts: &[CgroupMount], own: &str, is_root: bool) -> Vec<CgroupMou
 /// Makes the directory for groups in a group, and a trial group in that.
 fn trial_below(group: &Path) -> io::Result<PathBuf> {
     let parent = group.join(NAME);
-    let named =
-        |error: io::Error| io::Error::new(error.kind(), format!("cannot make {}: {error}", parent.display()));
+    let named = |error: io::Error| {
+        io::Error::new(error.kind(), format!("cannot create {}: {error}", parent.display()))
+    };
     make_directory(&parent).map_err(named)?;
     // A process is moved only by a caller that may write to the common ancestor of both groups.
     access(group.join("cgroup.procs"), Access::WRITE_OK).map_err(|error| named(error.into()))?;
@@ -215,13 +216,13 @@ fn clear_trials(parent: &Path) {
 fn try_group(path: &Path) -> io::Result<()> {
     let events = std::fs::read_to_string(path.join("cgroup.events"))?;
     if count_of(&events, "populated") != Some(0) {
-        return Err(io::Error::other("cgroup.events does not say whether a new group is populated"));
+        return Err(io::Error::other("cgroup.events of a new group does not report whether it is populated"));
     }
     if std::fs::read_to_string(path.join("cgroup.type"))?.trim() != "domain" {
-        return Err(io::Error::other("a new group is no domain"));
+        return Err(io::Error::other("a new group is not a domain"));
     }
     if !path.join("cgroup.kill").exists() {
-        return Err(io::Error::other("there is no cgroup.kill: the kernel is older than 5.14"));
+        return Err(io::Error::other("cgroup.kill is missing: the kernel is older than 5.14"));
     }
     Ok(access(path.join("cgroup.procs"), Access::WRITE_OK)?)
 }
@@ -262,7 +263,7 @@ mod tests {
     fn a_plain_directory_is_no_control_group() {
         let directory = tempfile::tempdir().unwrap();
         let error = trial_below(directory.path()).unwrap_err().to_string();
-        assert!(error.starts_with("cannot make "), "{error}");
+        assert!(error.starts_with("cannot create "), "{error}");
         assert!(trial(directory.path()).is_err());
         assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1, "no trial is left");
     }

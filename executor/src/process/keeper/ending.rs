@@ -85,7 +85,7 @@ impl Supervisor {
         match populated {
             Some(GroupPopulation::Unknown(why)) => {
                 if self.unread.as_ref().is_none_or(|unread| unread.why != why) {
-                    log(format_args!("cannot record the end before the control group can be read: {why}"));
+                    log(format_args!("cannot record end: control group unreadable: {why}"));
                 }
                 let since = self.unread.take().map_or_else(Instant::now, |unread| unread.since);
                 self.unread = Some(UnreadGroup { why, since });
@@ -177,7 +177,7 @@ impl Supervisor {
             log(format_args!("{error}"));
         }
         if self.is_going_down() {
-            // If the machine goes down, this end is not reported, and the incarnation is started again.
+            // If the machine shuts down, this end is not reported, and the incarnation is started again.
             // Otherwise an executor finds that nothing is left, and records the end.
             self.save();
             return;
@@ -212,7 +212,7 @@ fn why(status: ProcessStatus, cause: ProcessEndCause, group: Option<&Path>) -> P
     match group.filter(|_| status == killed && cause == ProcessEndCause::Itself).map(group::was_ended) {
         Some(Ok(true)) => ProcessStatus::OomKilled,
         Some(Err(error)) => {
-            log(format_args!("look whether there was want of memory: {error}"));
+            log(format_args!("cannot check whether memory ran out: {error}"));
             status
         }
         Some(Ok(false)) | None => status,

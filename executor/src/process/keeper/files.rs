@@ -43,10 +43,10 @@ impl Supervisor {
             }
         }
         if let Err(error) = self.check_socket() {
-            log(format_args!("make the socket anew: {error}"));
+            log(format_args!("cannot recreate socket: {error}"));
         }
         let mine = self.check_lock().unwrap_or_else(|error| {
-            log(format_args!("look at the lock: {error}"));
+            log(format_args!("cannot check lock: {error}"));
             LockOwnership::Yes
         });
         // The lock holder writes these.
@@ -71,7 +71,7 @@ impl Supervisor {
         if FileId::of(&path)? == Some(FileId::of_file(&self.lock)?) {
             return Ok(LockOwnership::Yes);
         }
-        log(format_args!("the lock was taken away, and is made anew"));
+        log(format_args!("lock file removed, recreating"));
         match self.folder.lock()? {
             LockAttempt::Acquired(lock) => {
                 self.lock = lock;
@@ -86,7 +86,7 @@ impl Supervisor {
         if std::fs::exists("keeper.sock")? {
             return Ok(());
         }
-        log(format_args!("the socket was taken away, and is made anew"));
+        log(format_args!("socket removed, recreating"));
         self.listener = listen()?;
         Ok(())
     }
@@ -96,9 +96,9 @@ impl Supervisor {
         if self.clients.is_empty()
             && !matches!(self.folder.read::<SpecFile>(FileAccess::Observer), Ok(Some(_)))
         {
-            log(format_args!("what is wanted cannot be read, and is written again as it was at the start"));
+            log(format_args!("spec missing or unreadable, rewriting as at the start"));
             if let Err(error) = self.folder.write(&self.wanted) {
-                log(format_args!("write what is wanted: {error}"));
+                log(format_args!("cannot write spec: {error}"));
             }
         }
     }
@@ -114,9 +114,9 @@ impl Supervisor {
         };
         // Before the first write there are no processes.
         if stands.as_ref() != Some(&self.record) && !self.record.processes.is_empty() {
-            log(format_args!("the record is not as it was written, and is written again"));
+            log(format_args!("record differs from what was written, rewriting"));
             if let Err(error) = self.folder.write(&self.record) {
-                log(format_args!("write the record: {error}"));
+                log(format_args!("cannot write record: {error}"));
             }
         }
     }
@@ -125,7 +125,7 @@ impl Supervisor {
     /// lost, the record is written where the directory is now, and sent to the clients.
     pub(super) fn record_end(&mut self) {
         while let Err(error) = self.folder.write(&self.record) {
-            log(format_args!("write the record: {error}"));
+            log(format_args!("cannot write record: {error}"));
             if self.lost.is_some() || self.place.loss(self.folder.path()).is_some() {
                 let _ = IncarnationDirectory::at(".".into()).write(&self.record);
                 return;

@@ -85,19 +85,27 @@ fn what_was_cut_off_and_is_always_to_run_is_started_again_where_it_ran() {
         // Goal, rule, boot of the record, phase, ends, action, reason.
         (Up, Always, "then", StartPhase::Started, RUNS, Restart, "it ran, and the reboot alone ended it"),
         (Up, Always, "then", StartPhase::Recorded, RUNS, Restart, "it may have run"),
-        (Up, Always, "then", StartPhase::Again, RUNS, Restart, "another reboot came before it was started"),
-        (Up, Always, "now", StartPhase::Again, RUNS, Restart, "a crash came before it was started"),
+        (Up, Always, "then", StartPhase::Again, RUNS, Restart, "another reboot before the restart"),
+        (Up, Always, "now", StartPhase::Again, RUNS, Restart, "a crash before the restart"),
         (Up, Always, "now", StartPhase::Started, RUNS, Reattach, "there was no reboot"),
         (Up, Always, "now", StartPhase::Recorded, RUNS, Reattach, "there was no reboot"),
-        (Up, BestEffort, "then", StartPhase::Started, RUNS, Reattach, "its plan does not say always"),
-        (Up, Never, "then", StartPhase::Started, RUNS, Reattach, "its plan says never"),
-        (Up, Never, "now", StartPhase::Again, RUNS, Reattach, "nor does it any more"),
+        (Up, BestEffort, "then", StartPhase::Started, RUNS, Reattach, "its plan has another rule"),
+        (Up, Never, "then", StartPhase::Started, RUNS, Reattach, "its plan has the rule never"),
+        (Up, Never, "now", StartPhase::Again, RUNS, Reattach, "its plan now has the rule never"),
         (Down, Always, "then", StartPhase::Started, RUNS, Reattach, "it was being stopped"),
         (Removed, Always, "then", StartPhase::Started, RUNS, Reattach, "it was being removed"),
         (Down, Always, "now", StartPhase::Again, RUNS, Reattach, "it was stopped meanwhile"),
         (Up, Always, "then", ended(), RUNS, Reattach, "it had ended"),
         (Up, Always, "then", failed(), RUNS, Reattach, "it had never run"),
-        (Up, Always, "then", StartPhase::Started, &[Some(Itself), None], Reattach, "it was ending by itself"),
+        (
+            Up,
+            Always,
+            "then",
+            StartPhase::Started,
+            &[Some(Itself), None],
+            Reattach,
+            "it was ending automatically",
+        ),
         (
             Up,
             Always,
@@ -105,7 +113,7 @@ fn what_was_cut_off_and_is_always_to_run_is_started_again_where_it_ran() {
             StartPhase::Started,
             &[Some(Itself), Some(Asked)],
             Reattach,
-            "it had ended by itself",
+            "it had ended automatically",
         ),
         (Up, Always, "then", StartPhase::Recorded, &[Some(Asked), None], Reattach, "its start was failing"),
         (
@@ -124,7 +132,7 @@ fn what_was_cut_off_and_is_always_to_run_is_started_again_where_it_ran() {
             StartPhase::Started,
             &[Some(Asked), Some(GoingDown)],
             Restart,
-            "and its sibling with it",
+            "its sibling ended with the machine",
         ),
         (
             Up,
@@ -133,7 +141,7 @@ fn what_was_cut_off_and_is_always_to_run_is_started_again_where_it_ran() {
             StartPhase::Started,
             &[Some(GoingDown), Some(Itself)],
             Reattach,
-            "not all went down with it",
+            "one process ended before the machine",
         ),
         (Up, Always, "now", StartPhase::Started, &[Some(GoingDown)], Reattach, "the machine did not go down"),
     ];
@@ -149,11 +157,11 @@ fn what_was_cut_off_and_is_always_to_run_is_started_again_where_it_ran() {
         next(Some(&wanted), tombstone.map(|revision| TombstoneFile { revision }), &record, &boot(here))
     };
     let here = Some("here");
-    assert_eq!(on(Some(2), here, here), Restart, "the tombstone speaks of lower revisions");
-    assert_eq!(on(Some(3), here, here), Reattach, "it is buried");
-    assert_eq!(on(None, Some("elsewhere"), here), Reattach, "it may run there: this is a copy");
-    assert_eq!(on(None, None, here), Reattach, "an earlier build did not say where it ran");
+    assert_eq!(on(Some(2), here, here), Restart, "the tombstone covers lower revisions only");
+    assert_eq!(on(Some(3), here, here), Reattach, "the tombstone covers it");
+    assert_eq!(on(None, Some("elsewhere"), here), Reattach, "this is a copy: the original may run");
+    assert_eq!(on(None, None, here), Reattach, "an earlier build did not record the machine");
     assert_eq!(on(None, None, None), Reattach, "this may be any machine");
     let record = record("then", here, StartPhase::Started, RUNS);
-    assert_eq!(next(None, None, &record, &boot(here)), Reattach, "nobody knows what it was");
+    assert_eq!(next(None, None, &record, &boot(here)), Reattach, "the spec is unknown");
 }

@@ -60,7 +60,7 @@ fn mount_points_are_read_as_they_are_written() {
     let found = |path: &str| first_inside(Path::new(path), mountinfo);
     assert_eq!(found("/d/in side"), Some("/d/in side/m".into()));
     assert_eq!(found("/d/in side/m"), Some("/d/in side/m".into()), "the directory itself");
-    assert_eq!(found("/d/in"), None, "another directory whose name begins alike");
+    assert_eq!(found("/d/in"), None, "another directory with the same prefix");
 }
 
 #[test]
@@ -159,7 +159,7 @@ fn what_its_owner_may_not_write_is_removed_without_being_root() {
             allow(path, 0o500);
         }
     };
-    let target = root.path().join("forgotten/doomed");
+    let target = root.path().join("aside/doomed");
     let removal = || {
         make();
         fs::create_dir(target.parent().unwrap()).unwrap();

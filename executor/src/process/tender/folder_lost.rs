@@ -50,12 +50,12 @@ impl IncarnationReconciler {
             DirectoryCheck::Same => {}
             DirectoryCheck::Changed => {
                 if let Err(error) = self.put_right() {
-                    tracing::warn!(%error, incarnation = %self.incarnation, "put right what was altered in its folder");
+                    tracing::warn!(%error, incarnation = %self.incarnation, "cannot repair directory");
                     self.watch.iter().for_each(DirectoryWatch::again);
                 }
             }
             DirectoryCheck::Lost(loss) => {
-                tracing::error!(%loss, incarnation = %self.incarnation, "what runs of it is ended");
+                tracing::error!(%loss, incarnation = %self.incarnation, "ending processes without directory");
                 self.lost = Some(loss);
                 match &mut self.hold {
                     LockHolder::Supervisor(link) => link.lose(loss),
@@ -78,7 +78,7 @@ impl IncarnationReconciler {
                 if let Some(record) = &self.record
                     && !matches!(self.folder.read::<ProcessesFile>(FileAccess::Owner), Ok(Some(_)))
                 {
-                    tracing::warn!(incarnation = %self.incarnation, "its record is written again");
+                    tracing::warn!(incarnation = %self.incarnation, "rewriting process record");
                     self.folder.write(record)?;
                 }
                 foster.check_lock()?;
@@ -95,7 +95,7 @@ impl IncarnationReconciler {
     pub(super) fn read_wanted(&mut self) -> io::Result<()> {
         match (self.folder.read::<SpecFile>(FileAccess::Owner), &self.wanted) {
             (Ok(None) | Err(_), Some(known)) => {
-                tracing::warn!(incarnation = %self.incarnation, "what is wanted is written again");
+                tracing::warn!(incarnation = %self.incarnation, "rewriting spec");
                 self.folder.write(known)
             }
             (read, _) => {
@@ -116,10 +116,10 @@ impl IncarnationReconciler {
             (Ok(read), _) => self.record = read,
             // A supervisor sends its record once it is reached, and repairs an unreadable one.
             (Err(error), LockAttempt::HeldElsewhere) => {
-                tracing::warn!(%error, incarnation = %self.incarnation, "read what a keeper has recorded");
+                tracing::warn!(%error, incarnation = %self.incarnation, "cannot read record of supervisor");
             }
             (Err(error), LockAttempt::Acquired(_)) if self.record.is_some() => {
-                tracing::warn!(%error, incarnation = %self.incarnation, "read what was recorded");
+                tracing::warn!(%error, incarnation = %self.incarnation, "cannot read record");
             }
             (Err(error), LockAttempt::Acquired(_)) => return Err(error),
         }
@@ -167,7 +167,7 @@ impl IncarnationReconciler {
             record.phase = how_it_ended(record, loss, self.wanted.as_ref().map(|wanted| wanted.order.aim));
         }
         for error in remove_groups(self.wanted.as_ref(), Some(record)) {
-            tracing::warn!(%error, incarnation = %self.incarnation, "a group of something that was ended stays");
+            tracing::warn!(%error, incarnation = %self.incarnation, "control group left in place");
         }
         self.record_anew()
     }
@@ -185,7 +185,7 @@ impl IncarnationReconciler {
         self.wanted = Some(wanted.clone());
         self.folder.make()?;
         let LockAttempt::Acquired(lock) = self.folder.lock()? else {
-            return Err(io::Error::other("somebody else holds the lock of its new folder"));
+            return Err(io::Error::other("cannot lock recreated directory: another process has the lock"));
         };
         if let Some(tombstone) = self.tombstone {
             self.folder.write(&tombstone)?;

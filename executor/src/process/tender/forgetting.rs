@@ -43,7 +43,7 @@ impl IncarnationReconciler {
     fn drop_folder(&self) -> io::Result<()> {
         // A killed supervisor, or a machine that went down, leaves its groups.
         for error in remove_groups(self.wanted.as_ref(), self.record.as_ref()) {
-            tracing::warn!(%error, incarnation = %self.incarnation, "a group of a forgotten incarnation stays");
+            tracing::warn!(%error, incarnation = %self.incarnation, "control group left in place");
         }
         let forgotten = self.shared.forgotten();
         durable::make_folder(&forgotten)?;

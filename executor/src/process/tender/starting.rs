@@ -47,7 +47,7 @@ impl IncarnationReconciler {
             None
         };
         if let Some(LeaveToStart::Late) = leave {
-            tracing::warn!(incarnation = %self.incarnation, "its volumes cannot be checked now: its start is put off");
+            tracing::warn!(incarnation = %self.incarnation, "cannot check volumes now, start put off");
             return Ok(WorkProgress::PutOff);
         }
         self.write(step, order, spec.as_ref())?;
@@ -132,7 +132,7 @@ impl IncarnationReconciler {
         let Ok(checked) = timeout(CHECK, checking).await else { return Ok(LeaveToStart::Late) };
         let using = match checked.map_err(io::Error::other)? {
             Err(error) if error.kind() == io::ErrorKind::TimedOut => {
-                tracing::warn!(%error, incarnation = %self.incarnation, "its volumes are checked again");
+                tracing::warn!(%error, incarnation = %self.incarnation, "cannot check volumes, retrying");
                 drop(permit);
                 sleep(AGAIN).await;
                 return Ok(LeaveToStart::Late);
@@ -173,7 +173,7 @@ impl IncarnationReconciler {
     pub(super) fn start_again(&mut self, permit: OwnedSemaphorePermit) {
         let Err(error) = self.try_start_again(permit) else { return };
         if let Err(error) = self.stay_ended(Some(reboot::not_again(error))) {
-            tracing::error!(%error, incarnation = %self.incarnation, "record that it is not started again");
+            tracing::error!(%error, incarnation = %self.incarnation, "cannot record end: not restarted");
             // Checked again soon, and retried.
             self.hold = LockHolder::Unknown;
         }
@@ -202,7 +202,7 @@ impl IncarnationReconciler {
         // The new processes were not ready yet.
         self.folder.forget_ready()?;
         self.before = ReadyHistory::NeverReady;
-        tracing::info!(incarnation = %self.incarnation, "the machine was booted anew; it is started again");
+        tracing::info!(incarnation = %self.incarnation, "incarnation restarting after reboot");
         (self.wanted, self.record) = (Some(wanted), Some(record));
         self.spawn(permit)
     }

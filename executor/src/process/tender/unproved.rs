@@ -34,7 +34,7 @@ impl IncarnationReconciler {
             tracing::error!(
                 why,
                 incarnation = %self.incarnation,
-                "cannot prove its end; a reboot of the machine does, or expunge the node"
+                "cannot prove end of incarnation; hint: reboot the machine, or expunge the node"
             );
             self.doubt = Some(why.to_owned());
         }
@@ -42,7 +42,7 @@ impl IncarnationReconciler {
         let this = Some((order.revision, order.attempt));
         if order.aim != TargetGoal::Up && self.doubted != this {
             self.doubted = this;
-            self.refuse(order.revision, format!("cannot prove its end: {why}"), RetryClass::Retry);
+            self.refuse(order.revision, format!("cannot prove end of incarnation: {why}"), RetryClass::Retry);
         }
     }
 
@@ -51,9 +51,9 @@ impl IncarnationReconciler {
     pub(super) fn end_silent_supervisor(&mut self) {
         let killed = self.kill_supervisor();
         if killed == 0 {
-            self.doubt_end("its supervisor does not answer, and is not visible here");
+            self.doubt_end("supervisor does not answer, and is not visible here");
         } else {
-            tracing::warn!(incarnation = %self.incarnation, "its supervisor does not answer, and is killed");
+            tracing::warn!(incarnation = %self.incarnation, "unresponsive supervisor killed");
         }
     }
 

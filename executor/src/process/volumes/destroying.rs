@@ -41,7 +41,7 @@ impl VolumeReconciler {
             if let Some((_, user)) =
                 users::user(&shared, &BTreeMap::from([(self.volume, self.home.clone())]), None)?
             {
-                let message = format!("volume {} is in use by {user}", self.volume);
+                let message = format!("cannot destroy volume {}: in use by {user}", self.volume);
                 self.refuse(order.revision, message, RetryClass::Retry);
                 return Ok(());
             }
@@ -53,7 +53,7 @@ impl VolumeReconciler {
         // The disk may have been removed meanwhile.
         self.look();
         if self.is != was || !matches!(self.found, Some(VolumeLookup::Nothing | VolumeLookup::Ours(_))) {
-            let message = format!("volume {} is not what it was when that was ordered", self.volume);
+            let message = format!("cannot destroy volume {}: replaced since the command", self.volume);
             self.refuse(order.revision, message, RetryClass::Retry);
             return Ok(());
         }
@@ -72,7 +72,7 @@ impl VolumeReconciler {
         let (home, ours, stops) = (self.home.clone(), self.is, stop.clone());
         let job = tokio::task::spawn_blocking(move || {
             if home.identity()? != ours {
-                return Err(io::Error::other(format!("another folder stands at {}", home.path().display())));
+                return Err(io::Error::other(format!("another directory is at {}", home.path().display())));
             }
             empty(&home, &stops)
         });
@@ -86,8 +86,8 @@ impl VolumeReconciler {
         let revision = kept.order.revision;
         let buried = removed.and_then(|()| self.keep(VolumeFile { phase: VolumePhase::Gone, ..kept }));
         if let Err(error) = buried {
-            tracing::error!(%error, volume = %self.volume, "destroy it");
-            self.refuse(revision, format!("destroy it: {error}"), RetryClass::Retry);
+            tracing::error!(%error, volume = %self.volume, "cannot destroy volume");
+            self.refuse(revision, format!("cannot destroy volume: {error}"), RetryClass::Retry);
         }
     }
 }

@@ -126,7 +126,7 @@ impl VolumeDirectory {
         let shown = self.path.display();
         match durable::if_found(std::fs::symlink_metadata(&self.path))? {
             Some(metadata) if metadata.is_dir() => {}
-            Some(_) => return Ok(VolumeLookup::Foreign(format!("{shown} is no folder"))),
+            Some(_) => return Ok(VolumeLookup::Foreign(format!("{shown} is not a directory"))),
             None => return Ok(VolumeLookup::Nothing),
         }
         Ok(match ObjectStore::look(self, self.volume.into())? {
@@ -135,7 +135,7 @@ impl VolumeDirectory {
             VolumeLookup::Nothing => {
                 let began = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "new");
                 let is_begun = entries(&self.path)?.iter().all(|path| began(path) && path.is_file());
-                let foreign = || VolumeLookup::Foreign(format!("{shown} has no record of ours"));
+                let foreign = || VolumeLookup::Foreign(format!("{shown} has no volume record"));
                 if is_begun { VolumeLookup::Nothing } else { foreign() }
             }
         })
@@ -150,7 +150,7 @@ impl VolumeDirectory {
     pub(super) fn identity(&self) -> io::Result<Option<FileId>> {
         match durable::if_found(std::fs::symlink_metadata(&self.path))? {
             Some(metadata) if !metadata.is_dir() => {
-                Err(io::Error::other(format!("{} is no folder", self.path.display())))
+                Err(io::Error::other(format!("{} is not a directory", self.path.display())))
             }
             found => Ok(found.as_ref().map(FileId::from)),
         }
@@ -168,11 +168,11 @@ impl VolumeDirectory {
             (None, _) => self.make()?,
             (Some(now), ours) if ours.is_none_or(|ours| ours == now) => {}
             (Some(_), _) => {
-                return Err(io::Error::other(format!("another folder stands at {}", self.path.display())));
+                return Err(io::Error::other(format!("another directory is at {}", self.path.display())));
             }
         }
         self.accept(last, kept)?;
-        self.identity()?.ok_or_else(|| io::Error::other("it went as it was written"))
+        self.identity()?.ok_or_else(|| io::Error::other("directory was removed during the write"))
     }
 
     /// Removes the directory with its record and hints; nothing else is in it.

@@ -35,7 +35,7 @@ pub(super) fn missing(root: &Path) -> io::Result<Option<String>> {
         return Ok(None);
     }
     Ok(Some(format!(
-        "{} is not the folder in which volumes were made: is its disk mounted? If it is lost for good, remove {}",
+        "{} is not the directory of the volumes; hint: mount its disk, or, if that is permanently lost, remove {}",
         volumes.display(),
         durable::copies(&root.join(NAME)).map(|copy| copy.display().to_string()).join(" and ")
     )))

@@ -30,13 +30,13 @@ pub(in super::super) fn place(volumes: &Path, volume: VolumeId) -> Result<PathBu
     let is_here = match home.look() {
         Ok(VolumeLookup::Ours(kept)) if kept.is_up() => home.has_data(),
         Ok(VolumeLookup::Ours(_) | VolumeLookup::Nothing) => Ok(false),
-        Ok(VolumeLookup::Foreign(why)) => return Err(format!("volume {volume} is not here: {why}")),
+        Ok(VolumeLookup::Foreign(why)) => return Err(format!("cannot use volume {volume}: {why}")),
         Err(error) => Err(error),
     };
     match is_here {
         Ok(true) => Ok(home.data()),
-        Ok(false) => Err(format!("volume {volume} is not here")),
-        Err(error) => Err(format!("volume {volume} cannot be looked at: {error}")),
+        Ok(false) => Err(format!("cannot use volume {volume}: not found")),
+        Err(error) => Err(format!("cannot read volume {volume}: {error}")),
     }
 }
 
@@ -61,9 +61,11 @@ pub(in super::super) fn check(
     }
     match user(shared, &mounted, Some(of)) {
         Ok(None) => Ok(()),
-        Ok(Some((volume, user))) => Err(io::Error::other(format!("volume {volume} is used by {user}"))),
+        Ok(Some((volume, user))) => {
+            Err(io::Error::other(format!("cannot use volume {volume}: in use by {user}")))
+        }
         Err(error) => {
-            Err(io::Error::new(error.kind(), format!("cannot find out what uses its volumes: {error}")))
+            Err(io::Error::new(error.kind(), format!("cannot determine users of volumes: {error}")))
         }
     }
 }

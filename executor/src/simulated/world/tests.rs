@@ -94,21 +94,21 @@ fn a_change_takes_its_time_and_what_ran_before_is_there_until_it_is_made() {
     assert_eq!(words(&world.advance(ms(50))), [(2, "ready", 3)]);
     assert_eq!((world.running(id()), world.starts(), world.changes()), (3, 1, 1));
     assert_eq!(word(&ensure(&mut world, 2, &to)), (2, "ready", 3));
-    assert_eq!(world.changes(), 1, "twice the same order is one change");
+    assert_eq!(world.changes(), 1, "a repeated command is one change");
     let stopped = order(&mut world, 3, 1, CommandEffect::Stop, &to);
-    assert_eq!(word(&stopped), (3, "ended", 3), "what ends is what it was changed to");
+    assert_eq!(word(&stopped), (3, "ended", 3), "the changed incarnation ends");
 }
 
 #[test]
 fn a_change_misbehaves_as_a_start_does() {
     let cases: [(&str, &[Word], &str); 7] = [
-        ("fail", &[(2, "never", 0), (2, "never", 0)], "for ever"),
-        ("fail:retry:1", &[(2, "retry", 0), (2, "ready", 2)], "once"),
-        ("late", &[(2, "retry", 0), (2, "ready", 2)], "it was made, and said not to be"),
-        ("partial", &[(2, "ensured", 2), (2, "ensured", 2)], "one of two gets ready"),
-        ("never-ready", &[(2, "ensured", 2), (2, "ensured", 2)], "none does"),
-        ("exit:0", &[(2, "ready", 2), (2, "ready", 2)], "it ends when it is up"),
-        ("nonsense", &[(2, "never", 0), (2, "never", 0)], "it cannot be read"),
+        ("fail", &[(2, "never", 0), (2, "never", 0)], "each attempt"),
+        ("fail:retry:1", &[(2, "retry", 0), (2, "ready", 2)], "the first attempt"),
+        ("late", &[(2, "retry", 0), (2, "ready", 2)], "it succeeds, and a failure is reported"),
+        ("partial", &[(2, "ensured", 2), (2, "ensured", 2)], "one of two becomes ready"),
+        ("never-ready", &[(2, "ensured", 2), (2, "ensured", 2)], "no process becomes ready"),
+        ("exit:0", &[(2, "ready", 2), (2, "ready", 2)], "it ends once it is running"),
+        ("nonsense", &[(2, "never", 0), (2, "never", 0)], "the behaviour is invalid"),
     ];
     for (simulate, then, because) in cases {
         let mut world = SimulatedWorld::new(FaultRules::default());
@@ -129,11 +129,15 @@ fn what_runs_may_end_by_itself_before_during_and_after_a_change() {
         (
             "delay:200ms,exit:0",
             &[(2, "ready", 2), (2, "ended", 2)],
-            "changed in time, it ends as the new one",
+            "changed in time, it ends with the new spec",
         ),
         ("delay:2s", &[(2, "ended", 1)], "it ended before it was changed"),
-        ("delay:200ms,fail", &[(2, "never", 0), (2, "ended", 1)], "as it was, it ends when it would have"),
-        ("delay:200ms", &[(2, "ready", 2)], "what it was does not end what it is"),
+        (
+            "delay:200ms,fail",
+            &[(2, "never", 0), (2, "ended", 1)],
+            "the unchanged incarnation ends at its time",
+        ),
+        ("delay:200ms", &[(2, "ready", 2)], "the old behaviour does not end the changed incarnation"),
     ];
     for (simulate, then, because) in cases {
         let mut world = SimulatedWorld::new(FaultRules::default());
@@ -141,10 +145,10 @@ fn what_runs_may_end_by_itself_before_during_and_after_a_change() {
         world.advance(ms(100));
         ensure(&mut world, 2, &spec(2, simulate));
         let mut told = words(&world.advance(ms(1000)));
-        assert!(told.contains(then.last().unwrap()), "{simulate}: in its own time");
+        assert!(told.contains(then.last().unwrap()), "{simulate}: at its own time");
         told.extend(words(&world.advance(ms(5000))));
         assert_eq!(told, then, "{simulate}: {because}");
-        assert_eq!(world.due(), None, "{simulate}: nothing is left to happen");
+        assert_eq!(world.due(), None, "{simulate}: no event is pending");
     }
 }
 
@@ -152,9 +156,9 @@ fn what_runs_may_end_by_itself_before_during_and_after_a_change() {
 fn another_order_in_the_middle_of_a_change_takes_its_place() {
     let cases: [(CommandEffect, u16, &[Word], &str); 4] = [
         (CommandEffect::Ensure, 4, &[(3, "ready", 4)], "yet another spec"),
-        (CommandEffect::Ensure, 1, &[(3, "ready", 1)], "back to what it was"),
-        (CommandEffect::Stop, 2, &[(3, "ended", 1)], "what ran is ended"),
-        (CommandEffect::Kill, 2, &[(3, "ended", 1)], "what ran is ended"),
+        (CommandEffect::Ensure, 1, &[(3, "ready", 1)], "back to the old spec"),
+        (CommandEffect::Stop, 2, &[(3, "ended", 1)], "the running incarnation ends"),
+        (CommandEffect::Kill, 2, &[(3, "ended", 1)], "the running incarnation ends"),
     ];
     for (effect, processes, then, because) in cases {
         let mut world = SimulatedWorld::new(FaultRules::default());
@@ -193,7 +197,7 @@ fn a_seed_draws_anew_for_each_change() {
     let fails = |hope| drawn.iter().filter(|b| b.fail.is_some_and(|(its, _)| its == hope)).count();
     assert!(fails(RetryClass::Never) > 2 && fails(RetryClass::Retry) > 2, "a change may fail either way");
     let well = drawn.iter().filter(|b| **b == SimulatedBehaviour::default()).count();
-    assert!((60..140).contains(&well), "{well} of 198 go well");
+    assert!((60..140).contains(&well), "{well} of 198 succeed");
 }
 
 fn disk() -> VolumeId {
@@ -218,8 +222,8 @@ fn a_volume_misbehaves_by_a_rule_and_has_no_processes() {
     let cases: [(&str, &[Word], &str); 5] = [
         ("", &[(1, "ready", 0)], "well"),
         ("delay:50ms", &[(0, "not ready", 0), (1, "ready", 0)], "after its delay"),
-        ("fail:retry:1", &[(1, "retry", 0)], "it is not made at first"),
-        ("fail", &[(1, "never", 0)], "it is never made"),
+        ("fail:retry:1", &[(1, "retry", 0)], "the first attempt fails"),
+        ("fail", &[(1, "never", 0)], "each attempt fails"),
         ("exit:0@20ms", &[(1, "ready", 0), (1, "ended", 0)], "it is lost"),
     ];
     for (text, then, because) in cases {
@@ -232,7 +236,7 @@ fn a_volume_misbehaves_by_a_rule_and_has_no_processes() {
             let mut told = vec![on_disk(&mut world, 1, 1, CommandEffect::Ensure)];
             told.extend(words(&world.advance(ms(100))));
             assert_eq!(told, then, "{because}");
-            assert_eq!(world.alive().count(), 0, "it is nothing that runs");
+            assert_eq!(world.alive().count(), 0, "a volume has no processes");
             let is_up = then.last().is_some_and(|(_, word, _)| *word == "ready");
             assert_eq!(world.volumes().any(|id| id == disk()), is_up, "{because}");
         }
@@ -255,25 +259,29 @@ fn a_seed_delays_volumes_and_lets_them_fail_for_a_while_and_loses_none() {
 #[test]
 fn a_run_waits_for_its_volume_which_is_not_destroyed_before_it_is_over() {
     let mut world = SimulatedWorld::new(FaultRules::default());
-    assert_eq!(word(&ensure(&mut world, 1, &mounting(1, "delay:50ms"))), (1, "retry", 0), "it is not there");
+    assert_eq!(
+        word(&ensure(&mut world, 1, &mounting(1, "delay:50ms"))),
+        (1, "retry", 0),
+        "its volume does not exist"
+    );
     assert_eq!((world.starts(), on_disk(&mut world, 1, 1, CommandEffect::Ensure)), (0, (1, "ready", 0)));
     assert_eq!(
         word(&order(&mut world, 1, 2, CommandEffect::Ensure, &mounting(1, "delay:50ms"))),
         (0, "not ready", 1)
     );
-    assert_eq!(on_disk(&mut world, 2, 1, CommandEffect::Kill), (2, "retry", 0), "it is about to be used");
+    assert_eq!(
+        on_disk(&mut world, 2, 1, CommandEffect::Kill),
+        (2, "retry", 0),
+        "a starting incarnation uses it"
+    );
     assert_eq!(words(&world.advance(ms(50))), [(1, "ready", 1)]);
-    assert_eq!(on_disk(&mut world, 2, 2, CommandEffect::Kill), (2, "retry", 0), "it is used");
-    assert_eq!(word(&world.remove(disk(), 3)), (3, "retry", 0), "also by a judgement");
+    assert_eq!(on_disk(&mut world, 2, 2, CommandEffect::Kill), (2, "retry", 0), "it is in use");
+    assert_eq!(word(&world.remove(disk(), 3)), (3, "retry", 0), "in use: an orphan resolution fails too");
     ensure(&mut world, 2, &spec(1, "delay:50ms"));
-    assert_eq!(on_disk(&mut world, 3, 1, CommandEffect::Kill), (3, "retry", 0), "until it is changed");
+    assert_eq!(on_disk(&mut world, 3, 1, CommandEffect::Kill), (3, "retry", 0), "in use until the change");
     world.advance(ms(100));
     assert_eq!(on_disk(&mut world, 3, 2, CommandEffect::Kill), (3, "gone", 0));
-    assert_eq!(
-        word(&ensure(&mut world, 3, &mounting(1, ""))),
-        (3, "retry", 0),
-        "it is not changed to use it"
-    );
+    assert_eq!(word(&ensure(&mut world, 3, &mounting(1, ""))), (3, "retry", 0), "the change to use it fails");
     assert_eq!((world.running(id()), world.volumes().count()), (1, 0));
     assert!(world.forget(disk()).is_none() && world.list().len() == 1);
 }
@@ -288,16 +296,16 @@ fn the_next_executor_finds_what_is_recorded_and_not_there() {
     world.items.clear();
     world.read_store();
     let told: Vec<_> = world.list().into_iter().map(|report| word(&StatusUpdate::Change(report))).collect();
-    assert_eq!(told, [(3, "gone", 0), (1, "not ready", 0)], "a tombstone, and an order");
+    assert_eq!(told, [(3, "gone", 0), (1, "not ready", 0)], "a tombstone, and a command");
     assert_eq!(
         word(&ensure(&mut world, 1, &spec(1, ""))),
         (1, "not ready", 0),
-        "the order closes lower ones"
+        "the recorded command excludes lower ones"
     );
     assert!(world.forget(id()).is_none() && world.forget(disk()).is_none());
     world.items.clear();
     world.read_store();
-    assert!(world.list().is_empty(), "what is forgotten is not found");
+    assert!(world.list().is_empty(), "a purged object is not listed");
 }
 
 #[test]
@@ -313,7 +321,7 @@ fn a_lost_volume_is_not_made_again() {
         panic!("{lost:?}")
     };
     assert!(matches!(exit, IncarnationExit::Failed { .. }) && processes.is_empty(), "{exit:?}");
-    assert_eq!(world.running(id()), 1, "what uses it runs on");
+    assert_eq!(world.running(id()), 1, "its user continues to run");
     assert_eq!(on_disk(&mut world, 2, 1, CommandEffect::Ensure), (2, "ended", 0));
     assert!(world.strike(disk()).is_none() && world.volumes().count() == 0);
     world.strike(id());

@@ -94,10 +94,10 @@ pub(super) fn admit<B>(hosts: &AllowedHosts, request: &Request<B>) -> Result<(),
     let host = host_of(authority).ok_or_else(|| invalid_host(&format!("{authority:?} is not a host")))?;
     if !hosts.contains(host) {
         let detail = format!(
-            "cannot take the request: this server has no name {host:?}\nhint: add the name to the setting allowed_hosts"
+            "cannot accept request: this server has no name {host:?}\nhint: add the name to the setting allowed_hosts"
         );
         let problem = ProblemDetails::new(HOST_NOT_ALLOWED, detail);
-        return Err(problem.at(RequestPart::Header, "/host", "it is not a name of this server"));
+        return Err(problem.at(RequestPart::Header, "/host", "not a name of this server"));
     }
     let is_listed = |origin: &str| hosts.origins.contains(origin);
     let is_listed_page =
@@ -118,9 +118,9 @@ pub(super) fn admit<B>(hosts: &AllowedHosts, request: &Request<B>) -> Result<(),
 fn authority<'a>(target: &Uri, headers: &'a HeaderMap) -> Result<&'a str, ProblemDetails> {
     let mut all = headers.get_all(header::HOST).iter();
     let (Some(value), None) = (all.next(), all.next()) else {
-        return Err(invalid_host("write the header Host once"));
+        return Err(invalid_host("the header Host must be given once"));
     };
-    let authority = value.to_str().map_err(|_| invalid_host("the header Host is not in visible ASCII"))?;
+    let authority = value.to_str().map_err(|_| invalid_host("the header Host must be visible ASCII"))?;
     match target.authority() {
         Some(other) if !other.as_str().eq_ignore_ascii_case(authority) => {
             Err(invalid_host("the target names another host than the header Host"))
@@ -175,7 +175,7 @@ fn has_media_type(headers: &HeaderMap) -> bool {
 }
 
 fn invalid_host(why: &str) -> ProblemDetails {
-    ProblemDetails::new(INVALID_HOST, format!("cannot take the request: {why}")).at(
+    ProblemDetails::new(INVALID_HOST, format!("cannot accept request: {why}")).at(
         RequestPart::Header,
         "/host",
         why,
@@ -183,24 +183,24 @@ fn invalid_host(why: &str) -> ProblemDetails {
 }
 
 fn foreign(name: &str) -> ProblemDetails {
-    let detail = format!("cannot take the request: its header {name} is that of a page of another site");
+    let detail = format!("cannot accept request: its header {name} is of a page of another site");
     ProblemDetails::new(ORIGIN_NOT_ALLOWED, detail).at(
         RequestPart::Header,
         format!("/{name}"),
-        "it is not that of this server",
+        "not of this server",
     )
 }
 
 fn simple(method: &Method) -> ProblemDetails {
     let types = MEDIA_TYPES.join(", ");
     let detail = format!(
-        "cannot take {method}: its Content-Type is none of {types}\nhint: send \"Content-Type: application/json\" with \
+        "cannot accept {method}: its Content-Type is none of {types}\nhint: send \"Content-Type: application/json\" with \
          every request that changes something, also without a body"
     );
     ProblemDetails::new(UNSUPPORTED_MEDIA_TYPE, detail).at(
         RequestPart::Header,
         "/content-type",
-        "it is not taken here",
+        "not accepted by this server",
     )
 }
 

@@ -129,7 +129,7 @@ async fn answer_routed(
     let (mut parts, body) = request.into_parts();
     let context = parts.extensions.remove::<Arc<RequestContext>>();
     let context =
-        context.ok_or_else(|| ProblemDetails::internal("answer the request", &"it has no context"))?;
+        context.ok_or_else(|| ProblemDetails::internal("answer the request", &"request without context"))?;
     parts.uri = context.target.clone();
     let principal = RequestPrincipal::of(&parts);
     let asked = found.as_ref().ok().map(|found| found.route.does);
@@ -149,7 +149,7 @@ async fn answer_routed(
     let (method, sent) = (parts.method.clone(), Arc::clone(&context));
     let answer = dispatch(&api, RoutedRequest { context, found, parts, principal }, body);
     tokio::time::timeout(limits.request, answer).await.map_err(|_| {
-        ProblemDetails::new(TIMEOUT, format!("{method} {}: there was no answer in time", sent.target.path()))
+        ProblemDetails::new(TIMEOUT, format!("cannot answer {method} {}: timed out", sent.target.path()))
     })?
 }
 
@@ -166,14 +166,14 @@ const DISCARDED: usize = 8;
 fn checked(limits: &HttpLimits, request: &Request<Body>) -> Result<(), ProblemDetails> {
     let uri = request.uri().path_and_query().map_or(0, |path| path.as_str().len());
     if uri > limits.uri {
-        let detail = format!("read the path: it has {uri} bytes, at most {} are taken", limits.uri);
+        let detail = format!("invalid path of {uri} bytes: at most {} allowed", limits.uri);
         return Err(ProblemDetails::new(URI_TOO_LONG, detail));
     }
     let headers = request.headers();
     let bytes: usize = headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 4).sum();
     if headers.len() > limits.headers || bytes > limits.headers_bytes {
         let detail = format!(
-            "read the headers: there are {} with {bytes} bytes, at most {} with {} bytes are taken",
+            "invalid headers: {} with {bytes} bytes, at most {} with {} bytes allowed",
             headers.len(),
             limits.headers,
             limits.headers_bytes
@@ -204,7 +204,7 @@ fn fleet<'a>(api: &'a ApiState, call: &RoutedRequest) -> Result<&'a Arc<FleetApi
         let here: Vec<_> = api.fleets.keys().map(|name| format!("{name:?}")).collect();
         ProblemDetails::new(
             NOT_FOUND,
-            format!("there is no fleet {shown:?} here; there is {}", here.join(", ")),
+            format!("there is no fleet {shown:?} on this server, only {}", here.join(", ")),
         )
     })
 }
@@ -222,7 +222,7 @@ async fn dispatch(
     let does = call.found.route.does;
     let params = QueryParams::read(&call.parts.uri);
     match does {
-        RouteTarget::Live => params?.end(&[]).map(|()| text("it lives\n")),
+        RouteTarget::Live => params?.end(&[]).map(|()| text("live\n")),
         RouteTarget::Ready => {
             params?.end(&[])?;
             api.ready().await
@@ -267,7 +267,7 @@ async fn read_of(
         RouteTarget::History(kind) => read::history(app, call, kind, params).await,
         RouteTarget::Events => stream::events(app, params, &call.parts.headers).await,
         RouteTarget::Logs => logs::read(app, call, params).await,
-        other => Err(ProblemDetails::new(INTERNAL, format!("{other:?} is no read"))),
+        other => Err(ProblemDetails::new(INTERNAL, format!("cannot read {other:?}: not a read"))),
     }
 }
 
@@ -293,7 +293,7 @@ async fn write_to(
             write::typed(app, &decider, call, body, (entry, shape), said).await
         }
         RouteTarget::Link => links::open(app, &decider, &call, body).await,
-        other => Err(ProblemDetails::new(INTERNAL, format!("{other:?} takes no writes"))),
+        other => Err(ProblemDetails::new(INTERNAL, format!("cannot write {other:?}: not a write"))),
     }
 }
 
@@ -337,7 +337,7 @@ impl ApiState {
                 return Err(ProblemDetails::new(STANDS_STILL, named.collect::<Vec<_>>().join("; ")));
             }
             if let LeaderLocation::Unknown = app.desk.find() {
-                let what = format!("fleet {name}: as far as this server knows, no server decides");
+                let what = format!("fleet {name}: this server knows no leader");
                 return Err(ProblemDetails::new(NO_DECIDER, what));
             }
             let tail = head.map_or_else(Default::default, |head| head.position);
@@ -375,8 +375,10 @@ pub(super) async fn reserved(
     let likely = size.upper().and_then(|size| usize::try_from(size).ok()).unwrap_or(most).min(most);
     let reserved = budget.reserve(likely.saturating_sub(own));
     let Ok(reserved) = tokio::time::timeout(limits.body_read, reserved).await else {
-        let problem =
-            ProblemDetails::new(BUSY, "read the body: there is no memory for it, as others have not come");
+        let problem = ProblemDetails::new(
+            BUSY,
+            "cannot read body: its memory is reserved for bodies that have not arrived",
+        );
         return Err(refuse(problem, body, limits).await);
     };
     Ok((whole(body, most, limits.body_read).await?, reserved))
@@ -389,8 +391,8 @@ pub(super) async fn whole(body: Body, most: usize, within: Duration) -> Result<B
         let size = usize::try_from(body.size_hint().lower()).unwrap_or(most).min(most);
         let (mut body, mut kept, mut taken) = (body, Vec::with_capacity(size), 0);
         while let Some(frame) = body.frame().await {
-            let frame =
-                frame.map_err(|error| ProblemDetails::new(MALFORMED, format!("read the body: {error}")))?;
+            let frame = frame
+                .map_err(|error| ProblemDetails::new(MALFORMED, format!("cannot read body: {error}")))?;
             let Ok(data) = frame.into_data() else { continue };
             taken += data.len();
             if taken > most * DISCARDED {
@@ -405,7 +407,7 @@ pub(super) async fn whole(body: Body, most: usize, within: Duration) -> Result<B
         }
         Ok(kept.into())
     };
-    let late = |_| ProblemDetails::new(REQUEST_TIMEOUT, "read the body: it did not come in time");
+    let late = |_| ProblemDetails::new(REQUEST_TIMEOUT, "cannot read body: timed out");
     tokio::time::timeout(within, read).await.map_err(late)?
 }
 
@@ -425,7 +427,7 @@ async fn discard(body: Body, most: usize, within: Duration) {
 
 /// Returns the problem of a body with more than `most` bytes.
 pub(super) fn too_large(most: usize) -> ProblemDetails {
-    ProblemDetails::new(TOO_LARGE, format!("read the body: it has more than {most} bytes"))
+    ProblemDetails::new(TOO_LARGE, format!("cannot read body: more than {most} bytes"))
 }
 
 fn text(body: &'static str) -> Response<Body> {

@@ -85,7 +85,7 @@ pub(super) fn check(app: &FleetApi, headers: &HeaderMap) -> Result<(), ProblemDe
     if named.is_some_and(matches) {
         return Ok(());
     }
-    let detail = "take a forwarded request: it is for a decider of another journal or a later term; nothing was recorded";
+    let detail = "cannot accept forwarded request: it is for a leader of another journal or a later term; nothing was recorded";
     Err(ProblemDetails::new(MISDIRECTED, detail))
 }
 
@@ -93,7 +93,7 @@ pub(super) fn check(app: &FleetApi, headers: &HeaderMap) -> Result<(), ProblemDe
 pub(super) fn no_leader() -> ProblemDetails {
     ProblemDetails::new(
         NO_DECIDER,
-        "ask the decider: no server decides for this fleet now; nothing was recorded",
+        "cannot process request: the fleet has no leader now; nothing was recorded",
     )
 }
 
@@ -112,7 +112,7 @@ pub(super) async fn send(
         return Err(no_leader());
     }
     let unreachable = |why: String| {
-        let detail = format!("ask the decider at {there}: {why}; nothing was recorded");
+        let detail = format!("cannot reach leader at {there}: {why}; nothing was recorded");
         ProblemDetails::new(NO_DECIDER, detail)
     };
     // The address is known from a record, so the journal has one.
@@ -123,8 +123,8 @@ pub(super) async fn send(
     // The request may have arrived, whatever the error, unless there was no connection.
     let unknown = |why: String| {
         let detail = format!(
-            "ask the decider at {there}: {why}; it may or may not be recorded: repeat the request with the same \
-             idempotency key, and the answer will be that of this one"
+            "cannot get answer of leader at {there}: {why}; whether the request was recorded is unknown: repeat it with \
+             the same idempotency key to get its answer"
         );
         ProblemDetails::new(UNKNOWN_OUTCOME, detail)
     };
@@ -134,16 +134,14 @@ pub(super) async fn send(
         biased;
         answer = timeout(patience, app.common.deciders.request(request)) => match answer {
             Ok(answer) => answer.map_err(failed)?,
-            Err(_) => return Err(unknown("there was no answer".into())),
+            Err(_) => return Err(unknown("no answer in time".into())),
         },
         () = stops(app.hub.closing(), LAST_OUTCOMES) => {
-            return Err(unknown("this server stops, and there was no answer".into()));
+            return Err(unknown("this server is stopping, and there was no answer".into()));
         }
     };
     if answer.status() == StatusCode::MISDIRECTED_REQUEST {
-        return Err(unreachable(
-            "another fleet's server, or one that no longer decides, answers there".into(),
-        ));
+        return Err(unreachable("the server there is of another fleet, or no longer the leader".into()));
     }
     let (mut head, body) = answer.into_parts();
     for name in &OURS {
@@ -160,7 +158,7 @@ fn cause(error: &Error) -> String {
         cause = source;
     }
     match cause.downcast_ref::<io::Error>() {
-        Some(error) if error.kind() == io::ErrorKind::TimedOut => "it does not take connections".into(),
+        Some(error) if error.kind() == io::ErrorKind::TimedOut => "connection timed out".into(),
         _ => cause.to_string(),
     }
 }
@@ -199,7 +197,7 @@ impl HttpBody for ForwardedBody {
             return Poll::Ready(frame.map(|frame| frame.map_err(io::Error::other)));
         }
         // The client must not take the received part for all of it.
-        self.stops.as_mut().poll(cx).map(|()| Some(Err(io::Error::other("this server stops"))))
+        self.stops.as_mut().poll(cx).map(|()| Some(Err(io::Error::other("this server is stopping"))))
     }
 
     fn is_end_stream(&self) -> bool {
@@ -263,9 +261,11 @@ mod tests {
             let frame = body.frame().await.expect("a frame").expect("it came");
             assert_eq!(frame.into_data().ok().as_deref(), Some(&b"a"[..]));
             stop.send_replace(true);
-            let end =
-                timeout(Duration::from_mins(1), body.frame()).await.expect("it ends").expect("and says why");
-            assert_eq!(end.expect_err("not all of it came").to_string(), "this server stops");
+            let end = timeout(Duration::from_mins(1), body.frame())
+                .await
+                .expect("it ends")
+                .expect("and reports why");
+            assert_eq!(end.expect_err("not all of it came").to_string(), "this server is stopping");
         }
     }
 }

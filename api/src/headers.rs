@@ -23,10 +23,10 @@ pub(super) fn one<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Optio
     let mut all = headers.get_all(name).iter();
     let Some(value) = all.next() else { return Ok(None) };
     if all.next().is_some() {
-        return Err(ProblemDetails::parameter(RequestPart::Header, name.as_str(), "write it once"));
+        return Err(ProblemDetails::parameter(RequestPart::Header, name.as_str(), "must be given once"));
     }
     let text = value.to_str().map_err(|_| {
-        ProblemDetails::parameter(RequestPart::Header, name.as_str(), "write it in visible ASCII")
+        ProblemDetails::parameter(RequestPart::Header, name.as_str(), "must be visible ASCII")
     })?;
     Ok(Some(text.trim()))
 }
@@ -75,7 +75,7 @@ fn if_match(headers: &HeaderMap) -> Result<Option<u64>, ProblemDetails> {
             ProblemDetails::parameter(
                 RequestPart::Header,
                 "if-match",
-                "write one version in quotes, as in \"3\"",
+                "must be one version in quotes, as in \"3\"",
             )
         };
         version.and_then(|text| text.parse().ok()).ok_or_else(wrong)
@@ -122,10 +122,11 @@ fn unsupported(found: &str, allowed: &[BodyFormat]) -> ProblemDetails {
         })
         .collect();
     let found: String = found.chars().take(100).collect();
-    let detail = format!("read the body: it is {found:?}; taken in UTF-8 is {}", allowed.join(", "));
+    let detail =
+        format!("cannot read body: media type {found:?} must be one of {}, in UTF-8", allowed.join(", "));
     ProblemDetails::new(UNSUPPORTED_MEDIA_TYPE, detail).at(
         RequestPart::Header,
         "/content-type",
-        "it is not taken here",
+        "not accepted by this route",
     )
 }

@@ -48,7 +48,7 @@ pub(super) async fn take(
     let is_binary = headers.keys().any(|name| name.as_str().starts_with("ce-"));
     let (request, was_if_match) = match (media, is_binary) {
         (BodyFormat::CloudEvent, true) => {
-            let detail = "read the headers: the body is a whole CloudEvent, so ce- headers have no place";
+            let detail = "invalid headers: the body is a whole CloudEvent, so ce- headers must be absent";
             return Err(ProblemDetails::new(BAD_PARAMETER, detail));
         }
         (_, true) => binary(headers, &meta, text)?,
@@ -67,7 +67,7 @@ fn fault(part: RequestPart, bad: InvalidAttribute) -> ProblemDetails {
         _ => bad.name,
     };
     let kind = if part == RequestPart::Header { BAD_PARAMETER } else { INVALID };
-    ProblemDetails::new(kind, format!("read the attribute {name:?}: {}", bad.reason)).at(
+    ProblemDetails::new(kind, format!("invalid attribute {name:?}: {}", bad.reason)).at(
         part,
         pointer_to(&name),
         bad.reason,
@@ -82,8 +82,7 @@ fn request(
     intent: chancery_events::intent::Intent,
 ) -> Result<(IntentRequest, bool), ProblemDetails> {
     if let Some(key) = meta.id.as_ref().filter(|key| attributes.id() != Some(key)) {
-        let what =
-            format!("the event's id must be the same, not {:?}", attributes.id().map(ToString::to_string));
+        let what = format!("must be equal to the event's id, {:?}", attributes.id().map(ToString::to_string));
         return Err(ProblemDetails::parameter(RequestPart::Header, "idempotency-key", what).id(key.as_str()));
     }
     let given = attributes.expect();
@@ -91,7 +90,7 @@ fn request(
         return Err(ProblemDetails::parameter(
             RequestPart::Header,
             "if-match",
-            "the attribute expect says another version",
+            "must be equal to the attribute expect",
         ));
     }
     let mut request = attributes.request(intent, &meta.actor).map_err(|bad| fault(part, bad))?;
@@ -103,14 +102,12 @@ fn request(
 
 /// Reads an intent whose attributes and data are members of one object.
 fn structured(meta: &IntentHeaders, text: JsonPart<'_>) -> Result<(IntentRequest, bool), ProblemDetails> {
-    let (attributes, data) = CloudEventAttributes::of_object(text.part).map_err(|bad| match bad {
-        InvalidCloudEvent::Attribute(bad) => fault(RequestPart::Body, bad),
-        InvalidCloudEvent::NotAnObject => ProblemDetails::new(
-            INVALID,
-            "read the body: it is not a CloudEvent",
-        )
-        .at(RequestPart::Body, "", "write an object with the attributes and data"),
-    })?;
+    let (attributes, data) =
+        CloudEventAttributes::of_object(text.part).map_err(|bad| match bad {
+            InvalidCloudEvent::Attribute(bad) => fault(RequestPart::Body, bad),
+            InvalidCloudEvent::NotAnObject => ProblemDetails::new(INVALID, "invalid body: not a CloudEvent")
+                .at(RequestPart::Body, "", "must be an object with the attributes and data"),
+        })?;
     let type_name = attributes.intent_type().map_err(|bad| fault(RequestPart::Body, bad))?;
     let data = CloudEventAttributes::data(data).map_err(|bad| fault(RequestPart::Body, bad))?;
     let data = JsonPart { whole: text.whole, part: data };
@@ -130,11 +127,13 @@ fn binary(
         let wrong = |what: &str| {
             fault(RequestPart::Header, InvalidAttribute { name: name.to_owned(), reason: what.to_owned() })
         };
-        let value =
-            value.to_str().map_err(|_| wrong("write visible ASCII, and percent-encode everything else"))?;
+        let value = value
+            .to_str()
+            .map_err(|_| wrong("must be visible ASCII, with everything else percent-encoded"))?;
         // Some senders quote the value, which the binding allows; inside quotes, a backslash escapes.
         let bare = unquoted(value.trim());
-        let decoded = percent_decode_str(&bare).decode_utf8().map_err(|_| wrong("percent-encode UTF-8"))?;
+        let decoded =
+            percent_decode_str(&bare).decode_utf8().map_err(|_| wrong("must be percent-encoded UTF-8"))?;
         attributes.set(name, &decoded).map_err(|bad| fault(RequestPart::Header, bad))?;
     }
     let type_name = attributes.intent_type().map_err(|bad| fault(RequestPart::Header, bad))?;
@@ -164,16 +163,13 @@ async fn batch(
     principal: &RequestPrincipal,
 ) -> Result<Response<Body>, ProblemDetails> {
     if meta.id.is_some() || meta.expect.is_some() {
-        let detail = "read the headers: each event of a batch has its own id and expect";
+        let detail = "invalid headers: each event of a batch has its own id and expect";
         return Err(ProblemDetails::new(BAD_PARAMETER, detail));
     }
     let items: Vec<&RawValue> = read_items(text)?;
     if items.len() > app.common.limits.batch {
-        let detail = format!(
-            "read the batch: it has {} events, at most {} are taken",
-            items.len(),
-            app.common.limits.batch
-        );
+        let detail =
+            format!("invalid batch of {} events: at most {} allowed", items.len(), app.common.limits.batch);
         return Err(ProblemDetails::new(TOO_LARGE, detail));
     }
     // The request itself has taken the token of one intent.
@@ -214,8 +210,8 @@ async fn batch(
 fn read_items(text: &str) -> Result<Vec<&RawValue>, ProblemDetails> {
     // The text has been checked: if it starts this way, it is an array.
     serde_json::from_str(text).map_err(|_| {
-        let problem = ProblemDetails::new(INVALID, "read the batch: it is not an array of events");
-        problem.at(RequestPart::Body, "", "write an array")
+        let problem = ProblemDetails::new(INVALID, "invalid batch: not an array of events");
+        problem.at(RequestPart::Body, "", "must be an array")
     })
 }
 

@@ -17,13 +17,13 @@ pub(super) fn check(bytes: &[u8], depth: usize) -> Result<&str, ProblemDetails> 
     strict::check(bytes, depth).map_err(|fault| match fault {
         InvalidJson::Utf8 { from } => ProblemDetails::new(
             MALFORMED,
-            format!("read the body: it is not UTF-8 from byte {from} on"),
+            format!("cannot read body: invalid UTF-8 from byte {from}"),
         )
-        .at(RequestPart::Body, "", "write it in UTF-8"),
-        InvalidJson::Empty => ProblemDetails::new(MALFORMED, "read the body: it is empty").at(
+        .at(RequestPart::Body, "", "must be UTF-8"),
+        InvalidJson::Empty => ProblemDetails::new(MALFORMED, "cannot read body: empty").at(
             RequestPart::Body,
             "",
-            "write a JSON object",
+            "must be a JSON object",
         ),
         InvalidJson::Json { pointer, source } => {
             let place = (source.line(), source.column());
@@ -45,10 +45,10 @@ impl SplicedJson {
     pub(super) fn new(text: &str, members: &[(&str, &str)]) -> Result<SplicedJson, ProblemDetails> {
         let at = text.len() - text.trim_start_matches([' ', '\t', '\r', '\n']).len();
         let Some(rest) = text[at..].strip_prefix('{') else {
-            return Err(ProblemDetails::new(INVALID, "read the body: it is not an object").at(
+            return Err(ProblemDetails::new(INVALID, "invalid body: not an object").at(
                 RequestPart::Body,
                 "",
-                "write a JSON object",
+                "must be a JSON object",
             ));
         };
         let mut front = String::new();
@@ -93,10 +93,10 @@ pub(super) fn read_at<T: DeserializeOwned>(
 ) -> Result<T, ProblemDetails> {
     // Derived deserializers accept an array for an object, member by member; no client means that.
     if !text.trim_start_matches([' ', '\t', '\r', '\n']).starts_with('{') {
-        return Err(ProblemDetails::new(INVALID, "read the body: it is not an object").at(
+        return Err(ProblemDetails::new(INVALID, "invalid body: not an object").at(
             RequestPart::Body,
             "",
-            "write a JSON object",
+            "must be a JSON object",
         ));
     }
     let mut from = serde_json::Deserializer::from_str(text);
@@ -139,7 +139,7 @@ fn said(
     let what = message.strip_suffix(&tail).unwrap_or(&message);
     let what: String = what.chars().take(500).collect();
     let place = if pointer.is_empty() { String::new() } else { format!("{pointer} ") };
-    let detail = format!("read the body at {place}(line {line}, column {column}): {what}");
+    let detail = format!("cannot read body at {place}(line {line}, column {column}): {what}");
     ProblemDetails::new(kind, detail).at(RequestPart::Body, pointer, what)
 }
 

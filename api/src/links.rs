@@ -3,8 +3,8 @@
 //! ```text
 //! executor                                              server
 //!   POST …/links                                    ─►    opens a channel
-//!                      ◄─ 201, Chancery-Link: ID, then a line for each FromDecider until the channel ends
-//!   POST …/links/ID/messages?after=0, lines         ─►    ToDecider 1, 2, 3 …
+//!                      ◄─ 201, Chancery-Link: ID, then one line per DeciderMessage until the channel ends
+//!   POST …/links/ID/messages?after=0, lines         ─►    ExecutorMessage 1, 2, 3 …
 //!                                               ◄─ 204
 //! ```
 //! A channel is a connection in the sense of the protocol. The decider gets the same inputs as from an
@@ -131,11 +131,11 @@ pub(super) async fn open(
     if !body?.is_empty() {
         return Err(ProblemDetails::new(
             INVALID,
-            "open a link: send no body, what is to be said comes later",
+            "cannot open channel: the body must be empty; messages are sent later",
         ));
     }
     let (id, open) = app.links.draw(decider).ok_or_else(|| {
-        ProblemDetails::new(BUSY, format!("open a link: {} executors are connected", app.links.most))
+        ProblemDetails::new(BUSY, format!("cannot open channel: {} executors are connected", app.links.most))
     })?;
     let (mailbox, letters) = mailbox();
     let (pieces, mut body) = mpsc::channel::<Bytes>(PIECES);
@@ -143,7 +143,7 @@ pub(super) async fn open(
     let (given, has_it) = oneshot::channel();
     // The task also ends the channel if this request is cancelled while the decider is notified.
     tokio::spawn(pump.run(mailbox, given));
-    has_it.await.map_err(|_| ProblemDetails::new(BUSY, "open a link: the decider has stopped"))?;
+    has_it.await.map_err(|_| ProblemDetails::new(BUSY, "cannot open channel: the decider has stopped"))?;
     let stream = async_stream::stream! {
         while let Some(piece) = body.recv().await {
             yield Ok::<_, std::convert::Infallible>(piece);
@@ -190,7 +190,7 @@ impl ChannelPump {
             // The client that requested the channel may have left; the other half is then closed.
             let _ = given.send(());
             let why = self.carry().await;
-            tracing::info!(link = %self.id, why, "a link is closed");
+            tracing::info!(link = %self.id, why, "channel closed");
         }
         self.app.links.lock().remove(&self.id);
         // A stopped decider needs no notification.
@@ -203,11 +203,11 @@ impl ChannelPump {
             let until = self.open.last_heard() + self.app.links.silence;
             let piece = tokio::select! {
                 biased;
-                _ = self.closing.wait_for(|closing| *closing) => return "the server stops",
-                _ = self.over.wait_for(|over| *over) => return "what came on it was not right",
-                () = self.pieces.closed() => return "the executor hung up",
+                _ = self.closing.wait_for(|closing| *closing) => return "server is stopping",
+                _ = self.over.wait_for(|over| *over) => return "invalid message from the executor",
+                () = self.pieces.closed() => return "executor disconnected",
                 taken = self.letters.take_many(TAKE) => match taken.as_slice() {
-                    [] => return "the decider closed it",
+                    [] => return "closed by the decider",
                     taken => {
                         self.open.note_welcome(taken);
                         lines(taken)
@@ -215,7 +215,7 @@ impl ChannelPump {
                 },
                 () = sleep_until(until) => {
                     if self.open.last_heard() + self.app.links.silence <= Instant::now() {
-                        return "nothing came on it for too long";
+                        return "no data from the executor in time";
                     }
                     continue;
                 }
@@ -224,8 +224,8 @@ impl ChannelPump {
             // If the executor accepts no data, its connection ends, which drops the other end.
             tokio::select! {
                 biased;
-                _ = self.closing.wait_for(|closing| *closing) => return "the server stops",
-                sent = self.pieces.send(piece) => if sent.is_err() { return "the executor hung up" },
+                _ = self.closing.wait_for(|closing| *closing) => return "server is stopping",
+                sent = self.pieces.send(piece) => if sent.is_err() { return "executor disconnected" },
             }
         }
     }
@@ -278,15 +278,27 @@ pub(super) fn find(
     let after = params.number("after")?;
     params.end(&["after"])?;
     speaks_lines(call)?;
-    let wrong =
-        || ProblemDetails::parameter(RequestPart::Path, "link", "write the id that the link was opened with");
+    let wrong = || {
+        ProblemDetails::parameter(
+            RequestPart::Path,
+            "link",
+            "must be the id that the server gave the channel",
+        )
+    };
     let id: Uuid = call.found.param("link").unwrap_or_default().parse().map_err(|_| wrong())?;
     let after = after.ok_or_else(|| {
-        ProblemDetails::parameter(RequestPart::Query, "after", "say how many messages were said before these")
+        ProblemDetails::parameter(
+            RequestPart::Query,
+            "after",
+            "must be the number of earlier messages on the channel",
+        )
     })?;
     let open = app.links.lock().get(&id).cloned();
     let open = open.ok_or_else(|| {
-        ProblemDetails::new(GONE, format!("say something on link {id}: it is closed; open another one"))
+        ProblemDetails::new(
+            GONE,
+            format!("cannot send messages on channel {id}: closed; open another channel"),
+        )
     })?;
     Ok(ChannelUpload { open, after })
 }
@@ -319,25 +331,31 @@ fn speaks_lines(call: &RoutedRequest) -> Result<(), ProblemDetails> {
     if form.is_some_and(|form| form.split(';').next().is_some_and(|form| form.trim() == LINES)) {
         return Ok(());
     }
-    Err(ProblemDetails::new(UNSUPPORTED_MEDIA_TYPE, format!("speak as an executor: send {LINES}")))
+    Err(ProblemDetails::new(
+        UNSUPPORTED_MEDIA_TYPE,
+        format!("cannot accept messages: the media type must be {LINES}"),
+    ))
 }
 
 async fn tell(open: &OpenChannel, said: &mut u64, after: u64, body: &Bytes) -> Result<(), ProblemDetails> {
     open.heard.send_replace(Instant::now());
     let messages = read(body)?;
     let Some(known) = said.checked_sub(after) else {
-        let detail = format!("take messages after {after}: only {said} have come; open another link");
+        let detail =
+            format!("cannot accept messages after {after}: only {said} received; open another channel");
         return Err(ProblemDetails::new(OUT_OF_ORDER, detail));
     };
     for message in messages.into_iter().skip(usize::try_from(known).unwrap_or(usize::MAX)) {
         if *open.over.borrow() {
             return Err(ProblemDetails::new(
                 GONE,
-                "say something on a link: it was closed meanwhile; open another one",
+                "cannot send messages on channel: closed meanwhile; open another channel",
             ));
         }
         let told = open.way.said(message.to_vec()).await;
-        told.map_err(|DeciderStopped| ProblemDetails::new(BUSY, "the decider has stopped"))?;
+        told.map_err(|DeciderStopped| {
+            ProblemDetails::new(BUSY, "cannot deliver message: the decider has stopped")
+        })?;
         *said += 1;
     }
     // The decider may have been slow.
@@ -350,11 +368,8 @@ fn read(body: &[u8]) -> Result<Vec<&[u8]>, ProblemDetails> {
     let lines = body.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
     let checked = lines.enumerate().map(|(index, line)| {
         serde_json::from_slice::<ExecutorMessage>(line).map(|_| line).map_err(|error| {
-            ProblemDetails::new(INVALID, format!("read message {} of the body: {error}", index + 1)).at(
-                RequestPart::Body,
-                pointer_to(&index.to_string()),
-                error.to_string(),
-            )
+            ProblemDetails::new(INVALID, format!("cannot read message {} of the body: {error}", index + 1))
+                .at(RequestPart::Body, pointer_to(&index.to_string()), error.to_string())
         })
     });
     checked.collect()

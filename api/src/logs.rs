@@ -67,7 +67,7 @@ pub(super) async fn read(
         None => None,
         Some("out") => Some(LogStream::Out),
         Some("err") => Some(LogStream::Err),
-        Some(_) => return Err(ProblemDetails::parameter(RequestPart::Query, "stream", "write out or err")),
+        Some(_) => return Err(ProblemDetails::parameter(RequestPart::Query, "stream", "must be out or err")),
     };
     let tail = params.number("tail")?;
     let since = params.take("since")?.map(|text| read_since(&text)).transpose()?;
@@ -78,7 +78,7 @@ pub(super) async fn read(
         let busy = || {
             ProblemDetails::new(
                 BUSY,
-                format!("follow a log: {} streams are open", app.common.limits.followers),
+                format!("cannot follow log: {} streams are open", app.common.limits.followers),
             )
         };
         Some(app.hub.follow(app.common.limits.followers).ok_or_else(busy)?)
@@ -100,7 +100,7 @@ pub(super) async fn read(
     }
     if outputs.len() > OUTPUTS {
         let detail = format!(
-            "read {} outputs: at most {OUTPUTS} at one time; name a payload or a process",
+            "{} outputs match, at most {OUTPUTS} allowed: name a payload or a process",
             outputs.len()
         );
         return Err(ProblemDetails::parameter(RequestPart::Query, "payload", detail));
@@ -108,7 +108,10 @@ pub(super) async fn read(
     // Lines without an end yet are kept.
     let kept = if marks == LogMarks::Lines { outputs.len() * LINE } else { 0 };
     let busy = || {
-        ProblemDetails::new(BUSY, format!("read {} outputs: too many answers are being sent", outputs.len()))
+        ProblemDetails::new(
+            BUSY,
+            format!("cannot read {} outputs: too many answers are being sent", outputs.len()),
+        )
     };
     let reserved =
         if kept > SMALL { Some(app.common.answers.try_reserve(kept).ok_or_else(busy)?) } else { None };
@@ -183,7 +186,7 @@ async fn silence(
         let names: Vec<_> = kept.iter().map(ToString::to_string).collect();
         return ProblemDetails::new(
             NOT_FOUND,
-            format!("nothing like that is kept of it, but {}", names.join(", ")),
+            format!("no such output\nhint: available: {}", names.join(", ")),
         );
     }
     let row = match app.reader.get::<IncarnationRow>(&id) {
@@ -199,14 +202,16 @@ async fn silence(
     ProblemDetails::new(kind, why)
 }
 
+/// Returns the kind and reason of missing output.
+///
 /// | incarnation | nothing is stored because |
 /// |---|---|
-/// | reserved | it was never started |
+/// | reserved | the incarnation was never started |
 /// | on simulated nodes | no process runs there |
-/// | in a cluster of another server's executor | its output is there; the detail says whether a session is live |
-/// | ended | its output was deleted, or never existed |
+/// | in a cluster of another server's executor | the output is there; the detail states whether a session is live |
+/// | ended | the output was deleted, or never existed |
 /// | any other, in a cluster without session | the session must be restored first |
-/// | any other | its processes have not been started yet |
+/// | any other | the processes have not been started yet |
 fn why_silent(
     row: &IncarnationRow,
     cluster: Option<&ClusterRow>,
@@ -217,16 +222,16 @@ fn why_silent(
     let runtime = cluster.map(|cluster| cluster.runtime);
     match state {
         IncarnationStatus::Reserved => {
-            (NOT_FOUND, format!("it has not been started yet: it holds a place on node {node} and waits"))
+            (NOT_FOUND, format!("the incarnation has not been started yet: it is reserved on node {node}"))
         }
         _ if runtime == Some(ClusterRuntime::Simulated) => {
-            (NOT_FOUND, format!("cluster {name} is simulated: nothing runs on node {node} that could write"))
+            (NOT_FOUND, format!("cluster {name} is simulated: no process on node {node} writes output"))
         }
         _ if !keeps && unheard => (
             NOT_FOUND,
             format!(
-                "cluster {name} is driven by an executor elsewhere, which keeps the output there, and that executor is \
-                 not connected"
+                "cluster {name} is driven by an executor elsewhere, which stores the output there and is not \
+                 connected"
             ),
         ),
         _ if !keeps => {
@@ -236,24 +241,27 @@ fn why_silent(
             (
                 NOT_FOUND,
                 format!(
-                    "cluster {name} is driven by {executor} elsewhere: the output stays in that one's folder, on its \
-                     machine"
+                    "cluster {name} is driven by {executor} elsewhere: the output is stored in the directory of that \
+                     executor"
                 ),
             )
         }
         IncarnationStatus::Destroyed | IncarnationStatus::Failed | IncarnationStatus::Unwound => (
             GONE,
             format!(
-                "it is {state}, and its output is gone: that of the newest that ended is kept, and no other"
+                "the incarnation is {state}, and its output is deleted: only that of the newest ended incarnation is kept"
             ),
         ),
         _ if unheard => (
             NOT_FOUND,
             format!(
-                "node {node} cannot be reached: no executor of cluster {name} is connected; the server's log says why"
+                "node {node} cannot be reached: no executor of cluster {name} is connected; the server's log has the reason"
             ),
         ),
-        _ => (NOT_FOUND, format!("its processes on node {node} have not been started yet: it is {state}")),
+        _ => (
+            NOT_FOUND,
+            format!("the processes on node {node} have not been started yet: the incarnation is {state}"),
+        ),
     }
 }
 
@@ -281,7 +289,7 @@ fn read_since(text: &str) -> Result<SystemTime, ProblemDetails> {
         ProblemDetails::parameter(
             RequestPart::Query,
             "since",
-            "write a duration as in 5m, or a time as in 2026-11-21T09:00:00Z",
+            "must be a duration as in 5m, or a time as in 2026-11-21T09:00:00Z",
         )
     };
     if let Ok(span) = parse_span(text) {
@@ -482,7 +490,7 @@ mod tests {
 
     #[test]
     fn a_mark_stands_on_each_line_and_a_line_without_an_end_waits_while_it_is_followed() {
-        let folder = tempfile::tempdir().expect("a folder");
+        let folder = tempfile::tempdir().expect("a directory");
         let file = |stream| output(folder.path(), 0, stream);
         let files = [file(LogStream::Out), file(LogStream::Err)];
         std::fs::write(folder.path().join("web-0.out.1"), "one\n\nthree").expect("a file");
@@ -507,10 +515,10 @@ mod tests {
 
     #[test]
     fn an_output_that_cannot_be_read_says_so_in_its_place_and_hides_no_other() {
-        let folder = tempfile::tempdir().expect("a folder");
+        let folder = tempfile::tempdir().expect("a directory");
         let file = |stream| output(folder.path(), 0, stream);
         std::fs::write(folder.path().join("web-0.out.1"), "one\n").expect("a file");
-        std::fs::create_dir(folder.path().join("web-0.err.1")).expect("a folder where a file should be");
+        std::fs::create_dir(folder.path().join("web-0.err.1")).expect("a directory in place of a file");
         let mut open = outputs(&[file(LogStream::Out), file(LogStream::Err)], OpenLine::Ends);
         assert!(open.nothing_can_be_read().is_none());
         let mut lines = String::new();
@@ -518,7 +526,7 @@ mod tests {
             lines += std::str::from_utf8(&bytes).expect("text");
         }
         let said = lines.strip_prefix("err | chancery: cannot read this output: ");
-        assert!(said.is_some_and(|said| said.ends_with(" is no plain file\nout | one\n")), "{lines}");
+        assert!(said.is_some_and(|said| said.ends_with(" is not a regular file\nout | one\n")), "{lines}");
         assert!(outputs(&[file(LogStream::Err)], OpenLine::Ends).nothing_can_be_read().is_some());
     }
 
@@ -531,21 +539,21 @@ mod tests {
                 "process",
                 true,
                 404,
-                "it has not been started yet: it holds a place on node n1",
+                "the incarnation has not been started yet: it is reserved on node n1",
             ),
-            (
-                "running",
-                "known",
-                "simulated",
-                true,
-                404,
-                "cluster edge is simulated: nothing runs on node n1",
-            ),
+            ("running", "known", "simulated", true, 404, "cluster edge is simulated: no process on node n1"),
             ("running", "known", "process", false, 404, "cluster edge is driven by executor e1 elsewhere"),
             ("failed", "known", "process", false, 404, "cluster edge is driven by executor e1 elsewhere"),
-            ("running", "unknown", "process", false, 404, "and that executor is not connected"),
-            ("failed", "known", "process", true, 410, "it is failed, and its output is gone"),
-            ("destroyed", "unknown", "process", true, 410, "it is destroyed, and its output is gone"),
+            ("running", "unknown", "process", false, 404, "and is not connected"),
+            ("failed", "known", "process", true, 410, "the incarnation is failed, and its output is deleted"),
+            (
+                "destroyed",
+                "unknown",
+                "process",
+                true,
+                410,
+                "the incarnation is destroyed, and its output is deleted",
+            ),
             (
                 "running",
                 "unknown",
@@ -554,7 +562,7 @@ mod tests {
                 404,
                 "node n1 cannot be reached: no executor of cluster edge",
             ),
-            ("starting", "known", "process", true, 404, "its processes on node n1 have not been started yet"),
+            ("starting", "known", "process", true, 404, "the processes on node n1 have not been started yet"),
         ] {
             let (kind, why) = why_silent(&row(state, heard), Some(&cluster(runtime)), keeps);
             assert_eq!(kind.status, code, "{state} {heard} {runtime} {keeps}");

@@ -130,32 +130,32 @@ impl ServerMetrics {
         };
         metrics.register(|to| {
             to.register("http_requests", "Requests by route, method and status", metrics.requests.clone());
-            to.register("http_request_seconds", "Time until an answer begins", metrics.seconds.clone());
+            to.register("http_request_seconds", "Time until the answer starts", metrics.seconds.clone());
             to.register("http_connections", "Open connections", metrics.connections.clone());
             to.register(
                 "http_connections_turned_away",
-                "Connections over the limit",
+                "Connections rejected over the limit",
                 metrics.turned_away.clone(),
             );
             let debts = "Directories that an executor of this server must remove and cannot";
             to.register("executor_debts", debts, metrics.debts.clone());
             let fleets = &metrics.fleets;
-            let verdicts = "Answers of the decider: outcomes, and codes of refusals";
+            let verdicts = "Verdicts of the decider: outcomes, and codes of refusals";
             to.register("verdicts", verdicts, fleets.verdicts.clone());
             let bypassed = "Expunges by break-glass, without the approval that policies require";
             to.register("approvals_bypassed", bypassed, fleets.bypassed.clone());
-            to.register("journal_skipped", "Records of the log that do not count", fleets.skipped.clone());
-            to.register("journal_position", "The last durable position", fleets.journal.clone());
-            to.register("applied_position", "The last position in the rows", fleets.applied.clone());
+            to.register("journal_skipped", "Journal records skipped as invalid", fleets.skipped.clone());
+            to.register("journal_position", "Last durable position", fleets.journal.clone());
+            to.register("applied_position", "Last position in the rows", fleets.applied.clone());
             to.register("applied_lag", "Durable positions that are not in the rows", fleets.lag.clone());
-            let decides = "Whether this server decides: 1, or 0 where another one does";
+            let decides = "Whether this server is the leader: 1, or 0";
             to.register("decides", decides, fleets.decides.clone());
             to.register("decider_backlog", "Inputs that wait for the decider", fleets.backlog.clone());
             to.register("stream_followers", "Open streams", fleets.followers.clone());
             to.register("executor_links", "Executors connected over HTTP", fleets.links.clone());
             let stalled = "Deployments without progress for their progress deadline, at most 1000";
             to.register("deployments_stalled", stalled, fleets.stalled.clone());
-            let troubles = "Whether a part of the fleet stands still on this server: 1, or 0";
+            let troubles = "Whether a part of the fleet does not work on this server: 1, or 0";
             to.register("trouble", troubles, fleets.troubles.clone());
         });
         metrics
@@ -259,7 +259,7 @@ pub(super) fn show(api: &ApiState) -> Result<Response<Body>, ProblemDetails> {
     metrics.debts.set(chancery_executor::process::debts().len() as i64);
     let mut text = String::new();
     encode(&mut text, &metrics.registry.lock().unwrap_or_else(PoisonError::into_inner))
-        .map_err(|error| ProblemDetails::internal("show the figures", &error))?;
+        .map_err(|error| ProblemDetails::internal("show metrics", &error))?;
     let mut response = Response::new(Body::from(text));
     let media_type = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(media_type));

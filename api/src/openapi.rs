@@ -54,13 +54,13 @@ pub fn openapi() -> Value {
             "title": "Chancery",
             "version": "1",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
-            "description": "An event-sourced control plane. Every answer that is not what was asked for is a problem (RFC 9457) with one of the codes in x-problems. Every request with a method other than GET and HEAD has a Content-Type (application/json, application/cloudevents+json, application/cloudevents-batch+json or application/x-ndjson), also without a body. Host is a name of loopback or one that is configured; requests of web pages of other sites are refused.",
+            "description": "An event-sourced control plane. Every response other than the requested one is a problem (RFC 9457) with one of the codes in x-problems. Every request with a method other than GET and HEAD has a Content-Type (application/json, application/cloudevents+json, application/cloudevents-batch+json or application/x-ndjson), also without a body. Host is a loopback name or a configured name; requests of web pages of other sites are refused.",
         },
         "paths": paths,
         "components": {
             "schemas": components,
             "responses": {"Problem": {
-                "description": "Not what was asked for.",
+                "description": "Problem: the request was not fulfilled.",
                 "content": {"application/problem+json": {"schema": problem}},
             }},
         },
@@ -131,10 +131,10 @@ fn operation(
                 &object(
                     &json!({"items": items, "next_page_token": {"type": ["string", "null"]}, "position": position()}),
                 ),
-                "A page.",
+                "Page of rows.",
             )
         }
-        RouteTarget::Get(kind) => answer(&row(kind, types), "The row; its version is the ETag."),
+        RouteTarget::Get(kind) => answer(&row(kind, types), "Row of the entity; its version is the ETag."),
         RouteTarget::History(_) => {
             let entry = types.subschema_for::<HistoryEntry>().to_value();
             let items = json!({"type": "array", "items": entry});
@@ -142,19 +142,20 @@ fn operation(
                 &object(
                     &json!({"items": items, "next_from": {"type": ["integer", "null"]}, "position": position()}),
                 ),
-                "A page; go on with `next_from` as `from`.",
+                "Page of events; continue with `next_from` as `from`.",
             )
         }
-        RouteTarget::Intent(..) | RouteTarget::Intents => {
-            answer(&types.subschema_for::<AcceptedResponse>().to_value(), "Accepted, and durable.")
-        }
+        RouteTarget::Intent(..) | RouteTarget::Intents => answer(
+            &types.subschema_for::<AcceptedResponse>().to_value(),
+            "Intent accepted; the verdict is durable.",
+        ),
         RouteTarget::Events => {
-            json!({"description": "CloudEvents. While there is nothing new, comments or empty lines say that the stream is still there.", "content": {"text/event-stream": {"schema": text()}, "application/x-ndjson": {"schema": text()}}})
+            json!({"description": "CloudEvents. While there are no new events, comments or empty lines keep the stream open.", "content": {"text/event-stream": {"schema": text()}, "application/x-ndjson": {"schema": text()}}})
         }
         RouteTarget::Link => {
-            json!({"description": "A line for each message of the decider; an empty line says that it is still there. Chancery-Link names the link.", "content": {"application/x-ndjson": {"schema": text()}}})
+            json!({"description": "One line per message of the decider; empty lines keep the channel open. Chancery-Link is the id of the channel.", "content": {"application/x-ndjson": {"schema": text()}}})
         }
-        RouteTarget::Say => json!({"description": "Taken."}),
+        RouteTarget::Say => json!({"description": "Messages accepted."}),
         RouteTarget::Logs | RouteTarget::Live | RouteTarget::Ready => plain("text/plain", text()),
         RouteTarget::Metrics => plain("application/openmetrics-text", text()),
         RouteTarget::ErrorEntry => plain("text/markdown", text()),
@@ -205,11 +206,12 @@ fn operation_id(route: &HttpRoute) -> String {
 }
 
 /// Description of `min_position`.
-const UNTIL: &str = "Answer at this position or later: a number, or `POSITION.LINEAGE`. Needed for verdicts of other servers.";
+const UNTIL: &str =
+    "Minimum position of the answer: a number, or `POSITION.LINEAGE`. Needed for verdicts of other servers.";
 /// Description of `consistency`.
-const CONSISTENCY: &str = "With `eventual`, answer immediately with what there is. By default the answer is at least as new as every verdict that the server gave before the request; one that cannot be in time is 503 `position_not_applied`. The header `chancery-position` names the position of the answer.";
+const CONSISTENCY: &str = "With `eventual`, the answer is immediate and has the current rows. By default the answer is at least as new as every verdict that the server gave before the request; if that takes too long, the answer is 503 `position_not_applied`. The header `chancery-position` has the position of the answer.";
 /// Description of a history's `from`.
-const FROM: &str = "The first position wanted: a number, or `POSITION.LINEAGE`.";
+const FROM: &str = "First position: a number, or `POSITION.LINEAGE` (default: 1).";
 
 fn parameters(route: &HttpRoute) -> Vec<Value> {
     let names = route.path.split('/').filter_map(|part| part.strip_prefix('{')?.strip_suffix('}'));
@@ -225,10 +227,10 @@ fn parameters(route: &HttpRoute) -> Vec<Value> {
     match route.does {
         RouteTarget::List(kind) => {
             for name in kind.filters() {
-                add("query", name, &string, "Only those for which it holds.");
+                add("query", name, &string, "Only rows that match the filter.");
             }
-            add("query", "limit", &integer, "At most so many.");
-            add("query", "page_token", &string, "Go on behind the page that gave it.");
+            add("query", "limit", &integer, "Maximum number of rows, from 1 to 1000 (default: 100).");
+            add("query", "page_token", &string, "Token of the page after which to continue.");
             add("query", "min_position", &string, UNTIL);
             add("query", "consistency", &eventual, CONSISTENCY);
         }
@@ -238,7 +240,7 @@ fn parameters(route: &HttpRoute) -> Vec<Value> {
         }
         RouteTarget::History(_) => {
             add("query", "from", &string, FROM);
-            add("query", "limit", &integer, "At most so many.");
+            add("query", "limit", &integer, "Maximum number of events, from 1 to 1000 (default: 100).");
             add("query", "min_position", &string, UNTIL);
             add("query", "consistency", &eventual, CONSISTENCY);
         }
@@ -247,51 +249,76 @@ fn parameters(route: &HttpRoute) -> Vec<Value> {
                 "query",
                 "from",
                 &string,
-                "The first position wanted, a number or `POSITION.LINEAGE`, or `end` for what is new; from the first event if not said.",
+                "First position: a number or `POSITION.LINEAGE`, or `end` for new events only (default: the first event).",
             );
             add(
                 "query",
                 "types",
                 &string,
-                "Only these types, comma-separated; `replica.*` takes all of a kind.",
+                "Only these event types, comma-separated; `replica.*` matches all types of a kind.",
             );
             add(
                 "query",
                 "subject",
                 &string,
-                "Only about these subjects, comma-separated: `node/node-1`, or `node` for all of a kind.",
+                "Only events about these subjects, comma-separated: `node/node-1`, or `node` for all entities of a kind.",
             );
-            add("query", "kinds", &string, "Only these: `intent`, `observation`, `fact`, comma-separated.");
+            add(
+                "query",
+                "kinds",
+                &string,
+                "Only these kinds of events: `intent`, `observation`, `fact`, comma-separated.",
+            );
             add(
                 "query",
                 "follow",
                 &boolean,
-                "Go on when the journal's end is reached; if not said, over server-sent events alone.",
+                "Whether to continue at the end of the journal (default: true for server-sent events, else false).",
             );
-            add("query", "limit", &integer, "At most so many.");
+            add("query", "limit", &integer, "Maximum number of events, at least 1 (default: unlimited).");
             add(
                 "header",
                 "Last-Event-ID",
                 &string,
-                "Resume behind the event with this id; wins over `from`.",
+                "Resume after the event with this id; takes precedence over `from`.",
             );
         }
         RouteTarget::Logs => {
-            add("query", "payload", &string, "Only of this payload.");
-            add("query", "process", &integer, "Only of this process of it.");
-            add("query", "stream", &json!({"type": "string", "enum": ["out", "err"]}), "Only this output.");
-            add("query", "tail", &integer, "Only the last lines of each output: their maximum number.");
-            let since = "Only what was written since: a duration before now as in `5m`, or a time as in \
-                         `2026-11-21T09:00:00Z`. Up to ten seconds more are shown.";
+            add("query", "payload", &string, "Only output of this payload.");
+            add(
+                "query",
+                "process",
+                &integer,
+                "Only output of the process with this number in its payload, from 0.",
+            );
+            add(
+                "query",
+                "stream",
+                &json!({"type": "string", "enum": ["out", "err"]}),
+                "Only this output stream.",
+            );
+            add(
+                "query",
+                "tail",
+                &integer,
+                "Maximum number of last lines of each output (default: all lines).",
+            );
+            let since = "Only output written since: a duration before now as in `5m`, or a time as in \
+                         `2026-11-21T09:00:00Z`. Up to ten seconds more are returned.";
             add("query", "since", &string, since);
-            add("query", "marked", &boolean, "Mark each line with its output, as in `out | `.");
-            add("query", "follow", &boolean, "Go on with what is written.");
+            add(
+                "query",
+                "marked",
+                &boolean,
+                "Whether to mark each line with its output, as in `out | ` (default: false).",
+            );
+            add("query", "follow", &boolean, "Whether to continue with new output (default: false).");
         }
         RouteTarget::Intent(..) | RouteTarget::Intents => {
             intent_parameters(route, &mut add);
         }
         RouteTarget::Say => {
-            add("query", "after", &integer, "How many messages were said on the link before these.");
+            add("query", "after", &integer, "Number of earlier messages on the channel.");
         }
         RouteTarget::Link
         | RouteTarget::Live
@@ -309,20 +336,30 @@ fn intent_parameters(route: &HttpRoute, add: &mut dyn FnMut(&str, &str, &Value, 
     if let RouteTarget::Intent(entry, _) = route.does {
         let word = json!({"type": "string", "enum": ["yes", "no", "true", "false"]});
         for name in entry.query {
-            add("query", name, &word, "What the body may say as well.");
+            add(
+                "query",
+                name,
+                &word,
+                "Value of the member of this name in the body, which must then be absent there.",
+            );
         }
     }
-    add("header", "Idempotency-Key", &string, "Makes it safe to repeat; made up if not said.");
-    add("header", "If-Match", &string, "The version that it is based on, in quotes.");
-    add("header", "Chancery-Actor", &string, "Who asks; `local` if not said.");
-    add("header", "Chancery-Source", &string, "Where it comes from; `http` if not said.");
+    add(
+        "header",
+        "Idempotency-Key",
+        &string,
+        "Id that makes the intent safe to repeat (default: a random id).",
+    );
+    add("header", "If-Match", &string, "Expected version of the entity, in quotes.");
+    add("header", "Chancery-Actor", &string, "Actor of the intent (default: `local`).");
+    add("header", "Chancery-Source", &string, "Source of the intent (default: `http`).");
     add(
         "header",
         "Chancery-Time",
         &json!({"type": "string", "format": "date-time"}),
-        "When it was first asked.",
+        "Time of the first request, by the client's clock.",
     );
-    add("header", "traceparent", &string, "W3C trace context, kept.");
+    add("header", "traceparent", &string, "W3C trace context, stored with the intent.");
 }
 
 fn request_body(
@@ -375,7 +412,7 @@ fn request_body(
             }}))
         }
         RouteTarget::Link => Some(
-            json!({"required": true, "description": "Empty.", "content": {"application/x-ndjson": {"schema": {"const": ""}}}}),
+            json!({"required": true, "description": "Empty body.", "content": {"application/x-ndjson": {"schema": {"const": ""}}}}),
         ),
         RouteTarget::Say => Some(
             json!({"required": true, "content": {"application/x-ndjson": {"schema": {"type": "string"}}}}),

@@ -128,7 +128,7 @@ impl FollowerPosition {
         // The cause is in the log.
         let read = read.await.map_err(drop)?;
         let (records, batches) =
-            read.map_err(|error| tracing::error!(%error, "reading the journal for a stream failed"))?;
+            read.map_err(|error| tracing::error!(%error, "journal read for stream failed"))?;
         self.records = Some(records);
         Ok(batches)
     }

@@ -32,11 +32,11 @@ pub(super) fn seen(
     let (current, since) = (lineages.current, lineages.since());
     let end = match lineages.end(lineage) {
         Some(end) => format!("lineage {lineage} ended at position {end}"),
-        None => format!("nothing is held of lineage {lineage}"),
+        None => format!("this journal has no records of lineage {lineage}"),
     };
     let detail = format!(
-        "cannot go on behind position {position}: {end}, and the journal continues as lineage {current} from position \
-         {since}; read the state anew, then the events from there"
+        "cannot continue after position {position}: {end}, and the journal continues as lineage {current} from position \
+         {since}; read the state again, then the events from there"
     );
     Err(ProblemDetails::new(OTHER_LINEAGE, detail).lineage(current, since))
 }

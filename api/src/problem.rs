@@ -1,8 +1,8 @@
 //! Problems: all answers other than the requested one, in the form of RFC 9457. Only `problem/kinds.rs`
 //! defines the status, meaning and remedy of a code, and whether the request can be retried.
 //!
-//! The reason for a 409 is elsewhere: a rule of an entity in `machine/src` refuses an intent with a [`Code`],
-//! and [`Problem::refused`] maps the code to its status here.
+//! The reason for a 409 is elsewhere: a rule of an entity in `machine/src` refuses an intent with a
+//! [`RefusalCode`]. [`ProblemDetails::refused`] maps the code to its status here.
 
 mod kinds;
 
@@ -31,7 +31,7 @@ pub enum RequestPart {
     Header,
 }
 
-/// One thing that is wrong.
+/// Error at one location of the request.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct FieldError {
     /// Location of the error: a JSON Pointer in the body, or `/name` elsewhere.
@@ -43,18 +43,18 @@ pub struct FieldError {
     pub part: RequestPart,
 }
 
-/// A problem, as it is shown.
+/// Problem, as the body of a response.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, schemars::JsonSchema)]
 #[schemars(rename = "Problem")]
 pub struct ProblemBody {
     /// Path that serves the meaning and the remedy of the code: `/errors/{code}`.
     #[serde(rename = "type")]
     pub kind: String,
-    /// The code in words.
+    /// Title: the code in words.
     pub title: String,
-    /// The HTTP status.
+    /// HTTP status.
     pub status: u16,
-    /// For programs. Stable.
+    /// Stable code, for programs.
     pub code: String,
     /// Cause of this occurrence, and what to do about it.
     pub detail: String,
@@ -63,15 +63,15 @@ pub struct ProblemBody {
     pub errors: Vec<FieldError>,
     /// Whether the same request may succeed later.
     pub retryable: bool,
-    /// Names the request, in the server's log too.
+    /// Id of the request, which the server's log also has.
     pub request_id: String,
-    /// The subject's version now.
+    /// Current version of the subject.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<u64>,
-    /// The position of the refusal in the journal, or of what is applied.
+    /// Position of the refusal in the journal, or position that the rows or the journal have reached.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub position: Option<u64>,
-    /// The intent's id: repeat the request with it.
+    /// Id of the intent: repeat the request with this id.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
     /// Path of a page with more information.
@@ -80,7 +80,7 @@ pub struct ProblemBody {
     /// Current lineage of the journal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lineage: Option<String>,
-    /// The first position that counts under that lineage alone.
+    /// First position that is valid only under the current lineage.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since: Option<u64>,
 }
@@ -128,12 +128,12 @@ impl ProblemDetails {
     pub fn parameter(part: RequestPart, name: &str, detail: impl Into<String>) -> ProblemDetails {
         let detail = detail.into();
         let part_word = match part {
-            RequestPart::Body => "body's",
-            RequestPart::Path => "path's",
-            RequestPart::Query => "query's",
+            RequestPart::Body => "body member",
+            RequestPart::Path => "path parameter",
+            RequestPart::Query => "query parameter",
             RequestPart::Header => "header",
         };
-        ProblemDetails::new(BAD_PARAMETER, format!("read the {part_word} {name}: {detail}")).at(
+        ProblemDetails::new(BAD_PARAMETER, format!("invalid {part_word} {name}: {detail}")).at(
             part,
             pointer_to(name),
             detail,
@@ -142,8 +142,11 @@ impl ProblemDetails {
 
     /// Returns an internal error; its cause is logged and not sent to the caller.
     pub fn internal(doing: &str, error: &dyn std::fmt::Display) -> ProblemDetails {
-        tracing::error!(doing, %error, "a request failed");
-        ProblemDetails::new(INTERNAL, format!("{doing}: it failed; the server's log says why"))
+        tracing::error!(doing, %error, "request failed");
+        ProblemDetails::new(
+            INTERNAL,
+            format!("cannot {doing}: internal error; the server's log has the cause"),
+        )
     }
 
     /// Returns the problem of a refusal, with the position of its fact.

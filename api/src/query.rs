@@ -13,7 +13,7 @@ impl QueryParams {
     pub(super) fn read(uri: &Uri) -> Result<QueryParams, ProblemDetails> {
         let pairs = axum::extract::Query::<Vec<(String, String)>>::try_from_uri(uri);
         let pairs =
-            pairs.map_err(|error| ProblemDetails::new(BAD_PARAMETER, format!("read the query: {error}")))?;
+            pairs.map_err(|error| ProblemDetails::new(BAD_PARAMETER, format!("invalid query: {error}")))?;
         Ok(QueryParams(pairs.0))
     }
 
@@ -22,7 +22,7 @@ impl QueryParams {
         let mut found = None;
         while let Some(at) = self.0.iter().position(|(key, _)| key == name) {
             if found.replace(self.0.remove(at).1).is_some() {
-                return Err(ProblemDetails::parameter(RequestPart::Query, name, "write it once"));
+                return Err(ProblemDetails::parameter(RequestPart::Query, name, "must be given once"));
             }
         }
         Ok(found)
@@ -32,7 +32,7 @@ impl QueryParams {
     pub(super) fn number(&mut self, name: &str) -> Result<Option<u64>, ProblemDetails> {
         let read = |text: String| {
             text.parse()
-                .map_err(|_| ProblemDetails::parameter(RequestPart::Query, name, "write a whole number"))
+                .map_err(|_| ProblemDetails::parameter(RequestPart::Query, name, "must be a whole number"))
         };
         self.take(name)?.map(read).transpose()
     }
@@ -43,7 +43,7 @@ impl QueryParams {
             None => Ok(None),
             Some("true" | "") => Ok(Some(true)),
             Some("false") => Ok(Some(false)),
-            Some(_) => Err(ProblemDetails::parameter(RequestPart::Query, name, "write true or false")),
+            Some(_) => Err(ProblemDetails::parameter(RequestPart::Query, name, "must be true or false")),
         }
     }
 
@@ -65,13 +65,13 @@ impl QueryParams {
 pub(super) fn unknown(name: &str, known: &[&str]) -> ProblemDetails {
     let name: String = name.chars().take(100).collect();
     let known = if known.is_empty() {
-        "there are none here".into()
+        "the route has no parameters".into()
     } else {
-        format!("known are {}", known.join(", "))
+        format!("must be one of {}", known.join(", "))
     };
-    ProblemDetails::new(BAD_PARAMETER, format!("read the query: there is no parameter {name:?}; {known}")).at(
+    ProblemDetails::new(BAD_PARAMETER, format!("invalid query parameter {name:?}: {known}")).at(
         RequestPart::Query,
         pointer_to(&name),
-        "it is not known",
+        "unknown parameter",
     )
 }

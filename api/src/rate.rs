@@ -106,7 +106,9 @@ impl RateLimiter {
             let TokenBuckets { what, per_second, .. } = buckets;
             ProblemDetails::new(
                 TOO_MANY,
-                format!("take the request: {per_second} {what} a second are taken from one principal"),
+                format!(
+                    "cannot accept request: the limit is {per_second} {what} a second for each principal"
+                ),
             )
             .after(wait)
         })

@@ -97,7 +97,7 @@ pub(super) async fn settle(
         None => ReadConsistency::Verdicts,
         Some("eventual") => ReadConsistency::Eventual,
         Some(_) => {
-            let what = "write eventual; by default a read is at least as new as the verdicts before it";
+            let what = "must be eventual; by default a read is at least as new as earlier verdicts";
             return Err(ProblemDetails::parameter(RequestPart::Query, "consistency", what));
         }
     };
@@ -160,7 +160,11 @@ pub(super) async fn list(
     let mut filters = params.rest();
     if let Some(plan) = call.found.param("plan") {
         if filters.iter().any(|(name, _)| name == "plan") {
-            return Err(ProblemDetails::parameter(RequestPart::Query, "plan", "the path says it"));
+            return Err(ProblemDetails::parameter(
+                RequestPart::Query,
+                "plan",
+                "must be absent: the path has it",
+            ));
         }
         filters.push(("plan".to_owned(), plan.to_owned()));
     }
@@ -342,12 +346,12 @@ pub(super) async fn missing(app: &FleetApi, key: &RowKey, path: &str) -> Problem
         return never();
     }
     let (source, issued) = (app.source.clone(), subject.clone());
-    let was = in_turn(&app.hub.readers, "find what was", move || was_issued(&*source, &issued)).await;
+    let was = in_turn(&app.hub.readers, "find a deleted entity", move || was_issued(&*source, &issued)).await;
     if !was.unwrap_or(false) {
         return never();
     }
     let history = format!("{path}/history");
-    let detail = format!("{subject} is no more; its history tells what became of it");
+    let detail = format!("{subject} is deleted; its history remains");
     ProblemDetails::new(GONE, detail).see(history)
 }
 
@@ -412,14 +416,14 @@ pub(super) async fn history(
         return Err(ProblemDetails::parameter(
             RequestPart::Query,
             "limit",
-            format!("ask for 1 to {HISTORY_MAX}"),
+            format!("must be 1 to {HISTORY_MAX}"),
         ));
     }
     settle(app, &mut params, ReadFrom::Journal).await?;
     params.end(&["from", "limit", "min_position", "consistency"])?;
     let head = app.source.head().map_or(Position::ZERO, |head| head.position);
     if from > head.plus(1) {
-        let detail = format!("read a history from {from} on: the journal ends at {head}");
+        let detail = format!("cannot read history from {from}: the journal ends at {head}");
         return Err(ProblemDetails::new(POSITION_NOT_APPLIED, detail).position(head.get()));
     }
     let limit = limit.map_or(HISTORY, |limit| limit as usize);
@@ -473,11 +477,11 @@ mod tests {
             };
             in_turn(&of, "wait", work).await.map_err(drop)
         });
-        has_begun.await.expect("it began");
+        has_begun.await.expect("it started");
         asked.abort();
         assert!(asked.await.expect_err("given up").is_cancelled());
         assert_eq!(turns.available_permits(), 0);
         drop(end);
-        assert!(turns.acquire().await.is_ok(), "it is free when the work is over");
+        assert!(turns.acquire().await.is_ok(), "it is free when the work has ended");
     }
 }

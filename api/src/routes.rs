@@ -91,8 +91,13 @@ pub(super) static ROUTES: LazyLock<Vec<HttpRoute>> = LazyLock::new(|| {
     for kind in RowKind::ALL.iter().copied() {
         let one = kind.kind().path();
         add(Method::GET, format!("{FLEET}/{kind}"), RouteTarget::List(kind), &format!("Lists {kind}."));
-        add(Method::GET, format!("{FLEET}{one}"), RouteTarget::Get(kind), &format!("Reads one of {kind}."));
-        let about = format!("Reads the events about one of {kind}.");
+        add(
+            Method::GET,
+            format!("{FLEET}{one}"),
+            RouteTarget::Get(kind),
+            &format!("Returns one of the {kind}."),
+        );
+        let about = format!("Lists the events about one of the {kind}.");
         add(Method::GET, format!("{FLEET}{one}/history"), RouteTarget::History(kind), &about);
     }
     let of_plan = format!("{FLEET}/plans/{{plan}}/deployments");
@@ -109,26 +114,31 @@ pub(super) static ROUTES: LazyLock<Vec<HttpRoute>> = LazyLock::new(|| {
             entry.about,
         );
     }
-    let intents = "Takes intents as CloudEvents: structured, binary or a batch.";
+    let intents = "Submits intents as CloudEvents: structured, binary or a batch.";
     add(Method::POST, format!("{FLEET}/intents"), RouteTarget::Intents, intents);
     add(Method::GET, format!("{FLEET}/events"), RouteTarget::Events, "Streams events.");
-    let logs = "Reads what the processes of an incarnation have written.";
+    let logs = "Returns the output of an incarnation's processes.";
     add(Method::GET, format!("{FLEET}/incarnations/{{id}}/logs"), RouteTarget::Logs, logs);
-    let link = "Opens an executor's link: the answer goes on with what the decider says.";
+    let link = "Opens an executor's channel: the response continues with the decider's messages.";
     add(Method::POST, format!("{FLEET}/links"), RouteTarget::Link, link);
-    let say = "Takes what an executor says on its link, in order.";
+    let say = "Accepts an executor's messages on its channel, in order.";
     add(Method::POST, format!("{FLEET}/links/{{link}}/messages"), RouteTarget::Say, say);
-    add(Method::GET, "/livez".into(), RouteTarget::Live, "Says that the process lives.");
-    add(Method::GET, "/readyz".into(), RouteTarget::Ready, "Says whether the rows keep up with the journal.");
-    add(Method::GET, "/metrics".into(), RouteTarget::Metrics, "Gives figures to Prometheus.");
-    add(Method::GET, "/v1/openapi.json".into(), RouteTarget::OpenApi, "Describes this API.");
+    add(Method::GET, "/livez".into(), RouteTarget::Live, "Reports that the process is live.");
+    add(
+        Method::GET,
+        "/readyz".into(),
+        RouteTarget::Ready,
+        "Reports whether the rows keep up with the journal.",
+    );
+    add(Method::GET, "/metrics".into(), RouteTarget::Metrics, "Returns metrics for Prometheus.");
+    add(Method::GET, "/v1/openapi.json".into(), RouteTarget::OpenApi, "Returns the description of this API.");
     add(
         Method::GET,
         "/v1/schemas/{type}".into(),
         RouteTarget::Schema,
-        "Gives the JSON Schema of a type of event.",
+        "Returns the JSON Schema of an event type.",
     );
-    let error = "Describes a code of problems: its meaning and its remedy.";
+    let error = "Describes an error code: its meaning and its remedy.";
     add(Method::GET, "/errors/{code}".into(), RouteTarget::ErrorEntry, error);
     all
 });
@@ -151,7 +161,8 @@ where
         let allow: Vec<_> = routes.iter().map(|route| route.method.as_str()).collect();
         let allow = allow.join(", ");
         let mut methods = MethodRouter::new().fallback(move |State(state): State<S>, request: Request| {
-            let problem = nothing(METHOD_NOT_ALLOWED, &request, &format!("allowed are {allow}"));
+            let problem =
+                nothing(METHOD_NOT_ALLOWED, &request, &format!("the method must be one of {allow}"));
             answer(state, Err(problem.allow(allow.clone())), request)
         });
         for route in routes {
@@ -171,8 +182,7 @@ where
         router = router.route(path, methods);
     }
     router.fallback(move |State(state): State<S>, request: Request| {
-        let problem =
-            nothing(NO_SUCH_ROUTE, &request, "nothing is here; /v1/openapi.json tells what is where");
+        let problem = nothing(NO_SUCH_ROUTE, &request, "no such path; /v1/openapi.json describes all routes");
         answer(state, Err(problem), request)
     })
 }
@@ -186,7 +196,7 @@ fn compression() -> CompressionLayer<SizeAbove> {
 /// Returns the problem of a request that has no route.
 fn nothing(kind: &'static ProblemKind, request: &Request, why: &str) -> ProblemDetails {
     let shown: String = request.uri().path().chars().take(200).collect();
-    ProblemDetails::new(kind, format!("{} {shown}: {why}", request.method()))
+    ProblemDetails::new(kind, format!("cannot {} {shown}: {why}", request.method()))
 }
 
 /// Matched route, with the parameters of the path.
@@ -206,7 +216,7 @@ impl RouteMatch {
             let mut parts = route.path.split('/').zip(target.path().split('/'));
             let wrong = parts.find(|(_, part)| percent_decode_str(part).decode_utf8().is_err());
             let name = wrong.map_or("", |(name, _)| name.trim_matches(['{', '}']));
-            ProblemDetails::parameter(RequestPart::Path, name, "percent-encode UTF-8")
+            ProblemDetails::parameter(RequestPart::Path, name, "must be percent-encoded UTF-8")
         })
     }
 

@@ -42,15 +42,18 @@ pub(super) fn get(type_name: &str) -> Result<Response<Body>, ProblemDetails> {
     let bare = type_name.strip_prefix(TYPE_PREFIX).unwrap_or(type_name);
     let Some(schema) = SCHEMAS.get(bare) else {
         let shown: String = type_name.chars().take(100).collect();
-        return Err(ProblemDetails::new(NOT_FOUND, format!("there is no event of type {shown:?}")));
+        return Err(ProblemDetails::new(
+            NOT_FOUND,
+            format!("cannot find schema: no event has the type {shown:?}"),
+        ));
     };
     let mut response = json(schema.as_str());
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/schema+json"));
     Ok(response)
 }
 
-/// Returns the reasons why data that fits the old schema may not fit the new one, each with its location. The
-/// comparison is structural: a change that it does not understand counts as a break.
+/// Returns the reasons why data that fits the old schema can be invalid for the new schema, each with its
+/// location. The comparison is structural: a change that it does not understand counts as a break.
 pub fn breaks(old: &Value, new: &Value) -> Vec<String> {
     let mut compare = SchemaComparison { old, new, found: Vec::new(), done: BTreeSet::new() };
     compare.node(old, new, "");
@@ -227,7 +230,7 @@ mod tests {
             ("/$defs/Word/enum", json!(["x", "y", "z"])),
             ("/additionalProperties", json!(true)),
             ("/properties/b/type", json!(["integer", "null", "string"])),
-            ("/properties/a", json!({"$ref": "#/$defs/Word", "description": "said better"})),
+            ("/properties/a", json!({"$ref": "#/$defs/Word", "description": "better words"})),
         ] {
             assert_eq!(changed(pointer, value), Vec::<String>::new(), "{pointer}");
         }

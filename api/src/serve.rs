@@ -73,7 +73,7 @@ pub async fn serve(
                 // A connection was lost before it was accepted, or no descriptor is free until another one is
                 // closed. Accepting fewer connections than there are descriptors avoids the latter.
                 Err(error) => {
-                    tracing::warn!(%error, "taking a connection failed");
+                    tracing::warn!(%error, "accepting a connection failed");
                     tokio::time::sleep(Duration::from_millis(50)).await;
                     continue;
                 }
@@ -92,7 +92,7 @@ pub async fn serve(
     stop.send_replace(true);
     let all = async { while connections.open.join_next().await.is_some() {} };
     if tokio::time::timeout(common.limits.drain, all).await.is_err() {
-        tracing::warn!("requests were still in flight when the time for them was over");
+        tracing::warn!("shutdown timed out with requests in flight");
     }
     Ok(())
 }
@@ -117,11 +117,11 @@ impl ListenerState {
                 ended = connection.as_mut() => Some(ended),
                 _ = stop => None,
                 reason = requests.closing() => match reason {
-                    CloseReason::Stalled => Some(Err("the client does not take its answers".into())),
+                    CloseReason::Stalled => Some(Err("client does not read its answers".into())),
                     CloseReason::Idle => {
                         connection.as_mut().graceful_shutdown();
                         let ended = tokio::time::timeout(stall, connection.as_mut()).await;
-                        Some(ended.unwrap_or_else(|_| Err("the client does not take the end".into())))
+                        Some(ended.unwrap_or_else(|_| Err("client does not read the end".into())))
                     }
                 },
             };
@@ -131,12 +131,12 @@ impl ListenerState {
                 connection.as_mut().graceful_shutdown();
                 tokio::select! {
                     ended = connection.as_mut() => ended,
-                    _ = requests.closing() => Err("the client does not take its answers".into()),
+                    _ = requests.closing() => Err("client does not read its answers".into()),
                 }
             };
             open.dec();
             if let Err(error) = ended {
-                tracing::debug!(%error, "a connection ended early");
+                tracing::debug!(%error, "connection ended early");
             }
         });
     }
@@ -170,7 +170,7 @@ impl ListenerState {
         }
         let task = self.open.spawn(async move {
             if let Err(error) = connection.await {
-                tracing::debug!(%error, "a connection without a slot ended early");
+                tracing::debug!(%error, "connection without a slot ended early");
             }
         });
         self.reserve.add(task, asked);
@@ -204,9 +204,9 @@ fn builder(limits: &HttpLimits) -> auto::Builder<TokioExecutor> {
 /// Returns the refusal of non-probe requests when no slot is free; a client in a queue would learn nothing.
 pub(super) fn busy(max: usize) -> Response<Body> {
     let detail = format!(
-        "cannot serve the request: all {max} connections are open, or three quarters of them from one address; a stream \
-         of HTTP/2 beside others counts as one\n\
-         hint: close connections that are not used, or raise limits.connections"
+        "cannot serve request: all {max} connections are open, or three quarters of them from one address; a stream \
+         of HTTP/2 alongside others counts as one\n\
+         hint: close unused connections, or raise limits.connections"
     );
     with_body(ProblemDetails::new(BUSY, detail).into_response(), &uuid::Uuid::new_v4().to_string())
 }
@@ -232,7 +232,7 @@ impl StallGuard {
         let stall = self.stall;
         let until = self.until.get_or_insert_with(|| Box::pin(sleep_until(Instant::now() + stall)));
         ready!(until.as_mut().poll(cx));
-        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the other side takes nothing")))
+        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "peer accepts no data")))
     }
 }
 

@@ -118,7 +118,7 @@ pub(super) async fn events(
     let limit = params.number("limit")?;
     params.end(&["from", "types", "subject", "kinds", "follow", "limit"])?;
     if limit == Some(0) {
-        return Err(ProblemDetails::parameter(RequestPart::Query, "limit", "ask for at least one event"));
+        return Err(ProblemDetails::parameter(RequestPart::Query, "limit", "must be at least 1"));
     }
     if !follow {
         settle_by_default(app, ReadFrom::Journal).await?;
@@ -141,14 +141,14 @@ pub(super) async fn events(
     if next > tail.plus(1) {
         return Err(ProblemDetails::new(
             POSITION_NOT_APPLIED,
-            format!("read events from {next} on: the journal ends at {tail}"),
+            format!("cannot read events from {next}: the journal ends at {tail}"),
         )
         .position(tail.get()));
     }
     let follower = app.hub.follow(app.common.limits.followers).ok_or_else(|| {
         ProblemDetails::new(
             BUSY,
-            format!("follow the journal: {} streams are open", app.common.limits.followers),
+            format!("cannot follow journal: {} streams are open", app.common.limits.followers),
         )
     })?;
     let lineage = lineages.map(|lineages| lineages.current);
@@ -170,7 +170,7 @@ fn form(headers: &HeaderMap) -> Result<StreamFormat, ProblemDetails> {
     for value in headers.get_all(header::ACCEPT) {
         let text = value
             .to_str()
-            .map_err(|_| ProblemDetails::parameter(RequestPart::Header, "accept", "write it in ASCII"))?;
+            .map_err(|_| ProblemDetails::parameter(RequestPart::Header, "accept", "must be ASCII"))?;
         for range in text.split(',') {
             has_any = true;
             match range.split(';').next().unwrap_or_default().trim().to_ascii_lowercase().as_str() {
@@ -189,7 +189,7 @@ fn form(headers: &HeaderMap) -> Result<StreamFormat, ProblemDetails> {
     if has_any {
         return Err(ProblemDetails::new(
             NOT_ACCEPTABLE,
-            "stream events: accept text/event-stream or application/x-ndjson",
+            "cannot stream events: the client must accept text/event-stream or application/x-ndjson",
         ));
     }
     Ok(StreamFormat::Lines)
@@ -202,7 +202,7 @@ fn last_event_id(id: &HeaderValue) -> Result<NamedPosition, ProblemDetails> {
 
 fn first_wanted(text: &str) -> Result<NamedPosition, ProblemDetails> {
     let wrong = |_| {
-        ProblemDetails::parameter(RequestPart::Query, "from", "write a position, or \"end\" for what is new")
+        ProblemDetails::parameter(RequestPart::Query, "from", "must be a position, or \"end\" for new events")
     };
     text.trim().parse().map_err(wrong)
 }

@@ -105,13 +105,13 @@ fn type_test(text: &str) -> Result<TypeTest, String> {
         let is_known = prefix.ends_with('.') && types().any(|known| known.starts_with(prefix));
         return is_known.then(|| TypeTest::Prefix(prefix.to_owned())).ok_or_else(|| {
             format!(
-                "no type begins with {:?}; write the beginning up to a dot, as in replica.*",
+                "no event type starts with {:?}: must be a prefix up to a dot, as in replica.*",
                 short(prefix)
             )
         });
     }
     let known = types().find(|known| *known == bare).map(TypeTest::Exact);
-    known.ok_or_else(|| format!("no event has the type {:?}; /v1/openapi.json names the types", short(text)))
+    known.ok_or_else(|| format!("no event has the type {:?}; /v1/openapi.json lists the types", short(text)))
 }
 
 fn subject_test(text: &str) -> Result<SubjectTest, String> {
@@ -128,7 +128,7 @@ fn kind(text: &str) -> Result<EventKind, String> {
         "intent" => Ok(EventKind::Intent),
         "observation" => Ok(EventKind::Observation),
         "fact" => Ok(EventKind::Fact),
-        _ => Err(format!("{:?} is none of intent, observation and fact", short(text))),
+        _ => Err(format!("must be intent, observation or fact, not {:?}", short(text))),
     }
 }
 

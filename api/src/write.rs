@@ -34,13 +34,13 @@ use super::typed;
 /// Default source of intents over typed routes.
 const SOURCE: &str = "http";
 
-/// An intent was accepted.
+/// Response to an accepted intent.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
 pub(super) struct AcceptedResponse {
-    /// The position of the verdict. Later reads of this server see what the intent did; those of another server do with
-    /// this as `min_position`.
+    /// Position of the verdict. Later reads of this server include the effect of the intent; reads of other
+    /// servers include it with this position as `min_position`.
     pub(super) position: u64,
-    /// `accepted`, or `unchanged` if it was so already.
+    /// Verdict: `accepted`, or `unchanged` if the requested state was set already.
     pub(super) verdict: String,
     /// Entity that the intent changes; `request/ID` if the intent waits for approval as that request.
     pub(super) subject: Option<String>,
@@ -51,28 +51,28 @@ pub(super) struct AcceptedResponse {
     pub(super) changed: Option<ChangedFields>,
 }
 
-/// The fields of a plan that an edit changed, by class.
+/// Fields of a plan that an edit changed, by class.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, JsonSchema)]
 pub(super) struct ChangedFields {
-    /// Policy: in effect now, for every later decision about any replica.
+    /// Fields of the policy: in effect now, for every later decision about any replica.
     pub(super) policy: Vec<String>,
-    /// Version: in effect by the next deployment of the plan.
+    /// Fields of the version: in effect by the next deployment of the plan.
     pub(super) version: Vec<String>,
 }
 
-/// Approves one operation.
+/// Approval of one operation.
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ApproveOne {
-    /// The hash of what it will do, as it was shown.
+    /// Hash of the proposed change, as it was shown.
     hash: Digest,
 }
 
-/// Rejects one operation.
+/// Rejection of one operation.
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct RejectOne {
-    /// Why not.
+    /// Reason of the rejection, for people; empty if absent.
     #[serde(default)]
     reason: String,
 }
@@ -92,7 +92,7 @@ pub(super) fn in_query(
             None => continue,
             Some("" | "true" | "yes") => "yes",
             Some("false" | "no") => "no",
-            Some(_) => return Err(ProblemDetails::parameter(RequestPart::Query, name, "write yes or no")),
+            Some(_) => return Err(ProblemDetails::parameter(RequestPart::Query, name, "must be yes or no")),
         };
         said.push((*name, word));
     }
@@ -170,8 +170,8 @@ fn elsewhere(mut problem: ProblemDetails, params: &[(&str, &str)], said: &[BodyM
     let (Some(fault), Some(name)) = (fault, name) else { return problem };
     let within = |all: &[(&str, &str)]| all.iter().any(|(known, _)| *known == name);
     match (within(params), within(said)) {
-        (true, _) if is_twice => "the path says it: leave it out".clone_into(&mut fault.detail),
-        (_, true) if is_twice => "the query says it: leave it out".clone_into(&mut fault.detail),
+        (true, _) if is_twice => "must be absent: the path has it".clone_into(&mut fault.detail),
+        (_, true) if is_twice => "must be absent: the query has it".clone_into(&mut fault.detail),
         (true, _) => return ProblemDetails::parameter(RequestPart::Path, &name, fault.detail.clone()),
         _ => {}
     }
@@ -294,13 +294,13 @@ impl AnswerContext {
         match why {
             VerdictError::Busy => ProblemDetails::new(
                 BUSY,
-                format!("ask the decider: {} inputs wait, or it stops; nothing was recorded", decider.backlog()),
+                format!("cannot submit intent: {} inputs are queued, or the decider is stopping; nothing was recorded", decider.backlog()),
             ),
             VerdictError::Unknown => ProblemDetails::new(
                 UNKNOWN_OUTCOME,
                 format!(
-                    "ask the decider: there was no answer, so it may or may not be recorded; repeat the request with \
-                     the same actor, source, body and the id {:?}: the answer will be that of this one",
+                    "cannot get verdict: no answer in time, so whether the intent was recorded is unknown: repeat the \
+                     request with the same actor, source, body and the id {:?} to get its verdict",
                     self.id
                 ),
             ),

@@ -1,4 +1,4 @@
-//! Amounts: cpu in millicores, memory and disk in bytes. Text forms stand at the edge only.
+//! Amounts: CPU in millicores, memory and disk in bytes. Text forms occur only in input and output.
 //!
 //! | field | text | bare number |
 //! |---|---|---|
@@ -13,7 +13,7 @@ use std::ops::{Add, AddAssign};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Resources that a node has, or that an incarnation needs.
+/// Resources of a node, or of an incarnation.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Resources {
@@ -60,7 +60,7 @@ impl Resources {
         }
     }
 
-    /// The smaller of each part.
+    /// Returns the smaller value of each field.
     #[must_use]
     pub fn at_most(self, other: Resources) -> Resources {
         Resources {
@@ -70,7 +70,7 @@ impl Resources {
         }
     }
 
-    /// Whether each part is at most that of `room`.
+    /// Whether each field is at most that of `room`.
     pub fn fits(self, room: Resources) -> bool {
         self.cpu <= room.cpu && self.memory <= room.memory && self.disk <= room.disk
     }
@@ -99,15 +99,15 @@ impl Sum for Resources {
     }
 }
 
-/// Text that is no amount.
+/// Text that is not an amount.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("write {wanted}, not {found:?}")]
+#[error("invalid amount {found:?}: must be {wanted}")]
 pub struct InvalidAmount {
     wanted: &'static str,
     found: String,
 }
 
-/// Reads an amount of cpu, giving millicores: `4`, `1.5`, `500m`.
+/// Parses an amount of CPU and returns millicores: `4`, `1.5`, `500m`.
 pub fn parse_cpu(text: &str) -> Result<u64, InvalidAmount> {
     let bad = || InvalidAmount { wanted: "cores as in 4, 1.5 or 500m", found: text.into() };
     match text.strip_suffix('m') {
@@ -116,7 +116,7 @@ pub fn parse_cpu(text: &str) -> Result<u64, InvalidAmount> {
     }
 }
 
-/// Reads an amount of bytes: `64GiB`, `64GB`, `1.5MiB`, `100B`. A bare number counts in `bare` bytes.
+/// Parses an amount of bytes: `64GiB`, `64GB`, `1.5MiB`, `100B`. A bare number is multiplied by `bare`.
 pub fn parse_bytes(text: &str, bare: u64) -> Result<u64, InvalidAmount> {
     let bad = || InvalidAmount { wanted: "an amount as in 64GiB, 512MiB or 64GB", found: text.into() };
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
@@ -136,12 +136,13 @@ pub fn parse_bytes(text: &str, bare: u64) -> Result<u64, InvalidAmount> {
     scaled(digits.trim_end(), unit).ok_or_else(bad)
 }
 
-/// Bytes in a gibibyte: a bare number of memory counts in these.
+/// Bytes in a gibibyte, the unit of a bare number of memory.
 pub const GIB: u64 = 1 << 30;
-/// Bytes in a gigabyte: a bare number of disk counts in these.
+/// Bytes in a gigabyte, the unit of a bare number of disk.
 pub const GB: u64 = 1_000_000_000;
 
-/// A plain decimal times `unit`, exactly: `None` if it is none, does not come out whole, or cannot be held.
+/// Multiplies a plain decimal by `unit`, exactly; `None` if the text is invalid, or the result is fractional
+/// or too large.
 fn scaled(text: &str, unit: u64) -> Option<u64> {
     let (whole, part) = text.split_once('.').unwrap_or((text, ""));
     let is_digits = |s: &str| s.bytes().all(|b| b.is_ascii_digit());
@@ -154,12 +155,13 @@ fn scaled(text: &str, unit: u64) -> Option<u64> {
     if product % scale == 0 { u64::try_from(product / scale).ok() } else { None }
 }
 
-/// Shows millicores as people write them.
+/// Formats millicores for people.
 pub fn show_cpu(millis: u64) -> String {
     if millis.is_multiple_of(1000) { (millis / 1000).to_string() } else { format!("{millis}m") }
 }
 
-/// Shows bytes as people write them: the largest unit that comes out whole, else one decimal of the nearest.
+/// Formats bytes for people: in the largest unit that divides them, else with one decimal in the nearest
+/// unit.
 pub fn show_bytes(bytes: u64) -> String {
     let units = [
         ("TiB", 1 << 40),

@@ -1,25 +1,25 @@
-//! CloudEvents 1.0: how events are shown to the world, and how the world asks for something.
+//! CloudEvents 1.0: the form of events for clients, and of requests from clients.
 //!
-//! What a record stores is short; here the rest is added from its header and the event's place:
+//! A record stores less than a CloudEvent; the rest follows from its header and the event's place:
 //!
 //! | attribute | of an event |
 //! |---|---|
 //! | `id`, `sequence` | the position; as 20 digits, so that text sorts as numbers do |
-//! | `lineage` | that of the record: after a loss that was accepted, positions are given again under another one |
+//! | `lineage` | that of the record: after an accepted loss, the same positions occur again under another lineage |
 //! | `source` | `/fleets/{fleet}` |
 //! | `type` | `chancery.` and the stored type |
-//! | `dataschema` | `chancery:/v1/schemas/` and the stored type: an absolute URI, whose path every server has |
+//! | `dataschema` | `chancery:/v1/schemas/` and the stored type: an absolute URI, whose path every server serves |
 //! | `subject`, `partitionkey` | the entity that the event issues, else the first that it is about |
 //! | `subjects` | all of them, comma-separated, if there are several |
 //! | `time` | the record's |
 //! | `kind` | `intent`, `observation` or `fact` |
 //! | `causationid` | of a fact: the position of its cause |
 //! | `actor` | of an intent its actor, of an observation its executor |
-//! | `claimedactor` | of an intent that came by a topic: who it said that it is from |
-//! | `intentid`, `intentsource`, `intenttime`, `expect`, `traceparent` | of an intent, as it came |
+//! | `claimedactor` | of an intent from a topic: the actor that it claims |
+//! | `intentid`, `intentsource`, `intenttime`, `expect`, `traceparent` | of an intent, as received |
 //!
-//! Read from outside, a CloudEvent asks for what its type says: see [`CloudEventAttributes`]. Attributes that are not known
-//! are refused, since one that is misspelt would silently drop a condition.
+//! A CloudEvent from a client requests the intent of its type: see [`CloudEventAttributes`]. Unknown
+//! attributes are refused, because a misspelled attribute would silently drop a condition.
 //!
 //! Source: CloudEvents 1.0.2, its JSON format, HTTP binding, and its partitioning, sequence and distributed
 //! tracing extensions.
@@ -40,23 +40,23 @@ use crate::record::RecordHeader;
 use crate::subject::Subject;
 use crate::time::Time;
 
-/// The version of the specification.
+/// Version of the specification.
 pub const SPEC_VERSION: &str = "1.0";
-/// Stands before every type of ours.
+/// Prefix of every event type of this system.
 pub const TYPE_PREFIX: &str = "chancery.";
 
-/// What a filter needs to know of an event that has been rendered.
+/// Attributes of a rendered event that filters use.
 #[derive(Clone, PartialEq, Debug)]
 pub struct FilterableEvent {
-    /// The kind.
+    /// Kind of the event.
     pub kind: EventKind,
-    /// The type with its version, as stored.
+    /// Type of the event with its version, as stored.
     pub type_name: Cow<'static, str>,
-    /// What it is about: the entity that it issues, then all others.
+    /// Subjects: the entity that the event issues, then all other entities that it is about.
     pub subjects: Vec<Subject>,
 }
 
-/// A CloudEvent in the making. The order of the fields is the order of the attributes.
+/// CloudEvent to serialize. The order of the fields is the order of the attributes.
 #[derive(Serialize)]
 struct CloudEventJson<'a> {
     specversion: &'static str,
@@ -104,10 +104,10 @@ fn text<T: fmt::Display, S: serde::Serializer>(value: &T, to: S) -> Result<S::Ok
     to.collect_str(value)
 }
 
-/// Appends the event as one JSON object without line feeds, and says what it is about.
+/// Appends the event as one JSON object without line feeds, and returns the attributes for filters.
 ///
-/// A type that this build does not know is shown as it is stored, with no subjects: a reader of events should not
-/// miss what the fold could not use. Fails only on a line that is no event's.
+/// An event of a type that this build does not know is rendered as stored, without subjects, so that readers
+/// of events miss nothing. Fails only if the line is not an event.
 pub fn render(
     header: &RecordHeader,
     position: Position,
@@ -158,29 +158,29 @@ fn subjects(event: &Event, header: &RecordHeader, position: Position) -> Vec<Sub
     issued.into_iter().chain(event.subjects()).collect()
 }
 
-/// An attribute that is not right.
+/// Attribute that is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("read the attribute {name:?}: {reason}")]
+#[error("invalid attribute {name:?}: {reason}")]
 pub struct InvalidAttribute {
-    /// Which.
+    /// Name of the attribute.
     pub name: String,
-    /// What is wrong with it, or what to write.
+    /// Rule that the attribute breaks.
     pub reason: String,
 }
 
-/// Text that is no CloudEvent in structured form.
+/// Reason why a text is not a CloudEvent in structured form.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidCloudEvent {
-    /// It is not an object.
-    #[error("read the CloudEvent: write an object with the attributes and data")]
+    /// The text is not a JSON object.
+    #[error("invalid CloudEvent: must be an object with the attributes and data")]
     NotAnObject,
-    /// One of its members is not right.
+    /// An attribute is invalid.
     #[error(transparent)]
     Attribute(#[from] InvalidAttribute),
 }
 
-/// The attributes of a CloudEvent that asks for something, however they came: as members of a JSON object, or as
-/// headers. Each may be given once.
+/// Attributes of a CloudEvent that requests an intent, from members of a JSON object or from headers. Each
+/// may be given once.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct CloudEventAttributes {
     specversion: Option<()>,
@@ -196,7 +196,7 @@ pub struct CloudEventAttributes {
 }
 
 impl CloudEventAttributes {
-    /// Attributes that are taken and have no say: other programs on the way add them.
+    /// Attributes that are accepted and ignored: programs that forward the event may add them.
     pub const IGNORED: &[&str] = &[
         "dataschema",
         "sequence",
@@ -209,39 +209,37 @@ impl CloudEventAttributes {
         "subjects",
     ];
 
-    /// Takes one attribute.
+    /// Sets an attribute.
     pub fn set(&mut self, name: &str, value: &str) -> Result<(), InvalidAttribute> {
         let bad = |reason: String| InvalidAttribute { name: name.chars().take(64).collect(), reason };
         let again = match name {
             "specversion" if value == SPEC_VERSION => self.specversion.replace(()).is_some(),
-            "specversion" => return Err(bad(format!("write {SPEC_VERSION:?}"))),
+            "specversion" => return Err(bad(format!("must be {SPEC_VERSION:?}"))),
             "id" => put(&mut self.id, value).map_err(bad)?,
             "source" => put(&mut self.source, value).map_err(bad)?,
             "type" => self.intent_type.replace(intent_type(value).map_err(bad)?).is_some(),
             "time" => put(&mut self.time, value).map_err(bad)?,
             "actor" => put(&mut self.actor, value).map_err(bad)?,
             "expect" => {
-                put(&mut self.expect, value).map_err(|reason| bad(format!("write a version: {reason}")))?
+                put(&mut self.expect, value).map_err(|reason| bad(format!("must be a version: {reason}")))?
             }
             "traceparent" => self.traceparent.replace(traceparent(value).map_err(bad)?).is_some(),
             "subject" => put(&mut self.subject, value).map_err(bad)?,
             "datacontenttype" if is_json(value) => self.content_type.replace(()).is_some(),
-            "datacontenttype" => return Err(bad("write application/json".into())),
+            "datacontenttype" => return Err(bad("must be application/json".into())),
             ignored if CloudEventAttributes::IGNORED.contains(&ignored) => false,
             _ => {
-                return Err(bad(
-                    "an intent has no such attribute; it has specversion, id, source, type, time, \
-                                subject, datacontenttype, actor, expect and traceparent"
-                        .into(),
-                ));
+                return Err(bad("unknown, must be one of specversion, id, source, type, time, \
+                                subject, datacontenttype, actor, expect, traceparent"
+                    .into()));
             }
         };
-        if again { Err(bad("write it once".into())) } else { Ok(()) }
+        if again { Err(bad("must be given once".into())) } else { Ok(()) }
     }
 
-    /// Reads attributes and data as members of one object, from text that [`crate::strict`] has checked.
+    /// Reads attributes and data from members of one object in a text that [`crate::strict`] has checked.
     pub fn of_object(text: &str) -> Result<(CloudEventAttributes, Option<&RawValue>), InvalidCloudEvent> {
-        // A name that is written with escapes cannot be borrowed, and is none that is known.
+        // A name that is written with escapes cannot be borrowed, and is unknown.
         let members = serde_json::from_str::<BTreeMap<&str, &RawValue>>(text);
         let mut attributes = CloudEventAttributes::default();
         let mut data = None;
@@ -251,7 +249,7 @@ impl CloudEventAttributes {
                 continue;
             }
             let given = value.get();
-            // Of those that have a say, only a version is a number.
+            // Of the attributes that are not ignored, only a version is a number.
             let may_be_number = name == "expect" || CloudEventAttributes::IGNORED.contains(&name);
             let plain = match given.as_bytes().first() {
                 Some(b'"') => serde_json::from_str::<String>(given).ok(),
@@ -260,46 +258,46 @@ impl CloudEventAttributes {
             };
             let wrong = || InvalidAttribute {
                 name: name.chars().take(64).collect(),
-                reason: if may_be_number { "write text or a number" } else { "write text" }.into(),
+                reason: if may_be_number { "must be text or a number" } else { "must be text" }.into(),
             };
             attributes.set(name, &plain.ok_or_else(wrong)?)?;
         }
         Ok((attributes, data))
     }
 
-    /// The type of the intent, as it is stored.
+    /// Type of the intent, as stored.
     pub fn intent_type(&self) -> Result<&'static str, InvalidAttribute> {
         self.intent_type.ok_or_else(|| missing("type"))
     }
 
-    /// The version expected, if one was given.
+    /// Expected version, if given.
     pub fn expect(&self) -> Option<u64> {
         self.expect
     }
 
-    /// The id, if it was given.
+    /// Id of the intent, if given.
     pub fn id(&self) -> Option<&IntentId> {
         self.id.as_ref()
     }
 
-    /// The data, where it must be.
+    /// Data of the event, which is required.
     pub fn data(data: Option<&RawValue>) -> Result<&str, InvalidAttribute> {
         data.map(RawValue::get).ok_or_else(|| missing("data"))
     }
 
-    /// Joins them with what is asked for by `actor`, whoever an attribute says that it is: that is kept as a claim.
+    /// Returns the intent as a request by `actor`. An actor in the attributes is kept as a claim.
     pub fn request_of(mut self, intent: Intent, actor: &Actor) -> Result<IntentRequest, InvalidAttribute> {
         let claim = self.actor.take();
         Ok(IntentRequest { claim, ..self.request(intent, actor)? })
     }
 
-    /// Joins them with what is asked for. `actor` is who asks if no attribute says so.
+    /// Returns the intent as a request by the actor in the attributes, or else by `actor`.
     pub fn request(self, intent: Intent, actor: &Actor) -> Result<IntentRequest, InvalidAttribute> {
         self.specversion.ok_or_else(|| missing("specversion"))?;
         if self.subject.is_some() && self.subject != intent.subject() {
             let reason = match intent.subject() {
-                Some(subject) => format!("the data is about {subject}"),
-                None => "the data is about nothing".into(),
+                Some(subject) => format!("data is about {subject}"),
+                None => "data is about no entity".into(),
             };
             return Err(InvalidAttribute { name: "subject".into(), reason });
         }
@@ -317,10 +315,10 @@ impl CloudEventAttributes {
 }
 
 fn missing(name: &str) -> InvalidAttribute {
-    InvalidAttribute { name: name.into(), reason: "it is missing".into() }
+    InvalidAttribute { name: name.into(), reason: "missing".into() }
 }
 
-/// Says whether there was one before.
+/// Sets a value, and returns whether a value was set before.
 fn put<T: FromStr<Err: fmt::Display>>(place: &mut Option<T>, value: &str) -> Result<bool, String> {
     let value = value.parse().map_err(|error: T::Err| error.to_string())?;
     Ok(place.replace(value).is_some())
@@ -329,11 +327,11 @@ fn put<T: FromStr<Err: fmt::Display>>(place: &mut Option<T>, value: &str) -> Res
 fn intent_type(value: &str) -> Result<&'static str, String> {
     let stored = value.strip_prefix(TYPE_PREFIX).ok_or_else(|| {
         let shown: String = value.chars().take(64).collect();
-        format!("{shown:?} does not begin with {TYPE_PREFIX:?}, as in \"chancery.plan.apply.v1\"")
+        format!("{shown:?} must start with {TYPE_PREFIX:?}, as in \"chancery.plan.apply.v1\"")
     })?;
     Intent::TYPES.iter().copied().find(|known| *known == stored).ok_or_else(|| {
         let known: Vec<_> = Intent::TYPES.iter().map(|known| format!("{TYPE_PREFIX}{known}")).collect();
-        format!("no intent has this type; the types are {}", known.join(", "))
+        format!("must be one of {}", known.join(", "))
     })
 }
 
@@ -349,9 +347,9 @@ pub fn is_json(media_type: &str) -> bool {
     parts.next().is_some_and(|essence| essence.eq_ignore_ascii_case("application/json")) && parts.all(is_utf8)
 }
 
-/// Checks W3C trace context: `00-{32 hex}-{16 hex}-{2 hex}`, lower case; later versions may say more after it.
+/// Checks W3C trace context: `00-{32 hex}-{16 hex}-{2 hex}`, lower case; later versions may have more parts.
 pub fn traceparent(value: &str) -> Result<String, String> {
-    let wanted = || "write it as in 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01".to_owned();
+    let wanted = || "must be as in 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01".to_owned();
     let is_hex = |part: &str| part.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
     let lengths = [2, 32, 16, 2];
     let parts: Vec<_> = value.split('-').collect();

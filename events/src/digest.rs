@@ -10,8 +10,8 @@ use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use sha2::{Digest as _, Sha256};
 
-/// The first 128 bits of a SHA-256; 32 hexadecimal digits for people. In two words, so that what holds one need not be
-/// aligned to sixteen bytes.
+/// First 128 bits of a SHA-256. Its text form has 32 hexadecimal digits. Stored in two words, so that a type
+/// that contains a digest need not be aligned to 16 bytes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Digest {
     high: u64,
@@ -19,7 +19,8 @@ pub struct Digest {
 }
 
 impl Digest {
-    /// Digests the parts, each with its length, so that no two lists of parts are alike.
+    /// Returns the digest of the parts, each with its length, so that different lists of parts never have
+    /// equal input.
     pub fn of(parts: &[&[u8]]) -> Digest {
         let mut hash = Sha256::new();
         for part in parts {
@@ -32,8 +33,8 @@ impl Digest {
         Digest::from_bits(u128::from_be_bytes(half))
     }
 
-    /// The digest with the first 24 bits of an actor's, then the first 24 bits of a producer's: the same for all of one
-    /// actor's, and for all of one producer's.
+    /// Returns the digest with the first 24 bits of `actor`, then the first 24 bits of `producer`. All
+    /// digests of an actor, or of a producer, share these bits.
     #[must_use]
     pub const fn under(self, actor: Digest, producer: Digest) -> Digest {
         const LOW: u64 = (1 << 16) - 1;
@@ -42,12 +43,12 @@ impl Digest {
         Digest { high: actor.high & ACTOR | producer | self.high & LOW, low: self.low }
     }
 
-    /// The first 48 bits.
+    /// First 48 bits of the digest.
     pub const fn prefix(self) -> u64 {
         self.high >> 16
     }
 
-    /// The bits.
+    /// Bits of the digest.
     pub const fn bits(self) -> u128 {
         (self.high as u128) << 64 | self.low as u128
     }
@@ -71,7 +72,7 @@ impl fmt::Debug for Digest {
 
 /// Text that is not 32 hexadecimal digits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("write 32 lower-case hexadecimal digits")]
+#[error("invalid digest: must have 32 lower-case hexadecimal digits")]
 pub struct InvalidDigest;
 
 impl FromStr for Digest {

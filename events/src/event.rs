@@ -1,13 +1,14 @@
-//! Events as they stand in a record: one line of compact JSON each.
+//! Events as a record stores them: one line of compact JSON per event.
 //!
 //! ```text
 //! {"k":"intent","t":"plan.delete.v1","id":"…","src":"cli","by":"local","at":1795251600000000,"d":{…}}
 //! {"k":"observation","t":"incarnation.reported.v1","by":"local-1","d":{…}}
 //! {"k":"fact","t":"replica.created.v1","c":17,"d":{…}}
 //! ```
-//! `k` kind, `t` type with version, `d` data; of a fact, `c` the position of its cause; of an intent, `id`, `src`
-//! source, `by` actor, `claim` who it said that it is from, `at` its sender's time in microseconds, `expect` version, `tp` trace context.
-//! What follows from the header, the line's place and the data is not stored: position, time, subjects.
+//! Keys: `k` kind, `t` type with version, `d` data; of a fact `c`, the position of its cause; of an intent
+//! `id`, `src` source, `by` actor, `claim` claimed actor, `at` sender's time in microseconds, `expect`
+//! version, `tp` trace context. An observation has `by`, its executor. Position, time and subjects are not
+//! stored: they follow from the header, the line's place and the data.
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -21,11 +22,11 @@ use crate::observation::Observation;
 use crate::subject::Subject;
 use crate::time::Time;
 
-/// Text that a body can be read from.
+/// Text from which a body can be read.
 pub trait EventData {
-    /// What is wrong with it.
+    /// Error of an invalid body.
     type Error;
-    /// Reads it.
+    /// Reads a body from the text.
     fn read<T: DeserializeOwned>(&self) -> Result<T, Self::Error>;
 }
 
@@ -46,26 +47,26 @@ macro_rules! bodies {
         }
 
         impl $name {
-            /// The type and version of each, in order.
+            /// Types of the bodies with their versions, in order.
             pub const TYPES: &[&str] = &[$($type),*];
 
-            /// The type and version.
+            /// Type of the body with its version.
             pub fn type_name(&self) -> &'static str {
                 match self { $($name::$variant(_) => $type),* }
             }
 
-            /// The data as compact JSON.
+            /// Data of the body as compact JSON.
             pub fn data_json(&self) -> String {
                 let json = match self { $($name::$variant(body) => serde_json::to_string(body)),* };
                 json.expect("bodies have string keys and no failing parts")
             }
 
-            /// Reads the data of an event of type `type_name`: `None` if the type is not one of these.
+            /// Reads the data of an event of type `type_name`: `None` if the type is not in this set.
             pub fn read(type_name: &str, data: &str) -> Option<Result<$name, serde_json::Error>> {
                 $name::read_from(type_name, data)
             }
 
-            /// The same from what may tell more of a fault.
+            /// Reads the data as [`Self::read`] does, from a source whose errors may have more detail.
             pub fn read_from<T: crate::event::EventData + ?Sized>(type_name: &str, data: &T) -> Option<Result<$name, T::Error>> {
                 match type_name {
                     $($type => Some(data.read().map($name::$variant)),)*
@@ -73,7 +74,7 @@ macro_rules! bodies {
                 }
             }
 
-            /// The JSON Schema of each body, by type.
+            /// JSON Schema of each body, by type.
             pub fn schemas() -> Vec<(&'static str, schemars::Schema)> {
                 vec![$(($type, schemars::schema_for!($variant))),*]
             }
@@ -88,103 +89,103 @@ macro_rules! bodies {
 }
 pub(crate) use bodies;
 
-/// One event.
+/// Event of a journal.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Event {
-    /// Someone wants something.
+    /// Intent: a request of an actor.
     Intent(IntentRequest),
-    /// An executor saw something.
+    /// Observation: a report of an executor.
     Observation {
-        /// Who saw it.
+        /// Executor that made the observation.
         by: ExecutorName,
-        /// What.
+        /// Body of the observation.
         observation: Observation,
     },
-    /// The decider concluded something.
+    /// Fact: a conclusion of the decider.
     Fact {
-        /// The position of what led to it.
+        /// Position of the event that led to the fact.
         cause: Position,
-        /// What.
+        /// Body of the fact.
         fact: Fact,
     },
 }
 
-/// What kind of event a line holds.
+/// Kind of the event in a line.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum EventKind {
-    /// Someone wants something.
+    /// Intent: a request of an actor.
     Intent,
-    /// An executor saw something.
+    /// Observation: a report of an executor.
     Observation,
-    /// The decider concluded something.
+    /// Fact: a conclusion of the decider.
     Fact,
 }
 
-/// A line, read as far as its frame: the data is still text.
+/// Line whose frame has been read: the data is still text.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct EventLine<'a> {
-    /// The kind.
+    /// Kind of the event.
     #[serde(rename = "k")]
     pub kind: EventKind,
-    /// The type with its version.
+    /// Type of the event with its version.
     #[serde(rename = "t", borrow)]
     pub type_name: std::borrow::Cow<'a, str>,
-    /// Of a fact: the position of its cause.
+    /// Position of the cause; facts only.
     #[serde(rename = "c", default, skip_serializing_if = "Option::is_none")]
     pub cause: Option<Position>,
-    /// Of an intent: its id.
+    /// Id of the intent; intents only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<IntentId>,
-    /// Of an intent: its source.
+    /// Source of the intent; intents only.
     #[serde(rename = "src", default, skip_serializing_if = "Option::is_none")]
     pub source: Option<SourceName>,
-    /// Of an intent its actor, of an observation its executor.
+    /// Actor of an intent, or executor of an observation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub by: Option<Actor>,
-    /// Of an intent that came by a topic: who it said that it is from.
+    /// Actor that an intent from a topic claims.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub claim: Option<Actor>,
-    /// Of an intent: its sender's time.
+    /// Sender's time; intents only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub at: Option<Time>,
-    /// Of an intent: the version that it expects.
+    /// Expected version of the subject; intents only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expect: Option<u64>,
-    /// Of an intent: W3C trace context.
+    /// W3C trace context; intents only.
     #[serde(rename = "tp", default, skip_serializing_if = "Option::is_none")]
     pub traceparent: Option<String>,
-    /// The data.
+    /// Data of the event as JSON text.
     #[serde(rename = "d", borrow)]
     pub data: &'a RawValue,
 }
 
-/// A line that cannot be read.
+/// Reason why a line cannot be read as an event.
 #[derive(Debug, thiserror::Error)]
 pub enum InvalidEvent {
-    /// Not a line of ours.
-    #[error("read an event's line")]
+    /// Line is not a frame of this format.
+    #[error("cannot read event line")]
     Line(#[source] serde_json::Error),
-    /// A type that this build does not know: a newer build wrote it.
-    #[error("read an event of type {type_name:?}: this build does not know it, a newer one does")]
+    /// Type is unknown to this build: a newer build wrote the line.
+    #[error("cannot read event of type {type_name:?}: written by a newer build")]
     UnknownType {
-        /// The type.
+        /// Type with its version.
         type_name: String,
     },
-    /// The data is not what the type says.
-    #[error("read the data of {type_name}")]
+    /// Data does not match the type.
+    #[error("cannot read data of {type_name}")]
     Data {
-        /// The type.
+        /// Type with its version.
         type_name: String,
-        /// What is wrong with it.
+        /// Error in the data.
         source: serde_json::Error,
     },
-    /// Something that the kind needs is missing.
-    #[error("read an event of type {type_name}: it has no {missing}")]
+    /// Field that the kind requires is missing.
+    #[error("cannot read event of type {type_name}: {missing} missing")]
     Missing {
-        /// The type.
+        /// Type with its version.
         type_name: String,
-        /// What is missing.
+        /// Name of the missing field.
         missing: &'static str,
     },
 }
@@ -195,7 +196,7 @@ impl<'a> EventLine<'a> {
         serde_json::from_slice(line).map_err(InvalidEvent::Line)
     }
 
-    /// Reads the rest.
+    /// Reads the data of the line and returns the event.
     pub fn event(self) -> Result<Event, InvalidEvent> {
         let missing = |missing| InvalidEvent::Missing { type_name: self.type_name.to_string(), missing };
         let data = self.data.get();
@@ -232,18 +233,19 @@ impl<'a> EventLine<'a> {
     }
 }
 
-/// A line, read as far as a state follows from it.
+/// Line, read as far as the state depends on it.
 #[derive(Clone, PartialEq, Debug)]
 #[expect(clippy::large_enum_variant, reason = "a fact is taken as soon as it is read")]
 pub enum FoldableEvent {
-    /// A fact.
+    /// Fact: changes the state.
     Fact(Fact),
-    /// An intent or an observation of a known type: nothing follows from it but through facts.
+    /// Intent or observation of a known type: changes the state only through facts.
     NoChange,
 }
 
 impl FoldableEvent {
-    /// Reads a line. One that stands there as it was written here is not read twice, as a frame and as data.
+    /// Reads a line. A line exactly as [`Event::line`] writes it is read once, not first as a frame and then
+    /// as data.
     pub fn read(line: &[u8]) -> Result<FoldableEvent, InvalidEvent> {
         if let Some(told) = FoldableEvent::as_written(line) {
             return Ok(told);
@@ -263,7 +265,8 @@ impl FoldableEvent {
         }
     }
 
-    /// Kind, type and data by their places in a line of [`Event::line`]; `None` if it looks different in any way.
+    /// Reads kind, type and data by their places in a line of [`Event::line`]; `None` if the line differs in
+    /// any way.
     fn as_written(line: &[u8]) -> Option<FoldableEvent> {
         fn word(text: &str) -> Option<(&str, &str)> {
             text.split_at_checked(text.find('"')?)
@@ -274,7 +277,7 @@ impl FoldableEvent {
         let known = match kind {
             "fact" => {
                 let (cause, rest) = rest.strip_prefix(r#"","c":"#)?.split_once(',')?;
-                // JSON's numbers alone: `+17` and `017` are ones to `parse`.
+                // JSON's numbers only: `parse` also accepts `+17` and `017`.
                 let is_json = cause.bytes().all(|byte| byte.is_ascii_digit())
                     && (cause == "0" || !cause.starts_with('0'));
                 cause.parse::<u64>().ok().filter(|_| is_json)?;
@@ -290,12 +293,12 @@ impl FoldableEvent {
 }
 
 impl Event {
-    /// Reads a line.
+    /// Reads an event from a line.
     pub fn read(line: &[u8]) -> Result<Event, InvalidEvent> {
         EventLine::read(line)?.event()
     }
 
-    /// The line, without its end.
+    /// Line of the event, without line feed.
     pub fn line(&self) -> Vec<u8> {
         let json = self.data_json();
         let data = serde_json::from_str::<&RawValue>(&json).expect("the data is JSON");
@@ -330,7 +333,7 @@ impl Event {
         serde_json::to_vec(&line).expect("a line has string keys and no failing parts")
     }
 
-    /// The kind.
+    /// Kind of the event.
     pub const fn kind(&self) -> EventKind {
         match self {
             Event::Intent(_) => EventKind::Intent,
@@ -339,7 +342,7 @@ impl Event {
         }
     }
 
-    /// The type and version.
+    /// Type of the event with its version.
     pub fn type_name(&self) -> &'static str {
         match self {
             Event::Intent(request) => request.intent.type_name(),
@@ -348,7 +351,7 @@ impl Event {
         }
     }
 
-    /// The data as compact JSON.
+    /// Data of the event as compact JSON.
     pub fn data_json(&self) -> String {
         match self {
             Event::Intent(request) => request.intent.data_json(),
@@ -357,7 +360,7 @@ impl Event {
         }
     }
 
-    /// What it is about, the first first; without the entity that it issues.
+    /// Entities that the event is about, main entity first, without the entity that it issues.
     pub fn subjects(&self) -> Vec<Subject> {
         match self {
             Event::Intent(request) => request.intent.subject().into_iter().collect(),

@@ -1,5 +1,5 @@
-//! Facts: what the decider concluded. The only thing that changes state; each names its cause, and every entity
-//! that it changes. What always follows from a fact is not a fact of its own.
+//! Facts: conclusions of the decider. Only facts change the state. Each fact names its cause, and every
+//! entity that it changes. A consequence that always follows from a fact is not a fact of its own.
 
 mod parts;
 mod register;

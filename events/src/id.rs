@@ -1,7 +1,8 @@
-//! Ids that need no randomness: made from the journal's lineage and the position of the event that issues them.
+//! Ids that need no randomness: each derives from the journal's lineage and the position of the event that
+//! issues it.
 //!
-//! UUID version 8 (RFC 9562, section 5.8). Of its 122 free bits, from the front: 56 position, 4 kind, 62 lineage,
-//! so that ids sort in the order of their issue, and tell whether they are ours and already issued:
+//! UUID version 8 (RFC 9562, section 5.8). Of its 122 free bits, from the front: 56 position, 4 kind, 62
+//! lineage. So ids sort in the order of their issue, and show whether this journal issued them:
 //!
 //! ```text
 //! pppppppp-pppp-8ppk-Lxxx-xxxxxxxxxxxx     p position, 8 version, k kind, L variant and lineage, x lineage
@@ -20,7 +21,7 @@ use uuid::Uuid;
 
 use crate::kind::KeyPart;
 
-/// The dense number of an event in a fleet's journal, from 1. `0` is "before the first".
+/// Position of an event in a fleet's journal: consecutive numbers from 1. `0` is before the first event.
 #[derive(
     Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug, Serialize, Deserialize, JsonSchema,
 )]
@@ -28,24 +29,24 @@ use crate::kind::KeyPart;
 pub struct Position(u64);
 
 impl Position {
-    /// Before the first event.
+    /// Position before the first event.
     pub const ZERO: Position = Position(0);
-    /// Of the first event.
+    /// Position of the first event.
     pub const FIRST: Position = Position(1);
-    /// Ids hold 56 bits of it.
+    /// Highest position: ids have 56 bits for it.
     pub const MAX: Position = Position((1 << 56) - 1);
 
-    /// Takes the number as it is.
+    /// Returns the position with the number.
     pub const fn new(number: u64) -> Position {
         Position(number)
     }
 
-    /// Gives the number.
+    /// Number of the position.
     pub const fn get(self) -> u64 {
         self.0
     }
 
-    /// The position `count` events further on.
+    /// Returns the position `count` events later.
     #[must_use]
     pub const fn plus(self, count: u64) -> Position {
         Position(self.0 + count)
@@ -65,7 +66,7 @@ impl FromStr for Position {
     }
 }
 
-/// Who may write: rises by one when a decider takes over.
+/// Term of a decider: rises by one with each new leader. Only the decider of the highest term may write.
 #[derive(
     Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug, Serialize, Deserialize, JsonSchema,
 )]
@@ -73,20 +74,20 @@ impl FromStr for Position {
 pub struct Term(u64);
 
 impl Term {
-    /// The term of genesis.
+    /// Term of a new journal.
     pub const FIRST: Term = Term(1);
 
-    /// Takes the number as it is.
+    /// Returns the term with the number.
     pub const fn new(number: u64) -> Term {
         Term(number)
     }
 
-    /// Gives the number.
+    /// Number of the term.
     pub const fn get(self) -> u64 {
         self.0
     }
 
-    /// The term that a takeover begins.
+    /// Returns the term that the next leader starts.
     #[must_use]
     pub const fn next(self) -> Term {
         Term(self.0 + 1)
@@ -101,7 +102,7 @@ impl fmt::Display for Term {
 
 /// Text that is not 16 hexadecimal digits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("write 16 lower-case hexadecimal digits")]
+#[error("invalid token: must have 16 lower-case hexadecimal digits")]
 pub struct InvalidToken;
 
 macro_rules! token {
@@ -111,12 +112,12 @@ macro_rules! token {
         pub struct $name(u64);
 
         impl $name {
-            /// Takes random bits; those over the width are dropped.
+            /// Returns the token with random bits; bits over the width are dropped.
             pub const fn from_random(bits: u64) -> $name {
                 $name(bits & $mask)
             }
 
-            /// Gives the bits.
+            /// Bits of the token.
             pub const fn bits(self) -> u64 {
                 self.0
             }
@@ -168,40 +169,41 @@ macro_rules! token {
 }
 
 token! {
-    /// A journal's random identity (62 bits), renewed by restore and import; every id carries it.
+    /// Lineage: random identity of a journal (62 bits), renewed by restore and import. Every id contains it.
     Lineage, (1 << 62) - 1
 }
 token! {
-    /// One start of one decider: random, so that two starts in one term can be told apart.
+    /// Start of a decider: random, so that two starts in one term can be distinguished.
     WriterId, u64::MAX
 }
 token! {
-    /// One connection of an executor: random, drawn by the decider.
+    /// Connection of an executor: random, created by the decider.
     ConnectionToken, u64::MAX
 }
 token! {
-    /// What an executor looks at, and what it runs is in: random, drawn once and kept there. Two with different ones
-    /// know nothing of what the other runs.
+    /// Id of an executor store: random, created with the store and stored in it. Executors with different
+    /// stores do not know each other's objects.
     ExecutorStoreId, u64::MAX
 }
 token! {
-    /// One start of one executor: random, so that a copy of a scope does not pass for it.
+    /// Start of an executor: random, so that a copy of its executor store is detected.
     EpochNonce, u64::MAX
 }
 
-/// What kind of thing an id names: a type of its own for each, so that they cannot be mixed up.
+/// Kind of entity that an id names. Each kind has its own type, so that ids of different kinds cannot be
+/// confused.
 pub trait IdKind: 'static {
-    /// The four bits in the id.
+    /// Four bits of the kind in the id.
     const BITS: u8;
-    /// The word for it in subjects and errors.
+    /// Name of the kind in subjects and errors.
     const WORD: &'static str;
 }
 
-/// The id of a `K`. Its text form is a UUID.
+/// Id of an entity of kind `K`. Its text form is a UUID.
 pub struct EntityId<K>(Uuid, PhantomData<fn() -> K>);
 
 impl<K: IdKind> EntityId<K> {
-    /// The id that the event at `position` issues.
+    /// Returns the id that the event at `position` issues.
     pub fn issue(lineage: Lineage, position: Position) -> EntityId<K> {
         let position = position.get() & Position::MAX.get();
         let high = (position >> 8) << 16 | 0x8000 | (position & 0xff) << 4 | u64::from(K::BITS);
@@ -209,34 +211,34 @@ impl<K: IdKind> EntityId<K> {
         EntityId(Uuid::from_u64_pair(high, low), PhantomData)
     }
 
-    /// The position of the event that issued it.
+    /// Position of the event that issued the id.
     pub fn position(self) -> Position {
         let (high, _) = self.0.as_u64_pair();
         Position((high >> 16) << 8 | (high >> 4) & 0xff)
     }
 
-    /// The lineage of the journal that issued it.
+    /// Lineage of the journal that issued the id.
     pub fn lineage(self) -> Lineage {
         let (_, low) = self.0.as_u64_pair();
         Lineage::from_random(low)
     }
 
-    /// The UUID.
+    /// UUID of the id.
     pub fn uuid(self) -> Uuid {
         self.0
     }
 }
 
-/// Text that is no id of the kind that is wanted.
+/// Reason why a text is not an id of the expected kind.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidId {
-    /// Not a UUID at all.
-    #[error("write the id as a UUID")]
+    /// The text is not a UUID.
+    #[error("invalid id: must be a UUID")]
     NotUuid,
-    /// A UUID, but not one that this system issues for such a thing.
-    #[error("this UUID is not the id of {article} {word}", article = if word.starts_with(['a', 'e', 'i', 'o']) { "an" } else { "a" })]
+    /// The UUID is not an id that this system issues for the kind.
+    #[error("invalid id: not the UUID of {article} {word}", article = if word.starts_with(['a', 'e', 'i', 'o']) { "an" } else { "a" })]
     NotKind {
-        /// The word for what is wanted.
+        /// Name of the expected kind.
         word: &'static str,
     },
 }
@@ -281,7 +283,7 @@ impl<K> Ord for EntityId<K> {
 }
 impl<K> std::hash::Hash for EntityId<K> {
     fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
-        // The position is what differs between ids of one journal.
+        // Ids of one journal differ in their positions.
         state.write_u64(self.0.as_u64_pair().0);
     }
 }
@@ -338,29 +340,29 @@ macro_rules! ids {
 }
 
 ids! {
-    /// Names an incarnation.
+    /// Id of an incarnation.
     IncarnationIdKind IncarnationId = 1 "incarnation";
-    /// Names an operation.
+    /// Id of an operation.
     OperationIdKind OperationId = 2 "operation";
-    /// Names a session.
+    /// Id of a session.
     SessionIdKind SessionId = 3 "session";
-    /// Names a volume.
+    /// Id of a volume.
     VolumeIdKind VolumeId = 4 "volume";
-    /// Names an approval request.
+    /// Id of an approval request.
     RequestIdKind RequestId = 5 "request";
 }
 
-/// The id of something that executors keep. Its text form is that of the id itself, which says what it is of.
+/// Id of an object of an executor. Its text form is a UUID, which contains the kind.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum ObjectId {
-    /// Of a volume.
+    /// Id of a volume.
     Volume(VolumeId),
-    /// Of an incarnation.
+    /// Id of an incarnation.
     Incarnation(IncarnationId),
 }
 
 impl ObjectId {
-    /// The position of the event that issued it.
+    /// Position of the event that issued the id.
     pub fn position(self) -> Position {
         match self {
             ObjectId::Volume(id) => id.position(),
@@ -368,7 +370,7 @@ impl ObjectId {
         }
     }
 
-    /// The lineage of the journal that issued it.
+    /// Lineage of the journal that issued the id.
     pub fn lineage(self) -> Lineage {
         match self {
             ObjectId::Volume(id) => id.lineage(),
@@ -376,7 +378,7 @@ impl ObjectId {
         }
     }
 
-    /// The UUID.
+    /// UUID of the id.
     pub fn uuid(self) -> Uuid {
         match self {
             ObjectId::Volume(id) => id.uuid(),

@@ -1,16 +1,17 @@
-//! The register of kinds: each kind of entity stands once in [`each_kind!`], and every list of kinds follows from it.
+//! Register of kinds: [`each_kind!`] lists each kind of entity once, and every other list of kinds is derived
+//! from it.
 //!
-//! To add a kind, write its entry, its name type above it, and what the compiler then asks for
-//! (`docs/adding-a-kind.md` adds one):
+//! To add a kind, write its entry, its name type, and what the compiler then requires
+//! (`docs/adding-a-kind.md` has an example):
 //!
 //! | part of the kind | where it is written | derived from the register |
 //! |---|---|---|
 //! | intents and facts | `events/src/intent.rs`, `events/src/fact/register.rs` | subjects ([`crate::subject::Subject`]), stream filters |
 //! | spec | `events/src/spec/` | |
 //! | entity | `machine/src/state.rs`, with a line in `indexed!` | table, undo entry, member of a snapshot, version |
-//! | rules | `machine/src/`, a module an entity; arms in `decide.rs` | |
-//! | row | `projector/src/rows.rs`; filters and how it follows from the state: an `impl Row` in `projector/src/row_of/` | kind and key of rows, their text and bytes |
-//! | columns | `cli/src/columns.rs` | command-line kind, its words, `delete`, `activate`, `deactivate` |
+//! | rules | `machine/src/`, a module per entity; arms in `decide.rs` | |
+//! | row | `projector/src/rows.rs`; filters, and how the row follows from the state: an `impl Row` in `projector/src/row_of/` | kind and key of rows, their text and bytes |
+//! | columns | `cli/src/columns.rs` | command-line kind, its names, `delete`, `activate`, `deactivate` |
 //! | manifest form | `cli/src/manifest/form.rs` | the order of applying, schema |
 //! | | | API paths, history, `OpenAPI` |
 
@@ -18,19 +19,19 @@ use std::fmt;
 
 use crate::id::Position;
 
-/// Gives the register to a macro, in the order of subjects, tables and rows.
+/// Passes the register to a macro, in the order of subjects, tables and rows.
 ///
 /// | part of an entry | meaning |
 /// |---|---|
-/// | variant, word, plural, `[aliases]` | what it is called: in code, in subjects, in paths, on command lines |
-/// | number, text | its place in the list that people read, and what it is |
-/// | `key(field: type)` | the fields of its rows and bodies that name it; also the parameters of its path |
-/// | `owner(EntityKind)` | what it is a part of: its key begins with the owner's name |
-/// | `entity(table: type)` | it has a subject, and a table in the state machine |
-/// | `row(Kind = number: type)` | it has rows, whose keys begin with this byte |
-/// | `ends[words]` | states that it never leaves |
-/// | `manifest(number spec)` | it has a manifest: its place in the order of applying, and the type of its spec, which people write as it is |
-/// | `manifest(number: form)` | the same, where people write the spec in another form |
+/// | variant, word, plural, `[aliases]` | names of the kind: in code, in subjects, in paths, on command lines |
+/// | number, text | place in the list for people, and description |
+/// | `key(field: type)` | fields of rows and bodies that name the entity; also the parameters of its path |
+/// | `owner(EntityKind)` | kind of the owner: the key starts with the owner's name |
+/// | `entity(table: type)` | the kind has a subject, and a table in the state machine |
+/// | `row(Kind = number: type)` | the kind has rows, whose keys start with this byte |
+/// | `ends[words]` | final states |
+/// | `manifest(number spec)` | the kind has a manifest: its place in the order of applying, and the type of its spec |
+/// | `manifest(number: form)` | the same, where the manifest has another form than the spec |
 #[macro_export]
 macro_rules! each_kind {
     ($then:ident) => {
@@ -39,15 +40,15 @@ macro_rules! each_kind {
                 key(name: ClusterName) entity(clusters: Cluster) row(Clusters = 1: ClusterRow)
                 manifest(1 ClusterSpec)
             }
-            Capability "capability" "capabilities" ["cap", "caps"] 2 "What nodes may have, with a score" {
+            Capability "capability" "capabilities" ["cap", "caps"] 2 "Features that nodes may have, with a score" {
                 key(name: CapabilityName) entity(capabilities: Capability) row(Capabilities = 2: CapabilityRow)
                 manifest(2 CapabilitySpec)
             }
-            Node "node" "nodes" ["no"] 3 "Places with capacity" {
+            Node "node" "nodes" ["no"] 3 "Units of capacity" {
                 key(name: NodeName) entity(nodes: Node) row(Nodes = 3: NodeRow) ends["expunged"]
                 manifest(3: NodeForm)
             }
-            Plan "plan" "plans" ["pl"] 6 "What to run and where it may run" {
+            Plan "plan" "plans" ["pl"] 6 "Payloads to run, and nodes where they may run" {
                 key(name: PlanName) entity(plans: Plan) row(Plans = 4: PlanRow)
                 manifest(4: PlanForm)
             }
@@ -60,11 +61,11 @@ macro_rules! each_kind {
             Replica "replica" "replicas" ["rep"] 8 "Members of plans' services" {
                 key(name: ReplicaName) entity(replicas: Replica) row(Replicas = 6: ReplicaRow)
             }
-            Incarnation "incarnation" "incarnations" ["inc"] 9 "Placed runs of replicas" {
+            Incarnation "incarnation" "incarnations" ["inc"] 9 "Placed instances of replicas" {
                 key(id: IncarnationId) entity(incarnations: Incarnation) row(Incarnations = 7: IncarnationRow)
                 ends["destroyed", "failed", "unwound"]
             }
-            Operation "operation" "operations" ["op"] 10 "Approved changes of replicas" {
+            Operation "operation" "operations" ["op"] 10 "Changes of replicas, subject to approval" {
                 key(id: OperationId) entity(operations: Operation) row(Operations = 8: OperationRow)
                 ends["succeeded", "failed", "rejected", "expired", "cancelled", "superseded"]
             }
@@ -75,11 +76,11 @@ macro_rules! each_kind {
             Command "command" "commands" ["cmd"] 14 "Commands without an outcome; listed only" {
                 key(incarnation: IncarnationId, revision: Revision) row(Commands = 10: CommandRow)
             }
-            Policy "policy" "policies" ["pol"] 5 "Rules about approvals" {
+            Policy "policy" "policies" ["pol"] 5 "Rules for approvals" {
                 key(name: PolicyName) entity(policies: Policy) row(Policies = 11: PolicyRow)
                 manifest(5: PolicyForm)
             }
-            Volume "volume" "volumes" ["vol"] 12 "Storage that outlives the runs that use it" {
+            Volume "volume" "volumes" ["vol"] 12 "Storage that outlives the incarnations that use it" {
                 key(name: VolumeName) entity(volumes: Volume) row(Volumes = 12: VolumeRow)
             }
             Request "request" "requests" ["req"] 11 "Changes that wait for approval as a whole" {
@@ -94,48 +95,48 @@ macro_rules! each_kind {
 }
 
 pub(crate) mod names {
-    //! The names of entities. [`crate::name`] gives them to everybody else, and has the rules.
+    //! Names of entities. [`crate::name`] exports them and has their rules.
 
     crate::name::names! {
-        /// A cluster of nodes behind one orchestrator.
+        /// Name of a cluster of nodes behind one orchestrator.
         ClusterName: label;
-        /// A capability, unique in its fleet.
+        /// Name of a capability, unique in its fleet.
         CapabilityName: word;
-        /// A node.
+        /// Name of a node.
         NodeName: label;
-        /// A disruption, unique on its node.
+        /// Name of a disruption, unique on its node.
         DisruptionName: label;
-        /// A policy.
+        /// Name of a policy.
         PolicyName: label;
-        /// A plan.
+        /// Name of a plan.
         PlanName: label;
-        /// A deployment, unique in its plan.
+        /// Name of a deployment, unique in its plan.
         DeploymentName: label;
-        /// A replica, unique for ever: its service, and a suffix made from the position that issued it.
+        /// Name of a replica, permanently unique: its service, and a suffix from the position that issued it.
         ReplicaName: label;
-        /// A volume: as a plan calls it, or made from the replica whose own it is.
+        /// Name of a volume: as in a plan, or derived from the replica that owns the volume.
         VolumeName: long_label;
     }
 }
 
-/// The types of keys, as the register writes them.
+/// Types of keys, as the register names them.
 pub mod keys {
     pub use super::names::*;
     pub use crate::id::{IncarnationId, OperationId, RequestId, SessionId};
 
-    /// Counts the commands of an incarnation.
+    /// Number of a command among the commands of its incarnation.
     pub type Revision = u32;
 }
 
-/// A part of the key of an entity.
+/// Part of the key of an entity.
 pub trait KeyPart: fmt::Display {
-    /// Appends its bytes to a key in a store. In their order keys are sorted.
+    /// Appends the bytes of the part to a key in a store. Keys sort by these bytes.
     fn put(&self, to: &mut Vec<u8>);
-    /// Whether its bytes end only where a zero byte follows.
+    /// Whether a zero byte must end the bytes of the part.
     fn is_text(&self) -> bool {
         false
     }
-    /// The position of the event that issued it, if it is an id.
+    /// Position of the event that issued the part, if it is an id.
     fn issued(&self) -> Option<Position> {
         None
     }
@@ -147,28 +148,28 @@ impl KeyPart for keys::Revision {
     }
 }
 
-/// What the register says of a kind.
+/// Entry of a kind in the register.
 #[derive(Debug)]
 pub struct KindEntry {
-    /// The word for one of them, as in subjects.
+    /// Singular name of the kind, as in subjects.
     pub word: &'static str,
-    /// The word for many, as in paths.
+    /// Plural name of the kind, as in paths.
     pub plural: &'static str,
-    /// What else it is called on command lines.
+    /// Other names of the kind on command lines.
     pub aliases: &'static [&'static str],
-    /// Its name in manifests.
+    /// Name of the kind in manifests.
     pub name: &'static str,
-    /// What they are.
+    /// Description of the kind.
     pub about: &'static str,
-    /// The fields of a row that name it.
+    /// Fields of a row that name the entity.
     pub key: &'static [&'static str],
-    /// What it is a part of.
+    /// Kind of the owner, if any.
     pub owner: Option<EntityKind>,
-    /// States that nothing leaves.
+    /// Final states.
     pub ends: &'static [&'static str],
-    /// Its place in the order in which manifests are applied, if it has one.
+    /// Place in the order in which manifests are applied, if the kind has a manifest.
     pub manifest: Option<u8>,
-    /// Its place in the list that people read.
+    /// Place in the list for people.
     place: u8,
 }
 
@@ -178,7 +179,7 @@ macro_rules! kinds {
         $(row($rows:ident = $number:literal: $row:ident))? $(ends[$($end:literal),*])?
         $(manifest($rank:literal $($form:tt)+))?
     })*) => {
-        /// The kinds of things that can be asked for.
+        /// Kinds of entities.
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
         pub enum EntityKind {
             $(#[doc = $about] $kind),*
@@ -216,25 +217,25 @@ const fn in_place(mut kinds: [EntityKind; REGISTER.len()]) -> [EntityKind; REGIS
 }
 
 impl EntityKind {
-    /// Every one, in the order in which people read them.
+    /// All kinds, in the order of the list for people.
     pub const ALL: &[EntityKind] = &KINDS;
 
-    /// What the register says of it.
+    /// Entry of the kind in the register.
     pub const fn entry(self) -> &'static KindEntry {
         &REGISTER[self as usize]
     }
 
-    /// The word for one of them, as in subjects.
+    /// Singular name of the kind, as in subjects.
     pub const fn word(self) -> &'static str {
         self.entry().word
     }
 
-    /// The word for many, as in paths.
+    /// Plural name of the kind, as in paths.
     pub const fn plural(self) -> &'static str {
         self.entry().plural
     }
 
-    /// The path of one of them below the fleet: the fields of the key stand in braces.
+    /// Path of an entity of the kind below the fleet, with the fields of the key in braces.
     pub fn path(self) -> String {
         let KindEntry { plural, key, owner, .. } = self.entry();
         match (owner, key) {
@@ -243,7 +244,7 @@ impl EntityKind {
         }
     }
 
-    /// The kind that a word names: one, many, or short.
+    /// Returns the kind with the name: singular, plural or alias.
     pub fn named(word: &str) -> Option<EntityKind> {
         let is_named =
             |entry: &KindEntry| entry.word == word || entry.plural == word || entry.aliases.contains(&word);

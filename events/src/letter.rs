@@ -1,15 +1,15 @@
-//! Letters: what others put into an inbox topic, and the intents that come of it.
+//! Inbox messages: records of an inbox topic, and the intents that they request.
 //!
-//! A letter is one record of the topic, a CloudEvent in one of these forms:
+//! An inbox message is one record of the topic, a CloudEvent in one of these forms:
 //!
-//! | form | told by | attributes | data |
+//! | form | identified by | attributes | data |
 //! |---|---|---|---|
-//! | structured | `content-type: application/cloudevents+json`, or JSON or nothing, without `ce_` headers | members of the object | its member `data` |
+//! | structured | `content-type: application/cloudevents+json`, or JSON or none, without `ce_` headers | members of the object | its member `data` |
 //! | binary | `ce_` headers, with `content-type: application/json` or none | headers, in UTF-8; `traceparent` also without `ce_` | the value |
 //!
-//! Names and rules of attributes are those of [`CloudEventAttributes`], as over HTTP. Other headers are not looked at. What a
-//! letter says of its actor is a claim: it is kept beside the intent, and the intent is that of the topic's
-//! [`InboxBinding`], which also says what may be asked for.
+//! Names and rules of attributes are those of [`CloudEventAttributes`], as over HTTP. Other headers are
+//! ignored. The actor that a message names is a claim, which is stored alongside the intent. The actor of the
+//! intent is that of the topic's [`InboxBinding`], which also limits the types of intents.
 //!
 //! Source: CloudEvents 1.0.2, its Kafka protocol binding and JSON format.
 
@@ -23,46 +23,47 @@ use crate::record::RecordHash;
 use crate::refusal::{Refusal, RefusalCode};
 use crate::strict::{self, InvalidJson};
 
-/// A letter has at most so many bytes, in value and headers: less than half a commit, so that its intent fits into one
-/// with all that it brings about.
+/// Maximum size of an inbox message, in bytes of value and headers. It is less than half a commit, so that
+/// the intent fits into a commit with all its consequences.
 pub const LARGEST: usize = 256 << 10;
-/// Its JSON is nested at most so deep.
+/// Maximum nesting depth of a message's JSON.
 const DEPTH: usize = 64;
-/// What is said of what is wrong with it has at most so many characters: some of it is the letter's own text.
+/// Maximum length of a refusal's detail, in characters: the detail may quote the message.
 const SAID: usize = 500;
 
-/// One record of an inbox topic.
+/// Inbox message: one record of an inbox topic.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct InboxMessage {
-    /// Its place. Offsets rise, and need not be dense.
+    /// Offset of the message. Offsets rise, and may have gaps.
     pub offset: u64,
-    /// Its headers, in their order. One without a value has an empty one.
+    /// Headers in their order. A header without a value has an empty value.
     pub headers: Vec<(String, Vec<u8>)>,
-    /// The index, from zero, of its first header whose name is not UTF-8. Such a header is not among `headers`.
+    /// Index, from 0, of the first header whose name is not UTF-8. Such a header is not in `headers`.
     pub unreadable_header: Option<usize>,
-    /// Its value, if it has one.
+    /// Value of the message, if it has one.
     pub value: Option<Vec<u8>>,
-    /// What is known of one that has more than [`LARGEST`] bytes and was not copied: it has neither headers nor value here.
+    /// Size and digest of a message with more than [`LARGEST`] bytes, which is not copied: it has no headers
+    /// and no value here.
     pub oversized: Option<OversizedLetter>,
 }
 
-/// A letter that is too large to be taken.
+/// Size and digest of an inbox message that is too large.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct OversizedLetter {
-    /// How many bytes it has, in value and headers.
+    /// Size of value and headers, in bytes.
     pub bytes: usize,
-    /// The SHA-256 of its value, if it has one.
+    /// SHA-256 of the value, if the message has one.
     pub digest: Option<RecordHash>,
 }
 
-/// How a letter says what it says.
+/// Form of an inbox message.
 enum MessageForm {
     Structured,
     Binary,
 }
 
 impl InboxMessage {
-    /// How many bytes it has, in value and headers.
+    /// Size of value and headers, in bytes.
     pub fn bytes(&self) -> usize {
         if let Some(oversized) = &self.oversized {
             return oversized.bytes;
@@ -71,7 +72,7 @@ impl InboxMessage {
         headers.sum::<usize>() + self.value.as_ref().map_or(0, Vec::len)
     }
 
-    /// The SHA-256 of its value.
+    /// SHA-256 of the value, if the message has one.
     pub fn digest(&self) -> Option<RecordHash> {
         match &self.oversized {
             Some(oversized) => oversized.digest,
@@ -79,26 +80,25 @@ impl InboxMessage {
         }
     }
 
-    /// What it asks for, on behalf of `actor`, or why that cannot be told.
+    /// Returns the intent that the message requests, on behalf of `actor`, or the refusal of an invalid
+    /// message.
     pub fn request(&self, actor: &Actor) -> Result<IntentRequest, Refusal> {
         let bytes = self.bytes();
         if bytes > LARGEST {
-            let detail = format!("read the record: it has {bytes} bytes, and at most {LARGEST} are taken");
+            let detail = format!("cannot read inbox message: {bytes} bytes, at most {LARGEST} allowed");
             return Err(Refusal::new(RefusalCode::TooLarge, detail));
         }
         if let Some(index) = self.unreadable_header {
-            return Err(invalid(format!(
-                "read the name of header {index}, counted from 0: write it in UTF-8"
-            )));
+            return Err(invalid(format!("invalid name of header {index} (from 0): must be UTF-8")));
         }
-        let value = self.value.as_deref().ok_or_else(|| invalid("read the record: it has no value"))?;
+        let value = self.value.as_deref().ok_or_else(|| invalid("cannot read inbox message: no value"))?;
         let form = self.form()?;
         let text = strict::check(value, DEPTH).map_err(|fault| {
             let why = match &fault {
                 InvalidJson::Json { source, .. } => format!(": {source}"),
                 InvalidJson::Utf8 { .. } | InvalidJson::Empty => String::new(),
             };
-            invalid(format!("read the value: {fault}{why}"))
+            invalid(format!("cannot read value: {fault}{why}"))
         })?;
         let (attributes, data) = match form {
             MessageForm::Binary => (self.attributes()?, text),
@@ -121,7 +121,8 @@ impl InboxMessage {
             return Ok(if is_binary { MessageForm::Binary } else { MessageForm::Structured });
         };
         let (essence, parameters) = media.split_once(';').unwrap_or((media, ""));
-        // Whoever says that the whole event is in the value may say the attributes in headers too; they have no say.
+        // If the content type is structured, the attributes in the value count, and `ce_` headers are
+        // ignored.
         let essence = essence.trim();
         let plain = if parameters.is_empty() { String::new() } else { format!(";{parameters}") };
         let is_utf8 = is_json(&format!("application/json{plain}"));
@@ -132,19 +133,19 @@ impl InboxMessage {
             _ => Err(refused(
                 RefusalCode::Unsupported,
                 format!(
-                    "read the header content-type: it is {media:?}; taken in UTF-8 is \
-                     application/cloudevents+json, and application/json with ce_ headers"
+                    "invalid header content-type {media:?}: must be \
+                     application/cloudevents+json, or application/json with ce_ headers, in UTF-8"
                 ),
             )),
         }
     }
 
-    /// The header of that name, given at most once.
+    /// Returns the header of that name; an error if it occurs several times.
     fn header(&self, name: &str) -> Result<Option<&str>, Refusal> {
         let mut all = self.headers.iter().filter(|(given, _)| given.eq_ignore_ascii_case(name));
         let Some((_, value)) = all.next() else { return Ok(None) };
         if all.next().is_some() {
-            return Err(invalid(format!("read the header {name}: write it once")));
+            return Err(invalid(format!("invalid header {name}: must be given once")));
         }
         utf8(name, value).map(Some)
     }
@@ -165,23 +166,24 @@ impl InboxMessage {
 }
 
 fn utf8<'a>(header: &str, value: &'a [u8]) -> Result<&'a str, Refusal> {
-    str::from_utf8(value).map_err(|_| invalid(format!("read the header {header}: write it in UTF-8")))
+    str::from_utf8(value).map_err(|_| invalid(format!("invalid header {header}: must be UTF-8")))
 }
 
 fn intent(type_name: &str, data: &str) -> Result<Intent, Refusal> {
-    // Derived readers take an array for an object, member by member; nobody means that.
+    // Derived deserializers accept an array for an object, member by member; no client means that.
     if !data.trim_start_matches([' ', '\t', '\r', '\n']).starts_with('{') {
-        return Err(invalid("read the data: write a JSON object"));
+        return Err(invalid("invalid data: must be a JSON object"));
     }
     let read = Intent::read(type_name, data);
-    let read =
-        read.ok_or_else(|| refused(RefusalCode::Unsupported, format!("no intent has the type {type_name}")))?;
-    read.map_err(|error| invalid(format!("read the data of {type_name}: {error}")))
+    let read = read.ok_or_else(|| {
+        refused(RefusalCode::Unsupported, format!("cannot read data: no intent has the type {type_name}"))
+    })?;
+    read.map_err(|error| invalid(format!("cannot read data of {type_name}: {error}")))
 }
 
 fn wrong(bad: &InvalidAttribute) -> Refusal {
-    // An intent of a type that only a newer build knows would be right there.
-    let is_type = matches!(bad.name.as_str(), "type" | "ce_type") && bad.reason != "it is missing";
+    // A newer build may know a type of intent that this build does not know.
+    let is_type = matches!(bad.name.as_str(), "type" | "ce_type") && bad.reason != "missing";
     refused(if is_type { RefusalCode::Unsupported } else { RefusalCode::Invalid }, bad.to_string())
 }
 
@@ -194,22 +196,22 @@ fn refused(code: RefusalCode, detail: impl Into<String>) -> Refusal {
     Refusal::new(code, detail.chars().take(SAID).collect::<String>())
 }
 
-/// Whose letters those of a topic are, and what they may ask for.
+/// Actor of a topic's inbox messages, and the intents that they may request.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct InboxBinding {
-    /// Who asks, whatever a letter says.
+    /// Actor of the intents, whatever actor a message names.
     pub actor: Actor,
-    /// For what.
+    /// Intents that messages may request.
     pub scope: AllowedIntents,
 }
 
 impl InboxBinding {
-    /// Whether letters may ask for this.
+    /// Refuses an intent that messages must not request.
     pub fn check(&self, intent: &Intent) -> Result<(), Refusal> {
         if is_approval(intent.type_name()) {
             return Err(refused(
                 RefusalCode::Denied,
-                "approvals are not taken from a topic: approve over HTTP",
+                "cannot approve from a topic: approvals are accepted only over HTTP",
             ));
         }
         if self.scope.takes(intent.type_name()) {
@@ -218,48 +220,51 @@ impl InboxBinding {
         let kind = kind(intent.type_name());
         Err(refused(
             RefusalCode::Denied,
-            format!("{kind} is not in the scope of the topic, which is {}", self.scope),
+            format!("cannot request {kind} from this topic: allowed intents are {}", self.scope),
         ))
     }
 }
 
-/// What may be asked for: one or more of `*`, `plan.*`, `deployment.create`, separated by commas. Approvals never are.
+/// Allowed intents: patterns such as `*`, `plan.*` or `deployment.create`, separated by commas. Approvals are
+/// never allowed.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct AllowedIntents(Vec<IntentPattern>);
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum IntentPattern {
-    /// Every type but approvals.
+    /// Every type except approvals.
     All,
-    /// Every type of one kind of entity.
+    /// Every type of one kind of entity, except approvals.
     Of(String),
     /// One type, in every version.
     One(String),
 }
 
-/// Text that is no scope.
+/// Reason why a text does not name allowed intents.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidAllowedIntents {
-    /// There is nothing in it.
-    #[error("write the scope as types of intents separated by commas, as in plan.*,deployment.create, or *")]
+    /// The text has no pattern.
+    #[error(
+        "invalid allowed intents: must be intent types separated by commas, as in plan.*,deployment.create, or *"
+    )]
     Empty,
-    /// No type of intent is meant by it.
-    #[error("read {pattern:?} in the scope: no intent has such a type; the types are {known}")]
+    /// A pattern matches no type of intent.
+    #[error("invalid intent type {pattern:?}: must be one of {known}")]
     Unknown {
-        /// What was written.
+        /// Pattern as written.
         pattern: String,
-        /// What could have been.
+        /// Valid types, separated by commas.
         known: String,
     },
-    /// It would let approvals in.
-    #[error("read {pattern:?} in the scope: approvals are not taken from a topic")]
+    /// A pattern would allow approvals.
+    #[error("invalid intent type {pattern:?}: approvals are not accepted from a topic")]
     Approval {
-        /// What was written.
+        /// Pattern as written.
         pattern: String,
     },
 }
 
-/// A type without its version.
+/// Returns a type without its version.
 fn kind(type_name: &str) -> &str {
     type_name.rsplit_once('.').map_or(type_name, |(kind, _)| kind)
 }
@@ -290,7 +295,7 @@ impl FromStr for AllowedIntents {
     fn from_str(text: &str) -> Result<AllowedIntents, InvalidAllowedIntents> {
         let patterns = text.split(',').map(str::trim).filter(|part| !part.is_empty()).map(|part| {
             let shown = || part.chars().take(100).collect::<String>();
-            // Written as in a CloudEvent, it means the same.
+            // The form of a CloudEvent's type has the same meaning.
             let bare = part.strip_prefix(TYPE_PREFIX).unwrap_or(part);
             let pattern = match bare.strip_suffix(".*") {
                 _ if bare == "*" => return Ok(IntentPattern::All),

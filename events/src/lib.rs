@@ -1,8 +1,8 @@
-//! The words of Chancery: what may be said, and the bytes in which it is kept.
+//! Data types of Chancery: intents, observations and facts, and the bytes in which they are stored.
 //!
-//! No I/O, no async, no clock and no randomness. In reading order: numbers and ids, names and amounts, specs that
-//! people write, then intents, observations and facts, the record that keeps them, the CloudEvents that show them, and
-//! the letters of an inbox that bring them.
+//! No I/O, no async, no clock and no randomness. In reading order: numbers and ids, names and amounts, and
+//! specs; then intents, observations and facts, the record that stores them, the CloudEvents that present
+//! them, and the inbox messages that request them.
 
 pub mod amount;
 pub mod cloud;
@@ -27,7 +27,7 @@ pub mod subject;
 pub mod template;
 pub mod time;
 
-/// Whether it goes without saying.
+/// Whether the value is the default, which is omitted.
 pub(crate) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }

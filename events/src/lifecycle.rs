@@ -1,6 +1,6 @@
-//! States of entities that people see, as words: those that rules, rows and messages share.
+//! States of entities that rules, rows and messages share, as words.
 
-/// Enums of values whose word says all.
+/// Declares enums whose variants are described by their words.
 #[macro_export]
 macro_rules! state_words {
     ($($(#[$doc:meta])* $name:ident { $($variant:ident = $word:literal),* $(,)? })*) => {
@@ -11,27 +11,27 @@ macro_rules! state_words {
 }
 
 state_words! {
-    /// The states of a deployment, as readers see them. One that is ending is still in progress.
+    /// State of a deployment in rows. A halted deployment is still in progress.
     DeploymentStatus {
         Pending = "pending", InProgress = "in_progress", Paused = "paused", Completed = "completed", Failed = "failed",
         Cancelled = "cancelled", Superseded = "superseded",
     }
-    /// The desired state of a replica.
+    /// Desired state of a replica.
     WillWord { Proposed = "proposed", Running = "running", Stopped = "stopped", Deleted = "deleted" }
-    /// The phase of a replica, as readers see it.
+    /// Phase of a replica in rows.
     PhaseStatus {
         Pending = "pending", Starting = "starting", Running = "running", Updating = "updating",
         Restarting = "restarting", Stopping = "stopping", Stopped = "stopped", Failed = "failed", Deleting = "deleting",
     }
-    /// The states of an operation, as readers see them.
+    /// State of an operation in rows.
     OperationStatus {
         Preparing = "preparing", PendingApproval = "pending_approval", Approved = "approved", Running = "running",
         Succeeded = "succeeded", Failed = "failed", Rejected = "rejected", Expired = "expired", Cancelled = "cancelled",
         Superseded = "superseded",
     }
-    /// The set of a plan's replicas that counts while a deployment is carried out.
+    /// Set of a plan's replicas that is active during a deployment.
     SetWord { Old = "old", New = "new" }
-    /// States of an approval request.
+    /// State of an approval request.
     RequestStatus {
         Pending = "pending", Approved = "approved", Rejected = "rejected", Expired = "expired",
         Superseded = "superseded",
@@ -39,7 +39,7 @@ state_words! {
 }
 
 impl Default for SetWord {
-    /// The set of a plan before any deployment cuts over.
+    /// Set of a plan before any deployment has cut over.
     fn default() -> SetWord {
         SetWord::Old
     }

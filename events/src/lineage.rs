@@ -1,5 +1,5 @@
-//! The lineages of a journal: the current one, and those before it with the last position that it shares with each; and
-//! positions as clients have them.
+//! Lineages of a journal: the current lineage, and the lineages before it, each with the last position that
+//! it shares with the journal. Also positions as clients have them.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,26 +9,26 @@ use serde::{Deserialize, Serialize};
 use crate::fact::LineageStarted;
 use crate::id::{Lineage, Position};
 
-/// The lineages of a journal.
+/// Lineages of a journal.
 ///
-/// A lineage that was abandoned, because it started in what is missing, stands at position zero: nothing of it is held.
+/// An abandoned lineage, which started in lost records, has position zero: the journal has no record of it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct LineageHistory {
-    /// The lineage in force.
+    /// Current lineage.
     pub current: Lineage,
-    /// The lineages before, oldest first, each with the last position of it that is part of this journal.
+    /// Previous lineages, oldest first, each with its last position in this journal.
     pub ancestors: Vec<(Lineage, Position)>,
 }
 
 impl LineageHistory {
-    /// Returns the history of a journal that has had one lineage only.
+    /// Returns the history of a journal with only one lineage.
     pub const fn new(current: Lineage) -> LineageHistory {
         LineageHistory { current, ancestors: Vec::new() }
     }
 
-    /// Continues under `current`, as the fact that starts it says.
+    /// Continues under `current`, as the fact that starts it defines.
     pub fn start(&mut self, current: Lineage, fact: &LineageStarted) {
-        // What is given up may reach back before the end of an earlier ancestor.
+        // The lost records may reach back before the end of an earlier ancestor.
         for (_, end) in &mut self.ancestors {
             *end = (*end).min(fact.at);
         }
@@ -37,9 +37,9 @@ impl LineageHistory {
         self.current = current;
     }
 
-    /// The last position of an ancestor that is part of this journal; `None` for other lineages.
+    /// Last position of an ancestor in this journal; `None` for other lineages.
     pub fn end(&self, lineage: Lineage) -> Option<Position> {
-        // One that was ended twice, by a copy that was put back, ends where it ended first.
+        // An ancestor that ended twice, because a copy was restored, ends at its first end.
         let ends = self.ancestors.iter().filter(|(ancestor, _)| *ancestor == lineage);
         ends.map(|(_, end)| *end).min().filter(|_| lineage != self.current)
     }
@@ -49,30 +49,30 @@ impl LineageHistory {
         lineage == self.current || self.end(lineage).is_some_and(|end| position <= end)
     }
 
-    /// Whether the id made of these was issued by this journal, as far as it has come.
+    /// Whether this journal, whose last position is `head`, issued the id with this lineage and position.
     pub fn issued(&self, lineage: Lineage, position: Position, head: Position) -> bool {
         position <= head && self.has(lineage, position)
     }
 
-    /// The first position that counts under the current lineage alone.
+    /// First position that is valid only under the current lineage.
     pub fn since(&self) -> Position {
         self.ancestors.last().map_or(Position::FIRST, |(_, end)| end.plus(1))
     }
 }
 
-/// A position as it is given to clients: with the lineage under which it was given, as in `120.1f3a5c7e9b2d4f60`. A person
-/// may write the number alone.
+/// Position with its lineage, as clients receive it: `120.1f3a5c7e9b2d4f60`. A person may write only the
+/// number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NamedPosition {
-    /// The position.
+    /// Number of the position.
     pub position: Position,
-    /// The lineage, if it is named.
+    /// Lineage of the position, if given.
     pub lineage: Option<Lineage>,
 }
 
-/// Text that is no position.
+/// Text that is not a position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("write a position, as it was given or as a number")]
+#[error("invalid position: must be a number, or a number and a lineage as in 120.1f3a5c7e9b2d4f60")]
 pub struct InvalidPosition;
 
 impl fmt::Display for NamedPosition {

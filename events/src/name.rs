@@ -1,34 +1,34 @@
-//! Names: a type of its own for each kind of thing, right from birth, whether it comes from JSON, a path or a
-//! command line.
+//! Names: each kind of entity has its own type, which is valid by construction, whether it comes from JSON, a
+//! path or a command line.
 //!
 //! | rule | used for |
 //! |---|---|
-//! | *label*: 1 to 63 of `a-z`, `0-9`, `-` and `.`, beginning and ending with a letter or digit | things with a name of their own |
-//! | *long label*: the same, up to 200 | volumes, which may be called after a replica and more |
-//! | *word*: 1 to 63 of letters, digits, `-`, `.`, `_` and `/` | types, classes, keys that people already use elsewhere |
-//! | *text*: 1 to 256 printable characters | who and where: actors, sources, idempotency keys |
+//! | *label*: 1 to 63 of `a-z`, `0-9`, `-` and `.`, starting and ending with a letter or digit | entities with a name of their own |
+//! | *long label*: the same, up to 200 | volumes, whose names may contain that of a replica and more |
+//! | *word*: 1 to 63 of `A-Z`, `a-z`, `0-9`, `-`, `.`, `_` and `/` | types, classes, keys that people already use elsewhere |
+//! | *text*: 1 to 256 printable characters | actors, sources, idempotency keys |
 //!
-//! The text is shared: a clone costs a count.
+//! The text is shared: a clone only increments a reference count.
 
-/// Text that breaks the rule of the name it was meant for.
+/// Reason why a text is not a valid name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidName {
-    /// Empty, or longer than the rule allows.
-    #[error("write 1 to {most} characters, not {found}")]
+    /// The text is empty, or longer than the rule allows.
+    #[error("invalid name of {found} characters: must have 1 to {most}")]
     Length {
-        /// Characters allowed.
+        /// Maximum number of characters.
         most: usize,
-        /// Characters given.
+        /// Number of characters in the text.
         found: usize,
     },
-    /// A character that the rule does not allow, or not there.
-    #[error("{found:?} may not stand at character {at}: {rule}")]
+    /// The rule does not allow a character, or not at its position.
+    #[error("invalid character {found:?} at position {at}: {rule}")]
     Character {
-        /// The character.
+        /// Invalid character.
         found: char,
         /// Position of the character, from 1.
         at: usize,
-        /// Characters that are allowed at this position.
+        /// Rule for characters.
         rule: &'static str,
     },
 }
@@ -39,7 +39,7 @@ fn check(
     rule: &'static str,
     fits: fn(char, bool) -> bool,
 ) -> Result<(), InvalidName> {
-    // Most are plain: their characters are their bytes.
+    // Most names are ASCII: their characters are their bytes.
     let fits_plainly = |(index, byte): (usize, u8)| {
         byte.is_ascii() && fits(byte.into(), index == 0 || index + 1 == text.len())
     };
@@ -76,7 +76,7 @@ fn label_of(text: &str, most: usize) -> Result<(), InvalidName> {
 }
 
 pub(crate) fn word(text: &str) -> Result<(), InvalidName> {
-    let rule = "use letters, digits, '-', '.', '_' and '/', with a letter or digit first and last";
+    let rule = "use A-Z, a-z, 0-9, '-', '.', '_' and '/', with a letter or digit first and last";
     check(text, 63, rule, |c, edge| {
         c.is_ascii_alphanumeric() || (!edge && matches!(c, '-' | '.' | '_' | '/'))
     })
@@ -94,7 +94,7 @@ macro_rules! names {
         pub struct $name(pub(crate) std::sync::Arc<str>);
 
         impl Ord for $name {
-            // Text that is shared is not read.
+            // Shared text is not deserialized.
             fn cmp(&self, other: &$name) -> std::cmp::Ordering {
                 if std::sync::Arc::ptr_eq(&self.0, &other.0) { std::cmp::Ordering::Equal } else { self.0.cmp(&other.0) }
             }
@@ -107,7 +107,7 @@ macro_rules! names {
         }
 
         impl $name {
-            /// The text.
+            /// Text of the name.
             pub fn as_str(&self) -> &str {
                 &self.0
             }
@@ -195,43 +195,43 @@ pub use crate::kind::names::*;
 pub(crate) use names;
 
 names! {
-    /// A fleet: the unit of order.
+    /// Name of a fleet, the unit of order.
     FleetName: label;
-    /// The type of a capability: the thing that it is a measure of, as `GPU`.
+    /// Type of a capability: the property that it measures, such as `GPU`.
     CapabilityType: word;
-    /// A group of nodes that may go together.
+    /// Name of an update domain: nodes that may be taken down together.
     DomainName: label;
-    /// A group of replicas, for affinity.
+    /// Name of a group of replicas, for affinity.
     GroupName: label;
-    /// A zone: the location of a node, coarser than an update domain.
+    /// Name of a zone: the location of a node, coarser than an update domain.
     ZoneName: label;
-    /// A class of storage, as `fast-ssd`.
+    /// Name of a storage class, such as `fast-ssd`.
     StorageClass: word;
-    /// A key of labels, selectors, coordinates, environment.
+    /// Key of labels, selectors, coordinates or environment variables.
     KeyName: word;
-    /// A namespace that a plan's runs live in.
+    /// Namespace of a plan's incarnations.
     Namespace: label;
-    /// The service that a plan provides; replicas are named after it.
+    /// Service that a plan provides; replicas are named after it.
     ServiceName: label;
-    /// A payload of a plan.
+    /// Name of a payload in its plan.
     PayloadName: label;
-    /// A port of a payload, as `http`.
+    /// Name of a port of a payload, such as `http`.
     PortName: label;
-    /// An executor, as it calls itself.
+    /// Name of an executor, which it chooses.
     ExecutorName: label;
-    /// An actor: the stable id of a caller, never a person's data.
+    /// Actor: the stable id of a caller, never personal data.
     Actor: text;
-    /// The source of an input, as `cli` or `/ci/main`.
+    /// Source of an input, such as `cli` or `/ci/main`.
     SourceName: text;
-    /// The idempotency key of an intent, unique for its actor and source.
+    /// Idempotency key of an intent, unique for its actor and source.
     IntentId: text;
 }
 
 impl ReplicaName {
-    /// The name of the replica that the event at `position` creates: `nginx-7f3k`.
+    /// Returns the name of the replica that the event at `position` creates, such as `nginx-7f3k`.
     ///
-    /// The suffix is the position in base 36, lowest digit first, so that neighbours differ where people look;
-    /// it is unique because positions are. A long service is cut to make room.
+    /// The suffix is the position in base 36, lowest digit first, so that consecutive names differ visibly.
+    /// It is unique because positions are. A long service name is shortened to fit.
     pub fn issue(service: &ServiceName, position: crate::id::Position) -> ReplicaName {
         let digits = b"0123456789abcdefghijklmnopqrstuvwxyz";
         let mut suffix = Vec::with_capacity(12);
@@ -249,8 +249,8 @@ impl ReplicaName {
 }
 
 impl VolumeName {
-    /// The name of a replica's own volume: the replica, the payload and the mount, and where that might be read in more
-    /// than one way, a digest.
+    /// Returns the name of a replica's own volume: the replica, the payload and the mount. Where this would
+    /// be ambiguous, a digest follows.
     pub fn of(replica: &ReplicaName, payload: &PayloadName, mount: &str) -> VolumeName {
         let plain = |c: char| if c.is_ascii_lowercase() || c.is_ascii_digit() { c } else { '-' };
         let slug: String = mount.chars().map(plain).take(40).collect();
@@ -299,7 +299,7 @@ mod tests {
             assert!(bad.parse::<NodeName>().is_err(), "{bad}");
         }
         let error = "node one".parse::<NodeName>().expect_err("a space");
-        assert!(error.to_string().starts_with("' ' may not stand at character 5"), "{error}");
+        assert!(error.to_string().starts_with("invalid character ' ' at position 5"), "{error}");
     }
 
     #[test]

@@ -1,6 +1,7 @@
-//! Observations: what an executor saw. Applied, stale or unchanged; refused only if its sender may not speak for it.
+//! Observations: reports of executors, and ends of sessions.
 //!
-//! Only those that change something stand in the journal.
+//! An observation is applied, stale or unchanged. It is refused only if its sender must not report about its
+//! subject. The journal stores only observations that change something.
 
 use std::fmt;
 
@@ -15,17 +16,17 @@ use crate::spec::{ClusterRuntime, words};
 use crate::subject::Subject;
 
 bodies! {
-    /// What an executor saw, or what became of its session.
+    /// Report of an executor, or end of its session.
     Observation {
-        /// An executor asks for a cluster that has no live session.
+        /// Executor requests a cluster that has no live session.
         SessionRequested = "session.hello.v1",
-        /// A session's lease ran out, or its executor left.
+        /// Session ended: its lease expired, or its executor left.
         SessionEnded = "session.over.v1",
-        /// Something about an incarnation.
+        /// Observed state of an incarnation.
         IncarnationReported = "incarnation.reported.v1",
-        /// Something about a volume.
+        /// Observed state of a volume.
         VolumeReported = "volume.reported.v1",
-        /// An object with our labels that the fleet does not want.
+        /// Object with labels of this system that the fleet does not want.
         OrphanReported = "object.reported.v1",
     }
 }
@@ -34,25 +35,25 @@ bodies! {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SessionRequested {
-    /// Its scope.
+    /// Cluster requested.
     pub cluster: ClusterName,
-    /// Who.
+    /// Name of the executor.
     pub executor: ExecutorName,
-    /// What it drives.
+    /// Runtime that the executor drives.
     pub runtime: ClusterRuntime,
-    /// Where it looks for what runs. Absent in what older builds wrote.
+    /// Id of the executor store. Absent in events of older builds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scope: Option<ExecutorStoreId>,
 }
 
 words! {
-    /// Why a session is over.
+    /// Reason why a session ended.
     SessionEnd {
-        /// No heartbeat for a lease.
+        /// No heartbeat for the duration of a lease.
         Lost = "lost",
-        /// The executor said goodbye.
+        /// Executor sent a goodbye.
         Left = "left",
-        /// Its cluster is no more.
+        /// Cluster of the session was deleted.
         Removed = "removed",
     }
 }
@@ -61,9 +62,9 @@ words! {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SessionEnded {
-    /// Which.
+    /// Session that ended.
     pub session: SessionId,
-    /// Why.
+    /// Reason of the end.
     pub end: SessionEnd,
 }
 
@@ -71,22 +72,22 @@ pub struct SessionEnded {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct IncarnationReported {
-    /// Whose report.
+    /// Session of the reporting executor.
     pub session: SessionId,
-    /// What was seen.
+    /// Report about the incarnation.
     pub report: IncarnationReport,
 }
 
-/// What was seen of one incarnation, reflecting every command up to `revision`.
+/// Observed state of one incarnation, reflecting every command up to `revision`.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "Report")]
 pub struct IncarnationReport {
-    /// Which.
+    /// Incarnation that the report is about.
     pub incarnation: IncarnationId,
-    /// The command's revision that the report reflects.
+    /// Highest revision of a command that the report reflects.
     pub revision: u32,
-    /// What.
+    /// Observed state of the incarnation.
     pub saw: ObservedState,
 }
 
@@ -94,59 +95,59 @@ pub struct IncarnationReport {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct VolumeReported {
-    /// Whose report.
+    /// Session of the reporting executor.
     pub session: SessionId,
-    /// Which volume it is about.
+    /// Name of the volume.
     pub name: VolumeName,
-    /// What was seen.
+    /// Report about the volume.
     pub report: ObjectReport<VolumeId>,
 }
 
-/// What was seen of one object, reflecting every command up to `revision`.
+/// Observed state of one object, reflecting every command up to `revision`.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ObjectReport<Of = ObjectId> {
-    /// Which.
+    /// Object that the report is about.
     pub object: Of,
-    /// The command's revision that the report reflects.
+    /// Highest revision of a command that the report reflects.
     pub revision: u32,
-    /// What.
+    /// Observed state of the object.
     pub saw: ObservedState,
 }
 
-/// What an executor may see of an incarnation, or of a volume, which has no processes.
+/// Observed state of an incarnation, or of a volume, which has no processes.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ObservedState {
-    /// The outcome of an ensure: everything that it asks for has been started.
+    /// Outcome of `ensure`: everything that it requests was started.
     Ensured {
-        /// Each process.
+        /// All processes of the incarnation.
         processes: Vec<ProcessInfo>,
     },
-    /// All processes are online. Stands for the outcome of an ensure as well.
+    /// All processes are online. Also counts as the outcome of `ensure`.
     Ready {
-        /// Each process.
+        /// All processes of the incarnation.
         processes: Vec<ProcessInfo>,
     },
-    /// Not all processes are online.
+    /// At least one process is not online.
     NotReady {
-        /// Each process.
+        /// All processes of the incarnation.
         processes: Vec<ProcessInfo>,
     },
-    /// It has ended, proved by the exits of its processes.
+    /// Incarnation ended, as the exits of its processes prove.
     Ended {
-        /// How.
+        /// Result of the incarnation.
         exit: IncarnationExit,
-        /// Each process.
+        /// All processes of the incarnation.
         processes: Vec<ProcessInfo>,
     },
-    /// Nothing of it exists, and nothing at or below the revision will ever be carried out: a tombstone.
+    /// Tombstone: the object does not exist, and no command at or below the revision will be carried out.
     Gone,
-    /// The command at the revision could not be carried out.
+    /// Command at the revision failed.
     Failed {
-        /// What went wrong.
+        /// Error message, for people.
         message: String,
-        /// Whether it is worth trying again.
+        /// Whether another attempt may succeed.
         hope: RetryClass,
     },
 }
@@ -160,8 +161,9 @@ pub const ADDRESS_BYTES: usize = 64;
 pub const REASON_BYTES: usize = 1 << 10;
 
 impl ObservedState {
-    /// The report with its texts and processes cut to what a record holds. Processes lose their addresses first; an
-    /// ending loses its processes then. `None` for anything else that is still too large.
+    /// Returns the report with its texts and processes cut to what a record holds. Processes first lose their
+    /// addresses; then an ended incarnation loses its processes. `None` if any other report is still too
+    /// large.
     pub fn shortened(mut self) -> Option<ObservedState> {
         match &mut self {
             ObservedState::Ensured { processes }
@@ -186,7 +188,7 @@ impl ObservedState {
     }
 }
 
-/// Drops the addresses of processes that are too large. Whether the rest fits.
+/// Drops the addresses of processes that are too large. Whether the processes then fit.
 fn shorten(processes: &mut [ProcessInfo]) -> bool {
     if json_bytes(processes) <= PROCESSES_BYTES {
         return true;
@@ -198,87 +200,88 @@ fn shorten(processes: &mut [ProcessInfo]) -> bool {
 }
 
 words! {
-    /// Whether a failed command is worth trying again.
+    /// Whether another attempt of a failed command may succeed.
     RetryClass {
-        /// It may work later.
+        /// Another attempt may succeed.
         Retry = "retry",
-        /// It never will.
+        /// No attempt can succeed.
         Never = "never",
     }
 }
 
-/// How an incarnation ended.
+/// Result of an incarnation that ended.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum IncarnationExit {
-    /// Every process ended by itself with status 0, or all were asked to stop.
+    /// Every process exited with status 0, or all processes were requested to stop.
     Clean,
-    /// A process ended by itself otherwise.
+    /// A process ended without a request to stop, and not with status 0.
     Failed {
-        /// Which, and how.
+        /// Process that failed, and its exit status or signal.
         reason: String,
     },
 }
 
-/// One process of an incarnation.
+/// Process of an incarnation.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct ProcessInfo {
-    /// Its payload.
+    /// Payload of the process.
     pub payload: PayloadName,
-    /// Its number in the payload, from 0.
+    /// Number of the process in its payload, from 0.
     pub index: u16,
-    /// Its process id, where the runtime has one.
+    /// Process id, if the runtime has one.
     pub pid: Option<u32>,
-    /// Its assigned addresses.
+    /// Assigned addresses of the process.
     pub addresses: Vec<PortAddress>,
-    /// Whether it is online.
+    /// Status of the process.
     pub status: ProcessStatus,
 }
 
-/// An assigned port.
+/// Assigned address of a port.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct PortAddress {
-    /// The port's name.
+    /// Name of the port.
     pub port: PortName,
-    /// `host:port`.
+    /// Address as `host:port`.
     pub address: String,
 }
 
-/// Whether a process is online, and if not, why.
+/// Status of a process: online, or the reason why not.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ProcessStatus {
-    /// Started and ready.
+    /// Process started and is ready.
     Online,
-    /// Started, not ready yet.
+    /// Process started and is not ready yet.
     Initializing,
-    /// Started, and its readiness probe fails.
+    /// Process started, and its readiness probe fails.
     Unready {
-        /// Last error of the probe that held for as many attempts as its failure threshold.
+        /// Last probe error that lasted for as many attempts as the failure threshold.
         error: ProbeError,
     },
-    /// Was ready, and its liveness probe fails.
+    /// Process was ready, and its liveness probe fails.
     Unresponsive {
         /// Last error of the probe.
         error: ProbeError,
     },
-    /// Killed for want of memory, at this death.
+    /// Process was killed because memory ran out.
     OomKilled,
-    /// Ended by itself with this status.
+    /// Process exited with a status.
     Exited {
-        /// Its exit status.
+        /// Exit status.
         code: i32,
     },
-    /// Ended by a signal.
+    /// Process was ended by a signal.
     Signaled {
-        /// The signal's number.
+        /// Number of the signal.
         signal: i32,
     },
-    /// Not known: no supervisor saw its end, or it is in another PID namespace.
+    /// Status is unknown: no supervisor saw the end of the process, or it is in another PID namespace.
     Unknown,
 }
 
-/// Why an attempt of a probe failed. A closed set without free text, so that reports do not differ by wording.
+/// Reason why an attempt of a probe failed. A closed set without free text, so that reports do not differ by
+/// wording.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ProbeError {
@@ -313,12 +316,12 @@ impl fmt::Display for ProbeError {
 }
 
 impl ProcessInfo {
-    /// Its payload and number, as in `web-0`.
+    /// Payload and number of the process, as in `web-0`.
     pub fn name(&self) -> String {
         format!("{}-{}", self.payload, self.index)
     }
 
-    /// Why it is not online, if it is not.
+    /// Reason why the process is not online; `None` if it is online.
     pub fn trouble(&self) -> Option<String> {
         let what = match &self.status {
             ProcessStatus::Online => return None,
@@ -342,19 +345,19 @@ impl ProcessInfo {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct OrphanReported {
-    /// Whose report.
+    /// Session of the reporting executor.
     pub session: SessionId,
-    /// What it says it is. Called after what all objects were at first.
+    /// Id in the object's labels. The JSON name `incarnation` dates from when all objects were incarnations.
     #[serde(rename = "incarnation")]
     pub object: ObjectId,
-    /// The highest revision that the executor knows of it.
+    /// Highest revision of the object that the executor knows.
     pub revision: u32,
-    /// The highest position that the executor has seen.
+    /// Highest position that the executor has seen.
     pub seen: Position,
 }
 
 impl Observation {
-    /// What it is about.
+    /// Entity that the observation is about.
     pub fn subject(&self) -> Subject {
         match self {
             Observation::SessionRequested(x) => Subject::Cluster(x.cluster.clone()),
@@ -363,7 +366,7 @@ impl Observation {
             Observation::VolumeReported(x) => Subject::Volume(x.name.clone()),
             Observation::OrphanReported(x) => match x.object {
                 ObjectId::Incarnation(id) => Subject::Incarnation(id),
-                // Its name is not known here.
+                // The name of the volume is not known here.
                 ObjectId::Volume(_) => Subject::Session(x.session),
             },
         }

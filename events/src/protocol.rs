@@ -1,17 +1,17 @@
-//! What an executor and the decider say to each other: one JSON text a message, in one process or over a wire.
+//! Messages between an executor and the decider: one JSON text per message, in one process or over a network.
 //!
 //! ```text
 //! executor                                     decider
-//!   Hello{executor, cluster, scope, life, …} ─►        opens or resumes the session, draws an attach
+//!   Hello{executor, cluster, scope, life, …} ─►        opens or resumes the session, creates a connection token
 //!                          ◄─  Welcome{envelope, lease, commands, rest}
-//!   More{after}            ─►   ◄─  Inventory{commands, rest}         until there is no rest
-//!   Level{..., more|last}  ─►                          everything that it has, each as a report
+//!   More{after}            ─►   ◄─  Inventory{commands, rest}         until `rest` is absent
+//!   Level{..., more|last}  ─►                          full report: one report per object
 //!                          ◄─  Command{envelope, …} | Forget{object} | Accepted{sequence}
 //!   Report{sequence, …}    ─►                          one change
-//!   Heartbeat{beat}        ─►   ◄─  Beat{beat}         renews the lease from its sending
+//!   Heartbeat{beat}        ─►   ◄─  Beat{beat}         renews the lease, from the sending on
 //!   Goodbye                ─►
 //! ```
-//! Nothing that was decided on state that is not durable is sent. Everything may be said twice.
+//! No message depends on state that is not durable. Any message may be repeated.
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -32,55 +32,55 @@ use crate::observation::ObjectReport;
 use crate::record::RecordHash;
 use crate::spec::{ClusterRuntime, ExecSpec, PayloadPort, ReadinessProbe, RestartPolicy};
 
-/// The head of the journal as someone has seen it.
+/// Head of the journal as one party has seen it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct JournalHead {
-    /// The last position.
+    /// Position of the last event.
     pub position: Position,
-    /// The hash of the record that ends there.
+    /// Hash of the record that ends at `position`.
     pub hash: RecordHash,
-    /// The term that wrote it.
+    /// Term that wrote the record.
     pub term: Term,
 }
 
-/// What every message of the decider carries: who speaks, and how much it knows.
+/// Envelope of every message from the decider: the session and the durable head.
 ///
-/// An executor keeps the highest head on disk, refuses lower terms, and stops if the hash at a position that it
-/// knows differs.
+/// An executor stores the highest head on disk and refuses lower terms. It stops if the hash at a position
+/// that it knows differs.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct DeciderEnvelope {
-    /// The session.
+    /// Session of the connection.
     pub session: SessionId,
-    /// This connection of it.
+    /// Token of this connection.
     pub attach: ConnectionToken,
-    /// The durable head.
+    /// Durable head of the journal.
     pub head: JournalHead,
 }
 
-/// One life of an executor: it starts again over the same scope, one life after the other.
+/// Epoch of an executor store: one start of its executor. Epochs of one store do not overlap.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct ExecutorEpoch {
-    /// Counts the lives over the scope; on its disk before the life begins.
+    /// Number of the epoch in its executor store, stored before the epoch starts.
     pub number: u64,
-    /// Tells it from that of a copy of the scope.
+    /// Random value that distinguishes the epoch from an epoch of a copy of the store.
     pub instance: EpochNonce,
 }
 
-/// What a life is to one that was heard before it, over the same scope.
+/// Relation of an epoch to an earlier received epoch of the same executor store.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum EpochOrder {
-    /// It is the same.
+    /// The epochs are the same.
     Same,
-    /// It came after it, which must have ended: a scope has a lock.
+    /// The epoch came later. The earlier epoch has ended, because an executor store has a lock.
     Newer,
-    /// It came before it, and should have ended.
+    /// The epoch came earlier and should have ended.
     Older,
-    /// Both are the same life of one scope: there is a copy of it.
+    /// Both epochs have the same number but different random values: the executor store was copied.
     Cloned,
 }
 
 impl ExecutorEpoch {
-    /// What it is to `known`.
+    /// Returns the relation of this epoch to `known`.
     pub fn after(self, known: ExecutorEpoch) -> EpochOrder {
         match self.number.cmp(&known.number) {
             Ordering::Greater => EpochOrder::Newer,
@@ -91,60 +91,61 @@ impl ExecutorEpoch {
     }
 }
 
-/// What an executor says.
+/// Message from an executor.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ExecutorMessage {
-    /// The first word of a connection.
+    /// First message of a connection.
     Hello {
-        /// Who.
+        /// Name of the executor.
         executor: ExecutorName,
-        /// The scope wanted. The sender holds the scope's lock.
+        /// Cluster requested. The sender has the lock of its executor store.
         cluster: ClusterName,
-        /// What it drives.
+        /// Runtime that the executor drives.
         runtime: ClusterRuntime,
-        /// Where it looks for what runs.
+        /// Id of the executor store.
         scope: ExecutorStoreId,
-        /// Which life of it this is.
+        /// Epoch of the executor store.
         life: ExecutorEpoch,
-        /// The highest head that it has seen, with the lineage.
+        /// Highest head that the executor has seen, with its lineage; `None` if it has seen no head.
         seen: Option<(Lineage, JournalHead)>,
     },
-    /// A part of everything that it has: what was seen of each incarnation, and objects without a command.
+    /// Part of the full report: the observed state of each incarnation, and objects without a command.
     Level {
-        /// This connection.
+        /// Token of this connection.
         attach: ConnectionToken,
-        /// Reports.
+        /// Reports of this part.
         reports: Vec<ObjectReport>,
         /// Whether this is the last part.
         part: ReportPart,
     },
-    /// A change, after the level.
+    /// Change after the full report.
     Report {
-        /// This connection.
+        /// Token of this connection.
         attach: ConnectionToken,
-        /// Counts the reports of this connection, from 1.
+        /// Number of the report in this connection, from 1.
         sequence: u64,
-        /// What was seen.
+        /// Observed state of one object.
         report: ObjectReport,
     },
-    /// The next part of the inventory is wanted.
+    /// Request for the next part of the inventory.
     More {
-        /// This connection.
+        /// Token of this connection.
         attach: ConnectionToken,
-        /// Behind which object, as the last part said.
+        /// Object after which the next part starts, as given in the last part.
         after: ObjectId,
     },
-    /// Still here.
+    /// Heartbeat: renews the lease of the session.
     Heartbeat {
-        /// This connection.
+        /// Token of this connection.
         attach: ConnectionToken,
-        /// Given back in [`DeciderMessage::Beat`], so that the executor knows when the lease it renews was sent.
+        /// Number that [`DeciderMessage::Beat`] returns, so that the executor knows when the renewed lease
+        /// was sent.
         beat: u64,
     },
-    /// Leaves, with everything left running.
+    /// Executor leaves; everything that it started keeps running.
     Goodbye {
-        /// This connection.
+        /// Token of this connection.
         attach: ConnectionToken,
     },
 }
@@ -153,96 +154,97 @@ pub enum ExecutorMessage {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ReportPart {
-    /// More follow.
+    /// More parts follow.
     More,
-    /// This is the last.
+    /// This part is the last.
     Last,
 }
 
-/// What the decider says.
+/// Message from the decider.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DeciderMessage {
-    /// The answer to a hello: the session is this executor's.
+    /// Answer to a hello: the session belongs to this executor.
     Welcome {
-        /// Who speaks.
+        /// Session and durable head.
         envelope: DeciderEnvelope,
-        /// The journal's identity.
+        /// Lineage of the journal.
         lineage: Lineage,
-        /// The fleet.
+        /// Name of the fleet.
         fleet: FleetName,
-        /// How long the session lives without a heartbeat.
+        /// Time without a heartbeat until the session expires, in milliseconds.
         #[serde(with = "millis")]
         lease: Duration,
-        /// The last command of every volume and incarnation that is not over: the desired inventory, or its first part.
+        /// Last command of every volume and of every incarnation that has not ended: the inventory, or its
+        /// first part.
         commands: Vec<Command>,
-        /// If there is more of it, behind which object it goes on.
+        /// Object after which the next part of the inventory starts; `None` if this part is the last.
         rest: Option<ObjectId>,
     },
-    /// A further part of the inventory.
+    /// Next part of the inventory.
     Inventory {
-        /// Who speaks.
+        /// Session and durable head.
         envelope: DeciderEnvelope,
-        /// As in the welcome.
+        /// Commands of this part.
         commands: Vec<Command>,
-        /// If there is more, behind which object it goes on.
+        /// Object after which the next part starts; `None` if this part is the last.
         rest: Option<ObjectId>,
     },
-    /// The answer to a hello: not now, or never.
+    /// Answer to a hello: the decider refused the session.
     Refused {
-        /// Why.
+        /// Reason of the refusal, for people.
         reason: String,
-        /// Whether it is worth asking again.
+        /// Whether and when the executor should repeat the hello.
         again: HelloRetry,
     },
-    /// Something is to be done.
+    /// Command to carry out.
     Command {
-        /// Who speaks.
+        /// Session and durable head.
         envelope: DeciderEnvelope,
-        /// What.
+        /// The command.
         command: Command,
     },
-    /// The reports up to `sequence` are decided and durable.
+    /// Reports up to `sequence` are decided and durable.
     Accepted {
-        /// Who speaks.
+        /// Session and durable head.
         envelope: DeciderEnvelope,
-        /// The last of them.
+        /// Number of the last accepted report.
         sequence: u64,
     },
-    /// The object is over in the journal: what was kept of it (exit statuses, tombstone) may go.
+    /// Object has ended in the journal: its executor may purge its exit statuses and tombstone.
     Forget {
-        /// Who speaks.
+        /// Session and durable head.
         envelope: DeciderEnvelope,
-        /// Which.
+        /// Object to purge.
         object: ObjectId,
     },
-    /// What to do with an object that the fleet does not want.
+    /// Resolution of an object that the fleet does not want.
     Judged {
-        /// Who speaks.
+        /// Session and durable head.
         envelope: DeciderEnvelope,
-        /// Which.
+        /// The object.
         object: ObjectId,
-        /// What.
+        /// Resolution of the object.
         judgement: OrphanResolution,
-        /// The revision of the removal.
+        /// Revision of the removal.
         revision: u32,
     },
-    /// The answer to a heartbeat.
+    /// Answer to a heartbeat.
     Beat {
-        /// Who speaks.
+        /// Session and durable head.
         envelope: DeciderEnvelope,
-        /// Which heartbeat.
+        /// Number of the heartbeat.
         beat: u64,
     },
-    /// The session or this connection of it is over: say hello again.
+    /// Session or connection has ended: the executor sends a hello again.
     Closed {
-        /// Why.
+        /// Reason, for people.
         reason: String,
     },
 }
 
 impl DeciderMessage {
-    /// The envelope, if the message has one.
+    /// Returns the envelope, if the message has one.
     pub fn envelope_mut(&mut self) -> Option<&mut DeciderEnvelope> {
         match self {
             DeciderMessage::Welcome { envelope, .. }
@@ -261,31 +263,31 @@ impl DeciderMessage {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum HelloRetry {
-    /// Later, perhaps.
+    /// Repeat the hello later.
     Later,
-    /// This executor knows more than the decider: there is a newer one. Stop acting, and exit.
+    /// This executor knows more than the decider: a newer decider exists. Stop acting, and exit.
     NewerElsewhere,
-    /// The journal is another one, or has been altered. Stop acting, and exit.
+    /// The journal is a different one, or was altered. Stop acting, and exit.
     Never,
 }
 
-/// One effect on one object, idempotent, ending in exactly one outcome. Named by object and revision.
+/// Command: one idempotent effect on one object, with exactly one outcome. Object and revision identify it.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Command {
-    /// On which.
+    /// Object of the command.
     pub object: ObjectId,
-    /// A higher one closes all lower ones.
+    /// Revision of the command. A higher revision closes all lower revisions of the object.
     pub revision: u32,
-    /// Which attempt, from 1.
+    /// Number of the attempt, from 1.
     pub attempt: u32,
-    /// What.
+    /// Effect on the object.
     pub effect: CommandEffect,
-    /// Whether it still waits for its outcome.
+    /// Whether the command still waits for its outcome.
     pub standing: CommandStatus,
-    /// From asking until killing.
+    /// Time from the request to stop until the kill, in milliseconds.
     #[serde(with = "millis")]
     pub grace: Duration,
-    /// What it is, for labels and for an ensure.
+    /// Specification of the object, for labels and for `ensure`.
     pub spec: ObjectSpec,
 }
 
@@ -293,13 +295,13 @@ pub struct Command {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CommandStatus {
-    /// It does: carry it out.
+    /// No outcome yet: carry out the command.
     Open,
-    /// It had its outcome: adopt what is there. If nothing is there, nothing is started again: it is gone.
+    /// Outcome decided: adopt the existing object. If the object does not exist, it is not started again.
     Met,
 }
 
-/// What an object is.
+/// Specification of an object.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ObjectSpec {
@@ -310,7 +312,7 @@ pub enum ObjectSpec {
 }
 
 impl ObjectSpec {
-    /// What an incarnation runs, if this is one.
+    /// Returns the incarnation's specification, if the object is an incarnation.
     pub fn run(&self) -> Option<&IncarnationSpec> {
         match self {
             ObjectSpec::Run(spec) => Some(spec),
@@ -318,11 +320,11 @@ impl ObjectSpec {
         }
     }
 
-    /// Whether what is there by `other` is right by this one too.
+    /// Whether an object that was created from `other` satisfies this specification.
     pub fn is_as(&self, other: &ObjectSpec) -> bool {
         match (self, other) {
             (ObjectSpec::Run(this), ObjectSpec::Run(other)) => this.runs_as(other),
-            // Where it is counted says nothing of what is in it.
+            // A volume's node is where its bytes are counted; its content does not depend on that.
             (ObjectSpec::Volume(_), ObjectSpec::Volume(_)) => true,
             (ObjectSpec::Run(_), ObjectSpec::Volume(_)) | (ObjectSpec::Volume(_), ObjectSpec::Run(_)) => {
                 false
@@ -337,58 +339,58 @@ impl From<IncarnationSpec> for ObjectSpec {
     }
 }
 
-/// What a volume is.
+/// Specification of a volume.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct VolumeSpec {
-    /// Its name, for people who look for it.
+    /// Name of the volume, for people who inspect the storage.
     pub name: VolumeName,
-    /// The node whose storage it is counted in.
+    /// Node on whose storage the volume is counted.
     pub node: NodeName,
-    /// Of which class.
+    /// Storage class of the volume.
     pub class: StorageClass,
-    /// Bytes.
+    /// Capacity of the volume, in bytes.
     pub capacity: u64,
 }
 
-/// A volume as a payload has it.
+/// Mount of a volume in a payload.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct VolumeMount {
-    /// Where the payload sees it, or asks for it.
+    /// Path at which the payload sees the volume, or by which it requests the volume.
     pub path: String,
-    /// Which.
+    /// Volume that is mounted.
     pub volume: VolumeId,
 }
 
-/// What an incarnation is.
+/// Specification of an incarnation.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct IncarnationSpec {
-    /// Of which replica.
+    /// Replica the incarnation belongs to.
     pub replica: ReplicaName,
-    /// Of which plan.
+    /// Plan the incarnation belongs to.
     pub plan: PlanName,
-    /// On which node.
+    /// Node on which the incarnation is placed.
     pub node: NodeName,
-    /// When the plan has it started again. An executor goes by it after a reboot of its machine, and never else.
+    /// Restart policy of the plan. An executor uses it only after a reboot of its machine.
     #[serde(default = "best_effort")]
     pub restart: RestartPolicy,
-    /// Where it belongs, for the environment of its processes.
+    /// Labels for the environment of the incarnation's processes.
     #[serde(default)]
     pub labels: Box<RunLabels>,
-    /// Its parts.
+    /// Payloads of the incarnation.
     pub payloads: Vec<IncarnationPayload>,
 }
 
-/// Where an incarnation belongs. Processes receive it when they start, and what runs does not depend on it later.
+/// Labels of an incarnation. Processes receive them when they start; later behavior does not depend on them.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RunLabels {
-    /// Namespace of its plan.
+    /// Namespace of the incarnation's plan.
     pub namespace: Option<Namespace>,
-    /// Deployment by whose version it runs.
+    /// Deployment whose version the incarnation runs.
     pub deployment: Option<DeploymentName>,
-    /// Update domain of its node.
+    /// Update domain of the incarnation's node.
     pub domain: Option<DomainName>,
-    /// Zone of its node.
+    /// Zone of the incarnation's node.
     pub zone: Option<ZoneName>,
 }
 
@@ -397,35 +399,36 @@ fn best_effort() -> RestartPolicy {
 }
 
 impl IncarnationSpec {
-    /// Whether what runs by `other` runs by this one too: they differ at most in the rule of starting again, and in
-    /// labels.
+    /// Whether an incarnation that was started from `other` satisfies this specification: the two differ at
+    /// most in restart policy and labels.
     pub fn runs_as(&self, other: &IncarnationSpec) -> bool {
         *self == IncarnationSpec { restart: self.restart, labels: self.labels.clone(), ..other.clone() }
     }
 }
 
-/// A part of an incarnation, with coordinates filled in; `${port.…}` and the like are the executor's to fill.
+/// Payload of an incarnation, with coordinates filled in. The executor fills `${port.…}` and similar
+/// placeholders.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct IncarnationPayload {
-    /// Its name.
+    /// Name of the payload.
     pub name: PayloadName,
-    /// How many processes.
+    /// Number of processes.
     pub processes: u16,
-    /// Bytes of memory that each may have; without, as much as there is.
+    /// Maximum memory of each process, in bytes; unlimited if absent.
     #[serde(default)]
     pub memory: Option<NonZeroU64>,
     /// Ports of each process.
     pub ports: Vec<PayloadPort>,
-    /// The coordinates that the deployment gave it, also for `${KEY}`.
+    /// Coordinates that the deployment gave the payload, also for `${KEY}`.
     pub coordinates: BTreeMap<KeyName, String>,
-    /// What to start.
+    /// Program to start, if any.
     pub run: Option<ExecSpec>,
-    /// When it is ready.
+    /// Readiness probe, if any.
     pub ready: Option<ReadinessProbe>,
-    /// Whether it still answers.
+    /// Liveness probe, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub alive: Option<ReadinessProbe>,
-    /// Its storage.
+    /// Volumes that the payload mounts.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub mounts: Vec<VolumeMount>,
 }

@@ -1,14 +1,16 @@
-//! The bytes of a record: one commit of the decider, as it stands in a journal for ever.
+//! Bytes of a record: one commit of the decider, as a journal stores it permanently.
 //!
 //! ```text
 //! {"chancery":1,"fleet":"default","lineage":"…","first":1,"count":2,"term":1,"writer":"…","time":…,"build":"…","begins":"term","prev":"…"}
 //! {"k":"fact","t":"term.started.v1", …}
 //! {"k":"fact", …}
 //! ```
-//! One header line, then one line of compact JSON an event, each with its line feed. What must stay true: the bytes
-//! are hashed as stored and never written again in another form; every later format keeps the header's keys and
-//! their meaning, so that any build can judge any record by its header alone; a [`Record`] whose body cannot be
-//! read does not exist. The first event agrees with what the header says that it begins.
+//! A record is one header line, then one line of compact JSON per event, each with its line feed. Invariants:
+//! - The bytes are hashed as stored and never written again in another form.
+//! - Every later format keeps the header's keys and their meaning, so that any build can check any record by
+//!   its header alone.
+//! - A [`Record`] always has a readable body.
+//! - The first event matches the header.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -26,37 +28,38 @@ use crate::time::Time;
 
 /// The format that this build writes, and the only one whose body it reads.
 pub const FORMAT: u32 = 1;
-/// A record has at most so many bytes, header and all.
+/// Maximum size of a record, in bytes, header included.
 pub const MAX_BYTES: usize = 1 << 20;
-/// A record has at most so many events.
+/// Maximum number of events of a record.
 pub const MAX_EVENTS: usize = 1000;
-/// What a [`RecordDraft`] keeps free for the header: more than any names that a fleet, a build and a topic may have.
+/// Bytes that a [`RecordDraft`] reserves for the header: more than any names of a fleet, a build and a topic
+/// need.
 pub const HEADER_ROOM: usize = 1024;
 
-/// The type of the event that begins a term.
+/// Type of the event that starts a term.
 pub const TERM_STARTED: &str = "term.started.v1";
-/// The type of the event that begins a lineage.
+/// Type of the event that starts a lineage.
 pub const LINEAGE_STARTED: &str = "lineage.started.v1";
 
-/// A SHA-256: of a record's bytes as stored, or of a state. 64 hexadecimal digits for people.
+/// SHA-256 of a record's bytes as stored, or of a state. Its text form has 64 hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RecordHash([u8; 32]);
 
 impl RecordHash {
-    /// Stands before the first record.
+    /// Hash before the first record.
     pub const ZERO: RecordHash = RecordHash([0; 32]);
 
-    /// Hashes the bytes.
+    /// Returns the hash of the bytes.
     pub fn of(bytes: &[u8]) -> RecordHash {
         RecordHash(Sha256::digest(bytes).into())
     }
 
-    /// Takes the bytes of a SHA-256 made elsewhere.
+    /// Returns the hash with the bytes of a SHA-256 that was computed elsewhere.
     pub const fn from_bytes(bytes: [u8; 32]) -> RecordHash {
         RecordHash(bytes)
     }
 
-    /// Gives the bytes.
+    /// Bytes of the hash.
     pub const fn bytes(&self) -> &[u8; 32] {
         &self.0
     }
@@ -78,7 +81,7 @@ impl fmt::Debug for RecordHash {
 
 /// Text that is not 64 hexadecimal digits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("write 64 lower-case hexadecimal digits")]
+#[error("invalid hash: must have 64 lower-case hexadecimal digits")]
 pub struct InvalidHash;
 
 impl FromStr for RecordHash {
@@ -124,20 +127,20 @@ impl<'de> Deserialize<'de> for RecordHash {
     }
 }
 
-/// What a record begins, when it is not one more of the same term and writer.
+/// Term or lineage that a record starts. A record that continues term and writer starts neither.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RecordStart {
-    /// A term: its first event is [`TERM_STARTED`].
+    /// Term: the first event is [`TERM_STARTED`].
     Term,
-    /// A lineage, and with it the next term: its first event is [`LINEAGE_STARTED`].
+    /// Lineage, and with it the next term: the first event is [`LINEAGE_STARTED`].
     Lineage {
-        /// The lineage so far.
+        /// Lineage before this record.
         previous: Lineage,
     },
 }
 
 impl RecordStart {
-    /// The type that the first event must have.
+    /// Type that the first event must have.
     pub const fn first_type(self) -> &'static str {
         match self {
             RecordStart::Term => TERM_STARTED,
@@ -146,46 +149,46 @@ impl RecordStart {
     }
 }
 
-/// Up to where the inbox is answered.
+/// Offset in the inbox up to which all input is answered.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct InboxWatermark {
-    /// Names the inbox, with its id, so that another one of that name is told apart.
+    /// Name of the inbox with its id, so that a recreated inbox of that name is distinguished.
     pub topic: Arc<str>,
-    /// The offset of the first input that is not answered yet.
+    /// Offset of the first input that is not answered yet.
     pub next: u64,
 }
 
-/// A record's first line.
+/// First line of a record.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(try_from = "HeaderLine", into = "HeaderLine")]
 pub struct RecordHeader {
-    /// The format: [`FORMAT`], or that of a newer build.
+    /// Format of the record: [`FORMAT`], or the format of a newer build.
     pub format: u32,
-    /// Whose journal it is.
+    /// Fleet of the journal.
     pub fleet: Arc<str>,
-    /// Which journal it is.
+    /// Lineage of the journal.
     pub lineage: Lineage,
-    /// The position of the first event.
+    /// Position of the first event.
     pub first: Position,
-    /// How many events there are; at least one.
+    /// Number of events, at least 1.
     pub count: u32,
-    /// The decider's term.
+    /// Term of the decider.
     pub term: Term,
-    /// The decider's start.
+    /// Id of the decider's start.
     pub writer: WriterId,
-    /// When; not before the previous record's.
+    /// Time of the commit; not before the time of the previous record.
     pub time: Time,
-    /// Which build wrote it.
+    /// Build that wrote the record.
     pub build: Arc<str>,
-    /// What it begins.
+    /// Term or lineage that the record starts, if any.
     pub begins: Option<RecordStart>,
-    /// Up to where the inbox is answered, when an inbox outside the process has such a thing.
+    /// Inbox offset up to which all input is answered, if the fleet has an inbox outside the process.
     pub watermark: Option<InboxWatermark>,
-    /// The hash of the previous record's bytes.
+    /// Hash of the previous record's bytes.
     pub prev: RecordHash,
 }
 
-/// The header as it is written. The order of the fields is the order of the keys.
+/// Header as it is written. The order of the fields is the order of the keys.
 #[derive(Serialize, Deserialize)]
 struct HeaderLine {
     chancery: u32,
@@ -245,18 +248,20 @@ impl TryFrom<HeaderLine> for RecordHeader {
             (None, None) => None,
             (Some(RecordStartName::Term), None) => Some(RecordStart::Term),
             (Some(RecordStartName::Lineage), Some(previous)) => Some(RecordStart::Lineage { previous }),
-            (None | Some(RecordStartName::Term), Some(_)) => return Err("only a lineage has a previous one"),
+            (None | Some(RecordStartName::Term), Some(_)) => {
+                return Err("previous lineage without the start of a lineage");
+            }
             (Some(RecordStartName::Lineage), None) => {
-                return Err("a lineage begins without its previous one");
+                return Err("start of a lineage without the previous lineage");
             }
         };
-        // So that no sum of positions or terms can overflow behind this point.
+        // Sums of positions or terms cannot overflow after this check.
         let last = line.first.get().saturating_add(u64::from(line.count));
         if line.first == Position::ZERO || line.count == 0 || last > Position::MAX.get() {
-            return Err("the positions are not of a journal");
+            return Err("positions out of range");
         }
         if line.term.get() == 0 || line.term.get() == u64::MAX {
-            return Err("the term is not of a journal");
+            return Err("term out of range");
         }
         Ok(RecordHeader {
             format: line.chancery,
@@ -275,67 +280,66 @@ impl TryFrom<HeaderLine> for RecordHeader {
     }
 }
 
-/// Bytes without a header of ours: noise, which a reader skips and counts.
+/// Bytes without a valid record header: an invalid record, which a reader skips and counts.
 #[derive(Debug, thiserror::Error)]
-#[error("read a record's header")]
+#[error("cannot read record header")]
 pub struct NotARecord(#[source] serde_json::Error);
 
-/// A body that cannot be read. Under a header that continues the chain it stops the reader.
+/// Reason why a record body cannot be read. If the header continues the chain, the reader stops.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum InvalidBody {
-    /// A newer build wrote it: this one must be replaced.
-    #[error("read a record of format {found}: this build reads format {FORMAT} only")]
+    /// A newer build wrote the record: this build must be replaced.
+    #[error("cannot read record of format {found}: this build reads only format {FORMAT}")]
     Format {
-        /// The format.
+        /// Format of the record.
         found: u32,
     },
-    /// Its bytes are not what a writer of this format makes: damage, or a broken writer.
-    #[error("read the body of a record: {0}")]
+    /// No writer of this format produces the bytes: the record is damaged, or its writer is broken.
+    #[error("cannot read record body: {0}")]
     Shape(&'static str),
-    /// The header and the first event do not say the same about what begins.
-    #[error("read the body of a record: its first event does not agree with what the header begins")]
+    /// The first event and the header disagree about the start of a term or lineage.
+    #[error("cannot read record body: first event does not match the header")]
     Begins,
 }
 
-/// Bytes that are no record.
+/// Reason why bytes are not a record.
 #[derive(Debug, thiserror::Error)]
 pub enum InvalidRecord {
-    /// No header of ours: noise.
+    /// The bytes have no valid header: an invalid record, which a reader skips and counts.
     #[error(transparent)]
     NotARecord(#[from] NotARecord),
-    /// A header of ours over a body that cannot be read.
+    /// The header is valid, but its body cannot be read.
     #[error(transparent)]
     Body(#[from] InvalidBody),
 }
 
 impl RecordHeader {
-    /// The position of the last event.
+    /// Position of the last event.
     pub const fn last(&self) -> Position {
         Position::new(self.first.get() + self.count as u64 - 1)
     }
 
-    /// Reads the header of a record of whatever format, and where its body begins.
+    /// Reads the header of a record of any format, and returns it with the offset of the body.
     pub fn peek(bytes: &[u8]) -> Result<(RecordHeader, usize), NotARecord> {
         let end = bytes.iter().position(|b| *b == b'\n').unwrap_or(bytes.len());
         let header = serde_json::from_slice(&bytes[..end]).map_err(NotARecord)?;
         if end == bytes.len() {
-            return Err(NotARecord(serde_json::Error::custom("the header's line does not end")));
+            return Err(NotARecord(serde_json::Error::custom("header line has no line feed")));
         }
         Ok((header, end + 1))
     }
 
-    /// Checks that the body can be read, as far as that can be told without knowing the events: format, limits,
-    /// as many lines as there are events, each with the look of a JSON object, the first of the type that begins
-    /// what the header says.
+    /// Checks the body as far as is possible without knowing the events. Checked are format, limits, number
+    /// of lines, `{` and `}` at the ends of each line, and the type of the first event.
     pub fn check_body(&self, body: &[u8]) -> Result<(), InvalidBody> {
         if self.format != FORMAT {
             return Err(InvalidBody::Format { found: self.format });
         }
         if self.count as usize > MAX_EVENTS {
-            return Err(InvalidBody::Shape("it is over the limits"));
+            return Err(InvalidBody::Shape("exceeds the limits"));
         }
-        let text = str::from_utf8(body).map_err(|_| InvalidBody::Shape("it is not UTF-8"))?;
-        let lines = text.strip_suffix('\n').ok_or(InvalidBody::Shape("its last line does not end"))?;
+        let text = str::from_utf8(body).map_err(|_| InvalidBody::Shape("not UTF-8"))?;
+        let lines = text.strip_suffix('\n').ok_or(InvalidBody::Shape("last line has no line feed"))?;
         let mut count = 0;
         for line in lines.split('\n') {
             if !(line.starts_with('{') && line.ends_with('}')) {
@@ -344,27 +348,28 @@ impl RecordHeader {
             count += 1;
         }
         if count != self.count {
-            return Err(InvalidBody::Shape("it does not have as many events as the header says"));
+            return Err(InvalidBody::Shape("number of events differs from the header"));
         }
         let first = lines.split('\n').next().unwrap_or_default();
         if self.begins == begins_of(first, self.begins)? { Ok(()) } else { Err(InvalidBody::Begins) }
     }
 }
 
-/// What the first event begins; `claim` lends the previous lineage, which stands in the event's data as well but
-/// is not read from there.
+/// Returns what the first event starts. `claim` supplies the previous lineage, which is also in the event's
+/// data but is not read from there.
 fn begins_of(line: &str, claim: Option<RecordStart>) -> Result<Option<RecordStart>, InvalidBody> {
     #[derive(Deserialize)]
     struct FirstEventType<'a> {
         #[serde(borrow)]
         t: std::borrow::Cow<'a, str>,
     }
-    // Hardly any record begins something, and a search for two words is far cheaper than reading the line.
+    // Hardly any record starts a term or lineage, and searching for two strings is far cheaper than parsing
+    // the line.
     if claim.is_none() && !line.contains(TERM_STARTED) && !line.contains(LINEAGE_STARTED) {
         return Ok(None);
     }
     let first: FirstEventType<'_> =
-        serde_json::from_str(line).map_err(|_| InvalidBody::Shape("its first event is not JSON"))?;
+        serde_json::from_str(line).map_err(|_| InvalidBody::Shape("first event is not JSON"))?;
     Ok(match (&*first.t, claim) {
         (TERM_STARTED, _) => Some(RecordStart::Term),
         (LINEAGE_STARTED, Some(RecordStart::Lineage { previous })) => Some(RecordStart::Lineage { previous }),
@@ -373,7 +378,7 @@ fn begins_of(line: &str, claim: Option<RecordStart>) -> Result<Option<RecordStar
     })
 }
 
-/// One commit: a header, its events, and the hash of both.
+/// Record: one commit, with its header, its events, and the hash of both.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Record {
     header: RecordHeader,
@@ -383,7 +388,7 @@ pub struct Record {
 }
 
 impl Record {
-    /// Reads a record. The hash is that of the bytes as they are.
+    /// Reads a record and hashes its bytes as they are.
     pub fn decode(bytes: impl Into<Arc<[u8]>>) -> Result<Record, InvalidRecord> {
         let bytes = bytes.into();
         let (header, body) = RecordHeader::peek(&bytes)?;
@@ -391,8 +396,8 @@ impl Record {
         Ok(Record::from_parts(header, body, hash, bytes)?)
     }
 
-    /// Puts together what was taken apart by [`Header::peek`], so that a reader that has judged the header does
-    /// not read it twice. `hash` is that of `bytes`.
+    /// Returns a record from the parts that [`RecordHeader::peek`] returned, so that a reader that has
+    /// checked the header does not read it twice. `hash` is the hash of `bytes`.
     pub fn from_parts(
         header: RecordHeader,
         body: usize,
@@ -400,38 +405,38 @@ impl Record {
         bytes: Arc<[u8]>,
     ) -> Result<Record, InvalidBody> {
         if bytes.len() > MAX_BYTES {
-            return Err(InvalidBody::Shape("it is over the limits"));
+            return Err(InvalidBody::Shape("exceeds the limits"));
         }
         header.check_body(bytes.get(body..).unwrap_or_default())?;
         Ok(Record { header, bytes, body, hash })
     }
 
-    /// The first line.
+    /// Header of the record.
     pub const fn header(&self) -> &RecordHeader {
         &self.header
     }
 
-    /// Everything, exactly as stored.
+    /// Bytes of the record, exactly as stored.
     pub const fn bytes(&self) -> &Arc<[u8]> {
         &self.bytes
     }
 
-    /// The hash of the bytes.
+    /// Hash of the bytes.
     pub const fn hash(&self) -> RecordHash {
         self.hash
     }
 
-    /// The position of the first event.
+    /// Position of the first event.
     pub const fn first(&self) -> Position {
         self.header.first
     }
 
-    /// The position of the last event.
+    /// Position of the last event.
     pub const fn last(&self) -> Position {
         self.header.last()
     }
 
-    /// The events' lines, without their line feeds, each with its position.
+    /// Returns the lines of the events, without line feeds, each with its position.
     pub fn events(&self) -> impl Iterator<Item = (Position, &[u8])> {
         let body = &self.bytes[self.body..];
         let lines = body.strip_suffix(b"\n").unwrap_or(body).split(|b| *b == b'\n');
@@ -445,56 +450,56 @@ impl fmt::Debug for Record {
     }
 }
 
-/// What a header says beside the format and the number of events.
+/// Members of a header other than the format and the number of events.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct HeaderParts {
-    /// Whose journal it is.
+    /// Fleet of the journal.
     pub fleet: Arc<str>,
-    /// Which journal it is.
+    /// Lineage of the journal.
     pub lineage: Lineage,
-    /// The position of the first event.
+    /// Position of the first event.
     pub first: Position,
-    /// The decider's term.
+    /// Term of the decider.
     pub term: Term,
-    /// The decider's start.
+    /// Id of the decider's start.
     pub writer: WriterId,
-    /// When; not before the previous record's.
+    /// Time of the commit; not before the time of the previous record.
     pub time: Time,
-    /// Which build writes it.
+    /// Build that writes the record.
     pub build: Arc<str>,
-    /// What it begins.
+    /// Term or lineage that the record starts, if any.
     pub begins: Option<RecordStart>,
-    /// Up to where the inbox is answered.
+    /// Inbox offset up to which all input is answered, if the fleet has an inbox outside the process.
     pub watermark: Option<InboxWatermark>,
-    /// The hash of the previous record's bytes.
+    /// Hash of the previous record's bytes.
     pub prev: RecordHash,
 }
 
-/// Why an event was not put into a draft, which is as it was before.
+/// Reason why an event was not added to a draft. The draft is unchanged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum DraftError {
-    /// The record has no room left: seal it and put the event into the next one.
-    #[error("put an event into a record: it is full")]
+    /// The record is full: seal it, and add the event to the next record.
+    #[error("cannot add event to record: record is full")]
     Full,
-    /// The event fits into no record.
-    #[error("put an event of {bytes} bytes into a record: none can hold it")]
+    /// The event is larger than any record can be.
+    #[error("cannot add event of {bytes} bytes to record: exceeds the maximum size")]
     TooLarge {
-        /// How large it is.
+        /// Size of the event, in bytes.
         bytes: usize,
     },
-    /// The event is not one line that looks like a JSON object.
-    #[error("put an event into a record: it is not one line of JSON")]
+    /// The event is not one line in braces.
+    #[error("cannot add event to record: not one line of JSON")]
     NotALine,
 }
 
-/// A record in the making.
+/// Draft of a record.
 #[derive(Clone, Default, Debug)]
 pub struct RecordDraft {
     body: Vec<u8>,
     count: u32,
 }
 
-/// A place in a draft to go back to.
+/// State of a draft that can be restored.
 #[derive(Clone, Copy, Debug)]
 pub struct DraftMark {
     bytes: usize,
@@ -502,32 +507,32 @@ pub struct DraftMark {
 }
 
 impl RecordDraft {
-    /// Holds nothing yet.
+    /// Returns a draft without events.
     pub fn new() -> RecordDraft {
         RecordDraft::default()
     }
 
-    /// How many events it holds.
+    /// Number of events in the draft.
     pub const fn count(&self) -> u32 {
         self.count
     }
 
-    /// Whether it holds none.
+    /// Whether the draft has no events.
     pub const fn is_empty(&self) -> bool {
         self.count == 0
     }
 
-    /// At least as many bytes as the record would have if it were sealed now.
+    /// Upper bound of the record's size if the draft were sealed now, in bytes.
     pub const fn bytes(&self) -> usize {
         HEADER_ROOM + self.body.len()
     }
 
-    /// Whether `events` more lines with `bytes` in all, line feeds not counted, would fit.
+    /// Whether `events` more lines with `bytes` in total, line feeds not counted, would fit.
     pub const fn fits(&self, events: usize, bytes: usize) -> bool {
         self.count as usize + events <= MAX_EVENTS && self.bytes() + bytes + events <= MAX_BYTES
     }
 
-    /// Puts in one event's line, without line feed.
+    /// Adds the line of one event, without line feed.
     pub fn push(&mut self, line: &[u8]) -> Result<(), DraftError> {
         if !RecordDraft::new().fits(1, line.len()) {
             return Err(DraftError::TooLarge { bytes: line.len() });
@@ -545,21 +550,22 @@ impl RecordDraft {
         Ok(())
     }
 
-    /// Marks this place.
+    /// Returns the current state of the draft, for [`Self::back_to`].
     pub const fn mark(&self) -> DraftMark {
         DraftMark { bytes: self.body.len(), count: self.count }
     }
 
-    /// Takes out what was put in since `mark`.
+    /// Removes the events that were added since `mark`.
     pub fn back_to(&mut self, mark: DraftMark) {
         self.body.truncate(mark.bytes);
         self.count = mark.count;
     }
 
-    /// Makes the record. Refuses one without events, or whose first event does not agree with what it begins.
+    /// Seals the draft as a record. Refuses a draft without events, or whose first event does not match
+    /// `parts`.
     pub fn seal(self, parts: HeaderParts) -> Result<Record, InvalidBody> {
         if self.count == 0 {
-            return Err(InvalidBody::Shape("it has no events"));
+            return Err(InvalidBody::Shape("no events"));
         }
         let header = RecordHeader {
             format: FORMAT,
@@ -577,7 +583,7 @@ impl RecordDraft {
         };
         let mut bytes = Vec::with_capacity(self.bytes());
         serde_json::to_writer(&mut bytes, &header)
-            .map_err(|_| InvalidBody::Shape("its header cannot be written"))?;
+            .map_err(|_| InvalidBody::Shape("header cannot be written"))?;
         bytes.push(b'\n');
         let body = bytes.len();
         bytes.extend_from_slice(&self.body);

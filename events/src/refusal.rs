@@ -1,4 +1,5 @@
-//! Refusals: why an intent does not hold. A refusal is an answer, and stands in the journal like any other.
+//! Refusals: reasons why intents are refused. A refusal is a verdict, and is stored in the journal like any
+//! other.
 
 use std::collections::BTreeMap;
 
@@ -8,44 +9,44 @@ use crate::spec::words;
 use crate::subject::Subject;
 
 words! {
-    /// Why an intent was refused, for programs. Stable: a client may depend on each.
+    /// Reason why an intent was refused, for programs. The codes are stable: clients may depend on each.
     RefusalCode {
-        /// The subject, or something that it names, does not exist.
+        /// The subject, or an entity that it names, does not exist.
         NotFound = "not_found",
-        /// The name is taken by something else.
+        /// Another entity has the name.
         AlreadyExists = "already_exists",
-        /// The version expected is not that of the subject.
+        /// The expected version is not the version of the subject.
         VersionConflict = "version_conflict",
-        /// The body says something that cannot be.
+        /// The body breaks a rule.
         Invalid = "invalid",
-        /// The subject's state does not allow it; both states are named.
+        /// The state of the subject does not allow the change; the detail names both states.
         BadTransition = "bad_transition",
-        /// Something still needs the subject.
+        /// Another entity still needs the subject.
         InUse = "in_use",
-        /// The subject, or something that it needs, is not in use.
+        /// The subject, or an entity that it needs, is inactive.
         Inactive = "inactive",
-        /// The hash is not that of what would be done now.
+        /// The hash is not that of the change as it is now.
         HashMismatch = "hash_mismatch",
         /// The operation does not wait for approval.
         NotPending = "not_pending",
         /// The idempotency key was used for another body.
         KeyReused = "key_reused",
-        /// The intent is older than what is remembered of keys: whether it was decided cannot be told.
+        /// The intent is older than the idempotency keys that are kept: whether it was decided is unknown.
         Expired = "expired",
-        /// The intent is dated more than five minutes ahead.
+        /// The time of the intent is more than five minutes ahead.
         FromTheFuture = "from_the_future",
-        /// Not possible with what this build can do.
+        /// This build, or the executor of the cluster, cannot do what the intent requests.
         Unsupported = "unsupported",
-        /// The intent would not fit into one commit.
+        /// The intent does not fit into one commit.
         TooLarge = "too_large",
-        /// Deciding the intent failed in a way that must not happen; nothing was changed.
+        /// The decision failed with an internal error; nothing was changed.
         Internal = "internal",
-        /// The caller may not send the intent, or not in this way.
+        /// The caller must not send the intent, or must not send it in this way.
         Denied = "denied",
     }
 }
 
-/// Why an intent does not hold.
+/// Refusal of an intent.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Refusal {
     /// Code of the refusal, for programs.
@@ -61,12 +62,12 @@ pub struct Refusal {
 }
 
 impl Refusal {
-    /// A refusal with nothing but its reason.
+    /// Returns a refusal with only its reason.
     pub fn new(code: RefusalCode, detail: impl Into<String>) -> Refusal {
         Refusal { code, detail: detail.into(), subject: None, version: None, errors: BTreeMap::new() }
     }
 
-    /// Says where in the body, as a JSON Pointer, and what is wrong there.
+    /// Adds an error in the body: its location, a JSON Pointer, and its reason.
     #[must_use]
     pub fn at(mut self, pointer: impl Into<String>, what: impl Into<String>) -> Refusal {
         self.errors.insert(pointer.into(), what.into());

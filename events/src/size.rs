@@ -1,13 +1,13 @@
-//! The size of a value as JSON, without the text.
+//! Size of a value as JSON, computed without building the text.
 
 use std::io;
 
 use serde::Serialize;
 
-/// The size of the value as compact JSON, in bytes.
+/// Size of the value as compact JSON, in bytes.
 pub fn json_bytes<T: Serialize + ?Sized>(value: &T) -> usize {
     let mut counter = ByteCounter(0);
-    serde_json::to_writer(&mut counter, value).expect("what is counted is always JSON");
+    serde_json::to_writer(&mut counter, value).expect("the value can be written as JSON");
     counter.0
 }
 
@@ -24,7 +24,7 @@ impl io::Write for ByteCounter {
     }
 }
 
-/// Cuts the text after at most `most` bytes, between two characters.
+/// Cuts the text to at most `most` bytes, between two characters.
 pub fn cut(text: &mut String, most: usize) {
     text.truncate(text.floor_char_boundary(most));
 }

@@ -1,10 +1,9 @@
-//! Specs that people write: those of clusters, capabilities, nodes, plans and deployments.
+//! Specifications that people write: clusters, capabilities, nodes, plans and deployments.
 //!
-//! These shapes stand in intents, in facts, in the state and in answers. Nothing is left out when they are
-//! written (`skip_serializing_if` would break the positional codec of snapshots and rows), and unknown fields are
-//! refused when they are read.
+//! Intents, facts, the state and responses contain these types. All fields are written (`skip_serializing_if`
+//! would break the positional codec of snapshots and rows), and unknown fields are refused.
 
-/// Enums of values, each with one text form everywhere.
+/// Declares enums of values, each with one text form everywhere.
 #[macro_export]
 macro_rules! words {
     ($($(#[$doc:meta])* $name:ident { $($(#[$vdoc:meta])* $variant:ident = $word:literal),* $(,)? })*) => {$(
@@ -15,10 +14,10 @@ macro_rules! words {
         }
 
         impl $name {
-            /// Every one, in order.
+            /// All values, in order.
             pub const ALL: &[$name] = &[$($name::$variant),*];
 
-            /// The word for it, everywhere.
+            /// Text form of the value.
             pub const fn word(self) -> &'static str {
                 match self { $($name::$variant => $word),* }
             }
@@ -46,18 +45,18 @@ pub use payload::*;
 pub use plan::*;
 
 words! {
-    /// The runtime that a cluster's orchestrator consists of.
+    /// Runtime that a cluster's orchestrator drives.
     ClusterRuntime {
         /// Operating-system processes on the executor's own machine.
         Process = "process",
-        /// Nothing real: for tests, sizing and play.
+        /// Simulated processes, for tests, sizing and demonstrations.
         Simulated = "simulated",
     }
-    /// Whether something is in use.
+    /// Activity of an entity.
     ClusterActivity {
-        /// In use.
+        /// The entity is in use.
         Active = "active",
-        /// Kept, but not to be chosen.
+        /// The entity is kept, but is not chosen for new work.
         Inactive = "inactive",
     }
     /// The comparison of the named capabilities with those of a node, within one type.
@@ -75,68 +74,68 @@ words! {
     }
     /// Whether replicas of one plan may share a node.
     NodeSharing {
-        /// One replica of the plan a node.
+        /// At most one replica of the plan per node.
         Never = "never",
-        /// As many as fit.
+        /// As many replicas of the plan per node as fit.
         Allowed = "allowed",
     }
     /// The rule that chooses among the nodes that are suitable for a replica.
     PlacementPolicy {
-        /// Evenly over update domains: in the domain with the fewest of the plan's replicas, on the node with the
-        /// fewest of them, then on that with the least free. A replica that is moved or updated stays in its domain
-        /// where others have as few.
+        /// Evenly over update domains: in the domain with the fewest replicas of the plan, on the node with
+        /// the fewest of these replicas. Among equal nodes, the node with the least free resources is chosen.
+        /// A replica that is moved or updated stays in its domain if no domain has fewer.
         Spread = "spread",
         /// The node with the least free resources that has enough, in any update domain.
         Pack = "pack",
     }
     /// Whether a move of one replica would make the spread of its plan more even.
     BalancePolicy {
-        /// No move that is allowed would.
+        /// No allowed move would make the spread more even.
         Even = "even",
-        /// A move would: a rebalance makes it.
+        /// A move would make the spread more even; a rebalance makes it.
         Uneven = "uneven",
     }
-    /// The purpose of an operation, where the kind and the asker do not imply it.
+    /// Purpose of an operation, if its kind and requester do not imply it.
     ProbePurpose {
         /// One move of a plan's rebalance.
         Rebalance = "rebalance",
     }
-    /// A transport protocol.
+    /// Transport protocol.
     PortProtocol {
-        /// The Transmission Control Protocol.
+        /// Transmission Control Protocol.
         Tcp = "TCP",
-        /// The User Datagram Protocol.
+        /// User Datagram Protocol.
         Udp = "UDP",
     }
-    /// The approver of an operation.
+    /// Approver of an operation.
     ApprovalMode {
         /// Approval by a person.
         Manual = "manual",
-        /// Approval by the plan's own rule, at once.
+        /// Approval by the plan's own rule, immediately.
         Automatic = "automatic",
     }
-    /// The change that an operation makes to its replica.
+    /// Change that an operation makes to its replica.
     OperationKind {
-        /// Brings a new replica up.
+        /// Starts a new replica.
         Create = "create",
-        /// Gives a replica another version.
+        /// Changes the version of a replica.
         Update = "update",
         /// Moves a replica to another node.
         Relocate = "relocate",
-        /// Ends a replica's run and brings it up again.
+        /// Ends the incarnation of a replica and starts a new incarnation.
         Restart = "restart",
-        /// Brings a replica up again.
+        /// Starts a replica again.
         Start = "start",
-        /// Ends its run and keeps the replica.
+        /// Ends the incarnation of a replica and keeps the replica.
         Stop = "stop",
-        /// Ends its run and removes the replica.
+        /// Ends the incarnation of a replica and removes the replica.
         Delete = "delete",
     }
     /// Kinds of work that a policy can name: every kind of operation, and the expunge of a node.
     PolicyKind {
         /// Operations that create a replica.
         Create = "create",
-        /// Operations that give a replica another version.
+        /// Operations that change the version of a replica.
         Update = "update",
         /// Operations that move a replica to another node.
         Relocate = "relocate",
@@ -151,23 +150,24 @@ words! {
         /// The expunge of a node: everything on the node is declared lost.
         Expunge = "expunge",
     }
-    /// When what ended by itself is started again by its plan's own rule.
+    /// Condition under which the plan's rule starts a replica again after its incarnation ended without a
+    /// request.
     RestartPolicy {
-        /// However it ended.
+        /// After every end.
         Always = "always",
-        /// When it failed.
+        /// After a failure.
         BestEffort = "best_effort",
-        /// Never, however it ended.
+        /// After no end.
         Never = "never",
     }
-    /// The order of an update in which the orchestrator cannot change the incarnation in place.
+    /// Order of an update for which the orchestrator cannot change the incarnation in place.
     UpdateOrder {
         /// The new incarnation is ready before the old one is stopped.
         Beside = "beside",
         /// The old incarnation has ended before the new one is started.
         StopFirst = "stop_first",
     }
-    /// The action on an incarnation that stays unready.
+    /// Action on an incarnation that stays unready.
     #[derive(Default)]
     UnreadyAction {
         /// The incarnation is shown as unready, with the time since when it is unready. The default.
@@ -176,37 +176,38 @@ words! {
         /// The incarnation is ended, and the replica is started again by the plan's `restart` rule.
         Restart = "restart",
     }
-    /// The demand of an affinity on the nodes of a group's replicas.
+    /// Demand of an affinity on the nodes of a group's replicas.
     AffinityKind {
         /// A node that hosts a replica of the group, if any node does.
         Together = "together",
         /// A node that hosts no replica of the group.
         Apart = "apart",
     }
-    /// The fallback where no node satisfies an affinity.
+    /// Fallback if no node satisfies an affinity.
     AffinityPolicy {
         /// The replica is not placed.
         Fail = "fail",
-        /// The replica is placed all the same, and the violation is reported.
+        /// The replica is placed anyway, and the violation is reported.
         Allow = "allow",
     }
-    /// The outcome of a graceful deployment whose replicas are not all ready in time.
+    /// Action of a graceful deployment whose replicas are not all ready in time.
     TimeoutAction {
-        /// The new replicas are deleted, the old ones stay.
+        /// The new replicas are deleted; the old replicas stay.
         Rollback = "rollback",
-        /// The old replicas are deleted all the same.
+        /// The deployment cuts over anyway: the old replicas are deleted.
         Commit = "commit",
     }
-    /// The states of a disruption.
+    /// State of a disruption.
     DisruptionState {
-        /// Known, and not to be acted on yet.
+        /// The disruption is known and has no effect yet.
         Scheduled = "scheduled",
-        /// Its node takes no placements; from its start on, it is emptied if that is wanted.
+        /// The node takes no placements. From the start of the disruption on, the node is drained if the
+        /// disruption requests that.
         Approved = "approved",
-        /// Is over.
+        /// The disruption has ended.
         Completed = "completed",
     }
-    /// A day of the week, in UTC.
+    /// Day of the week, in UTC.
     Weekday {
         /// Monday, in UTC.
         Mon = "mon",
@@ -223,28 +224,28 @@ words! {
         /// Sunday, in UTC.
         Sun = "sun",
     }
-    /// The states of a node.
+    /// State of a node.
     NodeState {
-        /// Known, in no cluster.
+        /// The node is in no cluster.
         Unallocated = "unallocated",
-        /// Being allocated to a cluster.
+        /// The node is being allocated to a cluster.
         Allocating = "allocating",
-        /// In a cluster; takes placements.
+        /// The node is in a cluster and takes placements.
         Allocated = "allocated",
-        /// Taken out of its cluster.
+        /// The node was evicted from its cluster.
         Evicted = "evicted",
-        /// Being cleaned.
+        /// The node is being cleaned.
         Sanitizing = "sanitizing",
-        /// Gone, on the operator's word, with everything on it.
+        /// The node is declared lost by an operator, with everything on it.
         Expunged = "expunged",
     }
 }
 
 impl ClusterRuntime {
-    /// Whether what runs can be changed where it stands, without another run of it.
+    /// Whether an incarnation can be changed in place, without a new incarnation.
     pub const fn changes_in_place(self) -> bool {
         match self {
-            // What a process was started with, it has until it ends.
+            // The arguments and environment of a process are fixed at its start.
             ClusterRuntime::Process => false,
             ClusterRuntime::Simulated => true,
         }

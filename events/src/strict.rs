@@ -1,5 +1,5 @@
-//! JSON from outside, checked before anything is read from it: what is no JSON is refused, and so are names that come
-//! twice and depth that could exhaust the stack. What is wrong is told with its place, as a JSON Pointer (RFC 6901).
+//! Strict check of JSON from clients: invalid JSON is refused, and so are duplicate names, and depth that
+//! could exhaust the stack. Errors have a location, a JSON Pointer (RFC 6901).
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -7,29 +7,30 @@ use std::fmt;
 
 use serde::de::{DeserializeSeed, Error as _, MapAccess, SeqAccess, Visitor};
 
-/// Why bytes are not one JSON text that is taken.
+/// Reason why bytes are not one valid JSON text.
 #[derive(Debug, thiserror::Error)]
 pub enum InvalidJson {
-    /// It is not UTF-8.
-    #[error("it is not UTF-8 from byte {from} on")]
+    /// The bytes are not UTF-8.
+    #[error("invalid UTF-8 from byte {from}")]
     Utf8 {
-        /// The first byte that is none.
+        /// Index of the first invalid byte, from 0.
         from: usize,
     },
-    /// There is nothing.
-    #[error("it is empty")]
+    /// The bytes are empty, or only white space.
+    #[error("invalid JSON: empty")]
     Empty,
-    /// It is no JSON, a name stands twice in one object, or it is nested too deep.
-    #[error("it cannot be read at {pointer:?}")]
+    /// The bytes are not JSON, a name occurs twice in one object, or the nesting is too deep.
+    #[error("invalid JSON at {pointer:?}")]
     Json {
-        /// Where.
+        /// Location of the error, as a JSON Pointer.
         pointer: String,
-        /// What is wrong there.
+        /// Error at the location.
         source: serde_json::Error,
     },
 }
 
-/// Checks that bytes are one JSON text in UTF-8, no name twice in one object, at most `depth` levels deep.
+/// Checks that bytes are one JSON text in UTF-8, without duplicate names in an object, at most `depth` levels
+/// deep.
 pub fn check(bytes: &[u8], depth: usize) -> Result<&str, InvalidJson> {
     let text = str::from_utf8(bytes).map_err(|error| InvalidJson::Utf8 { from: error.valid_up_to() })?;
     if text.trim_start_matches([' ', '\t', '\r', '\n']).is_empty() {
@@ -46,17 +47,17 @@ pub fn check(bytes: &[u8], depth: usize) -> Result<&str, InvalidJson> {
     Ok(text)
 }
 
-/// A step into a JSON text.
+/// Step into a JSON text.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum JsonPathStep {
-    /// To a member of an object.
+    /// Step to a member of an object.
     Name(String),
-    /// To an element of an array.
+    /// Step to an element of an array.
     Index(usize),
 }
 
 impl JsonPathStep {
-    /// Adds it to a pointer.
+    /// Appends the step to a JSON Pointer.
     pub fn write(&self, pointer: &mut String) {
         match self {
             JsonPathStep::Name(name) => name_step(pointer, name),
@@ -68,14 +69,14 @@ impl JsonPathStep {
     }
 }
 
-/// Adds a member to a pointer; of a long name, its beginning.
+/// Appends a member to a JSON Pointer; a long name is cut to 100 characters.
 pub fn name_step(pointer: &mut String, name: &str) {
     let short: String = name.chars().take(100).collect();
     pointer.push('/');
     pointer.push_str(&short.replace('~', "~0").replace('/', "~1"));
 }
 
-/// Goes through any value. An error leaves the path where it was met.
+/// Visitor of all values of a text. On an error, the path is that of the value with the error.
 #[derive(Clone, Copy)]
 struct JsonWalker<'a> {
     path: &'a RefCell<Vec<JsonPathStep>>,
@@ -86,8 +87,7 @@ struct JsonWalker<'a> {
 impl JsonWalker<'_> {
     fn below<E: serde::de::Error>(self) -> Result<Self, E> {
         let left = self.left.checked_sub(1);
-        let left =
-            left.ok_or_else(|| E::custom(format!("it is nested more than {} levels deep", self.depth)))?;
+        let left = left.ok_or_else(|| E::custom(format!("nested more than {} levels deep", self.depth)))?;
         Ok(JsonWalker { left, ..self })
     }
 
@@ -151,7 +151,7 @@ impl<'de> Visitor<'de> for JsonWalker<'_> {
         while let Some(name) = all.next_key::<String>()? {
             self.step(JsonPathStep::Name(name.clone()));
             if !seen.insert(name) {
-                return Err(A::Error::custom("the name stands twice in one object"));
+                return Err(A::Error::custom("the name occurs twice in one object"));
             }
             all.next_value_seed(below)?;
             self.back();

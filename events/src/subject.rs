@@ -20,19 +20,19 @@ macro_rules! subjects {
         subjects! { @entities $($($entity $kind $word $about $key)?)* }
     };
     (@entities $($entity:tt $kind:ident $word:literal $about:literal ($($field:ident: $type:ident),+))*) => {
-        /// One entity of a fleet.
+        /// Subject of an event: one entity of a fleet.
         #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
         pub enum Subject {
-            /// The fleet itself.
+            /// Subject for the fleet itself.
             Fleet,
             $(#[doc = $about] $kind($(keys::$type),+)),*
         }
 
         impl Subject {
-            /// The words before the slash, in order.
+            /// Kinds of subjects, the parts before the slash, in order.
             pub const KINDS: &[&str] = &["fleet", $($word),*];
 
-            /// The word before the slash.
+            /// Kind of the subject, the part before the slash.
             pub const fn kind(&self) -> &'static str {
                 match self {
                     Subject::Fleet => "fleet",
@@ -40,7 +40,7 @@ macro_rules! subjects {
                 }
             }
 
-            /// Does something with the parts of its key, of which the fleet has none.
+            /// Calls a function with the parts of the key; the fleet has none.
             pub fn with_key<T>(&self, run: impl FnOnce(&[&dyn KeyPart]) -> T) -> T {
                 match self {
                     Subject::Fleet => run(&[]),
@@ -55,7 +55,7 @@ macro_rules! subjects {
                         let mut parts = key.splitn(of.key.len(), '/');
                         Ok(Some(Subject::$kind($({
                             let Some(part) = parts.next() else { return Ok(None) };
-                            // A part that is not its own name is that of its owner.
+                            // A key part other than `name` is the name of the owner.
                             let kind = of.owner.map_or($word, |owner| if stringify!($field) == "name" { $word } else { owner.word() });
                             part.parse::<keys::$type>()
                                 .map_err(|error| InvalidSubject::Name { kind, reason: error.to_string() })?
@@ -71,7 +71,7 @@ macro_rules! subjects {
 each_kind!(subjects);
 
 impl Subject {
-    /// The position of the event that issued its id, if it has one.
+    /// Position of the event that issued the subject's id, if it has an id.
     pub fn issued(&self) -> Option<Position> {
         self.with_key(|key| key.first().and_then(|part| part.issued()))
     }
@@ -84,16 +84,16 @@ impl fmt::Display for Subject {
     }
 }
 
-/// Text that names no entity.
+/// Reason why a text is not a subject.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidSubject {
-    /// Not of the form `kind/name`.
-    #[error("write the subject as kind/name, as in node/node-1; {0:?} is none of that form")]
+    /// The text does not have the form `kind/name`.
+    #[error("invalid subject {0:?}: must be KIND/NAME, as in node/node-1")]
     Form(String),
-    /// The name breaks its rule.
-    #[error("read the name of the {kind}: {reason}")]
+    /// The name breaks the rule of its kind.
+    #[error("invalid {kind} name: {reason}")]
     Name {
-        /// Kind of the subject: the word before the slash.
+        /// Kind of the subject, the part before the slash.
         kind: &'static str,
         /// Reason why the name after the slash is invalid.
         reason: String,

@@ -1,29 +1,29 @@
-//! Placeholders in what people write: `${version}`, `${port.http}`; `$$` is a dollar.
+//! Placeholders in text of plans: `${version}`, `${port.http}`; `$$` is a dollar.
 
-/// Maximum size of a filled text, in bytes: Linux gives a program no longer argument or variable.
+/// Maximum size of a filled text, in bytes: the maximum of an argument or variable of a Linux program.
 pub const FILLED_BYTES: usize = 128 << 10;
 
-/// Text whose placeholders cannot be read or filled.
+/// Reason why placeholders cannot be filled.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidTemplate {
-    /// A dollar that begins neither `${…}` nor `$$`.
-    #[error("write $$ for a dollar, or ${{NAME}} for a placeholder, at character {at}")]
+    /// A dollar starts neither `${…}` nor `$$`.
+    #[error("invalid placeholder at byte {at}: must be ${{NAME}}, or $$ for a dollar")]
     Dollar {
-        /// Its place, from 1.
+        /// Position of the dollar in bytes, from 1.
         at: usize,
     },
     /// The filled text is too long.
-    #[error("the filled text must have at most {FILLED_BYTES} bytes")]
+    #[error("invalid text: must have at most {FILLED_BYTES} bytes after filling")]
     TooLong,
-    /// A placeholder that nothing fills.
-    #[error("nothing fills the placeholder ${{{name}}}")]
+    /// A placeholder has no value.
+    #[error("invalid placeholder ${{{name}}}: no value of this name")]
     Unknown {
-        /// Its name.
+        /// Name of the placeholder.
         name: String,
     },
 }
 
-/// The text with its placeholders filled by `value`.
+/// Returns the text with its placeholders filled by `value`.
 pub fn fill(text: &str, mut value: impl FnMut(&str) -> Option<String>) -> Result<String, InvalidTemplate> {
     let mut filled = String::with_capacity(text.len().min(FILLED_BYTES));
     let mut rest = text;
@@ -41,7 +41,7 @@ pub fn fill(text: &str, mut value: impl FnMut(&str) -> Option<String>) -> Result
             filled.push_str(&value);
             rest = more;
         }
-        // A few placeholders of a long value would fill all memory.
+        // A few placeholders with a long value would exhaust memory.
         if filled.len() > FILLED_BYTES {
             return Err(InvalidTemplate::TooLong);
         }

@@ -1,6 +1,7 @@
 //! Journal time: microseconds since 1970-01-01T00:00:00Z, as an integer in the bytes and as RFC 3339 for people.
 //!
-//! The journal's time never goes back; it comes into the state machine with each commit and is never asked for.
+//! The journal's time never decreases. It enters the state machine with each commit and is never read from a
+//! clock there.
 
 use std::fmt;
 use std::ops::Add;
@@ -11,33 +12,33 @@ use chrono::{DateTime, SecondsFormat, Utc};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// A moment of journal time, in microseconds since the Unix epoch.
+/// Time of the journal, in microseconds since the Unix epoch.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(transparent)]
 pub struct Time(i64);
 
 impl Time {
-    /// The Unix epoch: before every event of every journal.
+    /// Unix epoch: before every event of every journal.
     pub const EPOCH: Time = Time(0);
-    /// Later than every deadline.
+    /// Time after every deadline.
     pub const FAR: Time = Time(i64::MAX);
 
-    /// Takes microseconds since the Unix epoch.
+    /// Returns the time with the number of microseconds since the Unix epoch.
     pub const fn from_micros(micros: i64) -> Time {
         Time(micros)
     }
 
-    /// Gives microseconds since the Unix epoch.
+    /// Microseconds since the Unix epoch.
     pub const fn micros(self) -> i64 {
         self.0
     }
 
-    /// The time that has passed since `earlier`; zero if none has.
+    /// Returns the time passed since `earlier`; zero if `earlier` is later.
     pub fn since(self, earlier: Time) -> Duration {
         Duration::from_micros(u64::try_from(self.0.saturating_sub(earlier.0)).unwrap_or(0))
     }
 
-    /// This moment less `span`, not before the epoch.
+    /// Returns the time `span` earlier, not before the epoch.
     #[must_use]
     pub fn before(self, span: Duration) -> Time {
         Time(self.0.saturating_sub(micros_of(span)).max(0))
@@ -70,9 +71,9 @@ impl fmt::Debug for Time {
     }
 }
 
-/// The text is not an RFC 3339 time.
+/// Text that is not an RFC 3339 time.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("write the time as in 2026-11-21T09:00:00Z: {0}")]
+#[error("invalid time: must be as in 2026-11-21T09:00:00Z: {0}")]
 pub struct InvalidTime(String);
 
 impl FromStr for Time {
@@ -84,7 +85,7 @@ impl FromStr for Time {
     }
 }
 
-/// `serde(with)` for shapes that people read: RFC 3339 text; in positional codecs, microseconds.
+/// `serde(with)` for values that people read: RFC 3339 text; microseconds in positional codecs.
 pub mod shown {
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -104,7 +105,7 @@ pub mod shown {
         }
     }
 
-    /// The same for a time that may be missing.
+    /// `serde(with)` for an optional time in the same forms.
     pub mod option {
         use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -125,12 +126,12 @@ pub mod shown {
     }
 }
 
-/// Text that is no duration.
+/// Text that is not a duration.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("write a duration as in 500ms, 30s, 5m or 24h, not {0:?}")]
+#[error("invalid duration {0:?}: must be as in 500ms, 30s, 5m or 24h")]
 pub struct InvalidSpan(String);
 
-/// Reads a duration of at most a hundred years: a whole number and its unit.
+/// Parses a duration of at most 100 years: a whole number and its unit, `ms`, `s`, `m`, `h` or `d`.
 pub fn parse_span(text: &str) -> Result<Duration, InvalidSpan> {
     const LONGEST: u64 = 100 * 365 * 24 * 3_600_000;
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());

@@ -98,7 +98,7 @@ kinds! {
         "Correct the clock of the client, and send the intent with the correct time.";
     UNSUPPORTED = 422 "unsupported" final
         "This build, or the executor of the cluster, cannot do what the intent requests."
-        "Change the request as `detail` says, or update the program.";
+        "Change the request as `detail` describes, or update the program.";
     TOO_LARGE = 413 "too_large" final
         "The body, the batch or the consequences of the intent are larger than a limit."
         "Split the request, or request less. The setting `limits.body` limits the body of a request.";
@@ -107,7 +107,7 @@ kinds! {
         "Find the cause in the server's log, and report it.";
     DENIED = 403 "denied" final
         "The client must not send the intent, or must not send it in this way. A four-eyes policy needs another person."
-        "Let another person approve, or send the intent as `detail` says.";
+        "Let another person approve, or send the intent as `detail` describes.";
 
     // All other problems: nothing was recorded, unless the outcome is unknown.
     MALFORMED = 400 "malformed" final

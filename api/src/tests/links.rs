@@ -90,7 +90,7 @@ impl Link {
         let mut all = String::new();
         while !all.contains(wanted) {
             let frame = tokio::time::timeout(PATIENCE, self.body.frame()).await.expect("in time");
-            let frame = frame.expect("it goes on").expect("no error").into_data().expect("data");
+            let frame = frame.expect("more data").expect("no error").into_data().expect("data");
             all.push_str(std::str::from_utf8(&frame).expect("text").trim_start_matches('\n'));
         }
         all

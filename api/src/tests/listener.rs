@@ -188,7 +188,7 @@ async fn whoever_takes_nothing_is_cut_off() {
     .await
     .expect("sent");
     let mut byte = [0];
-    lazy.read_exact(&mut byte).await.expect("it began");
+    lazy.read_exact(&mut byte).await.expect("it started");
     assert_eq!(world.app.hub.followers(), 1);
     // More than the system's buffers hold.
     for _ in 0..100 {
@@ -271,7 +271,7 @@ impl LogSource for Many {
 #[tokio::test]
 async fn logs_are_shown_and_followed() {
     let mut world = World::new();
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = tempfile::tempdir().expect("a directory");
     let out = folder.path().join("0.out.1");
     std::fs::write(&out, "one\ntwo\nthree\n").expect("a file");
     std::fs::write(folder.path().join("0.err.1"), "oh\n").expect("a file");
@@ -286,12 +286,12 @@ async fn logs_are_shown_and_followed() {
     assert_eq!(all, "==> server-0.out <==\nthree\n\n==> server-0.err <==\noh\n");
     let other = world.get(&format!("{path}?payload=other")).await;
     assert_eq!(other.problem().0, 404);
-    assert!(text(other).contains("but server-0.out, server-0.err, server-1.out"));
+    assert!(text(other).contains("available: server-0.out, server-0.err, server-1.out"));
 
     world.app.logs = Arc::new(Many);
     let many = world.get(&path).await;
     assert_eq!(many.problem().0, 400);
-    assert!(text(many).contains("read 300 outputs: at most 256 at one time; name a payload or a process"));
+    assert!(text(many).contains("300 outputs match, at most 256 allowed: name a payload or a process"));
     assert_eq!(world.get(&format!("{path}?process=299")).await.status, 200);
     world.app.logs = kept;
 

@@ -24,7 +24,7 @@ fn stored(path: &Path) -> Option<String> {
 /// Compares the file, or writes it.
 fn keep(path: &Path, text: &str) {
     if std::env::var_os("UPDATE").is_some() {
-        fs::create_dir_all(path.parent().expect("a folder")).expect("a folder");
+        fs::create_dir_all(path.parent().expect("a parent")).expect("a directory");
         fs::write(path, text).expect("written");
     }
     let found = stored(path).unwrap_or_default();
@@ -62,7 +62,7 @@ fn the_schemas_of_events_are_stored_and_stay_compatible() {
         }
         keep(&path, text);
     }
-    for entry in fs::read_dir(folder().join("events")).expect("the folder") {
+    for entry in fs::read_dir(folder().join("events")).expect("the directory") {
         let name = entry.expect("an entry").file_name().into_string().expect("text");
         let type_name = name.strip_suffix(".json").expect("a JSON file");
         assert!(
@@ -118,11 +118,8 @@ fn a_line_of_every_type_is_read_by_this_build_and_written_as_it_was() {
         }
         assert!(!lines.is_empty(), "there is no sample of {type_name}");
     }
-    let stored = fs::read_dir(folder().join("samples")).expect("the folder").count();
-    assert_eq!(
-        stored, count,
-        "a sample is of no type that this build knows, or a number before it is missing"
-    );
+    let stored = fs::read_dir(folder().join("samples")).expect("the directory").count();
+    assert_eq!(stored, count, "a sample has an unknown type, or a number before it is missing");
 }
 
 /// Whether the new value contains everything in the old one.

@@ -116,7 +116,7 @@ impl World {
     }
 
     fn of(limits: HttpLimits, lineage: Lineage) -> World {
-        let folder = tempfile::tempdir().expect("a folder");
+        let folder = tempfile::tempdir().expect("a directory");
         let log = MemoryLog::new("default");
         let hub = Arc::new(EventHub::new());
         let tuning = StoreTuning { cache: 1 << 20, ..StoreTuning::default() };

@@ -293,10 +293,14 @@ async fn whether_what_needs_it_goes_first_is_said_by_the_query_or_the_body_and_o
     }
     let twice = world.put(Method::DELETE, "/nodes/node-1?cascade=yes", r#"{"cascade":"yes"}"#).await;
     assert_eq!(twice.problem(), (422, "invalid".into(), "/cascade".into()));
-    assert_eq!(twice.json()["errors"][0]["detail"], "the query says it: leave it out");
+    assert_eq!(twice.json()["errors"][0]["detail"], "must be absent: the query has it");
     let refused = |path: &'static str| world.put(Method::DELETE, path, "");
     assert_eq!(refused("/nodes/node-1?cascade=all").await.problem().2, "/cascade");
-    assert_eq!(refused("/clusters/c?cascade=yes").await.problem().1, "bad_parameter", "nothing goes with it");
+    assert_eq!(
+        refused("/clusters/c?cascade=yes").await.problem().1,
+        "bad_parameter",
+        "a cluster has no dependents"
+    );
     assert!(world.asked.lock().expect("no panic").is_empty(), "none of them was asked for");
 }
 

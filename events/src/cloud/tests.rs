@@ -1,4 +1,4 @@
-//! What is shown of an event, and what is taken from outside.
+//! Events as CloudEvents, and requests from outside.
 
 use super::*;
 use crate::fact::{Fact, OperationCreated};
@@ -100,7 +100,7 @@ fn a_type_of_a_newer_build_is_shown_and_not_lost() {
     let (json, about) = shown(43, br#"{"k":"fact","t":"moon.landed.v1","c":1,"d":{"crater":1}}"#);
     assert_eq!((json["type"].as_str(), about.subjects.len()), (Some("chancery.moon.landed.v1"), 0));
     assert!(json.get("subject").is_none());
-    assert!(render(&header(), Position::new(43), b"noise", &mut Vec::new()).is_err());
+    assert!(render(&header(), Position::new(43), b"invalid", &mut Vec::new()).is_err());
 }
 
 fn set(all: &[(&str, &str)]) -> Result<CloudEventAttributes, InvalidAttribute> {
@@ -151,7 +151,7 @@ fn an_attribute_that_is_not_right_is_named() {
     ] {
         assert_eq!(set(&[(name, value)]).expect_err(value).name, name, "{value}");
     }
-    assert_eq!(set(&[("id", "1"), ("id", "1")]).expect_err("twice").reason, "write it once");
+    assert_eq!(set(&[("id", "1"), ("id", "1")]).expect_err("twice").reason, "must be given once");
 }
 
 #[test]

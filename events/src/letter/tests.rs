@@ -1,4 +1,4 @@
-//! What letters ask for, and what is said of those that cannot be read.
+//! Intents that inbox messages request, and refusals of messages that cannot be read.
 
 use serde_json::json;
 
@@ -58,7 +58,7 @@ fn both_forms_are_one_intent_of_the_bindings_actor_and_the_claim_is_kept() {
         letter(&[STRUCTURED], &whole),
         letter(&[("Content-Type", b"application/JSON")], &whole),
         letter(&[], &whole),
-        // Headers may say it too; the value counts.
+        // Headers may have attributes too; the value counts.
         letter(&[STRUCTURED, ("ce_id", b"another")], &whole),
     ];
     for letter in same {
@@ -93,30 +93,30 @@ fn a_letter_that_cannot_be_read_says_why() {
     let deep = format!("{}{}", "[".repeat(65), "]".repeat(65));
     let long = json!({"name": "node-1", "x".repeat(2000): 1}).to_string();
     let cases: Vec<(InboxMessage, RefusalCode, &str)> = vec![
-        (InboxMessage { value: None, ..letter(BINARY, "") }, RefusalCode::Invalid, "it has no value"),
-        (letter(BINARY, ""), RefusalCode::Invalid, "it is empty"),
+        (InboxMessage { value: None, ..letter(BINARY, "") }, RefusalCode::Invalid, "no value"),
+        (letter(BINARY, ""), RefusalCode::Invalid, "invalid JSON: empty"),
         (
             InboxMessage { value: Some(b"{\"a\":\"\xff\"}".to_vec()), ..letter(&[], "") },
             RefusalCode::Invalid,
-            "not UTF-8",
+            "invalid UTF-8",
         ),
         (letter(&[], "\0\0\0\0\x01avro"), RefusalCode::Invalid, "expected value"),
         (letter(&[], &deep), RefusalCode::Invalid, "nested"),
-        (letter(&[], "[]"), RefusalCode::Invalid, "write an object"),
+        (letter(&[], "[]"), RefusalCode::Invalid, "must be an object"),
         (letter(&[], r#"{"id":"1","id":"2"}"#), RefusalCode::Invalid, "twice"),
         (letter(BINARY, &" ".repeat(LARGEST)), RefusalCode::TooLarge, "at most 262144"),
-        (letter(BINARY, "[\"node-1\"]"), RefusalCode::Invalid, "write a JSON object"),
+        (letter(BINARY, "[\"node-1\"]"), RefusalCode::Invalid, "must be a JSON object"),
         (letter(BINARY, "{}"), RefusalCode::Invalid, "missing field `name`"),
-        (letter(BINARY, r#"{"name":"NODE"}"#), RefusalCode::Invalid, "may not stand"),
+        (letter(BINARY, r#"{"name":"NODE"}"#), RefusalCode::Invalid, "invalid character"),
         (letter(BINARY, r#"{"name":"node-1","force":true}"#), RefusalCode::Invalid, "unknown field `force`"),
         (letter(BINARY, &long), RefusalCode::Invalid, "unknown field"),
         (binary(&[("ce_expct", b"1")], DATA), RefusalCode::Invalid, "\"ce_expct\""),
-        (binary(&[("ce_id", b"2")], DATA), RefusalCode::Invalid, "write it once"),
-        (binary(&[("ce_actor", b"\xff")], DATA), RefusalCode::Invalid, "write it in UTF-8"),
-        (binary(&[("content-type", b"application/json")], DATA), RefusalCode::Invalid, "write it once"),
+        (binary(&[("ce_id", b"2")], DATA), RefusalCode::Invalid, "must be given once"),
+        (binary(&[("ce_actor", b"\xff")], DATA), RefusalCode::Invalid, "must be UTF-8"),
+        (binary(&[("content-type", b"application/json")], DATA), RefusalCode::Invalid, "must be given once"),
         (binary(&[("traceparent", b"00")], DATA), RefusalCode::Invalid, "traceparent"),
         (binary(&[("ce_subject", b"node/node-2")], DATA), RefusalCode::Invalid, "about node/node-1"),
-        (letter(&BINARY[..3], DATA), RefusalCode::Invalid, "it is missing"),
+        (letter(&BINARY[..3], DATA), RefusalCode::Invalid, "missing"),
         (
             letter(&[("ce_id", b"1"), ("content-type", b"text/plain")], "x"),
             RefusalCode::Unsupported,
@@ -133,16 +133,12 @@ fn a_letter_that_cannot_be_read_says_why() {
             RefusalCode::Unsupported,
             "latin1",
         ),
-        (
-            changed("type", "chancery.moon.land.v1".into()),
-            RefusalCode::Unsupported,
-            "no intent has this type",
-        ),
-        (changed("type", "com.example.made".into()), RefusalCode::Unsupported, "does not begin with"),
+        (changed("type", "chancery.moon.land.v1".into()), RefusalCode::Unsupported, "must be one of"),
+        (changed("type", "com.example.made".into()), RefusalCode::Unsupported, "must start with"),
         (changed("id", "".into()), RefusalCode::Invalid, "\"id\""),
-        (changed("id", json!({})), RefusalCode::Invalid, "\"id\": write text"),
-        (changed("id", json!(36)), RefusalCode::Invalid, "\"id\": write text"),
-        (changed("expect", json!(true)), RefusalCode::Invalid, "\"expect\": write a version"),
+        (changed("id", json!({})), RefusalCode::Invalid, "\"id\": must be text"),
+        (changed("id", json!(36)), RefusalCode::Invalid, "\"id\": must be text"),
+        (changed("expect", json!(true)), RefusalCode::Invalid, "\"expect\": must be a version"),
         (changed("specversion", "0.3".into()), RefusalCode::Invalid, "\"specversion\""),
         (changed("data_base64", "AA==".into()), RefusalCode::Invalid, "\"data_base64\""),
         (without("data"), RefusalCode::Invalid, "\"data\""),
@@ -194,14 +190,14 @@ fn a_scope_takes_what_it_names_and_never_approvals() {
     for (text, what) in [
         ("", "separated by commas"),
         (" , ", "separated by commas"),
-        ("plans.*", "no intent has such a type"),
-        ("plan", "no intent has such a type"),
-        ("plan.apply.v1", "no intent has such a type"),
-        ("*.apply", "no intent has such a type"),
-        ("operation.*", "approvals are not taken"),
-        ("plan.*,operation.reject", "approvals are not taken"),
-        ("disruption.approve", "approvals are not taken"),
-        ("deployment.promote", "approvals are not taken"),
+        ("plans.*", "must be one of"),
+        ("plan", "must be one of"),
+        ("plan.apply.v1", "must be one of"),
+        ("*.apply", "must be one of"),
+        ("operation.*", "approvals are not accepted"),
+        ("plan.*,operation.reject", "approvals are not accepted"),
+        ("disruption.approve", "approvals are not accepted"),
+        ("deployment.promote", "approvals are not accepted"),
     ] {
         let error = text.parse::<AllowedIntents>().expect_err(text).to_string();
         assert!(error.contains(what), "{text}: {error}");

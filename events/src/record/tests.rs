@@ -1,4 +1,4 @@
-//! The bytes of records: what is written is read, and what is not right is told.
+//! Bytes of records: written records can be read, and invalid records are refused.
 
 use super::*;
 
@@ -91,7 +91,7 @@ fn noise_has_no_header_and_a_bad_body_has_one() {
     let newer = good.replace("\"chancery\":1", "\"chancery\":2");
     let found = Record::decode(newer.as_bytes());
     assert!(matches!(found, Err(InvalidRecord::Body(InvalidBody::Format { found: 2 }))));
-    // A first event that only tells of such a type begins nothing.
+    // A first event that only mentions such a type starts nothing.
     assert!(
         Record::decode(good.replace(r#"{"t":"a.v1"}"#, r#"{"t":"a.v1","d":"term.started.v1"}"#).as_bytes())
             .is_ok()

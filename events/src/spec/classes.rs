@@ -1,9 +1,9 @@
-//! The two classes of a plan's fields, and the only ways to read a plan by class.
+//! Classes of a plan's fields, and the only ways to read a plan by class.
 //!
-//! *Policy* takes effect with the edit, for every later decision about any replica of the plan. *Version* is what runs;
-//! it takes effect by a deployment. The list below is the only one: [`PlanPolicy`], [`PlanVersion`], the digest of a
-//! version, the answer to an edit and the table in the documentation are made from it, and a field of [`PlanSpec`] that
-//! is in none or in both of its halves does not compile.
+//! *Policy* takes effect with the edit, for every later decision about any replica of the plan. *Version*
+//! defines what runs; it takes effect by a deployment. The list below is the only list: [`PlanPolicy`],
+//! [`PlanVersion`], the digest of a version, the answer to an edit and the table in the documentation are
+//! generated from it. A field of [`PlanSpec`] with no class or two classes does not compile.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,20 +20,20 @@ use crate::name::{
 };
 
 super::words! {
-    /// When an edit of a plan's field takes effect.
+    /// Class of a plan's field: when an edit takes effect.
     FieldClass {
-        /// With the edit, for every later decision about any replica.
+        /// The edit takes effect immediately, for every later decision about any replica.
         Policy = "policy",
-        /// By a deployment.
+        /// The edit takes effect by a deployment.
         Version = "version",
     }
 }
 
-/// A plan as the rules about its replicas read it. Always of the newest generation.
+/// Policy of a plan, which rules about its replicas read. Always of the newest generation.
 #[derive(Clone, Copy, Debug)]
 pub struct PlanPolicy<'a>(&'a Arc<PlanSpec>);
 
-/// A plan as what runs reads it. Of the generation of a deployment.
+/// Version of a plan, which defines what runs. Of the generation of a deployment.
 #[derive(Clone, Copy, Debug)]
 pub struct PlanVersion<'a>(&'a Arc<PlanSpec>);
 
@@ -43,15 +43,15 @@ macro_rules! classes {
         version { $($version:ident: $part:ty),* $(,)? }
     ) => {
         impl PlanSpec {
-            /// Every field with its class, in the order of the table in the documentation.
+            /// Fields with their classes, in the order of the table in the documentation.
             pub const FIELDS: &'static [(&'static str, FieldClass)] = &[
                 $((stringify!($policy), FieldClass::Policy),)*
                 $((stringify!($version), FieldClass::Version),)*
             ];
 
-            /// The fields that differ, with their classes.
+            /// Returns the fields that differ, with their classes.
             pub fn changed(&self, other: &PlanSpec) -> Vec<(&'static str, FieldClass)> {
-                // Names every field once: one without a class, or with two, does not compile.
+                // Names every field once: a field without a class, or with two classes, does not compile.
                 let PlanSpec { $($policy,)* $($version,)* } = self;
                 let mut changed = Vec::new();
                 $(if *$policy != other.$policy { changed.push((stringify!($policy), FieldClass::Policy)); })*
@@ -105,29 +105,29 @@ classes! {
 }
 
 impl<'a> PlanPolicy<'a> {
-    /// The policy of a plan whose newest spec this is.
+    /// Returns the policy of a plan with this newest spec.
     pub const fn of(newest: &'a Arc<PlanSpec>) -> PlanPolicy<'a> {
         PlanPolicy(newest)
     }
 
-    /// The groups that the plan's replicas are of.
+    /// Groups that the plan's replicas belong to.
     pub fn groups(self) -> Vec<GroupName> {
         self.affinity().iter().map(|affinity| affinity.group.clone()).collect()
     }
 
-    /// The spec itself, to compare later whether the policy is still the same.
+    /// Returns the spec, to compare later whether the policy has changed.
     pub const fn shared(self) -> &'a Arc<PlanSpec> {
         self.0
     }
 }
 
 impl<'a> PlanVersion<'a> {
-    /// The version of a deployment of this generation of a plan.
+    /// Returns the version of a deployment of this generation of a plan.
     pub const fn of(spec: &'a Arc<PlanSpec>) -> PlanVersion<'a> {
         PlanVersion(spec)
     }
 
-    /// The spec itself, to compare later whether the version is still the same.
+    /// Returns the spec, to compare later whether the version has changed.
     pub const fn shared(self) -> &'a Arc<PlanSpec> {
         self.0
     }
@@ -137,17 +137,17 @@ impl<'a> PlanVersion<'a> {
         self.0.amounts()
     }
 
-    /// The claims of a replica, each with the name of its volume.
+    /// Returns the claims of a replica, each with the name of its volume.
     pub fn claims(self, replica: &ReplicaName) -> impl Iterator<Item = (VolumeName, &'a VolumeClaim)> {
         self.0.claims(replica)
     }
 
-    /// Whether it claims any volume.
+    /// Whether the version claims any volume.
     pub fn has_volumes(self) -> bool {
         self.0.has_volumes()
     }
 
-    /// Whether it claims a volume that only one replica can have.
+    /// Whether the version claims a volume that only one replica can have.
     pub fn claims_by_name(self) -> bool {
         self.0.claims_by_name()
     }

@@ -1,4 +1,4 @@
-//! The specs of clusters, capabilities and nodes.
+//! Specifications of clusters, capabilities and nodes.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use super::ClusterRuntime;
 use crate::amount::Resources;
 use crate::name::{CapabilityName, CapabilityType, DomainName, KeyName, StorageClass, ZoneName};
 
-/// A set of nodes behind one orchestrator.
+/// Cluster: a set of nodes behind one orchestrator.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ClusterSpec {
@@ -17,11 +17,11 @@ pub struct ClusterSpec {
     pub runtime: ClusterRuntime,
 }
 
-/// Something a node may have, with a score.
+/// Capability: a feature that a node may have, with a score.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CapabilitySpec {
-    /// Type of the capability: the thing that it is a measure of, as `GPU`.
+    /// Type of the capability: the property that it measures, such as `GPU`.
     #[serde(rename = "type")]
     pub kind: CapabilityType,
     /// Score of the capability: higher is better, within a type.
@@ -38,11 +38,11 @@ pub struct NodeStorage {
     pub capacity: u64,
 }
 
-/// A place with capacity.
+/// Node: a unit of capacity.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NodeSpec {
-    /// The update domain: nodes that may go together.
+    /// Update domain of the node: nodes that may be taken down together.
     pub domain: DomainName,
     /// Zone that the node is in, if any.
     #[serde(default)]
@@ -50,15 +50,15 @@ pub struct NodeSpec {
     /// Labels of the node, for selectors.
     #[serde(default)]
     pub labels: BTreeMap<KeyName, String>,
-    /// All resources of the node.
+    /// Total resources of the node.
     pub total: Resources,
-    /// Resources of the node that are not for placements; none if absent.
+    /// Resources of the node that are reserved for other uses than placements; none if absent.
     #[serde(default)]
     pub reserved: Resources,
     /// Names of the capabilities that the node has.
     #[serde(default)]
     pub capabilities: Vec<CapabilityName>,
-    /// Storage, at most one entry a class.
+    /// Storage of the node, at most one entry per class.
     #[serde(default)]
     pub storage: Vec<NodeStorage>,
 }

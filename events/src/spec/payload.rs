@@ -12,11 +12,11 @@ use crate::name::{
     CapabilityName, CapabilityType, KeyName, PayloadName, PortName, ReplicaName, StorageClass, VolumeName,
 };
 
-/// A condition on a node's capabilities of one type.
+/// Condition on a node's capabilities of one type.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CapabilityMatcher {
-    /// The type whose capabilities are compared.
+    /// Type whose capabilities are compared.
     #[serde(rename = "type")]
     pub kind: CapabilityType,
     /// Comparison of the node's capabilities with the named ones.
@@ -25,7 +25,7 @@ pub struct CapabilityMatcher {
     pub names: Vec<CapabilityName>,
 }
 
-/// A port of a payload.
+/// Port of a payload.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PayloadPort {
@@ -33,7 +33,8 @@ pub struct PayloadPort {
     pub name: PortName,
     /// Protocol of the port.
     pub protocol: PortProtocol,
-    /// The number inside the run, where the runtime has an inside; processes are assigned free ones.
+    /// Port number inside the incarnation, for runtimes with a network namespace. Processes are assigned free
+    /// ports.
     pub port: u16,
 }
 
@@ -41,8 +42,8 @@ pub struct PayloadPort {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct VolumeClaim {
-    /// The volume, if it is one with a name of its own, which plans may hand to each other: it has one user at a time.
-    /// Without, each replica has its own.
+    /// Name of a shared volume, which plans can pass on and which has one user at a time. If absent, each
+    /// replica has its own volume.
     #[serde(default)]
     pub volume: Option<VolumeName>,
     /// Action on a replica's own volume when the replica is deleted; `keep` if absent.
@@ -57,25 +58,25 @@ pub struct VolumeClaim {
 }
 
 words! {
-    /// The action on a replica's own volume when the replica is deleted.
+    /// Action on a replica's own volume when the replica is deleted.
     #[derive(Default)]
     VolumeDeletion {
-        /// The volume is kept, with all that is in it, until it is deleted by request. The default.
+        /// The volume is kept with its data, until its deletion is requested. The default.
         #[default]
         Keep = "keep",
-        /// The volume is destroyed, once nothing can use it any more.
+        /// The volume is destroyed once nothing can use it.
         Destroy = "destroy",
     }
 }
 
 impl VolumeClaim {
-    /// The name of the volume that it is for a payload of the replica.
+    /// Returns the name of the claim's volume for a payload of the replica.
     pub fn name(&self, replica: &ReplicaName, payload: &PayloadName) -> VolumeName {
         self.volume.clone().unwrap_or_else(|| VolumeName::of(replica, payload, &self.mount))
     }
 }
 
-/// The variable in which a process is told of a port: `PORT_HTTP` of `http`.
+/// Returns the environment variable with the number of a port: `PORT_HTTP` for `http`.
 pub fn port_variable(name: &PortName) -> String {
     format!("PORT_{}", upper(name.as_str()))
 }
@@ -83,7 +84,8 @@ pub fn port_variable(name: &PortName) -> String {
 /// Prefix of the environment variables that hold the paths of volumes.
 pub const VOLUME_VARIABLE: &str = "CHANCERY_VOLUME_";
 
-/// The variable in which a process is told where a volume is: `CHANCERY_VOLUME_VAR_LIB_DB` of `/var/lib/db`.
+/// Returns the environment variable with the path of a volume: `CHANCERY_VOLUME_VAR_LIB_DB` for
+/// `/var/lib/db`.
 pub fn volume_variable(mount: &str) -> String {
     format!("{VOLUME_VARIABLE}{}", upper(mount).trim_start_matches('_'))
 }
@@ -93,46 +95,47 @@ fn upper(name: &str) -> String {
     name.chars().map(upper).collect()
 }
 
-/// The program that a process executor starts.
+/// Program that a process executor starts.
 ///
-/// `argv` and the values of `env` may name `${KEY}` of the deployment's coordinates for the payload,
-/// `${port.NAME}`, `${volume.MOUNT}` (where the volume is that is to be mounted there), and `${replica}`, `${incarnation}`, `${node}`, `${process}`; `$$` is a dollar.
+/// `argv` and the values of `env` may contain `${KEY}` of the deployment's coordinates for the payload,
+/// `${port.NAME}`, `${volume.MOUNT}` (the path of the volume for this mount), `${replica}`, `${incarnation}`,
+/// `${node}` and `${process}`; `$$` is a dollar.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ExecSpec {
-    /// The program and its arguments; no shell.
+    /// Program and its arguments, without a shell.
     pub argv: Vec<String>,
-    /// The whole environment, but for what the executor adds (`docs`: executor).
+    /// Environment of the process, complete except for variables that the executor adds (`docs`: executor).
     #[serde(default)]
     pub env: BTreeMap<KeyName, String>,
 }
 
-/// A check of a process from outside. Without a readiness probe a process is ready when it runs.
+/// Probe: a check of a process from outside. Without a readiness probe a process is ready when it runs.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum ReadinessProbe {
-    /// The port accepts a connection.
+    /// Passes if the port accepts a connection.
     Tcp {
-        /// The port's name.
+        /// Name of the port.
         port: PortName,
-        /// When attempts are made, and how many count.
+        /// Times of the attempts, and their thresholds.
         #[serde(default)]
         timing: ProbeTiming,
     },
-    /// `GET path` at the port answers 2xx.
+    /// Passes if `GET path` at the port answers with a status 2xx.
     Http {
-        /// The port's name.
+        /// Name of the port.
         port: PortName,
-        /// The path, beginning with `/`.
+        /// Path of the request, starting with `/`.
         path: String,
-        /// When attempts are made, and how many count.
+        /// Times of the attempts, and their thresholds.
         #[serde(default)]
         timing: ProbeTiming,
     },
 }
 
 impl ReadinessProbe {
-    /// The word for its kind, as in manifests.
+    /// Kind of the probe, as in manifests.
     pub const fn kind(&self) -> &'static str {
         match self {
             ReadinessProbe::Tcp { .. } => "tcp",
@@ -155,7 +158,7 @@ impl ReadinessProbe {
         }
     }
 
-    /// When attempts are made, and how many count.
+    /// Times of the attempts, and their thresholds.
     pub const fn timing(&self) -> ProbeTiming {
         match self {
             ReadinessProbe::Tcp { timing, .. } | ReadinessProbe::Http { timing, .. } => *timing,
@@ -163,24 +166,24 @@ impl ReadinessProbe {
     }
 }
 
-/// When a probe makes its attempts, and how many of them count. Times in milliseconds.
+/// Times of a probe's attempts, in milliseconds, and its thresholds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ProbeTiming {
-    /// Time before the first attempt: 0 unless set.
+    /// Delay before the first attempt, in milliseconds; 0 if absent.
     #[serde(default)]
     pub initial_delay: u64,
-    /// Time from the end of an attempt to the next one: 2000 unless set. A readiness probe that does not pass makes its
-    /// attempts every 200 ms at least.
+    /// Time from the end of an attempt to the next attempt, in milliseconds; 2000 if absent. A readiness
+    /// probe that has not passed makes an attempt at least every 200 ms.
     #[serde(default = "ProbeTiming::default_period")]
     pub period: u64,
-    /// Time after which an attempt has failed: 1000 unless set.
+    /// Time after which an attempt fails, in milliseconds; 1000 if absent.
     #[serde(default = "ProbeTiming::default_timeout")]
     pub timeout: u64,
-    /// Number of failures in a row after which the probe fails: 3 unless set.
+    /// Number of consecutive failures after which the probe fails; 3 if absent.
     #[serde(default = "ProbeTiming::default_failures")]
     pub failure_threshold: u32,
-    /// Number of successes in a row after which the probe passes: 1 unless set.
+    /// Number of consecutive successes after which the probe passes; 1 if absent.
     #[serde(default = "ProbeTiming::default_successes")]
     pub success_threshold: u32,
 }
@@ -199,17 +202,17 @@ impl ProbeTiming {
         1
     }
 
-    /// Time before the first attempt.
+    /// Delay before the first attempt.
     pub const fn initial_delay(self) -> Duration {
         Duration::from_millis(self.initial_delay)
     }
 
-    /// Time from the end of an attempt to the next one.
+    /// Time from the end of an attempt to the next attempt.
     pub const fn period(self) -> Duration {
         Duration::from_millis(self.period)
     }
 
-    /// Time after which an attempt has failed.
+    /// Time after which an attempt fails.
     pub const fn timeout(self) -> Duration {
         Duration::from_millis(self.timeout)
     }
@@ -227,18 +230,18 @@ impl Default for ProbeTiming {
     }
 }
 
-/// A part of a plan's replica: one or more equal processes.
+/// Payload: a part of a plan's replica, with one or more equal processes.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Payload {
     /// Name of the payload, unique in the plan.
     pub name: PayloadName,
-    /// Resources that each process of the payload needs; of memory, also the limit.
+    /// Resources that each process of the payload needs; the memory is also the limit.
     pub resources: Resources,
     /// Number of processes of the payload, at least one; 1 if absent.
     #[serde(default = "one")]
     pub processes: u16,
-    /// Ports of the payload, each process its own.
+    /// Ports of the payload; each process has its own.
     #[serde(default)]
     pub ports: Vec<PayloadPort>,
     /// Storage of the payload.
@@ -247,11 +250,11 @@ pub struct Payload {
     /// Program that the payload starts, if any.
     #[serde(default)]
     pub run: Option<ExecSpec>,
-    /// When it is ready.
+    /// Readiness probe of the payload, if any.
     #[serde(default)]
     pub ready: Option<ReadinessProbe>,
-    /// Whether it still answers. The probe starts when the run was first ready; a run whose probe fails is ended, and
-    /// started again by the plan's `restart` rule.
+    /// Liveness probe of the payload, if any. It starts when the incarnation was first ready. An incarnation
+    /// whose probe fails is ended, and started again by the plan's `restart` rule.
     #[serde(default)]
     pub alive: Option<ReadinessProbe>,
 }

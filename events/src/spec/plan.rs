@@ -1,4 +1,4 @@
-//! The specs of plans: approvals, timeouts, affinities.
+//! Specifications of plans: approvals, timeouts, affinities.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::name::{
 use crate::observation::{ADDRESS_BYTES, PortAddress, ProbeError, ProcessInfo, ProcessStatus};
 use crate::size::json_bytes;
 
-/// The approval modes of a plan, by kind of operation.
+/// Approval modes of a plan, by kind of operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ApprovalPolicy {
@@ -82,14 +82,14 @@ impl Default for ApprovalPolicy {
     }
 }
 
-/// The timeouts of a plan, in milliseconds.
+/// Timeouts of a plan, in milliseconds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PlanTimeouts {
-    /// Longest time that an operation waits for approval, in milliseconds; 24 hours if absent.
+    /// Maximum time that an operation waits for approval, in milliseconds; 24 hours if absent.
     #[serde(default = "PlanTimeouts::approval_default")]
     pub approval: u64,
-    /// Longest time from the first command until ready, in milliseconds; 5 minutes if absent.
+    /// Maximum time from the first command until ready, in milliseconds; 5 minutes if absent.
     #[serde(default = "PlanTimeouts::start_default")]
     pub start: u64,
     /// Time from SIGTERM until SIGKILL, in milliseconds; 10 seconds if absent.
@@ -108,12 +108,12 @@ impl PlanTimeouts {
         10 * 1000
     }
 
-    /// Returns the longest time that an operation waits for approval.
+    /// Returns the maximum time that an operation waits for approval.
     pub const fn approval(self) -> Duration {
         Duration::from_millis(self.approval)
     }
 
-    /// Returns the longest time from the first command until ready.
+    /// Returns the maximum time from the first command until ready.
     pub const fn start(self) -> Duration {
         Duration::from_millis(self.start)
     }
@@ -134,14 +134,14 @@ impl Default for PlanTimeouts {
     }
 }
 
-/// The rule for an incarnation that was ready, is not ready any more, and does not become ready again.
+/// Rule for an incarnation that was ready, and stays unready.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct UnreadyRule {
-    /// Time of being unready after which the action is taken, in milliseconds: 300000 unless set.
+    /// Unready time after which the action is taken, in milliseconds; 300000 if absent.
     #[serde(default = "UnreadyRule::default_after")]
     pub after: u64,
-    /// The action: show unless set.
+    /// Action on the incarnation; `show` if absent.
     #[serde(default)]
     pub action: UnreadyAction,
 }
@@ -151,7 +151,7 @@ impl UnreadyRule {
         5 * 60 * 1000
     }
 
-    /// Time of being unready after which the action is taken.
+    /// Unready time after which the action is taken.
     pub const fn after(self) -> Duration {
         Duration::from_millis(self.after)
     }
@@ -163,11 +163,12 @@ impl Default for UnreadyRule {
     }
 }
 
-/// A relation of the nodes of replicas to those of a group, whatever plans the group's replicas belong to.
+/// Affinity: a relation of the nodes of replicas to those of a group, whatever plans the group's replicas
+/// belong to.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AffinityRule {
-    /// The group. Every plan that names it adds its replicas.
+    /// Name of the group. Every plan that names the group adds its replicas.
     pub group: GroupName,
     /// Demand on the nodes of the group's replicas.
     pub nodes: AffinityKind,
@@ -180,24 +181,24 @@ fn fail() -> AffinityPolicy {
     AffinityPolicy::Fail
 }
 
-/// The payloads to run, and the nodes where they may run.
+/// Plan: the payloads to run, and the nodes where they may run.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PlanSpec {
-    /// The namespace that its runs live in.
+    /// Namespace of the plan's incarnations.
     pub namespace: Namespace,
-    /// The service that it provides; replicas are named after it.
+    /// Service that the plan provides; replicas are named after it.
     pub service: ServiceName,
-    /// Cluster whose nodes may be used; any, if absent.
+    /// Cluster whose nodes may be used; any cluster, if absent.
     #[serde(default)]
     pub cluster: Option<ClusterName>,
-    /// Zone whose nodes may be used; any, if absent.
+    /// Zone whose nodes may be used; any zone, if absent.
     #[serde(default)]
     pub zone: Option<ZoneName>,
     /// Labels that a node must have; none if absent.
     #[serde(default)]
     pub selectors: BTreeMap<KeyName, String>,
-    /// Conditions on the capabilities of nodes: all must hold, at most one a type; none if absent.
+    /// Conditions on the capabilities of nodes: all must hold, at most one per type; none if absent.
     #[serde(default)]
     pub matchers: Vec<CapabilityMatcher>,
     /// Whether replicas of the plan may share a node; `never` if absent.
@@ -206,12 +207,12 @@ pub struct PlanSpec {
     /// Rule that chooses among the nodes that are suitable for a replica; `spread` if absent.
     #[serde(default = "spread")]
     pub placement: PlacementPolicy,
-    /// Affinities of the plan's replicas to groups; at most one entry a group.
+    /// Affinities of the plan's replicas to groups; at most one entry per group.
     #[serde(default)]
     pub affinity: Vec<AffinityRule>,
     /// Payloads of the plan, at least one.
     pub payloads: Vec<Payload>,
-    /// Rule for starting an incarnation again that ended by itself; `best_effort` if absent.
+    /// Rule for starting an incarnation again that ended without a request; `best_effort` if absent.
     #[serde(default = "best_effort")]
     pub restart: RestartPolicy,
     /// Delay between the first and the second automatic restart, in milliseconds; 10000 if absent. The first
@@ -222,7 +223,7 @@ pub struct PlanSpec {
     /// Order of an update that cannot be done in place; `beside` if absent.
     #[serde(default = "beside")]
     pub update: UpdateOrder,
-    /// Number of the plan's replicas that disruptions may move at once, at least one; 1 if absent.
+    /// Maximum number of the plan's replicas that disruptions move concurrently, at least one; 1 if absent.
     #[serde(default = "one_replica")]
     pub budget: u32,
     /// Approval modes of the plan's operations; all manual if absent.
@@ -231,7 +232,7 @@ pub struct PlanSpec {
     /// Timeouts of the plan.
     #[serde(default)]
     pub timeouts: PlanTimeouts,
-    /// Rule for an incarnation that was ready, is not ready any more, and does not become ready again.
+    /// Rule for an incarnation that was ready, and stays unready.
     #[serde(default)]
     pub unready: UnreadyRule,
 }
@@ -276,7 +277,7 @@ impl PlanSpec {
             .sum()
     }
 
-    /// The claims of a replica, each with the name of its volume.
+    /// Returns the claims of a replica, each with the name of its volume.
     pub fn claims(&self, replica: &ReplicaName) -> impl Iterator<Item = (VolumeName, &VolumeClaim)> {
         let all = self
             .payloads
@@ -285,7 +286,7 @@ impl PlanSpec {
         all.map(move |(payload, claim)| (claim.name(replica, &payload.name), claim))
     }
 
-    /// The largest size that the processes of one replica's report can have as JSON, in bytes.
+    /// Returns the maximum size of the processes of one replica's report as JSON, in bytes.
     pub fn processes_bytes(&self) -> usize {
         self.payloads
             .iter()
@@ -293,12 +294,12 @@ impl PlanSpec {
             .sum()
     }
 
-    /// Whether it claims any volume.
+    /// Whether the plan claims any volume.
     pub fn has_volumes(&self) -> bool {
         self.payloads.iter().any(|payload| !payload.volumes.is_empty())
     }
 
-    /// Whether it claims a volume that only one replica can have.
+    /// Whether the plan claims a volume that only one replica can have.
     pub fn claims_by_name(&self) -> bool {
         self.payloads.iter().flat_map(|payload| &payload.volumes).any(|claim| claim.volume.is_some())
     }
@@ -314,7 +315,7 @@ impl PlanSpec {
     }
 }
 
-/// A process of the payload as the largest report shows it.
+/// Returns a process of the payload with the maximum size in a report.
 fn largest(payload: &Payload) -> ProcessInfo {
     let address = |port: &super::PayloadPort| PortAddress {
         port: port.name.clone(),

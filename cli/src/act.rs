@@ -1,4 +1,4 @@
-//! Commands that ask for one thing: delete, a node's life, activate and deactivate.
+//! Commands that send one intent: delete, states of nodes, activate and deactivate.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -22,7 +22,7 @@ use super::table::add;
 use super::{replica, request};
 use crate::note;
 
-/// Asks, and says what came of it: `done` for a change.
+/// Sends an intent, and shows its outcome: `done` for a change.
 pub(super) fn ask(
     client: &ApiClient<'_>,
     verb: &str,
@@ -34,7 +34,7 @@ pub(super) fn ask(
     ask_as(client, verb, &subject, intent, done, out)
 }
 
-/// The same about something that is named so.
+/// Sends an intent as [`ask`] does, and shows the entity as `name`.
 pub(super) fn ask_as(
     client: &ApiClient<'_>,
     verb: &str,
@@ -44,15 +44,15 @@ pub(super) fn ask_as(
     out: &mut dyn Write,
 ) -> Result<(), CliError> {
     client.context.output(FORMS)?;
-    let verdict = client.ask(&format!("{verb} {name}"), intent)?;
+    let verdict = client.ask(&format!("cannot {verb} {name}"), intent)?;
     shown(client, name, done, &verdict, out)
 }
 
-/// How a verdict may be shown.
+/// Output formats of a verdict.
 pub(super) const FORMS: &[OutputFormat] =
     &[OutputFormat::Table, OutputFormat::Name, OutputFormat::Json, OutputFormat::Jsonl];
 
-/// Shows what came of it.
+/// Shows the outcome of an intent.
 pub(super) fn shown(
     client: &ApiClient<'_>,
     name: &str,
@@ -84,34 +84,41 @@ pub(super) fn delete(
     let may_cascade = intent_entry(kind, "delete").is_some_and(cascades);
     if cascade == CascadePolicy::Yes && !may_cascade {
         let (all, plural) = (kinds("delete", cascades), kind.plural());
-        return Err(CliError::usage(format!("only {all} go with what needs them, not {plural}")));
+        return Err(CliError::usage(format!(
+            "invalid flag --cascade: must be used with {all}, not {plural}"
+        )));
     }
     match kind {
-        EntityKind::Replica => return replica::ask("delete", name, None, "is to be deleted", client, out),
+        EntityKind::Replica => return replica::ask("delete", name, None, "deletion requested", client, out),
         EntityKind::Deployment => {
             let advice = format!("chancery cancel deployment {name}, or deploy a count of 0");
             return Err(CliError::usage(format!(
-                "deployments are not deleted, their history is kept: {advice}"
+                "cannot delete a deployment: its history is kept\ntry: {advice}"
             )));
         }
         EntityKind::Request => {
-            return Err(CliError::usage(format!("requests are not deleted: chancery reject request/{name}")));
+            return Err(CliError::usage(format!(
+                "cannot delete a request: requests are only approved or rejected\ntry: chancery reject request/{name}"
+            )));
         }
         _ => {}
     }
     let Some(intent) = deletion(kind, name, cascade)? else {
-        return Err(CliError::usage(format!("{} come and go with what they serve", kind.plural())));
+        return Err(CliError::usage(format!(
+            "cannot delete {}: they are deleted with their owners",
+            kind.plural()
+        )));
     };
-    // What needs it goes first, and that takes its time.
+    // Dependents are deleted first, which takes time.
     let done = match kind {
-        _ if cascade == CascadePolicy::Yes => "is to be deleted, with what needs it",
-        EntityKind::Volume => "is to be destroyed, once nothing uses it",
+        _ if cascade == CascadePolicy::Yes => "deletion started, dependents first",
+        EntityKind::Volume => "deletion started, destroyed once unused",
         _ => "deleted",
     };
     ask_as(client, "delete", &format!("{}/{name}", kind.word()), &intent, done, out).map_err(|mut error| {
         if error.exit == CliExit::Conflict && cascade == CascadePolicy::No && may_cascade {
             let word = kind.word();
-            let advice = format_args!("\nwith what needs it: chancery delete {word} {name} --cascade");
+            let advice = format_args!("\ntry: chancery delete {word} {name} --cascade");
             add(&mut error.message, advice);
         }
         error
@@ -140,29 +147,29 @@ pub(super) fn set_state(
     ask(client, verb, &intent, state.word(), out)
 }
 
-/// Starts a rebalance, or says why there is nothing to do.
+/// Starts a rebalance, or reports why none is needed.
 pub(super) fn rebalance(name: &str, client: &ApiClient<'_>, out: &mut dyn Write) -> Result<(), CliError> {
     let name = EntityKind::Plan.name_in(name)?;
     let intent = PlanRebalance { name: read(EntityKind::Plan, name)? }.into();
     client.context.output(FORMS)?;
     let subject = format!("plan/{name}");
-    let verdict = client.ask(&format!("rebalance {subject}"), &intent)?;
+    let verdict = client.ask(&format!("cannot rebalance {subject}"), &intent)?;
     shown(client, &subject, "rebalance started", &verdict, out)?;
     if verdict.outcome == "unchanged" {
-        note!("a rebalance is in progress, or no move that is allowed would make the spread more even");
+        note!("hint: a rebalance is in progress, or no permitted move makes the spread more even");
     } else {
-        note!("its moves: chancery get operations -l plan={name} -l kind=relocate");
+        note!("try: chancery get operations -l plan={name} -l kind=relocate");
     }
     Ok(())
 }
 
-/// Gives up the message of the inbox at which the inbox stands.
+/// Skips the message that blocks the inbox.
 pub(super) fn skip_message(offset: u64, client: &ApiClient<'_>, out: &mut dyn Write) -> Result<(), CliError> {
     let intent = InboxSkip { offset }.into();
     ask_as(client, "skip", &format!("inbox message {offset}"), &intent, "skipped", out)
 }
 
-/// The one command that cannot be undone, and takes down what it is not about: it asks first.
+/// Expunges a node. The command cannot be undone and ends replicas, so it asks for confirmation.
 pub(super) fn expunge(
     name: &str,
     yes: bool,
@@ -174,24 +181,26 @@ pub(super) fn expunge(
     if !yes {
         let node: NodeRow = typed(&get::one(client, EntityKind::Node, name)?)?;
         let what =
-            format!("node/{name} is declared gone for ever, with the {} runs on it", node.incarnations);
+            format!("declares node/{name} permanently lost, with its {} incarnations", node.incarnations);
         if !client.context.person {
-            return Err(CliError::usage(format!("expunge: {what}: write --yes if that is so")));
+            return Err(CliError::usage(format!(
+                "cannot expunge without confirmation: {what}\nhint: confirm with --yes"
+            )));
         }
         if !agreed(&what, &mut std::io::stdin().lock(), &mut std::io::stderr())? {
-            return Err(CliError::failure("expunge: nothing was done"));
+            return Err(CliError::failure("cannot expunge: not confirmed"));
         }
     }
     set_state("expunge", name, NodeState::Expunged, (None, break_glass), client, out)
 }
 
-/// Asks for a yes; anything else is a no.
+/// Asks for confirmation; every answer other than yes is a no.
 fn agreed(what: &str, input: &mut dyn BufRead, prompt: &mut dyn Write) -> Result<bool, CliError> {
-    write!(prompt, "{what}; go on? [y/N] ")?;
+    write!(prompt, "{what}; continue? [y/N] ")?;
     prompt.flush()?;
     let mut answer = String::new();
     let read = input.read_line(&mut answer);
-    read.map_err(|error| CliError::failure(format!("read the answer: {error}")))?;
+    read.map_err(|error| CliError::failure(format!("cannot read answer: {error}")))?;
     Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
 }
 
@@ -204,19 +213,19 @@ pub(super) fn set_activity(
 ) -> Result<(), CliError> {
     let Some(intent) = intent(kind, "set_activity", name, &[("activity", activity.word())])? else {
         let all = kinds("set_activity", |_| true);
-        return Err(CliError::usage(format!("only {all} are active or inactive")));
+        return Err(CliError::usage(format!("invalid kind: must be one of {all}")));
     };
     let verb = if activity == ClusterActivity::Active { "activate" } else { "deactivate" };
     ask(client, verb, &intent, activity.word(), out)
 }
 
-/// What the register says of the intent of a kind that is called so.
+/// Returns the registered intent `KIND.VERB`.
 fn intent_entry(kind: EntityKind, verb: &str) -> Option<&'static IntentEntry> {
     let type_name = format!("{}.{verb}.v1", kind.word());
     Intent::REGISTER.iter().find(|entry| entry.type_name == type_name)
 }
 
-/// The kinds that have an intent `KIND.VERB` of which it holds, in words: `clusters, capabilities and plans`.
+/// Lists the kinds that have an intent `KIND.VERB` with the property: `clusters, capabilities and plans`.
 pub(super) fn kinds(verb: &str, holds: fn(&IntentEntry) -> bool) -> String {
     let all = EntityKind::ALL.iter().filter(|kind| intent_entry(**kind, verb).is_some_and(holds));
     let words = all.map(|kind| kind.plural()).collect::<Vec<_>>().join(", ");
@@ -226,7 +235,7 @@ pub(super) fn kinds(verb: &str, holds: fn(&IntentEntry) -> bool) -> String {
     }
 }
 
-/// The intent `KIND.VERB` about an entity, with more members; none if the kind has no such intent.
+/// Returns the intent `KIND.VERB` about an entity, with more members; `None` if the kind has no such intent.
 pub(super) fn intent(
     kind: EntityKind,
     verb: &str,
@@ -246,13 +255,13 @@ pub(super) fn intent(
     let members = kind.entry().key.iter().copied().zip(key).chain(more.iter().copied());
     let body = json!(members.collect::<BTreeMap<_, _>>()).to_string();
     let read = Intent::read(entry.type_name, &body).transpose();
-    read.map_err(|error| CliError::failure(format!("{verb} {}/{name}: {error}", kind.word())))
+    read.map_err(|error| CliError::failure(format!("cannot {verb} {}/{name}: {error}", kind.word())))
 }
 
 /// Checks the name of an entity; `own` is its last part, for the message.
 fn check_name(kind: EntityKind, name: &str, own: &str) -> Result<(), CliError> {
     if kind == EntityKind::Disruption {
-        // A part of its node, and no subject.
+        // A disruption is part of its node, and no subject.
         return read::<DisruptionName>(kind, own).map(|_| ());
     }
     match format!("{}/{name}", kind.word()).parse::<Subject>() {
@@ -262,12 +271,13 @@ fn check_name(kind: EntityKind, name: &str, own: &str) -> Result<(), CliError> {
     }
 }
 
-/// Whether what an intent deletes can be deleted with what needs it.
+/// Whether an intent can delete its entity with the dependents.
 pub(super) fn cascades(entry: &IntentEntry) -> bool {
     entry.query.contains(&"cascade")
 }
 
-/// What deletes an entity, if its kind is deleted by its name alone. Cascades where its kind does.
+/// Returns the intent that deletes an entity, if a name suffices for its kind. It cascades where the kind
+/// can.
 pub(super) fn deletion(
     kind: EntityKind,
     name: &str,
@@ -279,10 +289,10 @@ pub(super) fn deletion(
 }
 
 fn bad_name(kind: EntityKind, name: &str, reason: &dyn Display) -> CliError {
-    CliError::usage(format!("read the name of the {} {name:?}: {reason}", kind.word()))
+    CliError::usage(format!("invalid {} name {name:?}: {reason}", kind.word()))
 }
 
-/// A name of the command line.
+/// Reads a name of the command line.
 pub(super) fn read<T: FromStr<Err: Display>>(kind: EntityKind, name: &str) -> Result<T, CliError> {
     name.parse().map_err(|error| bad_name(kind, name, &error))
 }
@@ -297,8 +307,12 @@ mod tests {
             [("y\n", true), ("yes\n", true), ("n\n", false), ("\n", false), ("", false), ("yep\n", false)]
         {
             let mut prompt = Vec::new();
-            assert_eq!(agreed("node/a goes", &mut answer.as_bytes(), &mut prompt), Ok(wanted), "{answer:?}");
-            assert_eq!(prompt, b"node/a goes; go on? [y/N] ");
+            assert_eq!(
+                agreed("expunges node/a", &mut answer.as_bytes(), &mut prompt),
+                Ok(wanted),
+                "{answer:?}"
+            );
+            assert_eq!(prompt, b"expunges node/a; continue? [y/N] ");
         }
     }
 }

@@ -1,5 +1,5 @@
-//! `apply`: makes what there is as manifests say. Documents go in batches, in an order in which what is named comes
-//! before what names it; each is reported for itself, and those that fail do not keep the others.
+//! `apply`: creates or updates entities from manifests. Documents are sent in batches, referenced kinds
+//! first. Each document is reported separately, and a failed document does not stop the others.
 
 use std::collections::BTreeSet;
 use std::io::{Read as _, Write};
@@ -20,10 +20,10 @@ use super::request;
 use crate::manifest::{self, ManifestDocument};
 use crate::note;
 
-/// More entities of a kind than this are looked up by listing the kind, in pages.
+/// Maximum number of entities of a kind that are read one by one; for more, the kind is listed in pages.
 const LOOKED_UP: usize = 100;
 
-/// `turn`: when the turn of deployments comes, whatever the manifests say.
+/// Applies manifests. `turn` overrides whether their deployments wait for deployments in progress.
 pub(super) fn run(
     files: &[PathBuf],
     turn: Option<OverlapPolicy>,
@@ -37,8 +37,8 @@ pub(super) fn run(
             create.turn = turn;
         }
     }
-    // The verdict tells that something changed, and not whether anything was there: a node that is allocated as well has
-    // more than one version from the start.
+    // The verdict does not show whether the entity existed before: a node that is also allocated has more
+    // than one version from the start.
     let mut known = known(client, &manifests)?;
     let asks: Vec<_> = manifests.iter().map(|manifest| ask("apply", manifest, &manifest.intent)).collect();
     let mut report = ApplyReport::of(client, out)?;
@@ -75,7 +75,7 @@ pub(super) fn run(
             return "nothing was applied".into();
         }
         let all = manifests.len();
-        format!("{applied} of {all} documents were applied: apply again when the others are right")
+        format!("applied {applied} of {all} documents: fix the others and apply again")
     })
 }
 
@@ -104,7 +104,7 @@ impl<'a> ApplyReport<'a> {
     }
 
     /// Writes an error of one document; the others continue.
-    #[expect(clippy::unnecessary_wraps, reason = "used in the place of `line`")]
+    #[expect(clippy::unnecessary_wraps, reason = "called instead of `line`")]
     pub(super) fn fault(
         &mut self,
         verb: &str,
@@ -116,7 +116,8 @@ impl<'a> ApplyReport<'a> {
         Ok(())
     }
 
-    /// Ends the output. Errors are written already; `message` gets the first exit code and the number of successes.
+    /// Ends the output. Errors are written already; `message` gets the first exit code and the number of
+    /// successes.
     pub(super) fn end(self, message: impl FnOnce(CliExit, usize) -> String) -> Result<(), CliError> {
         if self.output == OutputFormat::Json {
             json_text(&self.lines.into(), self.out)?;
@@ -125,17 +126,17 @@ impl<'a> ApplyReport<'a> {
     }
 }
 
-/// The entity that a document is about, as `node/node-1`.
+/// Returns the entity of a document, as `node/node-1`.
 pub(super) fn name(manifest: &ManifestDocument) -> String {
     manifest.intent.subject().expect("a manifest is about one entity").to_string()
 }
 
-/// What is asked because of a document.
+/// Returns the intent of a document, with the start of its errors.
 pub(super) fn ask<'i>(verb: &str, manifest: &ManifestDocument, intent: &'i Intent) -> BulkIntent<'i> {
-    BulkIntent { doing: format!("{}: {verb} {}", manifest.place, name(manifest)), intent }
+    BulkIntent { doing: format!("{}: cannot {verb} {}", manifest.place, name(manifest)), intent }
 }
 
-/// Those entities of the documents, which stand in the order of their kinds, that there are already.
+/// Returns the entities of the documents that exist. Documents must be sorted by kind.
 fn known(client: &ApiClient<'_>, manifests: &[ManifestDocument]) -> Result<BTreeSet<String>, CliError> {
     let mut known = BTreeSet::new();
     let is_same =
@@ -149,7 +150,7 @@ fn known(client: &ApiClient<'_>, manifests: &[ManifestDocument]) -> Result<BTree
         for manifest in of_kind {
             let name = name(manifest);
             let (kind, key) = EntityKind::split(&name)?;
-            let doing = format!("{}: apply {name}", manifest.place);
+            let doing = format!("{}: cannot apply {name}", manifest.place);
             if client.find(&doing, &kind.path_of(key)?)?.is_some() {
                 known.insert(name);
             }
@@ -158,13 +159,13 @@ fn known(client: &ApiClient<'_>, manifests: &[ManifestDocument]) -> Result<BTree
     Ok(known)
 }
 
-/// Names of all entities of a kind, as `node/node-1`.
+/// Returns the names of all entities of a kind, as `node/node-1`.
 pub(super) fn names(client: &ApiClient<'_>, kind: EntityKind) -> Result<BTreeSet<String>, CliError> {
     let items = list(client, kind, &[], u64::MAX)?.items;
     Ok(items.iter().map(|item| format!("{}/{}", kind.word(), name_of(kind, item))).collect())
 }
 
-/// When the changed fields of a plan take effect, and by what.
+/// Returns hints about when the changed fields of a plan take effect.
 fn hints(name: &str, changed: &PlanChanges) -> Vec<String> {
     let plan = name.strip_prefix("plan/").unwrap_or(name);
     let mut hints = Vec::new();
@@ -181,20 +182,21 @@ fn hints(name: &str, changed: &PlanChanges) -> Vec<String> {
     hints
 }
 
-/// What a server says about a document, each thing with its place in the file.
+/// Formats the errors of a document, each with its location in the file.
 fn told(verb: &str, manifest: &ManifestDocument, error: &CliError) -> String {
     let name = name(manifest);
     let each = error.faults.iter().map(|PointerError { pointer, detail }| {
         let (place, value) = manifest.locate(pointer);
         let part = pointer.trim_start_matches('/').replace('/', ".");
         let value = value.map_or_else(String::new, |value| format!(": {value:?}"));
-        format!("{place}: {verb} {name}: {part} {detail}{value}")
+        format!("{place}: cannot {verb} {name}: {part} {detail}{value}")
     });
     let each: Vec<_> = each.collect();
     if each.is_empty() { error.to_string() } else { each.join("\n") }
 }
 
-/// Reads all files before anything is asked for: a slip in the last must not leave half of them done.
+/// Reads all files before the first request, so that an error in the last file does not leave half of them
+/// applied.
 pub(super) fn read(verb: &str, done: &str, files: &[PathBuf]) -> Result<Vec<ManifestDocument>, CliError> {
     let mut manifests = Vec::new();
     let mut faults = Vec::new();
@@ -208,7 +210,7 @@ pub(super) fn read(verb: &str, done: &str, files: &[PathBuf]) -> Result<Vec<Mani
         return Err(CliError::failure(format!("{}\nnothing was {done}", faults.join("\n"))));
     }
     if manifests.is_empty() {
-        return Err(CliError::failure(format!("{verb}: the files hold no documents")));
+        return Err(CliError::failure(format!("cannot {verb}: the files have no documents")));
     }
     manifest::sort(&mut manifests);
     Ok(manifests)
@@ -219,7 +221,7 @@ fn texts(files: &[PathBuf]) -> Result<Vec<(String, String)>, CliError> {
     for file in files {
         if file.as_os_str() == "-" {
             let mut text = String::new();
-            // One byte more than is allowed, so that what is too long is told and not cut.
+            // One byte above the limit, so that a longer input is reported and not truncated.
             let most = manifest::LARGEST as u64 + 1;
             std::io::stdin().take(most).read_to_string(&mut text).map_err(|error| unreadable("-", &error))?;
             texts.push(("-".into(), text));
@@ -254,7 +256,7 @@ fn text_of(path: &Path) -> Result<(String, String), CliError> {
 }
 
 fn unreadable(name: &str, error: &std::io::Error) -> CliError {
-    CliError::failure(format!("read {name}: {error}"))
+    CliError::failure(format!("cannot read {name}: {error}"))
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! `approve` and `reject`: what waits is shown first, and what is sent is the hash of what was shown.
+//! `approve` and `reject`: pending operations are shown first, and the hash of what was shown is sent.
 
 use std::collections::BTreeSet;
 use std::io::Write;
@@ -19,10 +19,10 @@ use super::request;
 
 use crate::note;
 
-/// An intent names at most so many.
+/// Maximum number of operations in an intent.
 const AT_ONCE: usize = 200;
 
-/// What to do with those chosen.
+/// Decision about the chosen operations or requests.
 #[derive(Clone, Copy)]
 pub(super) enum ApprovalDecision<'a> {
     Approve,
@@ -63,17 +63,18 @@ pub(super) fn run(
     let person = client.context.person;
     if choose.ids.is_empty() && !choose.all && !person {
         return Err(CliError::usage(format!(
-            "{verb}: say which: ids, or --all for every operation that waits (with --plan or --replica: of those)"
+            "cannot {verb} operations: none is named\nhint: give ids, or --all for all pending operations, with \
+             --plan or --replica for some"
         )));
     }
     let mut items =
         if choose.ids.is_empty() { waiting(choose, client)? } else { named(verb, choose, client)? };
     if items.is_empty() {
-        // A slip in a name must not look like having nothing to do.
+        // A typo in a name must not read as nothing to do.
         for (kind, of) in of(choose)? {
             one(client, kind, of)?;
         }
-        note!("no operation waits for approval");
+        note!("no operation is pending approval");
         return if of(choose)?.is_empty() { request::waiting(client) } else { Ok(()) };
     }
     if choose.ids.is_empty() && !choose.all {
@@ -84,7 +85,7 @@ pub(super) fn run(
     }
     let rows = items.iter().map(typed::<OperationRow>).collect::<Result<Vec<_>, _>>()?;
     for chunk in rows.chunks(AT_ONCE) {
-        let verdict = client.ask(&format!("{verb} {}", many(chunk.len())), &decision.intent(chunk))?;
+        let verdict = client.ask(&format!("cannot {verb} {}", many(chunk.len())), &decision.intent(chunk))?;
         for row in chunk {
             let name = format!("operation/{}", row.id);
             let json = json!({ "subject": name, "outcome": done, "position": verdict.position });
@@ -112,21 +113,22 @@ fn place(row: &OperationRow) -> String {
     }
 }
 
-/// All that wait, of a plan or a replica if one is named.
+/// Returns all pending operations, of the plan or replica if one is named.
 fn waiting(choose: &OperationArgs, client: &ApiClient<'_>) -> Result<Vec<Value>, CliError> {
     let mut filters = vec![("state", "pending_approval".to_owned())];
     filters.extend(of(choose)?.into_iter().map(|(kind, of)| (kind.word(), of.to_owned())));
     Ok(list(client, EntityKind::Operation, &filters, u64::MAX)?.items)
 }
 
-/// Whose operations are meant, if that is said.
+/// Returns the plan or replica that the operations must belong to, if one is named.
 fn of(choose: &OperationArgs) -> Result<Vec<(EntityKind, &str)>, CliError> {
     let of = [(EntityKind::Plan, &choose.plan), (EntityKind::Replica, &choose.replica)];
     let named = of.into_iter().filter_map(|(kind, of)| Some((kind, of.as_deref()?)));
     named.map(|(kind, of)| Ok((kind, kind.name_in(of)?))).collect()
 }
 
-/// Those named. One that does not wait is told by its state, before anything is sent.
+/// Returns the named operations. An operation that is not pending is an error before the first request is
+/// sent.
 fn named(verb: &str, choose: &OperationArgs, client: &ApiClient<'_>) -> Result<Vec<Value>, CliError> {
     let ids: BTreeSet<_> =
         choose.ids.iter().map(|id| EntityKind::Operation.name_in(id)).collect::<Result<_, _>>()?;
@@ -138,7 +140,7 @@ fn named(verb: &str, choose: &OperationArgs, client: &ApiClient<'_>) -> Result<V
             return Err(CliError::new(
                 CliExit::Conflict,
                 format!(
-                    "{verb} operation/{id}: it does not wait for approval, it is {}; nothing was sent",
+                    "cannot {verb} operation/{id}: not pending approval, but {}; nothing was sent",
                     row.state
                 ),
             ));
@@ -148,7 +150,7 @@ fn named(verb: &str, choose: &OperationArgs, client: &ApiClient<'_>) -> Result<V
     Ok(items)
 }
 
-/// Shows a numbered list and reads which of it are meant.
+/// Shows a numbered list, and reads the chosen numbers.
 fn pick(
     verb: &str,
     items: Vec<Value>,
@@ -160,19 +162,21 @@ fn pick(
         let number = if number == 0 { String::new() } else { number.to_string() };
         writeln!(screen, "{number:>4}  {line}")?;
     }
-    write!(screen, "{verb} which? numbers as in 1 3-5, or all; nothing for none: ")?;
+    write!(screen, "operations to {verb}, as in 1 3-5 or all (default: none): ")?;
     screen.flush()?;
     let mut answer = String::new();
-    input.read_line(&mut answer).map_err(|error| CliError::failure(format!("read the answer: {error}")))?;
+    input
+        .read_line(&mut answer)
+        .map_err(|error| CliError::failure(format!("cannot read answer: {error}")))?;
     let chosen = numbers(answer.trim(), items.len()).map_err(CliError::usage)?;
     if chosen.is_empty() {
-        return Err(CliError::failure("none was chosen; nothing was sent"));
+        return Err(CliError::failure("no operation chosen; nothing was sent"));
     }
     let kept = items.into_iter().enumerate().filter(|(index, _)| chosen.contains(&(index + 1)));
     Ok(kept.map(|(_, item)| item).collect())
 }
 
-/// Reads `1 3-5`, `1,3`, `all`, and `n`, as people answer who want none.
+/// Reads `1 3-5`, `1,3`, `all`, or `n` for none.
 fn numbers(text: &str, most: usize) -> Result<BTreeSet<usize>, String> {
     if text.eq_ignore_ascii_case("all") {
         return Ok((1..=most).collect());
@@ -185,7 +189,7 @@ fn numbers(text: &str, most: usize) -> Result<BTreeSet<usize>, String> {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
         let read = |text: &str| text.parse::<usize>().ok().filter(|number| (1..=most).contains(number));
         let (Some(first), Some(last)) = (read(first), read(last)) else {
-            return Err(format!("{part:?} is none of 1 to {most}; nothing was sent"));
+            return Err(format!("invalid number {part:?}: must be from 1 to {most}; nothing was sent"));
         };
         chosen.extend(first..=last);
     }

@@ -1,5 +1,5 @@
-//! The command line of a client: the commands, and what carries each out.
-#![expect(clippy::doc_markdown, rustdoc::bare_urls, reason = "the comments are the help, as people read it")]
+//! Command line of the client: its commands, and the functions that carry them out.
+#![expect(clippy::doc_markdown, rustdoc::bare_urls, reason = "the comments are the help texts")]
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -24,246 +24,250 @@ use super::{
     wait,
 };
 
-/// Above the flags of every command, in its help.
+/// Help heading of the flags of every command.
 const EVERY: &str = "Options of every command";
 
-/// Flags of every command. Each overrides the environment, the configuration file and the default.
+/// Flags of every command. Each flag overrides the environment, the configuration file and the default.
 #[derive(Args, Debug, Default)]
 pub struct GlobalArgs {
-    /// The server that is asked [env: CHANCERY_SERVER] [default: http://127.0.0.1:7440]
+    /// Send requests to this server; a comma-separated list tries each server [env: CHANCERY_SERVER]
+    /// [default: http://127.0.0.1:7440]
     #[arg(long, global = true, help_heading = EVERY, value_name = "URL")]
     pub server: Option<String>,
-    /// The fleet [env: CHANCERY_FLEET] [default: default]
+    /// Use this fleet [env: CHANCERY_FLEET] [default: default]
     #[arg(long, global = true, help_heading = EVERY, value_name = "NAME")]
     pub fleet: Option<String>,
-    /// Who asks [env: CHANCERY_ACTOR] [default: local]
+    /// Send requests in the name of this actor [env: CHANCERY_ACTOR] [default: local]
     #[arg(long, global = true, help_heading = EVERY, value_name = "NAME")]
     pub actor: Option<String>,
-    /// The configuration file [env: CHANCERY_CONFIG] [default: chancery.toml, if it is there]
+    /// Read settings from this file [env: CHANCERY_CONFIG] [default: chancery.toml, if it exists]
     #[arg(long, global = true, help_heading = EVERY, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// How data is shown: table, wide, json, yaml or name; for streams jsonl
-    #[arg(short, long, global = true, help_heading = EVERY, value_enum, hide_possible_values = true, value_name = "FORM")]
+    /// Show data as table, wide, json, yaml or name, or jsonl for streams (default: table)
+    #[arg(short, long, global = true, help_heading = EVERY, value_enum, hide_possible_values = true, value_name = "FORMAT")]
     pub output: Option<OutputFormat>,
 }
 
-/// Commands that ask a server, and `explain`, which needs none.
+/// Commands that send requests to a server, and `explain`, which needs no server.
 #[derive(Subcommand, Debug)]
 pub enum ServerCommand {
-    /// Make what there is as manifests say; safe to repeat
+    /// Create or update entities from manifests (idempotent)
     Apply {
-        /// A file, a folder of .yaml and .yml files, or - for the standard input; repeatable
+        /// Read manifests from a file, a directory of .yaml and .yml files, or - for standard input;
+        /// repeatable
         #[arg(short, long = "filename", value_name = "FILE|DIR|-", required = true)]
         files: Vec<PathBuf>,
-        /// Deployments take the place of those that are being carried out, and do not wait for them
+        /// Supersede deployments in progress with those of the manifests (default: as the manifests say)
         #[arg(long)]
         supersede: bool,
     },
-    /// List entities, or show one
+    /// List entities, or show one entity
     Get(GetArgs),
-    /// Explain the fields of a kind: names, types, defaults, meanings. Needs no server (default: list the kinds)
+    /// Explain the fields of a kind: names, types, defaults, meanings; needs no server (default: list the
+    /// kinds)
     Explain(ExplainArgs),
-    /// Tell everything about one entity
+    /// Show one entity with its related entities and recent events
     Describe {
-        /// Its kind, or KIND/NAME
+        /// Kind of the entity, or KIND/NAME
         #[arg(value_name = "KIND[/NAME]", value_parser = EntitySelectorParser, hide_possible_values = true)]
         what: EntitySelector,
-        /// Its name or id, if that is not in KIND/NAME; PLAN/NAME of a deployment
+        /// Name or id of the entity, unless given in KIND/NAME; PLAN/NAME for a deployment
         name: Option<String>,
     },
-    /// Remove an entity, or what manifests name
-    #[command(about = format!("Remove one of the {}, or what manifests name", act::kinds("delete", |_| true)))]
+    /// Delete an entity, or the entities of manifests
+    #[command(about = format!("Delete one of the {}, or the entities of manifests", act::kinds("delete", |_| true)))]
     Delete {
-        /// Its kind, or KIND/NAME
+        /// Kind of the entity, or KIND/NAME
         #[arg(value_name = "KIND[/NAME]", value_parser = EntitySelectorParser, hide_possible_values = true)]
         #[arg(required_unless_present = "files")]
         what: Option<EntitySelector>,
-        /// Its name, if that is not in KIND/NAME
+        /// Name of the entity, unless given in KIND/NAME
         name: Option<String>,
-        /// Delete what the manifests name, what depends on others first; FILE|DIR|-, repeatable
+        /// Delete the entities of these manifests, dependents first; repeatable
         #[arg(short, long = "filename", value_name = "FILE|DIR|-", conflicts_with_all = ["what", "name"])]
         files: Vec<PathBuf>,
-        /// With what needs it: the runs on a node are moved away, the replicas of a plan deleted
+        /// Also remove dependents: move the replicas of a node away, delete the replicas of a plan
         #[arg(long)]
         cascade: bool,
-        /// With -f and --cascade: maximum time to wait until what is deleted first is gone
-        #[arg(long, value_name = "SPAN", default_value = "10m", value_parser = parse_span, requires = "cascade", conflicts_with = "what")]
+        /// Maximum time to wait for the deletion of dependents, with -f and --cascade
+        #[arg(long, value_name = "DURATION", default_value = "10m", value_parser = parse_span, requires = "cascade", conflicts_with = "what")]
         timeout: Duration,
     },
-    /// Bring up one more replica of a plan, by the deployment that was completed last
+    /// Create one more replica of a plan, with the version of the last completed deployment
     Create {
-        /// replica
+        /// Kind to create: replica
         #[arg(value_name = "KIND", value_parser = EntitySelectorParser, hide_possible_values = true)]
         what: EntitySelector,
-        /// Of which plan
+        /// Plan that the replica belongs to
         #[arg(long)]
         plan: String,
-        /// The node, if it matters
+        /// Node to start the replica on (default: placed automatically)
         #[arg(long, value_name = "NODE")]
         on: Option<String>,
     },
-    /// Approve operations, requests or a disruption, exactly as they are shown
+    /// Approve operations, requests or a disruption, exactly as shown
     Approve(OperationArgs),
     /// Reject operations or requests
     Reject {
-        /// Which
+        /// Operations or requests to reject
         #[command(flatten)]
         choose: OperationArgs,
-        /// Why, for the journal
+        /// Reason, recorded in the journal (default: none)
         #[arg(long, default_value = "", hide_default_value = true)]
         reason: String,
     },
-    /// Deploy again what an earlier completed deployment of a plan had, and supersede what is in progress
+    /// Deploy the version of an earlier completed deployment again, and supersede deployments in progress
     Rollback {
-        /// The plan
+        /// Name of the plan
         plan: String,
-        /// The deployment to go back to [default: the last that completed with another version]
+        /// Deployment whose version to restore [default: the last completed deployment with another version]
         #[arg(long, value_name = "DEPLOYMENT")]
         to: Option<String>,
         /// Name of the new deployment [default: rollback-TIME]
         #[arg(long, value_name = "NAME")]
         name: Option<String>,
     },
-    /// Let a deployment go no further
+    /// Cancel a deployment; finished operations are not reverted
     Cancel(EntityArgs),
-    /// Let a deployment begin nothing more until it is resumed
+    /// Pause a deployment: start no more operations until it is resumed
     Pause(EntityArgs),
-    /// Let a deployment that is paused go on
+    /// Resume a paused deployment
     Resume(EntityArgs),
-    /// Make the version of a deployment's canary that of all
+    /// Promote the canary of a deployment: update all replicas to its version
     Promote(EntityArgs),
-    /// Take a deployment's canary back
+    /// Withdraw the canary of a deployment
     Withdraw(EntityArgs),
-    /// Stop a replica, and keep it stopped
+    /// Stop a replica, and keep it stopped until it is started
     Stop {
-        /// Its name
+        /// Name of the replica
         replica: String,
     },
-    /// Bring a stopped replica up again
+    /// Start a stopped replica
     Start {
-        /// Its name
+        /// Name of the replica
         replica: String,
-        /// The node, if it matters
+        /// Node to start the replica on (default: placed automatically)
         #[arg(long, value_name = "NODE")]
         on: Option<String>,
     },
-    /// Run a replica on another node: the new run is ready before the old one is stopped
+    /// Move a replica to another node; the new incarnation is ready before the old one is stopped
     Relocate {
-        /// Its name
+        /// Name of the replica
         replica: String,
-        /// The node, unless the best one will do
+        /// Node to move the replica to (default: chosen by the placement rules)
         #[arg(long, value_name = "NODE")]
         to: Option<String>,
     },
-    /// Move replicas of a plan, one relocate each, until no move makes its spread over update domains and nodes more even
+    /// Relocate replicas of a plan until no move makes its spread over update domains and nodes more even
     Rebalance {
         /// Name of the plan
         plan: String,
     },
-    /// End a replica's run, and bring it up again
+    /// Restart a replica: end its incarnation, and start another
     Restart {
-        /// Its name
+        /// Name of the replica
         replica: String,
     },
-    /// Empty a node: its replicas are moved away, within the budgets of their plans; then it is out of its cluster
+    /// Drain a node: move its replicas away within the budgets of their plans, then evict it from its cluster
     Drain(DrainArgs),
-    /// Put a node back into use that is being emptied, or that was
+    /// Put a draining or drained node back into use
     Undrain(UndrainArgs),
-    /// Plan an interference with a node, to be approved
+    /// Schedule a disruption of a node, which needs approval
     Disrupt(ScheduleArgs),
-    /// End a disruption
+    /// Complete a disruption
     Complete(EntityArgs),
-    /// Put a node into a cluster
+    /// Allocate a node to a cluster
     Allocate {
-        /// The node
+        /// Name of the node
         node: String,
-        /// The cluster
+        /// Name of the cluster
         #[arg(long)]
         cluster: String,
     },
-    /// Take an empty node out of its cluster
+    /// Evict an empty node from its cluster
     Evict {
-        /// The node
+        /// Name of the node
         node: String,
     },
-    /// Begin to clean an evicted node
+    /// Start to sanitize an evicted node
     Sanitize {
-        /// The node
+        /// Name of the node
         node: String,
     },
-    /// Make a cleaned node free for a cluster
+    /// Release a sanitized node, so that it can be allocated
     Release {
-        /// The node
+        /// Name of the node
         node: String,
     },
-    /// Declare a node gone for ever, with everything on it
+    /// Declare a node permanently lost, with its incarnations and volumes
     Expunge {
-        /// The node
+        /// Name of the node
         node: String,
-        /// Without asking
+        /// Do not ask for confirmation
         #[arg(short, long)]
         yes: bool,
         /// Do not wait for the approval that policies require; the journal and metrics record the reason
         #[arg(long, value_name = "REASON")]
         break_glass: Option<String>,
     },
-    /// Put an entity into use
-    #[command(about = format!("Put one of the {} into use", act::kinds("set_activity", |_| true)))]
+    /// Activate an entity
+    #[command(about = format!("Activate one of the {}", act::kinds("set_activity", |_| true)))]
     Activate {
-        /// Its kind, or KIND/NAME
+        /// Kind of the entity, or KIND/NAME
         #[arg(value_name = "KIND[/NAME]", value_parser = EntitySelectorParser, hide_possible_values = true)]
         what: EntitySelector,
-        /// Its name, if that is not in KIND/NAME
+        /// Name of the entity, unless given in KIND/NAME
         name: Option<String>,
     },
-    /// Take an entity out of use
-    #[command(about = format!("Take one of the {} out of use", act::kinds("set_activity", |_| true)))]
+    /// Deactivate an entity
+    #[command(about = format!("Deactivate one of the {}", act::kinds("set_activity", |_| true)))]
     Deactivate {
-        /// Its kind, or KIND/NAME
+        /// Kind of the entity, or KIND/NAME
         #[arg(value_name = "KIND[/NAME]", value_parser = EntitySelectorParser, hide_possible_values = true)]
         what: EntitySelector,
-        /// Its name, if that is not in KIND/NAME
+        /// Name of the entity, unless given in KIND/NAME
         name: Option<String>,
     },
-    /// Show events, in their order
+    /// Show events in the order of the journal
     Events(EventsArgs),
-    /// Show what happened to one entity, when, by whom and why
+    /// Show the events of one entity, with their initiators and reasons
     History {
-        /// Its kind, or KIND/NAME
+        /// Kind of the entity, or KIND/NAME
         #[arg(value_name = "KIND[/NAME]", value_parser = EntitySelectorParser, hide_possible_values = true)]
         what: EntitySelector,
-        /// Its name or id, if that is not in KIND/NAME; PLAN/NAME of a deployment
+        /// Name or id of the entity, unless given in KIND/NAME; PLAN/NAME for a deployment
         name: Option<String>,
     },
-    /// Show what processes have written
+    /// Show the output of processes
     Logs(LogsArgs),
-    /// Wait until something is so
+    /// Wait until a field of an entity has a value, or the entity is deleted
     Wait(WaitArgs),
-    /// Give up a message of the inbox that cannot be read
+    /// Skip a message that blocks the inbox
     Inbox {
-        /// What to do
+        /// Action on the inbox
         #[command(subcommand)]
         what: InboxCommand,
     },
 }
 
-/// What to do with the inbox.
+/// Actions on the inbox.
 #[derive(Subcommand, Debug)]
 pub enum InboxCommand {
-    /// Continue behind the message at which the inbox stands
+    /// Skip the message that blocks the inbox, and continue after it
     Skip {
-        /// Its offset, as /readyz says it
+        /// Offset of the message, as /readyz reports it
         offset: u64,
     },
 }
 
-/// Advice for the commands of deployments where another kind is named.
-const NOT_CANCELLED: &str = "operations are rejected, replicas stopped or deleted, disruptions completed";
-const NOT_PAUSED: &str = "replicas are stopped and started, plans deactivated and activated";
-const NOT_CANARIES: &str = "operations are approved or rejected";
+/// Advice for commands of deployments that name an entity of another kind.
+const NOT_CANCELLED: &str = "reject operations, stop or delete replicas, complete disruptions";
+const NOT_PAUSED: &str = "stop and start replicas, deactivate and activate plans";
+const NOT_CANARIES: &str = "approve or reject operations";
 
 impl EntityArgs {
-    /// Sends an intent about the deployment: its verb, the outcome that is shown, and the advice for other kinds.
+    /// Sends an intent about the deployment. `verb` is the verb, the outcome shown, and the advice for other
+    /// kinds.
     fn of_deployment(
         &self,
         verb: (&str, &str, &str),
@@ -274,7 +278,7 @@ impl EntityArgs {
     }
 }
 
-/// Approves or rejects what is named: requests, or else operations.
+/// Approves or rejects the named requests, or operations if no request is named.
 fn decide(
     decision: ApprovalDecision<'_>,
     choose: &OperationArgs,
@@ -289,7 +293,7 @@ fn decide(
 }
 
 impl ServerCommand {
-    /// Carries the command out, and writes its data to `out`.
+    /// Runs the command, and writes its data to `out`.
     pub(super) fn run(&self, client: &HttpClient<'_>, out: &mut dyn Write) -> Result<(), CliError> {
         match self {
             ServerCommand::Apply { files, supersede } => {
@@ -336,16 +340,18 @@ impl ServerCommand {
             ServerCommand::Withdraw(which) => {
                 which.of_deployment(("withdraw", "withdrawn", NOT_CANARIES), client, out)
             }
-            ServerCommand::Stop { replica } => replica::ask("stop", replica, None, "is to stop", client, out),
+            ServerCommand::Stop { replica } => {
+                replica::ask("stop", replica, None, "stop requested", client, out)
+            }
             ServerCommand::Start { replica, on } => {
-                replica::ask("start", replica, on.as_ref(), "is to start", client, out)
+                replica::ask("start", replica, on.as_ref(), "start requested", client, out)
             }
             ServerCommand::Relocate { replica, to } => {
-                replica::ask("relocate", replica, to.as_ref(), "is to move", client, out)
+                replica::ask("relocate", replica, to.as_ref(), "relocation requested", client, out)
             }
             ServerCommand::Rebalance { plan } => act::rebalance(plan, client, out),
             ServerCommand::Restart { replica } => {
-                replica::ask("restart", replica, None, "is to restart", client, out)
+                replica::ask("restart", replica, None, "restart requested", client, out)
             }
             ServerCommand::Drain(what) => drain::drain(what, client, out),
             ServerCommand::Undrain(what) => drain::undrain(what, client, out),

@@ -1,14 +1,14 @@
-//! Many intents: sent in batches, in their order, and reported one by one.
+//! Many intents, sent in batches, in their order, and reported one by one.
 //!
-//! | the answer | next |
+//! | answer | next step |
 //! |---|---|
-//! | to an intent: a verdict or a refusal | it is reported |
-//! | to an intent: 503 or 504 | again with the same key, with the others of the batch that have no answer |
-//! | to the batch: it is too large | again in smaller batches |
-//! | to the batch: anything else | as for one intent, see [`super::client`] |
+//! | to an intent: a verdict or a refusal | report it |
+//! | to an intent: 503 or 504 | send it again with the same key, with the others without an answer |
+//! | to the batch: too large | send smaller batches |
+//! | to the batch: any other answer | as for one intent, see [`super::client`] |
 //!
-//! Must stay true: no intent is sent before all intents of the batches before it have their answers, so that one intent
-//! may depend on an earlier one; all tries of an intent have one key and one time.
+//! Invariants: no intent is sent before all intents of earlier batches have their answers, so that an intent
+//! may depend on an earlier one. All attempts of an intent have one key and one time.
 
 use std::io::Write as _;
 
@@ -20,22 +20,23 @@ use super::context::CliContext;
 use super::error::CliError;
 
 const BATCH: &str = "application/cloudevents-batch+json";
-/// Maximum number of intents in a batch: a server takes no more.
+/// Maximum number of intents in a batch, which is the limit of servers.
 const MOST: usize = 1000;
-/// Maximum size of a batch in bytes, unless a single intent is larger: half of the body that servers take by default.
+/// Maximum size of a batch in bytes, unless a single intent is larger: half of the default body limit of
+/// servers.
 const BYTES: usize = 512 << 10;
 
-/// An intent, and what the caller does with it, as in `nodes.yaml:3:1: apply node/node-1`.
+/// Intent, and the start of its errors, as in `nodes.yaml:3:1: cannot apply node/node-1`.
 pub(super) struct BulkIntent<'i> {
     pub(super) doing: String,
     pub(super) intent: &'i Intent,
 }
 
-/// What became of an intent.
+/// Outcome of an intent.
 pub(super) type BulkOutcome = Result<VerdictResponse, CliError>;
 
-/// Asks for a verdict on each intent, and reports all in their order. An error of the whole ends it: what was answered
-/// before is reported. `what` names the intents for people, as in `documents`.
+/// Sends the intents, and reports the verdict on each in their order. An error of a batch stops the function
+/// after the answers before it are reported. `what` names the intents in the progress, as in `documents`.
 pub(super) fn ask_all(
     client: &ApiClient<'_>,
     what: &str,
@@ -60,12 +61,12 @@ pub(super) fn ask_all(
     Ok(())
 }
 
-/// Intents that are sent together, and their answers.
+/// Intents of one batch, and their answers.
 struct IntentBatch<'a> {
     asks: &'a [BulkIntent<'a>],
     envelopes: Vec<IntentEnvelope>,
     answers: Vec<Option<BulkOutcome>>,
-    /// Maximum number of intents that the server takes at a time.
+    /// Maximum number of intents that the server accepts in a batch.
     most: usize,
 }
 
@@ -84,7 +85,7 @@ impl<'a> IntentBatch<'a> {
         IntentBatch { asks, envelopes, answers, most }
     }
 
-    /// Sends what has no answer until all have one.
+    /// Sends the intents without an answer until all have one.
     fn send(&mut self, client: &ApiClient<'_>) -> Result<(), CliError> {
         let (mut tries, mut is_unknown) = (0, false);
         loop {
@@ -108,7 +109,7 @@ impl<'a> IntentBatch<'a> {
                 if items.len() == open.len() {
                     Ok(items)
                 } else {
-                    Err("it has too few or too many items".into())
+                    Err("number of items differs from the request".into())
                 }
             });
             let items = items.map_err(|why| not_ours(doing, &why))?;
@@ -129,7 +130,7 @@ impl<'a> IntentBatch<'a> {
             let Some((at, status, item)) = late else { continue };
             if tries >= TRIES {
                 let (doing, key) = (&self.asks[at].doing, &self.envelopes[at].key);
-                // Once an answer is unknown, "busy" to a later try does not make it known.
+                // After an unknown outcome, "busy" to a later attempt leaves the outcome unknown.
                 return Err(if is_unknown {
                     client.unknown(doing, key)
                 } else {
@@ -141,7 +142,7 @@ impl<'a> IntentBatch<'a> {
     }
 }
 
-/// How far it is, on a terminal alone.
+/// Progress of the batches, shown only on a terminal.
 struct BulkProgress<'a> {
     what: &'a str,
     total: usize,
@@ -154,7 +155,7 @@ impl<'a> BulkProgress<'a> {
     }
 
     fn show(&self, done: usize) {
-        // The cursor stays at the start of the line, so that what is written next is written over it.
+        // The cursor stays at the start of the line, so that the next output overwrites the progress.
         self.write(&format!("\u{1b}[K{done} of {} {}\r", self.total, self.what));
     }
 
@@ -165,7 +166,7 @@ impl<'a> BulkProgress<'a> {
     fn write(&self, text: &str) {
         if self.is_shown {
             let mut screen = std::io::stderr().lock();
-            // A terminal that is gone shows nothing.
+            // A closed terminal needs no progress.
             let _ = screen.write_all(text.as_bytes()).and_then(|()| screen.flush());
         }
     }

@@ -1,16 +1,16 @@
-//! Talking to the server: reads, and intents that are safe to send again.
+//! HTTP client of the server: reads, and intents that are safe to send again.
 //!
-//! An intent has its idempotency key and time from the start; every try carries the same. When the connection
-//! fails after something may have been sent, the outcome is unknown until a later try is answered.
+//! All attempts of an intent carry one idempotency key and one time. When the connection fails after the
+//! request may have been sent, the outcome is unknown until a later attempt is answered.
 //!
-//! | what happened | next |
+//! | result of an attempt | next step |
 //! |---|---|
-//! | no connection | try the next server; after the last try: unreachable |
-//! | connection lost, 504 | try again with the same key; after the last: outcome unknown |
-//! | 503, `no_decider` | try again for as long as one takes over, without counting |
-//! | 503, `retryable` | try again with the same key; after the last: busy, unless an earlier try is unknown |
-//! | 429 | try again after the time that the server names, without counting; after [`PATIENCE`] as 503 |
-//! | any other answer | that is the answer |
+//! | no connection | try the next server; after the last attempt: unreachable |
+//! | connection lost, 504 | try again with the same key; after the last attempt: outcome unknown |
+//! | 503, `no_decider` | try again, up to [`TAKEOVER`] times, without counting |
+//! | 503, `retryable` | try again with the same key; after the last: busy, or unknown if an earlier one is |
+//! | 429 | try again after the server's `Retry-After`, without counting; after [`PATIENCE`] as 503 |
+//! | any other answer | return it |
 
 use std::cell::Cell;
 use std::io::Read;
@@ -30,18 +30,18 @@ use super::table::add;
 
 use crate::note;
 
-/// How often something is tried, and each server once.
+/// Number of attempts, or one for each server if there are more servers.
 pub(super) const TRIES: usize = 3;
-/// Maximum time to wait, in one request, because the server takes no more requests a second.
+/// Maximum time that one request waits for the server's rate limit.
 const PATIENCE: Duration = Duration::from_mins(5);
-/// Maximum time between two tries, whatever the server names.
+/// Maximum time between two attempts, even if the server names a longer one.
 const LONGEST: Duration = Duration::from_mins(1);
-/// How often it is asked who decides: long enough for a server to take over.
+/// Number of attempts without a leader: long enough for another server to become leader.
 const TAKEOVER: u32 = 40;
-/// After so many of these, whoever waits is told what for.
+/// Number of attempts without a leader after which the user is notified.
 const WORD: u32 = 2;
 
-/// The answer to an intent.
+/// Answer to an intent.
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct VerdictResponse {
     pub(super) position: u64,
@@ -52,34 +52,34 @@ pub(super) struct VerdictResponse {
     pub(super) version: Option<u64>,
     #[serde(default)]
     pub(super) subject: Option<String>,
-    /// Of an edit of a plan: the fields that it changed.
+    /// Fields that an edit of a plan changed.
     #[serde(default)]
     pub(super) changed: PlanChanges,
 }
 
-/// The fields of a plan that an edit changed.
+/// Fields of a plan that an edit changed.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct PlanChanges {
-    /// In effect now.
+    /// Fields in effect now.
     pub(super) policy: Vec<String>,
-    /// In effect by a deployment.
+    /// Fields that a deployment puts into effect.
     pub(super) version: Vec<String>,
 }
 
 impl VerdictResponse {
-    /// The verdict in JSON output.
+    /// Returns the verdict as JSON output.
     pub(super) fn json(&self, name: &str, outcome: &str) -> Value {
         json!({ "subject": name, "outcome": outcome, "position": self.position, "version": self.version })
     }
 
-    /// The id of the approval request that the intent waits as, if it does not hold yet.
+    /// Id of the approval request that the intent became, if it waits for approval.
     pub(super) fn request(&self) -> Option<&str> {
         self.subject.as_deref()?.strip_prefix("request/")
     }
 }
 
-/// An answer that is a problem (RFC 9457).
+/// Problem in an answer (RFC 9457).
 #[derive(Debug, Default, Deserialize)]
 struct ProblemResponse {
     #[serde(default)]
@@ -94,46 +94,46 @@ struct ProblemResponse {
     retryable: bool,
 }
 
-/// An intent as every try sends it: with one idempotency key and one time.
+/// Intent with the idempotency key and the time that all attempts share.
 pub(super) struct IntentEnvelope {
     pub(super) key: String,
     pub(super) body: String,
 }
 
-/// The answer to a try.
+/// Answer to an attempt.
 struct HttpReply {
     status: u16,
     body: String,
-    /// Time after which the server asks to try again.
+    /// Time that the server asks the client to wait before the next attempt.
     after: Option<Duration>,
 }
 
-/// The answer that another try would not better.
+/// Answer that needs no other attempt.
 pub(super) struct FinalReply {
     pub(super) status: u16,
     pub(super) body: String,
-    /// Whether it is unknown what became of an earlier try.
+    /// Whether the outcome of an earlier attempt is unknown.
     pub(super) was_lost: bool,
 }
 
-/// Why a try had no answer.
+/// Reason why an attempt has no answer.
 enum AttemptError {
     /// No connection: nothing was sent.
     NotSent(String),
-    /// The connection failed later: whether the request was seen cannot be told.
+    /// The connection failed later: the server may have received the request.
     MaybeSent(String),
 }
 
-/// A connection to one fleet of one server.
+/// Client of one fleet, through one or more servers.
 pub(super) struct ApiClient<'a> {
     pub(super) context: &'a CliContext,
     agent: ureq::Agent,
     streams: ureq::Agent,
-    /// Which of the servers is asked.
+    /// Index of the current server.
     at: Cell<usize>,
-    /// The last verdict's position: reads after it see what it recorded.
+    /// Position of the last verdict; later reads reflect it.
     seen: Cell<u64>,
-    /// Under which lineage the server gave positions last, if it said so.
+    /// Lineage of the server's positions, if an answer contained it.
     lineage: Cell<Option<Lineage>>,
 }
 
@@ -156,17 +156,17 @@ impl<'a> ApiClient<'a> {
         }
     }
 
-    /// From now on reads see what was recorded up to there.
+    /// Makes later reads reflect this position.
     pub(super) fn after(&self, position: u64) {
         self.seen.set(self.seen.get().max(position));
     }
 
-    /// A position that the server gave, as it is to be given back.
+    /// Returns a position of the server with its lineage, as requests carry it.
     pub(super) fn named(&self, position: u64) -> NamedPosition {
         NamedPosition { position: Position::new(position), lineage: self.lineage.get() }
     }
 
-    /// Takes in an answer, and under which lineage its positions are given.
+    /// Reads an answer, and the lineage of its positions.
     fn answer(
         &self,
         result: Result<ureq::http::Response<ureq::Body>, ureq::Error>,
@@ -174,7 +174,8 @@ impl<'a> ApiClient<'a> {
         if let Ok(response) = &result {
             let lineage = response.headers().get("chancery-lineage");
             let lineage = lineage.and_then(|value| value.to_str().ok()?.parse().ok());
-            // What was recorded under another one is not asked for any more: the server says why.
+            // The first lineage is kept: the server refuses its positions under another lineage, with a
+            // reason.
             self.lineage.set(self.lineage.get().or(lineage));
         }
         answer(result)
@@ -188,17 +189,17 @@ impl<'a> ApiClient<'a> {
         self.context.server.split(',').map(|server| server.trim().trim_end_matches('/'))
     }
 
-    /// The next server is asked from now on.
+    /// Selects the next server.
     fn go_on(&self) {
         self.at.set((self.at.get() + 1) % self.servers().count().max(1));
     }
 
-    /// The server that is asked now.
+    /// Current server.
     fn server(&self) -> &str {
         self.servers().nth(self.at.get()).unwrap_or(&self.context.server)
     }
 
-    /// Reads `path` of the fleet; `doing` says what for, as in `read node/node-1`.
+    /// Reads `path` of the fleet; errors start with `doing`, as in `cannot read node/node-1`.
     pub(super) fn get(&self, doing: &str, path: &str, query: &[(&str, String)]) -> Result<Value, CliError> {
         let read = self.tried(|| {
             let mut request = self.agent.get(self.url(path));
@@ -217,7 +218,7 @@ impl<'a> ApiClient<'a> {
         serde_json::from_str(&body).map_err(|error| not_ours(doing, &error.to_string()))
     }
 
-    /// The same, where there may be nothing.
+    /// Reads `path` as [`ApiClient::get`] does; `None` if it is not found.
     pub(super) fn find(&self, doing: &str, path: &str) -> Result<Option<Value>, CliError> {
         match self.get(doing, path, &[]) {
             Ok(value) => Ok(Some(value)),
@@ -226,7 +227,7 @@ impl<'a> ApiClient<'a> {
         }
     }
 
-    /// Opens a stream; it ends when the server or a reader closes it.
+    /// Opens a stream, which ends when the server or the reader closes it.
     pub(super) fn stream(
         &self,
         doing: &str,
@@ -260,7 +261,7 @@ impl<'a> ApiClient<'a> {
         Ok(body.into_reader())
     }
 
-    /// The intent as a CloudEvent with a key of its own, dated now.
+    /// Converts the intent to a CloudEvent with a new key and the current time.
     pub(super) fn envelope(&self, intent: &Intent) -> IntentEnvelope {
         let key = uuid::Uuid::new_v4().to_string();
         let time = Time::from_micros(chrono::Utc::now().timestamp_micros()).to_string();
@@ -274,13 +275,13 @@ impl<'a> ApiClient<'a> {
             "actor": self.context.actor.as_str(),
             "datacontenttype": "application/json",
         });
-        // The data goes as its own text: numbers beyond what a generic value holds stay exact.
+        // The data is inserted as text: numbers beyond the range of a generic value stay exact.
         let head = head.to_string();
         let body = format!("{},\"data\":{}}}", head.trim_end_matches('}'), data.get());
         IntentEnvelope { key, body }
     }
 
-    /// Asks for a verdict on an intent.
+    /// Sends an intent, and returns its verdict.
     pub(super) fn ask(&self, doing: &str, intent: &Intent) -> Result<VerdictResponse, CliError> {
         let IntentEnvelope { key, body } = self.envelope(intent);
         let FinalReply { status, body, .. } =
@@ -294,7 +295,7 @@ impl<'a> ApiClient<'a> {
         Ok(verdict)
     }
 
-    /// Sends intents; `doing` and `key` are those of the first.
+    /// Sends intents. Errors start with `doing` and name `key`, which belong to the first intent.
     pub(super) fn post(
         &self,
         doing: &str,
@@ -309,21 +310,21 @@ impl<'a> ApiClient<'a> {
         sent.map_err(|lost| self.unasked(doing, &lost, key))
     }
 
-    /// An intent that has no verdict, or was refused.
+    /// Returns the error of an intent that was refused or has no verdict.
     pub(super) fn refused(doing: &str, status: u16, body: &str, key: &str) -> CliError {
         let mut error = problem(doing, status, body);
         if error.exit == CliExit::Unknown {
-            add(&mut error.message, format_args!("\nits idempotency key is {key}"));
+            add(&mut error.message, format_args!("\nhint: idempotency key {key}"));
         }
         error
     }
 
-    /// An intent of which no try has made known what became of it.
+    /// Returns the error of an intent whose outcome stays unknown.
     pub(super) fn unknown(&self, doing: &str, key: &str) -> CliError {
         self.unasked(doing, &AttemptError::MaybeSent("the server does not know the outcome".into()), key)
     }
 
-    /// The answer to the intent at `index` of a batch.
+    /// Reads the answer to the intent at `index` of a batch.
     pub(super) fn item(
         &self,
         doing: &str,
@@ -348,16 +349,16 @@ impl<'a> ApiClient<'a> {
         Err(error_of(doing, status, problem))
     }
 
-    /// Before something is tried again, the `tries`th time: by the next server.
+    /// Selects the next server and waits, before attempt `tries`.
     pub(super) fn back_off(&self, tries: usize) {
         self.go_on();
         let round = u32::try_from(tries / self.servers().count().max(1)).unwrap_or(u32::MAX);
         std::thread::sleep(self.context.backoff * 4_u32.saturating_pow(round.min(4)));
     }
 
-    /// Tries until there is an answer that another try would not better.
+    /// Repeats a request until its answer needs no other attempt.
     ///
-    /// Once it is unknown what became of a try, "busy" to a later one does not make it known.
+    /// After an unknown outcome, "busy" to a later attempt leaves the outcome unknown.
     fn tried(
         &self,
         mut send: impl FnMut() -> Result<HttpReply, AttemptError>,
@@ -376,9 +377,7 @@ impl<'a> ApiClient<'a> {
                 && waited < PATIENCE
             {
                 if waited.is_zero() {
-                    note!(
-                        "chancery: the server takes no more requests of this client at the moment; waiting"
-                    );
+                    note!("chancery: rate limit of the server reached; waiting");
                 }
                 let wait = after.unwrap_or(self.context.backoff * 5).clamp(Duration::from_millis(1), LONGEST);
                 waited += wait;
@@ -387,7 +386,7 @@ impl<'a> ApiClient<'a> {
                 continue;
             }
             let answer = reply.map(|reply| (reply.status, reply.body));
-            // One that is gone says nothing against another that has said so.
+            // An unreachable server does not contradict another that reported no leader.
             let is_vacant = match &answer {
                 Ok((status, body)) => *status == 503 && code(body) == "no_decider",
                 Err(AttemptError::NotSent(_)) => vacant > 0,
@@ -397,10 +396,7 @@ impl<'a> ApiClient<'a> {
                 vacant += 1;
                 tried -= 1;
                 if vacant == WORD {
-                    note!(
-                        "chancery: no server decides for fleet {} at the moment; asking again",
-                        self.context.fleet
-                    );
+                    note!("chancery: fleet {} has no leader; retrying", self.context.fleet);
                 }
                 self.go_on();
                 std::thread::sleep(self.context.backoff * 4);
@@ -421,7 +417,7 @@ impl<'a> ApiClient<'a> {
             }
             self.go_on();
             if !last {
-                // One round of the servers, before it is worth waiting.
+                // Each server is tried once before the wait becomes longer.
                 let round = u32::try_from((tried - 1) / count).unwrap_or(u32::MAX);
                 std::thread::sleep(self.context.backoff * 4_u32.saturating_pow(round));
             }
@@ -429,29 +425,29 @@ impl<'a> ApiClient<'a> {
         Err(AttemptError::MaybeSent(unknown.unwrap_or_default()))
     }
 
-    /// A read that came to nothing: nothing was changed by it.
+    /// Returns the error of a read without an answer; a read changes nothing.
     fn unread(&self, doing: &str, lost: &AttemptError) -> CliError {
         let server = self.server();
         let message = match lost {
             AttemptError::NotSent(why) => {
-                format!("{doing}: cannot reach {server}: {why}; start a server with 'chancery dev'")
+                format!("{doing}: server {server} unreachable: {why}\ntry: chancery dev")
             }
             AttemptError::MaybeSent(why) => {
-                format!("{doing}: lost {server} before its answer: {why}; try again")
+                format!("{doing}: connection to {server} lost: {why}\nhint: try again")
             }
         };
         CliError::new(CliExit::Unreachable, message)
     }
 
-    /// An intent that came to nothing, or to nobody knows what.
+    /// Returns the error of an intent that was not sent, or whose outcome is unknown.
     fn unasked(&self, doing: &str, lost: &AttemptError, key: &str) -> CliError {
         match lost {
             AttemptError::NotSent(_) => self.unread(doing, lost),
             AttemptError::MaybeSent(why) => CliError::new(
                 CliExit::Unknown,
                 format!(
-                    "{doing}: nobody knows whether it was done, {} gave no answer: {why}\n\
-                     look before asking again; its idempotency key is {key}",
+                    "{doing}: outcome unknown, no answer from {}: {why}\n\
+                     hint: check the entity before sending again; idempotency key {key}",
                     self.server()
                 ),
             ),
@@ -471,30 +467,30 @@ fn answer(result: Result<ureq::http::Response<ureq::Body>, ureq::Error>) -> Resu
 fn lost(error: ureq::Error) -> AttemptError {
     use std::io::ErrorKind;
     match error {
-        ureq::Error::HostNotFound => AttemptError::NotSent("there is no such host".into()),
-        ureq::Error::ConnectionFailed => AttemptError::NotSent("the connection failed".into()),
+        ureq::Error::HostNotFound => AttemptError::NotSent("host not found".into()),
+        ureq::Error::ConnectionFailed => AttemptError::NotSent("connection failed".into()),
         ureq::Error::Timeout(ureq::Timeout::Connect | ureq::Timeout::Resolve) => {
-            AttemptError::NotSent("it did not answer in time".into())
+            AttemptError::NotSent("timeout".into())
         }
         ureq::Error::Io(error) => match error.kind() {
             ErrorKind::ConnectionRefused => AttemptError::NotSent("connection refused".into()),
             ErrorKind::HostUnreachable | ErrorKind::NetworkUnreachable | ErrorKind::AddrNotAvailable => {
                 AttemptError::NotSent(error.to_string())
             }
-            // The resolver's errors have no kind of their own.
+            // Errors of the resolver have no kind.
             _ if error.to_string().starts_with("failed to lookup address") => {
-                AttemptError::NotSent("there is no such host".into())
+                AttemptError::NotSent("host not found".into())
             }
             _ => AttemptError::MaybeSent(error.to_string()),
         },
         ureq::Error::BadUri(_) | ureq::Error::Http(_) => {
-            AttemptError::NotSent(format!("no such address: {error}"))
+            AttemptError::NotSent(format!("invalid address: {error}"))
         }
         other => AttemptError::MaybeSent(other.to_string()),
     }
 }
 
-/// What kind of problem it is, if it is one.
+/// Returns the problem code of an answer; empty if it is no problem.
 fn code(body: &str) -> String {
     serde_json::from_str::<ProblemResponse>(body).map_or(String::new(), |problem| problem.code)
 }
@@ -508,14 +504,14 @@ fn retryable(status: u16, body: &str) -> bool {
 fn problem(doing: &str, status: u16, body: &str) -> CliError {
     match serde_json::from_str::<ProblemResponse>(body) {
         Ok(problem) => error_of(doing, status, problem),
-        Err(_) => CliError::new(exit_of("", status), format!("{doing}: the server answered {status}")),
+        Err(_) => CliError::new(exit_of("", status), format!("{doing}: HTTP status {status}")),
     }
 }
 
 fn error_of(doing: &str, status: u16, problem: ProblemResponse) -> CliError {
     let what = if problem.detail.is_empty() { &problem.title } else { &problem.detail };
     let mut message = format!("{doing}: ");
-    // One is told by the detail already; of several, the detail is the first of them.
+    // The detail contains a single error; of several errors, it contains the first.
     if problem.errors.len() > 1 {
         message.push_str(&problem.title);
         for PointerError { pointer, detail } in &problem.errors {
@@ -529,7 +525,7 @@ fn error_of(doing: &str, status: u16, problem: ProblemResponse) -> CliError {
         add(&mut message, format_args!("\n{advice}"));
     }
     let mut faults = problem.errors;
-    // The intent is the data of what was sent.
+    // The intent is the data of the CloudEvent that was sent.
     for fault in &mut faults {
         if let Some(within) = fault.pointer.strip_prefix("/data") {
             fault.pointer = within.to_owned();
@@ -539,5 +535,5 @@ fn error_of(doing: &str, status: u16, problem: ProblemResponse) -> CliError {
 }
 
 pub(super) fn not_ours(doing: &str, why: &str) -> CliError {
-    CliError::failure(format!("{doing}: the answer is not of a Chancery that this client knows: {why}"))
+    CliError::failure(format!("{doing}: invalid answer: {why}"))
 }

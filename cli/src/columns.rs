@@ -1,4 +1,4 @@
-//! The columns of each kind's table.
+//! Columns of the table of each kind.
 
 use chancery_events::amount::{show_bytes, show_cpu};
 use chancery_events::fact::{ApprovalActor, Requester};
@@ -17,10 +17,10 @@ use super::kind::EntityKind;
 use super::request;
 use super::table::TextTable;
 
-/// Head, whether it is shown by `-o wide` alone, and the cell of a row.
+/// Head, whether only `-o wide` shows the column, and the cell of a row.
 type TableColumn<R> = (&'static str, bool, fn(&R) -> String);
 
-/// The table of `items`, which are of one kind.
+/// Returns the table of items of one kind.
 pub(super) fn table(kind: EntityKind, items: &[Value], wide: bool) -> Result<TextTable, CliError> {
     match kind {
         EntityKind::Cluster => rows(CLUSTER, items, wide),
@@ -54,35 +54,35 @@ fn rows<R: DeserializeOwned>(
     Ok(rows)
 }
 
-/// An item as the row that it should be.
+/// Reads an item as a row.
 pub(super) fn typed<R: DeserializeOwned>(item: &Value) -> Result<R, CliError> {
     R::deserialize(item).map_err(|error| {
         CliError::failure(format!(
-            "read the answer: the server's rows are not those of this client ({error}); try -o json, or the \
-             server's own version of chancery"
+            "cannot read rows of the server: {error}\nhint: use -o json, or the chancery version of the \
+             server"
         ))
     })
 }
 
-/// Of something that may be missing.
+/// Text of an optional value; empty if absent.
 fn or_none(value: Option<&impl ToString>) -> String {
     value.map(ToString::to_string).unwrap_or_default()
 }
 
-/// A moment as it is read at a glance.
+/// Formats a time in whole seconds.
 pub(super) fn short(time: Time) -> String {
     let text = time.to_string();
     text.get(..19).map_or(text.clone(), |seconds| format!("{seconds}Z"))
 }
 
-/// A span of milliseconds, in the largest unit that it is a whole number of.
+/// Formats milliseconds in the largest unit that divides them.
 pub(super) fn span(millis: u64) -> String {
     let units = [(86_400_000, "d"), (3_600_000, "h"), (60_000, "m"), (1000, "s")];
     let whole = units.iter().find(|(unit, _)| millis > 0 && millis.is_multiple_of(*unit));
     whole.map_or_else(|| format!("{millis}ms"), |(unit, word)| format!("{}{word}", millis / unit))
 }
 
-/// Who asked for an operation: its deployment, a person or program, a rule, a disruption.
+/// Requester of an operation: an actor, a rule, a disruption, or its deployment.
 pub(super) fn asker(row: &OperationRow) -> String {
     let deployment = row.deployment.as_ref().map(ToString::to_string);
     match (&row.by, deployment) {
@@ -90,12 +90,12 @@ pub(super) fn asker(row: &OperationRow) -> String {
         (Some(Requester::Rule(rule)), _) => format!("rule {rule}"),
         (Some(Requester::Disruption { node, name }), _) => format!("disruption {node}/{name}"),
         (None, Some(deployment)) => deployment,
-        // Nobody kept it in what older builds wrote.
+        // Rows of older builds have no requester.
         (None, None) => "user".into(),
     }
 }
 
-/// `rolling wave=2 per_domain pause=10s`, `graceful 5m rollback`, `canary 1`.
+/// Formats a strategy: `rolling wave=2 per_domain pause=10s`, `graceful 5m rollback`, `canary 1`.
 pub(super) fn strategy(strategy: DeploymentStrategy) -> String {
     match strategy {
         DeploymentStrategy::Rolling { wave, per_domain, pause } => {
@@ -115,7 +115,7 @@ pub(super) fn strategy(strategy: DeploymentStrategy) -> String {
     }
 }
 
-/// `sat,sun 22:00 for 8h`.
+/// Formats a window: `sat,sun 22:00 for 8h`.
 fn window(window: &ApprovalWindow) -> String {
     let days: Vec<_> = window.days.iter().map(|day| day.word()).collect();
     let days = if days.is_empty() { String::new() } else { format!("{} ", days.join(",")) };
@@ -123,7 +123,7 @@ fn window(window: &ApprovalWindow) -> String {
     format!("{days}{hours:02}:{minutes:02} for {}", span(u64::from(window.minutes) * 60_000))
 }
 
-/// Those of a node that are not over: `drain approved`.
+/// Lists the disruptions of a node that are not completed: `drain approved`.
 fn disruptions(rows: &[DisruptionRow]) -> String {
     let open = rows.iter().filter(|one| one.state != DisruptionState::Completed);
     open.map(|one| format!("{} {}", one.name, one.state)).collect::<Vec<_>>().join(", ")
@@ -267,7 +267,7 @@ const DEPLOYMENT: &[TableColumn<DeploymentRow>] = &[
     ("MESSAGE", false, |r| r.message.clone()),
     ("STRATEGY", true, |r| strategy(r.strategy)),
     ("SET", true, |r| match r.strategy {
-        // Its replicas take the places of those that were there, one by one.
+        // A rolling deployment replaces replicas one by one, without a set of its own.
         DeploymentStrategy::Rolling { .. } => String::new(),
         DeploymentStrategy::Graceful { .. } | DeploymentStrategy::Canary { .. } => r.set.to_string(),
     }),
@@ -347,12 +347,12 @@ const COMMAND: &[TableColumn<CommandRow>] = &[
     ("CREATED", true, |r| short(r.created)),
 ];
 
-/// Operations of a plan that are in a state now.
+/// Number of operations of a plan in a state.
 pub(super) fn count_of(plan: &PlanRow, state: &str) -> u64 {
     plan.operations.values().filter_map(|states| states.get(state)).sum()
 }
 
-/// Names, where none means all.
+/// Lists names; an empty list means all.
 fn or_all(names: &[impl ToString]) -> String {
     if names.is_empty() { "all".into() } else { list(names) }
 }
@@ -361,7 +361,7 @@ pub(super) fn list(names: &[impl ToString]) -> String {
     names.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
-/// `web{version=v2}, cache{version=v1}`.
+/// Formats coordinates: `web{version=v2}, cache{version=v1}`.
 pub(super) fn coordinates(row: &DeploymentRow) -> String {
     let one = |(payload, keys): (&_, &std::collections::BTreeMap<_, String>)| {
         let keys: Vec<_> = keys

@@ -1,4 +1,4 @@
-//! What every command needs to know: which server, fleet and actor, and how to show what it finds.
+//! Context of every command: server, fleet, actor and output.
 
 use std::fmt::Display;
 use std::io::{IsTerminal as _, Write};
@@ -10,20 +10,20 @@ use serde_json::Value;
 
 use super::error::CliError;
 
-/// How data is shown.
+/// Output format of data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub enum OutputFormat {
-    /// A line each, the columns that matter.
+    /// Table of the important columns, a line for each item.
     Table,
-    /// A line each, every column.
+    /// Table of all columns, a line for each item.
     Wide,
-    /// JSON, as the server has it.
+    /// JSON, as returned by the server.
     Json,
-    /// YAML, as the server has it.
+    /// YAML, converted from the server's JSON.
     Yaml,
-    /// KIND/NAME, a line each.
+    /// KIND/NAME, a line for each item.
     Name,
-    /// A JSON object a line, for streams.
+    /// JSON object on each line, for streams.
     Jsonl,
 }
 
@@ -44,27 +44,27 @@ impl OutputFormat {
     }
 }
 
-/// What every command needs to know.
+/// Context of every command.
 #[derive(Clone, Debug)]
 pub struct CliContext {
-    /// The server, without a slash at its end.
+    /// URL of the server, without a slash at its end; several are separated by commas.
     pub server: String,
-    /// The fleet.
+    /// Name of the fleet.
     pub fleet: FleetName,
-    /// Who asks.
+    /// Actor of the requests.
     pub actor: Actor,
-    /// How data is shown, if it was said.
+    /// Output format, if one was given.
     pub output: Option<OutputFormat>,
-    /// Whether a person sits there: input and output are a terminal.
+    /// Whether the command is interactive: input and output are a terminal.
     pub person: bool,
     /// Whether a command shows its progress: standard error is a terminal.
     pub shows_progress: bool,
-    /// How long to wait before the second try; later ones wait longer.
+    /// Time before the second attempt (default: 200 ms); later attempts wait longer.
     pub backoff: Duration,
 }
 
 impl CliContext {
-    /// From the settings and how this process was started.
+    /// Creates a context from the settings and the terminals of this process.
     pub fn new(server: String, fleet: FleetName, actor: Actor, output: Option<OutputFormat>) -> CliContext {
         CliContext {
             server,
@@ -77,7 +77,7 @@ impl CliContext {
         }
     }
 
-    /// How data is shown, where only some ways make sense; the first is taken unless one was said.
+    /// Returns the output format, which must be a possible one (default: the first).
     pub fn output(&self, possible: &[OutputFormat]) -> Result<OutputFormat, CliError> {
         let Some(output) = self.output else { return Ok(possible[0]) };
         if possible.contains(&output) {
@@ -88,7 +88,7 @@ impl CliContext {
         };
         let words: Vec<_> = possible.iter().map(word).collect();
         Err(CliError::usage(format!(
-            "this command cannot show {}: write -o {}",
+            "invalid output format {:?}: must be {}",
             word(&output),
             words.join(" or ")
         )))

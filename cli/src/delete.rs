@@ -1,5 +1,5 @@
-//! `delete -f`: deletes what manifests name, in the reverse of the order in which it is applied. What is not there is
-//! reported and is no failure, so that the command is safe to repeat.
+//! `delete -f`: deletes the entities of manifests, in the reverse order of `apply`. A missing entity is
+//! reported and is no failure, so that the command is idempotent.
 
 use std::collections::BTreeSet;
 use std::io::Write;
@@ -20,10 +20,10 @@ use super::request;
 use super::table::add;
 use crate::manifest::ManifestDocument;
 
-/// Time between two looks at what is being deleted.
+/// Time between two checks of entities that are being deleted.
 const POLL: Duration = Duration::from_millis(250);
 
-/// `timeout`: the maximum time to wait for what is deleted with what needs it, before what it depends on is deleted.
+/// Deletes the entities. `timeout` is the maximum time to wait for cascading deletions before the next kind.
 pub(super) fn run(
     files: &[PathBuf],
     cascade: CascadePolicy,
@@ -49,13 +49,13 @@ pub(super) fn run(
         };
         if exit == CliExit::Conflict && cascade == CascadePolicy::No {
             let all = act::kinds("delete", act::cascades);
-            add(&mut message, format_args!("; to delete {all} with what needs them, add --cascade"));
+            add(&mut message, format_args!("\nhint: to delete {all} with their dependents, add --cascade"));
         }
         message
     })
 }
 
-/// Deletes entities of one kind. Those that are still there until what needs them is deleted.
+/// Deletes entities of one kind. Returns the entities that remain until their dependents are deleted.
 fn delete(
     of_kind: &[ManifestDocument],
     cascade: CascadePolicy,
@@ -86,7 +86,7 @@ fn delete(
                 verdict.request().map_or(Ok(()), |id| request::hint(client, id))
             }
             Ok(verdict) if intents[at].cascades() => {
-                show(report, &name, "is to be deleted, with what needs it", Some(verdict.position))?;
+                show(report, &name, "deletion started, dependents first", Some(verdict.position))?;
                 going.insert(name);
                 Ok(())
             }
@@ -98,14 +98,14 @@ fn delete(
     Ok(going)
 }
 
-/// What deletes the entity that a document is about; none for a deployment.
+/// Returns the intent that deletes the entity of a document; `None` for a deployment.
 fn deletion(manifest: &ManifestDocument, cascade: CascadePolicy) -> Result<Option<Intent>, CliError> {
     let name = name(manifest);
     let (kind, name) = EntityKind::split(&name)?;
     act::deletion(kind, name, cascade)
 }
 
-/// Waits until entities of one kind are gone: what they depend on cannot be deleted before.
+/// Waits until entities of one kind are deleted: the entities that they depend on cannot be deleted before.
 fn wait(mut going: BTreeSet<String>, end: Instant, client: &ApiClient<'_>) -> Result<(), CliError> {
     while let Some(first) = going.first().cloned() {
         let (kind, _) = EntityKind::split(&first)?;
@@ -116,7 +116,7 @@ fn wait(mut going: BTreeSet<String>, end: Instant, client: &ApiClient<'_>) -> Re
         }
         if Instant::now() >= end {
             let message = format!(
-                "{} of what was to be deleted is still there, {first} among it; nothing that it depends on was deleted",
+                "cannot delete dependencies: timeout, {} entities not deleted yet, such as {first}",
                 going.len()
             );
             return Err(CliError::new(CliExit::Unknown, message));

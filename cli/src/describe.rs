@@ -1,5 +1,5 @@
-//! `describe`: everything about one entity. Plans have a page of their own; others show their fields, what belongs to
-//! them, what they wait for, and what happened to them last.
+//! `describe`: one entity with its fields, related entities, waiting operations and recent events. Plans have
+//! a page of their own.
 
 use std::io::Write;
 
@@ -23,13 +23,13 @@ use super::table::{add, one_line};
 
 use crate::note;
 
-/// The last events that are shown.
+/// Maximum number of recent events that are shown.
 const RECENT: usize = 12;
-/// Of what belongs to an entity, so many of a kind are shown.
+/// Maximum number of related entities of a kind that are shown.
 const BELONGING: usize = 20;
-/// At most so many of each kind are read for a page.
+/// Maximum number of related entities of a kind that are read.
 const MOST: u64 = 2000;
-/// Fields that come first; the others follow by name.
+/// Fields that are shown first; the others follow by name.
 const FIRST: &[&str] = &["name", "id", "plan", "state", "phase", "activity", "message"];
 
 pub(super) fn run(
@@ -73,16 +73,16 @@ pub(super) fn run(
     }
 }
 
-/// What belongs to an entity, of one kind.
+/// Related entities of one kind.
 struct RelatedEntities {
     kind: EntityKind,
-    /// How `get` lists all of it.
+    /// Filters with which `get` lists all of them.
     filters: Vec<(&'static str, String)>,
     items: Vec<Value>,
     more: bool,
 }
 
-/// Reads what belongs to an entity. Ids are in the order of their issue: of those, the last are shown.
+/// Reads the related entities. Ids sort in the order of their issue: of kinds with ids, the newest are shown.
 fn belonging(
     kind: EntityKind,
     item: &Value,
@@ -135,13 +135,13 @@ impl RelatedEntities {
         if self.more {
             let filters: Vec<_> =
                 self.filters.iter().map(|(name, value)| format!(" -l {name}={value}")).collect();
-            add(&mut text, format_args!("  all of them: chancery get {plural}{} --all\n", filters.concat()));
+            add(&mut text, format_args!("  try: chancery get {plural}{} --all\n", filters.concat()));
         }
         Ok(text)
     }
 }
 
-/// What is still to come, and whose turn it is.
+/// Lists what the operations wait for.
 fn waits<'a>(operations: impl Iterator<Item = &'a Value>) -> Result<String, CliError> {
     let mut text = String::new();
     for item in operations {
@@ -149,8 +149,8 @@ fn waits<'a>(operations: impl Iterator<Item = &'a Value>) -> Result<String, CliE
         let (id, kind, message) = (row.id, row.kind, one_line(&row.message));
         let line = match row.state {
             OperationStatus::PendingApproval => format!("approval to {kind}: chancery approve {id}"),
-            OperationStatus::Preparing => format!("a place to {kind}: {message}"),
-            OperationStatus::Approved => format!("its turn to {kind}: operation {id}"),
+            OperationStatus::Preparing => format!("a placement to {kind}: {message}"),
+            OperationStatus::Approved => format!("the queue to {kind}: operation {id}"),
             OperationStatus::Running => format!("operation {id} to {kind}: {message}"),
             OperationStatus::Succeeded
             | OperationStatus::Failed
@@ -164,10 +164,10 @@ fn waits<'a>(operations: impl Iterator<Item = &'a Value>) -> Result<String, CliE
     Ok(if text.is_empty() { text } else { format!("\nWaits for\n{text}") })
 }
 
-/// A field a line, what has parts below its name.
+/// Formats the fields, one on each line; parts follow below the name of their field.
 fn fields(kind: EntityKind, item: &Value) -> Result<String, CliError> {
     let mut text = format!("{}/{}\n", kind.word(), name_of(kind, item));
-    let map = item.as_object().ok_or_else(|| CliError::failure("the answer is no object"))?;
+    let map = item.as_object().ok_or_else(|| CliError::failure("cannot read answer: not an object"))?;
     let first = FIRST.iter().filter_map(|name| Some((*name, map.get(*name)?)));
     let rest =
         map.iter().map(|(name, value)| (name.as_str(), value)).filter(|(name, _)| !FIRST.contains(name));
@@ -179,7 +179,7 @@ fn fields(kind: EntityKind, item: &Value) -> Result<String, CliError> {
             Value::String(value) => add(&mut text, format_args!("{label} {}\n", one_line(value))),
             Value::Array(items) if items.is_empty() => {}
             Value::Object(parts) if parts.is_empty() => {}
-            // What is listed below.
+            // Listed below.
             Value::Array(_) if kind == EntityKind::Node && name == "disruptions" => {}
             Value::Object(_) if kind == EntityKind::Policy && name == "spec" => {
                 columns(&mut text, kind, item)?;
@@ -191,7 +191,7 @@ fn fields(kind: EntityKind, item: &Value) -> Result<String, CliError> {
     Ok(text)
 }
 
-/// The columns of its table, a line each: as people write what it says.
+/// Formats the columns of an entity's table, one on each line, as manifests write them.
 fn columns(text: &mut String, kind: EntityKind, item: &Value) -> Result<(), CliError> {
     let table = table(kind, std::slice::from_ref(item), false)?;
     let cells = table.cells().flatten();
@@ -202,20 +202,20 @@ fn columns(text: &mut String, kind: EntityKind, item: &Value) -> Result<(), CliE
     Ok(())
 }
 
-/// A field that has parts: amounts as people write them, all else as YAML below its name.
+/// Formats a field with parts: resources as in manifests, all others as YAML below the name.
 fn parts(text: &mut String, name: &str, label: &str, value: &Value) -> Result<(), CliError> {
     if let Ok(amounts) = Resources::deserialize(value) {
         add(text, format_args!("{label} {amounts}\n"));
         return Ok(());
     }
-    let yaml =
-        serde_saphyr::to_string(value).map_err(|error| CliError::failure(format!("show {name}: {error}")))?;
+    let yaml = serde_saphyr::to_string(value)
+        .map_err(|error| CliError::failure(format!("cannot show {name}: {error}")))?;
     add(text, format_args!("{}\n", label.trim_end()));
     text.extend(yaml.lines().map(|line| format!("    {line}\n")));
     Ok(())
 }
 
-/// A plan with all that belongs to it.
+/// Shows a plan with its related entities.
 fn plan(
     name: &str,
     item: &Value,
@@ -229,7 +229,7 @@ fn plan(
     let (incarnations, operations) = (read(EntityKind::Incarnation)?, read(EntityKind::Operation)?);
     let more = [&deployments, &replicas, &incarnations, &operations].iter().any(|listed| listed.more);
     if more {
-        note!("the first {MOST} of each kind are shown");
+        note!("hint: only the first {MOST} of each kind are shown");
     }
     let all = || {
         json!({

@@ -1,5 +1,5 @@
-//! Disruptions of nodes: they are parts of nodes' rows, and named NODE/NAME. `disrupt` schedules one, `approve` lets it be
-//! acted on, `complete` ends it.
+//! Disruptions of nodes, which are part of the rows of nodes and named NODE/NAME. `disrupt` schedules a
+//! disruption, `approve` permits its action, and `complete` ends it.
 
 use std::io::Write;
 
@@ -21,20 +21,20 @@ use super::kind::{EntityKind, KindNaming as _, named as named_kind};
 
 use crate::note;
 
-/// A disruption beside its node, as it is listed.
+/// Disruption with its node, as listed.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
 pub(super) struct DisruptionItem {
-    /// Of which node.
+    /// Node of the disruption.
     pub(super) node: NodeName,
-    /// The rest.
+    /// Row of the disruption.
     #[serde(flatten)]
     pub(super) row: DisruptionRow,
 }
 
-/// Those of a node, from its row.
+/// Returns the disruptions of a node, from its row.
 pub(super) fn of_node(node: &Value) -> Result<Vec<Value>, CliError> {
     let Value::Array(rows) = &node["disruptions"] else {
-        return Err(CliError::failure("read the answer: the server tells no disruptions of a node"));
+        return Err(CliError::failure("cannot read node: its row has no disruptions"));
     };
     let with_node = |row: &Value| {
         let mut item = json!({ "node": node["name"] });
@@ -46,13 +46,13 @@ pub(super) fn of_node(node: &Value) -> Result<Vec<Value>, CliError> {
     Ok(rows.iter().map(with_node).collect())
 }
 
-/// The one of that name, from its node's row.
+/// Returns the disruption of that name, from the row of its node.
 pub(super) fn of_name(node: &Value, name: &str) -> Result<Option<Value>, CliError> {
     let (_, name) = EntityKind::Disruption.halves(name)?;
     Ok(of_node(node)?.into_iter().find(|item| item["name"] == name))
 }
 
-/// All, or those for which a field has a value.
+/// Lists the disruptions that pass the filters.
 pub(super) fn list(
     client: &ApiClient<'_>,
     filters: &[(&str, String)],
@@ -61,9 +61,7 @@ pub(super) fn list(
     const FIELDS: [&str; 4] = ["node", "name", "state", "evict"];
     if let Some((name, _)) = filters.iter().find(|(name, _)| !FIELDS.contains(name)) {
         let known = FIELDS.join(", ");
-        return Err(CliError::usage(format!(
-            "list disruptions: there is no filter {name:?}; known are {known}"
-        )));
+        return Err(CliError::usage(format!("invalid filter {name:?}: must be one of {known}")));
     }
     let nodes = get::list(client, EntityKind::Node, &[], u64::MAX)?;
     let mut items = Vec::new();
@@ -77,7 +75,8 @@ pub(super) fn list(
     Ok(EntityList { items, more, ..nodes })
 }
 
-/// The disruption that the words of `approve` name, if it is one: `disruption NODE/NAME`, `disruption/NODE/NAME`.
+/// Returns the disruption that the arguments of `approve` name, if any: `disruption NODE/NAME` or
+/// `disruption/NODE/NAME`.
 pub(super) fn named(words: &[String]) -> Result<Option<&str>, CliError> {
     let Some((first, rest)) = words.split_first() else { return Ok(None) };
     let (word, name) = match first.split_once('/') {
@@ -90,8 +89,10 @@ pub(super) fn named(words: &[String]) -> Result<Option<&str>, CliError> {
     match (name, rest) {
         (Some(name), []) => Ok(Some(name)),
         (None, [name]) => Ok(Some(EntityKind::Disruption.name_in(name)?)),
-        (None, []) => Err(CliError::usage("say which disruption: disruption NODE/NAME")),
-        _ => Err(CliError::usage("disruptions are approved one by one")),
+        (None, []) => Err(CliError::usage(
+            "cannot approve a disruption: none is named\ntry: chancery approve disruption NODE/NAME",
+        )),
+        _ => Err(CliError::usage("cannot approve several disruptions: must be approved one by one")),
     }
 }
 
@@ -110,7 +111,9 @@ pub(super) fn schedule(
     act::ask_as(client, "schedule", &format!("disruption/{name}"), &intent, "scheduled", out)?;
     let item: DisruptionItem = typed(&get::one(client, EntityKind::Disruption, &name)?)?;
     if item.row.by.is_none() {
-        note!("nothing is done before it is approved: chancery approve disruption {name}");
+        note!(
+            "hint: the disruption has no effect before its approval\ntry: chancery approve disruption {name}"
+        );
     }
     Ok(())
 }
@@ -130,8 +133,8 @@ pub(super) fn ask(
         _ => None,
     };
     let Some(intent) = intent else {
-        let advice = "disruptions alone are completed; the others come to an end by themselves";
-        return Err(CliError::usage(format!("{verb} {word}/{name}: {advice}")));
+        let advice = "only disruptions are completed; other entities end automatically";
+        return Err(CliError::usage(format!("cannot {verb} {word}/{name}: {advice}")));
     };
     act::ask_as(client, verb, &format!("{word}/{name}"), &intent, done, out)
 }

@@ -1,13 +1,13 @@
-//! `drain` and `undrain`: a node is emptied by a disruption that is scheduled and approved in one go, and put back into
-//! use.
+//! `drain` and `undrain`: `drain` schedules and approves a disruption that empties a node, and `undrain` puts
+//! the node back into use.
 //!
-//! | `undrain`: the node | then |
+//! | state of the node | effect of `undrain` |
 //! |---|---|
-//! | is being emptied | that is over: what has not moved yet stays |
-//! | was emptied, and so evicted from its cluster | it is cleaned, made free, and put into the cluster that it was in last |
-//! | the same, with volumes on it that are kept | it is put into that cluster, and not cleaned |
-//! | is on that way, or free | the rest of it |
-//! | is in use, and nothing empties it | unchanged |
+//! | draining | the drain is completed: replicas that have not moved stay |
+//! | drained, and so evicted | the node is sanitized, released, and allocated to its last cluster |
+//! | drained, with volumes that are kept | the node is allocated to its last cluster, and not sanitized |
+//! | sanitizing, or unallocated | the remaining steps |
+//! | in use, without a drain | unchanged |
 
 use std::io::Write;
 use std::time::Duration;
@@ -35,9 +35,9 @@ use super::wait::wait_for;
 
 use crate::note;
 
-/// What drains are called; a number follows where the node has one of that name.
+/// Name of a drain's disruption; a number follows if the node has a disruption of that name.
 const NAME: &str = "drain";
-/// Of what is left on a node, so many are named.
+/// Maximum number of remaining replicas that are named.
 const NAMED: usize = 5;
 
 pub(super) fn drain(drain: &DrainArgs, client: &ApiClient<'_>, out: &mut dyn Write) -> Result<(), CliError> {
@@ -50,29 +50,30 @@ pub(super) fn drain(drain: &DrainArgs, client: &ApiClient<'_>, out: &mut dyn Wri
         None => schedule(&node, &row, drain.reason.clone(), client)?,
     };
     if let Some(known) = begun.filter(|one| one.state == DisruptionState::Approved) {
-        note!("disruption/{node}/{} empties it already{}", known.name, by(known));
+        note!("hint: disruption/{node}/{} already drains the node{}", known.name, by(known));
     } else if let Some(known) = scheduled {
-        note!("disruption/{node}/{} was scheduled for that: it is approved now", known.name);
+        note!("hint: disruption/{node}/{} was already scheduled, and is now approved", known.name);
     }
     let intent = DisruptionApprove { node: node.clone(), name: name.clone() }.into();
     let of = format!("node/{node}");
-    let verdict = client.ask(&format!("drain {of}"), &intent)?;
-    shown(client, &of, "is to be emptied", &verdict, out)?;
+    let verdict = client.ask(&format!("cannot drain {of}"), &intent)?;
+    shown(client, &of, "drain requested", &verdict, out)?;
     if verdict.request().is_some() {
         return Ok(());
     }
     if drain.wait {
         return NodeDrain { node: &node, name: &name, timeout: drain.timeout }.wait(client, out);
     }
-    note!("how far that is: chancery drain {node} --wait");
+    note!("try: chancery drain {node} --wait, to follow the progress");
     Ok(())
 }
 
-/// Whether it is to empty the node, or does.
+/// Whether the disruption drains the node, now or once it is approved.
 fn empties(disruption: &DisruptionRow) -> bool {
     let now = match disruption.state {
         DisruptionState::Approved => true,
-        // One that is scheduled for later has its own time; one without was left by a drain that broke off.
+        // A disruption that is scheduled for later has a start; one without was left by a `drain` that failed
+        // before the approval.
         DisruptionState::Scheduled => {
             disruption.start.is_none() && disruption.name.as_str().starts_with(NAME)
         }
@@ -85,7 +86,7 @@ fn by(disruption: &DisruptionRow) -> String {
     disruption.by.as_ref().map_or(String::new(), |by| format!(", approved by {by}"))
 }
 
-/// Schedules a disruption that empties the node at once, under a name that the node does not have yet.
+/// Schedules a disruption that drains the node immediately, under a name that the node does not have yet.
 fn schedule(
     node: &NodeName,
     row: &NodeRow,
@@ -99,23 +100,23 @@ fn schedule(
         .expect("there are more numbers than disruptions");
     let spec = DisruptionSpec { start: None, evict: DisruptionAction::Yes, reason };
     let intent: Intent = DisruptionSchedule { node: node.clone(), name: name.clone(), spec }.into();
-    client.ask(&format!("drain node/{node}"), &intent)?;
+    client.ask(&format!("cannot drain node/{node}"), &intent)?;
     Ok(name)
 }
 
-/// A node that is being emptied.
+/// Node that is being drained.
 struct NodeDrain<'a> {
     node: &'a NodeName,
     name: &'a DisruptionName,
     timeout: Duration,
 }
 
-/// What one look says.
+/// Result of a check.
 enum DrainProgress {
     Empty,
-    /// It was to be removed, and is.
+    /// The disruption deleted the node.
     Removed,
-    /// Somebody has ended the disruption.
+    /// The disruption was completed before the node was empty.
     GivenUp,
     Left(Vec<String>),
 }
@@ -133,7 +134,7 @@ impl NodeDrain<'_> {
         let end = wait_for(client, format!("node/{node}"), self.timeout, &mut || match self.look(client)? {
             DrainProgress::Left(left) => {
                 if left != told {
-                    note!("node/{node} has {} left: {}", left.len(), shortened(&left));
+                    note!("node/{node} has {} incarnations left: {}", left.len(), shortened(&left));
                 }
                 told = left;
                 Ok(None)
@@ -143,12 +144,15 @@ impl NodeDrain<'_> {
         match end {
             Some(DrainProgress::Empty) => {
                 self.done("is empty", output, out)?;
-                note!("it is out of its cluster; to put it back: chancery undrain {node}");
+                note!(
+                    "hint: the node was evicted from its cluster\ntry: chancery undrain {node}, to put it back"
+                );
                 Ok(())
             }
-            Some(DrainProgress::Removed) => self.done("is empty, and removed", output, out),
+            Some(DrainProgress::Removed) => self.done("is empty and deleted", output, out),
             Some(DrainProgress::GivenUp) => {
-                let what = format!("drain node/{node}: disruption {name} was completed before it was empty");
+                let what =
+                    format!("cannot drain node/{node}: disruption {name} was completed before it was empty");
                 Err(CliError::failure(what))
             }
             Some(DrainProgress::Left(_)) | None => Err(self.late(client)?),
@@ -164,7 +168,7 @@ impl NodeDrain<'_> {
 
     fn look(&self, client: &ApiClient<'_>) -> Result<DrainProgress, CliError> {
         let node = self.node;
-        let doing = format!("read node/{node}");
+        let doing = format!("cannot read node/{node}");
         let Some(item) = get::find(client, &doing, EntityKind::Node, node.as_str())? else {
             return Ok(DrainProgress::Removed);
         };
@@ -183,11 +187,12 @@ impl NodeDrain<'_> {
         }
     }
 
-    /// The time ran out: what holds up what is left.
+    /// Returns the error of a timeout, with the state of remaining replicas.
     fn late(&self, client: &ApiClient<'_>) -> Result<CliError, CliError> {
         let NodeDrain { node, timeout, .. } = self;
         let filters = [("node", node.to_string())];
-        let mut what = format!("drain node/{node}: after {timeout:?} it is not empty; it goes on by itself");
+        let mut what =
+            format!("cannot wait for node/{node}: not empty after {timeout:?}; the drain continues");
         for item in get::list(client, EntityKind::Replica, &filters, NAMED as u64)?.items {
             let row: ReplicaRow = typed(&item)?;
             let line = format!("replica/{} is {}: {}", row.name, row.phase, one_line(&row.message));
@@ -197,7 +202,7 @@ impl NodeDrain<'_> {
     }
 }
 
-/// Whether an incarnation holds its place.
+/// Whether an incarnation still has its reservation.
 fn is_there(item: &Value) -> bool {
     !matches!(item["state"].as_str(), Some("destroyed" | "failed" | "unwound"))
 }
@@ -220,13 +225,13 @@ pub(super) fn undrain(
 ) -> Result<(), CliError> {
     let name: NodeName = read(EntityKind::Node, EntityKind::Node.name_in(&undrain.node)?)?;
     let row: NodeRow = typed(&get::one(client, EntityKind::Node, name.as_str())?)?;
-    let (doing, of) = (format!("undrain node/{name}"), format!("node/{name}"));
+    let (doing, of) = (format!("cannot undrain node/{name}"), format!("node/{name}"));
     let mut verdict = None;
     for disruption in row.disruptions.iter().filter(|one| empties(one)) {
         let intent = DisruptionComplete { node: name.clone(), name: disruption.name.clone() }.into();
         verdict = Some(client.ask(&doing, &intent)?);
     }
-    // It may have become empty meanwhile, and been evicted.
+    // The node may have become empty meanwhile, and been evicted.
     let row =
         if verdict.is_some() { typed(&get::one(client, EntityKind::Node, name.as_str())?)? } else { row };
     let way: &[NodeState] = match row.state {
@@ -236,7 +241,7 @@ pub(super) fn undrain(
         NodeState::Unallocated => &[NodeState::Allocated],
         NodeState::Allocating | NodeState::Allocated | NodeState::Expunged => &[],
     };
-    // Known before the first step: without it, there is no way.
+    // Read before the first step: without a cluster, the last step cannot succeed.
     let cluster = if way.is_empty() { None } else { Some(cluster(&name, client)?) };
     for state in way {
         let cluster = cluster.clone().filter(|_| *state == NodeState::Allocated);
@@ -246,26 +251,29 @@ pub(super) fn undrain(
     if let Some(verdict) = verdict {
         return shown(client, &of, "is in use again", &verdict, out);
     }
-    note!("nothing empties {of}, and it is {}", row.state);
+    note!("hint: no drain of {of}, which is {}", row.state);
     let (position, version) = (row.position.get(), Some(row.version));
     let (outcome, changed) = ("unchanged".into(), PlanChanges::default());
     let verdict = VerdictResponse { position, outcome, version, subject: None, changed };
     shown(client, &of, "unchanged", &verdict, out)
 }
 
-/// Whether volumes are on the node: what is in them would go if it were cleaned.
+/// Whether volumes are on the node: sanitizing it would destroy their data.
 fn has_volumes(node: &NodeName, client: &ApiClient<'_>) -> Result<bool, CliError> {
     Ok(!get::list(client, EntityKind::Volume, &[("node", node.to_string())], 1)?.items.is_empty())
 }
 
-/// The cluster that the node was in last.
+/// Returns the last cluster of the node.
 fn cluster(node: &NodeName, client: &ApiClient<'_>) -> Result<ClusterName, CliError> {
     let past = past(EntityKind::Node, node.as_str(), client)?;
     let mut moved = past.iter().rev().filter(|item| EventSummary(item).type_name() == "node.moved");
     let found = moved.find_map(|item| item["data"]["cluster"].as_str());
     let found = found.ok_or_else(|| {
         let advice = format!("chancery allocate {node} --cluster CLUSTER");
-        CliError::new(CliExit::Conflict, format!("undrain node/{node}: it was in no cluster yet: {advice}"))
+        CliError::new(
+            CliExit::Conflict,
+            format!("cannot undrain node/{node}: it was never in a cluster\ntry: {advice}"),
+        )
     })?;
     read(EntityKind::Cluster, found)
 }

@@ -48,24 +48,24 @@ impl From<CliExit> for ExitCode {
     }
 }
 
-/// Why a command did not do what it was to do: what was being done, what went wrong, what to try.
+/// Failure of a command, with its reason and what to try.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct CliError {
-    /// How the process ends.
+    /// Exit code of the process.
     pub exit: CliExit,
-    /// For people; empty if there is nothing to say.
+    /// Message for the user; empty for none.
     pub message: String,
-    /// What a server says about parts of the intent that it was asked for; the message tells it as well.
+    /// Errors of fields of the intent, from the server; the message contains them too.
     pub(super) faults: Vec<PointerError>,
 }
 
-/// What is wrong with a part of an intent.
+/// Error of a field of an intent.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub(super) struct PointerError {
-    /// A JSON Pointer into the intent.
+    /// JSON Pointer into the intent.
     pub(super) pointer: String,
-    /// What is wrong there.
+    /// Rule that the field violates.
     pub(super) detail: String,
 }
 
@@ -74,7 +74,7 @@ impl CliError {
         CliError { exit, message: message.into(), faults: Vec::new() }
     }
 
-    /// The command line cannot be followed.
+    /// Returns an error in the command line.
     pub fn usage(message: impl Into<String>) -> CliError {
         CliError::new(CliExit::Usage, message)
     }
@@ -85,12 +85,12 @@ impl CliError {
 }
 
 impl From<std::io::Error> for CliError {
-    /// Of writing to the output: a reader that has seen enough, as in `| head`, is no failure.
+    /// Converts an error of the output. A reader that closes the pipe, as `head` does, is no failure.
     fn from(error: std::io::Error) -> CliError {
         if error.kind() == std::io::ErrorKind::BrokenPipe {
             return CliError::new(CliExit::Done, "");
         }
-        CliError::failure(format!("write the output: {error}"))
+        CliError::failure(format!("cannot write output: {error}"))
     }
 }
 
@@ -101,7 +101,7 @@ pub fn exit_of(code: &str, status: u16) -> CliExit {
         "already_exists" | "version_conflict" | "bad_transition" | "in_use" | "inactive"
         | "hash_mismatch" | "not_pending" | "key_reused" => CliExit::Conflict,
         "denied" | "unauthenticated" => CliExit::Denied,
-        // Whether an intent older than the memory of keys was decided cannot be told.
+        // An intent older than the stored idempotency keys may have been decided.
         "expired" | "unknown_outcome" | "timeout" | "request_timeout" | "position_not_applied" => {
             CliExit::Unknown
         }
@@ -120,13 +120,15 @@ pub fn exit_of(code: &str, status: u16) -> CliExit {
     }
 }
 
-/// What to try after a problem of this code; empty if its detail says it already.
+/// Advice for a problem code; empty if the detail contains it.
 pub(super) fn advice(code: &str) -> &'static str {
     match code {
-        "hash_mismatch" => "what it would do has changed since it was shown: look again and approve that",
-        "expired" => "look at what there is before asking again",
-        "from_the_future" => "set this machine's clock",
-        "busy" | "position_not_applied" | "timeout" => "try again in a moment",
+        "hash_mismatch" => {
+            "hint: the effects have changed since they were shown: show them again, then approve"
+        }
+        "expired" => "hint: the intent may have been decided: check the entity before sending it again",
+        "from_the_future" => "hint: set the clock of this machine",
+        "busy" | "position_not_applied" | "timeout" => "hint: try again later",
         _ => "",
     }
 }

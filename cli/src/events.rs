@@ -1,5 +1,5 @@
-//! `events` and `history`: what happened. A followed stream that breaks is taken up where it ended: every event
-//! comes once and in order.
+//! `events` and `history`: the journal of the fleet or of one entity. A followed stream that fails is resumed
+//! where it ended: every event is shown once and in order.
 
 use std::io::{BufRead as _, BufReader, Write};
 use std::time::Duration;
@@ -19,12 +19,12 @@ use super::told::EventSummary;
 
 use crate::note;
 
-/// A history is read in pages of so many.
+/// Number of events in a page of a history.
 const PAGE: usize = 500;
-/// The longest pause before a broken stream is taken up again.
+/// Maximum time before a failed stream is resumed.
 const LONGEST: Duration = Duration::from_secs(5);
 
-/// Columns of a stream are at least so wide: what follows in a moment is seldom wider.
+/// Minimum widths of the columns of a stream, in characters; later events are seldom wider.
 const WIDTHS: [usize; 4] = [8, 20, 8, 24];
 
 pub(super) fn run(events: &EventsArgs, client: &ApiClient<'_>, out: &mut dyn Write) -> Result<(), CliError> {
@@ -51,7 +51,7 @@ pub(super) fn run(events: &EventsArgs, client: &ApiClient<'_>, out: &mut dyn Wri
         show.flush()
     };
     let mut lost = |error: &CliError| {
-        note!("{error}; it is taken up again");
+        note!("{error}; resuming");
         Ok(())
     };
     follow(client, &query, events.from, &mut each, &mut lost)
@@ -59,10 +59,10 @@ pub(super) fn run(events: &EventsArgs, client: &ApiClient<'_>, out: &mut dyn Wri
 
 const HEADS: [&str; 5] = ["POSITION", "TIME", "WHO", "SUBJECT", "WHAT"];
 
-/// Events on their way to a reader.
+/// Printer of events.
 struct EventPrinter<'a> {
     output: OutputFormat,
-    /// Those that wait for their columns to be known.
+    /// Rows that wait until the widths of their columns are known.
     rows: TextTable,
     lines: StreamTable,
     begun: bool,
@@ -96,10 +96,10 @@ impl EventPrinter<'_> {
     }
 }
 
-/// What is done with an event, also as the line that it came in.
+/// Callback for each event, with its line of JSON.
 type EventCallback<'a> = dyn FnMut(&EventSummary<'_>, &str) -> Result<(), CliError> + 'a;
 
-/// Passes on events from a position on, for ever: a stream that breaks is taken up behind the last that came.
+/// Passes events on from a position, without end. A stream that fails is resumed after its last event.
 pub(super) fn follow(
     client: &ApiClient<'_>,
     query: &[(&str, String)],
@@ -116,12 +116,12 @@ pub(super) fn follow(
             each(event, line)
         });
         let error = match ended {
-            Ok(()) => CliError::new(CliExit::Unreachable, "read events: the server has ended the stream"),
-            // The output is closed, or the server refuses: another try would not better it.
+            Ok(()) => CliError::new(CliExit::Unreachable, "cannot read events: the server ended the stream"),
+            // The output is closed, or the server refuses: another attempt would fail too.
             Err(error) if !matches!(error.exit, CliExit::Unreachable | CliExit::Unknown) => {
                 return Err(error);
             }
-            // The first connection fails at once; a later one is waited for.
+            // The first connection fails immediately; later connections are retried.
             Err(error) if !connected && error.exit == CliExit::Unreachable => return Err(error),
             Err(error) => error,
         };
@@ -135,7 +135,7 @@ pub(super) fn follow(
     }
 }
 
-/// Passes on what one stream brings until it ends, and moves `next` behind it.
+/// Passes on the events of one stream until it ends, and moves `next` behind the last of them.
 fn pass_on(
     client: &ApiClient<'_>,
     query: &[(&str, String)],
@@ -143,22 +143,22 @@ fn pass_on(
     each: &mut EventCallback<'_>,
 ) -> Result<(), CliError> {
     let query = [query, &[("from", next.to_string())]].concat();
-    let stream = client.stream("read events", "/events", &query, "application/x-ndjson")?;
+    let stream = client.stream("cannot read events", "/events", &query, "application/x-ndjson")?;
     for line in BufReader::new(stream).lines() {
         let line = line.map_err(|error| {
             CliError::new(
                 CliExit::Unknown,
-                format!("read events: the stream broke off before position {}: {error}", next.position),
+                format!("cannot read events: the stream failed before position {}: {error}", next.position),
             )
         })?;
         if line.is_empty() {
             continue;
         }
         let event: Value = serde_json::from_str(&line)
-            .map_err(|error| CliError::failure(format!("read events: a line is no event: {error}")))?;
+            .map_err(|error| CliError::failure(format!("cannot read events: invalid line: {error}")))?;
         let told = EventSummary(&event);
         each(&told, &line)?;
-        // The lineage says which history was seen: another one is not taken for its continuation.
+        // With its lineage, a position of another history is refused instead of continued.
         *next = NamedPosition { position: Position::new(told.position() + 1), lineage: told.lineage() };
     }
     Ok(())
@@ -179,10 +179,10 @@ pub(super) fn history(
     }
 }
 
-/// All events about one entity.
+/// Returns all events about one entity.
 pub(super) fn past(kind: EntityKind, name: &str, client: &ApiClient<'_>) -> Result<Vec<Value>, CliError> {
-    let doing = format!("read the history of {}/{name}", kind.word());
-    // That of a disruption is part of its node's.
+    let doing = format!("cannot read history of {}/{name}", kind.word());
+    // The history of a disruption is part of its node's.
     let own = match kind {
         EntityKind::Disruption => Some(kind.halves(name)?.1),
         _ => None,

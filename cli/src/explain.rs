@@ -1,4 +1,5 @@
-//! `explain`: the fields of a kind, from the schemas of its manifest and of its rows. It needs no server.
+//! `explain`: the fields of a kind, from the schemas of its manifest and of its rows. The command needs no
+//! server.
 
 #[cfg(test)]
 mod tests;
@@ -282,7 +283,7 @@ fn wrap(paragraph: &str, indent: usize, text: &mut String) {
     }
 }
 
-/// What people read of a kind or a field.
+/// Text about a kind or a field.
 fn text(explain: &ExplainArgs, path: &FieldPath, found: &[FoundField<'_>]) -> String {
     let entry = path.kind.entry();
     let mut text = format!("KIND:   {} ({})\n", entry.word, aliases(entry.plural, entry.aliases));

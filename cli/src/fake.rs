@@ -1,4 +1,4 @@
-//! A server for tests: it answers each connection by a script, and keeps what it was asked.
+//! Server for tests, which answers each connection by a script and records the requests.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpListener;
@@ -10,7 +10,7 @@ use clap::Parser;
 use super::args::{GlobalArgs, ServerCommand};
 use super::context::{CliContext, OutputFormat};
 
-/// The command line of a program that is a client alone.
+/// Command line with only the client commands.
 #[derive(Parser, Debug)]
 #[command(name = "chancery")]
 pub(super) struct FakeCli {
@@ -20,19 +20,19 @@ pub(super) struct FakeCli {
     pub(super) command: ServerCommand,
 }
 
-/// What it does with one connection.
+/// Action on one connection.
 #[derive(Clone)]
 pub(super) enum Act {
-    /// Answers.
+    /// Sends an answer.
     Say(u16, String),
-    /// Closes after it has read the request.
+    /// Closes the connection after the request.
     Drop,
 }
 
-/// A request that came.
+/// Request that was received.
 #[derive(Debug)]
 pub(super) struct Asked {
-    /// `POST /v1/…`
+    /// Method and path: `POST /v1/…`.
     pub(super) line: String,
     pub(super) body: String,
 }
@@ -43,7 +43,7 @@ pub(super) fn context(server: String, output: Option<OutputFormat>) -> CliContex
     CliContext { person: false, shows_progress: false, backoff: Duration::from_millis(1), ..context }
 }
 
-/// Serves the script and closes its door.
+/// Serves the script, then closes the port.
 pub(super) fn serve(script: Vec<Act>) -> (String, Receiver<Asked>) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let server = format!("http://{}", listener.local_addr().expect("an address"));
@@ -67,7 +67,7 @@ pub(super) fn serve(script: Vec<Act>) -> (String, Receiver<Asked>) {
             }
             let mut body = vec![0; length];
             reader.read_exact(&mut body).expect("a body");
-            // Streams are opened beside what the script is about.
+            // Streams are opened in addition to the requests of the script.
             let streams = line.contains("/events");
             let act = if streams { Some(Act::Say(404, String::new())) } else { script.next() };
             let line = line.trim_end_matches("\r\n").trim_end_matches(" HTTP/1.1").to_owned();

@@ -1,4 +1,4 @@
-//! Which fields an entity has and what they may be, so that a wait for what never comes is refused at once.
+//! Fields of entities and their possible values, so that a wait for an impossible value fails immediately.
 
 use chancery_events::each_kind;
 use chancery_events::spec::OperationKind;
@@ -11,13 +11,13 @@ use super::error::CliError;
 use super::kind::EntityKind;
 use crate::manifest::suggest::instead;
 
-/// Refuses a field that the kind has not, or a value that the field never has.
+/// Refuses a field that the kind does not have, or a value that the field cannot have.
 pub(super) fn check(kind: EntityKind, path: &[&str], wanted: &str) -> Result<(), CliError> {
     let schema = schema(kind);
     let whole = path.join(".");
     let unknown = |at: usize, known: &[&str]| {
         let of = if at == 0 { format!("a {}", kind.word()) } else { format!("{:?}", path[..at].join(".")) };
-        CliError::usage(format!("{of} has no field {:?}{}", path[at], instead(path[at], known)))
+        CliError::usage(format!("invalid field {:?} of {of}{}", path[at], instead(path[at], known)))
     };
     if let Some(words) = counted(kind, path[0]) {
         return counts(&words, path, wanted, &unknown);
@@ -40,7 +40,7 @@ pub(super) fn check(kind: EntityKind, path: &[&str], wanted: &str) -> Result<(),
         Some("boolean") => ["true", "false"].contains(&wanted),
         _ => true,
     };
-    // What is absent is shown as none.
+    // An absent value is shown as none.
     if is_fine || wanted == "none" {
         return Ok(());
     }
@@ -50,17 +50,17 @@ pub(super) fn check(kind: EntityKind, path: &[&str], wanted: &str) -> Result<(),
         _ => words,
     };
     Err(CliError::usage(format!(
-        "{whole} of a {} is never {wanted:?}{}",
+        "invalid {whole} {wanted:?} of a {}{}",
         kind.word(),
         instead(wanted, &known)
     )))
 }
 
 fn number(kind: EntityKind, field: &str, wanted: &str) -> CliError {
-    CliError::usage(format!("{field} of a {} is a whole number, never {wanted:?}", kind.word()))
+    CliError::usage(format!("invalid {field} {wanted:?} of a {}: must be an integer", kind.word()))
 }
 
-/// The words of each level below a field of counters: those that never counted are not in a row.
+/// Returns the names at each level below a field of counters. A row omits counters that are zero.
 fn counted(kind: EntityKind, field: &str) -> Option<Vec<Vec<&'static str>>> {
     match (kind, field) {
         (EntityKind::Plan, "replicas") => {
@@ -86,7 +86,10 @@ fn counts(
             Some(_) => return Err(unknown(at + 1, known)),
             None => {
                 let whole = path.join(".");
-                return Err(CliError::usage(format!("write which of {whole}: {whole}.{}", known[0])));
+                return Err(CliError::usage(format!(
+                    "invalid field {whole}: must name a counter, as {whole}.{}",
+                    known[0]
+                )));
             }
         }
     }
@@ -114,7 +117,7 @@ macro_rules! schemas {
 
 each_kind!(schemas);
 
-/// What a part of a schema says itself: behind a reference, and without the choice of being absent.
+/// Follows references, and skips the alternative `null`.
 fn resolve<'a>(schema: &'a Schema, mut node: &'a Value) -> &'a Value {
     loop {
         if let Some(name) = node["$ref"].as_str().and_then(|path| path.strip_prefix("#/$defs/")) {
@@ -134,7 +137,7 @@ pub(super) fn values(node: &Value) -> Option<&Value> {
     Some(&node["additionalProperties"]).filter(|more| more.is_object()).or_else(by_pattern)
 }
 
-/// The words that a text may be; none if any.
+/// Returns the possible values of a string; empty if any value is possible.
 fn words(node: &Value) -> Vec<&str> {
     let constants = |choices: &'_ Vec<Value>| choices.iter().all(|choice| choice["const"].is_string());
     match (&node["enum"], &node["oneOf"]) {
@@ -173,39 +176,39 @@ mod tests {
                 EntityKind::Replica,
                 "phase",
                 "runing",
-                "phase of a replica is never \"runing\": did you mean \"running\"?",
+                "invalid phase \"runing\" of a replica: did you mean \"running\"?",
             ),
             (
                 EntityKind::Replica,
                 "ready",
                 "yes",
-                "ready of a replica is never \"yes\": write one of true, false",
+                "invalid ready \"yes\" of a replica: must be one of true, false",
             ),
             (
                 EntityKind::Replica,
                 "fase",
                 "running",
-                "a replica has no field \"fase\": did you mean \"phase\"?",
+                "invalid field \"fase\" of a replica: did you mean \"phase\"?",
             ),
-            (EntityKind::Node, "version", "x", "version of a node is a whole number, never \"x\""),
-            (EntityKind::Node, "state.x", "y", "\"state\" has no field \"x\""),
+            (EntityKind::Node, "version", "x", "invalid version \"x\" of a node: must be an integer"),
+            (EntityKind::Node, "state.x", "y", "invalid field \"x\" of \"state\""),
             (
                 EntityKind::Plan,
                 "replicas.runing",
                 "3",
-                "\"replicas\" has no field \"runing\": did you mean \"running\"?",
+                "invalid field \"runing\" of \"replicas\": did you mean \"running\"?",
             ),
             (
                 EntityKind::Plan,
                 "operations.create",
                 "1",
-                "write which of operations.create: operations.create.preparing",
+                "invalid field operations.create: must name a counter, as operations.create.preparing",
             ),
             (
                 EntityKind::Plan,
                 "replicas.running",
                 "x",
-                "replicas.running of a plan is a whole number, never \"x\"",
+                "invalid replicas.running \"x\" of a plan: must be an integer",
             ),
         ] {
             let path: Vec<_> = field.split('.').collect();

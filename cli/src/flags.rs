@@ -1,4 +1,4 @@
-//! What commands are told: their arguments and flags.
+//! Arguments and flags of commands.
 
 use std::time::Duration;
 
@@ -9,54 +9,54 @@ use clap::Args;
 use super::error::CliError;
 use super::kind::{EntityKind, EntitySelector, EntitySelectorParser, FieldPath, FieldPathParser};
 
-/// Which one.
+/// Entity that a command acts on.
 #[derive(Args, Debug)]
 pub struct EntityArgs {
-    /// Its kind, or KIND/NAME
+    /// Kind of the entity, or KIND/NAME
     #[arg(value_name = "KIND[/NAME]", value_parser = EntitySelectorParser, hide_possible_values = true)]
     pub what: EntitySelector,
-    /// PLAN/NAME of a deployment, NODE/NAME of a disruption, if that is not in KIND/NAME
+    /// PLAN/NAME of the deployment or NODE/NAME of the disruption, unless given in KIND/NAME
     pub name: Option<String>,
 }
 
-/// Which node to empty.
+/// Node to drain.
 #[derive(Args, Debug)]
 pub struct DrainArgs {
-    /// The node
+    /// Name of the node
     pub node: String,
-    /// Why, for people
+    /// Reason, shown with the disruption (default: none)
     #[arg(long, default_value = "", hide_default_value = true)]
     pub reason: String,
-    /// Until it is empty, telling what is left
+    /// Wait until the node is empty, and report the incarnations left
     #[arg(long)]
     pub wait: bool,
-    /// For how long
+    /// Maximum time to wait for an empty node
     #[arg(long, default_value = "10m", value_parser = parse_span, requires = "wait")]
     pub timeout: Duration,
 }
 
-/// Which node to put back into use.
+/// Node to put back into use.
 #[derive(Args, Debug)]
 pub struct UndrainArgs {
-    /// The node
+    /// Name of the node
     pub node: String,
 }
 
-/// What is planned to be done to a node.
+/// Disruption to schedule.
 #[derive(Args, Debug)]
 pub struct ScheduleArgs {
-    /// The node
+    /// Name of the node
     pub node: String,
-    /// What it is called, among those of the node
+    /// Name of the disruption, unique on the node
     #[arg(long)]
     pub name: String,
-    /// When it begins, as in 2026-11-21T22:00:00Z or, from now, 2h; when it is approved, if not said
-    #[arg(long, value_name = "TIME|SPAN", value_parser = moment)]
+    /// Start as a time, 2026-11-21T22:00:00Z, or a duration from now, 2h (default: on approval)
+    #[arg(long, value_name = "TIME|DURATION", value_parser = moment)]
     pub start: Option<Time>,
-    /// Move what runs there away
+    /// Move the replicas of the node away
     #[arg(long)]
     pub evict: bool,
-    /// Why, for people
+    /// Reason, shown with the disruption (default: none)
     #[arg(long, default_value = "", hide_default_value = true)]
     pub reason: String,
 }
@@ -72,88 +72,88 @@ pub struct ExplainArgs {
     pub recursive: bool,
 }
 
-/// What to list.
+/// Entities to list or show.
 #[derive(Args, Debug)]
 pub struct GetArgs {
-    /// The kind, or KIND/NAME
+    /// Kind of the entities, or KIND/NAME
     #[arg(value_name = "KIND[/NAME]", value_parser = EntitySelectorParser, hide_possible_values = true)]
     pub what: EntitySelector,
-    /// A name or id; PLAN/NAME of a deployment
+    /// Name or id of one entity; PLAN/NAME for a deployment (default: all entities)
     pub name: Option<String>,
-    /// Only those whose field has this value; repeatable
+    /// Show only entities whose field has this value; repeatable
     #[arg(short = 'l', long = "filter", value_name = "NAME=VALUE", value_parser = pair)]
     pub filters: Vec<(String, String)>,
-    /// At most so many
+    /// Maximum number of entities
     #[arg(long, default_value_t = 500, value_parser = clap::value_parser!(u64).range(1..))]
     pub limit: u64,
-    /// Every one, however many
+    /// Show all entities, without a limit
     #[arg(long, conflicts_with = "limit")]
     pub all: bool,
-    /// Show every change as it comes: a live table on a terminal, lines off it
+    /// Show each change when it happens: as a live table on a terminal, otherwise as lines
     #[arg(short, long, conflicts_with = "limit")]
     pub watch: bool,
 }
 
 impl GetArgs {
-    /// The kind.
+    /// Kind of the entities.
     pub(super) fn kind(&self) -> EntityKind {
         self.what.kind
     }
 
-    /// Which one, if not all; then there is nothing to filter.
+    /// Name of the entity; `None` to list all. A name with filters is an error.
     pub(super) fn name(&self) -> Result<Option<String>, CliError> {
         let name = self.what.name(self.name.as_ref())?;
         if name.is_some() && (!self.filters.is_empty() || self.all) {
-            return Err(CliError::usage("a name leaves nothing to filter or page: leave out -l and --all"));
+            return Err(CliError::usage("invalid flags -l and --all: must not be used with a name"));
         }
         Ok(name)
     }
 }
 
-/// Which operations.
+/// Operations, requests or a disruption to decide.
 #[derive(Args, Debug, Default)]
 pub struct OperationArgs {
-    /// Their ids; or request/ID, or disruption NODE/NAME
+    /// Ids of operations, request/ID, or disruption NODE/NAME (default: choose from a list)
     #[arg(value_name = "ID")]
     pub ids: Vec<String>,
-    /// Those of a plan
+    /// Decide the pending operations of a plan
     #[arg(long, value_name = "PLAN", conflicts_with = "ids")]
     pub plan: Option<String>,
-    /// That of a replica
+    /// Decide the pending operation of a replica
     #[arg(long, value_name = "REPLICA", conflicts_with = "ids")]
     pub replica: Option<String>,
-    /// Every one that waits, without asking
+    /// Decide all pending operations, without confirmation
     #[arg(short = 'y', long, visible_alias = "yes", conflicts_with = "ids")]
     pub all: bool,
 }
 
-/// Which events.
+/// Events to show.
 #[derive(Args, Debug)]
 pub struct EventsArgs {
-    /// Those from this position on: a number, or POSITION.LINEAGE as the server gave it
+    /// Show events from this position on: a number, or POSITION.LINEAGE as returned by a server
     #[arg(long, value_name = "POSITION", default_value = "0")]
     pub from: NamedPosition,
-    /// Go on as they come
+    /// Continue with new events
     #[arg(short, long)]
     pub follow: bool,
-    /// Only those about this entity, as in replica/web-7f3k
+    /// Show only events about this entity, as in replica/web-7f3k
     #[arg(long, value_name = "KIND/NAME")]
     pub subject: Option<String>,
-    /// Only those of these types, as in replica.created.v1
+    /// Show only events of these types, as in replica.created.v1
     #[arg(long, value_name = "TYPE", value_delimiter = ',')]
     pub types: Vec<String>,
 }
 
-/// Whose output.
+/// Output to show.
 #[derive(Args, Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a flag")]
 pub struct LogsArgs {
-    /// A replica, the id of an incarnation, or KIND/NAME of one of them
+    /// Name of a replica, id of an incarnation, or KIND/NAME of either
     pub of: String,
-    /// Which payload, if there are several
+    /// Name of the payload (default: the only payload)
     #[arg(long)]
     pub payload: Option<String>,
-    /// Which of its processes, from 0
+    /// Index of the process in its payload, from 0
     #[arg(long)]
     pub process: Option<u16>,
     /// Show only standard output, without marks (default: both, marked `out |` and `err |`)
@@ -162,44 +162,46 @@ pub struct LogsArgs {
     /// Show only standard error, without marks
     #[arg(long)]
     pub stderr: bool,
-    /// Continue as it writes
+    /// Continue with new output
     #[arg(short, long)]
     pub follow: bool,
-    /// Show the run before the present one of the replica
+    /// Show the previous incarnation of the replica
     #[arg(long)]
     pub previous: bool,
     /// Maximum number of last lines of each output (default: what fits in 1 MiB)
     #[arg(long, value_name = "LINES")]
     pub tail: Option<u64>,
-    /// Show what was written since: a duration as in 5m, or a time as in 2026-11-21T09:00:00Z; up to 10s more are shown
+    /// Show output since a duration ago, 5m, or a time, 2026-11-21T09:00:00Z; up to 10s more are shown
     #[arg(long, value_name = "DURATION|TIME")]
     pub since: Option<String>,
 }
 
-/// What to wait for.
+/// Condition to wait for.
 #[derive(Args, Debug)]
 pub struct WaitArgs {
-    /// KIND/NAME, as in replica/web-7f3k or deployment/web/deployment-1
+    /// KIND/NAME of the entity, as in replica/web-7f3k or deployment/web/deployment-1
     pub of: String,
-    /// A field and its value, or deleted: phase=running, state=completed, replicas.running=3
+    /// Value that a field must have, as in phase=running or replicas.running=3; or deleted
     #[arg(long = "for", value_name = "FIELD=VALUE|deleted")]
     pub until: String,
-    /// For how long
+    /// Maximum time to wait
     #[arg(long, default_value = "60s", value_parser = parse_span)]
     pub timeout: Duration,
 }
 
-/// A moment, or how far it is from now.
+/// Reads a time, or a duration from now.
 fn moment(text: &str) -> Result<Time, String> {
     if let Ok(span) = parse_span(text) {
         return Ok(Time::from_micros(chrono::Utc::now().timestamp_micros()) + span);
     }
-    text.parse().map_err(|_| "write a time as in 2026-11-21T22:00:00Z, or a span from now as in 2h".into())
+    text.parse().map_err(|_| {
+        "invalid time: must be as in 2026-11-21T22:00:00Z, or a duration from now as in 2h".into()
+    })
 }
 
 fn pair(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((name, value)) if !name.is_empty() => Ok((name.into(), value.into())),
-        _ => Err("write NAME=VALUE, as in state=running".into()),
+        _ => Err("invalid filter: must be NAME=VALUE, as in state=running".into()),
     }
 }

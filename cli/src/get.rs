@@ -1,4 +1,4 @@
-//! `get`: lists entities, page after page, or shows one.
+//! `get`: lists entities, page by page, or shows one entity.
 
 use std::io::Write;
 
@@ -16,17 +16,17 @@ use super::watch;
 
 use crate::note;
 
-/// Entities of a page: as many as a server gives.
+/// Number of entities in a page, which is the limit of servers.
 const PAGE: u64 = 1000;
 
-/// Some entities of one kind.
+/// Entities of one kind.
 pub(super) struct EntityList {
     pub(super) items: Vec<Value>,
-    /// The position as of which the first page was read,
+    /// Position of the first page.
     pub(super) since: u64,
-    /// and the last one.
+    /// Position of the last page.
     pub(super) position: u64,
-    /// Whether there are more.
+    /// Whether more entities exist.
     pub(super) more: bool,
 }
 
@@ -52,7 +52,7 @@ pub(super) fn run(get: &GetArgs, client: &ApiClient<'_>, out: &mut dyn Write) ->
         let most = if get.all { u64::MAX } else { get.limit };
         let listed = list(client, kind, &filters, most)?;
         if listed.more {
-            note!("there are more than {}: --all shows every one", listed.items.len());
+            note!("hint: only the first {} are shown; use --all to show all", listed.items.len());
         }
         return show(kind, &listed, output, out);
     };
@@ -64,20 +64,20 @@ pub(super) fn run(get: &GetArgs, client: &ApiClient<'_>, out: &mut dyn Write) ->
     }
 }
 
-/// The entity of that name.
+/// Returns the entity of that name.
 pub(super) fn one(client: &ApiClient<'_>, kind: EntityKind, name: &str) -> Result<Value, CliError> {
-    let doing = format!("read {}/{name}", kind.word());
+    let doing = format!("cannot read {}/{name}", kind.word());
     let row = client.get(&doing, &kind.path_of(name)?, &[])?;
     if kind != EntityKind::Disruption {
         return Ok(row);
     }
     disruption::of_name(&row, name)?.ok_or_else(|| {
-        let what = format!("{doing}: there is no disruption {name:?}");
+        let what = format!("{doing}: disruption {name:?} does not exist");
         CliError::new(CliExit::NotFound, what)
     })
 }
 
-/// The same, where there may be nothing.
+/// Returns the entity of that name; `None` if it does not exist.
 pub(super) fn find(
     client: &ApiClient<'_>,
     doing: &str,
@@ -91,7 +91,7 @@ pub(super) fn find(
     }
 }
 
-/// At most `most` entities that pass the filters, in the server's order.
+/// Returns at most `most` entities that pass the filters, in the order of the server.
 pub(super) fn list(
     client: &ApiClient<'_>,
     kind: EntityKind,
@@ -101,7 +101,7 @@ pub(super) fn list(
     if kind == EntityKind::Disruption {
         return disruption::list(client, filters, most);
     }
-    let doing = format!("list {}", kind.plural());
+    let doing = format!("cannot list {}", kind.plural());
     let mut listed = EntityList { items: Vec::new(), since: 0, position: 0, more: false };
     let mut token: Option<String> = None;
     loop {
@@ -155,7 +155,7 @@ fn show(
     Ok(())
 }
 
-/// What the entity is called in paths and on command lines.
+/// Returns the name of an entity, in paths and on command lines.
 pub(super) fn name_of(kind: EntityKind, item: &Value) -> String {
     let text = |field: &&str| match &item[*field] {
         Value::String(text) => one_line(text),
@@ -171,7 +171,7 @@ pub fn json_text(value: &Value, out: &mut dyn Write) -> Result<(), CliError> {
 }
 
 pub(super) fn yaml_text(value: &Value, out: &mut dyn Write) -> Result<(), CliError> {
-    let text =
-        serde_saphyr::to_string(value).map_err(|error| CliError::failure(format!("write YAML: {error}")))?;
+    let text = serde_saphyr::to_string(value)
+        .map_err(|error| CliError::failure(format!("cannot write YAML: {error}")))?;
     Ok(out.write_all(text.as_bytes())?)
 }

@@ -1,4 +1,4 @@
-//! The kinds of things that can be asked for, what people call them, and where they are.
+//! Kinds of entities: their names on the command line, and their paths in the HTTP API.
 
 use std::ffi::OsStr;
 
@@ -9,13 +9,14 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
 use super::error::CliError;
 
-/// What a name of an entity of a kind is on a command line and in a path.
+/// Names of entities of a kind, on the command line and in paths.
 pub(super) trait KindNaming: Sized {
-    /// The path of one of them, below the fleet; of a disruption, that of its node, which holds it.
+    /// Returns the path of an entity below the fleet. A disruption has the path of its node, whose row
+    /// contains it.
     fn path_of(self, name: &str) -> Result<String, CliError>;
-    /// The owner that a name begins with, and the name that is unique there: PLAN/NAME, NODE/NAME.
+    /// Splits a name into the owner and the name that is unique there: PLAN/NAME, NODE/NAME.
     fn halves(self, name: &str) -> Result<(&str, &str), CliError>;
-    /// The name alone of what may be written as `KIND/NAME` where only one kind makes sense.
+    /// Returns the name without `KIND/`, where only one kind is possible.
     fn name_in(self, text: &str) -> Result<&str, CliError>;
     /// Reads `KIND/NAME`, as in `replica/web-7f3k`.
     fn split(text: &str) -> Result<(Self, &str), CliError>;
@@ -25,9 +26,9 @@ impl KindNaming for EntityKind {
     fn path_of(self, name: &str) -> Result<String, CliError> {
         match (self, self.entry().owner) {
             (EntityKind::Disruption, _) => Ok(format!("/nodes/{}", segment(self.halves(name)?.0))),
-            (EntityKind::Command, _) => {
-                Err(CliError::usage("commands are listed only: chancery get commands"))
-            }
+            (EntityKind::Command, _) => Err(CliError::usage(
+                "cannot show one command: commands are only listed\ntry: chancery get commands",
+            )),
             (_, Some(owner)) => {
                 let (of, name) = self.halves(name)?;
                 Ok(format!("/{}/{}/{}/{}", owner.plural(), segment(of), self.plural(), segment(name)))
@@ -41,14 +42,14 @@ impl KindNaming for EntityKind {
         name.split_once('/').ok_or_else(|| {
             let (word, plural, of) = (self.word(), self.plural(), owner.word());
             CliError::usage(format!(
-                "write a {word} as {}/NAME, not {name:?}; to list those of a {of}: chancery get {plural} -l {of}={name}",
+                "invalid {word} {name:?}: must be {}/NAME\ntry: chancery get {plural} -l {of}={name}",
                 of.to_uppercase()
             ))
         })
     }
 
     fn name_in(self, text: &str) -> Result<&str, CliError> {
-        // The names of some hold a slash themselves: PLAN/NAME of a deployment.
+        // Some names contain a slash themselves: PLAN/NAME of a deployment.
         let slashes = usize::from(self.entry().owner.is_some());
         let Some((kind, name)) =
             text.split_once('/').filter(|(_, name)| name.matches('/').count() >= slashes)
@@ -57,46 +58,47 @@ impl KindNaming for EntityKind {
         };
         match named(kind) {
             Some(kind) if kind == self => Ok(name),
-            // The names of these hold slashes, whatever is before them.
+            // A name of a capability may contain any word before its slash.
             Some(_) if self == EntityKind::Capability => Ok(text),
             Some(other) => Err(CliError::usage(format!(
-                "write the name of a {}, not of a {}: {text:?}",
+                "invalid {0} {text:?}: must name a {0}, not a {1}",
                 self.word(),
                 other.word()
             ))),
-            // The server says what is wrong with the name.
+            // The server reports the error in the name.
             None => Ok(text),
         }
     }
 
     fn split(text: &str) -> Result<(EntityKind, &str), CliError> {
-        let form = || CliError::usage(format!("write KIND/NAME as in replica/web-7f3k, not {text:?}"));
+        let form =
+            || CliError::usage(format!("invalid entity {text:?}: must be KIND/NAME, as in replica/web-7f3k"));
         let (kind, name) = text.split_once('/').filter(|(_, name)| !name.is_empty()).ok_or_else(form)?;
         Ok((named(kind).ok_or_else(form)?, name))
     }
 }
 
-/// The kind that a word names, in whatever case it is written.
+/// Returns the kind that a word names, in any case.
 pub(super) fn named(word: &str) -> Option<EntityKind> {
     EntityKind::named(&word.to_ascii_lowercase())
 }
 
-/// A kind, and what of it where they are written as one: `nodes`, `node/node-1`.
+/// Kind, with a name if both are one argument: `nodes`, `node/node-1`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct EntitySelector {
-    /// The kind.
+    /// Kind of the entity.
     pub kind: EntityKind,
-    /// What follows the slash.
+    /// Name after the slash.
     pub name: Option<String>,
 }
 
 impl EntitySelector {
-    /// With the name in the argument after it, if that is where it was written.
+    /// Returns the name, from this argument or from the argument after it.
     pub(super) fn name(&self, after: Option<&String>) -> Result<Option<String>, CliError> {
         match (&self.name, after) {
             (Some(name), Some(after)) => {
                 let of = format!("{}/{name}", self.kind.word());
-                Err(CliError::usage(format!("{of} names one already: leave out {after:?}")))
+                Err(CliError::usage(format!("invalid argument {after:?}: {of} already names an entity")))
             }
             (Some(name), None) => Ok(Some(name.clone())),
             (None, Some(after)) => Ok(Some(self.kind.name_in(after)?.to_owned())),
@@ -104,16 +106,18 @@ impl EntitySelector {
         }
     }
 
-    /// The same, where a name must be given.
+    /// Returns the name as [`EntitySelector::name()`] does; a missing name is an error.
     pub(super) fn one(&self, after: Option<&String>) -> Result<String, CliError> {
         self.name(after)?.ok_or_else(|| {
             let word = self.kind.word();
-            CliError::usage(format!("say which {word}: {word} NAME, or {word}/NAME"))
+            CliError::usage(format!(
+                "invalid argument {word:?}: must name one, as {word} NAME or {word}/NAME"
+            ))
         })
     }
 }
 
-/// Reads [`What`], and says which kinds there are.
+/// Reads [`EntitySelector`], and lists the kinds for completion.
 #[derive(Clone, Debug)]
 pub(super) struct EntitySelectorParser;
 
@@ -178,7 +182,7 @@ fn possible(command: &Command, arg: Option<&Arg>, word: &str) -> Result<EntityKi
     Ok(named(&known).expect("a word that is possible"))
 }
 
-/// The words for kinds, as the parser of arguments takes them.
+/// Names of kinds, as values of an argument.
 fn words() -> impl Iterator<Item = PossibleValue> {
     let word = |kind: &EntityKind| {
         let entry = kind.entry();
@@ -187,7 +191,7 @@ fn words() -> impl Iterator<Item = PossibleValue> {
     EntityKind::ALL.iter().map(word)
 }
 
-/// A name as one segment of a path: a capability's may hold a slash.
+/// Encodes a name as one segment of a path: the name of a capability may contain a slash.
 fn segment(name: &str) -> impl std::fmt::Display {
     const KEPT: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
     utf8_percent_encode(name, KEPT)

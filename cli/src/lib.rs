@@ -1,7 +1,8 @@
-//! The client: the commands that ask a server, the [`manifest`]s that people write, and what they read.
+//! The client: commands that send requests to a server, [`manifest`]s, and output.
 //!
-//! Data goes to the standard output and everything else to standard error, so that `-o json | jq` sees data alone.
-//! Nothing asks and nothing is coloured off a terminal. Nothing here runs a server or an executor.
+//! Data is written to standard output and everything else to standard error, so that `-o json | jq` reads
+//! only data. Without a terminal, no command prompts and no output is coloured. This crate runs no server and
+//! no executor.
 
 mod act;
 mod apply;
@@ -57,7 +58,7 @@ pub use table::TextTable;
 
 use client::ApiClient;
 
-/// Carries out a command that asks a server, and writes its data to `out`.
+/// Runs a client command, and writes its data to `out`.
 pub fn run(command: &ClientCommand, context: &CliContext, out: &mut impl Write) -> Result<(), CliError> {
     command.run(&ApiClient::new(context), out)
 }

@@ -1,4 +1,4 @@
-//! `logs`: what the processes of an incarnation have written.
+//! `logs`: output of the processes of an incarnation.
 
 use std::io::{Read as _, Write};
 
@@ -12,16 +12,16 @@ use super::flags::LogsArgs;
 use super::get::{list, one};
 use super::kind::{self, EntityKind, KindNaming as _};
 
-/// What to do when a stream ends before its time.
-const AGAIN: &str = "ask again when it is back, --tail 0 shows only what comes then";
+/// Advice after a stream that ended early.
+const AGAIN: &str = "retry when the server is back, with --tail 0 for new output only";
 
 pub(super) fn run(logs: &LogsArgs, client: &ApiClient<'_>, out: &mut dyn Write) -> Result<(), CliError> {
     client.context.output(&[OutputFormat::Table])?;
     let incarnation = match (whose(&logs.of)?, logs.previous) {
         ((EntityKind::Incarnation, id), false) => id.to_owned(),
         ((EntityKind::Incarnation, id), true) => {
-            let advice = "--previous is of a replica: name the incarnation itself, or its replica";
-            return Err(CliError::usage(format!("{advice}, not {id}")));
+            let advice = "invalid flag --previous: must be used with a replica";
+            return Err(CliError::usage(format!("{advice}, not incarnation {id}")));
         }
         ((_, replica), false) => latest(replica, client)?,
         ((_, replica), true) => previous(replica, client)?,
@@ -38,17 +38,17 @@ pub(super) fn run(logs: &LogsArgs, client: &ApiClient<'_>, out: &mut dyn Write) 
     query.extend(logs.process.map(|process| ("process", process.to_string())));
     query.extend(logs.tail.map(|tail| ("tail", tail.to_string())));
     query.push(("follow", logs.follow.to_string()));
-    let doing = format!("read the logs of incarnation/{incarnation}");
+    let doing = format!("cannot read logs of incarnation/{incarnation}");
     let path = format!("{}/logs", EntityKind::Incarnation.path_of(&incarnation)?);
     let mut stream = client.stream(&doing, &path, &query, "text/plain")?;
     let mut buffer = vec![0; 64 << 10];
     loop {
         let count = stream.read(&mut buffer).map_err(|error| {
-            CliError::new(CliExit::Unreachable, format!("{doing}: the stream broke off: {error}; {AGAIN}"))
+            CliError::new(CliExit::Unreachable, format!("{doing}: stream failed: {error}\nhint: {AGAIN}"))
         })?;
         if count == 0 && logs.follow {
-            // Processes may end, but nobody ends what is followed except the server.
-            let ended = format!("{doing}: the server has ended the stream; {AGAIN}");
+            // A followed stream does not end with its processes; only the server ends it.
+            let ended = format!("{doing}: the server ended the stream\nhint: {AGAIN}");
             return Err(CliError::new(CliExit::Unreachable, ended));
         }
         if count == 0 {
@@ -59,7 +59,7 @@ pub(super) fn run(logs: &LogsArgs, client: &ApiClient<'_>, out: &mut dyn Write) 
     }
 }
 
-/// What is meant by a name, with or without its kind.
+/// Returns the kind and name that an argument means, with or without its kind.
 fn whose(of: &str) -> Result<(EntityKind, &str), CliError> {
     let Some((kind, name)) = of.split_once('/') else {
         let is_id = of.parse::<IncarnationId>().is_ok();
@@ -69,29 +69,32 @@ fn whose(of: &str) -> Result<(EntityKind, &str), CliError> {
         Some(kind @ (EntityKind::Replica | EntityKind::Incarnation)) => Ok((kind, name)),
         Some(other) => {
             let word = other.word();
-            Err(CliError::usage(format!("logs are of a replica or an incarnation, not of a {word}: {of:?}")))
+            Err(CliError::usage(format!(
+                "invalid name {of:?}: must name a replica or an incarnation, not a {word}"
+            )))
         }
-        // The server says what is wrong with the name.
+        // The server reports the error in the name.
         None => Ok((EntityKind::Replica, of)),
     }
 }
 
-/// The incarnation that a replica had before the one that it has, or had last.
+/// Returns the incarnation of a replica before its current or last one.
 fn previous(replica: &str, client: &ApiClient<'_>) -> Result<String, CliError> {
     let latest = latest(replica, client)?;
     let past = list(client, EntityKind::Incarnation, &[("replica", replica.to_owned())], u64::MAX)?;
-    // One that was only placed wrote nothing.
+    // An incarnation that was never started has no output.
     let ran = |item: &&Value| !matches!(item["state"].as_str(), Some("reserved" | "unwound"));
     let ids = past.items.iter().filter(ran).filter_map(|item| item["id"].as_str());
     let id = ids.filter(|id| *id < latest.as_str()).max();
     id.map(str::to_owned).ok_or_else(|| {
         let detail =
-            format!("read the logs of replica/{replica}: it has had no run before incarnation/{latest}");
+            format!("cannot read logs of replica/{replica}: no incarnation ran before incarnation/{latest}");
         CliError::new(CliExit::NotFound, detail)
     })
 }
 
-/// The incarnation that a replica has, or had last: why it failed is asked most.
+/// Returns the current incarnation of a replica, or its last one, whose failure is the most frequent
+/// question.
 fn latest(replica: &str, client: &ApiClient<'_>) -> Result<String, CliError> {
     let row = one(client, EntityKind::Replica, replica)?;
     if let Some(id) = row["incarnation"].as_str() {
@@ -103,7 +106,7 @@ fn latest(replica: &str, client: &ApiClient<'_>) -> Result<String, CliError> {
     id.map(str::to_owned).ok_or_else(|| {
         CliError::new(
             CliExit::NotFound,
-            format!("read the logs of replica/{replica}: it has not run anywhere yet"),
+            format!("cannot read logs of replica/{replica}: it has had no incarnation"),
         )
     })
 }

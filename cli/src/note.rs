@@ -1,20 +1,21 @@
-//! What the program writes for people to its standard error, beside its log.
+//! Messages for the user on standard error, separate from the log.
 
 use std::fmt::Arguments;
 use std::io::Write as _;
 
-/// Writes a line, as [`eprintln!`] does. One that cannot be written is dropped: the reader has gone, or the disk is full.
+/// Writes a line, as [`eprintln!`] does. If the line cannot be written, as on a full disk, it is dropped.
 #[macro_export]
 macro_rules! note {
     ($($text:tt)*) => { $crate::note::write(::std::format_args!($($text)*)) };
 }
 
-/// See [`note!`].
+/// Writes a line; called by [`note!`].
 pub fn write(line: Arguments<'_>) {
     let _ = std::io::stderr().write_all(plain(&format!("{line}\n")).as_bytes());
 }
 
-/// Text that a terminal only shows: what a server or a payload sent may hold sequences that command it.
+/// Replaces control characters: text of a server or a payload may contain sequences that control the
+/// terminal.
 fn plain(text: &str) -> String {
     text.chars().map(|c| if c.is_control() && !matches!(c, '\n' | '\t') { ' ' } else { c }).collect()
 }

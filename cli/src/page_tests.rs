@@ -1,4 +1,4 @@
-//! The page of a plan, to the byte.
+//! Page of a plan, compared byte by byte.
 
 use chancery_events::id::{IncarnationId, Lineage, OperationId, Position};
 use serde_json::{Value, json};
@@ -43,7 +43,7 @@ fn member() -> ReplicaSection {
     let replica = row(json!({
         "name": "nginx-service-7f3k", "plan": "nginx-deployment-plan", "deployment": "deployment-1", "will": "running",
         "phase": "updating", "ready": true, "reachability": "known", "node": "node-2", "incarnation": active,
-        "passive": other, "processes": [], "operation": update, "again": null, "unready_at": null, "message": "another comes up",
+        "passive": other, "processes": [], "operation": update, "again": null, "unready_at": null, "message": "another starts",
     }));
     let run = |id, node: &str, deployment: &str, state: &str, port: u16| {
         let process = json!({
@@ -144,11 +144,11 @@ Deployments (1)
   NAME          COUNT  STATE        STRATEGY        ASKED BY  MESSAGE  COORDINATES
   deployment-2  3      in_progress  rolling wave=2  bob       1 of 3   nginx-payload{{image=nginx:latest}}
 
-Replicas in all
+All replicas
   TOTAL  RUNNING  PENDING  FAILED  STOPPED
   3      1        2        0       0
 
-Operations in all
+All operations
   KIND      PREPARING  PENDING APPROVAL  APPROVED  RUNNING  SUCCEEDED  FAILED  REJECTED  EXPIRED  CANCELLED  SUPERSEDED
   create    1          1                 0         0        1          0       2         0        0          0
   update    0          0                 2         1        0          0       0         0        0          0
@@ -157,21 +157,21 @@ Operations in all
   start     0          0                 0         0        0          0       0         0        0          0
   stop      0          0                 0         0        0          0       0         1        0          0
   delete    0          0                 0         0        0          0       0         0        0          0
-  approve with: chancery approve --plan nginx-deployment-plan --all
+  try: chancery approve --plan nginx-deployment-plan --all
 
-Waiting for a place: why not
+Waiting for a placement
   REASON               NODES  WHICH
   no GPU of the score  3      node-1, node-2 and 1 more
 
 Replicas (1)
-  nginx-service-7f3k  updating  by deployment-1  another comes up
+  nginx-service-7f3k  updating  by deployment-1  another starts
     incarnation {past} on node-1  destroyed  past  by deployment-1
     incarnation {active} on node-2  running  active  by deployment-1
       nginx-payload/0 online pid 4002 tcp-80=127.0.0.1:4002
     incarnation {passive} on node-3  starting  passive  by deployment-2
       nginx-payload/0 online pid 4003 tcp-80=127.0.0.1:4003
-    operation {create} create  asked by deployment-1  succeeded  approved by ann
-    operation {update} update  asked by bob  running  approved by rule policy/weekends
+    operation {create} create  requested by deployment-1  succeeded  approved by ann
+    operation {update} update  requested by bob  running  approved by rule policy/weekends
 "
     );
     assert_eq!(text, wanted, "\n{text}");

@@ -1,4 +1,4 @@
-//! The page of a plan: what it asks for, how far that is, and who has to do something.
+//! Page of a plan: its spec, its progress, and what waits for approval.
 
 use chancery_events::amount::{show_bytes, show_cpu};
 use chancery_events::spec::{FieldClass, OperationKind, Payload, PlanSpec};
@@ -10,14 +10,14 @@ use super::columns::{approver, asker, coordinates, count_of, list, short, span, 
 use super::process;
 use super::table::{TextTable, add, one_line};
 
-/// A replica with what belongs to it.
+/// Replica with its incarnations and operations.
 pub(super) struct ReplicaSection {
     pub(super) replica: ReplicaRow,
     pub(super) incarnations: Vec<IncarnationRow>,
     pub(super) operations: Vec<OperationRow>,
 }
 
-/// A plan with what belongs to it.
+/// Plan with its deployments and replicas.
 pub(super) struct PlanPage<'a> {
     pub(super) plan: &'a PlanRow,
     pub(super) deployments: &'a [DeploymentRow],
@@ -60,7 +60,7 @@ impl PlanPage<'_> {
         text
     }
 
-    /// Every field of the class.
+    /// Formats every field of the class.
     fn fields(&self, class: FieldClass, title: &str) -> String {
         let mut text = format!("{title}\n");
         for (field, _) in PlanSpec::FIELDS.iter().filter(|(_, of)| *of == class) {
@@ -70,7 +70,7 @@ impl PlanPage<'_> {
         text
     }
 
-    /// What each is made of, and below that what it runs and when it is ready.
+    /// Formats the payloads: their resources, then their programs and readiness probes.
     fn all_payloads(&self) -> String {
         let payloads = &self.plan.spec.payloads;
         let mut text = section("Payloads", payloads.len(), &self.payloads());
@@ -118,7 +118,7 @@ impl PlanPage<'_> {
         rows
     }
 
-    /// Everything that is neither running nor failed nor stopped is on its way: pending.
+    /// Counts the replicas by phase. A replica that is neither running, failed nor stopped is pending.
     fn replicas_summary(&self) -> String {
         let count = |phase: &str| self.plan.replicas.get(phase).copied().unwrap_or(0);
         let (total, running, failed, stopped) =
@@ -126,7 +126,7 @@ impl PlanPage<'_> {
         let pending = total.saturating_sub(running + failed + stopped);
         let mut rows = TextTable::new(["TOTAL", "RUNNING", "PENDING", "FAILED", "STOPPED"]);
         rows.add([total, running, pending, failed, stopped].map(|count| count.to_string()));
-        format!("Replicas in all\n{}", rows.lines("  "))
+        format!("All replicas\n{}", rows.lines("  "))
     }
 
     fn operations_summary(&self) -> String {
@@ -139,17 +139,14 @@ impl PlanPage<'_> {
             let counts = OperationStatus::ALL.iter().map(|state| count(state).unwrap_or(0).to_string());
             rows.add(std::iter::once(kind.to_string()).chain(counts));
         }
-        let mut text = format!("Operations in all\n{}", rows.lines("  "));
+        let mut text = format!("All operations\n{}", rows.lines("  "));
         if count_of(self.plan, "pending_approval") > 0 {
-            add(
-                &mut text,
-                format_args!("  approve with: chancery approve --plan {} --all\n", self.plan.name),
-            );
+            add(&mut text, format_args!("  try: chancery approve --plan {} --all\n", self.plan.name));
         }
         text
     }
 
-    /// Why what has no place has none.
+    /// Formats the reasons for which operations have no placement.
     fn waiting(&self) -> String {
         if self.plan.waiting.is_empty() {
             return String::new();
@@ -164,7 +161,7 @@ impl PlanPage<'_> {
                 format!("{}{more}", list(&unfit.nodes)),
             ]);
         }
-        format!("Waiting for a place: why not\n{}", rows.lines("  "))
+        format!("Waiting for a placement\n{}", rows.lines("  "))
     }
 
     fn replicas(&self) -> String {
@@ -184,7 +181,7 @@ impl PlanPage<'_> {
     }
 }
 
-/// A field of a plan in one line. One that has no words of its own here is shown as JSON.
+/// Formats a field of a plan in one line. A field without a format of its own is shown as JSON.
 fn value(spec: &PlanSpec, field: &str) -> String {
     let or = |none: &str, value: Option<String>| value.unwrap_or_else(|| none.to_owned());
     let each = |values: Vec<String>| or("none", Some(values.join("; ")).filter(|text| !text.is_empty()));
@@ -224,7 +221,7 @@ fn value(spec: &PlanSpec, field: &str) -> String {
     }
 }
 
-/// A run: the one that counts, the one that is to take its place or has lost it, or one that is over.
+/// Formats an incarnation: the active one, the passive one (its replacement or predecessor), or a past one.
 fn incarnation(replica: &ReplicaRow, row: &IncarnationRow) -> String {
     let passive = replica.passive.as_ref().map(|passive| passive.incarnation);
     let (word, lives) = match row.id {
@@ -252,7 +249,7 @@ fn operation(row: &OperationRow) -> String {
     let approved =
         row.approved_by.as_ref().map(|by| format!("  approved by {}", approver(by))).unwrap_or_default();
     let line = format!(
-        "operation {} {}  asked by {}  {}{approved}  {}",
+        "operation {} {}  requested by {}  {}{approved}  {}",
         row.id,
         row.kind,
         asker(row),
@@ -262,7 +259,7 @@ fn operation(row: &OperationRow) -> String {
     format!("    {}\n", line.trim_end())
 }
 
-/// Replicas by update domain, and whether a move would make that more even.
+/// Formats the number of replicas in each update domain, and whether a move would make them more even.
 fn spread(plan: &PlanRow) -> String {
     let domains = &plan.spread.domains;
     let counts = domains.iter().map(|(domain, count)| format!("{domain} {count}")).collect::<Vec<_>>();
@@ -273,7 +270,7 @@ fn section(title: &str, count: usize, rows: &TextTable) -> String {
     if count == 0 { String::new() } else { format!("{title} ({count})\n{}", rows.lines("  ")) }
 }
 
-/// A part in one line.
+/// Formats a part as JSON in one line.
 fn json<T: serde::Serialize>(part: &T) -> String {
     serde_json::to_string(part).unwrap_or_default()
 }

@@ -1,10 +1,10 @@
-//! A process in a few words.
+//! Process as one line of text.
 
 use chancery_events::observation::{ProcessInfo, ProcessStatus};
 
 use super::table::add;
 
-/// `web/0 online pid 4711 http=127.0.0.1:8080`.
+/// Formats a process: `web/0 online pid 4711 http=127.0.0.1:8080`.
 pub(super) fn line(process: &ProcessInfo) -> String {
     let mut text = format!("{}/{} {}", process.payload, process.index, status(&process.status));
     if let Some(pid) = process.pid {
@@ -25,6 +25,6 @@ fn status(status: &ProcessStatus) -> String {
         ProcessStatus::OomKilled => "out of memory".into(),
         ProcessStatus::Exited { code } => format!("exited {code}"),
         ProcessStatus::Signaled { signal } => format!("killed by signal {signal}"),
-        ProcessStatus::Unknown => "ended unseen".into(),
+        ProcessStatus::Unknown => "ended, reason unknown".into(),
     }
 }

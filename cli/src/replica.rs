@@ -1,5 +1,5 @@
-//! What is asked of one replica: create, start, stop, relocate, restart, delete. Its operation may wait for a place, or
-//! for approval: that is told.
+//! Commands for one replica: create, start, stop, relocate, restart, delete. They report whether the
+//! operation waits for a placement or for approval.
 
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ use super::kind::{EntityKind, KindNaming as _};
 
 use crate::note;
 
-/// A place is found, or not, in a moment; nobody waits for longer to be told.
+/// Maximum time to wait for a placement before the command reports that the operation waits for one.
 const MOMENT: Duration = Duration::from_secs(1);
 
 /// Sends the intent `replica.VERB`, with a node if one is given, and shows what its operation waits for.
@@ -34,13 +34,13 @@ pub(super) fn ask(
     let node = node(on)?;
     let more: Vec<_> = node.iter().map(|node| ("node", node.as_str())).collect();
     let Some(intent) = act::intent(EntityKind::Replica, verb, name, &more)? else {
-        return Err(CliError::usage(format!("{verb}: replicas have no such command")));
+        return Err(CliError::usage(format!("cannot {verb}: replicas have no such command")));
     };
     act::ask(client, verb, &intent, done, out)?;
     tell(client, &[("replica", name.to_owned())], name, 0)
 }
 
-/// Says what the last operation waits for that was opened behind a position and is not over.
+/// Reports what the last operation after a position waits for, if it has not ended.
 fn tell(
     client: &ApiClient<'_>,
     filters: &[(&str, String)],
@@ -55,14 +55,20 @@ fn tell(
                 let to = if row.kind == OperationKind::Relocate { "to" } else { "on" };
                 let place = row.node.map_or(String::new(), |node| format!(" {to} {node}"));
                 let kind = row.kind;
-                note!("its {kind}{place} waits for approval: chancery approve --replica {replica} --all");
+                note!(
+                    "hint: {kind}{place} is pending approval\ntry: chancery approve --replica {replica} --all"
+                );
             }
             OperationStatus::Preparing if began.elapsed() < MOMENT => {
                 std::thread::sleep(client.context.backoff / 10);
                 continue;
             }
             OperationStatus::Preparing => {
-                note!("its {} waits for a place; why: chancery describe plan {}", row.kind, row.plan);
+                note!(
+                    "hint: {} waits for a placement\ntry: chancery describe plan {}, to see why",
+                    row.kind,
+                    row.plan
+                );
             }
             OperationStatus::Approved
             | OperationStatus::Running
@@ -77,7 +83,7 @@ fn tell(
     }
 }
 
-/// The last operation behind a position. Ids sort in the order of their issue.
+/// Returns the last operation after a position. Ids sort in the order of their issue.
 fn last(
     client: &ApiClient<'_>,
     filters: &[(&str, String)],
@@ -101,14 +107,14 @@ pub(super) fn create(
     out: &mut dyn Write,
 ) -> Result<(), CliError> {
     if kind != EntityKind::Replica {
-        let advice = "replicas alone are created so; of the others, apply a manifest";
-        return Err(CliError::usage(format!("create {}: {advice}", kind.word())));
+        let advice = "only replicas are created this way\ntry: chancery apply -f FILE";
+        return Err(CliError::usage(format!("cannot create {}: {advice}", kind.word())));
     }
     let plan = EntityKind::Plan.name_in(plan)?;
     let intent: Intent = ReplicaCreate { plan: read(EntityKind::Plan, plan)?, node: node(on)? }.into();
-    let verdict = client.ask(&format!("create a replica of plan/{plan}"), &intent)?;
+    let verdict = client.ask(&format!("cannot create replica of plan/{plan}"), &intent)?;
     let filters = [("plan", plan.to_owned()), ("kind", "create".to_owned())];
-    // Its name is made from a position behind that of the verdict.
+    // The name of the replica derives from a position after that of the verdict.
     let row = last(client, &filters, verdict.position)?;
     let replica = row.map_or_else(String::new, |row| row.replica.to_string());
     shown(client, &format!("replica/{replica}"), "created", &verdict, out)?;

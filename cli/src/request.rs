@@ -1,5 +1,5 @@
-//! Approval requests: changes that wait for approval as a whole. `get requests` lists them, `describe request/ID` shows what
-//! each would end or replace, `approve request/ID` and `reject request/ID` decide them.
+//! Approval requests: changes that wait for approval as a whole. `get requests` lists them, `describe
+//! request/ID` shows the effects of a request, and `approve request/ID` and `reject request/ID` decide it.
 
 use std::io::Write;
 
@@ -19,15 +19,16 @@ use super::table::add;
 
 use crate::note;
 
-/// Maximum number of waiting requests that are named beside something else.
+/// Maximum number of pending requests that are named after operations.
 const NAMED: u64 = 20;
 
-/// The ids of the requests that the words of `approve` or `reject` name: `request/ID`, or `request ID`.
+/// Returns the ids of the requests that the arguments of `approve` or `reject` name: `request/ID`, or
+/// `request ID`.
 pub(super) fn named(words: &[String]) -> Result<Vec<String>, CliError> {
     let is_request = |word: &str| kind::named(word) == Some(EntityKind::Request);
     let (words, all) = match words.split_first() {
         Some((first, [])) if is_request(first) => {
-            return Err(CliError::usage("write which request: request/ID"));
+            return Err(CliError::usage("invalid argument \"request\": must be request/ID"));
         }
         Some((first, rest)) if is_request(first) => (rest, true),
         _ => (words, false),
@@ -39,12 +40,12 @@ pub(super) fn named(words: &[String]) -> Result<Vec<String>, CliError> {
     };
     let ids: Vec<_> = words.iter().filter_map(id).collect();
     if !ids.is_empty() && ids.len() < words.len() {
-        return Err(CliError::usage("write either requests or operations, not both"));
+        return Err(CliError::usage("invalid arguments: must be either requests or operations"));
     }
     Ok(ids)
 }
 
-/// The change in a few words, as `delete plan/web (12 replicas)`.
+/// Summarizes the change, as in `delete plan/web (12 replicas)`.
 pub(super) fn change(row: &RequestRow) -> String {
     let subject = &row.subject;
     let what = match &row.change {
@@ -68,14 +69,14 @@ pub(super) fn change(row: &RequestRow) -> String {
     if counts.is_empty() { what } else { format!("{what} ({})", counts.join(", ")) }
 }
 
-/// A member of the change: what is there is shown, whatever the change is.
+/// Returns a member of the change, or null if its kind has no such member.
 fn member(change: &RequestedChange, name: &str) -> Value {
     let change = serde_json::to_value(change).unwrap_or_default();
     let members = change.as_object().and_then(|of_kind| of_kind.values().next());
     members.map_or(Value::Null, |members| members[name].clone())
 }
 
-/// Number of volumes that are lost with the change.
+/// Returns the number of volumes that are lost with the change.
 fn volumes(change: &RequestedChange) -> u64 {
     member(change, "volumes").as_u64().unwrap_or(0)
 }
@@ -85,14 +86,14 @@ fn counted(count: u64, one: &str) -> String {
     format!("{count} {one}{plural}")
 }
 
-/// What it ends or moves, as `delete 12 of plan web`.
+/// Summarizes the effects, as in `delete 12 of plan web`.
 pub(super) fn effects(row: &RequestRow) -> String {
     let effects = row.effects.iter();
     let each = effects.map(|effect| format!("{} {} of plan {}", effect.kind, effect.count, effect.plan));
     each.collect::<Vec<_>>().join(", ")
 }
 
-/// Everything about a request, as people read it before they decide.
+/// Formats a request, to be read before its decision.
 pub(super) fn page(row: &RequestRow) -> String {
     let mut text = format!("request/{}\n", row.id);
     let line = |text: &mut String, name: &str, value: &str| {
@@ -103,8 +104,8 @@ pub(super) fn page(row: &RequestRow) -> String {
     line(&mut text, "change", &change(row));
     line(&mut text, "state", row.state.word());
     line(&mut text, "message", &row.message);
-    line(&mut text, "asked by", row.by.as_str());
-    line(&mut text, "asked at", &row.created.to_string());
+    line(&mut text, "requested by", row.by.as_str());
+    line(&mut text, "requested at", &row.created.to_string());
     line(&mut text, "expires at", &row.expires.map(|expires| expires.to_string()).unwrap_or_default());
     line(&mut text, "hash", &row.hash.to_string());
     for effect in &row.effects {
@@ -152,7 +153,7 @@ fn verb(kind: &str) -> &str {
     }
 }
 
-/// Each field that the change sets, with what it replaces: `approval.delete: manual -> automatic`.
+/// Lists the changed fields, as in `approval.delete: manual -> automatic`.
 fn difference(change: &RequestedChange) -> Vec<String> {
     let mut found = Vec::new();
     compare("", &member(change, "from"), &member(change, "to"), &mut found);
@@ -192,17 +193,17 @@ fn shown(value: &Value) -> String {
     }
 }
 
-/// Writes how a request that waits is approved.
+/// Writes how a pending request is approved.
 pub(super) fn hint(client: &ApiClient<'_>, id: &str) -> Result<(), CliError> {
     let row: RequestRow = typed(&one(client, EntityKind::Request, id)?)?;
     note!("request/{id} {}: {}", row.message, change(&row));
-    note!("what it would do: chancery describe request/{id}");
+    note!("try: chancery describe request/{id}, to see its effects");
     let who = if row.policies.is_empty() { "" } else { ", by another person" };
-    note!("to approve it{who}: chancery approve request/{id}");
+    note!("try: chancery approve request/{id}{who}");
     Ok(())
 }
 
-/// Names the requests that wait, beside operations that do or do not.
+/// Writes the pending requests, after operations.
 pub(super) fn waiting(client: &ApiClient<'_>) -> Result<(), CliError> {
     let filters = [("state", RequestStatus::Pending.to_string())];
     for item in list(client, EntityKind::Request, &filters, NAMED)?.items {
@@ -212,7 +213,7 @@ pub(super) fn waiting(client: &ApiClient<'_>) -> Result<(), CliError> {
     Ok(())
 }
 
-/// Approves or rejects requests, each exactly as it is shown.
+/// Approves or rejects requests, each exactly as shown.
 pub(super) fn decide(
     decision: ApprovalDecision<'_>,
     ids: &[String],
@@ -225,7 +226,7 @@ pub(super) fn decide(
     for id in ids {
         let row: RequestRow = typed(&one(client, EntityKind::Request, id)?)?;
         if row.state != RequestStatus::Pending {
-            let what = format!("{verb} request/{id}: the request is {}, not pending", row.state);
+            let what = format!("cannot {verb} request/{id}: the request is {}, not pending", row.state);
             return Err(CliError::new(CliExit::Conflict, format!("{what}; nothing was sent")));
         }
         rows.push(row);
@@ -239,7 +240,7 @@ pub(super) fn decide(
                 RequestReject { request: row.id, reason: reason.to_owned() }.into()
             }
         };
-        let verdict = client.ask(&format!("{verb} {name}"), &intent)?;
+        let verdict = client.ask(&format!("cannot {verb} {name}"), &intent)?;
         let json = json!({ "subject": name, "outcome": done, "position": verdict.position });
         output.outcome(&name, format_args!("{done}: {}", change(&row)), &json, out)?;
     }

@@ -1,5 +1,4 @@
-//! What is asked of a deployment that is being carried out: cancel, pause, resume, promote, withdraw; and rolling a plan
-//! back.
+//! Commands for a deployment in progress: cancel, pause, resume, promote, withdraw. `rollback` of a plan.
 
 use std::io::Write;
 
@@ -10,7 +9,8 @@ use super::client::ApiClient;
 use super::error::CliError;
 use super::kind::EntityKind;
 
-/// Sends the intent `deployment.VERB`; `done` is the outcome that is shown, `instead` the advice for other kinds.
+/// Sends the intent `deployment.VERB`. `done` is the outcome that is shown, and `instead` the advice for
+/// other kinds.
 pub(super) fn run(
     (verb, done, instead): (&str, &str, &str),
     kind: EntityKind,
@@ -21,19 +21,19 @@ pub(super) fn run(
     let word = kind.word();
     let intent = match kind {
         EntityKind::Deployment if !name.contains('/') => {
-            return Err(CliError::usage(format!("write the deployment as PLAN/NAME, not {name:?}")));
+            return Err(CliError::usage(format!("invalid deployment {name:?}: must be PLAN/NAME")));
         }
         EntityKind::Deployment => intent(kind, verb, name, &[])?,
         _ => None,
     };
     let Some(intent) = intent else {
-        let told = format!("{verb} {word}/{name}: deployments alone are {done}; {instead}");
+        let told = format!("cannot {verb} {word}/{name}: only deployments are {done}\nhint: {instead}");
         return Err(CliError::usage(told));
     };
     ask(client, verb, &intent, done, out)
 }
 
-/// Rolls a plan back, by a deployment that is named after the time if no name is given.
+/// Rolls a plan back, by a new deployment. Without a name, it is named after the time.
 pub(super) fn rollback(
     plan: &str,
     to: Option<&str>,

@@ -1,21 +1,21 @@
-//! A part of the terminal that is drawn again and again.
+//! Part of the terminal that is redrawn.
 
 use terminal_size::{Height, Width, terminal_size};
 
-/// What was drawn last stands above the cursor.
+/// Lines above the cursor that the next drawing replaces.
 #[derive(Debug, Default)]
 pub(super) struct LiveScreen {
     drawn: usize,
 }
 
 impl LiveScreen {
-    /// What draws the lines of `text` in the place of those before.
+    /// Returns the output that replaces the previous lines by `text`.
     pub(super) fn draw(&mut self, text: &str) -> String {
         let (Width(width), Height(height)) = terminal_size().unwrap_or((Width(80), Height(24)));
         self.draw_in(text, usize::from(width), usize::from(height))
     }
 
-    /// Nothing may be wider or higher than the terminal: what has scrolled away cannot be drawn over.
+    /// Limits the text to the terminal's width and height: lines that have scrolled away cannot be redrawn.
     fn draw_in(&mut self, text: &str, width: usize, height: usize) -> String {
         let all: Vec<&str> = text.lines().collect();
         let room = height.saturating_sub(1).max(1);
@@ -23,7 +23,7 @@ impl LiveScreen {
             if all.len() > room { (room - 1, all.len() - (room - 1)) } else { (all.len(), 0) };
         let mut drawn = match self.drawn {
             0 => String::new(),
-            // To the beginning of the first line, and away with everything below.
+            // Moves to the start of the first line, and erases everything below.
             lines => format!("\u{1b}[{lines}F\u{1b}[J"),
         };
         let more = (hidden > 0).then(|| format!("and {hidden} more"));

@@ -1,17 +1,18 @@
-//! Tables of text: columns apart by two spaces, no lines, nothing that a program would have to strip.
+//! Tables of text: columns separated by two spaces, without lines or other decoration that a program must
+//! strip.
 
 use std::fmt::{self, Write as _};
 
 use unicode_width::UnicodeWidthStr as _;
 
-/// A table in the making.
+/// Table of text with a head for each column.
 pub struct TextTable {
     heads: Vec<String>,
     rows: Vec<Vec<String>>,
 }
 
 impl TextTable {
-    /// An empty one.
+    /// Creates an empty table.
     pub fn new(heads: impl IntoIterator<Item: Into<String>>) -> TextTable {
         TextTable { heads: heads.into_iter().map(Into::into).collect(), rows: Vec::new() }
     }
@@ -25,7 +26,7 @@ impl TextTable {
         self.heads.iter().map(String::as_str)
     }
 
-    /// Each row's cells.
+    /// Returns the cells of each row.
     pub(super) fn cells(&self) -> impl Iterator<Item = impl Iterator<Item = &str>> {
         self.rows.iter().map(|cells| cells.iter().map(String::as_str))
     }
@@ -34,7 +35,7 @@ impl TextTable {
         self.rows.is_empty()
     }
 
-    /// The lines, without spaces at their ends, each after `indent`.
+    /// Formats the table, each line after `indent` and without spaces at its end.
     pub fn lines(&self, indent: &str) -> String {
         let mut lines = StreamTable::default();
         lines.line(self.heads());
@@ -49,32 +50,32 @@ fn cell(text: &str) -> String {
     if text.is_empty() { "-".to_owned() } else { one_line(text) }
 }
 
-/// Lines of a table whose end is not known: a column is as wide as its widest cell so far.
+/// Lines of a table of unknown length: a column is as wide as its widest cell so far.
 #[derive(Debug, Default)]
 pub(super) struct StreamTable {
     widths: Vec<usize>,
 }
 
 impl StreamTable {
-    /// With columns of at least these widths.
+    /// Creates a table with columns of at least these widths, in characters.
     pub(super) fn of(widths: impl Into<Vec<usize>>) -> StreamTable {
         StreamTable { widths: widths.into() }
     }
 
-    /// Makes room for all of these rows.
+    /// Widens the columns for these rows.
     pub(super) fn fit(&mut self, rows: &TextTable) {
         for cells in rows.cells() {
-            // Of the line, only what it makes known of the widths is wanted.
+            // The line is dropped: only its widths are needed.
             let _ = self.line(cells);
         }
     }
 
-    /// Whether nothing is known of its columns.
+    /// Whether the widths of the columns are unknown.
     pub(super) fn is_new(&self) -> bool {
         self.widths.is_empty()
     }
 
-    /// A row, with its line feed.
+    /// Formats a row, with its line feed.
     pub(super) fn line<'a>(&mut self, cells: impl IntoIterator<Item = &'a str>) -> String {
         let mut text = String::new();
         for (at, cell) in cells.into_iter().map(cell).enumerate() {
@@ -89,12 +90,12 @@ impl StreamTable {
     }
 }
 
-/// Adds to a text.
+/// Appends to a text.
 pub(super) fn add(text: &mut String, more: fmt::Arguments<'_>) {
     text.write_fmt(more).expect("writing to a text cannot fail");
 }
 
-/// A table has a line for each row: what would break it or move the cursor is shown as a space.
+/// Replaces control characters by spaces, so that a cell stays on the line of its row.
 pub(super) fn one_line(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }

@@ -1,4 +1,4 @@
-//! What a person reads, and what a script can rely on: output to the byte, exit codes, keys that stay on a retry.
+//! Output byte by byte, exit codes, and idempotency keys that are kept on a retry.
 
 use chancery_events::id::{IncarnationId, Lineage, OperationId, Position};
 use chancery_events::intent::{CascadePolicy, NodeDelete};
@@ -25,23 +25,23 @@ fn verdict() -> Act {
     ok(&json!({ "position": 7, "verdict": "accepted", "subject": "node/node-1", "version": 3 }))
 }
 
-/// The answer to a batch.
+/// Answer to a batch.
 fn batch(items: &[Value]) -> Act {
     ok(&json!(items))
 }
 
-/// A verdict, as the item of a batch.
+/// Verdict, as an item of a batch.
 fn accepted(position: u64) -> Value {
     json!({ "position": position, "verdict": "accepted", "subject": null, "version": 1, "status": 200 })
 }
 
-/// No verdict, as the item of a batch.
+/// Refusal, as an item of a batch.
 fn refusal(status: u16, code: &str) -> Value {
     let retryable = matches!(status, 503 | 504);
     json!({ "status": status, "code": code, "title": "T", "detail": "so it is", "retryable": retryable })
 }
 
-/// Carries out a command line against a script.
+/// Runs a command line against a script of answers.
 fn told(line: &str, script: Vec<Act>) -> (Result<String, CliError>, Vec<Asked>) {
     let (server, asked) = serve(script);
     let cli = FakeCli::try_parse_from(line.split(' ')).unwrap_or_else(|error| panic!("{error}"));
@@ -124,41 +124,56 @@ fn a_kind_and_a_name_are_two_words_or_one() {
         assert!(result.is_ok() && asked[0].body.contains(wanted), "{line}: {result:?} {asked:?}");
     }
     for (line, wanted) in [
-        ("chancery get node/node-1 node-2", "node/node-1 names one already: leave out \"node-2\""),
-        ("chancery get node replica/x", "write the name of a node, not of a replica: \"replica/x\""),
-        ("chancery cancel deployment", "say which deployment: deployment NAME, or deployment/NAME"),
+        (
+            "chancery get node/node-1 node-2",
+            "invalid argument \"node-2\": node/node-1 already names an entity",
+        ),
+        ("chancery get node replica/x", "invalid node \"replica/x\": must name a node, not a replica"),
+        (
+            "chancery cancel deployment",
+            "invalid argument \"deployment\": must name one, as deployment NAME or deployment/NAME",
+        ),
         (
             "chancery cancel node/x",
-            "cancel node/x: deployments alone are cancelled; operations are rejected, replicas stopped or deleted, \
-             disruptions completed",
+            "cannot cancel node/x: only deployments are cancelled\nhint: reject operations, stop or delete replicas, \
+             complete disruptions",
         ),
         (
             "chancery promote plan/web",
-            "promote plan/web: deployments alone are promoted; operations are approved or rejected",
+            "cannot promote plan/web: only deployments are promoted\nhint: approve or reject operations",
         ),
         (
             "chancery complete node/x",
-            "complete node/x: disruptions alone are completed; the others come to an end by themselves",
+            "cannot complete node/x: only disruptions are completed; other entities end automatically",
         ),
-        ("chancery delete cluster/x --cascade", "only nodes and plans go with what needs them, not clusters"),
+        (
+            "chancery delete cluster/x --cascade",
+            "invalid flag --cascade: must be used with nodes and plans, not clusters",
+        ),
         (
             "chancery create plan --plan web",
-            "create plan: replicas alone are created so; of the others, apply a manifest",
+            "cannot create plan: only replicas are created this way\ntry: chancery apply -f FILE",
         ),
-        ("chancery approve disruption", "say which disruption: disruption NODE/NAME"),
+        (
+            "chancery approve disruption",
+            "cannot approve a disruption: none is named\ntry: chancery approve disruption NODE/NAME",
+        ),
         (
             "chancery get disruption node-1",
-            "write a disruption as NODE/NAME, not \"node-1\"; to list those of a node: chancery get disruptions -l node=node-1",
+            "invalid disruption \"node-1\": must be NODE/NAME\ntry: chancery get disruptions -l node=node-1",
         ),
-        ("chancery relocate node/x", "write the name of a replica, not of a node: \"node/x\""),
+        ("chancery relocate node/x", "invalid replica \"node/x\": must name a replica, not a node"),
         (
             "chancery relocate web-7f3k --to replica/x",
-            "write the name of a node, not of a replica: \"replica/x\"",
+            "invalid node \"replica/x\": must name a node, not a replica",
         ),
-        ("chancery logs node/x", "logs are of a replica or an incarnation, not of a node: \"node/x\""),
-        ("chancery describe node", "say which node: node NAME, or node/NAME"),
-        ("chancery evict replica/x", "write the name of a node, not of a replica: \"replica/x\""),
-        ("chancery approve --plan node/x --all", "write the name of a plan, not of a node: \"node/x\""),
+        (
+            "chancery logs node/x",
+            "invalid name \"node/x\": must name a replica or an incarnation, not a node",
+        ),
+        ("chancery describe node", "invalid argument \"node\": must name one, as node NAME or node/NAME"),
+        ("chancery evict replica/x", "invalid node \"replica/x\": must name a node, not a replica"),
+        ("chancery approve --plan node/x --all", "invalid plan \"node/x\": must name a plan, not a node"),
     ] {
         let error = told(line, vec![]).0.expect_err(line);
         assert_eq!((error.exit, error.message.as_str()), (CliExit::Usage, wanted), "{line}");
@@ -187,11 +202,11 @@ fn a_description_tells_what_belongs_to_it_and_what_it_waits_for() {
 #[test]
 fn a_node_is_not_expunged_by_a_slip() {
     let (result, asked) = told("chancery expunge node-1", vec![ok(&node("node-1", ""))]);
-    let error = result.expect_err("nobody was asked");
-    let wanted =
-        "expunge: node/node-1 is declared gone for ever, with the 1 runs on it: write --yes if that is so";
+    let error = result.expect_err("not confirmed");
+    let wanted = "cannot expunge without confirmation: declares node/node-1 permanently lost, with its 1 incarnations\n\
+         hint: confirm with --yes";
     assert_eq!((error.exit, error.message.as_str()), (CliExit::Usage, wanted));
-    assert_eq!(asked.len(), 1, "nothing is asked for: {asked:?}");
+    assert_eq!(asked.len(), 1, "no intent is sent: {asked:?}");
 }
 
 #[test]
@@ -258,7 +273,7 @@ fn a_retry_carries_the_same_key_and_time() {
 
 #[test]
 fn of_several_servers_one_that_is_gone_is_passed_over_and_one_that_takes_over_is_waited_for() {
-    // A port that nobody has any more.
+    // A port without a listener.
     let gone = std::net::TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("an address");
     let vacant = || problem(503, "no_decider", true);
     let script: Vec<_> = (0..6).map(|_| vacant()).chain([verdict()]).collect();
@@ -280,17 +295,17 @@ fn what_went_wrong_decides_the_exit_code() {
         (vec![problem(503, "busy", true); 3], CliExit::Unreachable),
         (vec![problem(504, "unknown_outcome", true); 3], CliExit::Unknown),
         (vec![Act::Drop; 3], CliExit::Unknown),
-        // The server is busy now; the first try may have been recorded all the same.
+        // The server is busy now; the first attempt may have been recorded.
         (vec![Act::Drop, problem(503, "busy", true), problem(503, "busy", true)], CliExit::Unknown),
         (vec![Act::Drop, problem(409, "in_use", false)], CliExit::Conflict),
-        // Afterwards nobody listens: what became of the first try stays unknown.
+        // No listener afterwards: the outcome of the first attempt stays unknown.
         (vec![Act::Drop], CliExit::Unknown),
         (vec![], CliExit::Unreachable),
     ];
     for (script, exit) in cases {
         let tries = script.len();
         let (server, asked) = serve(script);
-        // An empty script closes its door by itself, if it is given the time.
+        // An empty script closes its port after a moment.
         std::thread::sleep(std::time::Duration::from_millis(if tries == 0 { 50 } else { 0 }));
         let context = context(server, None);
         let error =
@@ -315,15 +330,14 @@ fn an_unreachable_server_is_told_with_what_to_try() {
     let (server, _) = serve(vec![]);
     std::thread::sleep(std::time::Duration::from_millis(50));
     let context = context(server.clone(), None);
-    let error = ApiClient::new(&context).get("list nodes", "/nodes", &[]).expect_err("nobody listens");
-    let wanted =
-        format!("list nodes: cannot reach {server}: connection refused; start a server with 'chancery dev'");
+    let error = ApiClient::new(&context).get("list nodes", "/nodes", &[]).expect_err("no listener");
+    let wanted = format!("list nodes: server {server} unreachable: connection refused\ntry: chancery dev");
     assert_eq!((error.exit, error.message), (CliExit::Unreachable, wanted));
 }
 
 #[test]
 fn apply_says_created_configured_or_unchanged() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = tempfile::tempdir().expect("a directory");
     let file = folder.path().join("n.yaml");
     let text = "apiVersion: chancery/v1\nkind: Node\nmetadata: {name: node-1}\nspec: {domain: a, resources: {cpu: 1, memory: 1}}\n";
     std::fs::write(&file, text).expect("a file");
@@ -343,8 +357,8 @@ fn apply_says_created_configured_or_unchanged() {
     assert_eq!(result.expect_err("refused").exit, CliExit::Failure);
     std::fs::write(&file, format!("{text}---\nkind: x\n")).expect("a file");
     let (result, asked) = told(&line, vec![]);
-    assert!(result.expect_err("a slip").message.contains("n.yaml:6:1: "));
-    assert!(asked.is_empty(), "a slip in one document leaves the others unasked");
+    assert!(result.expect_err("a typo").message.contains("n.yaml:6:1: "));
+    assert!(asked.is_empty(), "an error in one document stops all requests");
 }
 
 #[test]
@@ -365,15 +379,15 @@ fn approving_sends_the_hash_that_was_shown() {
     let nothing = json!({ "items": [], "next_page_token": null, "position": 1 });
     let script = vec![ok(&nothing), problem(404, "not_found", false)];
     let (result, asked) = told("chancery approve --plan wbe --all", script);
-    assert_eq!((result.expect_err("a slip").exit, asked.len()), (CliExit::NotFound, 2));
+    assert_eq!((result.expect_err("a typo").exit, asked.len()), (CliExit::NotFound, 2));
     let (result, _) = told("chancery approve --plan web --all", vec![ok(&nothing), ok(&json!({}))]);
     assert_eq!(result.expect("nothing to do"), "");
 
     let (result, asked) = told("chancery approve --plan web", vec![]);
-    assert_eq!((result.expect_err("which?").exit, asked.len()), (CliExit::Usage, 0));
+    assert_eq!((result.expect_err("no operation named").exit, asked.len()), (CliExit::Usage, 0));
     let line = format!("chancery reject {id} --reason no");
     let (result, asked) = told(&line, vec![ok(&operation(&id, "running"))]);
-    assert_eq!((result.expect_err("it runs").exit, asked.len()), (CliExit::Conflict, 1));
+    assert_eq!((result.expect_err("not pending").exit, asked.len()), (CliExit::Conflict, 1));
 }
 
 #[test]
@@ -391,10 +405,11 @@ fn logs_are_asked_for_by_any_name_of_a_run_and_do_not_end_without_a_word() {
         assert_eq!((result.expect("text").as_str(), &asked[1].line), ("hello\n", &wanted), "{name}");
         assert_eq!(asked[0].line, "GET /v1/fleets/default/replicas/web-7f3k");
     }
-    let error = told(&format!("chancery logs -f {id}"), vec![text()]).0.expect_err("the server went away");
+    let error =
+        told(&format!("chancery logs -f {id}"), vec![text()]).0.expect_err("the server ended the stream");
     let wanted = format!(
-        "read the logs of incarnation/{id}: the server has ended the stream; ask again when it is back, --tail 0 shows \
-         only what comes then"
+        "cannot read logs of incarnation/{id}: the server ended the stream\nhint: retry when the server is back, with \
+         --tail 0 for new output only"
     );
     assert_eq!((error.exit, error.message), (CliExit::Unreachable, wanted));
 }
@@ -419,10 +434,9 @@ fn logs_are_of_one_output_since_a_time_or_of_the_run_before() {
     let (result, asked) = told(line, vec![replica(), page(&all), text()]);
     assert_eq!(result.expect("text"), "hello\n");
     assert!(asked[2].line.contains(&format!("/incarnations/{}/logs?", id(5))), "{}", asked[2].line);
-    let error = told(line, vec![replica(), page(&all[2..])]).0.expect_err("there is none");
+    let error = told(line, vec![replica(), page(&all[2..])]).0.expect_err("no previous incarnation");
     assert_eq!(error.exit, CliExit::NotFound, "{error}");
-    let error =
-        told(&format!("chancery logs {} --previous", id(9)), vec![]).0.expect_err("of which replica?");
+    let error = told(&format!("chancery logs {} --previous", id(9)), vec![]).0.expect_err("not a replica");
     assert_eq!(error.exit, CliExit::Usage, "{error}");
 }
 
@@ -431,11 +445,11 @@ fn waiting_in_vain_for_an_approval_says_so() {
     let row = row(&json!({ "state": "in_progress", "message": "" }));
     let page = json!({ "items": [operation(&operation_id(), "pending_approval")], "next_page_token": null, "position": 1 });
     let line = "chancery wait deployment/web/d-1 --for state=completed --timeout 0s";
-    let error = told(line, vec![ok(&row), ok(&page)]).0.expect_err("nobody approved");
+    let error = told(line, vec![ok(&row), ok(&page)]).0.expect_err("not approved");
     assert_eq!(error.exit, CliExit::Awaiting, "{error}");
     assert!(error.message.ends_with("chancery approve --plan web --all"), "{error}");
     let nothing = json!({ "items": [], "next_page_token": null, "position": 1 });
-    let error = told(line, vec![ok(&row), ok(&nothing)]).0.expect_err("it takes too long");
+    let error = told(line, vec![ok(&row), ok(&nothing)]).0.expect_err("timeout");
     assert_eq!(error.exit, CliExit::Unknown, "{error}");
     let line = "chancery wait replica/web-7f3k --for deleted";
     for gone in [problem(404, "not_found", false), problem(410, "gone", false)] {

@@ -1,4 +1,4 @@
-//! An event in a few words: what happened, and why.
+//! Summary of an event: what happened, and why.
 
 use chancery_events::id::Lineage;
 use chancery_events::observation::{ProcessInfo, ProcessStatus};
@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::table::add;
 
-/// What of an event's data says what happened, in the order in which it is told.
+/// Fields of an event's data that are shown as what happened, in this order.
 const WHAT: &[&str] = &[
     "to",
     "state",
@@ -29,10 +29,10 @@ const WHAT: &[&str] = &[
     "then",
     "outcome",
 ];
-/// What of it says why.
+/// Fields of an event's data that contain a reason.
 const WHY: &[&str] = &["reason", "why", "detail", "error", "message", "reasons"];
 
-/// One event, of a stream or a history.
+/// Event of a stream or a history.
 pub(super) struct EventSummary<'a>(pub(super) &'a Value);
 
 impl EventSummary<'_> {
@@ -41,12 +41,12 @@ impl EventSummary<'_> {
         self.0["position"].as_u64().or_else(id).unwrap_or(0)
     }
 
-    /// Of the journal, of an event of a stream.
+    /// Lineage of the journal; only events of a stream have one.
     pub(super) fn lineage(&self) -> Option<Lineage> {
         self.0["lineage"].as_str()?.parse().ok()
     }
 
-    /// To the second.
+    /// Time in whole seconds.
     pub(super) fn time(&self) -> String {
         let time = self.0["time"].as_str().unwrap_or("-");
         time.get(..19).map_or_else(|| time.to_owned(), |seconds| format!("{seconds}Z"))
@@ -56,35 +56,36 @@ impl EventSummary<'_> {
         self.0["subject"].as_str().unwrap_or("-")
     }
 
-    /// Who was behind it: in a history, whoever its causes lead back to; on a stream, who said it.
+    /// Initiator of the event: the origin of its causes in a history, or the actor on a stream.
     pub(super) fn who(&self) -> String {
         let who = &self.0["who"];
         words(if who.is_null() { &self.0["actor"] } else { who }).unwrap_or_else(|| "decider".into())
     }
 
-    /// The type without what every type has: `node.moved`.
+    /// Type without prefix and version: `node.moved`.
     pub(super) fn type_name(&self) -> &str {
         short(self.0["type"].as_str().unwrap_or("?"))
     }
 
-    /// `node.moved to=allocated cluster=local`.
+    /// Summarizes the event: `node.moved to=allocated cluster=local`.
     pub(super) fn what(&self) -> String {
         let mut text = self.type_name().to_owned();
         let data = &self.0["data"];
         let spec = &data["spec"];
-        // A disruption is told of with its node, and has a name of its own.
+        // The subject of a disruption is its node; the name is shown as well.
         if let Some(name) = words(&data["name"]).filter(|_| text.starts_with("disruption.")) {
             add(&mut text, format_args!(" {name}"));
         }
         for field in WHAT {
             let value = if data[field].is_null() { &spec[field] } else { &data[field] };
-            // That of an operation names a deployment, mostly its own; others count changes, which says nothing here.
+            // The version of an operation names a deployment, mostly its own; other versions only count
+            // changes.
             let needless = *field == "version" && (value.is_number() || *value == data["deployment"]);
             if let Some(value) = words(value).filter(|_| !needless) {
                 add(&mut text, format_args!(" {field}={value}"));
             }
         }
-        // The usual way goes without saying.
+        // The default strategy is not shown.
         let strategy = words(&spec["strategy"]).filter(|word| word != "rolling");
         if let Some(strategy) = strategy {
             add(&mut text, format_args!(" strategy={strategy}"));
@@ -95,7 +96,7 @@ impl EventSummary<'_> {
         text
     }
 
-    /// What is wrong with a process, of an event that shows how processes are.
+    /// Problem of a process, if the event contains the status of processes.
     fn trouble(&self) -> Option<String> {
         if !matches!(self.type_name(), "incarnation.status" | "incarnation.ensured") {
             return None;
@@ -105,7 +106,7 @@ impl EventSummary<'_> {
         processes.iter().filter(is_plain).find_map(ProcessInfo::trouble)
     }
 
-    /// `41 no node has 4 cores free`: the position of the cause, and the reason if one is given.
+    /// Cause of the event and its reasons: `because of 41: no node has 4 cores free`.
     pub(super) fn why(&self) -> String {
         let because = &self.0["because"];
         let cause = if let (Some(type_name), Some(position)) =
@@ -123,26 +124,26 @@ impl EventSummary<'_> {
     }
 }
 
-/// A type without what every type has.
+/// Returns a type without prefix and version.
 fn short(type_name: &str) -> &str {
     let text = type_name.strip_prefix("chancery.").unwrap_or(type_name);
     text.rsplit_once(".v").map_or(text, |(name, _)| name)
 }
 
-/// A reason, wherever in the data it stands: at the top or within how something ended.
+/// Returns a reason from the data, at the top or within the field of an end.
 fn reason(data: &Value, field: &str) -> Option<String> {
     let within = |outer: &Value| outer.as_object()?.values().find_map(|inner| words(&inner[field]));
     words(&data[field]).or_else(|| ["end", "why", "then"].iter().find_map(|outer| within(&data[outer])))
 }
 
-/// A value as a word or a few: of a choice with something in it, the choice.
+/// Formats a value in a few words. For a choice with fields, it is the name of the choice.
 fn words(value: &Value) -> Option<String> {
     match value {
         Value::String(text) => Some(text.clone()),
         Value::Number(number) => Some(number.to_string()),
         Value::Object(one) if one.len() == 1 => {
             let (choice, inner) = one.iter().next()?;
-            // `{"actor": "ann"}` is Ann; `{"failed": {…}}` is that it failed.
+            // `{"actor": "ann"}` is shown as `ann`, and `{"failed": {…}}` as `failed`.
             match (inner.as_str(), inner["node"].as_str().zip(inner["name"].as_str())) {
                 (Some(text), _) => Some(text.to_owned()),
                 (None, Some((node, name))) => Some(format!("{choice}/{node}/{name}")),

@@ -1,5 +1,5 @@
-//! `wait`: until a field has a value, or the entity is gone. The event stream wakes it; it also looks by itself,
-//! so that it comes to an end without a stream.
+//! `wait`: waits until a field has a value, or the entity is deleted. The event stream wakes the command; it
+//! also polls, so that it ends without a stream.
 
 use std::io::{BufRead as _, BufReader, Write};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -16,22 +16,22 @@ use super::flags::WaitArgs;
 use super::get::{find, list};
 use super::kind::{EntityKind, KindNaming as _};
 
-/// It looks at least so often.
+/// Maximum time between two checks.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// What is waited for.
+/// Condition to wait for.
 #[derive(Debug, PartialEq, Eq)]
 enum WaitCondition<'a> {
     Deleted,
     Field { path: Vec<&'a str>, value: &'a str },
 }
 
-/// What one look says.
+/// Result of a check.
 #[derive(Debug, PartialEq, Eq)]
 enum WaitProgress {
     Reached,
     NotYet(String),
-    /// It will never be.
+    /// The condition can no longer be reached.
     Over(String),
 }
 
@@ -44,7 +44,7 @@ pub(super) fn run(wait: &WaitArgs, client: &ApiClient<'_>, out: &mut dyn Write) 
     }
     kind.path_of(name)?;
     let of = format!("{}/{name}", kind.word());
-    let doing = format!("wait for {of} to be {}", wait.until);
+    let doing = format!("cannot wait for {of} to be {}", wait.until);
     // Events of a disruption are about its node.
     let subject = match kind {
         EntityKind::Disruption => format!("node/{}", kind.halves(name)?.0),
@@ -54,12 +54,12 @@ pub(super) fn run(wait: &WaitArgs, client: &ApiClient<'_>, out: &mut dyn Write) 
     let reached = wait_for(client, subject, wait.timeout, &mut || {
         let row = find(client, &doing, kind, name)?;
         if row.is_none() && until == WaitCondition::Deleted && last.is_none() {
-            // What has never been is a slip in the name, and has no history.
+            // An entity without a history never existed: its name has a typo.
             past(kind, name, client)?;
         }
         match look(&until, kind, row.as_ref())? {
             WaitProgress::Reached => Ok(Some(())),
-            WaitProgress::Over(what) => Err(CliError::failure(format!("{doing}: it will not be: {what}"))),
+            WaitProgress::Over(what) => Err(CliError::failure(format!("{doing}: impossible, it is {what}"))),
             WaitProgress::NotYet(now) => {
                 last = Some(now);
                 Ok(None)
@@ -102,7 +102,7 @@ impl<'a> WaitCondition<'a> {
                 Ok(WaitCondition::Field { path: path.split('.').collect(), value })
             }
             _ => Err(CliError::usage(format!(
-                "write --for FIELD=VALUE, as in phase=running, or deleted, not {text:?}"
+                "invalid condition {text:?}: must be FIELD=VALUE, as in phase=running, or deleted"
             ))),
         }
     }
@@ -112,19 +112,23 @@ fn look(until: &WaitCondition<'_>, kind: EntityKind, row: Option<&Value>) -> Res
     let (path, value) = match (until, row) {
         (WaitCondition::Deleted, None) => return Ok(WaitProgress::Reached),
         (WaitCondition::Deleted, Some(_)) => return Ok(WaitProgress::NotYet("still there".into())),
-        // It may still come: manifests are applied in parallel with waiting for them.
+        // The entity may still be created: manifests may be applied concurrently.
         (WaitCondition::Field { .. }, None) => return Ok(WaitProgress::NotYet("not there".into())),
         (WaitCondition::Field { path, value }, Some(row)) if row.get(path[0]).is_some() => (path, value),
         (WaitCondition::Field { path, .. }, Some(_)) => {
-            // This client knows the field; an older server may not.
-            return Err(CliError::failure(format!("the server tells no {:?} of a {}", path[0], kind.word())));
+            // This client has the field; the server may be older.
+            return Err(CliError::failure(format!(
+                "cannot read field {:?} of a {}: the server does not have it",
+                path[0],
+                kind.word()
+            )));
         }
     };
-    let row = row.expect("a field is looked for in a row");
+    let row = row.expect("a field is read from a row");
     let found = path.iter().fold(row, |inner, field| &inner[*field]);
     let text = match found {
         Value::String(text) => text.clone(),
-        // Counters that never counted are not there.
+        // A row omits counters that are zero.
         Value::Null if path.len() > 1 => "0".into(),
         Value::Null => "none".into(),
         other => other.to_string(),
@@ -141,7 +145,7 @@ fn look(until: &WaitCondition<'_>, kind: EntityKind, row: Option<&Value>) -> Res
     })
 }
 
-/// The time ran out; if that is because nobody has approved, it says so.
+/// Returns the error of a timeout, which names pending approvals.
 fn late(kind: EntityKind, name: &str, client: &ApiClient<'_>, what: &str) -> CliError {
     let (field, of) = match kind {
         EntityKind::Plan => ("plan", name),
@@ -152,14 +156,17 @@ fn late(kind: EntityKind, name: &str, client: &ApiClient<'_>, what: &str) -> Cli
     let filters = [(field, of.to_owned()), ("state", "pending_approval".to_owned())];
     match list(client, EntityKind::Operation, &filters, 1) {
         Ok(waiting) if !waiting.items.is_empty() => {
-            let advice = format!("operations wait for approval: chancery approve --{field} {of} --all");
-            CliError::new(CliExit::Awaiting, format!("{what}; {advice}"))
+            let advice = format!("try: chancery approve --{field} {of} --all");
+            CliError::new(
+                CliExit::Awaiting,
+                format!("{what}\nhint: operations are pending approval\n{advice}"),
+            )
         }
         _ => CliError::new(CliExit::Unknown, what),
     }
 }
 
-/// Wakes with each event about the entity. Nothing depends on it: without it, looks come by time alone.
+/// Sends a signal for each event about the entity. Without the signals, checks are made by time alone.
 fn wake(context: CliContext, subject: String) -> Receiver<()> {
     let (waker, woken) = channel();
     std::thread::spawn(move || {
@@ -179,12 +186,12 @@ fn wake(context: CliContext, subject: String) -> Receiver<()> {
 
 fn pause(woken: &Receiver<()>, most: Duration) {
     match woken.recv_timeout(most) {
-        // Rows follow the journal at a short distance.
+        // The read model is updated shortly after the journal.
         Ok(()) => std::thread::sleep(Duration::from_millis(10)),
         Err(RecvTimeoutError::Timeout) => {}
         Err(RecvTimeoutError::Disconnected) => std::thread::sleep(most.min(Duration::from_millis(250))),
     }
-    // What came meanwhile is seen by the same look.
+    // The next check covers all events that arrived meanwhile.
     while woken.try_recv().is_ok() {}
 }
 
@@ -211,7 +218,7 @@ mod tests {
         assert_eq!(look(&WaitCondition::Deleted, EntityKind::Replica, None), Ok(WaitProgress::Reached));
         let error = look(&WaitCondition::read("stat=x").expect("a field"), EntityKind::Plan, Some(&row))
             .expect_err("no such field");
-        assert_eq!(error.message, "the server tells no \"stat\" of a plan");
+        assert_eq!(error.message, "cannot read field \"stat\" of a plan: the server does not have it");
         assert!(WaitCondition::read("gone").is_err() && WaitCondition::read("=x").is_err());
     }
 }

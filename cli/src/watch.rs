@@ -1,9 +1,9 @@
-//! `get --watch`: what there is, and then each change of it, until it is interrupted.
+//! `get --watch`: shows the rows, and then each change of them, until it is interrupted.
 //!
-//! Rows are read as of a position; the event stream from there on says when to read again, as of a later one. A stream
-//! that breaks is taken up behind the last event that came, and no read is of an earlier position than the one before:
-//! so no change is missed, none comes twice, and none is taken back. Changes of one row that follow each other
-//! quickly are seen as one; `events --follow` tells each step.
+//! Rows are read as of a position; each event after that position causes another read, as of a later
+//! position. A stream that fails is resumed after its last event, and no read is of an earlier position than
+//! the read before. So no change is missed, repeated or reverted. Quick changes of one row are shown as one;
+//! `events --follow` shows each of them.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -26,10 +26,10 @@ use super::table::StreamTable;
 
 use crate::note;
 
-/// Events that come within this time are answered by one read.
+/// Time within which events cause only one read.
 const TOGETHER: Duration = Duration::from_millis(100);
 
-/// A row that is not as it was; of one that was removed, the last that was known.
+/// Change of a row; for a removed row, with its last known content.
 #[derive(Clone, PartialEq, Debug)]
 struct WatchChange {
     /// Kind of the change: `added`, `changed` or `removed`.
@@ -38,12 +38,12 @@ struct WatchChange {
     row: Value,
 }
 
-/// The rows as they were last shown, by name.
+/// Rows as last shown, by name.
 #[derive(Debug, Default)]
 struct WatchedRows(BTreeMap<String, Value>);
 
 impl WatchedRows {
-    /// Takes in all rows that there are; gives what differs, in the order in which it changed.
+    /// Replaces the rows, and returns the differences in the order in which they happened.
     fn take(&mut self, kind: EntityKind, items: Vec<Value>) -> Vec<WatchChange> {
         let mut before = std::mem::take(&mut self.0);
         let mut changes = Vec::new();
@@ -63,13 +63,13 @@ impl WatchedRows {
     }
 }
 
-/// What comes from the thread that follows the stream.
+/// Signal of the thread that follows the stream.
 enum WatchSignal {
     /// An event at this position.
     At(u64),
-    /// The stream broke; it is being taken up again.
+    /// The stream failed, and is being resumed.
     Lost(CliError),
-    /// The server refuses it.
+    /// The server refused the stream.
     Over(CliError),
 }
 
@@ -95,13 +95,13 @@ pub(super) fn run(get: &GetArgs, client: &ApiClient<'_>, out: &mut dyn Write) ->
                 let changes = known.take(kind, items);
                 view.show(&known, &changes, out)?;
             }
-            WatchSignal::Lost(error) => note!("{error}; it is taken up again"),
+            WatchSignal::Lost(error) => note!("{error}; resuming"),
             WatchSignal::Over(error) => return Err(error),
         }
     }
 }
 
-/// All that is asked for, and a position that it is not older than.
+/// Reads the selected rows, and a position that they are not older than.
 fn look(get: &GetArgs, client: &ApiClient<'_>) -> Result<(Vec<Value>, u64), CliError> {
     let kind = get.kind();
     if let Some(name) = get.name()? {
@@ -114,7 +114,7 @@ fn look(get: &GetArgs, client: &ApiClient<'_>) -> Result<(Vec<Value>, u64), CliE
     Ok((listed.items, listed.since))
 }
 
-/// The same later: a server that is away comes back, and what was named may be gone.
+/// Reads the rows again: waits for an unreachable server, and treats a deleted entity as no rows.
 fn look_again(get: &GetArgs, client: &ApiClient<'_>) -> Result<Vec<Value>, CliError> {
     let mut pause = client.context.backoff;
     loop {
@@ -132,15 +132,15 @@ fn look_again(get: &GetArgs, client: &ApiClient<'_>) -> Result<Vec<Value>, CliEr
     }
 }
 
-/// Waits for news; events that come together are one.
+/// Waits for a signal; events that arrive together are one signal.
 fn next(woken: &Receiver<WatchSignal>) -> Result<WatchSignal, CliError> {
-    let gone = || CliError::failure("follow events: the stream is no longer followed");
+    let gone = || CliError::failure("cannot follow events: the stream thread ended");
     let mut news = woken.recv().map_err(|_| gone())?;
     let until = Instant::now() + TOGETHER;
     while let WatchSignal::At(_) = news {
         match woken.recv_timeout(until.saturating_duration_since(Instant::now())) {
             Ok(more @ WatchSignal::At(_)) => news = more,
-            // The read that follows answers for the events before it.
+            // The next read covers the events before the failure.
             Ok(WatchSignal::Lost(_)) => {}
             Ok(over @ WatchSignal::Over(_)) => news = over,
             Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => break,
@@ -152,7 +152,7 @@ fn next(woken: &Receiver<WatchSignal>) -> Result<WatchSignal, CliError> {
 /// Follows all events: rows of one kind change with events about others.
 fn follower(context: CliContext, from: NamedPosition) -> Receiver<WatchSignal> {
     fn told(sender: &Sender<WatchSignal>, news: WatchSignal) -> Result<(), CliError> {
-        // Nobody watches any more.
+        // The receiver has ended.
         sender.send(news).map_err(|_| CliError::new(CliExit::Done, ""))
     }
     let (sender, woken) = channel();
@@ -163,7 +163,7 @@ fn follower(context: CliContext, from: NamedPosition) -> Receiver<WatchSignal> {
         let mut lost = |error: &CliError| told(&sender, WatchSignal::Lost(error.clone()));
         loop {
             match follow(&client, &[], from, &mut each, &mut lost) {
-                // Before the first event, though the rows were there: it is the same as a stream that breaks.
+                // A failure before the first event is treated like a stream that fails later.
                 Err(error) if error.exit == CliExit::Unreachable => {
                     if told(&sender, WatchSignal::Lost(error)).is_err() {
                         return;
@@ -178,15 +178,15 @@ fn follower(context: CliContext, from: NamedPosition) -> Receiver<WatchSignal> {
     woken
 }
 
-/// How changes are shown.
+/// View of changes.
 enum WatchView {
-    /// All rows, drawn over what was drawn before.
+    /// Table of all rows, redrawn in place.
     Live { kind: EntityKind, wide: bool, screen: LiveScreen },
-    /// A line a change.
+    /// A line for each change.
     Lines { kind: EntityKind, wide: bool, lines: StreamTable },
-    /// An object a change.
+    /// A JSON object for each change.
     Json(EntityKind),
-    /// A name a change.
+    /// A name for each change.
     Names(EntityKind),
 }
 
@@ -274,11 +274,11 @@ mod tests {
     fn events_that_come_together_are_one_and_an_end_is_not_lost() {
         let (sender, woken) = channel();
         for position in [4, 5, 6] {
-            sender.send(WatchSignal::At(position)).expect("it is listened to");
+            sender.send(WatchSignal::At(position)).expect("the receiver exists");
         }
         assert!(matches!(next(&woken), Ok(WatchSignal::At(6))));
-        sender.send(WatchSignal::At(7)).expect("it is listened to");
-        sender.send(WatchSignal::Over(CliError::failure("no"))).expect("it is listened to");
+        sender.send(WatchSignal::At(7)).expect("the receiver exists");
+        sender.send(WatchSignal::Over(CliError::failure("no"))).expect("the receiver exists");
         assert!(matches!(next(&woken), Ok(WatchSignal::Over(_))));
         drop(sender);
         assert!(next(&woken).is_err());

@@ -1,4 +1,4 @@
-//! Journal time: never goes back, and never leaps.
+//! Journal time, which never runs backwards and never leaps.
 //!
 //! Journal time starts at the wall clock or the journal's last time, whichever is later. It follows the
 //! monotonic clock, slewed towards the wall clock: at half speed while ahead, a quarter faster while behind.
@@ -100,7 +100,7 @@ mod tests {
             ("in step", 0, 100, vec![(110, 10, 110)]),
             ("the wall clock went back: half speed", 0, 100, vec![(50, 10, 105), (51, 20, 110)]),
             (
-                "ahead, until the wall clock has come up",
+                "ahead, until the wall clock has caught up",
                 100,
                 90,
                 vec![(100, 10, 105), (110, 20, 110), (120, 30, 120)],
@@ -122,14 +122,14 @@ mod tests {
         let steps = [
             (1050, 8, 110, false, "within the bound it is followed"),
             (5000, 16, 118, true, "too far ahead: the monotonic clock alone"),
-            (5010, 26, 128, true, "and so it stays"),
+            (5010, 26, 128, true, "still not followed"),
             (400, 34, 138, false, "it is back"),
         ];
         for (now, steady, expected, leaps, case) in steps {
             assert_eq!(clock.read(reading(now, steady)), wall(expected), "{case}");
             assert_eq!(clock.leap().is_some(), leaps, "{case}");
             let dated = if leaps { wall(expected) } else { wall(now.max(expected)) };
-            assert_eq!(clock.wall(), dated, "what intents are dated by: {case}");
+            assert_eq!(clock.wall(), dated, "time of intents: {case}");
         }
         clock.bound(Duration::MAX);
         assert_eq!((clock.read(reading(5000, 42)), clock.leap()), (wall(148), None), "it is trusted");

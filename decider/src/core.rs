@@ -1,8 +1,8 @@
 //! The decider without I/O: takes inputs and returns commits and effects, one value at a time.
 //!
-//! Decisions use a state that is ahead of what is durable. All that was decided on it is held back (the
-//! *release rule*). An answer, command or acknowledgement leaves once every position of the state that it was
-//! decided on is durable and valid. Time comes with each call; randomness comes with each connection.
+//! Decisions use a state that is ahead of the durable one. Everything decided on it is held back (the
+//! *release rule*). An answer, command or acknowledgement is sent once every position of the state that it
+//! was decided on is durable and valid. Time comes with each call; randomness comes with each connection.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -35,16 +35,17 @@ use super::handle::{ChannelNumber, Verdict};
 use super::inbox::{InboxProgress, InboxStart};
 use super::sessions::SessionTable;
 
-/// Maximum steps of due work in one commit; inputs are handled between commits.
+/// Maximum number of steps of due work in one commit; inputs are handled between commits.
 const STEPS: usize = 256;
-/// Maximum events of one step or input; a commit with less space is sealed first.
+/// Maximum number of events of one step or input; a commit with less space is sealed first.
 const ROOM_EVENTS: usize = 810;
 /// Maximum bytes of one step or input: half a commit.
 const ROOM_BYTES: usize = MAX_BYTES / 2;
 
-/// Held answers and messages from which no more inputs are taken.
+/// Number of held answers and messages from which no more inputs are taken.
 const HELD: usize = 16_384;
-/// Held bytes from which no more inputs are taken. The commits in flight bound what due work adds.
+/// Number of held bytes from which no more inputs are taken. The commits in flight bound the bytes that due
+/// work adds.
 const HELD_BYTES: usize = 16 << 20;
 
 /// Identifies the caller of an intent.
@@ -54,7 +55,7 @@ pub struct RequestTicket(pub u64);
 /// Inputs of the core.
 #[derive(Debug)]
 pub enum CoreInput {
-    /// Intent of a caller. The answer is an effect, once it is durable.
+    /// Intent of a caller. The answer is an effect, emitted once it is durable.
     Intent(RequestTicket, Box<IntentRequest>),
     /// Inbox message, in order of offsets, which may have holes. The journal records the answer.
     Letter(Box<InboxMessage>),
@@ -62,13 +63,13 @@ pub enum CoreInput {
     InboxPassed(u64),
     /// Offset of an inbox message that cannot be read; no message below is outstanding.
     InboxStands(u64),
-    /// New connection of an executor, with a random attach.
+    /// New connection of an executor, with a random token.
     Connected(ChannelNumber, ConnectionToken),
     /// Message of an executor.
     Said(ChannelNumber, ExecutorMessage),
     /// Closed connection. The session lives until its lease expires.
     Disconnected(ChannelNumber),
-    /// Longest time that a message may have waited unread.
+    /// Maximum time that a message may have waited unread.
     Unheard(Duration),
     /// Records that are durable and valid.
     Delivered(Vec<Arc<Record>>),
@@ -87,7 +88,7 @@ pub enum CoreOutput {
     Effect(DeciderEffect),
     /// Record to append to the journal.
     Append(Record),
-    /// Notice that more may be due than was done.
+    /// Notice that more work may be due.
     More,
     /// Delivered record of another decider, which has taken over.
     Overtaken,
@@ -120,7 +121,7 @@ pub struct DeciderSettings {
     pub address: Option<String>,
     /// Time that a session lives without a heartbeat, and that deadlines wait after a takeover.
     pub lease: Duration,
-    /// Bytes of a part of an inventory, which ends with the command that reaches them: [`PART`].
+    /// Size in bytes at which a part of an inventory ends (servers: [`PART`]).
     pub part: usize,
     /// Maximum number of replicas of one deployment.
     pub replicas: u32,
@@ -183,7 +184,7 @@ pub struct DeciderCore {
     sealed: (Position, RecordHash),
     /// Time of the draft commit.
     pub(super) time: Time,
-    /// Wall clock: see [`Context::wall`].
+    /// Wall clock: see [`DecisionContext::wall`].
     wall: Time,
     /// Time of the last sealed record.
     recorded: Time,
@@ -246,7 +247,7 @@ impl DeciderCore {
         };
         let fact = TermStarted { address: core.settings.address.clone() }.into();
         let cause = core.next();
-        core.commit_events(&[Event::Fact { cause, fact }]).expect("a term's start always holds");
+        core.commit_events(&[Event::Fact { cause, fact }]).expect("the start of a term can always be folded");
         // In the same commit, whose watermark is past this offset.
         if let Some(offset) = core.inbox.as_ref().and_then(InboxProgress::skips) {
             core.commit_own(InboxSkipped { offset }.into());
@@ -303,7 +304,7 @@ impl DeciderCore {
         }
     }
 
-    /// Sets the wall clock, as far as it is followed: senders date intents by theirs.
+    /// Sets the wall clock, as far as it is followed: senders date intents by their wall clocks.
     pub fn set_wall(&mut self, wall: Time) {
         self.wall = wall;
     }
@@ -337,7 +338,8 @@ impl DeciderCore {
         !self.draft.is_empty() && !self.draft.fits(ROOM_EVENTS, ROOM_BYTES)
     }
 
-    /// Whether so much is held back that inputs must wait: what an input adds need not be in a commit.
+    /// Whether held outputs have reached a limit, so that inputs must wait: an input may add outputs without
+    /// a commit.
     pub fn holds_enough(&self) -> bool {
         self.held.len() >= HELD || self.held_bytes >= HELD_BYTES
     }
@@ -354,7 +356,8 @@ impl DeciderCore {
         self.in_flight.len()
     }
 
-    /// Folds the events and takes their lines, or neither. Events that do not fit get the next record.
+    /// Folds the events and adds their lines to the draft, or neither. Events that do not fit start the next
+    /// record.
     pub(super) fn commit_events(&mut self, events: &[Event]) -> Result<(), CommitError> {
         match self.put_events(events) {
             Err(CommitError::TooLarge) if !self.draft.is_empty() => {
@@ -458,7 +461,7 @@ impl DeciderCore {
         });
         let decided = self.record(request, position, decided, &context).or_else(|failure| {
             if let CommitError::Failed(failure) = &failure {
-                tracing::error!(%position, intent = request.intent.type_name(), id = %request.id, failure, "an intent could not be folded");
+                tracing::error!(%position, intent = request.intent.type_name(), id = %request.id, failure, "cannot fold intent");
             }
             self.record(request, position, Err(failure.refusal()), &context)
         });
@@ -511,7 +514,7 @@ impl DeciderCore {
             Ok(facts) if facts.is_empty() => return,
             Ok(facts) => facts,
             Err(panic) => {
-                tracing::error!(%position, observation = observation.type_name(), failure = told(&*panic), "an observation could not be judged");
+                tracing::error!(%position, observation = observation.type_name(), failure = told(&*panic), "cannot judge observation");
                 return;
             }
         };
@@ -519,7 +522,7 @@ impl DeciderCore {
         let mut events = vec![Event::Observation { by: by.clone(), observation }];
         events.extend(facts.into_iter().map(|fact| Event::Fact { cause: position, fact }));
         if let Err(failure) = self.commit_events(&events) {
-            tracing::error!(%position, observation = type_name, %failure, "an observation could not be folded");
+            tracing::error!(%position, observation = type_name, %failure, "cannot fold observation");
         }
     }
 
@@ -541,7 +544,7 @@ impl DeciderCore {
                 Ok(Some(step)) => self.take_step(step),
                 Err(panic) => {
                     let Some((subject, cause)) = self.agenda.at_work() else {
-                        tracing::error!(failure = told(&*panic), "due work could not be judged");
+                        tracing::error!(failure = told(&*panic), "cannot find due work");
                         return false;
                     };
                     self.park(subject, cause, told(&*panic));
@@ -561,11 +564,11 @@ impl DeciderCore {
 
     /// Quarantines an entity, by a fact, so that the next entity is processed.
     fn park(&mut self, subject: Subject, cause: Position, detail: String) {
-        tracing::error!(%subject, detail, "work on an entity failed; it is left alone");
+        tracing::error!(%subject, detail, "entity quarantined");
         self.agenda.park(subject.clone());
         let fact = EntityQuarantined { subject, detail }.into();
         if let Err(failure) = self.commit_events(&[Event::Fact { cause, fact }]) {
-            tracing::error!(%failure, "an entity could not be parked by a fact");
+            tracing::error!(%failure, "cannot record quarantine of entity");
         }
     }
 
@@ -586,13 +589,13 @@ impl DeciderCore {
             watermark: self.inbox.as_mut().map(InboxProgress::carry),
             prev: self.sealed.1,
         };
-        let record = std::mem::take(&mut self.draft).seal(parts).expect("the first line of a term begins it");
+        let record = std::mem::take(&mut self.draft).seal(parts).expect("the first line of a term starts it");
         (self.sealed, self.recorded) = ((record.last(), record.hash()), self.time);
         self.in_flight.push_back(self.sealed);
         self.outputs.push(CoreOutput::Append(record));
     }
 
-    /// Releases what waited for the records.
+    /// Releases the outputs that waited for the records.
     fn delivered(&mut self, records: &[Arc<Record>]) {
         for record in records {
             match self.in_flight.pop_front() {
@@ -652,7 +655,9 @@ impl DeciderCore {
 #[derive(Debug, thiserror::Error)]
 pub(super) enum CommitError {
     /// Events that no record can hold: the request must be smaller.
-    #[error("one commit holds at most {MAX_BYTES} bytes and {MAX_EVENTS} events: ask for less at once")]
+    #[error(
+        "cannot commit intent: must have at most {MAX_BYTES} bytes and {MAX_EVENTS} events in one commit"
+    )]
     TooLarge,
     /// Events that cannot be folded.
     #[error("{0}")]
@@ -669,11 +674,14 @@ impl CommitError {
 }
 
 pub(super) fn internal(failure: &str) -> Refusal {
-    Refusal::new(RefusalCode::Internal, format!("deciding it failed, and nothing was changed: {failure}"))
+    Refusal::new(
+        RefusalCode::Internal,
+        format!("cannot decide intent: internal error, nothing was changed: {failure}"),
+    )
 }
 
 pub(super) fn told(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(ToString::to_string);
     text.or_else(|| panic.downcast_ref::<String>().cloned())
-        .unwrap_or_else(|| "a panic without a word".into())
+        .unwrap_or_else(|| "a panic without a message".into())
 }

@@ -38,14 +38,14 @@ pub struct LeaderRouter {
     pub decider: watch::Receiver<Option<Arc<str>>>,
     /// Address of this server.
     pub own: Arc<str>,
-    /// Trust in the wall clock.
+    /// Trust in the wall clock of this server.
     pub clock: Arc<WallClock>,
     /// Troubles of parts of the fleet on this server.
     pub troubles: Arc<FleetTroubles>,
 }
 
 impl LeaderRouter {
-    /// Returns a desk whose decider is permanently local.
+    /// Returns a router whose decider is permanently local.
     pub fn with(decider: DeciderHandle) -> LeaderRouter {
         let (_, duty) = watch::channel(LeaderRole::Leader(decider));
         let (_, there) = watch::channel(None);

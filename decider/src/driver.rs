@@ -2,7 +2,7 @@
 //! that its owner decides the order of events; time and randomness come with each call.
 //!
 //! While a commit becomes durable, the next one fills. At most [`DEPTH`] are in flight, so that commits are
-//! as large as the disk is slow. If nothing is left to decide, the journal may make the commit durable on
+//! larger on a slower disk. If nothing is left to decide, the journal may make the commit durable on
 //! this thread. That saves waking another thread twice; inputs meanwhile form the next commit.
 
 use std::collections::VecDeque;
@@ -27,13 +27,13 @@ type AppendFn = fn(&(dyn Journal + 'static), Record) -> Result<(), AppendError>;
 #[derive(Debug, thiserror::Error)]
 pub enum DeciderEnd {
     /// Decider drained: all its answers are durable.
-    #[error("the decider was drained")]
+    #[error("cannot continue: the decider was drained")]
     Drained,
     /// Journal stopped: nothing more can be made durable.
-    #[error("the journal stopped: {0}")]
+    #[error("cannot continue: the journal stopped: {0}")]
     JournalStopped(String),
     /// Decider fenced: another decider has taken over, or may have.
-    #[error("this one decides no more: {0}")]
+    #[error("cannot continue: the decider is fenced: {0}")]
     Fenced(String),
 }
 
@@ -44,11 +44,11 @@ pub enum TurnOutcome {
     More,
     /// Work that is due, and waits for a delivery.
     Blocked,
-    /// Nothing until the next input, delivery or [`Driver::next_due`].
+    /// Nothing until the next input, delivery or [`DeciderDriver::next_due`].
     Idle,
 }
 
-/// Core with its journal: see the module.
+/// Core of the decider with its journal: see the module.
 pub struct DeciderDriver {
     /// Decider without its journal.
     pub core: DeciderCore,
@@ -79,8 +79,8 @@ impl DeciderDriver {
     }
 
     /// Whether the driver takes inputs. Otherwise they wait for a delivery, unless the decider drains. Such a
-    /// delivery follows: held outputs wait for a commit in flight, or one that the next turn with space
-    /// seals.
+    /// delivery follows: held outputs wait for a commit in flight, or for a commit that the next turn with
+    /// space seals.
     pub fn is_open(&self) -> bool {
         !self.drains && !self.core.is_full() && !self.core.holds_enough() && self.waiting.is_empty()
     }
@@ -101,7 +101,7 @@ impl DeciderDriver {
         self.core.next_due().map(|due| due.since(now))
     }
 
-    /// Takes an input. The results are for the journal, and for [`Driver::effects`].
+    /// Takes an input. The results are for the journal, and for [`DeciderDriver::effects`].
     pub fn handle(&mut self, input: CoreInput, at: ClockSample) {
         let now = self.clock.read(at);
         self.core.set_wall(self.clock.wall());
@@ -109,7 +109,8 @@ impl DeciderDriver {
         self.give(now, input);
     }
 
-    /// Returns whether [`Output::More`] or [`Output::Overtaken`] is among the outputs.
+    /// Passes an input to the core. Returns whether the outputs say that more is due, or that the decider is
+    /// fenced.
     fn give(&mut self, now: Time, input: CoreInput) -> bool {
         let mut is_told = false;
         for output in self.core.handle(now, input) {
@@ -161,18 +162,16 @@ impl DeciderDriver {
                 publish(&records);
                 // A delivery takes no time.
                 if self.give(self.core.time, CoreInput::Delivered(records)) {
-                    return Err(DeciderEnd::Fenced(
-                        "a record of another writer stands in the journal".into(),
-                    ));
+                    return Err(DeciderEnd::Fenced("the journal has a record of another writer".into()));
                 }
                 Ok(())
             }
             JournalDelivery::Skipped(skipped) => {
-                tracing::warn!(?skipped, "a record in the journal does not count");
+                tracing::warn!(?skipped, "invalid record skipped");
                 Ok(())
             }
             JournalDelivery::OutcomeUnknown(error) => {
-                Err(DeciderEnd::Fenced(format!("an append has no outcome: {error}")))
+                Err(DeciderEnd::Fenced(format!("unknown outcome of an append: {error}")))
             }
             JournalDelivery::Stopped(error) => Err(DeciderEnd::JournalStopped(error.to_string())),
         }
@@ -244,12 +243,12 @@ mod tests {
         while driver.is_open() {
             driver.handle(CoreInput::Said(ChannelNumber(1), beat.clone()), at);
             said += 1;
-            assert!(said < 100_000, "nothing bounds what waits for the disk");
+            assert!(said < 100_000, "the number of waiting inputs is not bounded");
         }
         assert!(driver.effects().is_empty());
         driver.take(delivered.recv().expect("a delivery"), &mut |_| {}).expect("its own");
         assert!(driver.is_open());
-        assert!(driver.effects().len() >= said, "all of it has left");
+        assert!(driver.effects().len() >= said, "all effects are emitted");
     }
 
     #[test]

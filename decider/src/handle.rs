@@ -26,16 +26,18 @@ pub struct Verdict {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum VerdictError {
     /// Queue full, or decider draining: nothing was recorded, retry later.
-    #[error("the decider is busy or stopping; nothing was recorded")]
+    #[error("cannot decide intent: the decider is busy or stopping; nothing was recorded")]
     Busy,
     /// Decider stopped before the answer was durable: retry with the same id.
-    #[error("the decider stopped before the answer was durable; ask again with the same id")]
+    #[error(
+        "cannot return verdict: the decider stopped before it was durable\nhint: send the intent again with the same id"
+    )]
     Unknown,
 }
 
 /// Error for a decider that has stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the decider has stopped")]
+#[error("cannot reach decider: it has stopped")]
 pub struct DeciderStopped;
 
 /// Inputs in the decider's queue.
@@ -43,19 +45,19 @@ pub struct DeciderStopped;
 pub enum DeciderInput {
     /// Intent, and the sender for its answer.
     Intent(Box<IntentRequest>, oneshot::Sender<Verdict>, InboxPermit),
-    /// Inbox message, in order of offsets: by [`Decider::post`].
+    /// Inbox message, in order of offsets; sent by [`DeciderHandle::post`].
     Letter(Box<InboxMessage>, InboxPermit),
     /// Offset below which no inbox message will come.
     InboxPassed(u64),
     /// Offset of an inbox message that cannot be read.
     InboxStands(u64),
-    /// New connection of an executor: its messages come as [`Input::Said`].
+    /// New connection of an executor, whose messages follow as [`DeciderInput::Said`].
     Connected(ChannelNumber, ExecutorOutbox),
     /// Message of an executor: one serialised [`chancery_events::protocol::ExecutorMessage`].
     Said(ChannelNumber, Vec<u8>, InputPermit),
     /// Closed connection of an executor.
     Disconnected(ChannelNumber),
-    /// Request to drain: takes no more inputs, lets everything become durable.
+    /// Request to drain: the decider takes no more inputs, and makes everything durable.
     Drain,
 }
 
@@ -74,7 +76,7 @@ impl ChannelNumbers {
     }
 }
 
-/// Handle that all others have of the decider.
+/// Handle to the decider, for all its clients.
 #[derive(Clone, Debug)]
 pub struct DeciderHandle {
     queue: mpsc::Sender<DeciderInput>,
@@ -84,7 +86,7 @@ pub struct DeciderHandle {
     pub(super) half: usize,
     /// Permits for waiting inbox messages: a quarter of the queue.
     pub(super) letters: Arc<Semaphore>,
-    /// Number of `letters` permits.
+    /// Number of permits for inbox messages.
     pub(super) quarter: usize,
     /// Permits for waiting intents: all of the queue.
     intents: Arc<Semaphore>,

@@ -1,11 +1,11 @@
 //! Tracks input lag, so that a session with a queued message does not expire.
 //!
-//! The decider's loop takes no input while the disk, the process or the machine stalls, or much waits before
-//! it. Pure: the caller passes the monotonic clock, and the length of the queue.
+//! The decider's loop takes no input while the disk, the process or the machine stalls, or many inputs wait
+//! before it. Pure: the caller passes the monotonic clock, and the length of the queue.
 
 use std::time::Duration;
 
-/// Input lag: see the module.
+/// Input lag of the decider: see the module.
 #[derive(Debug)]
 pub(super) struct InputLag {
     /// Time before which all inputs have been taken.
@@ -42,7 +42,7 @@ impl InputLag {
     }
 
     /// Notes a wait at an empty queue, where any input would have been taken immediately. If the planned
-    /// `end` is long past, the process stood still and took nothing since.
+    /// `end` is long past, the process was suspended and took nothing since.
     pub(super) fn waited(&mut self, end: Duration, now: Duration) {
         self.until = self.until.max(end.min(now));
     }
@@ -71,20 +71,20 @@ mod tests {
         hearing.took();
         hearing.took();
         hearing.left(700, at(25));
-        assert_eq!(hearing.unheard(at(25)), at(15), "one of the three is still there");
+        assert_eq!(hearing.unheard(at(25)), at(15), "one of the three is still queued");
         hearing.took();
-        assert_eq!(hearing.unheard(at(25)), at(5), "all that came up to 20 was heard, whatever came since");
+        assert_eq!(hearing.unheard(at(25)), at(5), "all inputs up to 20 are taken, whatever arrived since");
         hearing.left(700, at(26));
         (0..700).for_each(|_| hearing.took());
-        assert_eq!(hearing.unheard(at(27)), at(1), "a queue that is never empty is heard with its delay");
+        assert_eq!(hearing.unheard(at(27)), at(1), "a queue that is never empty has its delay");
     }
 
     #[test]
     fn who_waits_hears_and_who_stood_still_does_not() {
         let mut hearing = InputLag::begin(at(0));
         hearing.waited(at(100), at(60));
-        assert_eq!(hearing.unheard(at(60)), at(0), "an idle hour is not a deaf one");
+        assert_eq!(hearing.unheard(at(60)), at(0), "an idle wait is no lag");
         hearing.waited(at(100), at(190));
-        assert_eq!(hearing.unheard(at(190)), at(90), "it slept over its time");
+        assert_eq!(hearing.unheard(at(190)), at(90), "the process was suspended past its time");
     }
 }

@@ -2,8 +2,8 @@
 //! behind.
 //!
 //! Invariants: only durable records enter, in order. An event is rendered once for any number of followers,
-//! and not at all without a follower. Taking a record in does no work that grows with the number of
-//! followers. Nothing is skipped: what has left the ring is read from the journal.
+//! and not at all without a follower. Publishing a record does no work that grows with the number of
+//! followers. Nothing is skipped: records that have left the ring are read from the journal.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -103,7 +103,7 @@ impl EventHub {
         }
     }
 
-    /// Takes in the next durable record. Quick: nothing is rendered here.
+    /// Publishes the next durable record. The call is quick: nothing is rendered here.
     pub fn publish(&self, record: Arc<Record>) {
         let last = record.last();
         {
@@ -117,7 +117,7 @@ impl EventHub {
                     *ring = RecordRing::default();
                 }
             }
-            // Before the record is visible: a client that has its position may request what follows.
+            // Before the record is visible: a client that has its position may request the records after it.
             if record.header().begins.is_some() {
                 follow(&mut self.lineages.write().unwrap_or_else(PoisonError::into_inner), &record);
             }
@@ -233,7 +233,7 @@ pub fn show(
     for (position, line) in record.events() {
         if let Some(may) = may {
             let frame =
-                EventLine::read(line).map_err(|error| format!("show the event at {position}: {error}"))?;
+                EventLine::read(line).map_err(|error| format!("cannot show event at {position}: {error}"))?;
             if !may(&frame) {
                 continue;
             }
@@ -243,7 +243,7 @@ pub fn show(
         all.extend_from_slice(format!("id: {id}\nevent: event\ndata: ").as_bytes());
         let json = all.len();
         let about = render(record.header(), position, line, &mut all)
-            .map_err(|error| format!("show the event at {position}: {error}"))?;
+            .map_err(|error| format!("cannot show event at {position}: {error}"))?;
         all.extend_from_slice(b"\n\n");
         places.push((position, about, start, json, all.len()));
     }

@@ -7,13 +7,13 @@
 //!
 //! | an inbox message | what is recorded |
 //! |---|---|
-//! | requests something | the intent, its verdict, and what follows, as over HTTP |
-//! | requests what its topic must not request | the intent, refused as `denied` |
+//! | requests an intent | the intent, its verdict, and its facts, as over HTTP |
+//! | requests an intent that its topic must not request | the intent, refused as `denied` |
 //! | repeats an intent | nothing: its verdict is recorded already |
 //! | cannot be read, or failed in a way that must not happen | `inbox.refused` |
 //! | is below the watermark | nothing: it is answered already |
 //! | cannot be fetched from the topic | nothing, until a client requests `inbox.skip`: then `inbox.skipped` |
-//! | is given up by an operator at a start | `inbox.skipped`, by the takeover, before the inbox is read |
+//! | is skipped by an operator at a start | `inbox.skipped`, by the takeover, before the inbox is read |
 //!
 //! If nothing was recorded, `inbox.advanced` carries the watermark: a second later, or after a thousand
 //! messages.
@@ -47,7 +47,7 @@ pub struct InboxTopic(Arc<str>);
 
 /// Error for text that names no topic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("write 1 to 400 visible ASCII characters but quotes and backslashes")]
+#[error("invalid inbox topic: must have 1–400 visible ASCII characters, without quotes and backslashes")]
 pub struct InvalidInboxTopic;
 
 impl FromStr for InboxTopic {
@@ -66,13 +66,14 @@ impl fmt::Display for InboxTopic {
     }
 }
 
-/// Error for an inbox that a decider must not run with: it lacks what the journal needs.
+/// Error for an inbox that does not match the journal, so that a decider must not run with it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InboxMismatch {
-    /// Inbox other than the one that the journal has answered.
+    /// Inbox other than the one whose messages the journal has answered.
     #[error(
-        "take the inbox up: the journal has answered {was} up to offset {next}, and the topic is now {is}. \
-         If it was made anew, what was left in the old one is lost; put the old one back, or run without an inbox"
+        "cannot open inbox: the journal has answered {was} up to offset {next}, and the topic is now {is}\n\
+         hint: restore the old topic, or run without an inbox; unanswered messages of a topic that was created again are \
+         lost"
     )]
     Another {
         /// Topic that the journal has answered.
@@ -84,8 +85,8 @@ pub enum InboxMismatch {
     },
     /// Unanswered messages that have been removed.
     #[error(
-        "take the inbox up: {topic} begins at offset {start}, and is answered up to {next} only: the letters between \
-         were removed unanswered. Put them back and keep them for longer, give them up (start one server once with \
+        "cannot open inbox: {topic} starts at offset {start}, and is answered up to {next}: the messages between were \
+         removed unanswered\nhint: restore them and retain them for longer, skip them (start one server once with \
          --skip-inbox {last}), or run without an inbox",
         last = .start - 1
     )]
@@ -99,8 +100,8 @@ pub enum InboxMismatch {
     },
     /// Answered messages that are missing: the topic was cut, or is an old copy.
     #[error(
-        "take the inbox up: {topic} ends at offset {end}, and is answered up to {next}: its tail has been lost, and \
-         other letters would get the same offsets. Put the topic back as it was, or run without an inbox"
+        "cannot open inbox: {topic} ends at offset {end}, and is answered up to {next}: its tail is lost, and other \
+         messages would get the same offsets\nhint: restore the topic, or run without an inbox"
     )]
     Cut {
         /// Name of the topic.
@@ -110,16 +111,16 @@ pub enum InboxMismatch {
         /// Offset of the first unanswered message.
         next: u64,
     },
-    /// Offset that an operator gave up before any message got it.
+    /// Offset that an operator skipped before any message got it.
     #[error(
         "cannot skip inbox message {skip}: {topic} ends at offset {end}\n\
-         hint: --skip-inbox gives up every unanswered message up to its offset; name an offset that is there, or leave the \
-         flag out"
+         hint: --skip-inbox skips every unanswered message up to its offset; name an existing offset, or omit the \
+         flag"
     )]
     SkipsTooFar {
         /// Name of the topic.
         topic: Arc<str>,
-        /// Offset that was given up.
+        /// Skipped offset.
         skip: u64,
         /// Offset that the next message would get.
         end: u64,
@@ -145,7 +146,7 @@ pub fn check(
     }
 }
 
-/// Inbox that passed its check: what a decider needs of it.
+/// Inbox that passed its check, for a decider.
 #[derive(Clone, Debug)]
 pub struct InboxStart {
     topic: InboxTopic,
@@ -153,7 +154,7 @@ pub struct InboxStart {
     next: u64,
     tail: u64,
     continues: Arc<AtomicU64>,
-    /// Offset up to which unanswered messages are given up at the takeover, which records that.
+    /// Offset up to which unanswered messages are skipped at the takeover, which records the skip.
     skips: Option<u64>,
 }
 
@@ -170,7 +171,7 @@ impl InboxStart {
         Ok(InboxStart { topic, binding, next, tail: log.end, continues: Arc::default(), skips: None })
     }
 
-    /// Checks an inbox whose unanswered messages up to offset `skip` an operator gave up. Such messages may
+    /// Checks an inbox whose unanswered messages up to offset `skip` an operator skipped. Such messages may
     /// be missing, or end a server that reads them. The takeover records the skip.
     pub fn take_up_behind(
         skip: u64,
@@ -181,7 +182,7 @@ impl InboxStart {
     ) -> Result<InboxStart, InboxMismatch> {
         let answered = watermark.map_or(log.start, |watermark| watermark.next);
         let next = skip.saturating_add(1);
-        // An earlier takeover recorded it; or more messages are missing than were given up.
+        // An earlier takeover recorded the skip; or more messages are missing than are skipped.
         if skip < answered || log.start > next {
             return InboxStart::take_up(topic, binding, watermark, log);
         }
@@ -207,13 +208,13 @@ impl InboxStart {
         self.continues.load(Ordering::Acquire)
     }
 
-    /// Returns the offset of the next message, as of [`Inbox::take_up`].
+    /// Returns the offset of the next message, as of [`InboxStart::take_up`].
     pub fn tail(&self) -> u64 {
         self.tail
     }
 }
 
-/// Progress of a decider.
+/// Progress of a decider in its inbox.
 #[derive(Debug)]
 pub(super) struct InboxProgress {
     inbox: InboxStart,
@@ -264,7 +265,7 @@ impl DeciderCore {
     /// Answers an inbox message, unless its offset is below the watermark.
     pub(super) fn letter(&mut self, letter: &InboxMessage, now: Time) {
         let Some(reading) = &self.inbox else {
-            tracing::error!(offset = letter.offset, "a letter came, and there is no inbox; it is left");
+            tracing::error!(offset = letter.offset, "inbox message ignored: no inbox");
             return;
         };
         if letter.offset < reading.inbox.next {
@@ -319,8 +320,8 @@ impl DeciderCore {
             return Ok(());
         }
         let detail = match stands_at {
-            Some(at) => format!("the inbox stands at offset {at}, not at {offset}"),
-            None => "the inbox stands at no message".to_owned(),
+            Some(at) => format!("the inbox is blocked at offset {at}, not at {offset}"),
+            None => "the inbox is not blocked".to_owned(),
         };
         Err(Refusal::new(RefusalCode::BadTransition, detail))
     }
@@ -346,7 +347,7 @@ impl DeciderCore {
         let Some(reading) = &self.inbox else { return };
         let topic = reading.inbox.topic.to_string();
         if code == RefusalCode::Internal {
-            tracing::error!(topic, offset = letter.offset, detail, "a letter could not be answered");
+            tracing::error!(topic, offset = letter.offset, detail, "cannot answer inbox message");
         }
         let (offset, digest) = (letter.offset, letter.digest());
         self.commit_own(InboxMessageRefused { topic, offset, digest, code, detail }.into());
@@ -381,7 +382,7 @@ impl DeciderCore {
     pub(super) fn commit_own(&mut self, fact: Fact) {
         let (cause, type_name) = (self.next(), fact.type_name());
         if let Err(failure) = self.commit_events(&[Event::Fact { cause, fact }]) {
-            tracing::error!(type_name, %failure, "a fact without a cause could not be folded");
+            tracing::error!(type_name, %failure, "cannot fold fact");
         }
     }
 }

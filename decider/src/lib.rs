@@ -1,5 +1,5 @@
 //! Decider: the single writer of a fleet's commits. A thin loop ([`run`]) drives a pure core ([`core`]) with
-//! its journal ([`driver`]). The [`hub`] of events follows its commits; the [`desk`] finds the leader.
+//! its journal ([`driver`]). The event [`hub`] follows its commits; the [`desk`] finds the leader.
 
 pub mod clock;
 mod commands;

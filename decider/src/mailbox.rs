@@ -1,5 +1,5 @@
 //! Queue of messages to an executor: bounded by number and bytes. The decider never waits: an executor that
-//! does not take its messages is disconnected, and starts again with a full report.
+//! does not receive its messages is disconnected, and starts again with a full report.
 
 use std::sync::Arc;
 
@@ -7,35 +7,36 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
 /// Maximum number of waiting messages.
 const MESSAGES: usize = 65_536;
-/// Maximum bytes of all waiting messages: more than any message has, and space for a whole deployment.
+/// Maximum number of bytes of all waiting messages: more than any message has, and enough for a whole
+/// deployment.
 const BYTES: usize = 32 << 20;
 
-/// Sending end, for the decider.
+/// Sending end of the queue, for the decider.
 #[derive(Clone, Debug)]
 pub struct ExecutorOutbox {
     messages: mpsc::Sender<(Vec<u8>, OwnedSemaphorePermit)>,
     room: Arc<Semaphore>,
 }
 
-/// Receiving end. Ends when the mailbox is dropped.
+/// Receiving end of the queue, which ends when the sending end is dropped.
 #[derive(Debug)]
 pub struct OutboxReceiver {
     messages: mpsc::Receiver<(Vec<u8>, OwnedSemaphorePermit)>,
 }
 
-/// Error for an executor that does not take its messages, or is disconnected.
+/// Error for an executor that does not receive its messages, or is disconnected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("too much waits for the executor, or it is gone")]
+#[error("cannot queue message: the executor's queue is full or closed")]
 pub struct OutboxFull;
 
-/// Returns a mailbox, and its other end.
+/// Returns both ends of a new queue.
 pub fn mailbox() -> (ExecutorOutbox, OutboxReceiver) {
     let (sender, messages) = mpsc::channel(MESSAGES);
     (ExecutorOutbox { messages: sender, room: Arc::new(Semaphore::new(BYTES)) }, OutboxReceiver { messages })
 }
 
 impl ExecutorOutbox {
-    /// Puts a message in, if there is space.
+    /// Queues a message, if there is space.
     pub fn put(&self, message: Vec<u8>) -> Result<(), OutboxFull> {
         let bytes = u32::try_from(message.len()).map_err(|_| OutboxFull)?;
         let room = Arc::clone(&self.room).try_acquire_many_owned(bytes).map_err(|_| OutboxFull)?;

@@ -1,4 +1,4 @@
-//! Reports of executors about objects, and what executors receive about them: by a fact, or by a retry.
+//! Reports of executors about objects, and messages to executors about them, by a fact or a retry.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use chancery_events::protocol::DeciderMessage;
 use super::commands;
 use super::core::DeciderCore;
 
-/// Delay until an executor that could not check a running object is asked again.
+/// Delay until an executor that could not check a running object receives the command again.
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
 
 /// Journal's knowledge of an object.
@@ -33,7 +33,7 @@ impl DeciderCore {
         let (by, cluster, seen) = (live.executor.clone(), live.cluster.clone(), live.seen);
         let ObjectReport { object, revision, saw } = report;
         let Some(saw) = saw.shortened() else {
-            tracing::warn!(%object, executor = %by, "a report is larger than any plan allows; it is ignored");
+            tracing::warn!(%object, executor = %by, "report ignored: larger than any plan allows");
             return;
         };
         let is_over =
@@ -41,7 +41,7 @@ impl DeciderCore {
         let known = self.known(object);
         match &known {
             JournalObject::Object { hosts, .. } if *hosts != cluster => {
-                tracing::warn!(%object, executor = %by, "a report about what another cluster hosts is ignored");
+                tracing::warn!(%object, executor = %by, "report ignored: another cluster hosts the object");
             }
             JournalObject::Object { is_met, revision: asked, .. } => {
                 let is_met = *is_met && revision == *asked;
@@ -156,7 +156,7 @@ impl DeciderCore {
                 });
             }
             Fact::SessionClosed(fact) => {
-                self.close_session(fact.session, "the session is over");
+                self.close_session(fact.session, "the session has ended");
                 if let Some(live) = self.sessions.live.remove(&fact.session) {
                     self.sessions.by_cluster.remove(&live.cluster);
                     if let Some((connection, _)) = live.attached {

@@ -1,4 +1,4 @@
-//! The decider's loop: passes inputs to the driver and carries out the effects. It decides nothing.
+//! Loop of the decider: passes inputs to the driver and carries out the effects. It decides nothing.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use super::hearing::InputLag;
 use super::mailbox::ExecutorOutbox;
 use crate::wall_clock::{self, JudgedClock, WallClock};
 
-/// Minimum pause when nothing can be done.
+/// Minimum pause of the loop when no work can be done.
 const PATIENCE: Duration = Duration::from_millis(2);
 /// Maximum number of inputs taken before due work.
 const BATCH: usize = 512;
@@ -33,11 +33,11 @@ pub struct DeciderStart {
     pub settings: DeciderSettings,
     /// State at `head`.
     pub fleet: FleetState,
-    /// End of the journal: the next delivery continues it, or was another writer's.
+    /// End of the journal. The next delivery continues it, or belongs to another writer.
     pub head: Option<ChainCursor>,
     /// Journal, whose sink must be the sender of `following.deliveries`.
     pub journal: Arc<dyn Journal>,
-    /// Followers of the journal, whichever server decides.
+    /// Followers of the journal, whichever server is the leader.
     pub following: JournalFollower,
     /// Maximum number of waiting inputs.
     pub queue: usize,
@@ -80,10 +80,11 @@ impl JournalFollower {
     }
 }
 
-/// Reason why a decider ended, and what it was lent.
+/// Reason why a decider ended, and the followers that it was lent.
 pub type DeciderExit = (DeciderEnd, JournalFollower);
 
-/// Starts the decider on its own thread. The receiver gets why it ended; it is closed if the thread panicked.
+/// Starts the decider on its own thread. The receiver returns the reason of its end; it is closed if the
+/// thread panicked.
 pub fn start(start: DeciderStart) -> std::io::Result<(DeciderHandle, oneshot::Receiver<DeciderExit>)> {
     let (queue, inputs) = mpsc::channel(start.queue);
     let (end, ended) = oneshot::channel();
@@ -204,8 +205,8 @@ impl DeciderLoop {
         }
     }
 
-    /// Takes what waits before a turn, so that no session expires whose message waits since the last turn.
-    /// That turn may have taken as long as the disk.
+    /// Takes all waiting inputs before a turn, so that no session expires whose message waits since the last
+    /// turn. That turn may have waited for the disk.
     fn take_what_waits(&mut self) -> Result<(), DeciderEnd> {
         loop {
             match self.following.deliveries.try_recv() {
@@ -229,7 +230,7 @@ impl DeciderLoop {
 
     fn take(&mut self, delivery: Option<JournalDelivery>) -> Result<(), DeciderEnd> {
         let Some(delivery) = delivery else {
-            return Err(DeciderEnd::JournalStopped("the journal is gone".into()));
+            return Err(DeciderEnd::JournalStopped("the journal has ended".into()));
         };
         if let JournalDelivery::Skipped(_) = &delivery {
             (self.following.skipped)();
@@ -264,7 +265,7 @@ impl DeciderLoop {
             DeciderInput::Said(connection, message, _share) => match serde_json::from_slice(&message) {
                 Ok(message) => self.driver.handle(core::CoreInput::Said(connection, message), now),
                 Err(error) => {
-                    tracing::warn!(%error, "a message of an executor cannot be read; its connection is closed");
+                    tracing::warn!(%error, "connection of executor closed: cannot read message");
                     self.close(connection);
                 }
             },
@@ -298,13 +299,13 @@ impl DeciderLoop {
         let sent = serde_json::to_vec(message).map(|message| executor.put(message));
         if !matches!(sent, Ok(Ok(()))) {
             // A slow or disconnected executor connects again and starts with a full report.
-            tracing::warn!(?connection, "an executor does not take its messages; its connection is closed");
+            tracing::warn!(?connection, "connection of executor closed: messages not received");
             self.close(connection);
         }
     }
 }
 
-/// Returns a random number for unique ids: of writers, attaches, lineages.
+/// Returns a random number for unique ids: of writers, connections, lineages.
 pub fn random() -> u64 {
     uuid::Uuid::new_v4().as_u64_pair().0
 }

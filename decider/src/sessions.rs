@@ -1,7 +1,7 @@
 //! Messages between the decider and executors.
 //!
-//! Attaches, sequences and heartbeats are kept in memory: a takeover loses them, and every executor sends
-//! hello again. Opening, expiry and closing of a session are events; everything else here is not.
+//! Connection tokens, sequences and heartbeats are kept in memory: a takeover loses them, and every executor
+//! sends hello again. Opening, expiry and closing of a session are events; everything else here is not.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -32,15 +32,15 @@ pub(super) struct LiveSession {
     pub(super) cluster: ClusterName,
     /// Executor epoch received last, if any.
     life: Option<ExecutorEpoch>,
-    /// Connection of the session, and the attach drawn for it.
+    /// Connection of the session, and the token drawn for it.
     pub(super) attached: Option<(ChannelNumber, ConnectionToken)>,
-    /// Highest sequence taken of that attach.
+    /// Highest sequence received on that connection.
     sequence: u64,
     /// Highest position that the executor has seen.
     pub(super) seen: Position,
     /// Time of the last message.
     heard: Time,
-    /// Position that must be durable before the last inventory part leaves.
+    /// Position that must be durable before the last inventory part is sent.
     part: Position,
 }
 
@@ -79,15 +79,16 @@ impl SessionTable {
         );
     }
 
-    /// Returns why an executor epoch must not resume the session, if so. Of two live epochs of one executor
+    /// Reason why an executor epoch must not resume the session, if any. Of two live epochs of one executor
     /// store, one must stop permanently. Otherwise they would take the session from each other in turn.
     fn outlived(&self, id: SessionId, life: ExecutorEpoch) -> Option<(&'static str, HelloRetry)> {
         match life.after(self.live.get(&id)?.life?) {
             EpochOrder::Same | EpochOrder::Newer => None,
-            EpochOrder::Older => Some(("a later life of this executor has taken over", HelloRetry::Never)),
-            EpochOrder::Cloned => {
-                Some(("another executor runs over a copy of this folder: end one of them", HelloRetry::Later))
-            }
+            EpochOrder::Older => Some(("a later epoch of this executor has taken over", HelloRetry::Never)),
+            EpochOrder::Cloned => Some((
+                "another executor uses a copy of this executor store: stop one of them",
+                HelloRetry::Later,
+            )),
         }
     }
 
@@ -138,8 +139,8 @@ impl DeciderCore {
                 let Some(id) = self.speaker(connection, attach, now) else { return };
                 let (head, durable) = (self.fleet.head(), self.durable().position);
                 let Some(live) = self.sessions.live.get_mut(&id) else { return };
-                // An executor requests the next part when it has one. While the last is held back, a request
-                // is a duplicate: ignoring it is right, and keeps what is held small.
+                // An executor requests the next part when it has the previous one. While that part is held
+                // back, a request is a duplicate: ignoring it is correct, and limits the held outputs.
                 if live.part > durable {
                     return;
                 }
@@ -162,7 +163,7 @@ impl DeciderCore {
         }
     }
 
-    /// Returns the session that the connection speaks for, and counts it as alive. Other connections are
+    /// Returns the session of the connection, and counts it as alive. Other connections are
     /// closed, to send hello again.
     ///
     /// The session is alive at `now`, perhaps later than the draft commit: an answered lease must not end
@@ -180,7 +181,7 @@ impl DeciderCore {
             live.heard = live.heard.max(now);
             return id;
         }
-        let reason = "this connection holds no session".into();
+        let reason = "this connection has no session".into();
         self.hold(HeldEffect::Send(connection, Box::new(DeciderMessage::Closed { reason })));
         self.hold(HeldEffect::Close(connection));
         None
@@ -227,7 +228,7 @@ impl DeciderCore {
                 self.observation(&by, Observation::SessionRequested(hello.clone()));
                 let Some(id) = self.fleet.clusters().get(&hello.cluster).and_then(|cluster| cluster.session)
                 else {
-                    let reason = "the session could not be opened".into();
+                    let reason = "cannot open session: internal error".into();
                     return self.refuse_connection(connection, reason, HelloRetry::Later);
                 };
                 id
@@ -239,17 +240,20 @@ impl DeciderCore {
         }
     }
 
-    /// Returns why an executor that has seen this must not work for this decider.
+    /// Reason why an executor that has seen this head must not work for this decider, if any.
     fn unfit(&self, seen: Option<(Lineage, JournalHead)>) -> Option<(String, HelloRetry)> {
         let (lineage, head) = seen?;
         let lineages = self.fleet.lineages();
         let end = lineages.end(lineage);
         if lineage != lineages.current && end.is_none() {
-            return Some((format!("it has worked for another journal, {lineage}"), HelloRetry::Never));
+            return Some((
+                format!("the executor has worked for another journal, {lineage}"),
+                HelloRetry::Never,
+            ));
         }
         if lineage == lineages.current && head.position > self.durable().position {
             let reason = format!(
-                "it has seen position {}, and this decider ends at {}",
+                "the executor has seen position {}, and this decider ends at {}",
                 head.position,
                 self.durable().position
             );
@@ -262,14 +266,15 @@ impl DeciderCore {
         match (self.lookup)(head.position) {
             Ok(Some(hash)) if hash == head.hash => None,
             // A head is the end of a record: if none ends there, or another one does, the histories differ.
-            Ok(_) => {
-                Some((format!("it has seen another record at position {}", head.position), HelloRetry::Never))
-            }
+            Ok(_) => Some((
+                format!("the executor has seen another record at position {}", head.position),
+                HelloRetry::Never,
+            )),
             // Whether the histories differ is unknown; the next attempt may find out.
             Err(error) => {
                 let position = head.position;
-                tracing::error!(%position, error = &error as &dyn std::error::Error, "what an executor has seen cannot be looked up");
-                Some((format!("the record at position {position} cannot be read now"), HelloRetry::Later))
+                tracing::error!(%position, error = &error as &dyn std::error::Error, "cannot read record that an executor has seen");
+                Some((format!("cannot read record at position {position}"), HelloRetry::Later))
             }
         }
     }
@@ -303,8 +308,8 @@ impl DeciderCore {
     }
 
     /// Returns a part of the executor's commands: a message has a bound, a cluster has none. The executor
-    /// requests the next part, so that what waits for it has a bound too. Changes behind that part are sent
-    /// as they occur.
+    /// requests the next part, so that its queue has a bound too. Changes after that part are sent as they
+    /// occur.
     fn inventory(&self, cluster: &ClusterName, after: Option<ObjectId>) -> (Vec<Command>, Option<ObjectId>) {
         let time = self.time;
         let (mut commands, mut bytes, mut last) = (Vec::new(), 0, None);

@@ -1,4 +1,4 @@
-//! The decider's core, driven by hand: its outputs, and when they leave.
+//! Core of the decider, driven by hand: its outputs, and the time at which they are released.
 
 mod executors;
 mod inbox;
@@ -255,9 +255,9 @@ fn nothing_decided_on_state_that_is_not_durable_leaves_the_decider() {
     let repeat = rig.ask(&request);
     let refused = rig.request("cluster.delete", &json!({"name": "nowhere"}));
     let third = rig.ask(&refused);
-    assert!(rig.effects().is_empty(), "not before it is in the journal");
+    assert!(rig.effects().is_empty(), "not before the intent is in the journal");
     rig.commit();
-    assert!(rig.effects().is_empty(), "not before that is durable");
+    assert!(rig.effects().is_empty(), "not before the record is durable");
     let effects = rig.sync();
     assert_eq!(
         answers(&effects),
@@ -281,7 +281,7 @@ fn the_time_is_recorded_when_nothing_else_has_been_for_long_and_not_before() {
     rig.settle();
     rig.now = began + every;
     rig.settle();
-    assert_eq!(count(&rig), 0, "something else was recorded");
+    assert_eq!(count(&rig), 0, "another record was written");
     for day in 1..=3 {
         rig.now = began + every * (day + 1);
         rig.settle();
@@ -357,7 +357,7 @@ fn deadlines_wait_a_lease_after_a_takeover() {
     assert_eq!(
         rig.types(before),
         ["term.started.v1"],
-        "the start is overdue, and its executor has a lease to say otherwise"
+        "the start is overdue, and its executor has a lease to report it"
     );
     assert_eq!(rig.core.next_due(), Some(later + LEASE));
     rig.now = later + LEASE;
@@ -412,7 +412,7 @@ fn ten_thousand_replicas_are_decided_in_portions_and_whoever_asks_meanwhile_is_n
         assert!(rig.journal.len() - at <= 2, "one turn made {} commits", rig.journal.len() - at);
         let effects = rig.sync();
         let told = answers(&effects);
-        assert!(told.iter().any(|(asked, ..)| *asked == ticket), "it waits for nothing else");
+        assert!(told.iter().any(|(asked, ..)| *asked == ticket), "the answer waits for no other input");
         if !left {
             break;
         }
@@ -500,7 +500,7 @@ fn an_input_that_cannot_be_folded_is_taken_back_whole_and_refused_and_the_next_i
     let first = rig.ask(&bad);
     let good = rig.request("capability.apply", &json!({"name": "c", "spec": {"type": "T", "score": 1}}));
     let second = rig.ask(&good);
-    assert_eq!(rig.core.fleet().replicas().len(), 1, "nothing of it was kept");
+    assert_eq!(rig.core.fleet().replicas().len(), 1, "no fact of it is kept");
     let from = rig.journal.len();
     let effects = rig.settle();
     let told: Vec<_> = answers(&effects).into_iter().map(|(ticket, _, code)| (ticket, code)).collect();
@@ -512,7 +512,7 @@ fn an_input_that_cannot_be_folded_is_taken_back_whole_and_refused_and_the_next_i
         "intent.accepted.v1",
         "capability.applied.v1",
     ];
-    assert_eq!(rig.types(from), types, "the refusal is recorded, and nothing of what could not be folded");
+    assert_eq!(rig.types(from), types, "only the refusal is recorded, and no fact that could not be folded");
     let mut after = shown(&rig);
     after["capabilities"] = json!([]);
     assert_eq!(before, after);
@@ -524,10 +524,10 @@ fn an_entity_on_which_a_step_fails_is_parked_by_a_fact_once_and_others_are_worke
     let from = rig.journal.len();
     rig.now = rig.now + Duration::from_hours(25);
     rig.settle();
-    assert_eq!(rig.types(from), ["entity.parked.v1"], "its expiry cannot be folded: it is left alone");
+    assert_eq!(rig.types(from), ["entity.parked.v1"], "its expiry cannot be folded: it is quarantined");
     rig.now = rig.now + Duration::from_hours(25);
     rig.settle();
-    assert_eq!(rig.types(from).len(), 1, "and not tried again");
+    assert_eq!(rig.types(from).len(), 1, "no second attempt");
     rig.must("capability.apply", &json!({"name": "c", "spec": {"type": "T", "score": 1}}));
     assert_eq!(answers(&rig.settle())[0].2, None);
 }
@@ -538,7 +538,7 @@ fn stumbling(fleet: &FleetState, agenda: &mut AdvanceState, ctx: &DecisionContex
     let due = fleet.index().due.contains("web") && !agenda.is_parked(&web);
     if due {
         agenda.turn_to(&web, fleet.head());
-        panic!("it stumbled");
+        panic!("deliberate panic");
     }
     advance(fleet, agenda, ctx)
 }
@@ -559,8 +559,8 @@ fn an_entity_that_cannot_even_be_looked_at_is_parked_by_a_fact_and_others_are_wo
     let count = |wanted: &str| types.iter().filter(|found| **found == wanted).count();
     assert_eq!((count("entity.parked.v1"), count("incarnation.reserved.v1")), (1, 1), "{types:?}");
     let parked = rig.core.fleet().plans().get("web").and_then(|plan| plan.parked.clone());
-    assert_eq!(parked.as_deref(), Some("it stumbled"));
+    assert_eq!(parked.as_deref(), Some("deliberate panic"));
     let from = rig.journal.len();
     rig.settle();
-    assert_eq!(rig.types(from), Vec::<&str>::new(), "and not tried again");
+    assert_eq!(rig.types(from), Vec::<&str>::new(), "no second attempt");
 }

@@ -1,4 +1,4 @@
-//! Troubles that keep parts of a fleet from working on this server.
+//! Troubles, which prevent parts of a fleet from working on this server.
 //!
 //! A part (the journal, inbox, events topic or election) reports a trouble when it stops working, and clears
 //! it when it works again. `/readyz` and the metric `chancery_trouble` show all of them.
@@ -10,15 +10,15 @@ use std::sync::{Mutex, PoisonError};
 /// Part of a fleet that may stop working while the server runs.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum FleetPart {
-    /// The journal.
+    /// Journal of the fleet.
     Journal,
-    /// Takeover as decider.
+    /// Takeover as leader.
     Decider,
-    /// The inbox topic.
+    /// Inbox topic.
     Inbox,
-    /// The events topic.
+    /// Events topic.
     Events,
-    /// The group that elects one server as leader.
+    /// Consumer group that elects one server as leader.
     Election,
 }
 
@@ -63,7 +63,7 @@ impl FleetTroubles {
     pub fn clear(&self, part: FleetPart) {
         let mut troubles = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if troubles.remove(&part).is_some() {
-            tracing::info!(%part, "works again");
+            tracing::info!(%part, "part works again");
         }
     }
 

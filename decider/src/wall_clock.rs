@@ -1,7 +1,7 @@
 //! Trust in the machine's wall clock.
 //!
-//! Journal time never goes back. With a wall clock set years ahead, deadlines would pass, disruptions would
-//! start, and the journal would keep that time. Therefore:
+//! Journal time never runs backwards. With a wall clock set years ahead, deadlines would pass, disruptions
+//! would start, and the journal would keep that time. Therefore:
 //!
 //! | the wall clock is ahead of journal time | a server takes over | a server is leader |
 //! |---|---|---|
@@ -9,7 +9,7 @@
 //! | by more, if the kernel calls it synchronised or the operator accepted it | becomes leader | the same |
 //! | by more | ends with an error, records nothing | time follows the monotonic clock; `/readyz` is 503 |
 //!
-//! Trust is in one gap and in no later one: it ends as journal time reaches the wall clock. If a decider
+//! Trust applies to one gap and to no later gap: it ends as journal time reaches the wall clock. If a decider
 //! starts at the accepted clock, that is immediately. `/readyz` of a standby is 503 while it would end with
 //! that error. A leader records the time after a quarter of `clock.max_gap` without a record.
 
@@ -21,11 +21,11 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use chancery_events::time::Time;
 
-/// Pause before the kernel is asked again whether a clock that has leapt is synchronised.
+/// Interval of the checks whether a clock that has leapt is synchronised.
 const ASK_AGAIN: Duration = Duration::from_mins(1);
 /// Maximum time for an answer of systemd.
 const ANSWER: Duration = Duration::from_secs(5);
-/// Maximum number of questions about a clock that is set meanwhile.
+/// Maximum number of checks of a clock that is set meanwhile.
 const ANSWERS: u32 = 3;
 /// Difference from the monotonic clock at which the wall clock counts as set.
 const SET: Duration = Duration::from_secs(1);
@@ -76,7 +76,7 @@ pub struct ClockAhead {
     max_days: u64,
 }
 
-/// Wall clock that was judged, and the time of that.
+/// Wall clock that was judged, and the time of the judgement.
 #[derive(Debug, Clone, Copy)]
 pub struct JudgedClock {
     /// Wall clock when it was judged.
@@ -224,7 +224,7 @@ impl WallClock {
         };
         let days = leap.as_secs() / DAY;
         let text = format!(
-            "the wall clock has leapt {days} days ahead and is not followed; set it, or restart the server with --accept-clock"
+            "the wall clock has leapt {days} days ahead and is not followed: set the clock, or restart the server with --accept-clock"
         );
         tracing::error!("{text}");
         self.tell(Some(text));
@@ -243,11 +243,11 @@ impl WallClock {
             }
         };
         if let Err(error) = std::thread::Builder::new().name("clock".into()).spawn(wait) {
-            tracing::warn!(%error, "the kernel is not asked whether the clock is synchronised");
+            tracing::warn!(%error, "cannot start the check whether the clock is synchronised");
         }
     }
 
-    /// Returns why a running decider does not follow the clock, if so.
+    /// Reason why a running decider does not follow the clock, if any.
     pub fn trouble(&self) -> Option<String> {
         self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -279,15 +279,19 @@ mod tests {
         assert!(WallClock::new(DAYS * 31, false, || false).admit(last).is_err());
         let clock = Arc::new(WallClock::new(DAYS * 31, true, || true));
         let judged = clock.admit(last).expect("it is accepted");
-        assert_eq!(clock.max_gap(), Duration::MAX, "until a decider begins");
-        assert_eq!(clock.follow_gap(Duration::ZERO), DAYS * 31, "it began at {judged:?}: the gap is gone");
+        assert_eq!(clock.max_gap(), Duration::MAX, "until a decider starts");
+        assert_eq!(
+            clock.follow_gap(Duration::ZERO),
+            DAYS * 31,
+            "it started at {judged:?}: the gap has closed"
+        );
         clock.leapt(Some(DAYS * 100));
         while clock.max_gap() < Duration::MAX {
             std::thread::yield_now();
         }
         assert_eq!(clock.follow_gap(DAYS * 100), DAYS * 131, "that leap is followed");
         assert_eq!(clock.follow_gap(DAYS * 120), DAYS * 131, "no more of another");
-        assert_eq!(clock.follow_gap(DAYS * 50), DAYS * 81, "less, as journal time comes up");
+        assert_eq!(clock.follow_gap(DAYS * 50), DAYS * 81, "less, as journal time catches up");
         assert_eq!(clock.follow_gap(Duration::ZERO), DAYS * 31);
         assert_eq!(clock.follow_gap(DAYS * 32), DAYS * 31);
         // Trust ends with a decider, whatever the system reports afterwards.

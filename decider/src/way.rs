@@ -1,6 +1,7 @@
-//! Input senders. Each executor's connection has a bounded share of the decider's queue, and all together
-//! have half; inbox messages have a quarter. So a client that floods only delays itself, and the rest is the
-//! producers'. A large intent or message counts as several, so that the queue is bounded in bytes too.
+//! Input senders. Each executor's connection has a bounded share of the decider's queue, and all connections
+//! together have half; inbox messages have a quarter. So a client that floods only delays itself, and the
+//! rest is left to producers. A large intent or message counts as several, so that the queue is bounded in
+//! bytes too.
 
 use std::sync::Arc;
 
@@ -64,7 +65,7 @@ impl InputSender {
     /// Queues a message: waits for its share, and then for space.
     pub async fn said(&self, message: Vec<u8>) -> Result<(), DeciderStopped> {
         let pieces = pieces(message.len(), SHARE.min(self.decider.half));
-        // The own share first: only so much of one connection ever waits for the common one.
+        // The connection's own share first: it bounds how many of its messages wait for the common share.
         let own = Arc::clone(&self.own).acquire_many_owned(pieces).await.map_err(|_| DeciderStopped)?;
         let common = Arc::clone(&self.decider.executors);
         let of_all = common.acquire_many_owned(pieces).await.map_err(|_| DeciderStopped)?;
@@ -134,10 +135,10 @@ mod tests {
         for _ in 0..4 {
             assert!(posts(1).await);
         }
-        assert!(!posts(1).await, "a quarter is all that letters have");
+        assert!(!posts(1).await, "inbox messages have only a quarter");
         assert_eq!(decider.backlog(), 4);
         drop(inputs.recv().await.expect("an input"));
-        assert!(posts(1).await, "what has been dealt with makes room");
+        assert!(posts(1).await, "handled inputs free space");
         while inputs.try_recv().is_ok() {}
         assert!(posts(1000 * PIECE).await, "a large one has all of it");
         assert!(!posts(1).await);
@@ -150,7 +151,7 @@ mod tests {
         let way = decider.way(ChannelNumber(1));
         assert_eq!(flood(&way, &vec![b'x'; 15 * PIECE]).await, SHARE / 16);
         drop(inputs.recv().await);
-        assert_eq!(flood(&way, &vec![b'x'; 1000 * PIECE]).await, 0, "it has to itself what there is");
+        assert_eq!(flood(&way, &vec![b'x'; 1000 * PIECE]).await, 0, "a larger message takes the whole share");
         while inputs.try_recv().is_ok() {}
         assert_eq!(flood(&way, &vec![b'x'; 1000 * PIECE]).await, 1);
     }
@@ -182,7 +183,7 @@ mod tests {
         drop(inputs.recv().await.expect("an input"));
         assert!(!ask(16 * PIECE).await, "more than is free");
         for _ in 0..16 {
-            assert!(ask(1).await, "what has been dealt with makes room");
+            assert!(ask(1).await, "handled inputs free space");
         }
         assert!(!ask(1).await);
         let (queue, _inputs) = mpsc::channel(1);

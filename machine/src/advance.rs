@@ -15,6 +15,7 @@
 //! | the next plan in rotation gets one step of its deployment | `deploy` |
 //! | rebalances move a replica, or end | `rebalance` |
 //! | operations without a node get one | `prepare` |
+// tidy: allow(look)
 //! | the spread of plans without other work is compared with the best one | `look` |
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -46,7 +47,7 @@ struct ReservationCheck {
     last: Option<(u32, IncarnationId)>,
 }
 
-/// One step: its subject, its cause and its facts.
+/// Step of due work: its subject, its cause and its facts.
 #[derive(Clone, PartialEq, Debug)]
 pub struct DueStep {
     /// Entity that the step is about.

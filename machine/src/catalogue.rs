@@ -32,7 +32,7 @@ pub(crate) fn cluster_apply(fleet: &FleetState, ask: &ClusterApply) -> DecidedFa
         Some(now) if now.spec == ask.spec => Ok(vec![]),
         Some(now) => Err(Refusal::new(
             RefusalCode::InUse,
-            format!("cluster {} is of runtime {}, which cannot be edited", ask.name, now.spec.runtime),
+            format!("cluster {} has runtime {}, which cannot be edited", ask.name, now.spec.runtime),
         )
         .at("/spec/runtime", "differs")),
         None => Ok(vec![ClusterApplied { name: ask.name.clone(), spec: ask.spec.clone() }.into()]),
@@ -52,17 +52,14 @@ pub(crate) fn cluster_delete(fleet: &FleetState, ask: &ClusterDelete) -> Decided
     let nodes =
         fleet.nodes().sorted().into_iter().filter(|node| node.cluster.as_ref() == Some(&ask.name)).count();
     if nodes > 0 {
-        return Err(Refusal::new(
-            RefusalCode::InUse,
-            format!("cluster {} still has {nodes} nodes", ask.name),
-        ));
+        return Err(Refusal::new(RefusalCode::InUse, format!("cluster {} has {nodes} nodes", ask.name)));
     }
     // The inventory lists volumes first, and without nodes has nothing else.
     let first = fleet.index().inventory(&ask.name).next();
     if let Some(ObjectId::Volume(first)) = first
         && let Some(first) = fleet.index().volumes.name(first)
     {
-        let detail = format!("cluster {} still has volumes, among them {first}", ask.name);
+        let detail = format!("cluster {} has volumes, such as {first}", ask.name);
         return Err(Refusal::new(RefusalCode::InUse, detail));
     }
     let closed = now.session.map(|session| {
@@ -93,7 +90,7 @@ pub(crate) fn capability_delete(fleet: &FleetState, ask: &CapabilityDelete) -> D
         fleet.nodes().sorted().into_iter().filter(|node| node.spec.capabilities.contains(&ask.name));
     if let Some(first) = nodes.next() {
         let more = nodes.count();
-        let detail = format!("capability {} is named by node {} and {more} more", ask.name, first.name);
+        let detail = format!("capability {} is used by node {} and {more} more", ask.name, first.name);
         return Err(Refusal::new(RefusalCode::InUse, detail));
     }
     Ok(vec![CapabilityDeleted { name: ask.name.clone() }.into()])

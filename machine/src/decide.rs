@@ -61,14 +61,14 @@ pub fn decide(
                 wait => format!("in {} s, dated then", wait.as_secs() + 1),
             };
             let detail = format!(
-                "it is dated {time}; intents of {actor} from {source} up to {floor} may have been decided: if it was not, \
+                "the intent is dated {time}; intents of {actor} from {source} up to {floor} may have been decided: if it was not, \
                  send it with another id {retry}"
             );
             return Err(Refusal::new(RefusalCode::Expired, detail));
         }
         // Journal time may be far behind a correct clock: after the machine slept, or its clock was set.
         if time > ctx.wall + AHEAD {
-            let detail = format!("it is dated {time}, more than five minutes ahead of {}", ctx.wall);
+            let detail = format!("the intent is dated {time}, more than five minutes ahead of {}", ctx.wall);
             return Err(Refusal::new(RefusalCode::FromTheFuture, detail));
         }
     }
@@ -76,7 +76,7 @@ pub fn decide(
     if let Some(expected) = request.expect {
         let found = subject.as_ref().and_then(|subject| fleet.meta(subject)).map_or(0, |meta| meta.version);
         if found != expected {
-            let detail = format!("it was based on version {expected}, and the version is {found}");
+            let detail = format!("the expected version is {expected}, and the current version is {found}");
             return Err(Refusal::new(RefusalCode::VersionConflict, detail));
         }
     }

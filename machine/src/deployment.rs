@@ -71,8 +71,8 @@ pub(crate) fn create(
             }
             return Ok(draft.done());
         }
-        let detail = format!("plan {} has a deployment {} that asks for something else", ask.plan, ask.name);
-        let advice = "is taken: a deployment is never changed, so give this one a name of its own";
+        let detail = format!("plan {} has another deployment {}", ask.plan, ask.name);
+        let advice = "is taken: a deployment is never changed, so use another name";
         return Err(Refusal::new(RefusalCode::AlreadyExists, detail).at("/name", advice));
     }
     if owner.activity == ClusterActivity::Inactive {
@@ -80,7 +80,7 @@ pub(crate) fn create(
     }
     check(owner.next_version(), &ask.spec, ctx.replicas)?;
     if owner.removing.is_some() {
-        return Err(Refusal::new(RefusalCode::InUse, format!("plan {} is being removed", ask.plan)));
+        return Err(Refusal::new(RefusalCode::InUse, format!("plan {} is being deleted", ask.plan)));
     }
     let (plan, name) = (ask.plan.clone(), ask.name.clone());
     let mut draft = FactDraft::new(ctx);
@@ -121,7 +121,7 @@ fn check(plan: PlanVersion<'_>, spec: &DeploymentSpec, most: u32) -> Result<(), 
         faults.check(spec.count <= 1, "/spec/count", one);
     }
     let rolling = matches!(spec.strategy, DeploymentStrategy::Rolling { .. });
-    let beside = "must be rolling: the plan has volumes, and another set would begin without what is in them";
+    let beside = "must be rolling: the plan has volumes, and another set would start without their data";
     faults.check(rolling || !plan.has_volumes(), "/spec/strategy", beside);
     for payload in spec.coordinates.keys() {
         let known = plan.payloads().iter().any(|p| p.name == *payload);
@@ -172,7 +172,7 @@ pub(crate) fn can_run(plan: &Plan, deployment: &Deployment) -> Result<(), Refusa
     faults.done().map_err(|refusal| {
         let (plan, name) = (&plan.name, &deployment.name);
         let detail = format!(
-            "deployment {name} of plan {plan} wanted no replicas and lacks coordinates: deploy with them first ({})",
+            "deployment {name} of plan {plan} had a count of 0 and lacks coordinates: deploy with them first ({})",
             refusal.detail
         );
         Refusal::new(RefusalCode::BadTransition, detail)
@@ -278,7 +278,7 @@ fn canary<'a>(
 ) -> Result<&'a Deployment, Refusal> {
     let now = fleet.find::<Deployment>(&(plan.clone(), name.clone()))?;
     if !matches!(now.spec.strategy, DeploymentStrategy::Canary { .. }) {
-        let detail = format!("deployment {name} has no canary: its strategy is another one");
+        let detail = format!("deployment {name} has no canary: its strategy is not canary");
         return Err(Refusal::new(RefusalCode::BadTransition, detail));
     }
     if !is_begun(now) {

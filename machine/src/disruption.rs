@@ -67,11 +67,11 @@ pub(crate) fn schedule(fleet: &FleetState, ask: &DisruptionSchedule) -> Result<V
     match node.disruptions.get(&ask.name) {
         Some(now) if now.spec == ask.spec => return Ok(vec![]),
         Some(_) => {
-            let detail = format!("node {} has a disruption {} that says something else", ask.node, ask.name);
+            let detail = format!("node {} has another disruption {}", ask.node, ask.name);
             return Err(Refusal::new(RefusalCode::AlreadyExists, detail).at("/name", "is taken"));
         }
         None if node.disruptions.len() >= MOST => {
-            let detail = format!("node {} has {MOST} disruptions: delete one that is completed", ask.node);
+            let detail = format!("node {} has {MOST} disruptions: delete a completed one", ask.node);
             return Err(Refusal::new(RefusalCode::TooLarge, detail));
         }
         None => {}
@@ -111,7 +111,7 @@ pub(crate) fn complete(
         draft.push(DisruptionCompleted { node: on, name });
         // A remaining move ends when a placement is searched for it.
         for operation in waiting_moves(fleet, &ask.node, &by).into_iter().take(MOVES) {
-            let reason = "the disruption is over".to_owned();
+            let reason = "the disruption has ended".to_owned();
             operation::end(fleet, operation, OperationEnd::Cancelled { reason }, &mut draft);
         }
     }
@@ -157,7 +157,7 @@ pub(crate) fn remove_node(
 ) -> Result<Vec<Fact>, Refusal> {
     let on = fleet.find::<Node>(&ask.name)?;
     let by =
-        ctx.actor.clone().ok_or_else(|| Refusal::new(RefusalCode::Invalid, "a removal needs an actor"))?;
+        ctx.actor.clone().ok_or_else(|| Refusal::new(RefusalCode::Invalid, "a deletion needs an actor"))?;
     let going = |disruption: &Disruption| {
         disruption.state == DisruptionState::Approved && disruption.spec.evict == DisruptionAction::AndRemove
     };
@@ -183,8 +183,8 @@ fn removal(node: &Node) -> Result<DisruptionName, Refusal> {
     })
 }
 
-/// Returns the next step of the disruptions that empty nodes, if one is due. Each node is passed to `begin`
-/// first, which returns whether it may be considered.
+/// Returns the next step of the disruptions that drain nodes, if one is due. Each node is first passed to the
+/// callback, which returns whether it may be considered.
 pub(crate) fn step(
     fleet: &FleetState,
     ctx: &DecisionContext,
@@ -252,7 +252,7 @@ fn move_one(
     let held = fleet.index().places.held(&node.name);
     let mut reserved = held.reserved.iter().filter_map(|id| fleet.incarnations().get(id));
     if let Some(incarnation) = reserved.find(|incarnation| !has_begun(fleet, incarnation)) {
-        let reason = format!("disruption {name} of node {} takes its place", node.name);
+        let reason = format!("disruption {name} of node {} replaces it", node.name);
         return incarnation::displace(fleet, incarnation, reason, draft);
     }
     let mut plans = held.plans().filter_map(|plan| fleet.plans().get(plan));
@@ -319,7 +319,7 @@ fn change(
     how: impl FnOnce(&mut Disruption),
 ) -> Result<(), StateContradiction> {
     if !fleet.want::<Node>(node)?.disruptions.contains_key(name) {
-        let problem = format!("the fact is about its disruption {name}, and it has none");
+        let problem = format!("the fact is about disruption {name}, which the node does not have");
         return Err(StateContradiction { subject: Subject::Node(node.clone()), problem });
     }
     fleet.bump::<Node>(node, at, |node| {

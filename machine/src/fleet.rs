@@ -1,8 +1,8 @@
 //! State of a fleet: a table for each kind of entity, idempotency keys, and indexes that make steps cheap.
 //!
-//! All changes go through [`FleetState::put`], [`FleetState::change`] or [`FleetState::remove`], which update the indexes
-//! and record the previous state. A failed commit is thus rolled back as a whole, and a projector learns what
-//! changed.
+//! All changes go through [`FleetState::put`], [`FleetState::change`] or [`FleetState::remove`], which update
+//! the indexes and record the previous state. A failed commit is thus rolled back as a whole, and a projector
+//! learns what changed.
 #![allow(unused_parens, reason = "the keys of most kinds have one part, and are no tuples")]
 
 use std::hash::Hash;
@@ -28,7 +28,7 @@ use crate::table::{EntityTable, SavepointId, TableSlot};
 
 /// Fact that does not fit the state: the journal contradicts itself, or this build misreads it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{subject}: {problem}")]
+#[error("cannot fold fact of {subject}: {problem}")]
 pub struct StateContradiction {
     /// Affected entity.
     pub subject: Subject,
@@ -294,7 +294,8 @@ impl FleetState {
         indexed.or_else(|| self.nodes.get(node).map(|node| (node.cluster.as_ref(), &node.spec.domain)))
     }
 
-    /// Starts to record changes, for [`FleetState::roll_back`] or [`FleetState::changed`]. Discards earlier records.
+    /// Starts to record changes, for [`FleetState::roll_back`] or [`FleetState::changed`]. Discards earlier
+    /// records.
     pub fn note(&mut self) {
         let globals = FleetGlobals {
             head: self.head,
@@ -368,8 +369,8 @@ impl FleetState {
         E::table_mut(self).set(key, slot)
     }
 
-    /// Returns every entity changed since the last [`FleetState::note`], in its state then, in order. Of an entity
-    /// that was removed and set again, the first entry counts.
+    /// Returns every entity changed since the last [`FleetState::note`], in its state then, in order. Of an
+    /// entity that was removed and set again, the first entry counts.
     pub fn changed(&self) -> impl Iterator<Item = ChangedEntity<'_>> {
         self.notes.iter().flatten().filter_map(|before| match before {
             UndoEntry::Replica(key, entity) => Some(ChangedEntity::Replica(key, entity.as_ref())),
@@ -496,8 +497,5 @@ enum IndexMode {
 }
 
 pub(crate) fn absent<E: FleetEntity>(key: &E::Key) -> StateContradiction {
-    StateContradiction {
-        subject: E::subject(key),
-        problem: "the fact is about it, and it does not exist".into(),
-    }
+    StateContradiction { subject: E::subject(key), problem: "the entity does not exist".into() }
 }

@@ -1,4 +1,4 @@
-//! Grace period of deadlines: the decider may not know yet that what a deadline is about is done.
+//! Grace period of deadlines, because the decider may learn late that the work of a deadline is done.
 
 use std::time::Duration;
 

@@ -94,7 +94,7 @@ pub(crate) fn report(fleet: &FleetState, report: &IncarnationReport, ctx: &Decis
                 | IncarnationState::Updating(_)
                 | IncarnationState::Reserved
                 | IncarnationState::Ended(_) => {
-                    IncarnationEnd::Failed { reason: "nothing of it was there any more".into() }
+                    IncarnationEnd::Failed { reason: "its object no longer exists".into() }
                 }
             };
             end::by_proof(fleet, incarnation, end, Vec::new(), ctx, &mut draft);

@@ -157,7 +157,7 @@ pub struct FleetIndex {
     pub lost: BTreeSet<IncarnationId>,
     /// Last position at which capacity may have grown.
     pub grown: Position,
-    /// Plans that changed since [`Index::settle`]: none between facts.
+    /// Plans that changed since [`FleetIndex::settle`]: none between facts.
     unsettled: Vec<PlanName>,
 }
 
@@ -497,7 +497,7 @@ impl FleetIndex {
     }
 }
 
-/// Approved disruptions that drain the node, as entries of [`Index::evicting`].
+/// Approved disruptions that drain the node, as entries of [`FleetIndex::evicting`].
 fn evictions(node: &Node) -> impl Iterator<Item = (Time, Position, DomainName, NodeName, DisruptionName)> {
     let approved = node.disruptions.iter().filter(|(_, of)| of.state == DisruptionState::Approved);
     approved.filter(|(_, of)| of.spec.evict != DisruptionAction::No).map(|(name, of)| {

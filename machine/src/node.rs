@@ -53,8 +53,7 @@ pub(crate) fn apply(fleet: &FleetState, ask: &NodeApply) -> Result<Vec<Fact>, Re
             }
             Some((NodeState::Allocating | NodeState::Allocated, Some(at))) if at == cluster => {}
             Some((state, _)) => {
-                let detail =
-                    format!("node {} is {state} and cannot be allocated to {cluster} from there", ask.name);
+                let detail = format!("node {} is {state} and cannot be allocated to {cluster}", ask.name);
                 return Err(Refusal::new(RefusalCode::BadTransition, detail).at("/cluster", "differs"));
             }
         }
@@ -84,7 +83,7 @@ fn check(fleet: &FleetState, spec: &NodeSpec) -> Result<(), Refusal> {
         faults.check(
             fleet.capabilities().get(capability).is_some(),
             &pointer,
-            format!("there is no capability {capability}"),
+            format!("capability {capability} does not exist"),
         );
     }
     faults.done()
@@ -94,23 +93,24 @@ fn check_held(fleet: &FleetState, now: &Node, spec: &NodeSpec) -> Result<(), Ref
     let held = fleet.index().places.held(&now.name);
     let room = spec.total.checked_sub(spec.reserved).unwrap_or_default();
     if !held.amounts.fits(room) {
-        let detail = format!("placements hold {} of node {}; less cannot be had", held.amounts, now.name);
-        return Err(Refusal::new(RefusalCode::InUse, detail).at("/spec/total", "is less than what is held"));
+        let detail = format!("placements reserve {} of node {}", held.amounts, now.name);
+        return Err(
+            Refusal::new(RefusalCode::InUse, detail).at("/spec/total", "is less than the reserved amount")
+        );
     }
     for class in held.volumes.keys().chain(held.stored.keys()) {
         let bytes = held.storage(class);
         let has = spec.storage.iter().find(|s| s.class == *class).map_or(0, |s| s.capacity);
         if has < bytes {
             let detail =
-                format!("placements and volumes hold {bytes} bytes of class {class} on node {}", now.name);
-            return Err(
-                Refusal::new(RefusalCode::InUse, detail).at("/spec/storage", "is less than what is held")
-            );
+                format!("placements and volumes reserve {bytes} bytes of class {class} on node {}", now.name);
+            return Err(Refusal::new(RefusalCode::InUse, detail)
+                .at("/spec/storage", "is less than the reserved amount"));
         }
     }
     let in_use = !held.incarnations.is_empty() || volume::on_node(fleet, &now.name).is_some();
     if in_use && spec.domain != now.spec.domain {
-        let detail = format!("node {} has incarnations or volumes, its domain cannot be edited", now.name);
+        let detail = format!("node {} has incarnations or volumes, so its domain cannot be edited", now.name);
         return Err(Refusal::new(RefusalCode::InUse, detail).at("/spec/domain", "differs"));
     }
     Ok(())
@@ -131,7 +131,7 @@ fn check_break_glass(ask: &NodeSetState) -> Result<(), Refusal> {
     if let Some(reason) = &ask.break_glass {
         let plain = (1..=512).contains(&reason.len()) && !reason.chars().any(char::is_control);
         faults.check(plain, "/break_glass", "must be a reason of 1 to 512 bytes, without control characters");
-        faults.check(ask.state == NodeState::Expunged, "/break_glass", "is for expunged alone");
+        faults.check(ask.state == NodeState::Expunged, "/break_glass", "must be given only for expunged");
     }
     faults.done()
 }
@@ -145,7 +145,7 @@ pub(crate) fn set_state(
     let now = fleet.find::<Node>(&ask.name)?;
     let impossible = || bad_transition(&format!("node {}", ask.name), now.state.word(), ask.state.word());
     if matches!(ask.state, Allocating | Allocated) != ask.cluster.is_some() {
-        let what = "is for allocating and allocated, and needed there";
+        let what = "must be given for allocating and allocated, and for no other state";
         return Err(Refusal::new(RefusalCode::Invalid, format!("/cluster: {what}")).at("/cluster", what));
     }
     check_break_glass(ask)?;
@@ -197,10 +197,10 @@ fn check_empty(fleet: &FleetState, node: &Node) -> Result<(), Refusal> {
             let replica = fleet
                 .incarnations()
                 .get(&first.1)
-                .map_or(String::new(), |i| format!(", among them {}", i.replica));
+                .map_or(String::new(), |i| format!(", such as {}", i.replica));
             Err(Refusal::new(
                 RefusalCode::InUse,
-                format!("node {} holds {count} incarnations{replica}", node.name),
+                format!("node {} has {count} incarnations{replica}", node.name),
             ))
         }
     }
@@ -216,7 +216,7 @@ fn check_without_volumes(fleet: &FleetState, node: &Node) -> Result<(), Refusal>
     match volume::on_node(fleet, &node.name) {
         None => Ok(()),
         Some((first, count)) => {
-            let detail = format!("node {} has {count} volumes, among them {first}", node.name);
+            let detail = format!("node {} has {count} volumes, such as {first}", node.name);
             Err(Refusal::new(RefusalCode::InUse, detail))
         }
     }

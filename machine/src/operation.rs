@@ -35,6 +35,7 @@
 //! | start first | runs; new one reserved | the new one is started | ready: new one active, old one stopped | old one ended: succeeded | the new one is stopped, the old one stays |
 //! | stop first | runs; new one reserved, on the same node only the additional resources | the old one is stopped | ended: the new one is started | ready: succeeded | the replica has failed; the plan's rule restarts the previous version |
 //!
+// tidy: allow(begin)
 //! In reading order: approval and rejection, creation (`open`), placement (`place`), start (`begin`), end
 //! (`end`), folding (`fold`).
 
@@ -86,7 +87,7 @@ fn obstacle(fleet: &FleetState, node: &NodeName, version: PlanVersion<'_>) -> Op
     let empty = version.payloads().iter().find(|payload| payload.run.is_none())?;
     let cluster = fleet.clusters().get(fleet.whereabouts(node)?.0?)?;
     let what = cluster.spec.runtime.needs_program()?;
-    Some(format!("payload {} says nothing to run, and cluster {} runs {what}", empty.name, cluster.name))
+    Some(format!("payload {} has no program to run, and cluster {} runs {what}", empty.name, cluster.name))
 }
 
 /// Deployment and version that the operation starts, or would start.
@@ -164,18 +165,18 @@ pub(crate) fn approve(
             return Err(Refusal::new(RefusalCode::NotPending, detail).at(pointer, "has expired"));
         }
         if proposal.hash != shown.hash {
-            let detail = format!("operation {id} would do something else than was shown: look at it again");
+            let detail = format!("operation {id} has other effects than were shown: show it again");
             return Err(
                 Refusal::new(RefusalCode::HashMismatch, detail).at(format!("{pointer}/hash"), "differs")
             );
         }
         if is_given_up(fleet, operation) {
             let detail = format!("the deployment of operation {id} is ending");
-            return Err(Refusal::new(RefusalCode::NotPending, detail).at(pointer, "is not wanted any more"));
+            return Err(Refusal::new(RefusalCode::NotPending, detail).at(pointer, "is no longer requested"));
         }
         if let Some(broken) = place::forbidden(fleet, operation) {
             let detail = format!(
-                "operation {id} needs another place, since the policy of plan {} has changed: {broken}",
+                "operation {id} needs another placement, because the policy of plan {} has changed: {broken}",
                 operation.plan
             );
             return Err(
@@ -189,8 +190,11 @@ pub(crate) fn approve(
         if let Some(policy) = policy::four_eyes(fleet, operation)
             && asked_by.is_some_and(|asked| ApprovalActor::Actor(asked) == by)
         {
-            let detail = format!("policy {policy} wants another to approve operation {id} than asked for it");
-            return Err(Refusal::new(RefusalCode::Denied, detail).at(pointer, "needs a second pair of eyes"));
+            let detail =
+                format!("policy {policy} requires another approver than the requester of operation {id}");
+            return Err(
+                Refusal::new(RefusalCode::Denied, detail).at(pointer, "needs the approval of another person")
+            );
         }
         begin::approve(fleet, operation, proposal.hash, by.clone(), ctx, &mut draft);
     }

@@ -141,14 +141,14 @@ fn check_payload(faults: &mut BodyErrors, at: &str, payload: &Payload) {
         faults.check(
             !by_name,
             format!("{at}/on_delete"),
-            "is for a replica's own volume; this one is deleted by name",
+            "must be given only for a replica's own volume: a shared volume is deleted by name",
         );
     }
     if let Some(run) = &payload.run {
         let program = run.argv.first().is_some_and(|program| !program.is_empty());
-        faults.check(program, format!("{at}/run/argv"), "must begin with the program");
+        faults.check(program, format!("{at}/run/argv"), "must start with the program");
         for (text, place) in texts(payload, at) {
-            faults.check(!text.contains('\0'), &place, "may not hold a zero byte");
+            faults.check(!text.contains('\0'), &place, "must not contain a zero byte");
             let filled = template::fill(text, |name| match name.split_once('.') {
                 Some(("port", port)) => ports.keys().any(|known| known.as_str() == port).then(String::new),
                 Some(("volume", mount)) => mounts.iter().any(|known| *known == mount).then(String::new),
@@ -164,7 +164,7 @@ fn check_payload(faults: &mut BodyErrors, at: &str, payload: &Payload) {
         check_probe(faults, &format!("{at}/{name}"), probe, &ports);
     }
     if let Some(probe) = &payload.alive {
-        let only = "must be 1: a run whose liveness probe fails is ended";
+        let only = "must be 1: an incarnation whose liveness probe fails is ended";
         let at = format!("{at}/alive/{}/success_threshold", probe.kind());
         faults.check(probe.timing().success_threshold == 1, at, only);
     }
@@ -187,7 +187,7 @@ fn check_probe(
     faults.check(ports.get(port) == Some(&PortProtocol::Tcp), at, format!("there is no TCP port {port}"));
     if let Some(path) = probe.path() {
         let sane = path.starts_with('/') && path.bytes().all(|b| b.is_ascii_graphic());
-        faults.check(sane, format!("{at}/http/path"), "must begin with / and hold no spaces");
+        faults.check(sane, format!("{at}/http/path"), "must start with / and contain no spaces");
     }
     let (timing, at) = (probe.timing(), format!("{at}/{}", probe.kind()));
     let right = timing.initial_delay <= PROBE_LONGEST;
@@ -214,7 +214,7 @@ const VOLUMES: usize = 64;
 
 /// Rule for a mount, as errors state it.
 const MOUNT: &str =
-    "must be an absolute path of at most 255 letters, digits, ., _, - and /, without . and .. in it";
+    "must be an absolute path of at most 255 characters a-z, A-Z, 0-9, ., _, - and /, without parts . and ..";
 
 fn is_mount(path: &str) -> bool {
     let fits = |part: &str| {
@@ -255,12 +255,12 @@ pub(crate) fn delete(
         (_, 0, None) => Ok(vec![PlanDeleted { name: ask.name.clone() }.into()]),
         (CascadePolicy::Yes, ..) => remove(fleet, now, ctx),
         (CascadePolicy::No, 0, Some(deployment)) => {
-            let detail = format!("deployment {deployment} of plan {} is not over: cancel it first", ask.name);
+            let detail =
+                format!("deployment {deployment} of plan {} has not ended: cancel it first", ask.name);
             Err(Refusal::new(RefusalCode::InUse, detail))
         }
         (CascadePolicy::No, ..) => {
-            let detail =
-                format!("plan {} still has {replicas} replicas: deploy a count of 0 first", ask.name);
+            let detail = format!("plan {} has {replicas} replicas left: deploy a count of 0 first", ask.name);
             Err(Refusal::new(RefusalCode::InUse, detail))
         }
     }
@@ -269,7 +269,7 @@ pub(crate) fn delete(
 /// Deletes a plan: its deployments end, its replicas are deleted one by one, then the plan.
 fn remove(fleet: &FleetState, plan: &Plan, ctx: &DecisionContext) -> Result<Vec<Fact>, Refusal> {
     let by =
-        ctx.actor.clone().ok_or_else(|| Refusal::new(RefusalCode::Invalid, "a removal needs an actor"))?;
+        ctx.actor.clone().ok_or_else(|| Refusal::new(RefusalCode::Invalid, "a deletion needs an actor"))?;
     let name = &plan.name;
     let mut facts: Vec<Fact> = vec![PlanDeletionStarted { name: name.clone(), by }.into()];
     if let Some(next) = plan.next.clone() {

@@ -185,8 +185,8 @@ pub(crate) fn four_eyes<'a>(fleet: &'a FleetState, operation: &Operation) -> Opt
     all.find(|(_, spec)| about(spec, operation.domain.as_ref()) || about(spec, active)).map(|(name, _)| name)
 }
 
-/// Approves the oldest operation that a policy may approve now. Each operation is passed to `begin` first,
-/// which returns whether it may be considered.
+/// Approves the oldest operation that a policy may approve now. Each operation is first passed to
+/// the callback, which returns whether it may be considered.
 pub(crate) fn step(
     fleet: &FleetState,
     ctx: &DecisionContext,

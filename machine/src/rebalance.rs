@@ -159,14 +159,14 @@ pub(crate) fn ask(
         return Ok(vec![]);
     }
     if plan.removing.is_some() {
-        return Err(Refusal::new(RefusalCode::InUse, format!("plan {} is being removed", ask.name)));
+        return Err(Refusal::new(RefusalCode::InUse, format!("plan {} is being deleted", ask.name)));
     }
     if plan.activity == ClusterActivity::Inactive {
         return Err(Refusal::new(RefusalCode::Inactive, format!("plan {} is inactive", ask.name)));
     }
     if let Some(current) = plan.current.as_ref().or(plan.next.as_ref()) {
         let detail =
-            format!("deployment {current} of plan {} is not over, and places its replicas", ask.name);
+            format!("deployment {current} of plan {} has not ended, and places its replicas", ask.name);
         return Err(Refusal::new(RefusalCode::InUse, detail));
     }
     if *plan.policy().placement() == PlacementPolicy::Pack {
@@ -191,7 +191,7 @@ fn bound_by_volumes(fleet: &FleetState, plan: &Plan) -> Option<String> {
     let bound = has_volumes(fleet, plan, index) && (fewest + 1 < *most || counts.len() == 1 && *most > 1);
     bound.then(|| {
         format!(
-            "replicas of plan {} cannot be moved to where fewer are: their volumes bind them to their cluster, and \
+            "replicas of plan {} cannot be moved to domains with fewer: their volumes bind them to their cluster, and \
              no other node of it has the storage",
             plan.name
         )
@@ -217,7 +217,7 @@ fn stops_because(plan: &Plan, rebalance: &RebalanceProgress) -> Option<String> {
         (*plan.policy().placement() == PlacementPolicy::Pack).then(|| "the placement is pack now".to_owned())
     };
     let inactive = || (plan.activity == ClusterActivity::Inactive).then(|| "the plan is inactive".to_owned());
-    let removed = || plan.removing.as_ref().map(|by| format!("{by} removes the plan"));
+    let removed = || plan.removing.as_ref().map(|by| format!("{by} deletes the plan"));
     rebalance.stops.clone().or_else(deployed).or_else(packs).or_else(inactive).or_else(removed)
 }
 

@@ -10,7 +10,7 @@ pub(crate) fn not_found(subject: &Subject) -> Refusal {
 }
 
 pub(crate) fn bad_transition(what: &str, from: &str, to: &str) -> Refusal {
-    Refusal::new(RefusalCode::BadTransition, format!("{what} is {from}, and cannot become {to} from there"))
+    Refusal::new(RefusalCode::BadTransition, format!("{what} is {from} and cannot become {to}"))
 }
 
 /// Errors in a body, collected so that its sender can fix all of them together.

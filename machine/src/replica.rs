@@ -134,7 +134,7 @@ pub(crate) fn start(
         }
         Some(stop) => {
             let reason =
-                format!("{} asked for a start", ctx.actor.as_ref().map_or("someone", |a| a.as_str()));
+                format!("{} requested a start", ctx.actor.as_ref().map_or("someone", |a| a.as_str()));
             // Only the stop ends: the replica stays, whatever the state of its create.
             let (operation, replica) = (stop.id, stop.replica.clone());
             draft.push(OperationEnded { operation, replica, end: OperationEnd::Cancelled { reason } });
@@ -212,8 +212,8 @@ pub(crate) fn relocate(
         return Err(bad_transition(&what, phase(replica, active).word(), "relocated"));
     }
     if let Some(node) = ask.node.as_ref().filter(|node| active.is_some_and(|active| active.node == **node)) {
-        let detail = format!("{what} is on node {node} already");
-        return Err(Refusal::new(RefusalCode::Invalid, detail).at("/node", "is where it runs"));
+        let detail = format!("{what} is already on node {node}");
+        return Err(Refusal::new(RefusalCode::Invalid, detail).at("/node", "is its current node"));
     }
     let want = OperationRequest {
         node: ask.node.as_ref(),
@@ -253,7 +253,10 @@ pub(crate) fn create(
         return Err(Refusal::new(RefusalCode::Inactive, format!("plan {} is inactive", ask.plan)));
     }
     if let Some(current) = plan.current.as_ref().or(plan.next.as_ref()) {
-        let detail = format!("deployment {current} of plan {} is not over, and says how many", ask.plan);
+        let detail = format!(
+            "deployment {current} of plan {} has not ended, and defines the number of replicas",
+            ask.plan
+        );
         return Err(Refusal::new(RefusalCode::InUse, detail));
     }
     let completed = |name: &DeploymentName| {
@@ -261,14 +264,14 @@ pub(crate) fn create(
         found.filter(|deployment| deployment.state == DeploymentState::Ended(DeploymentEnd::Completed))
     };
     let deployment = plan.deployments.iter().rev().find_map(completed).ok_or_else(|| {
-        let detail = format!("plan {} has no deployment that was completed: deploy one first", ask.plan);
+        let detail = format!("plan {} has no completed deployment: deploy one first", ask.plan);
         Refusal::new(RefusalCode::BadTransition, detail)
     })?;
     deployment::can_run(plan, deployment)?;
     let version = plan.version_of(deployment.generation);
     let replicas = fleet.index().plan_index(&plan.name).map_or(0, |index| index.replicas);
     if version.claims_by_name() && replicas > 0 {
-        let detail = format!("plan {} claims a volume by name, which one replica alone can use", plan.name);
+        let detail = format!("plan {} claims a volume by name, which only one replica can use", plan.name);
         return Err(Refusal::new(RefusalCode::InUse, detail));
     }
     let mut draft = FactDraft::new(ctx);
@@ -284,9 +287,9 @@ pub(crate) fn create(
 }
 
 /// Starts a replica by its plan's rule, unless an edit has set the rule to `never` since. A replica that was
-/// stopped for an aborted operation, or for a failed one after which the rule restarts it, starts in any case.
-/// While a deployment of its version is in progress, that deployment starts the replica, with its queue and
-/// failure handling.
+/// stopped for an aborted operation, or for a failed one after which the rule restarts it, starts in any
+/// case. While a deployment of its version is in progress, that deployment starts the replica, with its queue
+/// and failure handling.
 pub(crate) fn start_again(fleet: &FleetState, name: &ReplicaName, ctx: &DecisionContext) -> Vec<Fact> {
     let mut draft = FactDraft::new(ctx);
     let Some(replica) = fleet.replicas().get(name) else { return Vec::new() };

@@ -430,15 +430,14 @@ pub(crate) fn approve(
     let (id, intent) = (request.id, request.intent());
     let now = assess(fleet, &intent).filter(|now| now.hash == request.hash);
     if now.is_none() || ask.hash != request.hash {
-        let detail =
-            format!("request {id} would do something else by now than was shown: ask for the change again");
+        let detail = format!("request {id} has other effects than were shown: request the change again");
         return Err(Refusal::new(RefusalCode::HashMismatch, detail).at("/hash", "differs"));
     }
     // The current policies count, not those at the time of the request.
     let policies = now.map(|now| now.needs.policies()).unwrap_or_default();
     if let Some(policy) = policies.first().filter(|_| request.by == by) {
         let detail =
-            format!("policy {policy} wants another to approve request {id} than {by}, who asked for it");
+            format!("policy {policy} requires another approver of request {id} than {by}, who requested it");
         return Err(Refusal::new(RefusalCode::Denied, detail));
     }
     // The intent is carried out for its requester.

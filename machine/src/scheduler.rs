@@ -654,10 +654,10 @@ pub(crate) fn unfit(
     strict: AffinityFilter,
 ) -> Option<String> {
     if limits.not == Some(&node.name) {
-        return Some("it is to leave the node".into());
+        return Some("the replica must leave the node".into());
     }
     if let Some(only) = limits.only.filter(|only| **only != node.name) {
-        return Some(format!("only node {only} is wanted"));
+        return Some(format!("only node {only} is requested"));
     }
     let (NodeState::Allocated, Some(cluster)) = (node.state, &node.cluster) else {
         return Some(format!("the node is {}", node.state));

@@ -26,10 +26,10 @@ const KEPT: usize = 20;
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum SessionRefused {
     /// Cluster that does not exist (yet).
-    #[error("there is no cluster {0}")]
+    #[error("cannot open session: cluster {0} does not exist")]
     NoCluster(String),
     /// Cluster of another runtime.
-    #[error("cluster {cluster} is of runtime {runtime}")]
+    #[error("cannot open session: cluster {cluster} has runtime {runtime}")]
     OtherRuntime {
         /// Name of the cluster.
         cluster: String,
@@ -37,7 +37,7 @@ pub enum SessionRefused {
         runtime: String,
     },
     /// Cluster whose session another executor has.
-    #[error("executor {holder} holds cluster {cluster}")]
+    #[error("cannot open session of cluster {cluster}: executor {holder} has one")]
     Held {
         /// Name of the cluster.
         cluster: String,
@@ -45,7 +45,9 @@ pub enum SessionRefused {
         holder: String,
     },
     /// Cluster whose session another executor of the same name has.
-    #[error("an executor {holder} with another folder holds cluster {cluster}")]
+    #[error(
+        "cannot open session of cluster {cluster}: executor {holder} with another executor store has one"
+    )]
     Namesake {
         /// Name of the cluster.
         cluster: String,
@@ -54,8 +56,8 @@ pub enum SessionRefused {
     },
     /// Cluster that may have objects in another executor store.
     #[error(
-        "{what} of cluster {cluster} was given to executor {holder} in another folder (scope {scope}), and \
-         may be there: start the executor over that folder, or expunge node {node} if its machine is lost"
+        "cannot open session of cluster {cluster}: executor {holder} may have {what} in another executor store, {scope}\n\
+         hint: start the executor on that store, or expunge node {node} if its machine is lost"
     )]
     LeftElsewhere {
         /// Name of the cluster.

@@ -125,7 +125,7 @@ fn misfit(volume: &Volume, claim: &VolumeClaim, replica: &ReplicaName) -> Option
     let name = &volume.name;
     if let VolumeState::Lost(reason) = &volume.state {
         return Some(format!(
-            "volume {name} is lost ({reason}); delete it, and an empty one is made in its place"
+            "volume {name} is lost ({reason}); delete it, and an empty volume is created instead"
         ));
     }
     if let Some(owner) = volume.owner.as_ref().filter(|owner| *owner != replica) {
@@ -135,7 +135,7 @@ fn misfit(volume: &Volume, claim: &VolumeClaim, replica: &ReplicaName) -> Option
         return Some(format!("volume {name} is of class {}, not {}", volume.class, claim.class));
     }
     let (has, wants) = (volume.capacity, claim.capacity);
-    (has < wants).then(|| format!("volume {name} has {has} bytes, and {wants} are wanted"))
+    (has < wants).then(|| format!("volume {name} has {has} bytes, and {wants} are requested"))
 }
 
 pub(crate) fn delete(
@@ -179,12 +179,12 @@ pub(crate) fn report(
         (VolumeState::Ensuring | VolumeState::Ready, ObservedState::Ended { exit, .. }) => {
             let reason = match exit {
                 IncarnationExit::Failed { reason } => reason.clone(),
-                IncarnationExit::Clean => "it was taken away".to_owned(),
+                IncarnationExit::Clean => "it was removed".to_owned(),
             };
             draft.push(VolumeLost { name, reason });
         }
         (VolumeState::Ensuring | VolumeState::Ready, ObservedState::Gone) => {
-            draft.push(VolumeLost { name, reason: "nothing of it was there any more".into() });
+            draft.push(VolumeLost { name, reason: "its object no longer exists".into() });
         }
         (
             VolumeState::Ready | VolumeState::Lost(_) | VolumeState::Destroying,
@@ -225,7 +225,7 @@ fn failed(
         let by = Requester::Rule(UNMADE.into());
         draft.push(VolumeDeletionStarted { name: volume.name.clone(), by });
     }
-    let reason = format!("volume {} could not be made: {error}", volume.name);
+    let reason = format!("cannot create volume {}: {error}", volume.name);
     // Other operations fail in the same way, when the volume is created again for them.
     for id in fleet.index().volumes.awaiting(&volume.name).take(AWAITING) {
         if let Some(operation) = fleet.incarnations().get(id).and_then(|it| brings_up(fleet, it)) {
@@ -248,7 +248,7 @@ pub(crate) fn lost(fleet: &FleetState, name: &VolumeName, ctx: &DecisionContext)
     draft.done()
 }
 
-/// Destroys an unused volume that is to be deleted. On an expunged node, no command is needed.
+/// Destroys an unused volume that will be deleted. On an expunged node, no command is needed.
 pub(crate) fn destroy(fleet: &FleetState, name: &VolumeName, ctx: &DecisionContext) -> Vec<Fact> {
     let mut draft = FactDraft::new(ctx);
     if let Some(volume) = fleet.volumes().get(name) {
@@ -318,7 +318,7 @@ pub(crate) fn late(fleet: &FleetState, incarnation: &Incarnation) -> String {
 
 /// Volumes to create for the incarnation, or the reason why it can never have all.
 fn wanting(fleet: &FleetState, incarnation: &Incarnation) -> Result<Vec<VolumeCreated>, String> {
-    let version = incarnation::version_of(fleet, incarnation).ok_or("its version is forgotten")?;
+    let version = incarnation::version_of(fleet, incarnation).ok_or("its version is no longer stored")?;
     let replica = &incarnation.replica;
     let (mut missing, mut needed) = (Vec::<VolumeCreated>::new(), BTreeMap::<StorageClass, u64>::new());
     for (name, claim) in version.claims(replica) {

@@ -1,4 +1,4 @@
-//! Output to the byte, and that every field of every kind is described.
+//! Output byte by byte, and a description for every field of every kind.
 
 use std::collections::BTreeSet;
 
@@ -21,7 +21,7 @@ fn output(line: &str) -> Result<String, CliError> {
 fn a_kind_is_explained_by_its_manifest_and_its_row() {
     let wanted = "\
 KIND:   capability (capabilities, cap, caps)
-        What nodes may have, with a score
+        Features that nodes may have, with a score
 
 MANIFEST (chancery apply -f)
   apiVersion <string> -required-
@@ -101,7 +101,7 @@ MANIFEST (chancery apply -f)
 
 ROW (chancery get plans -o json)
   action <string>
-    The action: show unless set.
+    Action on the incarnation; `show` if absent.
     default: show
     enum:
       show

@@ -85,7 +85,7 @@ fn parse_minutes(text: &str) -> Result<u16, String> {
     let minutes = u16::try_from(span.as_millis() / 60_000).ok();
     minutes
         .filter(|minutes| whole && (1..=7 * 24 * 60).contains(minutes))
-        .ok_or_else(|| format!("write whole minutes, from 1m to 7d, not {text:?}"))
+        .ok_or_else(|| format!("invalid duration {text:?}: must be whole minutes from 1m to 7d"))
 }
 
 fn parse_clock(text: &str) -> Result<u16, String> {
@@ -96,7 +96,7 @@ fn parse_clock(text: &str) -> Result<u16, String> {
     let (hours, minutes) = text.split_once(':').unwrap_or((text, ""));
     let time = read(hours, 23, 1..=2).zip(read(minutes, 59, 2..=2));
     time.map(|(hours, minutes)| hours * 60 + minutes)
-        .ok_or_else(|| format!("write a time of the day as in 22:00, not {text:?}"))
+        .ok_or_else(|| format!("invalid time of the day {text:?}: must be as in 22:00"))
 }
 
 /// Enum whose values have a text form.
@@ -138,7 +138,7 @@ impl<'de, T: WordSet> Deserialize<'de> for AnyCase<T> {
         let found = T::ALL.iter().find(|one| one.word().eq_ignore_ascii_case(&text));
         found.map(|one| AnyCase(*one)).ok_or_else(|| {
             let words: Vec<_> = T::ALL.iter().map(|one| one.word()).collect();
-            D::Error::custom(format!("unknown {} {text:?}{}", T::WHAT, suggest::instead(&text, &words)))
+            D::Error::custom(format!("invalid {} {text:?}{}", T::WHAT, suggest::instead(&text, &words)))
         })
     }
 }

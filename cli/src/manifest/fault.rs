@@ -118,15 +118,15 @@ fn is_about_a_value(error: &Error) -> bool {
 fn say(error: &Error) -> String {
     match error {
         Error::SerdeUnknownField { field, expected, .. } => {
-            format!("unknown field {field:?}{}", suggest::instead(field, expected))
+            format!("invalid field {field:?}{}", suggest::instead(field, expected))
         }
         Error::SerdeUnknownVariant { variant, expected, .. } => {
-            format!("unknown word {variant:?}{}", suggest::instead(variant, expected))
+            format!("invalid value {variant:?}{}", suggest::instead(variant, expected))
         }
         Error::SerdeMissingField { field, .. } => format!("{field:?} is missing here"),
         Error::DuplicateMappingKey { key: Some(key), .. } => format!("{key:?} is given twice"),
-        Error::NullIntoString { .. } => "nothing is given here: write a value, or leave the field out".into(),
-        Error::InvalidScalar { ty, .. } => format!("this is no {}", number(ty)),
+        Error::NullIntoString { .. } => "missing value: give a value, or omit the field".into(),
+        Error::InvalidScalar { ty, .. } => format!("must be a {}", number(ty)),
         Error::Unexpected { expected, .. } => format!("a {} is expected here", shape(expected)),
         Error::Budget { .. } | Error::AliasReplayLimitExceeded { .. } => {
             format!("the document is larger or deeper than is allowed: {}", without_place(error))

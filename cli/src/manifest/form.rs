@@ -1,7 +1,7 @@
-//! The forms that people fill in, by kind, and the exact specs that these become.
+//! Forms of manifests, by kind, and the exact specs that they are converted to.
 //!
-//! The names here are the documented ones. Aliases take the bodies of plans and deployments that people already
-//! have: `serviceName`, `applications`, `payload_coordinates`, `instance_count` and their like.
+//! Field names are the documented ones. Aliases accept existing bodies of plans and deployments:
+//! `serviceName`, `applications`, `payload_coordinates`, `instance_count` and their like.
 
 use std::collections::BTreeMap;
 
@@ -91,7 +91,7 @@ impl SpecForm for DeploymentForm {
         let mut coordinates = self.coordinates;
         for Spanned { value: form, referenced, .. } in self.payload_coordinates {
             if coordinates.insert(form.payload_name.clone(), form.coordinates).is_some() {
-                let what = format!("coordinates of payload {} are given twice", form.payload_name);
+                let what = format!("invalid coordinates: payload {} is given twice", form.payload_name);
                 return Err((what, Some(referenced)));
             }
         }

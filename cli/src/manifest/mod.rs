@@ -93,7 +93,7 @@ impl ManifestDocument {
 pub fn read(file: &str, text: &str) -> Result<Vec<ManifestDocument>, ManifestErrors> {
     let file: Arc<str> = file.into();
     if text.len() > LARGEST {
-        let what = format!("the file has {} bytes; a file may have {LARGEST}: divide it", text.len());
+        let what = format!("invalid file of {} bytes: must have at most {LARGEST} bytes", text.len());
         return Err(ManifestError { place: FileLocation { file, line: 1, column: 1 }, what }.into());
     }
     let (mut manifests, mut faults) = (Vec::new(), Vec::new());
@@ -177,13 +177,13 @@ fn read_one(document: &YamlDocument) -> Result<Option<ManifestDocument>, Manifes
     let Some(Spanned { referenced: start, .. }) = start else { return Ok(None) };
     let header: ManifestHeader = parse(document, start)?;
     if header.api_version.value != API_VERSION {
-        let what = format!("this build reads apiVersion {API_VERSION}, not {:?}", header.api_version.value);
+        let what = format!("invalid apiVersion {:?}: must be {API_VERSION}", header.api_version.value);
         return Err(document.fault(header.api_version.referenced, what).into());
     }
     let form = ManifestReader { document, start };
     let kind = header.kind.value.as_str();
     let intent = form.intent(kind).unwrap_or_else(|| {
-        let what = format!("unknown kind {kind:?}{}", suggest::instead(kind, &KINDS));
+        let what = format!("invalid kind {kind:?}{}", suggest::instead(kind, &KINDS));
         Err(document.fault(header.kind.referenced, what).into())
     })?;
     Ok(Some(ManifestDocument { intent, place: document.place(start), document: document.clone() }))
@@ -296,12 +296,12 @@ impl ManifestReader<'_> {
     ) -> Result<N, ManifestError> {
         let (name, labels) = metadata.map_or((None, None), |metadata| (metadata.name, metadata.labels));
         if let Some(labels) = labels.filter(|labels| !labels.value.is_empty()) {
-            return Err(self.document.fault(labels.referenced, "only nodes have labels: remove them"));
+            return Err(self.document.fault(labels.referenced, "invalid labels: only nodes have labels"));
         }
         match (name, inner) {
             (Some(outer), Some(inner)) if outer.value != inner.value => Err(self
                 .document
-                .fault(inner.referenced, "the name here and that of metadata differ: write one")),
+                .fault(inner.referenced, "invalid name: must equal metadata.name or be omitted")),
             (Some(name), _) | (None, Some(name)) => Ok(name.value),
             (None, None) => Err(self.document.fault(self.start, "\"metadata.name\" is missing here")),
         }

@@ -1,4 +1,4 @@
-//! Rules about approvals, as people write them.
+//! Approval policies in manifests.
 
 use chancery_events::name::{DomainName, PlanName};
 use chancery_events::spec::{ApprovalWindow, PolicyKind, PolicyRule, PolicySpec, Weekday};
@@ -74,14 +74,18 @@ impl PolicyForm {
             },
             (None, Some(Spanned { value: true, .. })) => PolicyRule::FourEyes {},
             (None, Some(Spanned { referenced, .. })) => {
-                return Err(("write true, or leave it out".into(), Some(referenced)));
+                return Err(("invalid four_eyes: must be true or omitted".into(), Some(referenced)));
             }
             (Some(_), Some(Spanned { referenced, .. })) => {
-                let what = "a policy either approves or wants four eyes: write two policies";
+                let what =
+                    "invalid policy: must have either approve or four_eyes, or be divided into two policies";
                 return Err((what.into(), Some(referenced)));
             }
             (None, None) => {
-                return Err(("say what it does: \"spec.approve\" or \"spec.four_eyes\"".into(), None));
+                return Err((
+                    "invalid policy: must have \"spec.approve\" or \"spec.four_eyes\"".into(),
+                    None,
+                ));
             }
         };
         let kinds = self.kinds.into_iter().map(|AnyCase(kind)| kind).collect();

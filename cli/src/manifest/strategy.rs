@@ -111,16 +111,22 @@ impl<'de> Visitor<'de> for StrategyVisitor {
     fn visit_str<E: Error>(self, word: &str) -> Result<StrategyForm, E> {
         match word {
             "rolling" => Ok(StrategyForm::default()),
-            "graceful" => Err(E::custom("say how long it may take: {graceful: {timeout: 5m}}")),
-            "canary" => Err(E::custom("say how many: {canary: {count: 1}}")),
-            other => Err(E::custom(format!("unknown strategy {other:?}{}", suggest::instead(other, WORDS)))),
+            "graceful" => Err(E::custom(
+                "invalid strategy \"graceful\": must have a timeout, as {graceful: {timeout: 5m}}",
+            )),
+            "canary" => {
+                Err(E::custom("invalid strategy \"canary\": must have a count, as {canary: {count: 1}}"))
+            }
+            other => Err(E::custom(format!("invalid strategy {other:?}{}", suggest::instead(other, WORDS)))),
         }
     }
 
     fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<StrategyForm, A::Error> {
         let block = StrategyBlock::deserialize(MapAccessDeserializer::new(map))?;
         let strategy = block.strategy();
-        strategy.map(StrategyForm).ok_or_else(|| A::Error::custom("write one of rolling, graceful, canary"))
+        strategy
+            .map(StrategyForm)
+            .ok_or_else(|| A::Error::custom("invalid strategy: must be one of rolling, graceful, canary"))
     }
 }
 

@@ -13,7 +13,7 @@ pub fn instead(given: &str, known: &[&str]) -> String {
     match nearest(given, known) {
         Some(name) => format!(": did you mean {name:?}?"),
         None if known.is_empty() => String::new(),
-        None => format!(": write one of {}", known.join(", ")),
+        None => format!(": must be one of {}", known.join(", ")),
     }
 }
 
@@ -33,6 +33,6 @@ mod tests {
             assert_eq!(nearest(given, &known), name, "{given}");
         }
         assert_eq!(nearest("zebra", &known), None);
-        assert_eq!(instead("zebra", &["a", "b"]), ": write one of a, b");
+        assert_eq!(instead("zebra", &["a", "b"]), ": must be one of a, b");
     }
 }

@@ -135,7 +135,7 @@ fn approval_is_one_word_or_one_for_each_kind() {
     let (create, delete, timeouts) = plan("approval: {create: automatic}");
     assert_eq!((create, delete), (ApprovalMode::Automatic, ApprovalMode::Manual));
     assert_eq!((timeouts.stop, timeouts.start), (30_000, 300_000));
-    assert_eq!(plan("").0, ApprovalMode::Manual, "a person, unless the plan says otherwise");
+    assert_eq!(plan("").0, ApprovalMode::Manual, "manual unless the plan has another value");
 }
 
 #[test]
@@ -298,89 +298,92 @@ fn errors_say_where_and_what_to_write() {
     let payload =
         |lines: &str| plan("").replace("payloads: []", &format!("payloads:\n  - name: web\n    {lines}"));
     let cases = [
-        (header("Plam", "a: 1"), "2:7: unknown kind \"Plam\": did you mean \"Plan\"?"),
+        (header("Plam", "a: 1"), "2:7: invalid kind \"Plam\": did you mean \"Plan\"?"),
         (
             header("Pod", "a: 1").replace("/v1", "/v9"),
-            "1:13: this build reads apiVersion chancery/v1, not \"chancery/v9\"",
+            "1:13: invalid apiVersion \"chancery/v9\": must be chancery/v1",
         ),
         ("kind: Plan\n".into(), "1:1: \"apiVersion\" is missing here"),
         ("kind: Plan\n  bad: : 1\n".into(), "2:6: mapping values are not allowed"),
         ("- a\n".into(), "1:1: a block of 'name: value' lines is expected here"),
-        (plan("timeuots: {}"), "9:3: unknown field \"timeuots\": did you mean \"timeouts\"?"),
-        (plan("timeouts: {start: 30}"), "9:21: write a duration as in 500ms, 30s, 5m or 24h, not \"30\""),
+        (plan("timeuots: {}"), "9:3: invalid field \"timeuots\": did you mean \"timeouts\"?"),
+        (plan("timeouts: {start: 30}"), "9:21: invalid duration \"30\": must be as in 500ms, 30s, 5m or 24h"),
         (plan("namespace: m"), "9:3: \"namespace\" is given twice"),
-        (plan("approval: automatc"), "9:3: unknown word \"automatc\": did you mean \"automatic\"?"),
-        (plan("approval: {crate: manual}"), "9:14: unknown field \"crate\": did you mean \"create\"?"),
+        (plan("approval: automatc"), "9:3: invalid value \"automatc\": did you mean \"automatic\"?"),
+        (plan("approval: {crate: manual}"), "9:14: invalid field \"crate\": did you mean \"create\"?"),
         (
             plan("matchers:\n  - {type: GPU, comparator: foo, names: [a]}"),
-            "10:31: unknown comparator \"foo\": write one of in, not_in, eq, gte, lte",
+            "10:31: invalid comparator \"foo\": must be one of in, not_in, eq, gte, lte",
         ),
         (
             payload("resources: {cpu: 4, memroy: 64}"),
-            "10:25: unknown field \"memroy\": did you mean \"memory\"?",
+            "10:25: invalid field \"memroy\": did you mean \"memory\"?",
         ),
-        (payload("resources: {cpu: 1e3}"), "10:22: write cores as in 4, 1.5 or 500m, not \"1e3\""),
+        (
+            payload("resources: {cpu: 1e3}"),
+            "10:22: invalid amount \"1e3\": must be cores as in 4, 1.5 or 500m",
+        ),
         (payload("resources: {cpu: 1, cores: 1}"), "10:16: \"cpu\" is given twice"),
         (
             payload("resources: {}\n    ports: [{protocol: TCP, port: 70000}]"),
-            "11:35: this is no whole number from 0 to 65535: \"70000\"",
+            "11:35: must be a whole number from 0 to 65535: \"70000\"",
         ),
-        (payload("resources: {}\n    processes: x"), "11:16: this is no whole number from 0 to 65535: \"x\""),
+        (payload("resources: {}\n    processes: x"), "11:16: must be a whole number from 0 to 65535: \"x\""),
         (
             plan("").replace("service: s", "service: A b"),
-            "7:12: 'A' may not stand at character 1: use a-z, 0-9, '-' and '.', with a letter or digit at both ends: \"A b\"",
+            "7:12: invalid character 'A' at position 1: use a-z, 0-9, '-' and '.', with a letter or digit at both ends: \"A b\"",
         ),
         (plan("").replace("service: s", "service:"), "7:"),
         (plan("").replace("  service: s\n", ""), "6:3: \"service\" is missing here"),
-        (plan("name: y"), "9:9: the name here and that of metadata differ: write one"),
+        (plan("name: y"), "9:9: invalid name: must equal metadata.name or be omitted"),
         (
             plan("").replace("name: x", "name: x\n  labels: {a: b}"),
-            "5:11: only nodes have labels: remove them",
+            "5:11: invalid labels: only nodes have labels",
         ),
         (under_header("Cluster", "runtime: process"), "1:1: \"metadata.name\" is missing here"),
         (
             header("Cluster", "runtime: kubernetes"),
-            "6:12: unknown word \"kubernetes\": write one of process, simulated",
+            "6:12: invalid value \"kubernetes\": must be one of process, simulated",
         ),
         (
             header("Deployment", "plan: p\ncount: -1"),
-            "7:10: this is no whole number from 0 to 4294967295: \"-1\"",
+            "7:10: must be a whole number from 0 to 4294967295: \"-1\"",
         ),
         (
             header(
                 "Deployment",
                 "plan: p\ncount: 1\npayload_coordinates:\n- {payload_name: a, coordinates: {}}\n- {payload_name: a, coordinates: {}}",
             ),
-            "10:5: coordinates of payload a are given twice",
+            "10:5: invalid coordinates: payload a is given twice",
         ),
         (
             header("Deployment", "plan: p\ncount: 1\nstrategy: roling"),
-            "8:13: unknown strategy \"roling\": did you mean \"rolling\"?",
+            "8:13: invalid strategy \"roling\": did you mean \"rolling\"?",
         ),
         (
             header("Deployment", "plan: p\ncount: 1\nstrategy: graceful"),
-            "8:13: say how long it may take: {graceful: {timeout: 5m}}",
+            "8:13: invalid strategy \"graceful\": must have a timeout, as {graceful: {timeout: 5m}}",
         ),
         (
             header("Deployment", "plan: p\ncount: 1\nstrategy: {canary: {count: 1}, rolling: {}}"),
-            "8:13: write one of rolling, graceful, canary\n",
+            "8:13: invalid strategy: must be one of rolling, graceful, canary\n",
         ),
         (
             header("Deployment", "plan: p\ncount: 1\nstrategy: {rolling: {waves: 2}}"),
-            "8:24: unknown field \"waves\": did you mean \"wave\"?",
+            "8:24: invalid field \"waves\": did you mean \"wave\"?",
         ),
         (
             header("Policy", "approve: {windows: [{days: [satur], from: 25:00, for: 90s}]}"),
-            "6:31: unknown day \"satur\": did you mean \"sat\"?",
+            "6:31: invalid day \"satur\": did you mean \"sat\"?",
         ),
         (
             header("Policy", "kinds: [update]"),
-            "1:1: say what it does: \"spec.approve\" or \"spec.four_eyes\"",
+            "1:1: invalid policy: must have \"spec.approve\" or \"spec.four_eyes\"",
         ),
-        (header("Policy", "four_eyes: false"), "6:14: write true, or leave it out"),
+        (header("Policy", "four_eyes: false"), "6:14: invalid four_eyes: must be true or omitted"),
         (
             header("Policy", "four_eyes: true\napprove: {}"),
-            "6:14: a policy either approves or wants four eyes: write two policies",
+            "6:14: invalid policy: must have either approve or four_eyes, or be divided into two policies",
         ),
     ];
     for (text, wanted) in cases {
@@ -399,20 +402,20 @@ fn a_document_tells_all_its_faults_and_none_that_follows_from_another() {
         - {resources: {cpu: 4}, ports: [{protocol: SCTP, port: 80}, {protocol: TCP, port: 70000}]}\n\
         approval: {crate: manual, delete: automatc}\ntimeouts: {start: 30, stop: 5s}";
     let text = header("Plan", spec).replace("name: x", "name: X y\n  labls: {}");
-    let faults = read("f.yaml", &text).expect_err("much is wrong");
+    let faults = read("f.yaml", &text).expect_err("many errors");
     let wanted = [
-        "4:9: 'X' may not stand at character 1: use a-z, 0-9, '-' and '.', with a letter or digit at both ends: \"X y\"",
-        "5:3: unknown field \"labls\": did you mean \"labels\"?",
-        "7:14: 'A' may not stand at character 1: use a-z, 0-9, '-' and '.', with a letter or digit at both ends: \"A b\"",
-        "8:3: unknown field \"serviice\": did you mean \"service\"?",
-        "10:34: write cores as in 4, 1.5 or 500m, not \"1e3\"",
-        "10:39: unknown field \"memroy\": did you mean \"memory\"?",
-        "10:63: this is no whole number from 0 to 65535: \"x\"",
-        "11:46: unknown protocol \"SCTP\": write one of TCP, UDP",
-        "11:85: this is no whole number from 0 to 65535: \"70000\"",
-        "12:14: unknown field \"crate\": did you mean \"create\"?",
-        "12:37: unknown word \"automatc\": did you mean \"automatic\"?",
-        "13:21: write a duration as in 500ms, 30s, 5m or 24h, not \"30\"",
+        "4:9: invalid character 'X' at position 1: use a-z, 0-9, '-' and '.', with a letter or digit at both ends: \"X y\"",
+        "5:3: invalid field \"labls\": did you mean \"labels\"?",
+        "7:14: invalid character 'A' at position 1: use a-z, 0-9, '-' and '.', with a letter or digit at both ends: \"A b\"",
+        "8:3: invalid field \"serviice\": did you mean \"service\"?",
+        "10:34: invalid amount \"1e3\": must be cores as in 4, 1.5 or 500m",
+        "10:39: invalid field \"memroy\": did you mean \"memory\"?",
+        "10:63: must be a whole number from 0 to 65535: \"x\"",
+        "11:46: invalid protocol \"SCTP\": must be one of TCP, UDP",
+        "11:85: must be a whole number from 0 to 65535: \"70000\"",
+        "12:14: invalid field \"crate\": did you mean \"create\"?",
+        "12:37: invalid value \"automatc\": did you mean \"automatic\"?",
+        "13:21: invalid duration \"30\": must be as in 500ms, 30s, 5m or 24h",
     ];
     let told: Vec<_> = faults.to_string().lines().map(|line| line.replace("f.yaml:", "")).collect();
     assert_eq!(told, wanted, "{text}");

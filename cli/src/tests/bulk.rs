@@ -1,4 +1,4 @@
-//! Many documents at once: batches in order, each document answered for itself.
+//! Many documents: batches in order, each document with its own answer.
 
 use super::*;
 
@@ -12,9 +12,9 @@ fn capabilities(count: usize) -> String {
     (0..count).map(one).collect()
 }
 
-/// A file of documents, for as long as the folder lives.
+/// File of documents, which exists as long as its directory.
 fn file(text: &str) -> (tempfile::TempDir, String) {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = tempfile::tempdir().expect("a directory");
     let path = folder.path().join("all.yaml");
     std::fs::write(&path, text).expect("a file");
     (folder, path.display().to_string())
@@ -24,7 +24,7 @@ fn none() -> Act {
     ok(&json!({ "items": [], "next_page_token": null, "position": 1 }))
 }
 
-/// The intents of a batch: their keys, and the names that they are about.
+/// Keys of the intents of a batch, and the names of their entities.
 fn sent(asked: &Asked) -> Vec<(String, String)> {
     let events: Vec<Value> = serde_json::from_str(&asked.body).expect("a batch");
     let text = |value: &Value| value.as_str().expect("text").to_owned();
@@ -43,7 +43,7 @@ fn documents_go_in_batches_and_are_told_in_their_order() {
     let (result, asked) = told(&format!("chancery apply -f {path}"), script);
     let wanted: Vec<_> = (0..2500).map(|number| format!("capability/c-{number} created")).collect();
     assert_eq!(result.expect("applied").lines().collect::<Vec<_>>(), wanted);
-    assert_eq!(asked[0].line, "GET /v1/fleets/default/capabilities?limit=1000", "looked up by one list");
+    assert_eq!(asked[0].line, "GET /v1/fleets/default/capabilities?limit=1000", "read by one list");
     let all: Vec<_> = asked[1..].iter().flat_map(names).collect();
     assert_eq!(all, (0..2500).map(|number| format!("c-{number}")).collect::<Vec<_>>());
 }
@@ -60,7 +60,7 @@ fn what_is_not_answered_is_asked_again_with_the_same_keys_and_the_rest_is_not() 
     let error = result.expect_err("one is invalid");
     assert_eq!(
         (error.exit, error.message.as_str()),
-        (CliExit::Failure, "3 of 4 documents were applied: apply again when the others are right")
+        (CliExit::Failure, "applied 3 of 4 documents: fix the others and apply again")
     );
     let batches: Vec<_> = asked[4..].iter().map(sent).collect();
     assert_eq!(batches.iter().map(Vec::len).collect::<Vec<_>>(), [4, 2, 2]);
@@ -75,7 +75,7 @@ fn what_stays_unanswered_ends_it_with_what_is_known() {
         (vec![busy(), busy(), busy()], CliExit::Unreachable),
         (vec![unknown(), busy(), busy()], CliExit::Unknown),
         (vec![Act::Drop, Act::Drop, Act::Drop], CliExit::Unknown),
-        // The server is busy now; the first try may have been recorded all the same.
+        // The server is busy now; the first attempt may have been recorded.
         (vec![Act::Drop, busy(), busy(), busy()], CliExit::Unknown),
         (vec![problem(503, "busy", true); 3], CliExit::Unreachable),
         (vec![batch(&[])], CliExit::Failure),
@@ -86,7 +86,7 @@ fn what_stays_unanswered_ends_it_with_what_is_known() {
         let script: Vec<_> = std::iter::once(problem(404, "not_found", false)).chain(script).collect();
         let error = told(&format!("chancery apply -f {path}"), script).0.expect_err("no verdict");
         assert_eq!(error.exit, exit, "{error}");
-        assert!(error.message.contains("all.yaml:2:1: apply capability/c-0: "), "{error}");
+        assert!(error.message.contains("all.yaml:2:1: cannot apply capability/c-0: "), "{error}");
         assert_eq!(error.message.contains("idempotency key"), exit == CliExit::Unknown, "{error}");
     }
 }
@@ -97,7 +97,7 @@ fn a_batch_that_is_too_large_goes_in_smaller_ones_and_too_many_requests_wait() {
     let find = || problem(404, "not_found", false);
     let too_many = problem(429, "too_many_requests", true);
     let mut script = vec![find(), find(), find(), find(), problem(413, "too_large", false)];
-    // More often than anything else is tried.
+    // More attempts than any other answer permits.
     script.extend(vec![too_many; 6]);
     script.extend([batch(&[accepted(7), accepted(8)]), batch(&[accepted(9), accepted(10)])]);
     let (result, asked) = told(&format!("chancery apply -f {path} -o name"), script);
@@ -143,11 +143,10 @@ cluster/local deleted
 
     let script = vec![batch(&[refusal(409, "in_use"), accepted(7)]), batch(&[refusal(409, "in_use")])];
     let error = told(&format!("chancery delete -f {path}"), script).0.expect_err("in use");
-    let wanted =
-        "2 of 4 documents were not deleted; to delete nodes and plans with what needs them, add --cascade";
+    let wanted = "2 of 4 documents were not deleted\nhint: to delete nodes and plans with their dependents, add --cascade";
     assert_eq!((error.exit, error.message.as_str()), (CliExit::Conflict, wanted));
 
-    // What nodes belong to is deleted when the nodes are gone.
+    // The cluster is deleted after its nodes.
     let nodes = |names: &[&str]| {
         let items: Vec<_> = names.iter().map(|name| node(name, "")).collect();
         ok(&json!({ "items": items, "next_page_token": null, "position": 1 }))
@@ -159,7 +158,7 @@ cluster/local deleted
     assert!(asked[0].body.contains(r#""cascade":"yes""#) && asked.len() == 4, "{asked:?}");
     let script = vec![both, nodes(&["n-1"])];
     let line = format!("chancery delete -f {path} --cascade --timeout 0s");
-    assert_eq!(told(&line, script).0.expect_err("it takes too long").exit, CliExit::Unknown);
+    assert_eq!(told(&line, script).0.expect_err("timeout").exit, CliExit::Unknown);
 
     for line in ["chancery delete", "chancery delete node/n-1 -f x", "chancery delete node/n-1 --timeout 1s"]
     {

@@ -1,4 +1,4 @@
-//! What is asked of replicas, nodes and deployments in the course of their lives.
+//! Commands that change replicas, nodes and deployments.
 
 use super::*;
 
@@ -11,23 +11,28 @@ fn what_is_asked_of_a_replica_tells_what_its_operation_waits_for() {
             "chancery relocate replica/web-7f3k --to node/node-2",
             "chancery.replica.relocate.v1",
             json!({ "name": "web-7f3k", "node": "node-2" }),
-            "is to move",
+            "relocation requested",
         ),
         (
             "chancery restart web-7f3k",
             "chancery.replica.restart.v1",
             json!({ "name": "web-7f3k" }),
-            "is to restart",
+            "restart requested",
         ),
         (
             "chancery start web-7f3k --on node-2",
             "chancery.replica.start.v1",
             json!({ "name": "web-7f3k", "node": "node-2" }),
-            "is to start",
+            "start requested",
         ),
-        ("chancery stop web-7f3k", "chancery.replica.stop.v1", json!({ "name": "web-7f3k" }), "is to stop"),
+        (
+            "chancery stop web-7f3k",
+            "chancery.replica.stop.v1",
+            json!({ "name": "web-7f3k" }),
+            "stop requested",
+        ),
     ] {
-        // It is looked at again until it has a place.
+        // The operation is read again until it has a placement.
         let waits = ["preparing", "pending_approval"].map(|state| page(json!([operation(&id, state)])));
         let (result, asked) = told(line, [verdict()].into_iter().chain(waits).collect());
         assert_eq!(result.expect(line), format!("replica/web-7f3k {done}\n"));
@@ -82,17 +87,23 @@ node-1  switch  approved   no     -      ann          new disks
     let (result, _) = told("chancery get disruptions -l state=approved -o name", vec![ok(&page)]);
     assert_eq!(result.expect("names"), "disruption/node-1/switch\n");
     let (result, _) = told("chancery get nodes -o wide", vec![ok(&page)]);
-    assert!(result.expect("a table").contains("  switch approved  "), "only what is not over");
+    assert!(
+        result.expect("a table").contains("  switch approved  "),
+        "only disruptions that are not completed"
+    );
     let (result, asked) = told("chancery get disruption node-1/drain -o name", vec![ok(&first)]);
     assert_eq!(
         (result.expect("a name").as_str(), asked[0].line.as_str()),
         ("disruption/node-1/drain\n", "GET /v1/fleets/default/nodes/node-1")
     );
     let error =
-        told("chancery get disruption node-1/other", vec![ok(&first)]).0.expect_err("none of that name");
+        told("chancery get disruption node-1/other", vec![ok(&first)]).0.expect_err("no such disruption");
     assert_eq!(
         (error.exit, error.message.as_str()),
-        (CliExit::NotFound, "read disruption/node-1/other: there is no disruption \"node-1/other\"")
+        (
+            CliExit::NotFound,
+            "cannot read disruption/node-1/other: disruption \"node-1/other\" does not exist"
+        )
     );
     let error = told("chancery get disruptions -l by=ann", vec![]).0.expect_err("no such filter");
     assert_eq!(error.exit, CliExit::Usage);
@@ -109,7 +120,7 @@ fn a_drain_schedules_and_approves_what_empties_a_node_and_waits_until_it_is_empt
     let left = json!([{ "replica": "web-7f3k", "state": "running" }, { "replica": "web-0100", "state": "destroyed" }]);
     let script = vec![ok(&before), verdict(), verdict(), ok(&during), page(left), ok(&after)];
     let (result, asked) = told("chancery drain node/node-1 --reason disks --wait", script);
-    assert_eq!(result.expect("empty"), "node/node-1 is to be emptied\nnode/node-1 is empty\n");
+    assert_eq!(result.expect("empty"), "node/node-1 drain requested\nnode/node-1 is empty\n");
     let events: Vec<Value> =
         asked[1..3].iter().map(|asked| serde_json::from_str(&asked.body).expect("an event")).collect();
     assert_eq!(events[0]["type"], "chancery.disruption.schedule.v1");
@@ -118,16 +129,16 @@ fn a_drain_schedules_and_approves_what_empties_a_node_and_waits_until_it_is_empt
     assert_eq!(events[1]["type"], "chancery.disruption.approve.v1");
     assert_eq!(events[1]["data"], json!({ "node": "node-1", "name": "drain-2" }));
 
-    // One that goes on is joined.
+    // A second `drain` joins a drain in progress.
     let (result, asked) = told("chancery drain node-1", vec![ok(&during), verdict()]);
     assert!(result.is_ok() && asked[1].body.contains(r#""name":"drain-2""#), "{result:?} {asked:?}");
-    // It is over, and something is there: somebody has put the node back into use.
+    // The disruption is completed and incarnations remain: an operator has put the node back into use.
     let given_up = disrupted(&json!([disruption("drain-2", "completed", "yes")]), 1);
     let script = vec![ok(&during), verdict(), ok(&given_up)];
-    let error = told("chancery drain node-1 --wait", script).0.expect_err("it was given up");
+    let error = told("chancery drain node-1 --wait", script).0.expect_err("the disruption was completed");
     assert!(error.exit == CliExit::Failure && error.message.ends_with("before it was empty"), "{error}");
     let script = vec![ok(&during), verdict(), ok(&during), page(json!([])), page(json!([]))];
-    let error = told("chancery drain node-1 --wait --timeout 0s", script).0.expect_err("it takes too long");
+    let error = told("chancery drain node-1 --wait --timeout 0s", script).0.expect_err("timeout");
     assert_eq!(error.exit, CliExit::Unknown, "{error}");
 }
 
@@ -162,14 +173,14 @@ fn an_undrain_ends_what_empties_a_node_or_puts_it_back_into_its_last_cluster() {
     let wanted = [("sanitizing", Value::Null), ("unallocated", Value::Null), ("allocated", json!("local"))];
     assert_eq!(states, wanted.map(|(state, cluster)| (json!(state), cluster)));
 
-    // What is in its volumes would go if it were cleaned.
+    // Sanitizing would destroy the data of its volumes.
     let kept = volumes(json!([{ "name": "web-7f3k-app-data" }]));
     let (result, asked) = told("chancery undrain node-1", vec![ok(&emptied), kept, past.clone(), verdict()]);
     assert_eq!(result.expect("in use"), "node/node-1 is in use again\n");
     let wanted = json!({ "name": "node-1", "state": "allocated", "cluster": "local" });
     assert_eq!(types(&asked), [("chancery.node.set_state.v1".to_owned(), wanted)]);
 
-    // It becomes empty at the very moment.
+    // The node becomes empty at the same moment.
     let mut script = vec![ok(&during), verdict(), ok(&emptied), volumes(json!([])), past];
     script.extend([verdict(), verdict(), verdict()]);
     let (result, asked) = told("chancery undrain node-1", script);
@@ -181,7 +192,7 @@ fn an_undrain_ends_what_empties_a_node_or_puts_it_back_into_its_last_cluster() {
 
 #[test]
 fn deployments_are_applied_in_their_turn_or_in_the_place_of_others() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = tempfile::tempdir().expect("a directory");
     let file = folder.path().join("d.yaml");
     let text =
         "apiVersion: chancery/v1\nkind: Deployment\nmetadata: {name: d-1}\nspec: {plan: web, count: 1}\n";
@@ -198,7 +209,7 @@ fn deployments_are_applied_in_their_turn_or_in_the_place_of_others() {
 #[test]
 fn what_is_in_use_is_told_with_the_way_to_delete_it_all_the_same() {
     let error = told("chancery delete plan web", vec![problem(409, "in_use", false)]).0.expect_err("in use");
-    assert!(error.message.ends_with("\nwith what needs it: chancery delete plan web --cascade"), "{error}");
+    assert!(error.message.ends_with("\ntry: chancery delete plan web --cascade"), "{error}");
     let error = told("chancery delete cluster x", vec![problem(409, "in_use", false)]).0.expect_err("in use");
     assert!(!error.message.contains("cascade"), "{error}");
 }

@@ -35,7 +35,7 @@ fn an_executor_is_welcomed_gets_commands_and_is_told_what_is_over() {
     for _ in 0..2 {
         rig.say(1, ExecutorMessage::Report { attach, sequence: 1, report: report(1, ready.clone()) });
     }
-    assert!(rig.effects().is_empty(), "nor is the acknowledgement let go early");
+    assert!(rig.effects().is_empty(), "the acknowledgement is held back too");
     let effects = rig.settle();
     assert!(
         sent(&effects).iter().all(|m| matches!(m, DeciderMessage::Accepted { sequence: 1, .. })),
@@ -44,7 +44,7 @@ fn an_executor_is_welcomed_gets_commands_and_is_told_what_is_over() {
     assert_eq!(
         rig.types(before),
         ["incarnation.reported.v1", "incarnation.running.v1", "deployment.ended.v1"],
-        "once, though said twice"
+        "once, though reported twice"
     );
     rig.say(1, ExecutorMessage::Report { attach, sequence: 2, report: report(1, ObservedState::Gone) });
     let effects = rig.settle();
@@ -76,12 +76,15 @@ fn an_executor_that_comes_back_gets_the_whole_inventory_and_its_old_connection_i
     let effects = rig.settle();
     assert!(
         matches!(sent(&effects)[..], [DeciderMessage::Refused { again: HelloRetry::Later, .. }]),
-        "the scope is held"
+        "the store has a session"
     );
     let attach = ConnectionToken::from_random(1);
     rig.say(1, ExecutorMessage::Heartbeat { attach, beat: 1 });
     let effects = rig.settle();
-    assert!(matches!(sent(&effects)[..], [DeciderMessage::Closed { .. }]), "an old attach says nothing more");
+    assert!(
+        matches!(sent(&effects)[..], [DeciderMessage::Closed { .. }]),
+        "an old connection token is refused"
+    );
 }
 
 #[test]
@@ -130,7 +133,7 @@ fn what_cannot_be_looked_up_now_sends_no_executor_away_for_good() {
     rig.say(1, hello.clone());
     let (reason, again) = refusal(&rig.settle()).expect("refused");
     assert_eq!(again, HelloRetry::Later, "{reason}");
-    assert!(reason.contains("cannot be read now"), "{reason}");
+    assert!(reason.contains("cannot read record at position"), "{reason}");
     rig.core.lookup = Box::new(move |_| Ok(Some(head.hash)));
     rig.say(1, hello);
     assert_eq!(refusal(&rig.settle()), None);
@@ -152,19 +155,24 @@ fn an_executor_over_another_folder_is_refused_until_nothing_is_left_in_the_old_o
     rig.plan_and_deployment();
     rig.settle();
     let (reason, again) = refusal(&rig.hello_over(2, 2, life(1, 2))).expect("refused");
-    assert!(reason.contains("an executor ex with another folder holds cluster local"), "{reason}");
+    assert!(
+        reason.contains(
+            "cannot open session of cluster local: executor ex with another executor store has one"
+        ),
+        "{reason}"
+    );
     assert_eq!(again, HelloRetry::Later);
     rig.now = rig.now + LEASE + LEASE;
     rig.settle();
     let (reason, again) = refusal(&rig.hello_over(3, 2, life(1, 2))).expect("refused");
     assert!(reason.contains("expunge node n1 if its machine is lost"), "{reason}");
     assert_eq!(again, HelloRetry::Later);
-    assert!(!rig.types(0).contains(&"incarnation.ended.v1"), "a refused executor proves nothing");
+    assert!(!rig.types(0).contains(&"incarnation.ended.v1"), "a refused executor proves no end");
     rig.must("node.set_state", &json!({"name": "n1", "state": "expunged"}));
     rig.settle();
     assert_eq!(refusal(&rig.hello_over(4, 2, life(1, 2))), None);
     let (reason, _) = refusal(&rig.hello_over(5, 1, life(2, 3))).expect("refused");
-    assert!(reason.contains("another folder"), "now it is the other one that looks elsewhere: {reason}");
+    assert!(reason.contains("another executor store"), "now the other executor has another store: {reason}");
 }
 
 #[test]
@@ -212,10 +220,10 @@ fn a_later_life_takes_over_at_once_and_an_earlier_one_or_a_copy_never() {
     rig.cluster();
     let cases = [
         (life(2, 1), None, "the first"),
-        (life(2, 1), None, "it connects anew"),
+        (life(2, 1), None, "a newer epoch connects"),
         (life(3, 2), None, "it was started again"),
         (life(2, 1), Some(HelloRetry::Never), "the one before it, which should have ended"),
-        (life(3, 9), Some(HelloRetry::Later), "a copy of the folder, started as often"),
+        (life(3, 9), Some(HelloRetry::Later), "a copy of the store, started as often"),
         (life(3, 2), None, "and it is still the one that holds the session"),
     ];
     for (connection, (life, expected, why)) in (1..).zip(cases) {
@@ -273,7 +281,7 @@ fn an_executor_is_told_to_forget_also_when_the_replica_goes_in_the_same_commit()
     let effects = rig.settle();
     assert!(
         forgets(&effects) && rig.types(before).is_empty(),
-        "what is over is forgotten, not judged again: {effects:?}"
+        "an ended object is purged, not resolved again: {effects:?}"
     );
 }
 
@@ -320,7 +328,7 @@ fn of_an_inventory_one_part_at_a_time_is_held_back_however_often_it_is_asked_for
         assert_eq!(parts(&rig.settle()), 1);
     }
     rig.say(1, more);
-    assert_eq!(parts(&rig.settle()), 1, "what was answered may be asked for again");
+    assert_eq!(parts(&rig.settle()), 1, "an answered part may be requested again");
 }
 
 #[test]
@@ -352,11 +360,11 @@ fn when_much_is_held_back_inputs_wait_until_it_may_leave() {
         while !rig.core.holds_enough() {
             say(&mut rig, said);
             said += 1;
-            assert!(said <= 16_384, "{which}: nothing bounds them");
+            assert!(said <= 16_384, "{which}: not bounded");
         }
         assert!(which == "small ones" || said < 200, "{which}: {said}");
         rig.settle();
-        assert!(!rig.core.holds_enough(), "{which} have left");
+        assert!(!rig.core.holds_enough(), "{which} are released");
     }
 }
 
@@ -370,17 +378,17 @@ fn nobody_is_lost_whose_words_may_have_waited_unheard_and_who_is_silent_then_is(
     rig.now = rig.now + LEASE * 4;
     rig.give(CoreInput::Unheard(LEASE * 3));
     rig.settle();
-    assert_eq!(closed(&rig), 0, "the disk stood still, and everybody waited for it");
+    assert_eq!(closed(&rig), 0, "no session expires while the disk stalls");
     let due = rig.core.next_due().expect("a lease ends");
-    assert!(due > rig.now, "it does not ask again at once");
+    assert!(due > rig.now, "the command is not repeated immediately");
     rig.say(1, ExecutorMessage::Heartbeat { attach: ConnectionToken::from_random(1), beat: 1 });
     rig.now = rig.now + LEASE;
     rig.settle();
-    assert_eq!(closed(&rig), 0, "it was heard in time");
+    assert_eq!(closed(&rig), 0, "the heartbeat was in time");
     rig.now = rig.now + LEASE;
     rig.give(CoreInput::Unheard(LEASE / 5));
     rig.settle();
-    assert_eq!(closed(&rig), 1, "a short wait for one's turn is no excuse");
+    assert_eq!(closed(&rig), 1, "a short input lag extends no lease");
 }
 
 #[test]

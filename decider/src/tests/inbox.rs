@@ -55,7 +55,7 @@ impl Rig {
         let fold = self.folded();
         let state = fold.state();
         let watermark = state.and_then(|state| state.watermark.as_ref());
-        let inbox = InboxStart::take_up(topic(TOPIC), binding(), watermark, log).expect("it is all there");
+        let inbox = InboxStart::take_up(topic(TOPIC), binding(), watermark, log).expect("all messages exist");
         let settings = DeciderSettings { inbox: Some(inbox), ..settings(3) };
         let fleet = fleet.or_else(|| state.map(|state| state.fleet.clone()));
         let fleet = fleet.unwrap_or_else(|| FleetState::new(Lineage::from_random(5)));
@@ -121,13 +121,13 @@ fn a_decider_takes_up_only_an_inbox_that_holds_what_it_has_not_answered() {
     let mark = |topic: &str, next| InboxWatermark { topic: topic.into(), next };
     let gone =
         |watermark: InboxWatermark, log: std::ops::Range<u64>| check(Some(&watermark), &topic(TOPIC), &log);
-    assert_eq!(check(None, &topic(TOPIC), &(5..9)), Ok(5), "the first begins with what is there");
+    assert_eq!(check(None, &topic(TOPIC), &(5..9)), Ok(5), "the first decider starts with the first message");
     for (next, log) in [(5, 5..9), (7, 5..9), (9, 5..9), (0, 0..0)] {
         assert_eq!(gone(mark(TOPIC, next), log), Ok(next));
     }
     for (watermark, log, words) in [
         (mark("fleet.inbox/id-2/0", 7), 5..9, ["fleet.inbox/id-2/0", TOPIC]),
-        (mark(TOPIC, 4), 5..9, ["begins at offset 5", "up to 4"]),
+        (mark(TOPIC, 4), 5..9, ["starts at offset 5", "up to 4"]),
         (mark(TOPIC, 10), 5..9, ["ends at offset 9", "up to 10"]),
         (mark(TOPIC, 1), 0..0, ["ends at offset 0", "up to 1"]),
     ] {
@@ -161,7 +161,7 @@ fn every_letter_leaves_one_trace_in_the_order_of_their_offsets() {
     ] {
         rig.post(&letter);
     }
-    assert!(rig.settle().is_empty(), "nobody is answered");
+    assert!(rig.settle().is_empty(), "no answer is sent");
     let types = [
         "capability.apply.v1",
         "intent.accepted.v1",
@@ -214,7 +214,7 @@ fn a_letter_is_durable_with_its_answer_and_the_next_decider_goes_on_behind_it() 
     rig.post(&capability(0, "a"));
     rig.post(&nonsense(1));
     rig.settle();
-    // Answered, but never durable: as though they had not been read.
+    // Answers that were never durable: the messages are read again.
     rig.post(&capability(2, "b"));
     rig.post(&nonsense(3));
     let from = rig.journal.len();
@@ -227,7 +227,7 @@ fn a_letter_is_durable_with_its_answer_and_the_next_decider_goes_on_behind_it() 
     rig.settle();
     let types: Vec<_> = rig.types(from)[1..].to_vec();
     let once = ["capability.apply.v1", "intent.accepted.v1", "capability.applied.v1", "inbox.refused.v1"];
-    assert_eq!(types, once, "what stands below the watermark is answered already");
+    assert_eq!(types, once, "messages below the watermark are answered already");
     assert_eq!(rig.watermarks(from), [2, 4]);
 }
 
@@ -304,7 +304,7 @@ fn stumbling(
     request: &IntentRequest,
     ctx: &DecisionContext,
 ) -> Result<Vec<Fact>, Refusal> {
-    assert!(request.intent.type_name() != "node.delete.v1", "it stumbled");
+    assert!(request.intent.type_name() != "node.delete.v1", "deliberate panic");
     chancery_machine::decide::decide(fleet, request, ctx)
 }
 
@@ -353,14 +353,18 @@ fn a_message_that_cannot_be_read_is_given_up_where_the_inbox_stands_and_nowhere_
     assert_eq!(skip(&mut rig, 1), Some(RefusalCode::BadTransition), "all can be read");
     // The offsets 1 and 2 hold no messages.
     rig.give(CoreInput::InboxStands(3));
-    assert_eq!(skip(&mut rig, 2), Some(RefusalCode::BadTransition), "it is another one");
-    assert_eq!(skip(&mut rig, 4), Some(RefusalCode::BadTransition), "nobody knows that it cannot be read");
+    assert_eq!(skip(&mut rig, 2), Some(RefusalCode::BadTransition), "the inbox is blocked at another offset");
+    assert_eq!(
+        skip(&mut rig, 4),
+        Some(RefusalCode::BadTransition),
+        "the decider does not know that it cannot be read"
+    );
     let from = rig.journal.len();
     assert_eq!(skip(&mut rig, 3), None);
     assert_eq!(rig.types(from), ["inbox.skip.v1", "intent.accepted.v1", "inbox.skipped.v1"]);
     assert_eq!(rig.watermarks(from), [4], "in the record of the fact");
-    assert_eq!(skip(&mut rig, 3), Some(RefusalCode::BadTransition), "it is behind it");
-    // A message that can be read meanwhile is answered, and not skipped.
+    assert_eq!(skip(&mut rig, 3), Some(RefusalCode::BadTransition), "the offset was skipped already");
+    // A message that has become readable is answered, and not skipped.
     rig.give(CoreInput::InboxStands(4));
     rig.post(&capability(4, "b"));
     assert_eq!(skip(&mut rig, 4), Some(RefusalCode::BadTransition));
@@ -372,10 +376,10 @@ fn a_message_that_cannot_be_read_is_given_up_where_the_inbox_stands_and_nowhere_
     assert_eq!(
         skip(&mut rig, 5),
         Some(RefusalCode::BadTransition),
-        "a new decider does not know where it stands"
+        "a new decider does not know where the inbox is blocked"
     );
     let from = rig.journal.len();
-    rig.post(&letter(5, "letter", "inbox.skip", &json!({"offset": 5})));
+    rig.post(&letter(5, "fifth", "inbox.skip", &json!({"offset": 5})));
     rig.settle();
     assert_eq!(rig.types(from), ["inbox.skip.v1", "intent.refused.v1"], "no message skips another");
 }
@@ -418,7 +422,10 @@ fn deadlines_wait_for_the_letters_that_were_there_and_a_lease_after_them() {
     rig.settle();
     rig.now = rig.now + LEASE.saturating_sub(Duration::from_secs(1));
     rig.settle();
-    assert!(!rig.types(from).contains(&"incarnation.commanded.v1"), "everybody has a lease to come back");
+    assert!(
+        !rig.types(from).contains(&"incarnation.commanded.v1"),
+        "every executor has a lease to reconnect"
+    );
     rig.now = rig.now + Duration::from_secs(1);
     rig.settle();
     assert!(rig.types(from).contains(&"incarnation.commanded.v1"));
@@ -426,7 +433,7 @@ fn deadlines_wait_for_the_letters_that_were_there_and_a_lease_after_them() {
 
 #[test]
 fn what_an_operator_gives_up_at_a_start_is_recorded_once_with_the_watermark_behind_it() {
-    // Offsets of the topic, offset that is given up, and offset where reading starts.
+    // Offsets of the topic, skipped offset, and offset where reading starts.
     let table = [
         (2..9, 4, Ok(5)),
         (4..9, 3, Ok(4)),
@@ -434,8 +441,8 @@ fn what_an_operator_gives_up_at_a_start_is_recorded_once_with_the_watermark_behi
         (9..9, 8, Ok(9)),
         // Answered already.
         (2..9, 1, Ok(2)),
-        // More messages are missing than were given up.
-        (5..9, 3, Err("begins at offset 5")),
+        // More messages are missing than are skipped.
+        (5..9, 3, Err("starts at offset 5")),
         (2..9, 9, Err("cannot skip inbox message 9: fleet.inbox/id-1/0 ends at offset 9")),
         (0..1, 4, Err("ends at offset 1")),
     ];
@@ -469,10 +476,10 @@ fn what_an_operator_gives_up_at_a_start_is_recorded_once_with_the_watermark_behi
             (recorded.to_vec(), vec![wanted]),
             "{skip} of {log:?}"
         );
-        // A later start with the same flag finds it done.
+        // A later start with the same flag finds the skip recorded.
         let again = InboxWatermark { topic: TOPIC.into(), next: wanted };
         let again = InboxStart::take_up_behind(skip, topic(TOPIC), binding(), Some(&again), &log)
-            .expect("it is there");
+            .expect("the message exists");
         assert_eq!((again.next(), again.skips()), (wanted, None));
     }
 }
@@ -492,7 +499,7 @@ fn without_an_inbox_no_watermark_is_written_and_the_last_one_stays() {
     assert_eq!(
         (last.header().watermark.clone(), last.header().count),
         (None, 1),
-        "a letter is left to others"
+        "the message is left to other deciders"
     );
     assert!(fold.take(last).is_ok());
     let kept = fold.state().and_then(|state| state.watermark.clone()).map(|watermark| watermark.next);

@@ -17,7 +17,7 @@ impl Rig {
         for record in &self.journal {
             fold.take(record).expect("folds");
         }
-        let state = fold.state().expect("a term has begun");
+        let state = fold.state().expect("a term has started");
         self.take_over(settings(2), state.fleet.clone(), Some(&state.at), self.now);
     }
 
@@ -82,7 +82,7 @@ fn commands(effects: &[DeciderEffect]) -> Vec<(IncarnationId, u32, u32, CommandS
         };
         let run = |object| match object {
             ObjectId::Incarnation(id) => id,
-            ObjectId::Volume(id) => panic!("there is no volume, and {id} is commanded"),
+            ObjectId::Volume(id) => panic!("unexpected command for volume {id}"),
         };
         all.extend(told.iter().map(|c| (run(c.object), c.revision, c.attempt, c.standing)));
     }
@@ -104,7 +104,7 @@ fn an_end_of_which_the_server_died_is_told_to_the_next_and_counts_once() {
     let durable = rig.durable;
     rig.report(1, 2, id, 1, crashed());
     rig.commit();
-    assert!(rig.effects().is_empty(), "neither acknowledged nor to be forgotten before it is durable");
+    assert!(rig.effects().is_empty(), "neither acknowledged nor purged before it is durable");
     rig.crash(durable);
     rig.hello(2, "ex", None);
     rig.settle();
@@ -113,7 +113,7 @@ fn an_end_of_which_the_server_died_is_told_to_the_next_and_counts_once() {
         rig.level(2, vec![ObjectReport { object: id.into(), revision: 1, saw: crashed() }]);
         told += forgets(&rig.settle());
     }
-    assert_eq!(told, 3, "as often as it is told");
+    assert_eq!(told, 3, "once for each report");
     let ends = rig.types(durable).into_iter().filter(|name| *name == "incarnation.ended.v1").count();
     assert_eq!((ends, rig.core.fleet().incarnations().sorted()[0].is_live()), (1, false));
 }
@@ -166,10 +166,10 @@ fn wherever_the_server_dies_between_an_intent_and_its_commands_the_next_goes_on_
         assert_eq!((fleet.replicas().len(), live), (count, count), "{records} of {end} records");
         rig.hello(1, "ex", None);
         let mut ids: Vec<_> = commands(&rig.settle()).into_iter().map(|(id, ..)| id).collect();
-        assert_eq!(ids.len(), count, "each is asked for, once");
+        assert_eq!(ids.len(), count, "each has one operation");
         ids.sort_unstable();
         ids.dedup();
-        assert_eq!(ids.len(), count, "and none twice");
+        assert_eq!(ids.len(), count, "no operation is repeated");
     }
 }
 
@@ -185,8 +185,12 @@ fn a_second_try_of_what_is_gone_by_then_is_dropped_and_holds_up_nobody() {
     assert!(rig.core.fleet().incarnations().get(&id).is_none(), "with its replica");
     rig.now = rig.now + Duration::from_secs(10);
     let before = rig.journal.len();
-    assert_eq!((commands(&rig.settle()).len(), rig.types(before).len()), (0, 0), "there is nothing to try");
-    assert!(rig.core.next_due().is_none_or(|due| due > rig.now), "nor does it come back at once");
+    assert_eq!(
+        (commands(&rig.settle()).len(), rig.types(before).len()),
+        (0, 0),
+        "no command is left to retry"
+    );
+    assert!(rig.core.next_due().is_none_or(|due| due > rig.now), "nor is it due again immediately");
     rig.must("capability.apply", &json!({"name": "c", "spec": {"type": "T", "score": 1}}));
     assert_eq!(answers(&rig.settle()).len(), 1);
 }
@@ -228,9 +232,13 @@ fn a_pause_before_the_next_try_lasts_over_the_death_of_the_server() {
     rig.crash(rig.journal.len());
     rig.settle();
     rig.hello(2, "ex", None);
-    assert_eq!(commands(&rig.settle()), [], "not before its time");
+    assert_eq!(commands(&rig.settle()), [], "not before the backoff ends");
     rig.now = due;
-    assert_eq!(commands(&rig.settle()), [(id, 1, 2, CommandStatus::Open)], "at its time, as the second try");
+    assert_eq!(
+        commands(&rig.settle()),
+        [(id, 1, 2, CommandStatus::Open)],
+        "after the backoff, as the second attempt"
+    );
 }
 
 /// Race R60.

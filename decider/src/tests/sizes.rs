@@ -1,4 +1,4 @@
-//! Entities that must not grow until a record cannot hold what follows.
+//! Entities that must not grow until a record cannot contain their later facts.
 
 use chancery_events::fact::CommandEffect;
 use chancery_events::id::ObjectId;
@@ -255,7 +255,7 @@ fn an_ending_larger_than_any_plan_allows_is_recorded_without_its_processes() {
     let many = vec![process.clone(); 65_536];
     rig.tell(object, ObservedState::Ready { processes: many.clone() });
     rig.settle();
-    assert_eq!(rig.asked(), Some(object), "a state of processes that the plan does not have says nothing");
+    assert_eq!(rig.asked(), Some(object), "the state of processes that the plan does not have is ignored");
     let far = PortAddress { port: name("http"), address: "x".repeat(PROCESSES_BYTES) };
     rig.tell(
         object,
@@ -263,7 +263,7 @@ fn an_ending_larger_than_any_plan_allows_is_recorded_without_its_processes() {
     );
     rig.settle();
     let shown = rig.core.fleet().incarnations().sorted()[0].processes.clone();
-    assert_eq!(shown, [process], "its addresses are left out");
+    assert_eq!(shown, [process], "its addresses are omitted");
     let exit = IncarnationExit::Failed { reason: "x".repeat(2 << 20) };
     rig.tell(object, ObservedState::Ended { exit, processes: many });
     rig.settle();

@@ -38,25 +38,25 @@ pub(crate) fn rollback(
         if now.rollback.as_ref().is_some_and(same) {
             return Ok(vec![]);
         }
-        let detail = format!("plan {} has a deployment {} that is something else", ask.plan, ask.name);
-        let advice = "is taken: give the rollback a name of its own";
+        let detail = format!("plan {} has another deployment {}", ask.plan, ask.name);
+        let advice = "is taken: use another name";
         return Err(Refusal::new(RefusalCode::AlreadyExists, detail).at("/name", advice));
     }
     if owner.activity == ClusterActivity::Inactive {
         return Err(Refusal::new(RefusalCode::Inactive, format!("plan {} is inactive", ask.plan)));
     }
     if owner.removing.is_some() {
-        return Err(Refusal::new(RefusalCode::InUse, format!("plan {} is being removed", ask.plan)));
+        return Err(Refusal::new(RefusalCode::InUse, format!("plan {} is being deleted", ask.plan)));
     }
     let to = if let Some(to) = &ask.to {
         named(fleet, owner, to)?
     } else {
         if let Some((name, to)) = under_way(fleet, owner) {
-            let detail = format!("deployment {name} rolls plan {} back to {to} already", ask.plan);
+            let detail = format!("deployment {name} already rolls plan {} back to {to}", ask.plan);
             return Err(Refusal::new(RefusalCode::BadTransition, detail).at("/to", "must name a deployment"));
         }
         last(fleet, owner).ok_or_else(|| {
-            let detail = format!("plan {} has no earlier deployment that completed", ask.plan);
+            let detail = format!("plan {} has no earlier completed deployment", ask.plan);
             Refusal::new(RefusalCode::BadTransition, detail)
         })?
     };
@@ -144,8 +144,7 @@ fn named<'a>(fleet: &'a FleetState, plan: &Plan, to: &DeploymentName) -> Result<
     let key = (plan.name.clone(), to.clone());
     let found = fleet.find::<Deployment>(&key).map_err(|refusal| refusal.at("/to", "does not exist"))?;
     if !found.is_completed() {
-        let detail =
-            format!("deployment {to} is {}: a rollback needs one that completed", state_word(&found.state));
+        let detail = format!("deployment {to} is {}, not completed", state_word(&found.state));
         return Err(Refusal::new(RefusalCode::BadTransition, detail).at("/to", "has not completed"));
     }
     Ok(found)

@@ -105,7 +105,7 @@ fn of_current(
         }
         DeploymentWork::AbortStart(id) => {
             if let Some(operation) = fleet.operations().get(&id) {
-                let reason = format!("deployment {name} gives it another version");
+                let reason = format!("deployment {name} gives the replica another version");
                 operation::abort(fleet, operation, reason, ctx, draft);
             }
         }
@@ -178,7 +178,7 @@ pub(crate) fn take_over(fleet: &FleetState, plan: &Plan, replica: &Replica, draf
 fn assign(fleet: &FleetState, still: &Replica, version: &DeploymentName, draft: &mut FactDraft) {
     let waiting = still.operation.and_then(|open| fleet.operations().get(&open.id));
     if let Some(waiting) = waiting {
-        let reason = format!("deployment {version} gives it another version");
+        let reason = format!("deployment {version} gives the replica another version");
         operation::end(fleet, waiting, OperationEnd::Cancelled { reason }, draft);
     }
     if still.will == WillWord::Proposed {
@@ -303,7 +303,7 @@ pub(crate) fn disturb(fleet: &FleetState, incarnation: &Incarnation, draft: &mut
     let Some(current) = super::current(fleet, plan).filter(|current| is_begun(current)) else { return };
     let own = fleet.deployment(&plan.name, &incarnation.deployment);
     if own.is_some_and(|own| own.version == current.version) {
-        let cause = format!("replica {} ended by itself", incarnation.replica);
+        let cause = format!("replica {} ended without a request", incarnation.replica);
         let key = (plan.name.clone(), current.name.clone());
         if draft.first_to_fail(&key) {
             draft.push(failed(key, cause));
@@ -324,7 +324,7 @@ pub(crate) fn overdue(fleet: &FleetState, key: &DeploymentKey, ctx: &DecisionCon
     if ready || commits {
         draft.push(DeploymentCutOver { plan: key.0.clone(), name: key.1.clone() });
     } else {
-        draft.push(failed(key.clone(), "not all of the new set were ready in time".into()));
+        draft.push(failed(key.clone(), "the new set was not ready in time".into()));
     }
     draft.done()
 }

@@ -221,10 +221,10 @@ fn of_operation(fleet: &FleetState, plan: &Plan, operation: &Operation, cancel: 
             };
             wait
         }
-        OperationState::Approved => wait(format!("the turn of {name}"), None),
+        OperationState::Approved => wait(format!("the start of {name}"), None),
         OperationState::Running => running(fleet, operation, &name, &cancel)
             .unwrap_or_else(|| wait(format!("{name} to complete"), None)),
-        OperationState::Ended(_) => wait(format!("what follows {name}"), None),
+        OperationState::Ended(_) => wait(format!("the step after {name}"), None),
     }
 }
 

@@ -121,7 +121,7 @@ fn replaced(
     draft: &mut FactDraft,
 ) {
     if operation.incarnation == Some(incarnation.id) {
-        let reason = if incarnation.was_up() { "it ended by itself".to_owned() } else { why };
+        let reason = if incarnation.was_up() { "it ended without a request".to_owned() } else { why };
         operation::end(fleet, operation, OperationEnd::Failed { reason }, draft);
         return;
     }
@@ -152,7 +152,7 @@ fn by_itself(fleet: &FleetState, replica: &Replica, incarnation: &Incarnation, d
         return;
     }
     cancel_waiting(fleet, replica, draft);
-    // A deployment must not start its own failing version repeatedly. A lost node says nothing about the
+    // A deployment must not start its own failing version repeatedly. A lost node is no evidence about the
     // version.
     if !fleet.index().places.is_expunged(&incarnation.node) {
         deployment::disturb(fleet, incarnation, draft);
@@ -185,7 +185,7 @@ fn cancel_waiting(fleet: &FleetState, replica: &Replica, draft: &mut FactDraft) 
         replaces && !matches!(operation.state, OperationState::Running)
     });
     if let Some(operation) = waiting {
-        let reason = "what it was about ended by itself".to_owned();
+        let reason = "its incarnation ended without a request".to_owned();
         operation::end(fleet, operation, OperationEnd::Cancelled { reason }, draft);
     }
 }
@@ -206,7 +206,7 @@ pub(crate) fn lost(fleet: &FleetState, id: IncarnationId, ctx: &DecisionContext)
 /// Releases a reservation that no executor was asked to use. Its operation is placed again, and the hash
 /// shown for approval is void; a running operation fails.
 pub(crate) fn displace(fleet: &FleetState, incarnation: &Incarnation, reason: String, draft: &mut FactDraft) {
-    debug_assert_eq!(incarnation.state, IncarnationState::Reserved, "nobody was asked for it");
+    debug_assert_eq!(incarnation.state, IncarnationState::Reserved, "no start was requested");
     let holder = fleet.operations().get(&incarnation.operation);
     let begun = holder.filter(|operation| matches!(operation.state, OperationState::Running));
     if let Some(operation) = begun {

@@ -37,7 +37,7 @@ pub(crate) fn reserved(
     };
     let cluster = cluster.ok_or_else(|| StateContradiction {
         subject: Subject::Node(fact.node.clone()),
-        problem: "a place is reserved on it, and it is in no cluster".into(),
+        problem: "the node has a reservation, and is in no cluster".into(),
     })?;
     // The predecessor's reservation covers what both need of the node.
     let followed = fact.follows.and_then(|old| fleet.incarnations().get(&old));
@@ -142,7 +142,7 @@ pub(crate) fn asked(
     at: FactPosition,
 ) -> Result<(), StateContradiction> {
     if !fleet.want::<Incarnation>(&id)?.is_live() {
-        let problem = "it is commanded, and it is over".into();
+        let problem = "the incarnation is commanded after its end".into();
         return Err(StateContradiction { subject: Subject::Incarnation(id), problem });
     }
     let down = matches!(by.kind, OperationKind::Stop | OperationKind::Delete);

@@ -27,7 +27,7 @@ pub(crate) fn end(fleet: &FleetState, operation: &Operation, how: OperationEnd, 
         OperationEnd::Failed { reason } => Some(reason.clone()),
         OperationEnd::Rejected { by, reason } if reason.is_empty() => Some(format!("rejected by {by}")),
         OperationEnd::Rejected { by, reason } => Some(format!("rejected by {by}: {reason}")),
-        OperationEnd::Expired => Some("nobody approved it in time".into()),
+        OperationEnd::Expired => Some("it was not approved in time".into()),
         OperationEnd::Succeeded | OperationEnd::Cancelled { .. } | OperationEnd::Superseded { .. } => None,
     };
     let superseded = matches!(how, OperationEnd::Superseded { .. });

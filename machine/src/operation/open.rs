@@ -68,7 +68,7 @@ pub(crate) fn open(
     if replica.will == WillWord::Proposed && want.kind == OperationKind::Delete {
         // The replica was never approved: it is deleted with its create.
         for operation in &waiting {
-            let reason = "the replica is not wanted any more".to_owned();
+            let reason = "the replica is no longer requested".to_owned();
             end(fleet, operation, OperationEnd::Cancelled { reason }, draft);
         }
         if waiting.is_empty() {

@@ -37,7 +37,7 @@ pub(crate) fn prepare(
     let old = replica.active.as_ref().and_then(|active| fleet.incarnations().get(&active.incarnation));
     let mut draft = FactDraft::new(ctx);
     if disruption::is_over(fleet, operation) {
-        let reason = "the disruption is over".to_owned();
+        let reason = "the disruption has ended".to_owned();
         end(fleet, operation, OperationEnd::Cancelled { reason }, &mut draft);
         return Some(draft.done());
     }
@@ -59,7 +59,7 @@ pub(crate) fn prepare(
         let to = found.as_ref().ok().map(|(found, _)| &found.place);
         let improves = |((spread, from), to)| rebalance::improves(fleet, spread, from, to);
         if !spread.zip(replica.remaining()).zip(to).is_some_and(improves) {
-            let reason = "the spread would not be more even by it any more".to_owned();
+            let reason = "the move would no longer make the spread more even".to_owned();
             end(fleet, operation, OperationEnd::Cancelled { reason }, &mut draft);
             return Some(draft.done());
         }

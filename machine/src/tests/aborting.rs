@@ -1,4 +1,4 @@
-//! Deployments that are cancelled or superseded while operations of them are under way.
+//! Deployments that are cancelled or superseded while their operations run.
 
 use chancery_events::fact::CommandEffect;
 use chancery_events::id::{IncarnationId, OperationId};
@@ -36,7 +36,7 @@ fn incarnation(world: &TestFleet, id: IncarnationId) -> &Incarnation {
     world.fleet.incarnations().get(&id).expect("an incarnation")
 }
 
-/// Live incarnations by deployment, with what is asked of each.
+/// Live incarnations by deployment, with the last command of each.
 fn asked(world: &TestFleet) -> Vec<(String, Option<CommandEffect>)> {
     let live = world.fleet.incarnations().sorted();
     let live = live.iter().filter(|incarnation| incarnation.is_live());
@@ -61,11 +61,11 @@ fn a_cancelled_deployment_aborts_an_update_beside_the_old_run_which_never_stops(
         assert_eq!(incarnation(&world, new).asked, Some(CommandEffect::Stop));
         assert_eq!((world.phases(), world.kinds()), (vec!["running", "running"], vec![]));
         world.report(new, ended(IncarnationExit::Clean));
-        assert_eq!(world.free_cpu(), free, "its place is free");
+        assert_eq!(world.free_cpu(), free, "its reservation is released");
         let old = ("d1".to_owned(), Some(CommandEffect::Ensure));
-        assert_eq!(asked(&world), [old.clone(), old], "what ran goes on");
+        assert_eq!(asked(&world), [old.clone(), old], "the old incarnations continue");
         let refusal = world.ask("deployment.pause", &json!({"plan": "web", "name": "d2"}));
-        assert_eq!(refusal.expect_err("it is over").code, RefusalCode::BadTransition);
+        assert_eq!(refusal.expect_err("it has ended").code, RefusalCode::BadTransition);
     }
 }
 
@@ -100,7 +100,7 @@ fn what_was_stopped_first_runs_again_whatever_the_rule_says() {
             assert_eq!(incarnation(&world, old).asked, Some(CommandEffect::Stop), "it is stopped first");
             if moment != "stopping" {
                 world.report(old, ended(IncarnationExit::Clean));
-                let new = replica(&world).active.expect("it comes up").incarnation;
+                let new = replica(&world).active.expect("it is started").incarnation;
                 assert_eq!(incarnation(&world, new).asked, Some(CommandEffect::Ensure));
                 if moment == "starting" {
                     world.report(new, ObservedState::NotReady { processes: vec![] });
@@ -137,7 +137,7 @@ fn a_run_that_a_person_stopped_is_not_started_again_because_an_update_was_aborte
 fn replicas_that_were_being_created_go_and_those_that_run_stay() {
     let mut world = world(2, &json!({"restart": "never", "sharing": "allowed"}));
     create(&mut world, "d1", 3, "queue");
-    let first = world.asked().next().expect("one comes up");
+    let first = world.asked().next().expect("one is started");
     world.report(first, ready());
     cancel(&mut world, "d1");
     assert_eq!(world.deployment("d1"), "ending, cancelled", "what is deleted has to end");
@@ -196,7 +196,7 @@ fn what_runs_of_a_deployment_that_fails_settles_unless_that_is_cancelled_or_supe
         let [bad, other] = world.asked().collect::<Vec<_>>()[..] else { panic!("two are updated") };
         world.report(bad, failed(RetryClass::Never));
         assert_eq!(world.deployment("d2"), "ending, failed");
-        assert_eq!(incarnation(&world, other).asked, Some(CommandEffect::Ensure), "its sibling goes on");
+        assert_eq!(incarnation(&world, other).asked, Some(CommandEffect::Ensure), "its sibling continues");
         match how {
             "settles" => {
                 world.report(other, ready());
@@ -275,7 +275,7 @@ fn a_plan_that_is_deleted_does_not_wait_for_what_runs_of_a_deployment_that_faile
     assert!(world.fleet.plans().get("web").is_none());
 }
 
-/// As [`world`], with three replicas that run by `d1`; deletes wait for approval.
+/// As [`world`], with three replicas of `d1` that run; deletes wait for approval.
 fn world_with_manual_deletes() -> TestFleet {
     let mut world = world(6, &json!({}));
     create(&mut world, "d1", 3, "queue");
@@ -328,7 +328,7 @@ fn a_canary_that_is_withdrawn_does_not_wait_for_the_approval_of_a_delete() {
 
 #[test]
 fn an_old_replica_whose_delete_may_be_rejected_is_still_there() {
-    // A canary is not promoted because somebody asked for the delete of what serves beside it.
+    // A requested delete of a replica that serves alongside the canary does not promote it.
     let mut world = world(4, &json!({}));
     create(&mut world, "d1", 1, "queue");
     world.obey();
@@ -342,7 +342,7 @@ fn an_old_replica_whose_delete_may_be_rejected_is_still_there() {
     world.obey();
     assert_eq!(world.deployment("d2"), "in progress");
 
-    // A rollout is not completed while the old version may stay.
+    // A rollout is not completed while the old version might stay.
     for approved in [true, false] {
         let mut world = world_with_manual_deletes();
         let asked = delete(&mut world, "d1");
@@ -363,7 +363,7 @@ fn an_old_replica_whose_delete_may_be_rejected_is_still_there() {
         world.run();
         world.obey();
         if !approved {
-            // There is one too many, of the old version.
+            // There is one replica too many, of the old version.
             assert_eq!(world.pending().len(), 1, "the deployment wants it deleted");
             world.approve_all();
             world.run();
@@ -381,7 +381,7 @@ fn creates_that_wait_for_their_turn_go_with_their_deployment() {
     let spec = json!({"count": 3, "strategy": {"rolling": {"wave": 1}}});
     world.must("deployment.create", &json!({"plan": "web", "name": "d1", "spec": spec}));
     world.run();
-    assert_eq!(world.asked().count(), 1, "the others wait for their turn");
+    assert_eq!(world.asked().count(), 1, "the others are queued");
     cancel(&mut world, "d1");
     world.obey();
     assert_eq!((world.deployment("d1").as_str(), world.phases()), ("cancelled", vec![]));
@@ -432,12 +432,12 @@ fn a_new_run_that_is_called_ready_too_late_takes_no_role() {
     assert_eq!((world.phases(), replica(&world).deployment.as_str()), (vec!["running"], "d1"));
 }
 
-/// Three replicas of `d1` that are stopped first; `d2` hangs, and `d3` supersedes that.
+/// Three replicas of `d1` that are stopped first; `d2` hangs, and `d3` supersedes it.
 fn superseded(restart: &str, wave: u32) -> TestFleet {
     superseded_after(restart, wave, |_| {})
 }
 
-/// The same; `then` comes once `d1` is completed.
+/// As [`superseded`]; calls `then` once `d1` is completed.
 fn superseded_after(restart: &str, wave: u32, then: impl Fn(&mut TestFleet)) -> TestFleet {
     let mut world = world(4, &json!({"restart": restart, "update": "stop_first"}));
     let spec = |name: &str| json!({"count": 3, "coordinates": {"app": {"version": name}}, "strategy": {"rolling": {"wave": wave}}});
@@ -495,7 +495,7 @@ fn what_has_no_node_does_not_hurry_the_next_deployment_past_what_is_brought_back
         assert_eq!(stops, 1);
         let first = stopping(&world).expect("one was stopped for d2");
         if !fits {
-            // No node takes it any more.
+            // No node is available for it any more.
             let selectors = json!({"disk": "ssd"});
             let more = json!({"restart": "never", "update": "stop_first", "selectors": selectors});
             world.plan_with("automatic", &more);
@@ -526,9 +526,9 @@ fn no_other_replica_is_stopped_while_one_is_brought_back() {
     assert!(waits(&world).contains(&format!("incarnation {back} on node ")), "{}", waits(&world));
     assert_eq!(incarnation(&world, back).deployment.as_str(), "d1");
     world.report(back, ObservedState::NotReady { processes: vec![] });
-    assert_eq!(stopping(&world), None, "two of three serve, and go on");
+    assert_eq!(stopping(&world), None, "two of three serve, and continue");
     world.report(back, ready());
-    assert!(stopping(&world).is_some(), "the next one has its turn");
+    assert!(stopping(&world).is_some(), "the next one is dequeued");
 }
 
 #[test]
@@ -543,7 +543,7 @@ fn a_start_for_a_deployment_that_is_cancelled_leaves_what_the_rule_had_promised(
         };
         crash(&mut world);
         if restart != "never" {
-            // The second start in a row waits.
+            // The second consecutive start waits.
             world.obey();
             crash(&mut world);
         }

@@ -1,4 +1,4 @@
-//! Starts by the plan's own rule: when, when again, and when not.
+//! Restarts by the plan's rule: when they happen, with which delay, and when they do not.
 
 use chancery_events::observation::{IncarnationExit, ObservedState, RetryClass};
 use chancery_events::spec::OperationKind;
@@ -51,7 +51,7 @@ fn each_rule_starts_what_it_should_and_nothing_else() {
     world.running("d1", 1);
     world.report(run(&world), crashed());
     world.obey();
-    assert_eq!(world.phases(), ["running"], "a plan that says nothing starts again what failed");
+    assert_eq!(world.phases(), ["running"], "a plan without the field restarts a failed replica");
 }
 
 #[test]
@@ -98,7 +98,7 @@ fn the_rule_is_named_by_the_fact_that_approves_and_starts_what_nobody_else_can()
 
 #[test]
 fn a_stop_is_never_undone_by_the_rule_whenever_it_comes() {
-    for moment in ["before the end", "after the end", "while it waits", "while it comes up"] {
+    for moment in ["before the end", "after the end", "while it waits", "while it starts"] {
         let mut world = world("always");
         let name = world.replica();
         let stop = |world: &mut TestFleet| {

@@ -65,7 +65,7 @@ fn a_deployment_asks_for_no_more_replicas_than_the_limit() {
     );
     assert_eq!(world.must("deployment.create", &body(3)).len(), 1);
     world.replicas = 2;
-    assert!(world.must("deployment.create", &body(3)).is_empty(), "what there is stays as it is");
+    assert!(world.must("deployment.create", &body(3)).is_empty(), "the existing replicas are unchanged");
 }
 
 #[test]
@@ -168,7 +168,7 @@ fn scale_down_takes_the_unhealthy_then_the_fullest_domain_then_the_newest() {
     world.obey();
     assert!(
         world.fleet.replicas().get(&lone).is_none(),
-        "the dead one goes, though its domain is the emptiest"
+        "the dead one is deleted, though its domain is the emptiest"
     );
 
     let mut world = TestFleet::with_nodes(3);
@@ -177,7 +177,10 @@ fn scale_down_takes_the_unhealthy_then_the_fullest_domain_then_the_newest() {
     let newest = on(&world, "node-3").expect("placed");
     world.deploy("d2", 2);
     world.obey();
-    assert!(world.fleet.replicas().get(&newest).is_none(), "the newer of the two in the fuller domain goes");
+    assert!(
+        world.fleet.replicas().get(&newest).is_none(),
+        "the newer of the two in the fuller domain is deleted"
+    );
     assert_eq!((world.phases(), world.deployment("d2").as_str()), (vec!["running", "running"], "completed"));
 }
 

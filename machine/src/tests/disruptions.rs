@@ -1,4 +1,4 @@
-//! Disruptions: nodes that are emptied, within budgets and one domain at a time, or taken out of placement.
+//! Disruptions: nodes that are drained, within budgets and one domain at a time, or excluded from placement.
 
 use std::collections::BTreeSet;
 
@@ -60,7 +60,7 @@ fn a_drained_node_is_emptied_one_replica_of_a_plan_at_a_time_and_the_disruption_
         let rule = ApprovalActor::Rule("disruption/node-1/power".into());
         assert_eq!(moves[0].state, OperationState::Running);
         let by = moves[0].approved.as_ref().map(|(by, _)| by);
-        assert_eq!(by, Some(&rule), "whoever approved it approved its moves");
+        assert_eq!(by, Some(&rule), "the approver of the disruption approved its moves");
         world.obey_one();
         rounds += 1;
         assert!(rounds < 50);
@@ -76,7 +76,7 @@ fn a_drained_node_is_emptied_one_replica_of_a_plan_at_a_time_and_the_disruption_
 fn at_every_moment_of_a_drain_as_many_run_as_should() {
     let mut world = world(3, 6, &json!({"sharing": "allowed", "budget": 3}));
     drain(&mut world, "node-1");
-    assert_eq!(moves(&world).len().min(2), 2, "within the budget, at once");
+    assert_eq!(moves(&world).len().min(2), 2, "within the budget, concurrently");
     for _ in 0..50 {
         let running = world.phases().iter().filter(|phase| **phase == "running").count();
         assert_eq!(running, 6);
@@ -181,7 +181,7 @@ fn a_disruption_that_is_called_off_cancels_the_moves_that_wait() {
     world.run();
     assert_eq!((moves(&world).len(), state(&world, "node-1")), (0, DisruptionState::Completed));
     assert!(world.must("disruption.complete", &named).is_empty());
-    let refusal = world.ask("disruption.approve", &named).expect_err("it is over");
+    let refusal = world.ask("disruption.approve", &named).expect_err("it has ended");
     assert!(
         refusal.code == RefusalCode::BadTransition && refusal.detail.contains("completed"),
         "{refusal:?}"
@@ -203,7 +203,7 @@ fn a_move_of_a_replica_with_two_runs_on_the_node_is_cancelled_once() {
     world.must("disruption.approve", &json!({"node": "node-1", "name": "power"}));
     world.must("deployment.cancel", &json!({"plan": "web", "name": "d2"}));
     world.run();
-    assert_eq!((held(&world, "node-1"), moves(&world).len()), (2, 1), "the new run is being stopped");
+    assert_eq!((held(&world, "node-1"), moves(&world).len()), (2, 1), "the new incarnation is being stopped");
     let facts = world.must("disruption.complete", &json!({"node": "node-1", "name": "power"}));
     let ended = facts.iter().filter(|fact| matches!(fact, Fact::OperationEnded(_)));
     assert_eq!(ended.count(), 1, "{facts:?}");
@@ -218,7 +218,7 @@ fn a_node_in_use_is_deleted_only_by_cascade_which_empties_it_first() {
     let cascade = json!({"name": node, "cascade": "yes"});
     world.must("node.delete", &cascade);
     world.grant();
-    assert!(world.must("node.delete", &cascade).is_empty(), "it is on its way");
+    assert!(world.must("node.delete", &cascade).is_empty(), "the deletion is in progress");
     world.run();
     world.obey();
     assert!(world.fleet.nodes().get(&node).is_none());
@@ -235,7 +235,7 @@ fn a_plan_in_use_is_deleted_only_by_cascade_with_all_that_it_has() {
     world.grant();
     let spec = json!({"count": 1});
     let refusal = world.ask("deployment.create", &json!({"plan": "web", "name": "d9", "spec": spec}));
-    assert_eq!(refusal.expect_err("it goes").code, RefusalCode::InUse);
+    assert_eq!(refusal.expect_err("the plan is being deleted").code, RefusalCode::InUse);
     world.run();
     world.obey();
     assert!(world.fleet.plans().is_empty() && world.fleet.replicas().is_empty());

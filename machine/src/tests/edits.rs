@@ -1,4 +1,5 @@
-//! Edits of plans: policy takes effect immediately, for every later decision about any replica; version by a deployment.
+//! Edits of plans. The policy takes effect immediately, for every later decision about any replica; the
+//! version by a deployment.
 
 use std::time::Duration;
 
@@ -81,7 +82,7 @@ fn a_drain_that_an_edit_makes_possible_continues_automatically() {
     world.must("disruption.approve", &json!({"node": "node-1", "name": "power"}));
     world.run();
     world.obey();
-    assert_eq!(nodes(&world), ["node-1", "node-2"], "no node but that of the other replica is left");
+    assert_eq!(nodes(&world), ["node-1", "node-2"], "only the node of the other replica is left");
     assert!(!world.fleet.plans().get("web").expect("the plan").unfit.is_empty(), "and that is the reason");
     edit(&mut world, |spec| spec["sharing"] = json!("allowed"));
     world.run();
@@ -103,7 +104,7 @@ fn a_reserved_place_that_an_edit_forbids_is_found_again_and_its_approval_is_void
     let OperationState::PendingApproval(proposal) = shown.state else { panic!("it waits") };
     let approve = json!({"operations": [{"operation": shown.id, "hash": proposal.hash}]});
     let refusal =
-        world.ask("operation.approve", &approve).expect_err("it would be placed where it may not be");
+        world.ask("operation.approve", &approve).expect_err("it would be placed where it must not be");
     assert_eq!(refusal.code, RefusalCode::HashMismatch);
     assert!(refusal.detail.contains("no label tier=b"), "{}", refusal.detail);
     world.run();
@@ -193,7 +194,7 @@ fn what_runs_where_an_edit_forbids_it_stays_and_is_moved_by_later_decisions_only
     edit(&mut world, |spec| spec["sharing"] = json!("never"));
     world.run();
     world.obey();
-    assert_eq!(nodes(&world), before, "nobody asked to move them");
+    assert_eq!(nodes(&world), before, "no move was requested");
     let replica = world.replica();
     let refused = world.ask("replica.relocate", &json!({"name": replica}));
     assert!(refused.is_ok(), "{refused:?}");
@@ -221,7 +222,7 @@ fn replicas_are_of_the_groups_that_their_plan_names_now() {
     world.obey();
     let all = nodes(&world);
     assert_eq!(all.len(), 2);
-    assert_ne!(all[1], taken[0], "the run that was there before the edit is of the group too");
+    assert_ne!(all[1], taken[0], "the incarnation from before the edit is of the group too");
     edit(&mut world, |spec| spec["affinity"] = json!([]));
     world.must("deployment.create", &json!({"plan": "other", "name": "o2", "spec": {"count": 2}}));
     world.run();
@@ -236,7 +237,7 @@ fn an_edit_of_timeouts_counts_from_the_next_command_on() {
     world.deploy("d1", 1);
     edit(&mut world, |spec| spec["timeouts"]["start"] = json!(1000));
     world.wait(2);
-    assert_eq!(world.phases(), ["starting"], "what was asked before has its time");
+    assert_eq!(world.phases(), ["starting"], "a command from before the edit keeps its deadline");
     world.obey();
     let replica = world.replica();
     world.must("replica.restart", &json!({"name": replica}));
@@ -268,5 +269,5 @@ fn a_deployment_of_none_without_its_coordinates_says_what_another_replica_lacks(
     world.running("d1", 0);
     let refusal = world.ask("replica.create", &json!({"plan": "web"})).expect_err("nothing fills it");
     assert_eq!(refusal.code, RefusalCode::BadTransition);
-    assert!(refusal.detail.contains("wanted no replicas and lacks coordinates"), "{}", refusal.detail);
+    assert!(refusal.detail.contains("had a count of 0 and lacks coordinates"), "{}", refusal.detail);
 }

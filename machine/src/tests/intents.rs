@@ -1,4 +1,4 @@
-//! What holds for every intent: expected versions, idempotency keys and their window.
+//! Rules of every intent: expected versions, idempotency keys and their window.
 
 use std::time::Duration;
 
@@ -102,7 +102,7 @@ fn an_intent_that_is_dated_by_a_clock_that_journal_time_has_not_reached_is_decid
     }
 }
 
-/// Folds so many intents of the actor, dated so many seconds ahead, as if each had been accepted.
+/// Folds `count` intents of the actor, dated `ahead` seconds in the future, as if each had been accepted.
 fn flood(world: &mut TestFleet, actor: &str, count: u64, ahead: u64) {
     let mut request = world.request(intent("cluster.delete", &json!({"name": "c"})));
     request.actor = actor.parse().expect("a name");

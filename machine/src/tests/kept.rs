@@ -1,4 +1,4 @@
-//! What is in volumes is kept, or goes, as is said, and nowhere else.
+//! Data of volumes: kept or destroyed as requested, and in no other case.
 
 use chancery_events::fact::Fact;
 use chancery_events::observation::{IncarnationExit, ObservedState, RetryClass};
@@ -52,7 +52,11 @@ fn a_cluster_that_has_volumes_is_not_forgotten() {
         world.report(world.commanded()[0], ended(IncarnationExit::Clean));
         world.must("node.set_state", &json!({"name": "node-1", "state": "evicted"}));
         let refused = world.ask("cluster.delete", &json!({"name": "local"})).expect_err(on_delete);
-        assert_eq!(refused.code, RefusalCode::InUse, "kept, or being destroyed: another would call it lost");
+        assert_eq!(
+            refused.code,
+            RefusalCode::InUse,
+            "kept, or being destroyed: another report would call it lost"
+        );
     }
 }
 
@@ -114,11 +118,11 @@ fn a_second_set_and_a_second_user_are_refused() {
     for strategy in [graceful, json!({"canary": {"count": 1}})] {
         let spec = json!({"count": 1, "strategy": strategy});
         let asked = world.ask("deployment.create", &json!({"plan": "web", "name": "d2", "spec": spec}));
-        let refusal = asked.expect_err("the new set would begin without what is in them");
+        let refusal = asked.expect_err("the new set would start without their data");
         assert!(refusal.errors.contains_key("/spec/strategy"), "{refusal:?}");
     }
     running(&mut world, "db", 1, &named("db"), &json!({}));
-    let refusal = world.ask("replica.create", &json!({"plan": "db"})).expect_err("it would wait for ever");
+    let refusal = world.ask("replica.create", &json!({"plan": "db"})).expect_err("it would wait permanently");
     assert_eq!(refusal.code, RefusalCode::InUse);
     world.must("replica.create", &json!({"plan": "web"}));
     assert!(!only_replica(&world).is_empty());

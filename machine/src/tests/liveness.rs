@@ -1,4 +1,4 @@
-//! Runs that were ready and do not answer any more, or stay unready.
+//! Incarnations that were ready and do not answer any more, or stay unready.
 
 use chancery_events::fact::{CommandEffect, IncarnationEnd};
 use chancery_events::id::IncarnationId;
@@ -83,7 +83,7 @@ fn one_that_hangs_again_and_again_waits_longer_each_time() {
 
 #[test]
 fn what_reflects_less_than_is_asked_or_was_never_ready_is_not_stopped_by_it() {
-    // A person's stop is under way: what hung meanwhile ends as that says.
+    // A person's stop is in progress: an incarnation that hung meanwhile ends as that stop defines.
     let mut world = world(&json!({"restart": "always"}));
     let id = active(&world);
     let name = world.replica();
@@ -95,7 +95,7 @@ fn what_reflects_less_than_is_asked_or_was_never_ready_is_not_stopped_by_it() {
     assert_eq!(run(&world, id).revision, revision);
     world.report(id, ended(IncarnationExit::Clean));
     assert_eq!(world.phases(), ["stopped"]);
-    // One that was never ready has the deadline of its start.
+    // An incarnation that was never ready has the deadline of its start.
     let mut world = TestFleet::with_nodes(1);
     world.plan_with("automatic", &json!({}));
     world.deploy("d1", 1);
@@ -133,7 +133,7 @@ fn what_waits_to_replace_it_is_cancelled_and_what_replaces_it_already_goes_on() 
     assert_eq!(world.kinds(), [OperationKind::Relocate]);
     let id = active(&world);
     world.report(id, hung());
-    assert!(world.kinds().is_empty(), "nothing can begin on what is being stopped");
+    assert!(world.kinds().is_empty(), "nothing can start on an incarnation that is being stopped");
     world.report(id, ended(IncarnationExit::Clean));
     world.obey();
     assert_eq!(world.phases(), ["running"], "the plan's rule starts it again");
@@ -176,7 +176,7 @@ fn an_unready_run_is_shown_and_ended_only_if_the_plan_says_so() {
         assert_eq!(run(&world, id).unready, Some(since), "{action}");
         world.wait(30);
         world.report(id, unready(ProbeError::Timeout));
-        assert_eq!(run(&world, id).unready, Some(since), "{action}: another error does not begin it again");
+        assert_eq!(run(&world, id).unready, Some(since), "{action}: another error does not restart the time");
         world.wait(29);
         assert_eq!(world.phases(), ["running"], "{action}");
         world.wait(1);
@@ -205,18 +205,18 @@ fn an_unready_run_is_not_ended_while_no_session_could_say_that_it_is_ready_again
     close_session(&mut world);
     world.wait(3_600);
     assert_eq!((world.phases(), run(&world, id).unready), (vec!["running"], Some(since)));
-    // Of a session that opens before the time is over, the report counts alone.
+    // Once a new session opens before that time has passed, its reports alone count.
     world.open_session();
     world.report(id, unready(ProbeError::Refused));
     close_session(&mut world);
     world.open_session();
     world.wait(60);
-    assert_eq!(world.phases(), ["running"], "this session has said nothing yet");
+    assert_eq!(world.phases(), ["running"], "this session has reported nothing yet");
     world.report(id, unready(ProbeError::Refused));
     world.wait(59);
     assert_eq!((world.phases(), run(&world, id).unready), (vec!["running"], Some(since)));
     world.wait(1);
-    assert_eq!(world.phases(), ["stopping"], "it is as it was before, and that was said");
+    assert_eq!(world.phases(), ["stopping"], "it is unchanged, and was reported");
 }
 
 #[test]

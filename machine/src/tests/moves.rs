@@ -1,4 +1,4 @@
-//! Moves away from nodes that fail, or cannot be made.
+//! Moves away from nodes: failed ones, and impossible ones.
 
 use chancery_events::fact::Fact;
 use chancery_events::id::ObjectId;
@@ -9,7 +9,8 @@ use super::setting::{GB, apply, ask, drain, live, own, put, running, runs, settl
 use crate::state::IncarnationState;
 use crate::testing::{TestFleet, ended, failed};
 
-/// Whatever is asked to come up cannot; whatever is asked to end does. Of the plan, the fewest that ran meanwhile.
+/// Fails every start and completes every stop. Returns the minimum number of the plan's replicas that ran
+/// meanwhile.
 fn fails(world: &mut TestFleet, rounds: usize) -> usize {
     let mut least = usize::MAX;
     for _ in 0..rounds {
@@ -39,11 +40,11 @@ fn a_move_that_fails_is_not_made_again_before_its_time_which_comes_later_each_ti
     drain(&mut world, &node);
     let mut moves = vec![];
     for _ in 0..4 {
-        assert!(fails(&mut world, 100) >= 1, "it runs on where it was");
+        assert!(fails(&mut world, 100) >= 1, "it continues to run where it was");
         moves.push(opened(&world));
         world.wait(10);
     }
-    // After ten seconds, and twenty.
+    // After ten seconds, and after twenty.
     assert_eq!(moves, [1, 2, 2, 3]);
     settle(&mut world);
     assert_ne!(runs(&world, "web")[0].node.as_str(), node, "in the end it could be moved");
@@ -71,7 +72,7 @@ fn one_that_cannot_move_keeps_no_other_of_its_plan() {
     let on_it =
         |world: &TestFleet| runs(world, "web").iter().filter(|run| run.node.as_str() == "node-1").count();
     assert_eq!(on_it(&world), 2);
-    // The volume of the first of them is called lost; it runs on.
+    // The volume of the first one is called lost; its user continues to run.
     let first = runs(&world, "web").into_iter().find(|run| run.node.as_str() == "node-1");
     let volume = first.expect("one is there").ties.mounts[0].to_string();
     world.report_volume(&volume, vanished());
@@ -101,7 +102,7 @@ fn an_approval_is_not_of_a_place_that_has_come_to_break_an_affinity() {
     apply(&mut world, "web", &json!([]), &json!({"affinity": affinity, "manual": "create"}));
     put(&mut world, "web", "d1", 1);
     let shown = world.pending()[0].clone();
-    // Its place is taken away, another of the group comes there, and it is given the same node again.
+    // Its node is taken from it, another of the group is placed there, and it gets the same node again.
     drain(&mut world, "node-1");
     for (state, cluster) in [("sanitizing", None), ("unallocated", None), ("allocated", Some("local"))] {
         if state == "allocated" {

@@ -36,7 +36,7 @@ fn ask(to: &str) -> serde_json::Value {
 fn every_transition_is_allowed_refused_or_the_same() {
     use NodeState::{Allocated, Allocating, Evicted, Expunged, Sanitizing, Unallocated};
     let all = [Unallocated, Allocating, Allocated, Evicted, Sanitizing, Expunged];
-    // A row a state, a column a wish: - refused, = the same, else how many steps.
+    // A row per state, a column per requested state: - refused, = unchanged, else the number of steps.
     let table = [
         (Unallocated, "=12--1"),
         (Allocating, "-=11-1"),

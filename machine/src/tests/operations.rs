@@ -1,4 +1,4 @@
-//! Operations: approval and what is bound to it, rejection, expiry, exclusivity, a user's stop.
+//! Operations: approval and its proposal, rejection, expiry, exclusivity, a user's stop.
 
 use chancery_events::fact::ApprovalActor;
 use chancery_events::intent::{ApprovedOperation, OperationApprove};
@@ -25,7 +25,7 @@ fn an_approver_sees_the_node_and_approves_exactly_what_was_shown() {
     world.deploy("d1", 1);
     let operation = world.pending()[0].clone();
     assert_eq!(operation.node.as_ref().map(ToString::to_string).as_deref(), Some("node-1"));
-    assert_eq!(world.free_cpu(), 3000, "the place is held while it waits");
+    assert_eq!(world.free_cpu(), 3000, "the reservation is kept while it waits");
     let wrong = OperationApprove {
         operations: vec![ApprovedOperation {
             operation: operation.id,
@@ -92,7 +92,7 @@ fn an_operation_that_nobody_approves_expires_and_holds_nothing() {
         (world.free_cpu(), world.phases().len(), world.deployment("d1").as_str()),
         (4000, 0, "failed")
     );
-    assert!(format!("{:?}", world.log).contains("nobody approved it in time"));
+    assert!(format!("{:?}", world.log).contains("it was not approved in time"));
 }
 
 #[test]
@@ -296,7 +296,7 @@ fn an_approval_that_cannot_be_carried_out_is_refused_saying_so() {
     let id = world.pending()[0].id;
     let refusal = world.approve(id).expect_err("nothing to run");
     assert!(
-        refusal.code == RefusalCode::Unsupported && refusal.detail.contains("nothing to run"),
+        refusal.code == RefusalCode::Unsupported && refusal.detail.contains("no program to run"),
         "{refusal:?}"
     );
     let state = world.fleet.operations().get(&id).expect("kept").state.clone();
@@ -317,9 +317,9 @@ fn operations_and_incarnations_that_are_over_are_kept_twenty_a_replica() {
         }
     }
     assert_eq!(world.fleet.operations().len(), 20);
-    assert_eq!(world.fleet.incarnations().len(), 21, "twenty that are over and the one that runs");
+    assert_eq!(world.fleet.incarnations().len(), 21, "twenty that have ended, and the one that runs");
     let totals: u64 = world.fleet.plans().get("web").expect("the plan").totals.values().sum();
-    assert_eq!(totals, 61, "totals are for ever");
+    assert_eq!(totals, 61, "totals are permanent");
 }
 
 #[test]
@@ -335,7 +335,7 @@ fn an_automatic_approval_that_cannot_be_carried_out_fails_its_deployment_and_hol
         (world.deployment("d1").as_str(), world.phases().len(), world.free_cpu()),
         ("failed", 0, 4000)
     );
-    assert!(format!("{:?}", world.log).contains("says nothing to run"));
+    assert!(format!("{:?}", world.log).contains("has no program to run"));
 }
 
 #[test]
@@ -368,6 +368,6 @@ fn operations_that_wait_for_approval_cost_nothing_and_hold_nobody_up() {
     world.run();
     world.obey();
     let expected = ["operation.opened", "operation.approved", "incarnation.ended", "operation.ended"];
-    assert_eq!(world.told(), expected, "a stop elsewhere takes the steps of a stop, and no other");
+    assert_eq!(world.told(), expected, "a stop elsewhere takes the steps of a stop, and no others");
     world.check();
 }

@@ -1,4 +1,5 @@
-//! Where replicas go, why not elsewhere, and that they go by themselves when there is room.
+//! Placement: nodes that replicas get, reasons against other nodes, and automatic placement once there is
+//! capacity.
 
 use std::sync::Arc;
 
@@ -127,7 +128,7 @@ fn storage_of_a_class_is_counted_over_replicas() {
     let claim = json!({"payloads": [{"name": "app", "resources": {"cpu": 1, "memory": 1}, "volumes": [{"class": "fast", "capacity": 60, "mount": "/d"}]}], "sharing": "allowed"});
     world.must("plan.apply", &plan(&claim));
     world.deploy("d", 2);
-    assert_eq!(placed(&world), ["node-1"], "the second does not fit beside the first");
+    assert_eq!(placed(&world), ["node-1"], "the second does not fit next to the first");
 }
 
 #[test]
@@ -233,10 +234,11 @@ fn what_waits_by_an_older_generation_does_not_hold_back_a_newer_one() {
     );
     only_in(&mut world, "far");
     world.deploy("d2", 2);
-    assert_eq!(placed(&world), ["far-1"], "the new one has its place, though the start still waits");
+    assert_eq!(placed(&world), ["far-1"], "the new one has its reservation, though the start still waits");
 }
 
-/// What the rule says, by a walk over everything; for another run of a replica, if one is given.
+/// Returns the node by the placement rule, found by a full scan; for another incarnation of the replica, if
+/// given.
 fn by_walk(
     world: &TestFleet,
     plan: &PlanName,
@@ -272,7 +274,7 @@ fn by_walk(
     best.map(|node| node.name.clone())
 }
 
-/// The limits of another run of a replica.
+/// Returns the constraints of another incarnation of a replica.
 fn limits<'a>(world: &'a TestFleet, of: Option<&'a Replica>) -> PlacementConstraints<'a> {
     let own = of.and_then(|of| world.fleet.incarnations().get(&of.active.as_ref()?.incarnation));
     PlacementConstraints { own, leaves: of.and_then(Replica::remaining), ..PlacementConstraints::default() }

@@ -1,4 +1,5 @@
-//! Policies: who may approve, when, and how many at once. Affinity: who may stand beside whom.
+//! Policies: who may approve, when, and how many operations concurrently. Affinity: which replicas may share
+//! a node.
 
 use chancery_events::fact::ApprovalActor;
 use chancery_events::name::Actor;
@@ -23,7 +24,7 @@ fn approved_by(world: &TestFleet, rule: &str) -> Vec<OperationKind> {
 
 #[test]
 fn a_policy_approves_the_kinds_plans_and_domains_that_it_names_and_the_fact_names_it() {
-    // What it names, and how many of two creates on nodes of d1 and d2 it approves.
+    // Fields of the policy, and the number of creates that it approves, of two on nodes of d1 and d2.
     let table = [
         (json!({}), 2),
         (json!({"kinds": ["create", "update"]}), 2),
@@ -61,7 +62,11 @@ fn a_policy_approves_so_many_at_once_and_the_next_when_one_is_over() {
     world.deploy("d1", 4);
     assert_eq!((world.commanded().len(), world.pending().len()), (2, 2));
     world.obey_one();
-    assert_eq!((world.commanded().len(), world.pending().len()), (3, 1), "one is over, and one more begins");
+    assert_eq!(
+        (world.commanded().len(), world.pending().len()),
+        (3, 1),
+        "one has ended, and one more starts"
+    );
     world.obey();
     assert_eq!((world.deployment("d1").as_str(), world.pending().len()), ("completed", 0));
 }
@@ -82,7 +87,7 @@ fn an_operation_that_is_left_alone_holds_up_the_approval_of_no_other() {
 fn a_policy_waits_for_its_window() {
     let mut world = TestFleet::with_nodes(1);
     world.plan("manual");
-    // The world begins on a Monday, at 13:46:40 UTC.
+    // The world starts on a Monday, at 13:46:40 UTC.
     let window = json!({"days": ["mon"], "from": 22 * 60, "minutes": 60});
     policy(&mut world, "p", &json!({"rule": {"approve": {"windows": [window]}}}));
     world.deploy("d1", 1);
@@ -101,14 +106,14 @@ fn a_policy_that_is_deleted_approves_nothing_more() {
     world.plan("manual");
     let spec = json!({"rule": {"approve": {}}});
     policy(&mut world, "p", &spec);
-    assert!(world.must("policy.apply", &json!({"name": "p", "spec": spec})).is_empty(), "it is so");
+    assert!(world.must("policy.apply", &json!({"name": "p", "spec": spec})).is_empty(), "it is unchanged");
     world.must("policy.delete", &json!({"name": "p"}));
     world.deploy("d1", 1);
     assert_eq!(world.pending().len(), 1);
     let refusal = world.ask("policy.delete", &json!({"name": "p"})).expect_err("it is gone");
     assert_eq!(refusal.code, RefusalCode::NotFound);
     let bad = json!({"name": "p", "spec": {"rule": {"approve": {"in_flight": 0, "windows": [{"from": 1440, "minutes": 0}]}}}});
-    let refusal = world.ask("policy.apply", &bad).expect_err("it says nothing that can be");
+    let refusal = world.ask("policy.apply", &bad).expect_err("its values are invalid");
     assert_eq!(refusal.errors.len(), 3, "{refusal:?}");
 }
 
@@ -139,7 +144,7 @@ fn four_eyes_are_not_those_of_whoever_asked_directly_or_by_a_deployment() {
     assert_eq!(approve_as(&mut world, "ann").expect_err("ann asked").code, RefusalCode::Denied);
     world.must("policy.delete", &json!({"name": "two"}));
     world.grant();
-    approve_as(&mut world, "ann").expect("nobody wants four eyes any more");
+    approve_as(&mut world, "ann").expect("no policy requires four eyes any more");
 }
 
 fn grouped(world: &mut TestFleet, plan: &str, nodes: &str, otherwise: &str) {
@@ -173,7 +178,7 @@ fn replicas_of_a_group_stand_apart_across_plans_or_say_that_they_cannot() {
             assert!(reasons.iter().any(|unfit| unfit.reason.contains("group db")), "{reasons:?}");
             world.add_node("node-4", "d2");
             world.run();
-            assert_eq!(world.fleet.incarnations().len(), 4, "it goes ahead by itself");
+            assert_eq!(world.fleet.incarnations().len(), 4, "it is placed automatically");
         } else {
             assert_eq!((placed.len(), strained), (4, vec!["one of group db is there".into()]));
         }

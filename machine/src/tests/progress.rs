@@ -1,4 +1,4 @@
-//! What a deployment waits for, and what is said when it makes no progress.
+//! Progress of deployments: what they wait for, and how a missing progress is reported.
 
 use std::time::Duration;
 
@@ -32,7 +32,7 @@ fn is_stalled(world: &TestFleet, deployment: &str) -> bool {
     find(world, deployment).stalled.is_some()
 }
 
-/// What it says that it waits for.
+/// Returns the text of what the deployment waits for.
 fn waits(world: &TestFleet, deployment: &str) -> String {
     let plan = world.fleet.plans().get("web").expect("the plan");
     waits_for(&world.fleet, plan, find(world, deployment)).expect("it waits").to_string()
@@ -43,7 +43,7 @@ fn pass(world: &mut TestFleet, span: Duration) {
     world.run();
 }
 
-/// Two replicas run by `d1`; starts may take long.
+/// Creates a world with two running replicas of `d1`; starts may take long.
 fn world(approval: &str) -> TestFleet {
     let mut world = TestFleet::with_nodes(5);
     world.plan_with("automatic", &json!({"restart": "never"}));
@@ -67,7 +67,7 @@ fn a_deployment_without_progress_is_called_stalled_once_until_it_makes_some() {
         Fact::DeploymentStalled(fact) => Some(fact.clone()),
         _ => None,
     });
-    let said = said.expect("it stands in the journal");
+    let said = said.expect("it is in the journal");
     assert_eq!(said.since, before);
     assert!(said.waits_for.contains("update of web-"), "{}", said.waits_for);
     pass(&mut world, DEADLINE * 3);
@@ -76,7 +76,7 @@ fn a_deployment_without_progress_is_called_stalled_once_until_it_makes_some() {
     world.report(new, ready());
     assert!(!is_stalled(&world, "d2"), "a replica became ready");
     pass(&mut world, DEADLINE * 2);
-    assert!(is_stalled(&world, "d2"), "the old run does not end");
+    assert!(is_stalled(&world, "d2"), "the old incarnation does not end");
     world.obey();
     assert_eq!((world.deployment("d2").as_str(), is_stalled(&world, "d2")), ("completed", false));
 }
@@ -128,7 +128,7 @@ fn a_replica_that_a_person_stopped_keeps_no_turn_and_is_named_where_it_keeps_a_c
     world.report(first, ready());
     stop(&mut world, first);
     let said = waits(&world, "d1");
-    assert!(said.starts_with("the turn of operation "), "{said}");
+    assert!(said.starts_with("the start of operation "), "{said}");
 
     let mut world = self::world("automatic");
     create(
@@ -163,7 +163,7 @@ fn time_in_which_people_have_to_approve_is_not_time_without_progress() {
     assert!(is_stalled(&world, "d2"));
 }
 
-/// As [`world`], and operations of the kind wait for approval.
+/// As [`world`], with operations of the kind that wait for approval.
 fn world_with_manual(kind: &str) -> TestFleet {
     let mut world = world("automatic");
     let mut approval: serde_json::Map<_, _> =
@@ -176,7 +176,7 @@ fn world_with_manual(kind: &str) -> TestFleet {
 
 #[test]
 fn time_in_which_people_have_to_approve_what_others_asked_for_is_not_time_without_progress() {
-    // A replica of the version that is to run, which somebody starts.
+    // A person starts a replica that has the new version.
     let mut world = world_with_manual("start");
     let run = world.commanded()[0];
     world.report(run, crashed());
@@ -204,7 +204,7 @@ fn time_in_which_people_have_to_approve_what_others_asked_for_is_not_time_withou
     pass(&mut world, Duration::from_secs(2));
     assert!(is_stalled(&world, "d2"));
 
-    // A replica of the version before, which somebody restarts: its update comes later.
+    // A person restarts a replica of the previous version: its update follows later.
     for decide in ["operation.approve", "operation.reject"] {
         let mut world = world_with_manual("restart");
         let first = world.fleet.replicas().sorted()[0].name.clone();
@@ -228,7 +228,7 @@ fn time_in_which_people_have_to_approve_what_others_asked_for_is_not_time_withou
         assert_eq!(world.deployment("d2"), "in progress", "{decide}: it counts from the decision");
     }
 
-    // A stop of a replica that is right keeps nothing, and what is late is called late.
+    // A stop of a replica that has the new version delays nothing, and a late deployment is called late.
     let mut world = world_with_manual("stop");
     create(&mut world, "d2", &json!({}));
     let first = world.asked().next().expect("one is updated");
@@ -270,7 +270,7 @@ fn the_pause_of_a_strategy_is_not_time_without_progress() {
     pass(&mut world, Duration::from_secs(500));
     assert!(!is_stalled(&world, "d2"));
     pass(&mut world, Duration::from_secs(170));
-    assert!(is_stalled(&world, "d2"), "the second was begun after the pause, and is not ready");
+    assert!(is_stalled(&world, "d2"), "the second was started after the pause, and is not ready");
 }
 
 #[test]
@@ -314,8 +314,8 @@ fn each_way_to_wait_names_what_is_waited_for_and_who_can_change_it() {
     let said = waits(&world, "d2");
     assert!(said.contains("to end since ") && said.contains("expunge node "), "{said}");
     world.must("deployment.cancel", &json!({"plan": "web", "name": "d2"}));
-    assert_eq!(waits(&world, "d2"), said, "what has asked the old run to end completes");
-    // Somewhere else there is no room.
+    assert_eq!(waits(&world, "d2"), said, "the operation that stops the old incarnation completes");
+    // No other node has capacity.
     let mut world = TestFleet::with_nodes(1);
     world.plan_with("automatic", &json!({"restart": "never"}));
     create(&mut world, "d1", &json!({}));

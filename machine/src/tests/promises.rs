@@ -1,4 +1,4 @@
-//! A replica that is to run is brought up again by its plan's rule, whatever came between.
+//! Restarts that a plan's rule has promised, whatever happens in between.
 
 use chancery_events::observation::{IncarnationExit, ObservedState, RetryClass};
 use serde_json::json;
@@ -13,7 +13,7 @@ fn crash(world: &mut TestFleet) {
     world.report(run, crashed());
 }
 
-/// A replica whose start waits for a volume that is to be made anew.
+/// Creates a replica whose start waits for a volume that must be created again.
 fn waits_for_its_volume() -> TestFleet {
     let mut world = world(2, 4 * GB);
     running(&mut world, "web", 1, &own(), &json!({}));
@@ -29,7 +29,7 @@ fn what_failed_for_its_volume_is_started_again() {
     let mut world = waits_for_its_volume();
     let volume = names(&world)[0].clone();
     world.report_volume(&volume, ObservedState::Gone);
-    // The disk is full for a moment.
+    // The disk is full temporarily.
     world.report_volume(&volume, failed(RetryClass::Never));
     assert!(live(&world).is_empty());
     settle(&mut world);
@@ -97,7 +97,7 @@ fn a_start_of_the_old_version_without_a_place_gives_way_to_the_new_one() {
         }
         settle(&mut world);
         assert!(live(&world).is_empty(), "{what}: there is no place for it");
-        // Any rack will do, without a volume.
+        // Without a volume any rack is allowed.
         apply(&mut world, "web", &json!([]), &json!({}));
         let spec = json!({"count": 1, "coordinates": {"app": {"v": "2"}}});
         world.must("deployment.create", &json!({"plan": "web", "name": "d2", "spec": spec}));
@@ -131,10 +131,10 @@ fn an_edit_of_the_rule_of_restarts_counts_for_every_later_end_and_start() {
     apply(&mut world, "web", &json!([]), &json!({"restart": "never", "cooldown": 60_000}));
     crash(&mut world);
     settle(&mut world);
-    assert_eq!(live(&world), Vec::<&str>::new(), "it ended under a policy that says never");
+    assert_eq!(live(&world), Vec::<&str>::new(), "it ended under a policy with `never`");
     apply(&mut world, "web", &json!([]), &json!({"cooldown": 60_000}));
     settle(&mut world);
-    assert_eq!(live(&world), Vec::<&str>::new(), "an end that was judged stays judged");
+    assert_eq!(live(&world), Vec::<&str>::new(), "a decision about an end is kept");
     ask(&mut world, "start");
     world.obey();
     crash(&mut world);

@@ -1,5 +1,5 @@
-//! Races that went wrong in systems like this one, each played in the order that hurt there. `docs/races.md` has the
-//! table of them, by the numbers named here.
+//! Races that went wrong in similar systems, each in the order of steps that failed there. `docs/races.md`
+//! lists them by the numbers that are named here.
 
 mod places;
 
@@ -18,7 +18,7 @@ use serde_json::json;
 use crate::state::{Incarnation, IncarnationState};
 use crate::testing::{TestFleet, crashed, ended, failed, hello, process, ready};
 
-/// One replica that runs, and its incarnation.
+/// Creates a running replica; returns the world and its incarnation.
 fn running(approval: &str) -> (TestFleet, IncarnationId) {
     let mut world = TestFleet::with_nodes(1);
     world.plan(approval);
@@ -27,7 +27,7 @@ fn running(approval: &str) -> (TestFleet, IncarnationId) {
     (world, id)
 }
 
-/// One replica that is asked to come up, and its incarnation.
+/// Creates a replica whose start was commanded; returns the world and its incarnation.
 fn creating() -> (TestFleet, IncarnationId) {
     let mut world = TestFleet::with_nodes(1);
     world.plan("automatic");
@@ -52,7 +52,7 @@ fn lose_session(world: &mut TestFleet) {
     world.run();
 }
 
-/// How what ran last of the replica ended.
+/// Returns the end of the replica's last incarnation.
 fn last(world: &TestFleet) -> Option<IncarnationEnd> {
     world.fleet.replicas().sorted()[0].last.as_deref().cloned()
 }
@@ -61,12 +61,12 @@ fn live(world: &TestFleet) -> usize {
     world.fleet.incarnations().sorted().iter().filter(|incarnation| incarnation.is_live()).count()
 }
 
-/// R1.
+/// Race R1.
 #[test]
 fn a_look_that_finds_nothing_does_not_make_a_failure_of_a_stop() {
     let (mut world, id) = running("automatic");
     ask(&mut world, "replica.stop");
-    assert!(world.report_at(id, 1, ObservedState::Gone).is_empty(), "a look from before the stop");
+    assert!(world.report_at(id, 1, ObservedState::Gone).is_empty(), "a check from before the stop");
     world.report_at(id, 2, ObservedState::Gone);
     assert_eq!((world.phases(), last(&world)), (vec!["stopped"], Some(IncarnationEnd::Destroyed)));
     assert!(world.report_at(id, 2, ended(IncarnationExit::Clean)).is_empty(), "the clean end comes last");
@@ -75,24 +75,24 @@ fn a_look_that_finds_nothing_does_not_make_a_failure_of_a_stop() {
     assert_eq!((world.phases(), live(&world)), (vec!["stopped"], 0), "nothing starts it again");
 }
 
-/// R3.
+/// Race R3.
 #[test]
 fn a_look_from_before_the_command_does_not_make_a_failure_of_a_start() {
     let mut world = TestFleet::with_nodes(1);
     world.plan("manual");
     world.deploy("d1", 1);
     let id = world.fleet.incarnations().sorted()[0].id;
-    assert!(world.report_at(id, 0, ObservedState::Gone).is_empty(), "nobody was asked to start it yet");
+    assert!(world.report_at(id, 0, ObservedState::Gone).is_empty(), "its start was not commanded yet");
     world.approve_all();
     assert!(
         world.report_at(id, 0, ObservedState::Gone).is_empty(),
-        "nobody has heard yet that it is to start"
+        "no executor has received the command to start it"
     );
     world.obey();
     assert_eq!((world.phases(), world.deployment("d1").as_str()), (vec!["running"], "completed"));
 }
 
-/// R4.
+/// Race R4.
 #[test]
 fn two_who_start_one_replica_start_it_once() {
     let (mut world, id) = running("automatic");
@@ -120,7 +120,7 @@ fn two_who_start_one_replica_start_it_once() {
     }
 }
 
-/// R5, R77.
+/// Races R5 and R77.
 #[test]
 fn readiness_at_the_deadline_is_in_time_and_after_it_is_too_late() {
     let (mut world, id) = creating();
@@ -133,11 +133,11 @@ fn readiness_at_the_deadline_is_in_time_and_after_it_is_too_late() {
     let (mut world, id) = creating();
     world.wait(300);
     assert_eq!((world.phases(), world.deployment("d1").as_str()), (vec!["stopping"], "failed"));
-    assert!(world.report_at(id, 1, ready()).is_empty(), "it was given up while this was on its way");
+    assert!(world.report_at(id, 1, ready()).is_empty(), "it was given up while this was in flight");
     assert_eq!(incarnation(&world, id).asked, Some(CommandEffect::Stop));
 }
 
-/// R6.
+/// Race R6.
 #[test]
 fn what_a_start_that_was_given_up_may_have_left_holds_its_place_until_it_is_proved_gone() {
     let (mut world, id) = creating();
@@ -159,7 +159,7 @@ fn what_a_start_that_was_given_up_may_have_left_holds_its_place_until_it_is_prov
     assert_eq!((world.phases(), world.free_cpu()), (vec!["failed"], 4000));
 }
 
-/// R11.
+/// Race R11.
 #[test]
 fn an_executor_that_is_away_holds_up_no_fact_about_what_others_run() {
     let mut world = TestFleet::with_nodes(1);
@@ -188,7 +188,7 @@ fn an_executor_that_is_away_holds_up_no_fact_about_what_others_run() {
     assert_eq!((world.phases(), world.free_cpu()), (vec!["starting", "stopped"], 7000));
 }
 
-/// R26, R37.
+/// Races R26 and R37.
 #[test]
 fn a_stop_of_what_its_executor_has_lost_ends_by_proof() {
     for (name, (mut world, id)) in [("creating", creating()), ("running", running("automatic"))] {
@@ -204,7 +204,7 @@ fn a_stop_of_what_its_executor_has_lost_ends_by_proof() {
     }
 }
 
-/// R27.
+/// Race R27.
 #[test]
 fn a_stop_that_had_to_kill_is_a_stop() {
     let (mut world, id) = running("automatic");
@@ -221,7 +221,7 @@ fn a_stop_that_had_to_kill_is_a_stop() {
     );
 }
 
-/// R38.
+/// Race R38.
 #[test]
 fn a_stop_at_any_moment_of_a_start_is_the_last_word() {
     let ensured = || ObservedState::Ensured { processes: vec![process(ProcessStatus::Initializing)] };
@@ -244,7 +244,7 @@ fn a_stop_at_any_moment_of_a_start_is_the_last_word() {
         }
         world.must("replica.stop", &json!({"name": replica}));
         world.run();
-        // The stop first, so that a start that still waited would come after it.
+        // The stop is first, so that a start that still waited would follow it.
         while let Some(id) = world.pending().last().map(|operation| operation.id) {
             world.approve(id).expect("approved");
         }
@@ -257,7 +257,7 @@ fn a_stop_at_any_moment_of_a_start_is_the_last_word() {
     }
 }
 
-/// R39.
+/// Race R39.
 #[test]
 fn what_is_left_of_a_start_that_came_to_nothing_can_be_started_stopped_and_deleted() {
     let cases =
@@ -281,7 +281,7 @@ fn what_is_left_of_a_start_that_came_to_nothing_can_be_started_stopped_and_delet
     }
 }
 
-/// R65.
+/// Race R65.
 #[test]
 fn a_report_of_an_earlier_life_says_nothing_about_this_one() {
     let (mut world, first) = running("automatic");
@@ -301,7 +301,7 @@ fn a_report_of_an_earlier_life_says_nothing_about_this_one() {
     assert!(replica.active.as_ref().is_some_and(|active| active.healthy && active.incarnation != first));
 }
 
-/// R66.
+/// Race R66.
 #[test]
 fn a_crash_and_a_delete_at_the_same_moment_are_a_delete() {
     let orders = [
@@ -336,7 +336,7 @@ fn a_crash_and_a_delete_at_the_same_moment_are_a_delete() {
     }
 }
 
-/// R67.
+/// Race R67.
 #[test]
 fn a_report_of_what_is_not_known_yet_or_any_more_changes_nothing() {
     let (mut world, id) = running("automatic");
@@ -351,7 +351,7 @@ fn a_report_of_what_is_not_known_yet_or_any_more_changes_nothing() {
     assert_eq!((world.phases().len(), world.free_cpu()), (0, 4000));
 }
 
-/// R74, R78.
+/// Races R74 and R78.
 #[test]
 fn nothing_that_happens_meanwhile_moves_the_deadline_of_a_start() {
     let (mut world, id) = creating();
@@ -378,10 +378,14 @@ fn nothing_that_happens_meanwhile_moves_the_deadline_of_a_start() {
         (world.deployment("d1").as_str(), incarnation(&world, id).asked),
         ("failed", Some(CommandEffect::Stop))
     );
-    assert_eq!(world.deployment("d2"), "in progress", "what never becomes ready holds up nothing for ever");
+    assert_eq!(
+        world.deployment("d2"),
+        "in progress",
+        "an incarnation that never becomes ready blocks nothing permanently"
+    );
 }
 
-/// A payload with something that only one of them can have.
+/// Uses a payload with a resource that only one incarnation can have.
 #[test]
 fn what_gets_ready_only_when_the_old_run_is_gone_is_given_up_beside_it_and_comes_up_after_it() {
     for (way, ended_as) in [("beside", "failed"), ("stop_first", "completed")] {

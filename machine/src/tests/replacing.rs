@@ -1,4 +1,4 @@
-//! Updates, relocates and restarts: how one run of a replica takes the place of another.
+//! Updates, relocates and restarts: how one incarnation of a replica replaces another.
 
 use chancery_events::fact::{CommandEffect, OperationEnd};
 use chancery_events::id::IncarnationId;
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::state::{Incarnation, IncarnationState, OperationState, Replica};
 use crate::testing::{TestFleet, crashed, ended, failed, hello, process, ready};
 
-/// One replica that runs on one of so many nodes.
+/// Creates a world with one replica that runs on one of `nodes` nodes.
 fn world(nodes: usize, approval: &str, more: &Value) -> TestFleet {
     let mut world = TestFleet::with_nodes(nodes);
     world.plan_with(approval, more);
@@ -26,7 +26,7 @@ fn replica(world: &TestFleet) -> Replica {
     (*world.fleet.replicas().sorted().first().expect("a replica")).clone()
 }
 
-/// Its runs that are not over: the one that counts, and the other one.
+/// Returns the replica's live incarnations: the active one, and the secondary one.
 fn runs(world: &TestFleet) -> (Option<IncarnationId>, Option<IncarnationId>) {
     let replica = replica(world);
     (replica.active.map(|run| run.incarnation), replica.passive.map(|run| run.incarnation))
@@ -40,7 +40,7 @@ fn asked(world: &TestFleet, id: IncarnationId) -> Option<CommandEffect> {
     incarnation(world, id).asked
 }
 
-/// Another version of the plan's payload.
+/// Deploys another version of the plan's payload.
 fn update(world: &mut TestFleet, deployment: &str, count: u32) {
     let spec = json!({"count": count, "coordinates": {"app": {"version": deployment}}});
     world.must("deployment.create", &json!({"plan": "web", "name": deployment, "spec": spec}));
@@ -53,7 +53,7 @@ fn ask(world: &mut TestFleet, verb: &str) {
     world.run();
 }
 
-/// How its last operation ended.
+/// Returns how the replica's last operation ended.
 fn outcome(world: &TestFleet) -> String {
     let replica = replica(world);
     let last = replica.operations.last().expect("an operation");
@@ -64,7 +64,7 @@ fn outcome(world: &TestFleet) -> String {
     }
 }
 
-/// What is done to a world in a test.
+/// Action of a test on its world.
 type ByHand = fn(&mut TestFleet, IncarnationId);
 
 #[test]
@@ -76,18 +76,18 @@ fn a_relocate_has_the_new_run_ready_before_the_old_one_is_stopped() {
     assert_eq!(
         (world.kinds(), world.free_cpu()),
         (vec![OperationKind::Relocate], free - 1000),
-        "a place is held"
+        "capacity is reserved"
     );
     let new = runs(&world).1.expect("it has a place");
     assert_ne!(incarnation(&world, new).node, incarnation(&world, old).node);
-    assert_eq!((asked(&world, new), world.phases()), (None, vec!["running"]), "nobody approved it");
+    assert_eq!((asked(&world, new), world.phases()), (None, vec!["running"]), "it is not approved yet");
     world.approve_all();
     assert_eq!(
         (asked(&world, new), asked(&world, old)),
         (Some(CommandEffect::Ensure), Some(CommandEffect::Ensure))
     );
     world.report(new, ready());
-    assert_eq!(runs(&world), (Some(new), Some(old)), "by one fact it counts");
+    assert_eq!(runs(&world), (Some(new), Some(old)), "one fact makes it active");
     assert_eq!((asked(&world, old), outcome(&world).as_str()), (Some(CommandEffect::Stop), "running"));
     assert_eq!(world.phases(), ["running"]);
     world.report(old, ended(IncarnationExit::Clean));
@@ -144,7 +144,7 @@ fn when_the_old_run_dies_while_the_new_one_comes_up_the_new_one_is_it() {
     assert_eq!(
         (runs(&world), world.phases()),
         ((Some(new), None), vec!["starting"]),
-        "no third run is begun"
+        "no third incarnation is started"
     );
     world.report(new, ready());
     assert_eq!((outcome(&world).as_str(), world.phases()), ("succeeded", vec!["running"]));
@@ -172,7 +172,7 @@ fn a_restart_stops_first_and_starts_again_on_the_same_node_though_nothing_else_f
     let old = runs(&world).0.expect("it runs");
     ask(&mut world, "restart");
     let new = runs(&world).1.expect("it has a place");
-    assert_eq!(world.free_cpu(), 1000, "both need the same, and one of them holds it");
+    assert_eq!(world.free_cpu(), 1000, "both need the same, and one of them has it");
     world.approve_all();
     assert_eq!((asked(&world, old), asked(&world, new)), (Some(CommandEffect::Stop), None));
     assert_eq!(world.phases(), ["restarting"]);
@@ -193,7 +193,7 @@ fn a_restart_whose_new_run_fails_leaves_a_failed_replica_that_can_be_started() {
     let old = runs(&world).0.expect("it runs");
     ask(&mut world, "restart");
     world.report(old, ended(IncarnationExit::Clean));
-    let new = runs(&world).0.expect("it comes up");
+    let new = runs(&world).0.expect("it is started");
     world.report(new, failed(RetryClass::Never));
     world.report(new, ObservedState::Gone);
     assert_eq!((world.phases(), world.free_cpu()), (vec!["failed"], 4000));
@@ -239,7 +239,7 @@ fn an_update_that_fails_stop_first_is_followed_by_what_ran_before() {
     let old = runs(&world).0.expect("it runs");
     update(&mut world, "d2", 1);
     world.report(old, ended(IncarnationExit::Clean));
-    let new = runs(&world).0.expect("it comes up");
+    let new = runs(&world).0.expect("it is started");
     world.report(new, failed(RetryClass::Never));
     world.report(new, ObservedState::Gone);
     assert_eq!(world.deployment("d2"), "failed");
@@ -257,7 +257,7 @@ fn no_other_replica_is_taken_down_before_what_an_update_stopped_and_failed_to_re
         update(&mut world, "d3", 2);
         let old = world.asked().next().expect("one is stopped");
         world.report(old, ended(IncarnationExit::Clean));
-        let new = world.asked().next().expect("it comes up");
+        let new = world.asked().next().expect("it is started");
         world.report(new, failed(RetryClass::Never));
         world.report(new, ObservedState::Gone);
         assert_eq!(world.deployment("d3"), "failed");
@@ -269,7 +269,7 @@ fn no_other_replica_is_taken_down_before_what_an_update_stopped_and_failed_to_re
     }
 }
 
-/// Four cores of a runtime that changes what runs where it stands.
+/// Creates a world of four cores with a runtime that updates incarnations in place.
 fn simulated(approval: &str) -> TestFleet {
     let mut world = TestFleet::new();
     world.must("cluster.apply", &json!({"name": "local", "spec": {"runtime": "simulated"}}));
@@ -289,7 +289,11 @@ fn where_the_orchestrator_can_an_update_is_in_place_in_the_same_run() {
     let mut world = simulated("manual");
     let run = runs(&world).0.expect("it runs");
     update(&mut world, "d2", 1);
-    assert_eq!((world.kinds(), world.free_cpu()), (vec![OperationKind::Update], 1000), "it needs no place");
+    assert_eq!(
+        (world.kinds(), world.free_cpu()),
+        (vec![OperationKind::Update], 1000),
+        "it needs no reservation"
+    );
     world.approve_all();
     assert_eq!((incarnation(&world, run).revision, world.phases()), (2, vec!["updating"]));
     assert!(world.report_at(run, 1, ready()).is_empty(), "that was before");
@@ -395,7 +399,7 @@ fn a_stop_or_delete_at_any_moment_of_a_replacement_is_the_last_word_and_leaves_n
                     world.report(id, saw);
                 }
                 if (verb, kind) == ("delete", "update") {
-                    // Else it creates another one in its place.
+                    // Otherwise it creates another one as its replacement.
                     world.ask("deployment.cancel", &json!({"plan": "web", "name": "d2"})).ok();
                 }
                 ask(&mut world, verb);
@@ -404,7 +408,7 @@ fn a_stop_or_delete_at_any_moment_of_a_replacement_is_the_last_word_and_leaves_n
                 let left = if verb == "stop" { vec!["stopped"] } else { vec![] };
                 assert_eq!(world.phases(), left, "{why}");
                 world.wait(10_000);
-                assert_eq!(world.phases(), left, "{why}: nobody starts it again");
+                assert_eq!(world.phases(), left, "{why}: it is not started again");
             }
         }
     }
@@ -412,7 +416,7 @@ fn a_stop_or_delete_at_any_moment_of_a_replacement_is_the_last_word_and_leaves_n
 
 #[test]
 fn what_is_asked_while_something_is_open_waits_supersedes_or_is_refused() {
-    // What is open, whether it has begun, what is asked, and what comes of it.
+    // Open operation, whether it has started, request, and its result.
     let table = [
         ("relocate", false, "relocate", "same"),
         ("relocate", false, "restart", "superseded"),
@@ -429,7 +433,7 @@ fn what_is_asked_while_something_is_open_waits_supersedes_or_is_refused() {
         ("delete", false, "relocate", "refused"),
     ];
     for (open, begun, verb, wanted) in table {
-        let why = format!("{verb} while a {open} {}", if begun { "has begun" } else { "waits" });
+        let why = format!("{verb} while a {open} {}", if begun { "has started" } else { "waits" });
         let mut world = world(3, "manual", &never());
         ask(&mut world, open);
         let first = replica(&world).operation.expect("it is open");
@@ -527,7 +531,7 @@ fn a_start_beside_an_update_that_waits_asks_for_nothing_more() {
     world.approve_all();
     world.wait(301);
     assert_eq!(world.deployment("d1"), "failed");
-    // Its run goes, and is not gone yet: another version is to take its place, and finds none.
+    // Its incarnation is stopping and has not ended: another version must replace it, and finds no placement.
     let power = json!({"node": "node-1", "name": "power"});
     world.must("disruption.schedule", &json!({"node": "node-1", "name": "power", "spec": {}}));
     world.must("disruption.approve", &power);
@@ -537,7 +541,7 @@ fn a_start_beside_an_update_that_waits_asks_for_nothing_more() {
     let open: Vec<_> = replica(&world).open().map(|open| open.kind).collect();
     assert_eq!(open, [OperationKind::Update]);
     let name = world.replica();
-    assert!(world.must("replica.start", &json!({"name": name})).is_empty(), "the update brings it up");
+    assert!(world.must("replica.start", &json!({"name": name})).is_empty(), "the update starts it");
     world.must("disruption.complete", &power);
     world.run();
     world.approve_all();

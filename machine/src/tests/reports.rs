@@ -1,4 +1,4 @@
-//! Reports: stale ones change nothing, ends need proof, failures are tried again and given up.
+//! Reports: stale ones change nothing, ends need proof, failures are retried and given up.
 
 use chancery_events::amount::Resources;
 use chancery_events::fact::{CommandEffect, Fact};
@@ -38,7 +38,7 @@ fn state(world: &TestFleet) -> &'static str {
     }
 }
 
-/// An incarnation brought to the state.
+/// Creates a world with an incarnation in this state.
 fn at(wanted: &str) -> TestFleet {
     let mut world = if wanted == "reserved" {
         let mut world = TestFleet::with_nodes(1);
@@ -74,7 +74,8 @@ fn at(wanted: &str) -> TestFleet {
 fn every_state_answers_every_report() {
     let not_ready = || ObservedState::NotReady { processes: vec![process(ProcessStatus::Initializing)] };
     let ensured = || ObservedState::Ensured { processes: vec![process(ProcessStatus::Initializing)] };
-    // A row a state; the state after ensured, ready, not ready, ended clean, ended badly, gone, failed for good.
+    // A row per state: the state after ensured, ready, not ready, clean end, failed end, gone, permanent
+    // failure.
     let table = [
         ("reserved", ["reserved"; 7]),
         ("creating", ["starting", "running", "starting", "destroyed", "failed", "unwound", "stopping"]),
@@ -109,7 +110,8 @@ fn an_end_frees_exactly_what_was_held() {
     for saw in [ended(IncarnationExit::Clean), crashed(), ObservedState::Gone] {
         let mut world = at("running");
         let id = world.commanded()[0];
-        // Another one on the node, so that what is left is its place and not an empty node's.
+        // Another one on the node, so that the remaining capacity shows its reservation and not an empty
+        // node.
         let resources = json!({"cpu": 1700, "memory": 3_u64 << 30});
         let payload = json!({"name": "app", "resources": resources, "run": {"argv": ["app"]}});
         let approval =
@@ -137,13 +139,10 @@ fn a_report_of_an_older_revision_cannot_satisfy_a_newer_command() {
     let id = world.commanded()[0];
     assert!(
         world.report_at(id, 1, ObservedState::Gone).is_empty(),
-        "gone at the ensure says nothing about the stop"
+        "gone at the ensure proves nothing about the stop"
     );
     assert!(world.report_at(id, 1, failed(RetryClass::Never)).is_empty(), "nor does a failure of it");
-    assert!(
-        !world.report_at(id, 1, ended(IncarnationExit::Clean)).is_empty(),
-        "but an end by proof is an end"
-    );
+    assert!(!world.report_at(id, 1, ended(IncarnationExit::Clean)).is_empty(), "a proved end is an end");
 }
 
 #[test]
@@ -182,7 +181,7 @@ fn a_lost_session_proves_nothing_and_another_executor_may_then_come() {
     let mut world = at("running");
     let session = world.fleet.clusters().get("local").and_then(|c| c.session).expect("a session");
     let other = hello("local", "ex-2", 1);
-    assert!(world.see(&other.clone().into()).is_empty(), "the scope is held");
+    assert!(world.see(&other.clone().into()).is_empty(), "the store is in use");
     world.see(&SessionEnded { session, end: SessionEnd::Lost }.into());
     assert_eq!((state(&world), world.free_cpu()), ("running", 3000));
     assert!(world.see(&SessionEnded { session, end: SessionEnd::Lost }.into()).is_empty());
@@ -191,7 +190,7 @@ fn a_lost_session_proves_nothing_and_another_executor_may_then_come() {
     assert!(world.see(&wrong.into()).is_empty());
 }
 
-/// Closes the session of `local`; then an executor over a scope asks for it. Whether it gets it.
+/// Closes the session of `local`; then an executor with this store requests one. Returns whether it gets it.
 fn taken_over_by(world: &mut TestFleet, scope: u64) -> bool {
     if let Some(session) = world.fleet.clusters().get("local").and_then(|c| c.session) {
         world.see(&SessionEnded { session, end: SessionEnd::Lost }.into());
@@ -222,9 +221,9 @@ fn what_is_asked_while_nobody_is_there_is_for_whoever_comes_first() {
     world.see(&SessionEnded { session, end: SessionEnd::Left }.into());
     world.deploy("d2", 1);
     world.approve_all();
-    assert_eq!(world.commanded().len(), 1, "asked, and nobody was told");
+    assert_eq!(world.commanded().len(), 1, "commanded, and not delivered yet");
     assert!(taken_over_by(&mut world, 2));
-    assert!(!taken_over_by(&mut world, 1), "from now on it may be there");
+    assert!(!taken_over_by(&mut world, 1), "from now on it might exist");
 }
 
 #[test]
@@ -244,14 +243,14 @@ fn a_command_that_fails_is_tried_again_with_backoff_as_facts_and_then_given_up()
         let facts = world.report(id, failed(RetryClass::Retry));
         let [Fact::IncarnationCommandFailed(fact)] = &facts[..] else { panic!("{facts:?}") };
         assert_eq!((fact.attempt, fact.not_before.is_some()), (attempt, true));
-        assert!(world.report(id, failed(RetryClass::Retry)).is_empty(), "the same failure, told again");
+        assert!(world.report(id, failed(RetryClass::Retry)).is_empty(), "the same failure, reported again");
         world.now = fact.not_before.expect("tried again");
     }
     world.report(id, failed(RetryClass::Retry));
     assert_eq!((state(&world), world.deployment("d1").as_str()), ("stopping", "failed"));
     let asked = world.fleet.incarnations().get(&id).and_then(|i| i.asked);
-    assert_eq!(asked, Some(CommandEffect::Stop), "what may have been built is taken down");
-    assert_eq!(world.free_cpu(), 3000, "and holds its place until that is proved");
+    assert_eq!(asked, Some(CommandEffect::Stop), "a partial start is stopped");
+    assert_eq!(world.free_cpu(), 3000, "it keeps its reservation until its end is proved");
     world.report(id, ObservedState::Gone);
     assert_eq!((state(&world), world.free_cpu()), ("unwound", 4000));
 }
@@ -273,7 +272,7 @@ fn a_start_that_takes_too_long_is_unwound_and_a_stop_that_does_becomes_a_kill() 
     world.wait(1_000_000);
     assert_eq!(state(&world), "stopping", "no deadline proves an end");
     world.report(id, ended(IncarnationExit::Clean));
-    assert_eq!(state(&world), "failed", "as was remembered");
+    assert_eq!(state(&world), "failed", "as was recorded");
 }
 
 #[test]
@@ -330,7 +329,7 @@ fn an_object_is_removed_only_if_this_journal_issued_it_and_its_story_is_over() {
     };
     let foreign = chancery_events::id::Lineage::from_random(99);
     let issue = chancery_events::id::IncarnationId::issue;
-    assert_eq!(judged(&mut world, live), "", "what is wanted is not judged");
+    assert_eq!(judged(&mut world, live), "", "a desired object is not resolved");
     let lineage = world.fleet.lineages().current;
     let old = judged(&mut world, issue(lineage, chancery_events::id::Position::new(2)));
     assert!(old.contains("Remove") && old.contains("revision: 3"), "{old}");

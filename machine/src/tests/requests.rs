@@ -1,4 +1,5 @@
-//! Approval requests: what would end or move many replicas at once, or make approval weaker, is approved as a whole.
+//! Approval requests: an intent that ends or moves many replicas together, or weakens approval, is approved
+//! as a whole.
 
 use std::collections::BTreeSet;
 
@@ -53,7 +54,7 @@ fn types(facts: &[Fact]) -> Vec<&str> {
     facts.iter().map(|fact| fact.type_name().trim_end_matches(".v1")).collect()
 }
 
-/// Ways round a second person: what is asked, and the policy's kind that it would pass.
+/// Intents that would bypass a second person, with the policy's kinds that each would pass.
 fn ways() -> Vec<(&'static str, Value, &'static [&'static str])> {
     let automatic = |world: &TestFleet| {
         let mut spec = (**world.fleet.plans().get("web").expect("the plan").specs.newest()).clone();
@@ -123,7 +124,8 @@ fn where_no_policy_and_no_plan_asks_for_a_person_nothing_waits() {
         let mut world = disrupted("automatic");
         let facts = world.must(type_name, &data);
         assert!(!types(&facts).contains(&"request.opened"), "{type_name}: {facts:?}");
-        // A plan that approves by itself passes four eyes, and what goes by the plan does too.
+        // A plan with automatic approval passes four eyes, and so does everything that is approved by the
+        // plan.
         let mut world = disrupted("automatic");
         four_eyes(&mut world, "two", &["delete", "relocate", "stop"]);
         if !type_name.starts_with("policy") {
@@ -145,7 +147,7 @@ fn a_cascade_of_a_manual_plan_waits_for_any_person() {
     assert_eq!(types(&facts), ["request.approved", "plan.removing"]);
     world.obey();
     world.run();
-    assert!(world.fleet.plans().get("web").is_none(), "it is gone, with all that it had");
+    assert!(world.fleet.plans().get("web").is_none(), "it is deleted, with everything it had");
 }
 
 #[test]
@@ -161,7 +163,7 @@ fn the_same_again_is_one_request_and_something_else_supersedes_it() {
     else {
         panic!("a verdict")
     };
-    assert_eq!(said.subject, Some(Subject::Request(first.id)), "the verdict says what waits");
+    assert_eq!(said.subject, Some(Subject::Request(first.id)), "the verdict names the pending request");
     world.deploy("d2", 4);
     world.approve_all();
     let facts = world.must("plan.delete", &all);
@@ -233,10 +235,10 @@ fn a_request_is_rejected_by_anyone_and_expires_by_itself() {
     assert_eq!(refusal.expect_err("another hash").code, RefusalCode::HashMismatch);
     let reject = || Intent::from(RequestReject { request: first.id, reason: "not on a Friday".into() });
     ask_as(&mut world, "bob", reject()).expect("rejected");
-    assert_eq!(ask_as(&mut world, "bob", reject()).expect_err("it is over").code, RefusalCode::NotPending);
+    assert_eq!(ask_as(&mut world, "bob", reject()).expect_err("it has ended").code, RefusalCode::NotPending);
     world.must("plan.delete", &all);
     world.wait(24 * 60 * 60);
-    assert!(waiting(&world).is_empty(), "nobody approved it in a day");
+    assert!(waiting(&world).is_empty(), "it was not approved in a day");
     let last = world.fleet.approval_requests().sorted().into_iter().last().expect("kept").clone();
     assert_eq!(last.state, RequestState::Ended(RequestEnd::Expired));
     assert!(world.fleet.plans().get("web").is_some_and(|plan| plan.removing.is_none()));
@@ -285,7 +287,7 @@ fn what_waits_does_not_outlive_a_hundred_others_that_ended() {
     assert!(world.fleet.approval_requests().get(&first.expect("one")).is_none(), "the oldest is removed");
 }
 
-/// Whether one person can have such an operation carried out without another.
+/// Whether one person can have such an operation executed without another person.
 fn alone(world: &TestFleet, plan: &str, kind: OperationKind, domain: Option<&str>, now: Time) -> bool {
     let automatic = world
         .fleet
@@ -310,7 +312,7 @@ fn alone(world: &TestFleet, plan: &str, kind: OperationKind, domain: Option<&str
     automatic || by_rule || !two
 }
 
-/// The minute of the week, by counting from a Monday.
+/// Whether a window is open, by the minute of the week, counted from a Monday.
 fn is_open(windows: &[ApprovalWindow], now: Time) -> bool {
     let minute = now.micros() / 60_000_000 % (7 * 24 * 60);
     windows.is_empty()
@@ -358,7 +360,8 @@ fn what_one_person_can_do_alone_never_grows_without_another_person() {
             let ops: Vec<_> = (0..40)
                 .map(|_| {
                     let domain = dice.of(&[None, Some("d1"), Some("d2"), Some("d3")]);
-                    // Since the epoch was a Thursday, `now` is counted from a Monday instead: any week will do.
+                    // Since the epoch was a Thursday, `now` is counted from a Monday instead: any week is
+                    // equivalent.
                     let now = Time::from_micros(
                         i64::try_from(dice.below(7 * 24 * 60)).expect("small") * 60_000_000,
                     );
@@ -408,7 +411,7 @@ fn changes_that_ask_for_as_much_or_more_hold_immediately() {
     };
     let kinds: Vec<_> = PolicyKind::ALL.iter().map(|kind| kind.word()).collect();
     let nights = |from: u64, minutes: u64| json!({"kinds": ["delete"], "rule": {"approve": {"windows": [{"from": from, "minutes": minutes}]}}});
-    // The policy that is there, the one that it becomes, and whether that is less.
+    // The existing policy, the new one, and whether that is weaker.
     let table = [
         (eyes(json!({"kinds": ["stop"]})), eyes(json!({"kinds": ["stop", "delete"]})), false, "more kinds"),
         (eyes(json!({"kinds": ["stop", "delete"]})), eyes(json!({"kinds": ["stop"]})), true, "fewer kinds"),
@@ -425,7 +428,7 @@ fn changes_that_ask_for_as_much_or_more_hold_immediately() {
     ];
     for (from, to, less, why) in table {
         let mut world = TestFleet::new();
-        // What a rule that approves passes.
+        // Operations that a rule approves.
         four_eyes(&mut world, "deletes", &["delete"]);
         if world
             .must("policy.apply", &json!({"name": "p", "spec": from}))
@@ -437,7 +440,7 @@ fn changes_that_ask_for_as_much_or_more_hold_immediately() {
         let facts = world.must("policy.apply", &json!({"name": "p", "spec": to}));
         assert_eq!(types(&facts) == ["request.opened"], less, "{why}: {facts:?}");
     }
-    // Another policy still asks for it.
+    // Another policy still requires it.
     let mut world = TestFleet::new();
     four_eyes(&mut world, "all", &[]);
     four_eyes(&mut world, "deletes", &["delete"]);
@@ -458,7 +461,7 @@ fn a_deployment_of_none_waits_for_another_person_as_each_delete_does() {
     assert_eq!(world.fleet.replicas().sorted().len(), 2);
 }
 
-/// What an intent can end, and what approves that; nothing for one that ends nothing.
+/// Returns what an intent can end, and what approves that; `None` if it ends nothing.
 fn told(type_name: &str, ending: IntentEnding) -> Option<(&'static str, &'static str)> {
     const RULE: &str = "each operation by the plan's rule, a policy or a person";
     Some(match (ending, type_name) {
@@ -543,8 +546,8 @@ fn every_intent_that_can_end_something_stands_in_the_table_of_approvals() {
     let table = lines.concat();
     let path = format!("{}/../docs/approvals.md", env!("CARGO_MANIFEST_DIR"));
     let text = std::fs::read_to_string(&path).expect("the page");
-    let (before, rest) = text.split_once("<!-- intents -->\n").expect("where the table begins");
-    let (found, after) = rest.split_once("<!-- end -->").expect("where the table ends");
+    let (before, rest) = text.split_once("<!-- intents -->\n").expect("the start of the table");
+    let (found, after) = rest.split_once("<!-- end -->").expect("the end of the table");
     if std::env::var_os("UPDATE").is_some() {
         let text = format!("{before}<!-- intents -->\n{table}<!-- end -->{after}");
         std::fs::write(&path, text).expect("written");
@@ -629,7 +632,7 @@ fn a_volume_is_deleted_by_two_people_where_a_delete_takes_two() {
         world.run();
         assert!(world.fleet.volumes().get(&volume.name).expect("in use").removing.is_some());
     }
-    // A volume that nobody owns may be kept for any plan.
+    // A volume without owner may be kept for any plan.
     let mut world = setting::world(1, 10 * GB);
     setting::apply(&mut world, "web", &setting::named("kept"), &json!({"restart": "never"}));
     setting::put(&mut world, "web", "d1", 1);

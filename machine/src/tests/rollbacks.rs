@@ -1,4 +1,4 @@
-//! Rollbacks to what an earlier deployment had that completed, by people and by `auto_rollback`.
+//! Rollbacks to the version of an earlier completed deployment, by people and by `auto_rollback`.
 
 use chancery_events::fact::{CommandEffect, Fact};
 use chancery_events::observation::{IncarnationExit, RetryClass};
@@ -34,7 +34,7 @@ fn find<'a>(world: &'a TestFleet, deployment: &str) -> &'a Deployment {
     world.fleet.deployment(&name("web"), &name(deployment)).expect("a deployment")
 }
 
-/// The rollback that no person asked for.
+/// Returns the rollback that no person requested.
 fn by_rule(world: &TestFleet) -> Option<&Deployment> {
     let all = world.fleet.deployments().sorted();
     all.into_iter().find(|of| of.rollback.as_ref().is_some_and(|rollback| rollback.rule.is_some()))
@@ -44,7 +44,7 @@ fn version(deployment: &Deployment) -> &str {
     &deployment.spec.coordinates["app"]["version"]
 }
 
-/// A plan whose deployments `good` completed, with `v1`.
+/// Creates a plan whose deployment `good` completed, with `v1`.
 fn world() -> TestFleet {
     let mut world = TestFleet::with_nodes(6);
     world.plan("automatic");
@@ -111,7 +111,7 @@ fn what_hangs_in_a_start_by_the_rule_of_a_bad_version_gets_the_good_one_when_not
     world.report(update, ready());
     let replaced = world.asked().find(|id| is_of(&world, *id, "bad") && *id != hung).expect("it ends");
     world.report(replaced, ended(IncarnationExit::Clean));
-    assert_ne!(asked(&world, hung), Some(CommandEffect::Ensure), "nothing is waited for any more");
+    assert_ne!(asked(&world, hung), Some(CommandEffect::Ensure), "it waits for nothing any more");
     world.obey();
     assert_eq!(
         (world.deployment("back").as_str(), world.phases()),
@@ -194,23 +194,23 @@ fn what_a_rollback_goes_back_to() {
     world.run();
     world.obey();
     assert_eq!(world.deployment("trial"), "completed");
-    // The last that completed with another version, with as many replicas as there are now.
+    // The last deployment that completed with another version, with the current number of replicas.
     rollback(&mut world, "b1");
     world.obey();
     let b1 = find(&world, "b1");
     assert_eq!((version(b1), b1.spec.count), ("v1", 3));
     assert_eq!(b1.rollback.as_ref().expect("it is one").to.as_str(), "more");
-    // What has completed needs no trial.
+    // A completed version needs no canary.
     rollback(&mut world, "b2");
     let b2 = find(&world, "b2");
     assert_eq!((version(b2), b2.spec.strategy), ("v2", DeploymentStrategy::default()));
-    // One that was cancelled before it began was never the plan's version.
+    // A deployment that was cancelled before it started was never the plan's version.
     create(&mut world, "queued", "v3", &json!({"count": 3}));
     world.must("deployment.cancel", &json!({"plan": "web", "name": "queued"}));
     world.obey();
     rollback(&mut world, "b3");
     assert_eq!(version(find(&world, "b3")), "v1");
-    // One by name, with the count of what was completed last.
+    // A deployment by name, with the count of the last completed one.
     world.obey();
     world.must("plan.rollback", &json!({"plan": "web", "name": "b4", "to": "good"}));
     assert_eq!(find(&world, "b4").spec.count, 3);
@@ -241,14 +241,18 @@ fn a_rollback_goes_by_the_strategy_of_its_target() {
 fn what_cannot_be_rolled_back_is_refused_and_says_why() {
     let mut world = TestFleet::with_nodes(4);
     world.plan("automatic");
-    assert_eq!(refused(&mut world, "b", None), RefusalCode::BadTransition, "there is nothing to go back to");
+    assert_eq!(
+        refused(&mut world, "b", None),
+        RefusalCode::BadTransition,
+        "there is no version to return to"
+    );
     create(&mut world, "d1", "v1", &json!({}));
     assert_eq!(refused(&mut world, "b", Some("d1")), RefusalCode::BadTransition, "it has not completed");
     world.obey();
     assert_eq!(refused(&mut world, "b", None), RefusalCode::BadTransition, "there is no other version");
     assert_eq!(refused(&mut world, "b", Some("d9")), RefusalCode::NotFound);
     assert_eq!(refused(&mut world, "d1", None), RefusalCode::AlreadyExists);
-    let plan = json!({"plan": "nobody", "name": "b"});
+    let plan = json!({"plan": "unknown", "name": "b"});
     assert_eq!(world.ask("plan.rollback", &plan).expect_err("refused").code, RefusalCode::NotFound);
     create(&mut world, "d2", "v2", &json!({}));
     world.must("deployment.cancel", &json!({"plan": "web", "name": "d2"}));
@@ -271,7 +275,7 @@ fn a_rollback_to_a_deployment_of_none_needs_the_coordinates_of_what_would_run() 
     let ask = json!({"plan": "web", "name": "back", "to": "none"});
     let refusal = world.ask("plan.rollback", &ask).expect_err("refused");
     assert_eq!(refusal.code, RefusalCode::BadTransition);
-    assert!(refusal.detail.contains("none of plan web wanted no replicas"), "{}", refusal.detail);
+    assert!(refusal.detail.contains("none of plan web had a count of 0"), "{}", refusal.detail);
     create(&mut world, "later", "v2", &json!({"count": 0}));
     world.obey();
     world.must("plan.rollback", &json!({"plan": "web", "name": "back", "to": "later"}));
@@ -289,7 +293,7 @@ fn a_rollback_is_asked_for_twice_and_happens_once() {
     assert!(world.must("plan.rollback", &json!({"plan": "web", "name": "back", "to": "good"})).is_empty());
     assert_eq!(refused(&mut world, "back", Some("hung")), RefusalCode::AlreadyExists);
     world.obey();
-    // After the plan has settled, going back from the rollback is another wish.
+    // After the plan has settled, a rollback of the rollback is a new request.
     assert_eq!(refused(&mut world, "again", None), RefusalCode::BadTransition, "v2 never completed");
 }
 
@@ -303,7 +307,7 @@ fn a_rollback_that_is_under_way_is_not_gone_back_from_by_accident() {
     }
     rollback(&mut world, "b1");
     assert_eq!(version(find(&world, "b1")), "v2");
-    assert_eq!(refused(&mut world, "b2", None), RefusalCode::BadTransition, "it would go on to v1");
+    assert_eq!(refused(&mut world, "b2", None), RefusalCode::BadTransition, "it would continue to v1");
     world.must("plan.rollback", &json!({"plan": "web", "name": "b2", "to": "d1"}));
     world.run();
     world.obey();
@@ -336,10 +340,10 @@ fn a_deployment_that_fails_is_rolled_back_by_its_rule_once_and_says_why() {
     create(&mut world, "bad", "v2", &json!({"auto_rollback": true, "strategy": {"rolling": {"wave": 2}}}));
     let [bad, _] = world.asked().collect::<Vec<_>>()[..] else { panic!("two are updated") };
     world.report(bad, failed(RetryClass::Never));
-    assert_eq!(world.deployment("bad"), "failed", "what is under way is aborted");
+    assert_eq!(world.deployment("bad"), "failed", "running operations are aborted");
     let back = by_rule(&world).expect("it is rolled back");
     let rollback = back.rollback.clone().expect("it is a rollback");
-    let rule = rollback.rule.expect("nobody asked");
+    let rule = rollback.rule.expect("no person requested it");
     assert_eq!((rollback.to.as_str(), rule.name.as_str()), ("good", "deployment/web/bad/auto_rollback"));
     assert!(rule.reason.contains("update of web-"), "{}", rule.reason);
     assert_eq!((version(back), back.spec.auto_rollback, &back.by), ("v1", false, &Some(name("ann"))));
@@ -388,7 +392,7 @@ fn a_rollback_that_fails_is_not_rolled_back() {
     assert_eq!(version(back), "v2", "nothing has to change, and it completes");
     world.obey();
     rollback(&mut world, "older");
-    let first = world.asked().next().expect("one goes back to v1");
+    let first = world.asked().next().expect("one returns to v1");
     world.report(first, failed(RetryClass::Never));
     world.obey();
     assert_eq!(world.deployment("older"), "failed");

@@ -1,6 +1,6 @@
-//! Scopes that are taken back, against a twin that never knew of them: real facts of random lives, as many as come,
-//! broken off by a contradiction or by a panic in the middle of a change. The fleet is then the twin's to the last
-//! bit, and stays so.
+//! Savepoints that are rolled back, compared with a twin that never had them. Each has any number of real
+//! facts of random histories, and is ended by a contradiction or by a panic in the middle of a change. The
+//! fleet then equals the twin bit by bit, and stays equal.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
@@ -20,18 +20,18 @@ use crate::testing::{CountInterval, TestFleet, TestRandom, crashed, ended, faile
 
 const PLANS: [&str; 2] = ["web", "db"];
 
-/// What a snapshot would hold, to the last byte, and everything that follows from it.
+/// Returns the bytes of a snapshot, and the indexes that derive from it.
 fn shown(fleet: &FleetState) -> (Vec<u8>, String) {
     let image = bincode::serde::encode_to_vec(FleetSnapshot::of(fleet), bincode::config::standard());
     (image.expect("an image has a positional form"), format!("{:?}", fleet.index()))
 }
 
 fn ask(world: &mut TestFleet, type_name: &str, data: &Value) {
-    // What is refused is remembered as well.
+    // Refusals are recorded as well.
     let _refused = world.ask(type_name, data);
 }
 
-/// Something that somebody may do, whatever stands.
+/// Does something at random that a caller may do in any state.
 fn act(world: &mut TestFleet, dice: &mut TestRandom) {
     let node = format!("node-{}", dice.below(6));
     let plan = dice.of(&PLANS);
@@ -104,7 +104,7 @@ fn act(world: &mut TestFleet, dice: &mut TestRandom) {
     world.run();
 }
 
-/// Of some incarnation, something that may be seen of it.
+/// Reports a random possible observation of a random incarnation.
 fn report(world: &mut TestFleet, dice: &mut TestRandom) {
     let has_session = world.fleet.clusters().get("local").is_some_and(|cluster| cluster.session.is_some());
     let all: Vec<_> = world.fleet.incarnations().sorted().iter().map(|incarnation| incarnation.id).collect();
@@ -124,13 +124,13 @@ fn report(world: &mut TestFleet, dice: &mut TestRandom) {
     world.report(dice.of(&all), saw);
 }
 
-/// Changes one of the kind half: it becomes another, and no index hears of it. Then panics.
+/// Changes an entity halfway: it becomes equal to another one, and no index is updated. Then panics.
 fn half_change<E: FleetEntity>(fleet: &mut FleetState, dice: &mut TestRandom) {
     let all: Vec<Arc<E>> = E::table(fleet).in_order().into_iter().cloned().collect();
     if !all.is_empty() {
         let mut one = || all[dice.below(all.len() as u64) as usize].clone();
         let (of, like) = (one().key(), one());
-        // The table alone holds it, as in life.
+        // Only the table refers to it, as in production.
         drop(all);
         let changed = fleet.change::<E>(&of, |entity| {
             *entity = E::clone(&like);
@@ -141,7 +141,7 @@ fn half_change<E: FleetEntity>(fleet: &mut FleetState, dice: &mut TestRandom) {
     resume_unwind(Box::new("of another thing"));
 }
 
-/// Begins a scope of these facts and breaks it off.
+/// Starts a savepoint with some of these facts and rolls it back.
 fn broken_off(fleet: &mut FleetState, facts: &[(FactPosition, Fact)], dice: &mut TestRandom) {
     fleet.note();
     let count = dice.below(facts.len() as u64 + 1) as usize;
@@ -151,7 +151,7 @@ fn broken_off(fleet: &mut FleetState, facts: &[(FactPosition, Fact)], dice: &mut
     match dice.below(3) {
         0 => fleet.roll_back(),
         1 => {
-            // One that does not fit now, or does: neither is of any consequence.
+            // A fact that contradicts the state, or does not: neither has any effect.
             if let Some((at, fact)) = facts.get(dice.below(facts.len() as u64 + 1) as usize) {
                 let _contradiction = evolve(fleet, fact, *at);
             }
@@ -178,7 +178,7 @@ fn broken_off(fleet: &mut FleetState, facts: &[(FactPosition, Fact)], dice: &mut
     }
 }
 
-/// What was in the scopes that were taken back, so that a life that shows nothing is seen.
+/// Counts of what the rolled-back savepoints contained, so that a test without effect is detected.
 #[derive(Default, Debug)]
 struct Seen {
     facts: usize,
@@ -209,7 +209,7 @@ impl Seen {
     }
 }
 
-/// By turns everything that can be asked, and what ends and is forgotten again.
+/// Executes random requests, each after savepoints with later ones that are rolled back.
 fn live(seed: u64, found: &mut Seen) {
     let mut dice = TestRandom(seed);
     let walks = seed.is_multiple_of(2);
@@ -235,16 +235,16 @@ fn live(seed: u64, found: &mut Seen) {
             let before = shown(&world.fleet);
             found.look(&world.fleet, &ahead.fleet, &ahead.folded);
             broken_off(&mut world.fleet, &ahead.folded, &mut dice);
-            assert!(shown(&world.fleet) == before, "{told}: {} facts were taken back", ahead.folded.len());
+            assert!(shown(&world.fleet) == before, "{told}: {} facts were rolled back", ahead.folded.len());
             world.check();
         }
-        // One that is kept is noted as well.
+        // A savepoint that is kept is noted as well.
         world.fleet.note();
         let mut again = dice.clone();
         act(&mut world, &mut dice, step);
         act(&mut twin, &mut again, step);
-        assert_eq!(world.log, twin.log, "{told}: what comes after is decided as if nothing had been");
-        assert!(shown(&world.fleet) == shown(&twin.fleet), "{told}: and is folded so");
+        assert_eq!(world.log, twin.log, "{told}: later decisions are the same");
+        assert!(shown(&world.fleet) == shown(&twin.fleet), "{told}: the later state is the same");
         world.told();
         twin.told();
     }
@@ -253,7 +253,7 @@ fn live(seed: u64, found: &mut Seen) {
 #[test]
 fn a_fleet_with_scopes_taken_back_is_the_same_as_one_that_never_knew_of_them() {
     let mut seen = Seen::default();
-    // The last one: a node that is deleted while what it held still counts as lost.
+    // The last seed: a node that is deleted while its objects still count as lost.
     for seed in (1..=80).chain([2717]) {
         live(seed, &mut seen);
     }

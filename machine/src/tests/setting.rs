@@ -1,4 +1,4 @@
-//! Worlds with storage, and plans with volumes: for the scenarios in which both matter.
+//! Worlds with storage and plans with volumes, for tests that need both.
 
 use chancery_events::observation::{IncarnationExit, ObservedState};
 use serde_json::{Value, json};
@@ -8,7 +8,7 @@ use crate::testing::TestFleet;
 
 pub(super) const GB: u64 = 1 << 30;
 
-/// So many nodes with so much storage each.
+/// Creates a world of `nodes` nodes with `storage` bytes of storage each.
 pub(super) fn world(nodes: usize, storage: u64) -> TestFleet {
     let mut world = TestFleet::with_nodes(0);
     for number in 1..=nodes {
@@ -25,17 +25,17 @@ pub(super) fn node(world: &mut TestFleet, number: usize, storage: u64) {
     world.must("node.apply", &json!({"name": format!("node-{number}"), "cluster": "local", "spec": spec}));
 }
 
-/// A replica's own volume, or one with a name.
+/// Returns a claim of a replica's own volume, or of a volume with a name.
 pub(super) fn claim(volume: Option<&str>, on_delete: &str, capacity: u64, mount: &str) -> Value {
     json!({"volume": volume, "on_delete": on_delete, "class": "fast", "capacity": capacity, "mount": mount})
 }
 
-/// One of its own, of a gigabyte, that is kept.
+/// Returns a claim of an own volume of a gigabyte that is kept.
 pub(super) fn own() -> Value {
     json!([claim(None, "keep", GB, "/data")])
 }
 
-/// One with a name, of a gigabyte.
+/// Returns a claim of a named volume of a gigabyte.
 pub(super) fn named(volume: &str) -> Value {
     json!([claim(Some(volume), "keep", GB, "/data")])
 }
@@ -45,7 +45,7 @@ pub(super) fn payload(name: &str, volumes: &Value) -> Value {
     json!({"name": name, "resources": resources, "run": {"argv": ["app"]}, "volumes": volumes})
 }
 
-/// A plan that always runs and of which everything is approved, but for what more says.
+/// Applies a plan that restarts always and approves every operation, unless `more` differs.
 pub(super) fn apply(world: &mut TestFleet, plan: &str, volumes: &Value, more: &Value) {
     let kinds = ["create", "update", "relocate", "restart", "start", "stop", "delete"];
     let mut approval: serde_json::Map<_, _> =
@@ -68,7 +68,7 @@ pub(super) fn put(world: &mut TestFleet, plan: &str, name: &str, count: u32) {
     world.run();
 }
 
-/// A plan of which so many run.
+/// Applies a plan and runs `count` replicas of it.
 pub(super) fn running(world: &mut TestFleet, plan: &str, count: u32, volumes: &Value, more: &Value) {
     apply(world, plan, volumes, more);
     put(world, plan, "d1", count);
@@ -80,13 +80,13 @@ pub(super) fn names(world: &TestFleet) -> Vec<String> {
     world.fleet.volumes().sorted().iter().map(|volume| volume.name.to_string()).collect()
 }
 
-/// The live runs of a plan, oldest first.
+/// Returns the live incarnations of a plan, oldest first.
 pub(super) fn runs<'a>(world: &'a TestFleet, plan: &str) -> Vec<&'a Incarnation> {
     let runs = world.fleet.incarnations().sorted().into_iter();
     runs.filter(|run| run.is_live() && run.plan.as_str() == plan).collect()
 }
 
-/// The states of the live runs, oldest first.
+/// Returns the states of the live incarnations, oldest first.
 pub(super) fn live(world: &TestFleet) -> Vec<&'static str> {
     let live = world.fleet.incarnations().sorted().into_iter().filter(|run| run.is_live());
     live.map(|run| match run.state {
@@ -106,7 +106,7 @@ pub(super) fn made() -> ObservedState {
     ObservedState::Ready { processes: vec![] }
 }
 
-/// What was made, and is not there.
+/// Returns the observation of a volume that was created and does not exist any more.
 pub(super) fn vanished() -> ObservedState {
     ObservedState::Ended { exit: IncarnationExit::Failed { reason: "gone".into() }, processes: vec![] }
 }
@@ -127,7 +127,7 @@ pub(super) fn drain(world: &mut TestFleet, node: &str) {
     world.run();
 }
 
-/// Days pass, in which everything is done well.
+/// Lets days pass in which every command succeeds.
 pub(super) fn settle(world: &mut TestFleet) {
     for _ in 0..50 {
         world.wait(3600);

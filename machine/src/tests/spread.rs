@@ -1,4 +1,4 @@
-//! Spread: replicas stay evenly spread over update domains, then nodes, whatever replaces them.
+//! Spread: replicas stay evenly spread over update domains, then over nodes, whatever replaces them.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use crate::scheduler::{AffinityFilter, EXPLAINED, PlacementConstraints, Placemen
 use crate::state::{Incarnation, IncarnationState, Plan, Replica};
 use crate::testing::{CountInterval, TestFleet, TestRandom, crashed};
 
-/// Nodes with room for eight replicas each, in the domains given.
+/// Creates nodes in the domains, with capacity for eight replicas each.
 fn world(domains: &[&str], more: &Value) -> TestFleet {
     let mut world = TestFleet::with_nodes(0);
     for (i, domain) in domains.iter().enumerate() {
@@ -36,7 +36,7 @@ fn shared() -> Value {
     json!({"sharing": "allowed", "payloads": payload(&json!({}))})
 }
 
-/// Carries out a deployment to its end.
+/// Executes a deployment to its end.
 fn deploy(world: &mut TestFleet, name: &str, version: &str, count: u32, strategy: &Value) {
     let coordinates = json!({"app": {"version": version}});
     let spec = json!({"count": count, "coordinates": coordinates, "strategy": strategy});
@@ -53,7 +53,7 @@ fn counted<'a>(world: &'a TestFleet, key: impl Fn(&'a Incarnation) -> &'a str) -
     counts
 }
 
-/// Runs by domain, without the domains' names.
+/// Returns the number of incarnations by domain, without the domains' names.
 fn domains(world: &TestFleet) -> Vec<usize> {
     let domain =
         |run: &Incarnation| world.fleet.nodes().get(&run.node).map(|node| node.spec.domain.to_string());
@@ -77,7 +77,7 @@ fn on(world: &TestFleet, domain: &str) -> Vec<Replica> {
 #[test]
 fn every_strategy_leaves_the_replicas_as_even_as_they_were() {
     let strategies = [
-        ("all at once", json!({"rolling": {"wave": 9}})),
+        ("all concurrently", json!({"rolling": {"wave": 9}})),
         ("one by one", json!({"rolling": {"wave": 1}})),
         ("a new set", json!({"graceful": {"timeout": 600_000, "on_timeout": "rollback"}})),
     ];
@@ -104,7 +104,11 @@ fn an_update_evens_out_what_is_uneven() {
     deploy(&mut world, "d1", "v1", 4, &json!({"rolling": {}}));
     world.add_node("n2", "b");
     deploy(&mut world, "d2", "v2", 4, &json!({"rolling": {"wave": 4}}));
-    assert_eq!(domains(&world), [2, 2], "each is placed by what remains, though all are under way at once");
+    assert_eq!(
+        domains(&world),
+        [2, 2],
+        "each is placed by what remains, though all are in progress concurrently"
+    );
 }
 
 #[test]
@@ -142,7 +146,7 @@ fn what_is_to_be_deleted_counts_no_more_though_nobody_approved_that_yet() {
     world.must("replica.create", &json!({"plan": "web"}));
     world.run();
     world.obey();
-    assert_eq!(on(&world, "a").len(), 3, "domain a will have none of the others");
+    assert_eq!(on(&world, "a").len(), 3, "domain a gets none of the others");
 }
 
 #[test]
@@ -184,7 +188,7 @@ fn a_drained_node_s_replicas_go_where_they_leave_the_others_even() {
     assert_eq!((domains(&world), nodes(&world)), (vec![2, 2], vec![2, 1, 1]), "it stays in its domain");
 }
 
-/// Every move that is allowed and would make the spread of the plan more even, by a walk over everything.
+/// Returns every allowed move that would make the spread of the plan more even, found by a full scan.
 fn better(world: &TestFleet, plan: &Plan, strict: AffinityFilter) -> Vec<(ReplicaName, NodeName)> {
     let fleet = &world.fleet;
     let replicas = fleet.replicas().sorted();
@@ -230,7 +234,7 @@ fn better(world: &TestFleet, plan: &Plan, strict: AffinityFilter) -> Vec<(Replic
     found
 }
 
-/// Whatever is under way is carried out, and plans are looked at.
+/// Executes all operations in progress, and lets plans be checked.
 fn settle(world: &mut TestFleet) {
     for _ in 0..20 {
         world.approve_all();
@@ -244,7 +248,7 @@ fn is_at_rest(world: &TestFleet, plan: &Plan) -> bool {
     index.is_none_or(|index| index.open == 0) && plan.current.is_none() && plan.next.is_none()
 }
 
-/// No move would be better, or the plan says that one would.
+/// Checks that no move would be better, or that the plan is marked uneven.
 fn holds(world: &TestFleet, why: &str) {
     for plan in world.fleet.plans().sorted().into_iter().filter(|plan| is_at_rest(world, plan)) {
         let spreads = *plan.policy().placement() == PlacementPolicy::Spread;
@@ -296,7 +300,7 @@ fn random_deployment(world: &mut TestFleet, dice: &mut TestRandom, round: u64) {
     let spec = json!({"count": 1 + dice.below(9), "coordinates": coordinates, "strategy": strategy});
     world.ask("deployment.create", &json!({"plan": "web", "name": format!("d{round}"), "spec": spec})).ok();
     world.run();
-    // Some of it goes wrong.
+    // Some of it fails.
     if dice.below(4) == 0 {
         world.approve_all();
         let live = world.commanded();
@@ -358,17 +362,17 @@ fn what_nobody_reads_is_not_found_out() {
         world.must("node.apply", &json!({"name": format!("n{i}"), "cluster": "local", "spec": spec}));
     }
     world.plan_with("automatic", &json!({"sharing": "allowed", "payloads": payload(&volumes)}));
-    // Nothing can be moved: what is free elsewhere is too little.
+    // Nothing can be moved: the other nodes have too little capacity.
     deploy(&mut world, "d1", "v1", 8, &json!({"rolling": {}}));
     assert_eq!(world.deployment("d1"), "completed");
     EXPLAINED.set(0);
     world.wait(12);
     world.must("plan.rebalance", &json!({"name": "web"}));
     world.run();
-    assert_eq!(EXPLAINED.get(), 0, "why the moves would find no better place is for nobody");
+    assert_eq!(EXPLAINED.get(), 0, "the reasons against better placements have no reader");
 }
 
-/// Asks for a rebalance, and carries it out. Whether it was completed.
+/// Requests a rebalance and executes it. Returns whether it was completed.
 fn is_evened_out(world: &mut TestFleet, why: &str) -> bool {
     let name: PlanName = crate::testing::name("web");
     let before = world.fleet.head();
@@ -449,7 +453,7 @@ fn where_there_is_room_no_sequence_of_deployments_leaves_an_uneven_spread() {
     }
 }
 
-/// Moves of rebalances so far.
+/// Returns the number of moves of rebalances so far.
 fn moves(world: &TestFleet) -> usize {
     let moves = world.folded.iter().filter(|(_, fact)| {
         matches!(fact, Fact::OperationCreated(opened) if opened.purpose == Some(ProbePurpose::Rebalance))
@@ -463,7 +467,7 @@ fn rebalance(world: &mut TestFleet) -> Result<Vec<Fact>, Refusal> {
     facts
 }
 
-/// Four replicas on one node, and another node that came later.
+/// Creates four replicas on one node, and another node that was added later.
 fn grown(approval: &str, more: &Value) -> TestFleet {
     let mut world = world(&["a"], &shared());
     deploy(&mut world, "d1", "v1", 4, &json!({"rolling": {}}));
@@ -525,7 +529,11 @@ fn a_rebalance_of_what_stops_first_keeps_the_budget_though_people_approve() {
     world.wait(12);
     assert_eq!(balance(&world), BalancePolicy::Uneven);
     rebalance(&mut world).expect("started");
-    assert_eq!(world.pending().len(), 1, "the run is stopped before the new one starts: one at a time");
+    assert_eq!(
+        world.pending().len(),
+        1,
+        "the incarnation is stopped before the new one starts: one at a time"
+    );
     for _ in 0..4 {
         world.approve_all();
         world.obey();

@@ -1,4 +1,5 @@
-//! How deployments are carried out: in waves, beside the old set, by canaries; paused, superseded, taken back.
+//! Strategies of deployments: in waves, with a set alongside the old one, by canaries; paused, superseded,
+//! rolled back.
 
 use chancery_events::fact::CommandEffect;
 use chancery_events::id::IncarnationId;
@@ -30,13 +31,13 @@ fn shared() -> Value {
     json!({"sharing": "allowed", "restart": "never"})
 }
 
-/// Operations that have begun and are not over.
+/// Returns the number of operations that have started and not ended.
 fn begun(world: &TestFleet) -> usize {
     let begun = |o: &&&crate::state::Operation| matches!(o.state, OperationState::Running);
     world.fleet.operations().sorted().iter().filter(begun).count()
 }
 
-/// How many replicas run by each deployment.
+/// Returns the number of replicas of the deployment.
 fn by(world: &TestFleet, deployment: &str) -> usize {
     let is = |r: &&&Replica| r.deployment.as_str() == deployment;
     world.fleet.replicas().sorted().iter().filter(is).count()
@@ -46,7 +47,7 @@ fn next(world: &TestFleet, wanted: CommandEffect) -> Option<IncarnationId> {
     world.asked().find(|id| world.fleet.incarnations().get(id).is_some_and(|i| i.asked == Some(wanted)))
 }
 
-/// What is done to a world in a test.
+/// Action of a test on its world.
 type ByHand = fn(&mut TestFleet);
 
 #[test]
@@ -73,7 +74,7 @@ fn an_update_goes_from_one_to_the_next_and_leaves_alone_what_is_right() {
     world.told();
     deploy(&mut world, "d3", "v2", 6, &rolling());
     let opened = world.told().into_iter().filter(|fact| *fact == "operation.opened").count();
-    assert_eq!(opened, 1, "one more, and nothing for what is right");
+    assert_eq!(opened, 1, "one more, and none for replicas that are right");
     world.obey();
     let totals = &world.fleet.plans().get("web").expect("the plan").totals;
     assert_eq!(totals.get(&(OperationKind::Update, "succeeded".into())), Some(&4));
@@ -86,10 +87,10 @@ fn never_more_than_a_wave_is_in_transition_and_a_failure_stops_the_rest() {
     assert_eq!(world.pending().len(), 6, "people see all of them");
     world.approve_all();
     assert_eq!(begun(&world), 2);
-    let first = next(&world, CommandEffect::Ensure).expect("one comes up");
+    let first = next(&world, CommandEffect::Ensure).expect("one is started");
     world.report(first, ready());
-    assert_eq!(begun(&world), 2, "the next one takes its turn");
-    let second = next(&world, CommandEffect::Ensure).expect("another comes up");
+    assert_eq!(begun(&world), 2, "the next one is dequeued");
+    let second = next(&world, CommandEffect::Ensure).expect("another is started");
     world.report(second, failed(RetryClass::Never));
     assert_eq!(world.deployment("d1"), "ending, failed");
     let third = next(&world, CommandEffect::Ensure).expect("its sibling");
@@ -130,13 +131,13 @@ fn a_rolling_deployment_stays_in_one_domain_at_a_time_and_pauses_after_each() {
 fn the_next_one_waits_until_those_that_were_brought_up_are_well() {
     let mut world = world(3, "automatic", &shared());
     deploy(&mut world, "d1", "v1", 3, &json!({"rolling": {"wave": 1}}));
-    let first = next(&world, CommandEffect::Ensure).expect("one comes up");
+    let first = next(&world, CommandEffect::Ensure).expect("one is started");
     world.report(first, ready());
     let second = next(&world, CommandEffect::Ensure).expect("the next");
     let ailing = crate::testing::process(chancery_events::observation::ProcessStatus::Initializing);
     world.report(first, ObservedState::NotReady { processes: vec![ailing] });
     world.report(second, ready());
-    assert_eq!(begun(&world), 0, "the first one is not well");
+    assert_eq!(begun(&world), 0, "the first one is not ready");
     world.report(first, ready());
     assert_eq!(begun(&world), 1);
 }
@@ -156,7 +157,7 @@ fn a_paused_deployment_begins_nothing_and_goes_on_when_it_is_resumed() {
     assert_eq!(begun(&world), 2);
     world.obey();
     assert_eq!(world.deployment("d1"), "completed");
-    let refusal = world.ask("deployment.pause", &named).expect_err("it is over");
+    let refusal = world.ask("deployment.pause", &named).expect_err("it has ended");
     assert!(
         refusal.code == RefusalCode::BadTransition && refusal.detail.contains("completed"),
         "{refusal:?}"
@@ -196,7 +197,7 @@ fn a_graceful_deployment_stands_beside_the_old_set_until_one_fact_makes_it_count
     deploy(&mut world, "d2", "v2", 3, &graceful("rollback"));
     assert_eq!((by(&world, "d1"), by(&world, "d2")), (2, 3));
     for left in [2, 1] {
-        let id = next(&world, CommandEffect::Ensure).expect("one comes up");
+        let id = next(&world, CommandEffect::Ensure).expect("one is started");
         world.report(id, ready());
         assert_eq!((by(&world, "d1"), next(&world, CommandEffect::Stop)), (2, None), "{left} are not ready");
     }
@@ -222,7 +223,7 @@ fn at_its_deadline_a_graceful_deployment_goes_back_or_goes_on_and_ready_then_is_
             "node.apply",
             &json!({"name": "node-9", "spec": {"domain": "x", "total": {"cpu": 1, "memory": 1}}}),
         );
-        let id = next(&world, CommandEffect::Ensure).expect("one comes up");
+        let id = next(&world, CommandEffect::Ensure).expect("one is started");
         world.report(id, ready());
         if all_ready {
             let id = next(&world, CommandEffect::Ensure).expect("the other");
@@ -245,7 +246,7 @@ fn whatever_ends_a_graceful_deployment_before_its_cut_over_leaves_the_old_set_wh
     let ends: [(&str, ByHand); 3] = [
         ("cancel", |world| drop(world.must("deployment.cancel", &json!({"plan": "web", "name": "d2"})))),
         ("a failure", |world| {
-            let id = next(world, CommandEffect::Ensure).expect("one comes up");
+            let id = next(world, CommandEffect::Ensure).expect("one is started");
             world.report(id, failed(RetryClass::Never));
             world.report(id, ObservedState::Gone);
         }),

@@ -1,4 +1,4 @@
-//! A fold that is taken back leaves everything as it was, however often an entity was changed in it.
+//! A fold that is rolled back leaves everything unchanged, however often an entity was changed in it.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::fleet::{ChangedEntity, FleetState};
 use crate::meta::FactPosition;
 use crate::testing::{CountInterval, TestFleet, crashed};
 
-/// The state and its indexes, for comparison.
+/// Renders the state and its indexes, for comparison.
 fn shown(fleet: &FleetState) -> (String, String) {
     let catalogue = (fleet.clusters().sorted(), fleet.nodes().sorted(), fleet.sessions().sorted());
     let wanted = (fleet.plans().sorted(), fleet.deployments().sorted(), fleet.replicas().sorted());
@@ -21,14 +21,14 @@ fn shown(fleet: &FleetState) -> (String, String) {
     (state, format!("{:?}", fleet.index()))
 }
 
-/// A fleet, and the facts that came after it: creates, places, starts, ends, a restart, deletes.
+/// Returns a fleet, and later facts: creates, reservations, starts, ends, a restart, deletes.
 fn story() -> (FleetState, Vec<Fact>, Position) {
     let mut world = TestFleet::with_nodes(4);
     world.counted = CountInterval::AtTheEnd;
     world.plan("automatic");
     world.running("d0", 1);
     world.told();
-    // The positions of what is logged are dense only if nothing but facts comes: so intents come first.
+    // Positions of logged facts are dense only if no intent is between them: so all intents are first.
     let deploy = |world: &mut TestFleet, name: &str, count: u32| {
         world.must("deployment.create", &json!({"plan": "web", "name": name, "spec": {"count": count}}));
     };
@@ -84,7 +84,7 @@ fn what_has_changed_is_told_once_for_each_time_that_noting_began() {
     once.dedup();
     assert_eq!(touched.len(), once.len(), "{touched:?}");
     for fact in &facts {
-        // The node of a place is named, and is not itself changed.
+        // The node of a reservation is named, and is not itself changed.
         for subject in fact.subjects().into_iter().filter(|subject| !matches!(subject, Subject::Node(_))) {
             assert!(once.contains(&subject), "{subject} of {}", fact.type_name());
         }
@@ -127,7 +127,7 @@ fn room_that_comes_after_room_that_was_taken_back_is_found() {
     }
     world.fleet.roll_back();
     world.run();
-    assert!(world.told().is_empty(), "there is none yet, and that was looked at");
+    assert!(world.told().is_empty(), "there is none yet, and that was checked");
     world.add_node("node-2", "d2");
     world.run();
     assert!(world.told().contains(&"incarnation.reserved"));

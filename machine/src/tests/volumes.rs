@@ -1,4 +1,4 @@
-//! Volumes: made, used, handed over, moved and destroyed in the order of causes.
+//! Volumes: created, used, handed over, moved and destroyed in the order of causes.
 
 use chancery_events::fact::{CommandEffect, Fact};
 use chancery_events::observation::{IncarnationExit, ObservedState, RetryClass};
@@ -17,7 +17,7 @@ fn apply(world: &mut TestFleet, plan: &str, volumes: &Value) {
     apply_with(world, plan, volumes, "");
 }
 
-/// One of whose operations those of one kind are approved by hand.
+/// Applies a plan whose operations of one kind are approved manually.
 fn apply_with(world: &mut TestFleet, plan: &str, volumes: &Value, manual: &str) {
     setting::apply(world, plan, volumes, &json!({"restart": "best_effort", "manual": manual}));
 }
@@ -30,7 +30,7 @@ fn a_run_is_begun_when_its_volume_is_there_and_the_volume_outlives_it() {
     let replica = only_replica(&world);
     let name = format!("{replica}-app-data");
     assert_eq!((names(&world), live(&world)), (vec![name.clone()], vec!["reserved"]));
-    assert!(world.asked().next().is_none(), "nothing is asked of the run yet");
+    assert!(world.asked().next().is_none(), "the incarnation is not commanded yet");
     world.report_volume(&name, made());
     assert_eq!(live(&world), ["starting"]);
     world.obey();
@@ -43,7 +43,7 @@ fn a_run_is_begun_when_its_volume_is_there_and_the_volume_outlives_it() {
     assert_eq!(world.fleet.index().places.held(&node).storage(&"fast".parse().expect("a class")), GB);
     world.must("replica.start", &json!({"name": replica}));
     world.run();
-    assert_eq!(live(&world), ["starting"], "it is there and free");
+    assert_eq!(live(&world), ["starting"], "it exists and is unused");
     world.obey();
     let run =
         world.fleet.incarnations().sorted().into_iter().find(|run| run.is_live()).cloned().expect("it runs");
@@ -81,7 +81,7 @@ fn a_volume_that_is_handed_over_goes_to_its_next_user_when_the_last_one_is_over(
         let volume = world.fleet.volumes().get("db").expect("it is there");
         (volume.id, volume.user)
     };
-    // In one go: the new service claims it, and the old one is to go.
+    // Together: the new service claims it, and the old one is deleted.
     apply(&mut world, "new", &claim(Some("db"), "keep"));
     put(&mut world, "new", "d1", 1);
     put(&mut world, "old", "d2", 0);
@@ -89,7 +89,7 @@ fn a_volume_that_is_handed_over_goes_to_its_next_user_when_the_last_one_is_over(
     let db = |world: &TestFleet| world.fleet.volumes().get("db").expect("it is there").clone();
     assert_eq!(db(&world).user, user, "until the end is proved");
     world.obey();
-    assert_eq!((live(&world), db(&world).id), (vec!["running"], before), "with all that is in it");
+    assert_eq!((live(&world), db(&world).id), (vec!["running"], before), "with all its data");
     assert_ne!(db(&world).user, user);
     assert_eq!(world.deployment_of("new", "d1"), "completed");
 }
@@ -115,7 +115,7 @@ fn what_is_deleted_together_goes_user_first_and_what_is_made_in_its_place_comes_
     world.report_volume("db", ObservedState::Gone);
     assert_eq!(command(&world), Some(CommandEffect::Ensure), "the next one of that name");
     world.obey();
-    assert_ne!(world.fleet.volumes().get("db").expect("made anew").id, old);
+    assert_ne!(world.fleet.volumes().get("db").expect("created again").id, old);
     assert_eq!((world.deployment_of("other", "d1").as_str(), live(&world)), ("completed", vec!["running"]));
     assert!(world.fleet.plans().get("web").is_none());
 }
@@ -135,7 +135,7 @@ fn a_move_is_stop_first_and_takes_the_storage_along() {
     world.must("replica.relocate", &json!({"name": only_replica(&world)}));
     world.run();
     assert_eq!(live(&world), ["stopping", "reserved"]);
-    assert_eq!((held(&world, &from), held(&world, to)), (GB, GB), "held in both until it has moved");
+    assert_eq!((held(&world, &from), held(&world, to)), (GB, GB), "reserved in both until it has moved");
     world.obey();
     assert_eq!((live(&world), held(&world, &from), held(&world, to)), (vec!["running"], 0, GB));
     assert_eq!(world.fleet.volumes().sorted()[0].node.as_str(), to);
@@ -155,7 +155,7 @@ fn one_that_cannot_be_made_fails_its_users_alone_and_goes_again() {
         (world.deployment_of("good", "d1").as_str(), names(&world)),
         ("completed", vec!["good".to_owned()])
     );
-    // One that fails now and then is asked again.
+    // A command that fails sometimes is repeated.
     put(&mut world, "bad", "d2", 1);
     world.report_volume("bad", ObservedState::Failed { message: "busy".into(), hope: RetryClass::Retry });
     assert_eq!(world.fleet.volumes().get("bad").and_then(|v| v.command).map(|c| c.attempt), Some(2));
@@ -172,7 +172,7 @@ fn a_deployment_of_which_two_wait_for_what_cannot_be_made_fails_once() {
     let replica = only_replica(&world);
     world.must("replica.delete", &json!({"name": replica}));
     world.run();
-    assert_eq!(live(&world), ["reserved", "reserved"], "the one that may go, and the one in its place");
+    assert_eq!(live(&world), ["reserved", "reserved"], "the one that may be deleted, and its replacement");
     let facts =
         world.report_volume("db", ObservedState::Failed { message: "no".into(), hope: RetryClass::Never });
     let failed = facts.iter().filter(|fact| matches!(fact, Fact::DeploymentHalted(_))).count();
@@ -187,11 +187,11 @@ fn what_is_lost_is_not_made_anew_before_somebody_deletes_it() {
     world.obey();
     let (name, replica) = (names(&world)[0].clone(), only_replica(&world));
     let gone = ObservedState::Ended {
-        exit: IncarnationExit::Failed { reason: "its folder is not there".into() },
+        exit: IncarnationExit::Failed { reason: "its directory is missing".into() },
         processes: vec![],
     };
     world.report_volume(&name, gone);
-    assert_eq!(live(&world), ["running"], "whoever uses it goes on");
+    assert_eq!(live(&world), ["running"], "its user continues");
     let run = world.commanded()[0];
     world.report(run, crashed());
     world.wait(60);
@@ -199,7 +199,7 @@ fn what_is_lost_is_not_made_anew_before_somebody_deletes_it() {
     world.must("replica.start", &json!({"name": replica}));
     world.run();
     let reasons = format!("{:?}", world.fleet.plans().get("web").expect("the plan").unfit);
-    assert!(reasons.contains("its folder is not there") && reasons.contains("delete it"), "{reasons}");
+    assert!(reasons.contains("its directory is missing") && reasons.contains("delete it"), "{reasons}");
     world.must("volume.delete", &json!({"name": name}));
     world.run();
     world.obey();
@@ -224,7 +224,7 @@ fn with_its_node_goes_its_data_on_the_operators_word_alone() {
     world.must("volume.delete", &json!({"name": name}));
     world.run();
     let destroyed = |fact: &&Fact| matches!(fact, Fact::VolumeDestroyed(_));
-    assert!(world.log.iter().any(|fact| destroyed(&fact)), "nobody has to prove what the operator said");
+    assert!(world.log.iter().any(|fact| destroyed(&fact)), "the operator's word needs no proof");
     world.obey();
     assert_ne!(world.fleet.volumes().sorted()[0].id, lost, "started again, with an empty one");
     world.must("node.delete", &forget);
@@ -243,7 +243,7 @@ fn plans_say_what_volumes_can_do() {
     assert!(refusal.errors.contains_key("/spec/strategy"), "{refusal:?}");
     put(&mut world, "web", "d1", 1);
     world.obey();
-    // Another class than it has.
+    // A class that differs from its own.
     let other = json!([{"volume": "db", "class": "slow", "capacity": GB, "mount": "/data"}]);
     apply(&mut world, "other", &other);
     put(&mut world, "other", "d1", 1);
@@ -251,5 +251,5 @@ fn plans_say_what_volumes_can_do() {
     assert!(reasons.contains("volume db is of class fast, not slow"), "{reasons}");
     let facts = world.must("volume.delete", &json!({"name": "db"}));
     assert!(facts.iter().any(|fact| matches!(fact, Fact::VolumeDeletionStarted(_))));
-    assert!(world.must("volume.delete", &json!({"name": "db"})).is_empty(), "it is to go already");
+    assert!(world.must("volume.delete", &json!({"name": "db"})).is_empty(), "it is being deleted already");
 }

@@ -1,4 +1,4 @@
-//! Runs that wait for volumes: how long, in whose place, and what comes of them in the end.
+//! Incarnations that wait for volumes: how long, what they replace, and how they end.
 
 use chancery_events::fact::Fact;
 use chancery_events::observation::SessionRequested;
@@ -15,7 +15,7 @@ use crate::testing::{TestFleet, crashed, hello};
 fn a_move_is_not_begun_to_where_the_volume_does_not_fit() {
     let mut world = world(1, 12 * GB);
     running(&mut world, "web", 1, &json!([claim(None, "keep", 10 * GB, "/data")]), &json!({}));
-    // Less is asked for than there is.
+    // The request is smaller than the capacity.
     apply(&mut world, "web", &own(), &json!({}));
     put(&mut world, "web", "d2", 1);
     world.obey();
@@ -142,5 +142,5 @@ fn an_update_is_not_in_place_if_its_volumes_are_claimed_otherwise() {
     settle(&mut world);
     assert_eq!((world.deployment_of("web", "d2").as_str(), live(&world)), ("in progress", vec!["running"]));
     let why = format!("{:?}", world.fleet.plans().get("web").expect("the plan").unfit);
-    assert!(why.contains("are wanted"), "{why}");
+    assert!(why.contains("are requested"), "{why}");
 }

@@ -1,5 +1,5 @@
-//! Random walks through everything that can be asked and told: whatever comes, indexes are what a full count gives, no
-//! node holds more than it has, a replica has at most two runs, and in the end everything comes to rest.
+//! Random walks over all requests and reports. At each step indexes equal a full count, no node has more
+//! reserved than it has, and a replica has at most two incarnations. In the end everything settles.
 
 use chancery_events::amount::Resources;
 use chancery_events::fact::Requester;
@@ -33,7 +33,7 @@ fn add_node(world: &mut TestFleet, name: &str, domain: &str) {
     world.ask("node.apply", &json!({"name": name, "cluster": "local", "spec": spec})).ok();
 }
 
-/// Its own, or one that both plans know; of different sizes.
+/// Draws a claim of an own volume, or of one that both plans name, of different sizes.
 fn claims(dice: &mut TestRandom) -> Value {
     if dice.below(3) > 0 {
         return json!([]);
@@ -193,7 +193,7 @@ fn approve(world: &mut TestFleet, dice: &mut TestRandom) {
     };
 }
 
-/// A step of a walk, but for what it makes due.
+/// Does one step of a walk, without the work that becomes due by it.
 pub(super) fn act(world: &mut TestFleet, dice: &mut TestRandom, round: u64) {
     match dice.below(10) {
         0..4 => ask(world, dice, round),
@@ -203,7 +203,7 @@ pub(super) fn act(world: &mut TestFleet, dice: &mut TestRandom, round: u64) {
     }
 }
 
-/// What must hold whatever happened.
+/// Checks the rules that hold in every state.
 fn holds(world: &TestFleet, why: &str) {
     let fleet = &world.fleet;
     for node in fleet.nodes().sorted() {
@@ -247,7 +247,7 @@ fn holds(world: &TestFleet, why: &str) {
     }
 }
 
-/// Whether it waits for a volume that somebody else uses.
+/// Whether the operation waits for a volume that another incarnation uses.
 fn lacks_volume(world: &TestFleet, operation: &Operation) -> bool {
     let run = operation.incarnation.and_then(|id| world.fleet.incarnations().get(&id));
     run.filter(|run| run.due).is_some_and(|run| {
@@ -258,7 +258,7 @@ fn lacks_volume(world: &TestFleet, operation: &Operation) -> bool {
     })
 }
 
-/// Everybody approves, everything is done well, and time passes.
+/// Approves everything, lets every command succeed, and lets time pass.
 fn settle(world: &mut TestFleet, why: &str) {
     world.ask("policy.delete", &json!({"name": "p"})).ok();
     world.grant();
@@ -289,7 +289,7 @@ fn settle(world: &mut TestFleet, why: &str) {
         assert!(deployment.is_over() || waits, "{why}: {deployment:?}");
     }
     for replica in world.fleet.replicas().sorted() {
-        assert!(!is_forgotten(world, replica), "{why}: nobody starts it again: {replica:?}");
+        assert!(!is_forgotten(world, replica), "{why}: it is not started again: {replica:?}");
     }
     for incarnation in world.fleet.incarnations().sorted() {
         let settled = matches!(
@@ -300,11 +300,11 @@ fn settle(world: &mut TestFleet, why: &str) {
     }
 }
 
-/// Whether a replica that ran, and is always to run, has no run and nobody who is to bring it up.
+/// Whether a replica that ran and must always run has no incarnation, and nothing will start one.
 fn is_forgotten(world: &TestFleet, replica: &Replica) -> bool {
     let plan = world.fleet.plans().get(&replica.plan).expect("its plan");
     let operations = || replica.operations.iter().filter_map(|id| world.fleet.operations().get(id));
-    // The rule has started it, and somebody would not have it, or it could not be.
+    // The rule has started it, and a person rejected that, or it was impossible.
     let is_by_rule = |it: &Operation| matches!(it.by.as_deref(), Some(Requester::Rule(_)));
     if !replica.is_idle() || replica.again.is_some() || operations().next_back().is_some_and(is_by_rule) {
         return false;
@@ -315,7 +315,7 @@ fn is_forgotten(world: &TestFleet, replica: &Replica) -> bool {
         let was_asked_for = by.is_none_or(|by| {
             matches!(by.kind, OperationKind::Create | OperationKind::Start) && !is_by_rule(by)
         });
-        // What ended under an earlier policy was judged by that.
+        // An end under an earlier policy was decided by that policy.
         let always = plan.removing.is_none()
             && *plan.policy().restart() == RestartPolicy::Always
             && run.placed_by == plan.generation;

@@ -23,7 +23,7 @@ pub(crate) fn created(
 ) -> Result<(), StateContradiction> {
     let cluster = fleet.want::<Node>(&fact.node)?.cluster.clone().ok_or_else(|| StateContradiction {
         subject: Subject::Volume(fact.name.clone()),
-        problem: format!("it is made on node {}, which is in no cluster", fact.node),
+        problem: format!("the volume is created on node {}, which is in no cluster", fact.node),
     })?;
     // The volume now counts the storage that was reserved for it.
     fleet.touch::<Incarnation>(&fact.incarnation, at, |incarnation| {

@@ -1,4 +1,4 @@
-//! Races for places, and for the right to forget what held one.
+//! Races for reservations, and for the deletion of what had one.
 
 use chancery_events::fact::Fact;
 use chancery_events::observation::{IncarnationExit, ObservedState, RetryClass};
@@ -9,7 +9,7 @@ use serde_json::json;
 use super::{ask, incarnation, live, lose_session, running};
 use crate::testing::{TestFleet, crashed, ended, failed, ready};
 
-/// Another plan, `db`. With more than 3000 it does not fit beside a replica of `web`.
+/// Adds another plan, `db`. With more than 3000 it does not fit next to a replica of `web`.
 fn other_plan(world: &mut TestFleet, cpu: u64) {
     let payload = json!({"name": "app", "resources": {"cpu": cpu, "memory": 1}, "run": {"argv": ["app"]}});
     let spec = json!({"namespace": "ns", "service": "db", "payloads": [payload]});
@@ -17,14 +17,14 @@ fn other_plan(world: &mut TestFleet, cpu: u64) {
     world.must("deployment.create", &json!({"plan": "db", "name": "d1", "spec": {"count": 1}}));
 }
 
-/// R29, R34.
+/// Races R29 and R34.
 #[test]
 fn a_place_is_given_back_once_however_often_and_by_whom_the_end_is_told() {
     let (mut world, id) = running("automatic");
     other_plan(&mut world, 3500);
     world.run();
     world.report(id, crashed());
-    assert_eq!(world.free_cpu(), 500, "db has the place at once");
+    assert_eq!(world.free_cpu(), 500, "db is placed immediately");
     for saw in [ended(IncarnationExit::Clean), crashed(), ObservedState::Gone, failed(RetryClass::Never)] {
         assert!(world.report_at(id, 9, saw).is_empty());
     }
@@ -33,7 +33,7 @@ fn a_place_is_given_back_once_however_often_and_by_whom_the_end_is_told() {
     assert_eq!(world.free_cpu(), 500);
 }
 
-/// R30.
+/// Race R30.
 #[test]
 fn what_is_given_back_is_what_was_taken_whatever_the_plan_says_by_then() {
     for (approved, cpu) in [(false, 3000), (true, 3000), (false, 500), (true, 500)] {
@@ -44,14 +44,14 @@ fn what_is_given_back_is_what_was_taken_whatever_the_plan_says_by_then() {
         if approved {
             world.approve(operation).expect("approved");
         }
-        // Beside another, because a node on which nothing is left has all free in any case.
+        // Next to another replica, because an empty node has everything free in any case.
         other_plan(&mut world, 700);
         world.run();
         let plan = world.fleet.plans().get("web").expect("the plan").specs.newest();
         let mut spec = serde_json::to_value(&**plan).expect("JSON");
         spec["payloads"][0]["resources"]["cpu"] = json!(cpu);
         world.must("plan.apply", &json!({"name": "web", "spec": spec}));
-        assert_eq!(world.free_cpu(), 2300, "what is held stays what it was");
+        assert_eq!(world.free_cpu(), 2300, "the reservation is unchanged");
         if approved {
             world.report(id, crashed());
         } else {
@@ -61,7 +61,7 @@ fn what_is_given_back_is_what_was_taken_whatever_the_plan_says_by_then() {
     }
 }
 
-/// R41.
+/// Race R41.
 #[test]
 fn a_place_goes_to_nobody_before_what_holds_it_is_proved_to_have_ended() {
     let (mut world, id) = running("automatic");
@@ -69,7 +69,7 @@ fn a_place_goes_to_nobody_before_what_holds_it_is_proved_to_have_ended() {
     ask(&mut world, "replica.delete");
     lose_session(&mut world);
     world.wait(1_000_000);
-    assert_eq!((live(&world), world.free_cpu()), (1, 3000), "the kill is not heard, and db waits");
+    assert_eq!((live(&world), world.free_cpu()), (1, 3000), "the kill has no effect, and db waits");
     world.open_session();
     world.report_at(id, 1, ready());
     assert_eq!(live(&world), 1, "it runs, and db waits");
@@ -78,7 +78,7 @@ fn a_place_goes_to_nobody_before_what_holds_it_is_proved_to_have_ended() {
     assert_eq!((now, world.free_cpu()), (vec!["db".to_owned()], 500));
 }
 
-/// R42.
+/// Race R42.
 #[test]
 fn a_removal_that_fails_is_not_forgotten_when_plan_and_deployment_move_on() {
     let (mut world, id) = running("automatic");
@@ -92,7 +92,7 @@ fn a_removal_that_fails_is_not_forgotten_when_plan_and_deployment_move_on() {
             matches!(&facts[..], [Fact::IncarnationCommandFailed(fact)] if fact.not_before.is_some()),
             "{facts:?}"
         );
-        let command = incarnation(&world, id).command.expect("asked again, for ever");
+        let command = incarnation(&world, id).command.expect("repeated permanently");
         world.now = command.not_before;
         world.run();
     }
@@ -104,7 +104,7 @@ fn a_removal_that_fails_is_not_forgotten_when_plan_and_deployment_move_on() {
     assert_eq!((world.deployment("d0").as_str(), world.kinds()), ("completed", vec![Create]));
 }
 
-/// R44.
+/// Race R44.
 #[test]
 fn a_removal_that_fails_holds_up_no_other_and_is_not_taken_for_done() {
     let mut world = TestFleet::with_nodes(3);
@@ -121,7 +121,7 @@ fn a_removal_that_fails_holds_up_no_other_and_is_not_taken_for_done() {
     assert_eq!((world.phases().len(), world.deployment("d0").as_str()), (0, "completed"));
 }
 
-/// R49.
+/// Race R49.
 #[test]
 fn a_node_is_forgotten_only_after_what_was_on_it() {
     let (mut world, id) = running("automatic");
@@ -131,11 +131,11 @@ fn a_node_is_forgotten_only_after_what_was_on_it() {
     world.run();
     assert!(!incarnation(&world, id).is_live());
     world.must("node.delete", &json!({"name": "node-1"}));
-    assert!(world.report_at(id, 1, ready()).is_empty(), "a host that was only thought dead speaks up");
+    assert!(world.report_at(id, 1, ready()).is_empty(), "a host that was wrongly given up reports");
     assert_eq!(world.phases(), ["failed"]);
 }
 
-/// R82.
+/// Race R82.
 #[test]
 fn of_two_that_want_the_last_place_one_gets_it_and_the_other_waits() {
     let mut world = TestFleet::with_nodes(1);

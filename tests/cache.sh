@@ -1,17 +1,17 @@
 # shellcheck shell=bash
-# A cache of what the tests fetch, in ~/.cache/chancery: the entry PART-HASH is a directory, and HASH is the hash of
-# everything that determines its files. An entry is made under another name and renamed when it is complete. Its
-# checksums are compared before each use; an incomplete or altered entry is made again.
+# Cache of files that the tests fetch, in ~/.cache/chancery. The entry PART-HASH is a directory, and HASH is the hash of
+# everything that determines its files. An entry is created under another name and renamed when it is complete. Its
+# checksums are compared before each use; an incomplete or altered entry is created again.
 
 cache="${XDG_CACHE_HOME:-$HOME/.cache}/chancery"
 
-# PART: the path of its entry. Standard input is what determines its files.
+# PART: prints the path of its entry. Standard input is the data that determines its files.
 cache_entry() { printf '%s/%s-%s' "$cache" "$1" "$(sha256sum | cut -c 1-16)"; }
 
-# ENTRY: whether it is complete and unaltered.
+# ENTRY: whether the entry is complete and unaltered.
 cache_is_valid() { (cd "$1" && sha256sum --check --quiet --strict .sha256) >/dev/null 2>&1; }
 
-# ENTRY COMMAND...: makes the entry unless it is valid. The command gets an empty directory as its last argument and
+# ENTRY COMMAND...: creates the entry unless it is valid. The command gets an empty directory as its last argument and
 # fills it.
 cache_fill() (
   entry="$1" part="$1.part"

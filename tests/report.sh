@@ -1,8 +1,8 @@
 # shellcheck shell=bash
-# The report at the end of tests/run: how long each step took, whether it started cold or warm, and the slowest tests.
+# Report at the end of tests/run: duration of each step, whether it started cold or warm, and the slowest tests.
 #
 # Stable libtest prints when a test ends, but not how long it took. It starts tests in the order of their names, and the
-# next one when one ends; so the ends also say when each test started.
+# next one when one ends. So the ends also give the start of each test.
 
 notes="$(mktemp -d)"
 current=()

@@ -1,4 +1,4 @@
-//! Runs callers when it is told to: a line `CALLERS MILLISECONDS` on standard input, a line of JSON as the answer.
+//! Runs callers on request: a line `CALLERS MILLISECONDS` on standard input, a line of JSON as the answer.
 
 use std::io::Write as _;
 use std::time::{Duration, Instant};
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 use serde::Serialize;
 
-/// What callers did in a round.
+/// Result of a round of all callers.
 #[derive(Serialize)]
 struct Cell {
     rate: f64,
@@ -24,7 +24,7 @@ pub fn order() -> Result<Option<(usize, Duration)>> {
     Ok(Some((callers.parse()?, Duration::from_millis(millis.parse()?))))
 }
 
-/// The calls of one caller.
+/// Calls of one caller.
 pub struct Calls {
     began: Instant,
     lasts: Duration,
@@ -33,12 +33,12 @@ pub struct Calls {
 }
 
 impl Calls {
-    /// From now on, for so long.
+    /// Starts now, for this duration.
     pub fn begin(lasts: Duration) -> Calls {
         Calls { began: Instant::now(), lasts, since: None, latencies: Vec::with_capacity(1 << 16) }
     }
 
-    /// Ends one call, if one has begun, and tells the number of the next.
+    /// Ends the current call, if any, and returns the number of the next; `None` at the end of the round.
     pub fn next(&mut self) -> Option<u64> {
         let now = Instant::now();
         self.latencies.extend(self.since.map(|since| now - since));
@@ -47,7 +47,7 @@ impl Calls {
     }
 }
 
-/// Runs the callers and says what they did.
+/// Runs the callers and prints their result.
 pub async fn round<C>(callers: Vec<C>) -> Result<()>
 where
     C: Future<Output = Result<Calls>> + Send + 'static,

@@ -60,13 +60,13 @@ struct Workload {
 const WORKLOADS: &[Workload] = &[
     Workload { name: "W1", what: "durable appends to the journal, in process", run: w1::run },
     Workload { name: "W2", what: "durable intents over HTTP", run: w2::run },
-    Workload { name: "W3", what: "how long a verdict takes", run: w3::run },
+    Workload { name: "W3", what: "latency of a verdict", run: w3::run },
     Workload { name: "W4", what: "replay of a journal into the state", run: w4::run },
     Workload { name: "W5", what: "the projector's catch-up, and its lag", run: w5::run },
-    Workload { name: "W6", what: "reads, while intents come in", run: w6::run },
+    Workload { name: "W6", what: "reads while intents are written", run: w6::run },
     Workload { name: "W7", what: "consumers that follow the stream", run: w7::run },
     Workload { name: "W8", what: "placement on the pure machine", run: w8::run },
-    Workload { name: "W9", what: "deployments on simulated nodes, until all runs", run: w9::run },
+    Workload { name: "W9", what: "deployments on simulated nodes, until every replica runs", run: w9::run },
     Workload { name: "W10", what: "two million replicas, from intent to ready", run: w10::run },
     Workload {
         name: "W11",
@@ -76,7 +76,7 @@ const WORKLOADS: &[Workload] = &[
     Workload { name: "W12", what: "a start with a snapshot; a takeover on Kafka", run: w12::run },
     Workload {
         name: "W13",
-        what: "relocates beside what waits, replicas that share no node, updates",
+        what: "relocates while operations wait, replicas that share no node, updates",
         run: w13::run,
     },
     Workload {
@@ -84,7 +84,7 @@ const WORKLOADS: &[Workload] = &[
         what: "starts of processes with a control group each, and without",
         run: w14::run,
     },
-    Workload { name: "W15", what: "memory of a server whose brokers are away", run: w15::run },
+    Workload { name: "W15", what: "memory of a server whose brokers are unavailable", run: w15::run },
     Workload {
         name: "W16",
         what: "ten thousand documents and operations by the command line",
@@ -127,7 +127,7 @@ fn main() -> Result<()> {
 fn named(name: &str) -> Result<&'static Workload> {
     let Some(found) = WORKLOADS.iter().find(|known| known.name.eq_ignore_ascii_case(name)) else {
         let known: Vec<_> = WORKLOADS.iter().map(|w| format!("  {}  {}", w.name, w.what)).collect();
-        bail!("there is no workload {name}; there are\n{}", known.join("\n"));
+        bail!("invalid workload {name}: must be one of\n{}", known.join("\n"));
     };
     Ok(found)
 }

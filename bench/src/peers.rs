@@ -30,7 +30,7 @@ impl Peers {
     /// Starts all peers, or none if they are not installed.
     pub(crate) fn start() -> Result<Option<Peers>> {
         let Some(folder) = std::env::var_os(FOLDER).map(PathBuf::from) else {
-            eprintln!("peers are left out: bench/run installs them, {FOLDER} names their folder");
+            eprintln!("peers are left out: bench/run installs them, {FOLDER} names their directory");
             return Ok(None);
         };
         let postgres = Postgres::start()?;
@@ -43,7 +43,7 @@ impl Peers {
             umadb.arg(server).arg(data.path());
             Some(Loader::start(umadb)?)
         } else {
-            eprintln!("UmaDB is left out: {} is not there", server.display());
+            eprintln!("UmaDB is left out: {} does not exist", server.display());
             None
         };
         Ok(Some(Peers { cqrs_es: Loader::start(cqrs_es)?, postgres, umadb, _data: data }))
@@ -90,7 +90,8 @@ impl Loader {
     }
 
     fn round(&mut self, callers: usize) -> Result<Cell> {
-        writeln!(self.orders, "{callers} {}", ROUND.as_millis()).context("tell a peer's client to run")?;
+        writeln!(self.orders, "{callers} {}", ROUND.as_millis())
+            .context("cannot start round of a peer's client")?;
         let mut line = String::new();
         self.answers.read_line(&mut line)?;
         ensure!(!line.is_empty(), "a peer's client has ended");

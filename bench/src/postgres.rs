@@ -114,7 +114,7 @@ impl Postgres {
         let said = String::from_utf8_lossy(&out.stdout);
         ensure!(out.status.success(), "pgbench: {}{said}", String::from_utf8_lossy(&out.stderr));
         let rate = said.lines().find_map(|line| line.strip_prefix("tps = ")?.split(' ').next()?.parse().ok());
-        let rate = rate.with_context(|| format!("pgbench tells no rate: {said}"))?;
+        let rate = rate.with_context(|| format!("pgbench reports no rate: {said}"))?;
         Ok(Cell { rate, ..Cell::of(calls(folder.path())?, ROUND) })
     }
 }
@@ -194,7 +194,7 @@ mod tests {
 
     #[test]
     fn the_log_of_calls_is_read() {
-        let folder = tempfile::tempdir().expect("a folder");
+        let folder = tempfile::tempdir().expect("a directory");
         std::fs::write(folder.path().join("calls.1"), "0 1 250 0 1795280009 1\n1 1 300 0 1795280009 2\n")
             .expect("write");
         std::fs::write(folder.path().join("append.sql"), "SELECT 1").expect("write");

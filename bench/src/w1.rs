@@ -44,7 +44,7 @@ impl Direct {
         let callers = Arc::clone(&waiting);
         let sink = Box::new(move |delivery: JournalDelivery| {
             if let JournalDelivery::Records(records) = delivery {
-                let mut callers = callers.lock().expect("nobody panics with it");
+                let mut callers = callers.lock().expect("no holder panics");
                 for caller in callers.drain(..records.len()) {
                     // A caller whose round has ended is dropped.
                     let _ = caller.send(());
@@ -60,17 +60,17 @@ impl Direct {
             Some(RecordStart::Term),
             done,
         )?;
-        durable.recv().context("begin")?;
+        durable.recv().context("cannot receive first delivery")?;
         Ok(direct)
     }
 
     fn append(&self, line: &[u8], begins: Option<RecordStart>, done: SyncSender<()>) -> Result<()> {
         let mut draft = RecordDraft::new();
         draft.push(line)?;
-        let mut end = self.end.lock().expect("nobody panics with it");
+        let mut end = self.end.lock().expect("no holder panics");
         let record = draft.seal(parts(end.0.plus(1), end.1, begins))?;
         *end = (record.last(), record.hash());
-        self.waiting.lock().expect("nobody panics with it").push_back(done);
+        self.waiting.lock().expect("no holder panics").push_back(done);
         Ok(self.journal.append(record)?)
     }
 
@@ -188,7 +188,7 @@ fn commit(journal: &dyn Journal, words: &Receiver<Word>, how: How) -> Result<()>
     let mut next = None;
     loop {
         if next.is_none() {
-            next = Some(words.recv().context("nobody is left")?);
+            next = Some(words.recv().context("no caller is left")?);
         }
         // As many as a decider takes before it checks for due work.
         for _ in 0..BATCH {

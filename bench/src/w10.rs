@@ -166,7 +166,7 @@ async fn completed(reader: &RowReader, began: Instant) -> Result<()> {
             match row.map(|row| (row.state, row.message)) {
                 Some((DeploymentStatus::Completed, _)) => done += 1,
                 Some((DeploymentStatus::Pending | DeploymentStatus::InProgress, _)) | None => {}
-                Some((_, message)) => bail!("a deployment came to nothing: {message}"),
+                Some((_, message)) => bail!("a deployment failed: {message}"),
             }
             for (phase, count) in reader.get::<PlanRow>(&plan)?.map(|row| row.replicas).unwrap_or_default() {
                 *phases.entry(phase).or_default() += count;
@@ -273,7 +273,10 @@ pub(crate) fn run() -> Result<Vec<Row>> {
         Ok(text) => text.parse().context("read CHANCERY_BENCH_REPLICAS")?,
         Err(_) => REPLICAS,
     };
-    ensure!(replicas >= PLANS && replicas % PLANS == 0, "take a multiple of {PLANS} replicas");
+    ensure!(
+        replicas >= PLANS && replicas % PLANS == 0,
+        "invalid number of replicas: must be a multiple of {PLANS}"
+    );
     let folder = crate::folder()?;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     Ok(vec![runtime.block_on(race(folder.path(), replicas))?])

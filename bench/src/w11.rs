@@ -104,7 +104,7 @@ impl ActiveSet {
                 reader
             }
         };
-        Ok((producer.create().context("make a producer")?, reader))
+        Ok((producer.create().context("cannot create producer")?, reader))
     }
 }
 
@@ -160,7 +160,7 @@ fn send(producer: &Producer, topic: &str, words: &Receiver<Word>) -> Result<()> 
     let (mut waiting, mut flying) = (Vec::new(), VecDeque::<Vec<SyncSender<()>>>::new());
     let mut payload = Vec::new();
     loop {
-        let mut next = Some(words.recv().context("nobody is left")?);
+        let mut next = Some(words.recv().context("no caller is left")?);
         while let Some(word) = next {
             match word {
                 Word::Send(caller) => {
@@ -168,7 +168,7 @@ fn send(producer: &Producer, topic: &str, words: &Receiver<Word>) -> Result<()> 
                     waiting.push(caller);
                 }
                 Word::Consumed => {
-                    for caller in flying.pop_front().context("nothing was on its way")? {
+                    for caller in flying.pop_front().context("nothing was in flight")? {
                         caller.send(()).context("answer")?;
                     }
                 }

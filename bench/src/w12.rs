@@ -71,7 +71,7 @@ impl Home {
         let mut projector = Projector::open(&rows, FLEET, source, Some(&snapshots), StoreTuning::default())?;
         let position = projector.catch_up()?;
         let took = began.elapsed().as_secs_f64();
-        ensure!(Some(position) == opened.head.map(|head| head.position), "the rows stand at {position}");
+        ensure!(Some(position) == opened.head.map(|head| head.position), "the rows are at {position}");
         projector.flush()?;
         drop(projector);
         journal.close()?;

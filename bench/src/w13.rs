@@ -96,7 +96,7 @@ fn until_waiting(client: &mut Client) -> Result<()> {
         if row["operations"]["create"]["pending_approval"] == WAITING {
             return Ok(());
         }
-        ensure!(began.elapsed() < Duration::from_mins(10), "they do not come to wait: {row}");
+        ensure!(began.elapsed() < Duration::from_mins(10), "the operations do not become pending: {row}");
         std::thread::sleep(Duration::from_millis(200));
     }
 }
@@ -149,9 +149,11 @@ fn spread() -> Result<Vec<Row>> {
             let row = Row::new("W13", format!("{count} on {count}{what}"), Cell { rate, ..cell });
             let earlier = of_replica.len().checked_sub(3).and_then(|index| of_replica.get(index).copied());
             rows.push(match earlier {
-                Some(before) => {
-                    row.check("time of a replica, to that of one of 125", middle / before, Bar::Below(LINEAR))
-                }
+                Some(before) => row.check(
+                    "time per replica, relative to that of 125",
+                    middle / before,
+                    Bar::Below(LINEAR),
+                ),
                 None => row,
             });
         }

@@ -43,7 +43,8 @@ pub(crate) fn run() -> Result<Vec<Row>> {
     })?;
     ensure!(rate > 0.0, "nothing was answered");
     let cell = Cell { memory_mib: Some(after), ..Cell::rate(rate) };
-    let row = Row::new("W15", format!("{CLIENTS} clients, broker away for {} s", AWAY.as_secs()), cell);
+    let row =
+        Row::new("W15", format!("{CLIENTS} clients, broker unavailable for {} s", AWAY.as_secs()), cell);
     Ok(vec![row.check("MiB before", before, Bar::AtLeast(0.0)).check(
         "MiB while it is away, to that",
         after / before,

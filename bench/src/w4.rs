@@ -55,7 +55,7 @@ pub(crate) fn make(
         }
     });
     let (journal, opened) = SegmentJournal::open(&SegmentOptions::new(dir, FLEET), sink)?;
-    ensure!(opened.head.is_none(), "there is a journal already");
+    ensure!(opened.head.is_none(), "the journal exists already");
     let lineage = Lineage::from_random(1);
     let mut maker = Maker { fleet: FleetState::new(lineage), lineage, now: Time::from_micros(1), asked: 0 };
     let by = WriterIdentity { fleet: FLEET.into(), build: "bench".into(), writer: WriterId::from_random(1) };

@@ -102,7 +102,7 @@ fn written(dir: &Path) -> Result<SegmentJournal> {
             other => bail!("the journal stopped: {other:?}"),
         }
     }
-    Arc::into_inner(journal).context("the pen is gone")
+    Arc::into_inner(journal).context("the writer has ended")
 }
 
 /// Catches up from an empty store; returns the events per second, and the rows written.

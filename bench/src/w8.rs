@@ -85,7 +85,7 @@ fn place(replicas: usize, nodes: usize, rule: Rule) -> Result<f64> {
     while maker.step()? {}
     let took = process::thread_time().saturating_sub(began);
     let placed = maker.fleet.incarnations().len();
-    ensure!(placed * 10 >= wanted * 9, "{placed} of {wanted} have a place");
+    ensure!(placed * 10 >= wanted * 9, "{placed} of {wanted} are placed");
     Ok(placed as f64 / took.as_secs_f64())
 }
 

@@ -83,7 +83,7 @@ pub(crate) fn run() -> Result<Vec<Row>> {
         rows.push(match (count, of_replica.as_slice()) {
             (1, _) => row.check("p99 to running in ms", p99, Bar::Below(ONE)),
             (4096, [.., before, last]) => {
-                row.check("time of a replica, to that of one of 256", last / before, Bar::Below(LINEAR))
+                row.check("time per replica, relative to that of 256", last / before, Bar::Below(LINEAR))
             }
             _ => row,
         });

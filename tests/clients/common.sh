@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# What the scripts beside this one share: where the clients' libraries are installed.
+# Shared by the scripts of this directory: where the clients' libraries are installed.
 set -euo pipefail
 
 scripts="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
@@ -7,7 +7,7 @@ scripts="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 
 fail() { printf 'tests/clients/%s: %s\n' "$(basename "$0")" "$*" >&2; exit 1; }
 
-# LANGUAGE: the directory of its libraries.
+# LANGUAGE: prints the directory of its libraries.
 libraries() {
   case "$1" in
     python)

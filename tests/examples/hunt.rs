@@ -1,5 +1,5 @@
-//! Looks for the mutation with which this program was built (`tests/mutations`): plays simulated worlds until a check
-//! fails, and says which world and check. Exits with 1 if none does.
+//! Searches for the mutation with which this program was built (`tests/mutations`): plays simulated worlds
+//! until a check fails, and prints the world and the check. Exits with 1 if none fails.
 
 use std::process::ExitCode;
 

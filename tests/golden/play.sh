@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Writes golden data: CHANCERY DIRECTORY. See README.md.
 #
-# Run from the root of the repository, with the program of the build whose data are to be kept. The directory gets the
+# Run it from the root of the repository, with the program of the build whose data are kept. The directory gets the
 # journal, the snapshots and the rows.
 set -euo pipefail
 
@@ -31,13 +31,13 @@ deployment() { # PLAN NAME COUNT [SPEC]
     chancery apply -f -
 }
 completed() { chancery wait "deployment/$1/$2" --for state=completed; }
-# PLAN NAME: approves what it asks for, step by step.
+# PLAN NAME: approves the deployment's operations, step by step.
 approved() {
   until chancery wait "deployment/$1/$2" --for state=completed --timeout 500ms; do
     chancery approve --plan "$1" --all --actor bob || true
   done
 }
-# COMMAND...: one that waits for approval or is refused.
+# COMMAND...: runs a command that waits for approval or is refused.
 waits() { "$@" && status=0 || status=$?; [ "$status" = 0 ] || [ "$status" = 6 ]; }
 refused() { ! "$@"; }
 
@@ -58,7 +58,7 @@ chancery restart "$web"
 chancery reject --replica "$web" --all --actor bob --reason "not today"
 chancery apply -f examples/policies.yaml
 
-# Volumes that change hands, one that is deleted, and a node that is lost with what is on it.
+# Volumes that change owners, one that is deleted, and a node that is lost with its objects.
 chancery apply -f examples/notes/1-notes.yaml
 completed notes notes-1
 chancery apply -f examples/notes/2-archive.yaml
@@ -117,7 +117,7 @@ chancery delete replica "$shop"
 chancery approve --replica "$shop" --all --actor bob
 chancery wait "replica/$shop" --for deleted
 
-# Nodes: drained and put back, disrupted, moved through their states, and lost.
+# Nodes: drained and undrained, disrupted, moved through their states, and lost.
 chancery drain sim-1 --reason disk --wait
 chancery undrain sim-1
 chancery disrupt sim-2 --name kernel --evict --reason kernel

@@ -1,25 +1,25 @@
 # shellcheck shell=bash
-# A cluster in the folder $dir: node-ID/ holds a node's settings, data, log and process id, `bootstrap` says where
-# clients begin. One broker is its own controller. Three have a controller beside them, node 100, so that the death of
-# a broker is never that of the controller too.
+# A cluster in the directory $dir: node-ID/ has a node's settings, data, log and process id; `bootstrap` has the addresses
+# for clients. One broker is its own controller. Three have a separate controller, node 100, so that the death of a broker
+# is never that of the controller too.
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-# BROKERS: what the command line asks for, as $brokers.
+# BROKERS: sets $brokers from the command line.
 brokers_of() {
   brokers="${1:-}"
   [[ "$brokers" = [13] ]] || fail "how many brokers, 1 or 3? not '$brokers'"
 }
 
-# DIR: the folder of a new cluster, as $dir.
+# DIR: sets $dir to the directory of a new cluster.
 folder_of() {
   mkdir -p "$1"
   dir="$(realpath "$1")"
   [ ! -e "$dir/node-1" ] || fail "there is a cluster already: tests/kafka/stop $dir"
 }
 
-# COUNT ports of the loopback on which nobody listens. They lie below those that Linux gives to clients, so that none
-# is taken while its node is dead. Each process starts at a port of its own, with more ports behind it than a cluster takes:
-# clusters that start concurrently have neighboring pids.
+# COUNT: prints free ports of the loopback. They are below the range that Linux assigns to clients, so that none is taken
+# while its node is dead. Each process starts at its own port, with more ports after it than a cluster needs: clusters
+# that start concurrently have neighboring pids.
 free_ports() {
   local port=$((16000 + $$ * 16 % 16000)) free=()
   while [ "${#free[@]}" -lt "$1" ]; do
@@ -31,8 +31,8 @@ free_ports() {
   echo "${free[@]}"
 }
 
-# BROKERS ID CONTROLLER-PORT BROKER-PORT [PROXY-PORT INNER-PORT]: the settings of one node. Clients are told of the
-# proxy's port, if there is one; brokers then reach each other at the inner one.
+# BROKERS ID CONTROLLER-PORT BROKER-PORT [PROXY-PORT INNER-PORT]: prints the settings of one node. Clients
+# receive the proxy's port, if there is one; brokers then reach each other at the inner one.
 settings() {
   local brokers="$1" id="$2" roles=broker listeners="PLAINTEXT://127.0.0.1:$4" controller=100 proxied=()
   local most=$(($1 / 2 + 1))
@@ -65,8 +65,8 @@ settings() {
     "${proxied[@]}" '' "${CHANCERY_TEST_KAFKA_SETTINGS:-}"
 }
 
-# ID: whether a node runs or sleeps. A process id may have passed to somebody else, and a dead process that nobody has
-# reaped has no command line: so that is what is looked at.
+# ID: whether a node runs or is paused. Another process may have its process id, and a dead process that is not reaped
+# has no command line. Therefore the command line is checked.
 alive() {
   local pid
   pid="$(cat "$dir/node-$1/pid" 2>/dev/null)" || return 1
@@ -79,14 +79,14 @@ signal() {
   kill -s "$1" "$(cat "$dir/node-$2/pid")"
 }
 
-# PID: whether nothing of a process is left but, at most, what its parent has not looked at. Its memory goes first, its
-# sockets and locks only with its last thread.
+# PID: whether a process is dead, and at most not reaped by its parent. Its memory is released first, its sockets and locks
+# only with its last thread.
 dead() {
   local threads=("/proc/$1/task/"*)
   [ ! -d "/proc/$1" ] || { [ "${#threads[@]}" = 1 ] && grep -qs ') [XZ] ' "/proc/$1/stat"; }
 }
 
-# SIGNAL ID: sends it, and waits until the node is dead.
+# SIGNAL ID: sends the signal, and waits until the node is dead.
 end() {
   local pid
   pid="$(cat "$dir/node-$2/pid")"
@@ -105,16 +105,16 @@ launch() {
   echo $! >"$node/pid"
 }
 
-# ID: removes everything that a dead node holds, and gives it the empty storage of a new disk.
+# ID: removes the data of a dead node, and gives it the empty storage of a new disk.
 wipe() {
   local cluster
   cluster="$(sed -n 's/^cluster.id=//p' "$dir/node-$1/data/meta.properties")"
   rm -rf "$dir/node-$1/data"
   (become_java kafka.tools.StorageTool format --cluster-id "$cluster" --config "$dir/node-$1/settings") \
-    >"$dir/node-$1/log.wipe" 2>&1 || { cat "$dir/node-$1/log.wipe" >&2; fail "the storage of node $1 cannot be made"; }
+    >"$dir/node-$1/log.wipe" 2>&1 || { cat "$dir/node-$1/log.wipe" >&2; fail "cannot format storage of node $1"; }
 }
 
-# ID: waits until a node that this shell launched is up: a broker then answers clients.
+# ID: waits until a node that this shell launched has started: a broker then answers clients.
 ready() {
   local pid log="$dir/node-$1/log"
   pid="$(cat "$dir/node-$1/pid")"
@@ -132,7 +132,7 @@ ready() {
   fail "node $1 was not up after a minute"
 }
 
-# PORT: lets a single broker listen there by TLS and SCRAM, with a certificate of its own that is made now.
+# PORT: lets a single broker listen there with TLS and SCRAM, with its own certificate that is created now.
 secure() {
   secure_port="$1"
   keytool -genkeypair -alias broker -keyalg EC -dname CN=broker -ext SAN=ip:127.0.0.1 -validity 30 \
@@ -142,21 +142,21 @@ secure() {
   users=(--add-scram 'SCRAM-SHA-512=[name=chancery,password=secret]')
 }
 
-# BROKERS [OPTION OF THE JVM...]: makes a cluster in $dir and starts it.
+# BROKERS [OPTION OF THE JVM...]: creates a cluster in $dir and starts it.
 start_cluster() {
   local brokers="$1" ids=(1) ports proxies inner=() id cluster formats=() format clients=() tools=() users=() secure_port=
   shift
   if [ "$brokers" = 3 ]; then
     ids=(100 1 2 3)
   fi
-  # One for the controller and three for brokers; where clients come through proxies, three more for brokers; and one for
-  # clients that come by TLS.
+  # One for the controller and three for brokers; where clients use proxies, three more for brokers; and one for
+  # clients with TLS.
   read -ra ports <<<"$(free_ports 9)"
   if [ -n "${CHANCERY_TEST_KAFKA_SECURE:-}" ]; then
     secure "${ports[8]}"
   fi
   read -ra proxies <<<"${CHANCERY_TEST_KAFKA_PROXIES:-}"
-  # The form wants - and _ for the last two digits; as the first one, - would be taken for an option.
+  # The format uses - and _ for the last two digits; as the first one, - would be taken for an option.
   cluster="$(head -c 16 /dev/urandom | base64 | tr '+/' 'ab' | tr -d '=')"
   for id in "${ids[@]}"; do
     mkdir -p "$dir/node-$id"
@@ -176,19 +176,19 @@ start_cluster() {
     fi
   done
   for format in "${formats[@]}"; do
-    wait "$format" || { cat "$dir"/node-*/log >&2; fail "the storage of a node cannot be made"; }
+    wait "$format" || { cat "$dir"/node-*/log >&2; fail "cannot format storage of a node"; }
   done
   for id in "${ids[@]}"; do launch "$id" "$@"; done
   for id in "${ids[@]}"; do ready "$id"; done
   (IFS=,; echo "${clients[*]}") >"$dir/bootstrap"
-  # Kafka's own tools never come through a proxy.
+  # Kafka's own tools never use a proxy.
   if [ "${#tools[@]}" != 0 ]; then
     clients=("${tools[@]}")
   fi
   (IFS=,; echo "${clients[*]}") >"$dir/tools"
 }
 
-# Kills every node of $dir and removes what the cluster made there.
+# Kills every node of $dir and removes the files of the cluster.
 remove_cluster() {
   local node id
   for node in "$dir"/node-*/; do

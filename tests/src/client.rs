@@ -99,7 +99,7 @@ impl Client {
 
     /// Posts an intent, again while no server is the leader.
     pub fn decided(&self, key: &str, type_name: &str, data: &Value) -> Answer {
-        until("somebody decides", || {
+        until("a server is the leader", || {
             let answer = self.intent(key, type_name, data);
             (answer.json()["code"] != "no_decider").then_some(answer)
         })

@@ -22,7 +22,7 @@ pub struct ServerClock {
 impl ServerClock {
     /// Creates a clock that is ahead of the real one by these seconds, or behind if negative.
     pub fn apart(seconds: i64) -> ServerClock {
-        let clock = ServerClock { dir: tempfile::tempdir().expect("a temporary folder") };
+        let clock = ServerClock { dir: tempfile::tempdir().expect("a temporary directory") };
         clock.set(seconds);
         clock
     }
@@ -59,7 +59,7 @@ pub fn library() -> Result<PathBuf> {
 fn waits() -> &'static Path {
     static BUILT: OnceLock<(TempDir, PathBuf)> = OnceLock::new();
     let (_, path) = BUILT.get_or_init(|| {
-        let dir = tempfile::tempdir().expect("a temporary folder");
+        let dir = tempfile::tempdir().expect("a temporary directory");
         let path = preload::build("src/clock/waits.c", dir.path());
         (dir, path)
     });

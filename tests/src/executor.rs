@@ -23,20 +23,21 @@ pub struct Executor {
 impl Executor {
     /// Starts an executor that drives `runtime` for the cluster `local` of a server.
     pub fn start(server: &Server, name: &str, runtime: &str) -> Executor {
-        let dir = tempfile::Builder::new().prefix("chancery-executor-").tempdir().expect("a folder");
+        let dir = tempfile::Builder::new().prefix("chancery-executor-").tempdir().expect("a directory");
         let dir = Rc::new(dir);
         Executor::start_in(dir, server, name, runtime)
     }
 
     /// Starts an executor in the server's directory: its processes are found with the server's.
     pub fn start_within(server: &Server, name: &str, runtime: &str) -> Executor {
-        let dir = tempfile::Builder::new().prefix("executor-").tempdir_in(server.home()).expect("a folder");
+        let dir =
+            tempfile::Builder::new().prefix("executor-").tempdir_in(server.home()).expect("a directory");
         Executor::start_in(Rc::new(dir), server, name, runtime)
     }
 
     /// Starts an executor in `home`, for servers at these addresses.
     pub fn start_for(home: &Path, servers: &str, name: &str, runtime: &str) -> Executor {
-        let dir = tempfile::Builder::new().prefix("executor-").tempdir_in(home).expect("a folder");
+        let dir = tempfile::Builder::new().prefix("executor-").tempdir_in(home).expect("a directory");
         Executor::start_at(Rc::new(dir), servers, name, runtime)
     }
 

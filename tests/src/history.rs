@@ -112,7 +112,7 @@ pub enum BadHistory {
         source: serde_json::Error,
     },
     /// The line names an invocation that does not exist, or not the next.
-    #[error("read line {line} of a history: it names an invocation out of order")]
+    #[error("cannot read line {line} of history: invocation out of order")]
     Order {
         /// Line number, from 1.
         line: usize,

@@ -61,7 +61,8 @@ impl Cluster {
 
     fn start_behind(brokers: usize, proxies: Vec<(Proxy, ProxyListener)>, is_secure: bool) -> Cluster {
         let ports: Vec<_> = proxies.iter().map(|(proxy, _)| proxy.port().to_string()).collect();
-        let dir = tempfile::Builder::new().prefix("chancery-kafka-").tempdir().expect("a temporary folder");
+        let dir =
+            tempfile::Builder::new().prefix("chancery-kafka-").tempdir().expect("a temporary directory");
         let mut holder = Command::new(script("hold"))
             .arg(brokers.to_string())
             .arg(dir.path())

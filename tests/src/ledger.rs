@@ -178,7 +178,7 @@ mod tests {
 
     #[test]
     fn what_is_added_from_many_sides_is_the_sum() {
-        let dir = tempfile::tempdir().expect("a temporary folder");
+        let dir = tempfile::tempdir().expect("a temporary directory");
         let path = dir.path().join("new/ledger.json");
         std::thread::scope(|scope| {
             for _ in 0..4 {

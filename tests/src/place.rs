@@ -64,10 +64,10 @@ impl Site {
     pub fn stop(&mut self) -> Result<()> {
         if let Some(executor) = &mut self.executor {
             let (code, log) = (executor.stop(), executor.log());
-            ensure!(code == Some(0), "the executor does not stop as it is asked to: {code:?}\n{log}");
+            ensure!(code == Some(0), "the executor does not stop on request: {code:?}\n{log}");
         }
         let (code, log) = (self.server.stop(), self.server.log());
-        ensure!(code == Some(0), "the server does not stop as it is asked to: {code:?}\n{log}");
+        ensure!(code == Some(0), "the server does not stop on request: {code:?}\n{log}");
         Ok(())
     }
 }

@@ -18,7 +18,7 @@ impl ServerResolver {
     /// Returns a name server that answers.
     #[expect(clippy::new_without_default, reason = "it compiles a library")]
     pub fn new() -> ServerResolver {
-        let dir = tempfile::tempdir().expect("a temporary folder");
+        let dir = tempfile::tempdir().expect("a temporary directory");
         let library = preload::build("src/resolver/hangs.c", dir.path());
         ServerResolver { dir, library }
     }

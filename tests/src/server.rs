@@ -17,7 +17,7 @@ pub fn program() -> PathBuf {
         return named.into();
     }
     let test = std::env::current_exe().expect("a test has a path");
-    let folder = test.parent().and_then(Path::parent).expect("tests stand in target/<profile>/deps");
+    let folder = test.parent().and_then(Path::parent).expect("tests are in target/<profile>/deps");
     let program = folder.join("chancery");
     assert!(program.exists(), "build the program first: cargo build -p chancery");
     program
@@ -72,7 +72,7 @@ impl Server {
 
     /// Returns a server that is not started yet.
     pub fn new() -> Server {
-        let home = tempfile::Builder::new().prefix("chancery-").tempdir().expect("a temporary folder");
+        let home = tempfile::Builder::new().prefix("chancery-").tempdir().expect("a temporary directory");
         let data = home.path().to_owned();
         let listen = "127.0.0.1:0".into();
         let (settings, flags, launch) = (Vec::new(), Vec::new(), Launch::default());
@@ -112,7 +112,7 @@ impl Server {
     pub fn move_data(&mut self, folder: &str) -> PathBuf {
         assert!(self.child.is_none(), "it runs");
         self.data = self.home.path().join(folder);
-        std::fs::create_dir_all(&self.data).expect("a folder");
+        std::fs::create_dir_all(&self.data).expect("a directory");
         self.data.clone()
     }
 

@@ -46,7 +46,7 @@ fn a_cascade_waits_for_another_person_and_shows_what_it_ends() {
     assert_eq!((code, out.as_str()), (Some(0), "plan/web waits for approval\n"), "{told}");
     let request = waiting(&client).remove(0);
     let id = request["id"].as_str().expect("an id").to_owned();
-    assert!(told.contains("waits for another person than ann: policy two"), "{told}");
+    assert!(told.contains("waits for approval by a person other than ann: policy two"), "{told}");
     assert!(told.contains(&format!("chancery approve request/{id}")), "{told}");
     assert_eq!(request["effects"][0]["count"], json!(2), "{request}");
     let (_, listed, _) = by(&server, "bob", "get requests");
@@ -58,7 +58,7 @@ fn a_cascade_waits_for_another_person_and_shows_what_it_ends() {
     );
     let (code, _, told) = by(&server, "ann", &format!("approve request/{id}"));
     assert_eq!(code, Some(5), "{told}");
-    assert!(told.contains("policy two wants another to approve"), "{told}");
+    assert!(told.contains("policy two requires another approver"), "{told}");
     let (code, out, told) = by(&server, "bob", &format!("approve request/{id}"));
     assert_eq!(code, Some(0), "{told}");
     assert!(out.starts_with(&format!("request/{id} approved: delete plan/web")), "{out}");

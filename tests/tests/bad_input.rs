@@ -36,7 +36,7 @@ fn bodies() -> Vec<(&'static str, Vec<u8>)> {
     });
     vec![
         ("nothing", Vec::new()),
-        ("a mebibyte of noise", noise.take(1 << 20).collect()),
+        ("a mebibyte of random bytes", noise.take(1 << 20).collect()),
         ("more than is taken", vec![b' '; (1 << 20) + 1]),
         ("deep JSON", "[".repeat(100_000).into_bytes()),
         ("a deep value", format!("{}1{}", "{\"spec\":".repeat(500), "}".repeat(500)).into_bytes()),

@@ -85,7 +85,7 @@ struct Browser {
 
 impl Browser {
     fn open(program: &PathBuf, url: &str) -> Browser {
-        let profile = tempfile::Builder::new().prefix("chancery-browser-").tempdir().expect("a folder");
+        let profile = tempfile::Builder::new().prefix("chancery-browser-").tempdir().expect("a directory");
         let child = Command::new(program)
             .args([
                 "--headless",

@@ -55,7 +55,7 @@ fn thousands_of_documents_are_applied_and_deleted_in_order_however_few_the_serve
     let path = write(&server, &documents(NODES, 1));
     let apply = || server.run(&["apply", "-f", &path]);
     let output = apply();
-    assert_eq!(outcomes(&output), set(["created"]), "what is named comes before what names it");
+    assert_eq!(outcomes(&output), set(["created"]), "an entity precedes those that name it");
     let text = String::from_utf8_lossy(&output.stdout);
     let wanted =
         ["cluster/local".to_owned()].into_iter().chain((0..NODES).map(|number| format!("node/n-{number}")));
@@ -88,7 +88,7 @@ fn what_is_in_use_is_deleted_with_what_needs_it_and_in_its_order() {
     let refused = server.run(&["delete", "-f", &path]);
     assert_eq!(refused.status.code(), Some(4), "{}", String::from_utf8_lossy(&refused.stderr));
     assert!(String::from_utf8_lossy(&refused.stderr).contains("add --cascade"));
-    assert_eq!(server.client().wait_for("web", "running", 2).len(), 2, "nothing that runs was ended");
+    assert_eq!(server.client().wait_for("web", "running", 2).len(), 2, "no running incarnation was ended");
     assert_eq!(outcomes(&server.run(&["apply", "-f", &path])), set(["created", "unchanged"]));
     let deleted = server.run(&["delete", "-f", &path, "--cascade", "--timeout", "50s"]);
     assert!(outcomes(&deleted).contains("deleted"), "the cluster, at last");
@@ -125,7 +125,7 @@ fn a_server_that_dies_while_documents_are_applied_has_each_once_when_they_are_ap
     let there: BTreeSet<_> =
         server.cli(&["get", "nodes", "--all", "-o", "name"]).lines().map(str::to_owned).collect();
     let is_there = |name: &str| !name.starts_with("node/") || there.contains(name);
-    assert!(told.lines().all(is_there), "what was told is there");
+    assert!(told.lines().all(is_there), "every printed node exists");
     let again = server.run(&["apply", "-f", &path]);
     assert!(outcomes(&again).is_subset(&set(["created", "unchanged"])), "{:?}", outcomes(&again));
     assert_eq!(server.cli(&["get", "nodes", "--all", "-o", "name"]).lines().count(), NODES);

@@ -60,7 +60,7 @@ fn errors_tell_apart_what_is_absent_taken_stale_impossible_and_wrong() {
     assert_eq!(
         stale.json()["version"],
         client.read("nodes/node-1")["version"],
-        "it says the current version"
+        "it names the current version"
     );
     let refused = client.intent("e", "node.set_state", &json!({"name": "node-1", "state": "sanitizing"}));
     let detail = refused.json()["detail"].as_str().unwrap_or_default().to_owned();
@@ -196,7 +196,7 @@ fn history_shows_each_step_of_a_stop_in_order_with_time_and_who() {
     ];
     let mut rest = facts.iter();
     for step in expected.iter().filter(|step| **step != "incarnation.ensured.v1") {
-        assert!(rest.any(|fact| fact == step), "{step} comes in its turn in {facts:?}");
+        assert!(rest.any(|fact| fact == step), "{step} is in order in {facts:?}");
     }
     for entry in &history {
         assert!(entry["time"].as_str().is_some_and(|time| time.ends_with('Z')), "{entry}");
@@ -288,8 +288,8 @@ fn a_delete_leaves_no_process_folder_or_place_and_may_be_repeated() {
         assert!(matches!(again.status, 200 | 202 | 404), "{}", again.text);
     }
     until("no process is left", || payloads(server.data()).is_empty().then_some(()));
-    until("no place is held", || (free(&client) == 32_000).then_some(()));
-    until("no folder is left", || {
+    until("nothing is reserved", || (free(&client) == 32_000).then_some(()));
+    until("no directory is left", || {
         let nodes = std::fs::read_dir(server.data().join("executors/default/local/nodes")).ok()?;
         let left =
             nodes.flatten().flat_map(|node| std::fs::read_dir(node.path()).into_iter().flatten()).count();
@@ -335,7 +335,7 @@ fn the_plan_of_the_seed_waits_with_reasons_goes_ahead_by_itself_and_runs_with_it
     server.cli(&["apply", "-f", "examples/nginx/deployment-1.yaml"]);
     let client = server.client();
     let plan = "nginx-deployment-plan";
-    until("the reasons are told", || {
+    until("the reasons are shown", || {
         let waiting = client.read(&format!("plans/{plan}"))["waiting"].clone();
         let nodes: u64 = waiting.as_array()?.iter().filter_map(|unfit| unfit["count"].as_u64()).sum();
         (nodes == 4).then_some(())
@@ -391,7 +391,7 @@ fn what_is_in_a_volume_moves_with_its_replica_and_goes_with_it() {
         let found = String::from_utf8(found.expect("find runs").stdout).expect("a path");
         found.lines().next().map(std::path::PathBuf::from)
     });
-    let nodes = until("both runs have written", || {
+    let nodes = until("both incarnations have written", || {
         let nodes = std::fs::read_to_string(folder.join("data/nodes")).ok()?;
         (nodes.lines().count() == 2).then_some(nodes)
     });
@@ -458,7 +458,7 @@ fn five_hundred_replicas_on_five_hundred_simulated_nodes_are_placed_once_each() 
     assert_eq!(
         (count("incarnation.reserved.v1"), count("plan.waiting.v1")),
         (500, 0),
-        "one placement each, none in vain"
+        "one placement each, none repeated"
     );
     let nodes: BTreeSet<_> =
         client.items("replicas?limit=1000").iter().map(|r| r["node"].to_string()).collect();
@@ -469,7 +469,7 @@ fn five_hundred_replicas_on_five_hundred_simulated_nodes_are_placed_once_each() 
 fn what_a_process_said_last_can_be_read_after_its_end() {
     let server = Server::start();
     let client = server.client();
-    let run = json!({"argv": ["sh", "-c", "echo came up; echo broken because of x >&2; exit 3"]});
+    let run = json!({"argv": ["sh", "-c", "echo started; echo broken because of x >&2; exit 3"]});
     set_up(&client, &json!({"name": "app", "resources": {"cpu": 1, "memory": 64 << 20}, "run": run}));
     deploy(&client, "d1", 1);
     let failed = client.wait_for("web", "failed", 1);
@@ -502,11 +502,13 @@ fn connections_leave_the_journal_its_descriptors_whatever_limit_a_server_is_star
     }
     drop(below);
     let beyond = held(400);
-    until("the excess is turned away", || (server.client().get("/metrics").status == 503).then_some(()));
+    until("excess connections are rejected", || {
+        (server.client().get("/metrics").status == 503).then_some(())
+    });
     assert_eq!(server.client().get("/readyz").status, 200, "a probe is answered all the same");
     drop(beyond);
-    until("there is room again", || (server.client().get("/metrics").status == 200).then_some(()));
-    assert!(server.log().contains("limits.connections"), "it says why: {}", server.log());
+    until("connections are accepted again", || (server.client().get("/metrics").status == 200).then_some(()));
+    assert!(server.log().contains("limits.connections"), "it reports why: {}", server.log());
     deploy(&client, "d1", 0);
 }
 
@@ -539,13 +541,17 @@ fn doctor_says_how_ends_are_proved_here_also_without_kafka() {
     };
     let (status, text) = doctor("none");
     assert_eq!(status, Some(0), "{text}");
-    let reason = "processes: ends are proved by a search through /proc: the setting cgroup is none\n";
+    let reason =
+        "processes: the end of a process is proved by a search through /proc: the setting cgroup is none\n";
     assert!(text.starts_with(reason) && text.contains("Delegate=yes"), "{text}");
     let (status, text) = doctor("auto");
-    assert!(status == Some(0) && text.starts_with("processes: ends are proved by "), "{text}");
+    assert!(status == Some(0) && text.starts_with("processes: the end of a process is proved by "), "{text}");
     let (status, text) = doctor("/no/such/directory");
     assert_eq!(status, Some(1), "{text}");
-    assert!(text.starts_with("processes: no executor starts here: cannot read /no/such/directory"), "{text}");
+    assert!(
+        text.starts_with("processes: cannot start an executor on this host: cannot read /no/such/directory"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -561,7 +567,7 @@ fn a_fleet_that_grew_is_evened_out_by_a_rebalance() {
     let spec = json!({"domain": "another", "total": {"cpu": 8000, "memory": 16u64 << 30, "disk": 0}});
     client.must("node.apply", &json!({"name": "later-1", "cluster": "local", "spec": spec}));
     let spread = || client.read("plans/web")["spread"].clone();
-    until("the plan says that it is uneven", || (spread()["balance"] == "uneven").then_some(()));
+    until("the plan is shown as uneven", || (spread()["balance"] == "uneven").then_some(()));
     let message = client.read("plans/web")["message"].clone();
     assert!(message.as_str().is_some_and(|text| text.contains("rebalance would even it out")), "{message}");
     server.cli(&["rebalance", "web"]);
@@ -576,5 +582,5 @@ fn a_fleet_that_grew_is_evened_out_by_a_rebalance() {
         (ended && plan["spread"]["domains"]["another"] == 2).then_some(())
     });
     client.wait_for("web", "running", 6);
-    assert!(server.cli(&["rebalance", "web"]).contains("unchanged"), "there is nothing left to do");
+    assert!(server.cli(&["rebalance", "web"]).contains("unchanged"), "no work is left");
 }

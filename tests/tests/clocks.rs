@@ -106,13 +106,13 @@ fn a_clock_that_leaps_years_ahead_while_a_server_decides_is_not_followed_and_rea
     capability(&server, "a");
     let now = year(&server);
     std::fs::write(&clock, AHEAD).expect("a file");
-    until("readyz says that the clock leapt", || {
+    until("readyz reports that the clock leapt", || {
         let _ = capability(&server, "b");
         (server.client().get("/readyz").json()["code"] == "clock_ahead").then_some(())
     });
     assert_eq!(year(&server), now);
     std::fs::write(&clock, "+0").expect("a file");
-    until("readyz says that the clock is back", || {
+    until("readyz reports that the clock is back", || {
         let _ = capability(&server, "c");
         (server.client().get("/readyz").status == 200).then_some(())
     });

@@ -157,7 +157,7 @@ fn every_service_has_settings_and_a_command_that_the_program_takes() {
             Asked::Local(LocalCommand::Executor(executor)) => {
                 let dir = executor.dir();
                 let kept = service.mounted(dir.to_str().expect("text"));
-                assert!(kept.is_some(), "{name}: what {} says of what runs is kept", dir.display());
+                assert!(kept.is_some(), "{name}: the executor store in {} is kept", dir.display());
             }
             Asked::Client(_) => {}
             other @ (Asked::Config { .. } | Asked::Local(_)) => panic!("{name}: {other:?}"),
@@ -185,7 +185,7 @@ fn services_are_where_the_others_look_for_them() {
         brokers.insert(clients.to_owned());
         voters.insert(format!("{}@{controllers}", broker.setting("KAFKA_NODE_ID")));
         for address in [clients, controllers] {
-            assert!(address.starts_with("127.0.0.1:"), "nobody else reaches {address}");
+            assert!(address.starts_with("127.0.0.1:"), "no other host reaches {address}");
             assert!(taken.insert(address.to_owned()), "{address} has one owner");
         }
     }
@@ -207,10 +207,7 @@ fn services_are_where_the_others_look_for_them() {
             assert!(taken.insert(address.clone()), "{address} has one owner");
             servers.insert(format!("http://{address}"));
             let kept = service.mounted(config.data_dir.to_str().expect("text"));
-            assert!(
-                folders.insert(kept.expect("a server keeps its mirror")),
-                "{name} has a folder of its own"
-            );
+            assert!(folders.insert(kept.expect("a server keeps its mirror")), "{name} has its own directory");
         }
     }
     assert_eq!((servers.len(), prefixes.len()), (3, 1), "three servers of one fleet");

@@ -52,12 +52,12 @@ fn nobody_else_may_read_a_data_directory_and_doctor_narrows_a_wider_one() {
     let journal = data.join("fleets/default/journal");
     fs::set_permissions(&journal, fs::Permissions::from_mode(0o755)).expect("set");
     server.start_again();
-    assert!(server.log().contains("data readable by others"), "{}", server.log());
+    assert!(server.log().contains("data readable by other users"), "{}", server.log());
     let named = data.display().to_string();
     let looked = server.run(&["doctor", "--data-dir", &named]);
     let said = String::from_utf8_lossy(&looked.stdout).into_owned();
     assert!(!looked.status.success() && said.contains("mode 0755") && said.contains("--fix"), "{said}");
-    assert_eq!(modes(&journal), 0o755, "it only looks");
+    assert_eq!(modes(&journal), 0o755, "it only checks");
     server.cli(&["doctor", "--fix", "--data-dir", &named]);
     assert_eq!(modes(&journal), 0o700);
     server.cli(&["doctor", "--data-dir", &named]);
@@ -115,7 +115,7 @@ fn what_is_rebuildable_and_of_the_wrong_type_is_set_aside_and_the_start_goes_on(
             assert!(aside.exists(), "{} is not set aside: {said}", path.display());
             assert!(said.contains(&path.display().to_string()), "{} is not named: {said}", path.display());
         }
-        assert_eq!(server.client().items("nodes").len(), 4, "the rows are made anew");
+        assert_eq!(server.client().items("nodes").len(), 4, "the rows are created again");
         assert_eq!(server.stop(), Some(0), "{}", server.log());
     }
 }

@@ -36,7 +36,7 @@ fn an_edit_says_which_fields_are_in_effect_now_and_which_need_a_deployment() {
     );
     assert_eq!(put.json()["changed"], wanted, "back again: {}", put.text);
 
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = tempfile::tempdir().expect("a directory");
     let file = folder.path().join("plan.yaml");
     let manifest = |zone: &str, argument: &str| {
         format!(

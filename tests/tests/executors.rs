@@ -59,7 +59,7 @@ fn it_runs_payloads_and_its_end_leaves_them_to_its_next_life() {
     let mut executor = Executor::start(&server, "e1", "--process");
     let alive = run_three(&server, &executor);
     assert_eq!(sessions(&client, "open")[0]["executor"], "e1");
-    // A stopped executor says goodbye: its session ends immediately, without waiting for the lease.
+    // A stopped executor sends a goodbye: its session ends immediately, without waiting for the lease.
     assert_eq!(executor.stop(), Some(0));
     assert_eq!(wait_for_sessions(&client, "left", 1)[0]["executor"], "e1");
     assert_eq!(executor.payloads(), alive);
@@ -163,7 +163,9 @@ fn an_executor_that_slept_over_its_lease_does_nothing_late_and_another_takes_ove
     wait_for_sessions(&client, "open", 1);
     // The second executor requests the cluster too, and is refused with the holder's name.
     let second = Executor::start(&server, "e2", "--process");
-    until("the second is refused", || second.log().contains("executor e1 holds cluster local").then_some(()));
+    until("the second is refused", || {
+        second.log().contains("cannot open session of cluster local: executor e1 has one").then_some(())
+    });
     first.freeze();
     let lost = wait_for_sessions(&client, "lost", 1);
     assert_eq!(lost[0]["executor"], "e1");
@@ -174,8 +176,10 @@ fn an_executor_that_slept_over_its_lease_does_nothing_late_and_another_takes_ove
     let alive = second.payloads();
     assert_eq!(alive.len(), 3);
     first.thaw();
-    until("the first is refused", || first.log().contains("executor e2 holds cluster local").then_some(()));
-    assert!(first.payloads().is_empty(), "it has begun something");
+    until("the first is refused", || {
+        first.log().contains("cannot open session of cluster local: executor e2 has one").then_some(())
+    });
+    assert!(first.payloads().is_empty(), "it has started something");
     assert_eq!(second.payloads(), alive);
     assert_eq!(sessions(&client, "open")[0]["executor"], "e2");
     end_three(&server, &second);
@@ -229,7 +233,9 @@ fn an_executor_over_another_folder_proves_nothing_and_the_operators_word_does() 
         let name = node["name"].as_str().expect("a name");
         client.must("node.set_state", &json!({"name": name, "state": "expunged"}));
     }
-    until("every run is lost", || (client.items("incarnations?state=failed").len() >= 3).then_some(()));
+    until("every incarnation is lost", || {
+        (client.items("incarnations?state=failed").len() >= 3).then_some(())
+    });
     assert_ne!(wait_for_sessions(&client, "open", 1)[0]["scope"], scope, "the other one has it now");
 }
 
@@ -245,7 +251,7 @@ fn a_folder_has_one_executor_and_one_journal() {
     let other = bare_server(LONG);
     let mut misled = executor.start_beside(&other, "e1", "--process");
     assert_eq!(misled.wait(), Some(5), "{}", misled.log());
-    assert!(misled.log().contains("it has worked for another journal"), "{}", misled.log());
+    assert!(misled.log().contains("the executor has worked for another journal"), "{}", misled.log());
     assert_eq!(executor.payloads().len(), 3);
     executor.start_again();
     end_three(&server, &executor);
@@ -286,7 +292,7 @@ fn a_copied_data_directory_is_refused_and_adopted_harms_nothing_that_the_origina
     for name in &replicas {
         adopted.must("replica.stop", &json!({"name": name}));
     }
-    until("it cannot be carried out", || {
+    until("it cannot be executed", || {
         let said = adopted.items("incarnations?plan=web").into_iter().filter(|row| {
             let id = row["id"].as_str().expect("an id");
             let history = adopted.read(&format!("incarnations/{id}/history"));
@@ -294,7 +300,7 @@ fn a_copied_data_directory_is_refused_and_adopted_harms_nothing_that_the_origina
         });
         (said.count() == 2).then_some(())
     });
-    assert_eq!(payloads(original.data()), before, "the original's processes run on");
+    assert_eq!(payloads(original.data()), before, "the original's processes keep running");
     assert!(payloads(&data).is_empty());
     // Once adopted, the copy is a directory like any other.
     assert_eq!(copy.stop(), Some(0));

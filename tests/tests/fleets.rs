@@ -34,7 +34,7 @@ fn fleets_of_one_server_share_nothing_but_its_address() {
     let other = server.client().get("/v1/fleets/default/nodes");
     assert_eq!(other.status, 404);
     assert!(
-        other.text.contains(r#"there is no fleet \"default\" here; there is \"blue\", \"red\""#),
+        other.text.contains(r#"there is no fleet \"default\" on this server, only \"blue\", \"red\""#),
         "{}",
         other.text
     );
@@ -55,7 +55,7 @@ fn fleets_of_one_server_share_nothing_but_its_address() {
     until("one of each is left", || (payloads(server.data()).len() == 2).then_some(()));
     assert!(
         payloads(server.data()).iter().all(|payload| before.contains(payload)),
-        "adopted, not started anew"
+        "adopted, not started again"
     );
     assert_eq!(server.stop(), Some(0), "{}", server.log());
     let data = server.data().to_str().expect("a path").to_owned();

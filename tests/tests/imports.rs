@@ -58,7 +58,7 @@ fn each_crate_imports_only_what_its_room_allows() {
     let packages = packages(&["--no-deps"]);
     let names: BTreeSet<_> = packages.iter().filter_map(|package| package["name"].as_str()).collect();
     let described: BTreeSet<_> = rooms.values().map(|room| room.package.as_str()).collect();
-    assert_eq!(names, described, "members of the workspace, and rows of the table of rooms");
+    assert_eq!(names, described, "members of the workspace, and rows of the table of modules");
     for (folder, Room { package: name, ours, others }) in &rooms {
         let package = packages.iter().find(|package| package["name"] == **name).expect("it is a member");
         let manifest = package["manifest_path"].as_str().expect("a path");
@@ -70,11 +70,11 @@ fn each_crate_imports_only_what_its_room_allows() {
             .filter_map(|dependency| dependency["name"].as_str())
         {
             if names.contains(import) {
-                assert!(allowed.contains(import), "{name} may not import {import}");
+                assert!(allowed.contains(import), "{name} must not import {import}");
             } else if let Some(only) = others {
                 assert!(
                     only.iter().any(|other| other == import),
-                    "{name} may not import {import}: it is pure"
+                    "{name} must not import {import}: it is pure"
                 );
             }
         }
@@ -120,7 +120,7 @@ fn a_client_calls_no_operating_system_by_its_name() {
     let mut files = 0;
     let mut folders = vec![root.join("cli/src"), root.join("events/src")];
     while let Some(folder) = folders.pop() {
-        for entry in std::fs::read_dir(&folder).expect("a folder") {
+        for entry in std::fs::read_dir(&folder).expect("a directory") {
             let path = entry.expect("an entry").path();
             if path.is_dir() {
                 folders.push(path);

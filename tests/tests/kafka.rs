@@ -58,7 +58,7 @@ impl<'a> Topic<'a> {
 
     /// Waits until a broker outside `away` leads. A returning broker may briefly report outdated metadata.
     fn leader_beside(&self, away: &[u32]) -> u32 {
-        until(&format!("somebody leads who is not among {away:?}"), || {
+        until(&format!("a broker leads that is not among {away:?}"), || {
             self.leader_and_in_sync().filter(|(leader, _)| !away.contains(leader))
         })
         .0
@@ -110,10 +110,10 @@ fn no_node_outlives_a_test_that_panics() {
     let test = std::thread::spawn(move || {
         let cluster = Cluster::start(1);
         assert_ne!(processes_of(cluster.dir()), 0, "it runs");
-        told.send(cluster.dir().to_owned()).expect("somebody listens");
+        told.send(cluster.dir().to_owned()).expect("the receiver exists");
         panic!("as a test does");
     });
-    let dir = dir.recv().expect("it told its folder");
+    let dir = dir.recv().expect("it sent its directory");
     assert!(test.join().is_err());
     assert_eq!(processes_of(&dir), 0);
     assert!(!dir.exists());
@@ -129,11 +129,11 @@ fn no_node_outlives_a_test_process_that_is_killed() {
         .expect("it starts");
     let said = BufReader::new(test.stdout.take().expect("it is piped")).lines();
     let dir = said.map_while(Result::ok).find_map(|line| Some(PathBuf::from(line.strip_prefix("runs in ")?)));
-    let dir = dir.expect("the other says where its node is");
+    let dir = dir.expect("the other prints where its node is");
     assert_ne!(processes_of(&dir), 0, "it runs");
     test.kill().expect("it can be killed");
     test.wait().expect("it is ours");
-    until("node, script and folder are gone", || (processes_of(&dir) == 0 && !dir.exists()).then_some(()));
+    until("node, script and directory are gone", || (processes_of(&dir) == 0 && !dir.exists()).then_some(()));
 }
 
 #[test]

@@ -44,7 +44,7 @@ struct Consumer {
 
 impl Consumer {
     fn start(language: &str, topic: &str) -> Consumer {
-        let home = tempfile::tempdir().expect("a folder");
+        let home = tempfile::tempdir().expect("a directory");
         let mut child = client(language, "consume", topic)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -131,12 +131,12 @@ fn shown(server: &Server) -> Vec<Value> {
 
 /// Sends inbox messages before and after the leader dies, and reads events all the time.
 fn asks_and_reads(language: &str) {
-    let settings = [("CHANCERY_INBOX_SCOPE", "capability.*"), ("CHANCERY_INBOX_ACTOR", "letters")];
+    let settings = [("CHANCERY_INBOX_SCOPE", "capability.*"), ("CHANCERY_INBOX_ACTOR", "inbox")];
     let mut standbys = Standbys::start(shared(1), &format!("by-{language}"), 2, &settings);
     let (inbox, events) = (format!("by-{language}.inbox"), format!("by-{language}.events"));
     let mut consumer = Consumer::start(language, &events);
     // Events of every kind: intents, observations of an executor, and facts.
-    let home = tempfile::tempdir().expect("a folder");
+    let home = tempfile::tempdir().expect("a directory");
     let decider = standbys.decider();
     let of = standbys.servers[decider].client();
     set_up(&of, &sleeper());
@@ -147,7 +147,7 @@ fn asks_and_reads(language: &str) {
     for mode in MODES {
         send(language, &inbox, mode, &letters(mode, 0));
     }
-    until("a letter is answered", || {
+    until("an inbox message is answered", || {
         let row = of.get("/v1/fleets/default/capabilities/binary-0");
         (row.status == 200).then_some(())
     });
@@ -158,7 +158,7 @@ fn asks_and_reads(language: &str) {
     }
     let now = until("another server decides", || standbys.decides());
     let server = &standbys.servers[now];
-    let shown = until("the last letter is answered", || {
+    let shown = until("the last inbox message is answered", || {
         let shown = shown(server);
         let last = format!("structured-letter-{}", 2 * LETTERS - 1);
         shown.iter().any(|event| event["intentid"] == *last).then_some(shown)
@@ -178,7 +178,7 @@ fn answered_once(language: &str, events: &[Value]) {
     let mut found: BTreeMap<&str, usize> = BTreeMap::new();
     for intent in &intents {
         *found.entry(intent["intentid"].as_str().expect("text")).or_default() += 1;
-        assert_eq!(intent["actor"], "letters", "{intent}");
+        assert_eq!(intent["actor"], "inbox", "{intent}");
         assert_eq!(intent["claimedactor"], "carol", "{intent}");
         assert_eq!(intent["traceparent"], TRACE, "{intent}");
         let _: Time = intent["intenttime"].as_str().expect("the SDK adds the time").parse().expect("a time");
@@ -204,7 +204,7 @@ fn same(read: &[Value], shown: &[Value]) {
         let text =
             |name: &str| event[name].as_str().unwrap_or_else(|| panic!("{name} of {event}")).to_owned();
         let type_name = text("type");
-        let stored = type_name.strip_prefix("chancery.").expect("our types begin so");
+        let stored = type_name.strip_prefix("chancery.").expect("own types have this prefix");
         assert_eq!(text("id"), number.to_string(), "none is missing: {event}");
         assert_eq!(text("sequence"), format!("{number:020}"));
         assert_eq!(text("specversion"), "1.0");
@@ -239,7 +239,7 @@ fn same(read: &[Value], shown: &[Value]) {
     }
     assert_eq!(read.len(), shown.len());
     assert_eq!(kinds.keys().collect::<Vec<_>>(), ["fact", "intent", "observation"]);
-    assert_eq!(traced, MODES.len() * 2 * LETTERS, "each letter was traced");
+    assert_eq!(traced, MODES.len() * 2 * LETTERS, "each inbox message was traced");
 }
 
 #[test]

@@ -169,7 +169,7 @@ fn an_events_topic_with_events_that_the_journal_lost_is_not_continued_before_it_
             .contains("chancery_trouble{fleet=\"default\",part=\"events\"} 1")
     );
     apply(server, &["new-1", "new-2"]);
-    assert_eq!(exported(prefix).len(), before.len(), "nothing is written behind the lost events");
+    assert_eq!(exported(prefix).len(), before.len(), "nothing is written after the lost events");
     assert_eq!(server.stop(), Some(0));
 
     server.start_with_flags(&["--correct-events"]);

@@ -66,7 +66,7 @@ fn a_fleet_goes_on_where_its_last_server_was_killed_and_every_server_answers() {
         .get(&format!("/v1/fleets/default/capabilities/T?min_position={position}"));
     assert_eq!(row.status, 200, "{}", row.text);
     // An executor outside that knows all three servers.
-    let home = tempfile::tempdir().expect("a folder");
+    let home = tempfile::tempdir().expect("a directory");
     let client = standbys.servers[other].client();
     chancery_tests::lanes::fleet::set_up(&client, &chancery_tests::lanes::fleet::sleeper());
     let mut executor = Executor::start_for(home.path(), &standbys.urls(), "e1", "--process");
@@ -99,7 +99,7 @@ fn a_fleet_goes_on_where_its_last_server_was_killed_and_every_server_answers() {
     let all: Vec<Vec<Arc<Record>>> =
         standbys.servers.iter().map(|server| records(server.data()).expect("a mirror")).collect();
     let shortest = all.iter().map(Vec::len).min().expect("three");
-    assert!(all.iter().all(|records| records[..shortest] == all[0][..shortest]), "all hold the same bytes");
+    assert!(all.iter().all(|records| records[..shortest] == all[0][..shortest]), "all have the same bytes");
     let checked = standbys.servers[0].cli(&["verify", standbys.servers[0].data().to_str().expect("a path")]);
     assert!(checked.contains("the chain holds"), "{checked}");
 }
@@ -107,7 +107,7 @@ fn a_fleet_goes_on_where_its_last_server_was_killed_and_every_server_answers() {
 #[test]
 fn letters_are_answered_once_and_bad_ones_are_refused_and_hold_nobody_up() {
     let settings = [SCOPE, ("CHANCERY_INBOX_ACTOR", "mail")];
-    let mut standbys = Standbys::start(shared(1), "letters", 2, &settings);
+    let mut standbys = Standbys::start(shared(1), "messages", 2, &settings);
     let brokers = shared(1).bootstrap();
     let binary = |id: &str, type_name: &str, data: &str| {
         let headers = [
@@ -117,7 +117,7 @@ fn letters_are_answered_once_and_bad_ones_are_refused_and_hold_nobody_up() {
             format!("ce_type=chancery.{type_name}.v1"),
             "content-type=application/json".into(),
         ];
-        let mut args = vec!["-b", brokers, "-t", "letters.inbox", "-P", "-p", "0"];
+        let mut args = vec!["-b", brokers, "-t", "messages.inbox", "-P", "-p", "0"];
         for header in &headers {
             args.extend(["-H", header]);
         }
@@ -134,7 +134,7 @@ fn letters_are_answered_once_and_bad_ones_are_refused_and_hold_nobody_up() {
         "-b",
         brokers,
         "-t",
-        "letters.inbox",
+        "messages.inbox",
         "-P",
         "-p",
         "0",
@@ -142,14 +142,16 @@ fn letters_are_answered_once_and_bad_ones_are_refused_and_hold_nobody_up() {
         "content-type=application/cloudevents+json",
     ];
     kcat(&args, &structured.to_string());
-    kcat(&["-b", brokers, "-t", "letters.inbox", "-P", "-p", "0"], "no CloudEvent at all");
+    kcat(&["-b", brokers, "-t", "messages.inbox", "-P", "-p", "0"], "no CloudEvent at all");
     binary("c", "capability.invent", "{}");
     binary("d", "capability.apply", "{\"name\": ");
     binary("e", "plan.delete", "{\"name\": \"web\"}");
     binary("f", "operation.approve", "{\"operations\": []}");
     let decider = standbys.decider();
     let server = &standbys.servers[decider];
-    until("the last letter is answered", || (told(server, "operation.approve.v1").len() == 1).then_some(()));
+    until("the last inbox message is answered", || {
+        (told(server, "operation.approve.v1").len() == 1).then_some(())
+    });
     assert_eq!(told(server, "capability.apply.v1").len(), 2, "each asked for once");
     let applied = told(server, "capability.apply.v1");
     assert!(applied.iter().all(|event| event["actor"] == "mail"), "{applied:?}");
@@ -164,7 +166,9 @@ fn letters_are_answered_once_and_bad_ones_are_refused_and_hold_nobody_up() {
     binary("g", "capability.apply", &capability("three"));
     let now = until("another server decides", || standbys.decides());
     let server = &standbys.servers[now];
-    until("the last letter is answered", || (told(server, "capability.apply.v1").len() == 3).then_some(()));
+    until("the last inbox message is answered", || {
+        (told(server, "capability.apply.v1").len() == 3).then_some(())
+    });
     let row = server.client().get("/v1/fleets/default/capabilities/one").json();
     assert_eq!(row["version"], 1, "{row}");
 }
@@ -196,7 +200,7 @@ fn letters_that_come_slowly_after_a_takeover_are_all_answered() {
     standbys.servers[0]
         .client()
         .must("capability.apply", &json!({"name": "over-http", "spec": {"type": "T", "score": 1}}));
-    until("the letters are answered", || {
+    until("the inbox messages are answered", || {
         (told(&standbys.servers[0], "capability.apply.v1").len() == 21).then_some(())
     });
     assert!(told(&standbys.servers[0], "inbox.refused.v1").is_empty());
@@ -229,10 +233,12 @@ fn a_letter_with_a_header_name_that_is_not_utf_8_is_refused_and_holds_nobody_up(
     kcat_letter(&vec![bad; 2000], &event("worse"));
     kcat_letter(&[good], &event("good"));
     let server = &standbys.servers[standbys.decider()];
-    until("the letter behind is answered", || (told(server, "capability.apply.v1").len() == 1).then_some(()));
+    until("the inbox message behind is answered", || {
+        (told(server, "capability.apply.v1").len() == 1).then_some(())
+    });
     let refused = told(server, "inbox.refused.v1");
     assert_eq!(refused.len(), 2, "{refused:?}");
-    assert!(refused.iter().all(|event| event.to_string().contains("write it in UTF-8")), "{refused:?}");
+    assert!(refused.iter().all(|event| event.to_string().contains("must be UTF-8")), "{refused:?}");
     // The client library panics at such a name, and each panic is in the log: once for a message.
     let panics = server.log().matches("panicked at").count();
     assert!((1..10).contains(&panics), "{panics} panics for two messages");
@@ -255,9 +261,11 @@ fn a_server_whose_brokers_are_away_ends_soon_when_it_is_told_to() {
     let server = &mut standbys.servers[0];
     server.client().must("capability.apply", &json!({"name": "a", "spec": {"type": "T", "score": 1}}));
     cluster.set_faults(ProxyFaults { cuts: true, ..ProxyFaults::default() });
-    until("the server says that no broker answers", || {
+    until("the server reports that no broker answers", || {
         let answer = server.client().get("/readyz");
-        (answer.status == 503 && answer.text.contains("journal: the brokers do not answer")).then_some(())
+        (answer.status == 503
+            && answer.text.contains("journal: cannot read topic: the brokers do not answer"))
+        .then_some(())
     });
     // A client waits for an answer that cannot arrive.
     let client = server.client();
@@ -300,7 +308,7 @@ fn a_server_whose_journal_topic_is_deleted_ends_and_says_why() {
     for server in &mut standbys.servers {
         let status = until("the server ends", || server.ended());
         assert!(!status.success(), "{status}");
-        assert!(server.log().contains("the brokers have no such topic"), "{}", server.log());
+        assert!(server.log().contains("cannot find topic or partition"), "{}", server.log());
     }
 }
 
@@ -321,7 +329,7 @@ fn consumers_find_every_event_once_and_in_order_also_after_a_takeover() {
     until("all are there to be read", || {
         (standbys.servers[now].client().items("capabilities?limit=100").len() == 40).then_some(())
     });
-    let events = until("the last event is there", || {
+    let events = until("the last event is exported", || {
         let events = exported("consumed");
         events.iter().any(|event| header(event, "ce_subject") == "capability/c39").then_some(events)
     });
@@ -346,10 +354,7 @@ fn unsafe_topics_are_refused_and_named_with_what_mends_them() {
     let journal = format!("kafka://{}/unsafe", shared(1).bootstrap());
     let run = |args: &[&str]| Command::new(program()).args(args).output().expect("the program runs");
     let missing = run(&["doctor", "--journal", &journal]);
-    assert!(
-        String::from_utf8_lossy(&missing.stderr).contains("`chancery init-topics` makes it"),
-        "{missing:?}"
-    );
+    assert!(String::from_utf8_lossy(&missing.stderr).contains("try: chancery init-topics"), "{missing:?}");
     let few = run(&["init-topics", "--journal", &journal]);
     assert!(String::from_utf8_lossy(&few.stderr).contains("the cluster has 1 brokers"), "{few:?}");
     let made = run(&["init-topics", "--journal", &journal, "--copies", "1"]);
@@ -365,7 +370,7 @@ fn unsafe_topics_are_refused_and_named_with_what_mends_them() {
         text.contains("min.insync.replicas is 1, and must be 2") && text.contains("kafka-configs"),
         "{text}"
     );
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = tempfile::tempdir().expect("a directory");
     let data = folder.path().to_str().expect("a path");
     let refused = run(&["serve", "--listen", "127.0.0.1:0", "--data-dir", data, "--journal", &journal]);
     assert_eq!(refused.status.code(), Some(1));

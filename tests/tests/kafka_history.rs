@@ -97,7 +97,7 @@ struct Gives {
 fn gives(dir: &Path, open: impl FnOnce() -> Box<dyn Journal>) -> (Gives, Vec<Arc<Record>>) {
     let journal = open();
     let source = journal.source();
-    let home = tempfile::tempdir().expect("a folder");
+    let home = tempfile::tempdir().expect("a directory");
     let mut projector = Projector::open(
         &home.path().join("rows"),
         "default",
@@ -134,7 +134,7 @@ fn gives(dir: &Path, open: impl FnOnce() -> Box<dyn Journal>) -> (Gives, Vec<Arc
     let mut verified: Value = serde_json::from_slice(&output.stdout).expect("JSON");
     let about = verified.as_object_mut().expect("an object");
     for place in ["folder", "segments", "open"] {
-        about.remove(place).expect("it is said");
+        about.remove(place).expect("the field exists");
     }
     (Gives { head, state, rows, verified }, records)
 }
@@ -146,7 +146,7 @@ fn in_a_folder(dir: &Path) -> (Gives, Vec<Arc<Record>>) {
 
 /// Reads a journal on Kafka like a server without a mirror. Also returns the number of invalid records.
 fn on_kafka(cluster: &Cluster, prefix: &str) -> (Gives, Vec<Arc<Record>>, u64) {
-    let home = tempfile::tempdir().expect("a folder");
+    let home = tempfile::tempdir().expect("a directory");
     let client = Brokers::new(cluster.bootstrap(), BTreeMap::new()).expect("a client");
     let options = KafkaOptions::new(client, &format!("{prefix}.journal"), 0, home.path(), "default");
     let mut skipped = 0;
@@ -198,14 +198,14 @@ fn what_a_server_alone_wrote_gives_the_same_on_one_broker_and_on_three() {
         assert!(same == records, "the same bytes on {brokers}");
         assert_eq!(found, wanted, "on {brokers}");
     }
-    assert_eq!(in_a_folder(&journal).0, wanted, "the folder is what it was");
+    assert_eq!(in_a_folder(&journal).0, wanted, "the directory is unchanged");
 }
 
 #[test]
 fn what_servers_on_kafka_wrote_gives_the_same_in_a_folder() {
     let prefix = "history-back";
     let standbys = std::cell::RefCell::new(Standbys::start(shared(1), prefix, 2, &[]));
-    let home = tempfile::tempdir().expect("a folder");
+    let home = tempfile::tempdir().expect("a directory");
     let mut executor = Executor::start_for(home.path(), &standbys.borrow().urls(), "e1", "--process");
     let noise = |bytes: &[u8]| {
         let client = Brokers::new(shared(1).bootstrap(), BTreeMap::new()).expect("a client");
@@ -234,9 +234,9 @@ fn what_servers_on_kafka_wrote_gives_the_same_in_a_folder() {
         assert_eq!(server.stop(), Some(0), "{}", server.log());
     }
     let (wanted, records, skipped) = on_kafka(shared(1), prefix);
-    assert!(skipped > 0, "noise does not count");
+    assert!(skipped > 0, "invalid records do not count");
     assert!(wanted.verified["terms"].as_u64() >= Some(2), "{}", wanted.verified);
-    let folder: TempDir = tempfile::tempdir().expect("a folder");
+    let folder: TempDir = tempfile::tempdir().expect("a directory");
     let (journal, _) =
         SegmentJournal::open(&segments::SegmentOptions::new(folder.path(), "default"), nowhere())
             .expect("open");

@@ -40,7 +40,7 @@ struct Written {
 impl Written {
     /// Generates `count` records of a kilobyte.
     fn new(count: usize) -> Written {
-        let home = tempfile::tempdir().expect("a folder");
+        let home = tempfile::tempdir().expect("a directory");
         let mut author = TestWriter::new(1, None);
         let mut records = vec![author.genesis()];
         records.extend((1..count).map(|_| author.record(1, 1000)));
@@ -105,7 +105,7 @@ impl<'a> Target<'a> {
 
     /// Opens the topic without a mirror. Returns how it was opened, and the records.
     fn read(&self) -> (OpenedKafkaJournal, Vec<Arc<Record>>) {
-        let home = tempfile::tempdir().expect("a folder");
+        let home = tempfile::tempdir().expect("a directory");
         let options = self.options(segments::SegmentOptions::new(home.path(), FLEET));
         let (journal, opened) = KafkaJournal::open(&options, nowhere()).expect("open");
         let records = journal.source().records(Position::FIRST).expect("readable");
@@ -160,7 +160,7 @@ fn assert_same(found: &[Arc<Record>], wanted: &[Record]) {
 
 /// Files of a directory with their bytes.
 fn files(dir: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
-    let entries = std::fs::read_dir(dir).expect("a folder").map(|entry| entry.expect("an entry").path());
+    let entries = std::fs::read_dir(dir).expect("a directory").map(|entry| entry.expect("an entry").path());
     entries.map(|path| (path.clone(), std::fs::read(&path).expect("a file"))).collect()
 }
 
@@ -172,10 +172,7 @@ fn a_fleet_that_is_moved_goes_on_where_it_was_and_no_server_goes_on_without_kafk
     let first = server.client().intent("key-1", "capability.apply", &apply(1));
     assert_eq!(first.status, 201, "{}", first.text);
     let running = target.import(server.data(), "default");
-    assert!(
-        !running.status.success() && told(&running).contains("another server has the folder"),
-        "{running:?}"
-    );
+    assert!(!running.status.success() && told(&running).contains("locked by another server"), "{running:?}");
     assert_eq!(server.stop(), Some(0));
     // A start without the import is refused with the hint.
     let mut early = Command::new(program());
@@ -183,7 +180,7 @@ fn a_fleet_that_is_moved_goes_on_where_it_was_and_no_server_goes_on_without_kafk
         .args(["serve", "--listen", "127.0.0.1:0", "--journal", &target.url(), "--data-dir"])
         .arg(server.data());
     let early = early.env("CHANCERY_KAFKA_UNSAFE_TOPICS", "yes").output().expect("the program runs");
-    assert!(told(&early).contains("was never on Kafka: `chancery import` moves it there"), "{early:?}");
+    assert!(told(&early).contains("was never on Kafka. try: chancery import"), "{early:?}");
     let before = records(server.data()).expect("a journal");
     let journal = server.data().join("fleets/default/journal");
 
@@ -198,7 +195,7 @@ fn a_fleet_that_is_moved_goes_on_where_it_was_and_no_server_goes_on_without_kafk
         head.hash()
     );
     assert!(told(&done).starts_with(&wanted), "{}", told(&done));
-    assert!(is_mirror(&journal).expect("looked at"));
+    assert!(is_mirror(&journal).expect("checked"));
     let again = target.import(server.data(), "default");
     assert!(told(&again).starts_with(&wanted.replace("imported", "already there:")), "{}", told(&again));
 
@@ -206,7 +203,7 @@ fn a_fleet_that_is_moved_goes_on_where_it_was_and_no_server_goes_on_without_kafk
     let kept = files(&journal);
     let refused = server.try_start_again().expect_err("it is a mirror");
     assert!(
-        refused.said.contains("is the mirror of one on Kafka") && refused.said.contains("kafka.json"),
+        refused.said.contains("the mirror of a journal on Kafka") && refused.said.contains("kafka.json"),
         "{refused:?}"
     );
     assert_eq!(files(&journal), kept, "nothing was changed");
@@ -226,7 +223,7 @@ fn a_fleet_that_is_moved_goes_on_where_it_was_and_no_server_goes_on_without_kafk
     // An import overwrites no later records; an old copy is refused with a hint.
     let late = target.import(server.data(), "default");
     assert!(told(&late).starts_with("fleet default: already there:"), "{}", told(&late));
-    let copy = tempfile::tempdir().expect("a folder");
+    let copy = tempfile::tempdir().expect("a directory");
     let old = copy.path().join("fleets/default/journal");
     let (old_journal, _) =
         SegmentJournal::open(&segments::SegmentOptions::new(&old, "default"), nowhere()).expect("open");
@@ -235,8 +232,12 @@ fn a_fleet_that_is_moved_goes_on_where_it_was_and_no_server_goes_on_without_kafk
     }
     old_journal.close().expect("closed");
     let late = target.import(copy.path(), "default");
-    assert!(told(&late).contains("it holds this history, and goes on at position"), "{}", told(&late));
-    assert!(!is_mirror(&old).expect("looked at"), "the folder is as it was");
+    assert!(
+        told(&late).contains("it contains this history, which servers continued at position"),
+        "{}",
+        told(&late)
+    );
+    assert!(!is_mirror(&old).expect("checked"), "the directory is unchanged");
 }
 
 #[test]
@@ -244,11 +245,11 @@ fn a_folder_says_that_it_is_a_mirror_before_anything_from_the_topic_is_in_it() {
     let mut standbys = Standbys::start(shared(1), "marked", 1, &[]);
     let server = &mut standbys.servers[0];
     let journal = server.data().join("fleets/default/journal");
-    assert!(is_mirror(&journal).expect("looked at"));
+    assert!(is_mirror(&journal).expect("checked"));
     server.kill();
     server.set("CHANCERY_JOURNAL", "embedded");
     let refused = server.try_start_again().expect_err("it is a mirror");
-    assert!(refused.said.contains("is the mirror of one on Kafka"), "{refused:?}");
+    assert!(refused.said.contains("the mirror of a journal on Kafka"), "{refused:?}");
     // An operator can remove the mark.
     std::fs::remove_file(journal.join("kafka.json")).expect("a file");
     server.start_again();
@@ -260,7 +261,7 @@ fn a_folder_says_that_it_is_a_mirror_before_anything_from_the_topic_is_in_it() {
         ..KafkaOptions::new(other.client(), &other.topic(), 0, "", "default")
     };
     assert!(KafkaJournal::open(&options, nowhere()).is_err(), "the topic is empty");
-    assert!(!is_mirror(&journal).expect("looked at"));
+    assert!(!is_mirror(&journal).expect("checked"));
 }
 
 #[test]
@@ -268,28 +269,28 @@ fn what_is_damaged_torn_empty_or_not_there_is_not_imported() {
     let target = Target::new(shared(1), "refused");
     let written = Written::new(50);
     let data = written.home.path();
-    let nobody = target.import(data, "nobody");
-    assert!(told(&nobody).contains("there is no journal of fleet nobody"), "{}", told(&nobody));
+    let nobody = target.import(data, "unknown");
+    assert!(told(&nobody).contains("cannot import journal of fleet unknown"), "{}", told(&nobody));
     let segment = written.journal().join("00000000000000000001.seg");
     let whole = std::fs::read(&segment).expect("a segment");
     let refused = |bytes: &[u8], wanted: &str| {
         std::fs::write(&segment, bytes).expect("written");
         let output = target.import(data, FLEET);
         assert!(!output.status.success() && told(&output).contains(wanted), "{wanted}: {}", told(&output));
-        assert_eq!(std::fs::read(&segment).expect("a segment"), bytes, "the folder is as it was");
-        assert!(!is_mirror(&written.journal()).expect("looked at"));
+        assert_eq!(std::fs::read(&segment).expect("a segment"), bytes, "the directory is unchanged");
+        assert!(!is_mirror(&written.journal()).expect("checked"));
     };
     let mut damaged = whole.clone();
     damaged[2000] ^= 1;
-    refused(&damaged, "00000000000000000001.seg is damaged at byte");
+    refused(&damaged, "00000000000000000001.seg: damaged at byte");
     let end = whole.iter().rposition(|byte| *byte != 0).expect("frames") + 1;
     let mut torn = whole.clone();
     // After the last marker: a frame's start.
     torn[end + 16..end + 24].copy_from_slice(b"\xffCh\xfe1234");
     let at = torn.iter().rposition(|byte| *byte != 0).expect("frames");
     assert!(at > end);
-    refused(&torn, "00000000000000000001.seg is torn at byte");
-    refused(&[], "holds no record");
+    refused(&torn, "00000000000000000001.seg: torn at byte");
+    refused(&[], "it contains no records");
     assert_eq!(target.written(), 0, "nothing was sent");
     std::fs::write(&segment, whole).expect("written");
     assert!(target.import(data, FLEET).status.success());
@@ -325,7 +326,7 @@ fn a_partition_that_holds_anything_is_left_alone() {
     fill(&target.options(written.mirror()), LONG).expect("filled");
     let before = target.written();
     let mut author = TestWriter::new(2, None);
-    let third = Written { home: tempfile::tempdir().expect("a folder"), records: vec![author.genesis()] };
+    let third = Written { home: tempfile::tempdir().expect("a directory"), records: vec![author.genesis()] };
     let (journal, _) = SegmentJournal::open(&third.mirror(), nowhere()).expect("open");
     journal.append(third.records[0].clone()).expect("appended");
     journal.close().expect("closed");
@@ -337,13 +338,13 @@ fn a_partition_that_holds_anything_is_left_alone() {
             Err(ImportError::NotEmpty { found, .. }) => assert_eq!(found, wanted),
             other => panic!("{other:?}"),
         }
-        assert!(!is_mirror(&written.journal()).expect("looked at"));
+        assert!(!is_mirror(&written.journal()).expect("checked"));
     }
     assert_eq!(target.written(), before, "nothing was sent");
     let emptied = Target::new(shared(1), "holds-no-more");
     match fill(&emptied.options(written.mirror()), LONG) {
         Err(ImportError::Mirror { topic, partition: 0, .. }) => assert_eq!(*topic, *target.topic()),
-        other => panic!("a second history would begin: {other:?}"),
+        other => panic!("a second history would start: {other:?}"),
     }
     std::fs::remove_file(written.journal().join("kafka.json")).expect("a mirror");
     fill(&emptied.options(written.mirror()), LONG).expect("filled");
@@ -369,9 +370,9 @@ fn what_takes_too_long_counts_for_nothing_and_may_be_tried_again() {
         Err(ImportError::TooLong { sent: 1, records: 100, .. }) => {}
         other => panic!("{other:?}"),
     }
-    assert!(!is_mirror(&written.journal()).expect("looked at"), "the folder is as it was");
+    assert!(!is_mirror(&written.journal()).expect("checked"), "the directory is unchanged");
     let (opened, records) = target.read();
-    assert_eq!((opened.head, opened.skipped, records.len()), (None, 0, 0), "nobody sees it");
+    assert_eq!((opened.head, opened.skipped, records.len()), (None, 0, 0), "no reader sees it");
     let filled = fill(&options, LONG).expect("filled");
     assert_eq!((filled.found, filled.records), (PartitionState::Empty, 100));
     assert_same(&target.read().1, &written.records);
@@ -415,7 +416,7 @@ fn a_journal_that_begins_behind_the_first_record_of_an_import_has_not_begun() {
     let pid = Pid::from_raw(i32::try_from(child.id()).expect("a pid")).expect("a pid");
     kill_process(pid, Signal::STOP).expect("it can be stopped");
     // A server that finds no records takes over, and receives nothing.
-    let home = tempfile::tempdir().expect("a folder");
+    let home = tempfile::tempdir().expect("a directory");
     let mut options = target.options(segments::SegmentOptions::new(home.path(), FLEET));
     options.outcome = Duration::from_secs(3);
     let (to, delivered) = std::sync::mpsc::channel();
@@ -502,7 +503,7 @@ fn a_topic_that_is_lost_is_filled_again_from_a_mirror_and_all_servers_go_on() {
     });
     let target = Target::new(shared(1), "lost");
     let refused = standbys.servers[first].try_start_again().expect_err("the topic is empty");
-    assert!(refused.said.contains("does not hold what the mirror holds"), "{refused:?}");
+    assert!(refused.said.contains("topic and mirror differ at position"), "{refused:?}");
     let done = target.import(standbys.servers[first].data(), "default");
     assert!(done.status.success(), "{}", told(&done));
     standbys.servers[first].start_again();

@@ -44,7 +44,7 @@ impl<const BROKERS: usize> OnKafka<BROKERS> {
 
 impl<const BROKERS: usize> JournalFixture for OnKafka<BROKERS> {
     fn new() -> Self {
-        let home = tempfile::tempdir().expect("a folder");
+        let home = tempfile::tempdir().expect("a directory");
         OnKafka { topic: topic(shared(BROKERS)), home, beside: 0 }
     }
 
@@ -95,7 +95,7 @@ fn nowhere() -> DeliverySink {
 
 /// Writes a journal of `count` records and closes it. Returns its options and records.
 fn written(count: usize) -> (TempDir, KafkaOptions, Vec<chancery_events::record::Record>) {
-    let home = tempfile::tempdir().expect("a folder");
+    let home = tempfile::tempdir().expect("a directory");
     let cluster = shared(1);
     let options = KafkaOptions::new(client(cluster), &topic(cluster), 0, home.path().join("mirror"), FLEET);
     let (sink, delivered) = sink();
@@ -237,7 +237,7 @@ fn a_topic_that_does_not_hold_what_the_mirror_holds_is_refused_and_the_mirror_ke
 #[test]
 fn a_writer_whose_brokers_are_gone_is_told_that_its_append_has_no_outcome() {
     let cluster = Cluster::start(1);
-    let home = tempfile::tempdir().expect("a folder");
+    let home = tempfile::tempdir().expect("a directory");
     let mut options =
         KafkaOptions::new(client(&cluster), &topic(&cluster), 0, home.path().join("mirror"), FLEET);
     options.outcome = std::time::Duration::from_secs(3);

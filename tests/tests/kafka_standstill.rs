@@ -80,7 +80,7 @@ fn an_inbox_and_an_events_topic_whose_broker_stands_still_are_named_while_the_jo
     cluster.pause(paused);
     apply(server, "meanwhile");
     let mut parts =
-        vec!["inbox: the brokers do not answer", "events: the brokers have acknowledged no event"];
+        vec!["inbox: cannot read topic: the brokers do not answer", "events: cannot write pending events"];
     until("both are named", || {
         let answer = server.client().get("/readyz");
         parts.retain(|part| answer.status != 503 || !answer.text.contains(part));
@@ -121,10 +121,9 @@ fn a_coordinator_that_no_server_reaches_is_named_by_all_and_another_broker_by_no
     // The brokers still reach the coordinator, so no other is elected.
     cluster.set_faults_of(groups, hangs);
     for server in &standbys.servers {
-        until("the server says that nobody may decide", || {
+        until("the server reports that no leader is known", || {
             let answer = server.client().get("/readyz");
-            (answer.status == 503 && answer.text.contains("it is not known whether a server decides"))
-                .then_some(())
+            (answer.status == 503 && answer.text.contains("unknown whether a server decides")).then_some(())
         });
     }
     cluster.set_faults_of(groups, ProxyFaults::default());
@@ -193,7 +192,7 @@ fn a_journal_whose_topic_compresses_by_zstd_is_read_by_every_server() {
     // A server without any records reads them from the topic.
     for server in &mut standbys.servers {
         assert_eq!(server.stop(), Some(0));
-        std::fs::remove_dir_all(server.data().join("fleets")).expect("its folder");
+        std::fs::remove_dir_all(server.data().join("fleets")).expect("its directory");
         server.start_again();
         is_ready(server);
     }
@@ -209,7 +208,7 @@ fn a_journal_whose_topic_compresses_by_zstd_is_read_by_every_server() {
 fn doctor_says_which_topics_brokers_do_not_sync_and_that_large_batches_cost_memory() {
     let standbys = Standbys::start(shared(1), "unsynced", 1, &[]);
     let unsynced =
-        |topic: &str| format!("unsynced.{topic}: note: brokers acknowledge what is in their memory");
+        |topic: &str| format!("unsynced.{topic}: note: brokers acknowledge records that are only in memory");
     let large = "unsynced.inbox: note: max.message.bytes is more than 307200";
     let told = doctor(standbys.journal());
     assert!(told.contains(&unsynced("journal")) && told.contains(&unsynced("inbox")), "{told}");

@@ -29,7 +29,7 @@ fn a_server_reaches_brokers_by_tls_and_scram_and_believes_no_other_certificate_o
     let cluster = Cluster::start_secure();
     let (brokers, ca) = cluster.secure();
     let journal = format!("kafka://{brokers}/secure");
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = tempfile::tempdir().expect("a directory");
     let write = |name: &str, text: &str| -> PathBuf {
         let path = folder.path().join(name);
         std::fs::write(&path, text).expect("a file");
@@ -73,11 +73,14 @@ fn a_server_reaches_brokers_by_tls_and_scram_and_believes_no_other_certificate_o
     alone.retain(|(name, _)| *name != "CHANCERY_KAFKA_PASSWORD_FILE");
     let refused = run(&["doctor"], &journal, &alone);
     let told = String::from_utf8_lossy(&refused.stderr).into_owned();
-    assert!(told.contains("kafka.username is set, and kafka.password_file is not"), "{told}");
+    assert!(told.contains("invalid kafka.username: requires kafka.password_file"), "{told}");
     let mut undone = good.clone();
     undone.push(("CHANCERY_KAFKA_CLIENT", "enable.ssl.certificate.verification=false".into()));
     let (is_told, why) = asked(&undone);
-    assert!(!is_told && why.contains("kafka.client sets enable.ssl.certificate.verification"), "{why}");
+    assert!(
+        !is_told && why.contains("invalid kafka.client: must not set enable.ssl.certificate.verification"),
+        "{why}"
+    );
     let refused = run(&["doctor"], &journal, &settings(&ca, &folder.path().join("none")));
     let told = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(told.contains("read kafka.password_file"), "{told}");

@@ -162,8 +162,8 @@ fn the_page_of_guarantees_shows_the_ledger() {
     let page = std::fs::read_to_string(&path).expect("the page");
     let table = Ledger::read(&Ledger::path()).expect("the ledger").table();
     let (begin, end) = ("<!-- the ledger, by a test -->\n", "<!-- end of the ledger -->\n");
-    let (before, rest) = page.split_once(begin).expect("the page has a place for the ledger");
-    let (shown, after) = rest.split_once(end).expect("the place ends");
+    let (before, rest) = page.split_once(begin).expect("the page marks the start of the ledger");
+    let (shown, after) = rest.split_once(end).expect("the page marks the end of the ledger");
     if shown == table {
         return;
     }

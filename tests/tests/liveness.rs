@@ -33,7 +33,7 @@ fn payload() -> Value {
 /// Working directory of the replica's incarnation.
 fn work(server: &Server, replica: &Value) -> std::path::PathBuf {
     let id = replica["incarnation"].as_str().expect("it runs");
-    until("the folder of the run is there", || {
+    until("the directory of the incarnation exists", || {
         walk(server.data(), id).map(|folder| folder.join("app-0/work")).filter(|work| work.is_dir())
     })
 }
@@ -79,7 +79,7 @@ fn a_run_that_stops_answering_is_shown_ended_and_started_again_and_what_it_wrote
     });
     // The payload hangs.
     std::fs::write(folder.join("hang"), "").expect("written");
-    let second = until("another run of it is ready", || {
+    let second = until("another incarnation of it is ready", || {
         Some(row()).filter(|row| row["incarnation"] != first["incarnation"] && row["ready"] == true)
     });
     assert_eq!(second["phase"], "running");
@@ -104,7 +104,7 @@ fn a_run_that_stops_answering_is_shown_ended_and_started_again_and_what_it_wrote
     assert!(both.contains(&format!("out | {said}")) && both.contains("err | to err\n"), "{both}");
     assert_eq!(logs(&["--since", "1h"]), both);
     assert_eq!(logs(&["--since", "2999-01-01T00:00:00Z"]), "");
-    until("the output of the run before is kept", || {
+    until("the output of the previous incarnation is kept", || {
         (logs(&["--previous", "--stdout"]) == said_by(&first)).then_some(())
     });
 }
@@ -132,7 +132,7 @@ fn a_run_that_is_ready_goes_on_when_its_server_starts_again_however_long_it_may_
     assert_eq!(row()["incarnation"], first["incarnation"]);
     // A failing payload still ends in time.
     std::fs::write(work(&server, &first).join("unready"), "").expect("written");
-    until("another run of it is there", || {
+    until("another incarnation of it exists", || {
         Some(row()).filter(|row| row["incarnation"].is_string() && row["incarnation"] != first["incarnation"])
     });
 }
@@ -150,7 +150,7 @@ fn requests_for_logs_whose_clients_read_nothing_take_few_descriptors() {
     deploy(&client, "d1", 1);
     let replica = client.wait_for("web", "running", 1)[0].clone();
     let id = replica["incarnation"].as_str().expect("it runs").to_owned();
-    let folder = until("its folder is there", || walk(server.data(), &id));
+    let folder = until("its directory exists", || walk(server.data(), &id));
     until("everything is written", || {
         let sizes = std::fs::read_dir(&folder).ok()?.flatten().filter_map(|entry| {
             let name = entry.file_name().into_string().ok()?;

@@ -141,7 +141,7 @@ fn several_segments() -> Server {
     let has_postings = |home: Home<'_>| home.files("post").len() + 1 == home.files("seg").len();
     let mut count = 0;
     loop {
-        until("the executor has begun work in the last segment", || {
+        until("the executor has started work in the last segment", || {
             count += 1;
             deploy(&server.client(), &format!("d{count}"), count);
             server.client().wait_for("web", "running", count as usize);
@@ -240,7 +240,7 @@ fn an_accepted_loss_continues_under_a_new_lineage_and_a_stream_of_the_old_one_is
     let seen: u64 = lost["id"].as_str().and_then(|id| id.parse().ok()).expect("a position");
     assert!(
         through.is_some_and(|through| through >= seen),
-        "positions {first} to {seen} are not told in: {log}"
+        "positions {first} to {seen} are missing in: {log}"
     );
 
     let client = server.client();
@@ -264,17 +264,17 @@ fn an_accepted_loss_continues_under_a_new_lineage_and_a_stream_of_the_old_one_is
 
     // The executor has seen later records: it continues, and ends no incarnation that is unknown to the
     // decider.
-    assert!(running(&home).is_superset(&before), "what runs goes on running");
+    assert!(running(&home).is_superset(&before), "incarnations keep running");
     client.must("plan.apply", &json!({"name": "after", "spec": plan()}));
     client.must("deployment.create", &json!({"plan": "after", "name": "first", "spec": {"count": 2}}));
     client.wait_for("after", "running", 2);
-    assert!(running(&home).is_superset(&before), "what was decided in what is lost is left in place");
+    assert!(running(&home).is_superset(&before), "incarnations of lost decisions are left in place");
 
     assert_eq!(server.stop(), Some(0), "{}", server.log());
     server.start_again();
     assert_eq!(server.stop(), Some(0), "{}", server.log());
     server.start_with_flags(&["--accept-loss"]);
-    assert!(server.log().contains("--accept-loss is of no use"), "{}", server.log());
+    assert!(server.log().contains("--accept-loss has no effect"), "{}", server.log());
     let lineages = events(&server.client(), "&types=lineage.started.v1");
     assert_eq!(lineages.len(), 1, "no second lineage without a second loss");
 }
@@ -299,14 +299,18 @@ fn a_journal_that_is_lost_whole_is_refused_and_continues_empty_under_a_new_linea
     let home = server.data().to_owned();
     fs::remove_dir_all(Home(&home).journal()).expect("removed");
     let Err(refused) = server.try_start_again() else {
-        panic!("a server begins anew beside an executor store")
+        panic!("a server starts an empty journal although an executor store exists")
     };
     assert!(refused.said.contains("the journal is empty"), "{}", refused.said);
     server.start_with_flags(&["--accept-loss"]);
     set_up(&server.client(), &sleeper());
     deploy(&server.client(), "again", 1);
     server.client().wait_for("web", "running", 1);
-    assert_eq!(payloads(&home).len(), 2, "what ran is not the fleet's any more, and is left in place");
+    assert_eq!(
+        payloads(&home).len(),
+        2,
+        "running incarnations are not the fleet's any more, and are left in place"
+    );
     server.kill();
     server.start_again();
 }
@@ -341,7 +345,9 @@ fn a_longer_copy_of_an_abandoned_history_is_refused_until_its_loss_is_accepted()
     // This copy has a higher position than the records acknowledged since, and contains none of these
     // records.
     copy(&long, &journal);
-    let Err(refused) = server.try_start_again() else { panic!("what was acknowledged is lost in silence") };
+    let Err(refused) = server.try_start_again() else {
+        panic!("acknowledged records are lost without an error")
+    };
     assert!(refused.said.contains("names a record of another history at position "), "{}", refused.said);
     let verified = server.run(&["verify", &home.display().to_string()]);
     assert!(!verified.status.success(), "{}", String::from_utf8_lossy(&verified.stdout));

@@ -42,8 +42,8 @@ fn copy(from: &Path, to: &Path) {
         fs::copy(from, to).expect("a copy");
         return;
     }
-    fs::create_dir_all(to).expect("a folder");
-    for entry in fs::read_dir(from).expect("a folder") {
+    fs::create_dir_all(to).expect("a directory");
+    for entry in fs::read_dir(from).expect("a directory") {
         let name = entry.expect("an entry").file_name();
         copy(&from.join(&name), &to.join(&name));
     }
@@ -58,14 +58,14 @@ fn follow(from: &Path, to: &Path) {
         }
         return;
     }
-    fs::create_dir_all(to).expect("a folder");
-    for entry in fs::read_dir(to).expect("a folder") {
+    fs::create_dir_all(to).expect("a directory");
+    for entry in fs::read_dir(to).expect("a directory") {
         let entry = entry.expect("an entry");
         if !from.join(entry.file_name()).exists() && entry.path().is_file() {
-            fs::remove_file(entry.path()).expect("it goes");
+            fs::remove_file(entry.path()).expect("it is removed");
         }
     }
-    for entry in fs::read_dir(from).expect("a folder") {
+    for entry in fs::read_dir(from).expect("a directory") {
         let name = entry.expect("an entry").file_name();
         follow(&from.join(&name), &to.join(&name));
     }
@@ -84,7 +84,7 @@ fn run(command: &mut Command) -> Output {
 
 /// Copies the sources and applies both patches, in a directory that is removed with the value.
 fn patched(root: &Path) -> tempfile::TempDir {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = tempfile::tempdir().expect("a directory");
     for source in SOURCES {
         copy(&root.join(source), &folder.path().join(source));
     }
@@ -115,7 +115,7 @@ fn built() -> &'static Built {
     static BUILT: OnceLock<Built> = OnceLock::new();
     BUILT.get_or_init(|| {
         let test = std::env::current_exe().expect("a test has a path");
-        let target = test.ancestors().nth(3).expect("tests stand in target/<profile>/deps");
+        let target = test.ancestors().nth(3).expect("tests are in target/<profile>/deps");
         let sources = target.join(PROGRAM);
         follow(patched(&root()).path(), &sources);
         let output = run(Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
@@ -260,7 +260,7 @@ fn the_example_of_a_new_kind_builds_and_works() {
     assert_eq!(schema.text, stored);
 
     // A manifest, a row, a filter, a table, a description.
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = tempfile::tempdir().expect("a directory");
     let file = folder.path().join("certificate.yaml");
     let sha256 = "ab".repeat(32);
     let manifest = format!(

@@ -22,35 +22,38 @@ fn a_folder_has_one_server_whatever_its_fleet() {
     for fleet in ["default", "other"] {
         let second = run(&["serve", "--listen", "127.0.0.1:0", "--data-dir", data, "--fleet", fleet]);
         assert_eq!(second.status.code(), Some(1), "{fleet}");
-        let listens = server.url().replace("http://", "and listens on ");
-        let wanted = format!("chancery: another server has the folder {data}, {listens}: stop that one");
+        let listens = server.url().replace("http://", "that listens on ");
+        let wanted = format!("chancery: cannot use directory {data}: locked by another server {listens}\n");
         assert!(said(&second).starts_with(&wanted), "{}", said(&second));
     }
     let address = std::fs::read_to_string(server.data().join("address")).expect("an address");
     assert_eq!(format!("http://{}", address.trim()), server.url());
-    assert!(!server.data().join("fleets/other").exists(), "nothing of the folder was touched");
+    assert!(!server.data().join("fleets/other").exists(), "the directory is unchanged");
 }
 
 #[test]
 fn a_port_that_is_taken_is_told_with_another() {
     let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
     let port = taken.local_addr().expect("an address").port();
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = tempfile::tempdir().expect("a directory");
     let data = folder.path().to_str().expect("a path");
     let output = run(&["serve", "--listen", &format!("127.0.0.1:{port}"), "--data-dir", data]);
     assert_eq!(output.status.code(), Some(1));
     let text = said(&output);
-    assert!(text.starts_with(&format!("chancery: listen on 127.0.0.1:{port}: ")), "{text}");
     assert!(
-        text.contains(&format!("another program has port {port}")) && text.contains("--listen"),
+        text.starts_with(&format!("chancery: cannot start server: cannot listen on 127.0.0.1:{port}: ")),
         "{text}"
     );
-    assert!(!folder.path().join("fleets").exists(), "no journal is begun for nothing");
+    assert!(
+        text.contains(&format!("another program uses port {port}")) && text.contains("--listen"),
+        "{text}"
+    );
+    assert!(!folder.path().join("fleets").exists(), "no journal is created");
 }
 
 #[test]
 fn the_demonstration_runs_under_any_name_and_leaves_no_log_when_it_succeeds() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = tempfile::tempdir().expect("a directory");
     let (data, other) = (folder.path().join("demo"), folder.path().join("a $name of its own"));
     std::fs::copy(program(), &other).expect("a copy of the program");
     let output = Command::new(&other).args(["demo", "--data-dir"]).arg(&data).output().expect("it runs");
@@ -72,7 +75,7 @@ fn what_a_server_refuses_is_told_once_with_its_place_and_the_others_are_applied(
     std::fs::write(&file, deployment("many", 4)).expect("a file");
     let output = server.run(&["apply", "-f", path]);
     let refused = format!(
-        "{path}:6:10: apply deployment/web/many: spec.count must be at most 3, which is the server's setting \
+        "{path}:6:10: cannot apply deployment/web/many: spec.count must be at most 3, which is the server's setting \
          limits.replicas: \"4\"\n"
     );
     assert_eq!(said(&output), format!("{refused}chancery: nothing was applied\n"));
@@ -81,7 +84,7 @@ fn what_a_server_refuses_is_told_once_with_its_place_and_the_others_are_applied(
     let output = server.run(&["apply", "-f", path]);
     assert_eq!(
         said(&output),
-        format!("{refused}chancery: 1 of 2 documents were applied: apply again when the others are right\n")
+        format!("{refused}chancery: applied 1 of 2 documents: fix the others and apply again\n")
     );
 }
 
@@ -91,10 +94,10 @@ fn a_name_of_nothing_is_an_error_also_where_nothing_waits() {
     set_up(&server.client(), &sleeper());
     assert!(server.run(&["approve", "--plan", "web", "--all"]).status.success());
     for (args, wanted) in [
-        (["approve", "--plan", "wbe", "--all"], "chancery: read plan/wbe: there is no plan \"wbe\"\n"),
+        (["approve", "--plan", "wbe", "--all"], "chancery: cannot read plan/wbe: there is no plan \"wbe\"\n"),
         (
             ["reject", "--replica", "web-x", "-y"],
-            "chancery: read replica/web-x: there is no replica \"web-x\"\n",
+            "chancery: cannot read replica/web-x: there is no replica \"web-x\"\n",
         ),
     ] {
         let output = server.run(&args);
@@ -108,7 +111,7 @@ fn a_name_of_nothing_is_an_error_also_where_nothing_waits() {
     server.cli(&["delete", "node/node-4"]);
     server.cli(&["wait", "node/node-4", "--for", "deleted"]);
     let output = server.run(&["logs", "replica/web-x"]);
-    assert_eq!(said(&output), "chancery: read replica/web-x: there is no replica \"web-x\"\n");
+    assert_eq!(said(&output), "chancery: cannot read replica/web-x: there is no replica \"web-x\"\n");
     let id = "00000000-0008-8801-8000-000000000007";
     let output = server.run(&["logs", id]);
     let wanted = format!("there is no incarnation \"{id}\"\n");

@@ -27,7 +27,7 @@ fn numbers(row: &str) -> Vec<u32> {
     parts.collect()
 }
 
-/// Rows of a table whose first cell starts with one of these letters.
+/// Rows of a table whose first cell starts with one of these characters.
 fn rows<'a>(part: &'a str, letters: &'a [char]) -> impl Iterator<Item = &'a str> {
     part.lines().filter(move |line| line.strip_prefix("| ").is_some_and(|cell| cell.starts_with(letters)))
 }
@@ -51,7 +51,7 @@ fn every_race_is_shown_by_a_test_that_exists_or_waits_for_something() {
         assert!(quoted(row).any(|name| name.contains("::")), "no test: {row}");
         names_tests(row);
         for number in numbers(row) {
-            assert!(all.insert(number), "R{number} is there twice");
+            assert!(all.insert(number), "R{number} is listed twice");
         }
     }
     all.extend(rows(waiting, &['R']).flat_map(numbers));
@@ -71,7 +71,7 @@ fn every_check_is_shown_by_a_test_that_exists() {
         );
         names_tests(row);
         for check in cell(row).split(", ") {
-            assert!(all.insert(check.to_owned()), "{check} is there twice");
+            assert!(all.insert(check.to_owned()), "{check} is listed twice");
         }
     }
     let of = |letter: char, numbers: std::ops::RangeInclusive<u32>| {

@@ -61,7 +61,7 @@ fn hung(more: &Value) -> (Server, BTreeSet<String>) {
 fn a_hung_version_says_what_it_waits_for_and_is_rolled_back_while_the_good_one_serves() {
     let (server, before) = hung(&json!({}));
     let client = server.client();
-    let message = until("it says what it waits for", || {
+    let message = until("it shows what it waits for", || {
         let row = client.read("plans/web/deployments/hung");
         let message = row["message"].as_str().unwrap_or_default().to_owned();
         message.contains("to be ready (readiness probe of ").then_some(message)

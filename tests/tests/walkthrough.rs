@@ -67,7 +67,7 @@ const BEGIN: &str = "<!-- walk-through -->";
 const END: &str = "<!-- end of the walk-through -->";
 
 fn part(readme: &str) -> &str {
-    let (_, rest) = readme.split_once(BEGIN).expect("the README marks where its walk-through begins");
+    let (_, rest) = readme.split_once(BEGIN).expect("the README marks where its walk-through starts");
     rest.split_once(END).expect("and where it ends").0
 }
 

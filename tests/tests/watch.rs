@@ -93,7 +93,7 @@ impl Watch {
     }
 
     fn until(&self, change: &str, subject: &str, state: &str) {
-        until(&format!("{subject} is told as {change}, {state}"), || {
+        until(&format!("{subject} is reported as {change}, {state}"), || {
             let found = |c: &(String, String, String, u64)| c.0 == change && c.1 == subject && c.2 == state;
             self.changes().iter().any(found).then_some(())
         });
@@ -117,7 +117,7 @@ fn a_watch_tells_every_change_once_also_across_a_killed_server() {
     for node in ["node/node-1", "node/node-2", "node/node-3", "node/node-4"] {
         watch.until("added", node, "allocated");
     }
-    until("the one node is told with its columns", || (lines.lines().len() == 2).then_some(()));
+    until("the one node is printed with its columns", || (lines.lines().len() == 2).then_some(()));
     server.cli(&["evict", "node/node-1"]);
     watch.until("changed", "node/node-1", "evicted");
 
@@ -141,7 +141,7 @@ fn a_watch_tells_every_change_once_also_across_a_killed_server() {
         assert_eq!(of.iter().filter(|change| change.0 == "added").count(), 1, "{of:?}");
     }
     assert_eq!(changes.len(), 9, "nothing else: {changes:?}");
-    until("the one that is watched by itself is told too", || (lines.lines().len() == 3).then_some(()));
+    until("the node that is watched alone is printed too", || (lines.lines().len() == 3).then_some(()));
     let words: Vec<String> = lines
         .lines()
         .iter()

@@ -2,17 +2,17 @@
 //
 //     node consume.js BROKERS TOPIC [AFTER]
 //
-// A consumer keeps the id of the last event that it is done with, beside what it made of it, and begins behind it:
-// events come once or more, and one that has no higher id has been seen.
+// A consumer stores the id of the last event that it has processed together with its result, and continues after it.
+// Each event is delivered at least once, and an event without a higher id was processed before.
 
 const { Kafka: Binding } = require("cloudevents");
 const { Kafka, logLevel } = require("kafkajs");
 
-// A fleet has one partition, and its events have one order: 0, unless the setting `fleets` says otherwise.
+// A fleet has one partition, and its events have one order: 0, unless the setting `fleets` names another.
 const PARTITION = 0;
 const [brokers, topic, after = "0"] = process.argv.slice(2);
 
-/** What the SDK takes: headers and key as text. */
+/** Returns the message as the SDK expects it: headers and key as text. */
 const message = ({ headers, key, value }) => ({
   headers: Object.fromEntries(Object.entries(headers).map(([name, bytes]) => [name, bytes.toString()])),
   key: key?.toString(),
@@ -27,7 +27,7 @@ async function main() {
   await consumer.subscribe({ topic, fromBeginning: true });
   let last = BigInt(after);
   await consumer.run({
-    // Where it goes on is said by the events, and not by the group.
+    // The id of the last event determines where to continue, not the group's offset.
     autoCommit: false,
     eachMessage: async ({ partition, message: record }) => {
       if (partition !== PARTITION) {

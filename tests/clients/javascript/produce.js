@@ -1,16 +1,16 @@
-// Asks a fleet for something by letters in its inbox topic.
+// Requests intents of a fleet by inbox messages in its topic.
 //
-//     node produce.js BROKERS TOPIC binary|structured < LETTERS
+//     node produce.js BROKERS TOPIC binary|structured < MESSAGES
 //
-// Each line is a JSON object of the attributes of a CloudEvent, with its data as one of them. A line is printed again,
-// as the id alone, when the brokers have it. Whoever is not sure sends the same letter again: the same source and id
-// are answered once.
+// Each line is a JSON object of the attributes of a CloudEvent, with its data as one of them. Once the
+// brokers have a message, its id is printed. A producer that is not sure sends the same message again: the same source
+// and id are answered once.
 
 const { createInterface } = require("node:readline");
 const { CloudEvent, Kafka: Binding } = require("cloudevents");
 const { Kafka, Partitioners, logLevel } = require("kafkajs");
 
-// The fleet's: 0, unless the setting `fleets` says otherwise.
+// The fleet's partition: 0, unless the setting `fleets` names another.
 const PARTITION = 0;
 const [brokers, topic, mode] = process.argv.slice(2);
 const modes = { binary: Binding.binary, structured: Binding.structured };

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Judges the topics of a fleet by docs/architecture.md alone: it shares no code with the program or its client library.
+"""Checks the topics of a fleet by docs/architecture.md alone: it shares no code with the program or its client library.
 
     check.py BROKERS PREFIX [--partition P] [--fleet NAME] [--server URL]... [--mirror DATA_DIR]...
              [--inbox-from OFFSET] [--inbox-actor NAME] [--events-deleted POSITION] [--at-rest]
@@ -7,11 +7,10 @@
 
 It reads PREFIX.journal, PREFIX.inbox and PREFIX.events from the first offset to the end that the broker names,
 committed messages only, with checksums. It speaks Kafka's protocol itself, without TLS and logins: client libraries
-give up at a header name that is not UTF-8 and at a batch whose bytes are damaged, and both are to be judged here. One
-JSON object on stdout says what was found. Exit status: 0 without faults, 1 with faults, 2 if something could not be
-read.
+fail at a header name that is not UTF-8 and at a batch whose bytes are damaged, and both must be checked here. Prints one
+JSON object with the results. Exit status: 0 without faults, 1 with faults, 2 if something could not be read.
 
-With --at-rest nothing may be under way: every inbox message is answered and every event exported.
+With --at-rest nothing may be in progress: every inbox message is answered and every event exported.
 """
 
 import argparse
@@ -44,7 +43,7 @@ ROOT = Path(__file__).resolve().parents[3]
 MIB = 1 << 20
 ZEROS = "0" * 64
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
-# Verdicts that leave no key behind: the same key may be judged again.
+# Verdicts that record no key: the same key may be decided again.
 NO_DECISION = {"key_reused", "expired", "from_the_future"}
 WEEK = 7 * 86_400_000_000
 MOST_KEYS = 250_000
@@ -64,11 +63,11 @@ INTENT_ATTRIBUTES = {
 
 
 class Unreadable(Exception):
-    """What was to be judged could not be read."""
+    """Data that must be checked could not be read."""
 
 
 class Faults:
-    """What is wrong: all are counted, and the first fifty are kept."""
+    """Faults that were found: all are counted, and the first fifty are kept."""
 
     def __init__(self) -> None:
         self.total = 0
@@ -125,7 +124,7 @@ class Message:
 
 @dataclass
 class Log:
-    """One partition: what is committed, and the ranges of offsets whose bytes are damaged or of an unknown codec."""
+    """One partition: its committed messages, and the ranges of offsets whose bytes are damaged or of an unknown codec."""
 
     name: str
     start: int
@@ -247,7 +246,7 @@ class Kafka:
         return brokers[leader]
 
     def offset(self, topic: str, partition: int, which: int) -> int:
-        """The first offset (-2), or the end of what is committed (-1)."""
+        """Returns the first offset (-2), or the end of the committed messages (-1)."""
         body = struct.pack(">ibi", -1, 1, 1) + string(topic) + struct.pack(">iiq", 1, partition, which)
         answer = self.ask(self.leader(topic, partition), 2, 2, body)
         answer.take(8)
@@ -260,7 +259,7 @@ class Kafka:
         return answer.number("q")
 
     def read(self, topic: str, partition: int) -> Log:
-        """The whole partition. What a broker does not answer is asked again for a minute."""
+        """Reads the whole partition. Requests without an answer are repeated for a minute."""
         patience = time.monotonic() + 60
         log: Log | None = None
         offset, trouble = 0, "nothing comes"
@@ -300,7 +299,7 @@ class Kafka:
 
 
 def unpack(data: bytes, aborted: list[tuple[int, int]], offset: int, log: Log) -> int:
-    """Adds the committed messages of whole batches from the offset on; returns the offset that comes next."""
+    """Adds the committed messages of whole batches from the offset on; returns the next offset."""
     place, open_aborts = 0, set()
     while place + 61 <= len(data):
         base, length, _, magic, crc, attributes, delta = struct.unpack_from(">qiibIhi", data, place)
@@ -404,7 +403,7 @@ def snappy_block(block: bytes) -> bytes:
             wide = 2 if tag & 3 == 2 else 4
             count, back, place = (tag >> 2) + 1, int.from_bytes(block[place : place + wide], "little"), place + wide
         if not 0 < back <= len(out):
-            raise ValueError("a copy from before the beginning")
+            raise ValueError("a copy from before the start")
         chunk = out[len(out) - back :]
         out += (chunk * (count // back + 1))[:count]
     if len(out) != size:
@@ -446,7 +445,7 @@ def zstd(data: bytes) -> bytes:
 
 
 def lz4(data: bytes) -> bytes:
-    """A frame of LZ4, without a look at its own checksums: the batch has one."""
+    """Decodes a frame of LZ4 without checking its own checksums: the batch has one."""
     magic, flags = struct.unpack_from("<IB", data, 0)
     if magic != 0x184D2204:
         raise ValueError("no frame of LZ4")
@@ -483,7 +482,7 @@ def lz4_block(block: bytes, out: bytearray) -> None:
             place += 2
             count = length(token & 15) + 4
             if not 0 < back <= len(out):
-                raise ValueError("a copy from before the beginning")
+                raise ValueError("a copy from before the start")
             chunk = out[len(out) - back :]
             out += (chunk * (count // back + 1))[:count]
 
@@ -529,7 +528,7 @@ EVENT = {
 
 
 def header_of(value: bytes | None) -> Json | None:
-    """The header of a record, or None if there is none."""
+    """Returns the header of a record, or None if there is none."""
     try:
         header = json.loads((value or b"")[: (value or b"").index(b"\n")].decode())
     except (ValueError, RecursionError):
@@ -540,7 +539,7 @@ def header_of(value: bytes | None) -> Json | None:
 
 
 class Journal:
-    """The valid records of a partition, judged by the validity rule, and what their bodies say."""
+    """The valid records of a partition, by the validity rule, and the contents of their bodies."""
 
     def __init__(self, log: Log, faults: Faults, fleet: str | None = None) -> None:
         self.log, self.faults, self.fleet = log, faults, fleet
@@ -562,7 +561,7 @@ class Journal:
         self._decided: dict[str, tuple[int, int, int, str]] = {}
         self._decisions = 0
         if log.start > 0:
-            faults.add(f"{log.name}: it begins at offset {log.start}, expected its beginning at 0")
+            faults.add(f"{log.name}: it starts at offset {log.start}, expected 0")
         for first, last in log.damaged:
             faults.add(f"{log.at(first)}: the bytes up to offset {last} are damaged")
         for message in log.messages:
@@ -576,7 +575,7 @@ class Journal:
         return self.records[-1].last if self.records else 0
 
     def holder(self, position: int) -> Record | None:
-        """The record that holds a position."""
+        """Returns the record that contains a position."""
         at = bisect_right(self._firsts, position) - 1
         return self.records[at] if 0 <= at and position <= self.head else None
 
@@ -600,10 +599,10 @@ class Journal:
                 reason = "duplicate"
             elif header["first"] != self.head + 1 or header["prev"] != self.records[-1].hash:
                 behind = term < last["term"] or (term == last["term"] and header["writer"] != last["writer"])
-                reason = "overtaken writer" if behind else "does not continue the chain"
+                reason = "fenced writer" if behind else "does not continue the chain"
             elif begins != "lineage" and same and term == last["term"] and header["writer"] == last["writer"]:
                 if begins is not None:
-                    return f"term {term} begins, and term {last['term']} has begun"
+                    return f"term {term} starts, and term {last['term']} has started"
                 reason = ""
             elif begins is None:
                 reason = "another lineage, term or writer"
@@ -620,7 +619,7 @@ class Journal:
         record = Record(message.offset, header, value, digest)
         wrong = self._body(record)
         if wrong:
-            return f"its body cannot be read: {wrong}"
+            return f"cannot read body: {wrong}"
         self._take(record, last)
         return None
 
@@ -640,7 +639,7 @@ class Journal:
         for place, event in enumerate(events):
             needed, other = EVENT.get(str(event.get("k")) if isinstance(event, dict) else "", (set(), set()))
             if not needed or not needed <= event.keys() <= needed | other:
-                return f"event {record.first + place} has not the keys of its kind"
+                return f"event {record.first + place} does not have the keys of its kind"
             if "c" in needed and type(event["c"]) is not int:
                 return f"event {record.first + place} has no position as its cause"
         return None
@@ -690,7 +689,7 @@ class Journal:
             self.fault(position, f"its cause is {event['c']}, expected an event at or before it")
         begun = {"term.started.v1": "term", "lineage.started.v1": "lineage"}.get(kind)
         if (begins if position == record.first else None) != begun:
-            self.fault(position, f"{kind} in a record that begins {begins or 'nothing'}")
+            self.fault(position, f"{kind} in a record that starts {begins or 'nothing'}")
         if kind == "lineage.started.v1":
             self.abandoned.update(data.get("abandoned", []))
             if (data["previous"], data["at"]) != (record.header.get("previous"), position - 1):
@@ -730,12 +729,12 @@ class Journal:
         self._decided[key] = position, now, self._decisions, data["digest"]
 
 
-# What an inbox message must become.
+# Required outcomes of inbox messages.
 
 
 @dataclass
 class Wanted:
-    """`must` is intent, refused or either: the last where the page does not say."""
+    """`must` is intent, refused or either: either where the page does not define it."""
 
     must: str
     why: str
@@ -745,7 +744,7 @@ class Wanted:
 
 
 class Schemas:
-    """The schemas of the intents that a client may ask for, as far as they say what is wrong."""
+    """Schemas of the intents that a client may request, as far as they define what is invalid."""
 
     def __init__(self) -> None:
         shape = json.loads((ROOT / "schemas/openapi.json").read_text())["paths"]["/v1/fleets/{fleet}/intents"]
@@ -811,7 +810,7 @@ class Schemas:
 
 
 def micros(text: str) -> int | None:
-    """A time of RFC 3339 in microseconds, or None."""
+    """Returns a time of RFC 3339 in microseconds, or None."""
     found = re.fullmatch(
         r"(\d{4}-\d\d-\d\d)[Tt](\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(?:[Zz]|([+-]\d\d:\d\d))", text, re.ASCII
     )
@@ -828,7 +827,7 @@ def micros(text: str) -> int | None:
 
 def _pairs(pairs: list[tuple[str, Any]]) -> Json:
     if len({name for name, _ in pairs}) < len(pairs):
-        raise KeyError("a name stands twice")
+        raise KeyError("a name occurs twice")
     return dict(pairs)
 
 
@@ -837,7 +836,7 @@ def _constant(name: str) -> None:
 
 
 def wanted(message: Message, schemas: Schemas) -> Wanted:
-    """What the page says of an inbox message: CloudEvents of the Kafka binding, structured or binary."""
+    """Returns the outcome of an inbox message by the page: CloudEvents of the Kafka binding, structured or binary."""
     if message.value is None:
         return Wanted("refused", "it has no value")
     size = len(message.value) + sum(len(name) + len(value or b"") for name, value in message.headers)
@@ -854,7 +853,7 @@ def wanted(message: Message, schemas: Schemas) -> Wanted:
             if name != name.lower():
                 doubts.append(f"the header {name} is not in lower case")
             if name.lower() in headers:
-                return Wanted("refused", f"the header {name} stands twice")
+                return Wanted("refused", f"the header {name} occurs twice")
             headers[name.lower()] = value
     try:
         texts = {name: (value or b"").decode() for name, value in headers.items()}
@@ -867,9 +866,9 @@ def wanted(message: Message, schemas: Schemas) -> Wanted:
     try:
         value = json.loads(message.value.decode(), object_pairs_hook=_pairs, parse_constant=_constant)
     except KeyError:
-        return Wanted("either", "a name stands twice in an object")
+        return Wanted("either", "a name occurs twice in an object")
     except RecursionError:
-        return Wanted("either", "it is nested very deep")
+        return Wanted("either", "it is nested very deeply")
     except ValueError:
         return Wanted("refused", "its value is no JSON")
     if structured:
@@ -893,23 +892,23 @@ def _attributes(attributes: Json, data: Any, doubts: list[str], schemas: Schemas
         return Wanted("refused" if INTENT_ATTRIBUTES >= attributes.keys() else "either", "an attribute is no text")
     identity, source = attributes.get("id"), attributes.get("source")
     if attributes.get("specversion") != "1.0" or not identity or not source or not attributes.get("type"):
-        return Wanted("refused", "it has not the attributes of a CloudEvent")
+        return Wanted("refused", "it does not have the attributes of a CloudEvent")
     kind, expect, when = attributes["type"].removeprefix("chancery."), attributes.get("expect"), attributes.get("time")
     if not attributes["type"].startswith("chancery.") or kind not in schemas.of:
         return Wanted("refused", f"{attributes['type'][:60]} is no type of an intent")
     if attributes.get("datacontenttype", "application/json") != "application/json":
-        return Wanted("either", "its datacontenttype is another")
+        return Wanted("either", "its datacontenttype differs")
     if when is not None and micros(when) is None:
-        return Wanted("refused", "its time is none")
+        return Wanted("refused", "its time is invalid")
     if expect is not None and not re.fullmatch(r"\d{1,18}", str(expect), re.ASCII):
-        return Wanted("refused", "its expected version is none")
+        return Wanted("refused", "its expected version is invalid")
     if not schemas.valid(kind, data):
         return Wanted("refused", f"its data is not that of {kind}")
     trace = attributes.get("traceparent")
     if trace is not None and not re.fullmatch(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}", trace):
-        doubts.append("its traceparent is another")
+        doubts.append("its traceparent differs")
     doubts += [f"the attribute {name[:60]}" for name in attributes.keys() - INTENT_ATTRIBUTES]
-    doubts += ["its subject is said"] if "subject" in attributes else []
+    doubts += ["it has a subject"] if "subject" in attributes else []
     doubts += [
         f"its {name} is unusual"
         for name in ("id", "source", "actor")
@@ -921,14 +920,14 @@ def _attributes(attributes: Json, data: Any, doubts: list[str], schemas: Schemas
 
 
 def without_defaults(data: Any) -> Any:
-    """Data without what may be left out: what is nothing, none, or empty."""
+    """Returns data without values that may be left out: null, zero and empty ones."""
     if isinstance(data, dict):
         return {name: one for name, one in ((name, without_defaults(value)) for name, value in data.items()) if one}
     return [without_defaults(value) for value in data] if isinstance(data, list) else data
 
 
 def says(intent: Json, fields: Json, repeat: bool = False) -> bool:
-    """Whether an intent in the journal is what the message asks for; of a repeat, what its digest covers."""
+    """Whether an intent in the journal is the one that the message requests; of a repeat, by the fields of its digest."""
     told = intent["t"] == fields["t"] and intent.get("expect") == fields["expect"]
     kept = all(intent.get(name) == fields[name] for name in ("tp", "claim")) and fields["at"] in (
         None,
@@ -938,7 +937,7 @@ def says(intent: Json, fields: Json, repeat: bool = False) -> bool:
 
 
 def within(asked: Any, ours: Any) -> bool:
-    """Whether the one holds what the other does. A single value may be missing, as a default that was left out."""
+    """Whether `ours` has the contents of `asked`. A single value may be missing, as a default that was left out."""
     if isinstance(asked, dict) and isinstance(ours, dict):
         return all(
             within(one, ours[name]) if name in ours else not isinstance(one, (dict, list))
@@ -950,7 +949,7 @@ def within(asked: Any, ours: Any) -> bool:
 
 
 class Inbox:
-    """Judges that each message below the watermark has one outcome, in the record whose watermark says so."""
+    """Checks that each message below the watermark has one outcome, in the record whose watermark passes it."""
 
     def __init__(
         self, journal: Journal, log: Log, since: int, actor: str | None, at_rest: bool, cluster: str | None = None
@@ -988,7 +987,7 @@ class Inbox:
             )
 
     def _record(self, offset: int) -> Record:
-        """The record whose watermark is the first behind the offset."""
+        """Returns the record whose watermark is the first after the offset."""
         return self.journal.watermarks[bisect_right(self._marks, offset)][1]
 
     def _answers(self, offset: int) -> tuple[list[tuple[int, Json, Record]], list[tuple[int, Record]]]:
@@ -1033,7 +1032,7 @@ class Inbox:
         elif position <= self._last_answer:
             self._fault(
                 offset,
-                f"answered at position {position}, expected one behind {self._last_answer}, as the one before it",
+                f"answered at position {position}, expected one after {self._last_answer}, the previous answer",
             )
         self._last_answer = max(self._last_answer, position)
 
@@ -1048,7 +1047,7 @@ class Inbox:
             )
         self._in_order(offset, position, holder, record)
         if data["code"] == "internal":
-            self._fault(offset, f"inbox.refused at position {position} (internal: {data['detail']}), expected no mistake")
+            self._fault(offset, f"inbox.refused at position {position} (internal: {data['detail']}), expected none")
         elif want.must != "intent":
             self.outcomes["refused" if want.must == "refused" else "refused, not on the page"] += 1
         elif data["code"] == "too_large":
@@ -1075,7 +1074,7 @@ class Inbox:
             if position <= record.last and intent["by"] in self.actors and says(intent, want.fields, repeat=True):
                 self.outcomes["repeat"] += 1
                 return
-        found = f"; the intents {here} of that id ask for something else" if here else ""
+        found = f"; the intents {here} of that id request something else" if here else ""
         self._fault(
             offset,
             f"no outcome, expected intent {want.id} of {want.source} in {record.first} to {record.last}{found}",
@@ -1091,12 +1090,12 @@ class Inbox:
             self.outcomes["skipped"] += 1
 
     def _strangers(self, held: set[int], begin: int) -> None:
-        """Outcomes of what is no message, and intents beside another outcome."""
+        """Checks outcomes without a message, and intents in addition to another outcome."""
         for offset in sorted(self.journal.refused.keys() | self.journal.skips.keys()):
             if offset < begin:
                 self.outcomes["no longer there"] += 1
             elif offset not in held:
-                self._fault(offset, "the journal answers it, and no committed message stands there")
+                self._fault(offset, "the journal answers it, and there is no committed message")
             elif offset >= self.watermark:
                 self._fault(offset, f"the journal answers it, and the watermark is {self.watermark}")
         for offset, record, want in self._spare:
@@ -1106,7 +1105,7 @@ class Inbox:
                 )
                 if known and record.first <= position <= record.last and position not in self._claimed:
                     self._fault(
-                        offset, f"the intent at position {position} beside another outcome, expected one outcome"
+                        offset, f"the intent at position {position} in addition to another outcome, expected one outcome"
                     )
 
 
@@ -1114,7 +1113,7 @@ class Inbox:
 
 
 def rendered(journal: Journal, position: int) -> tuple[Json, Json]:
-    """What a CloudEvent of a position must say, and its data."""
+    """Returns the required attributes of a position's CloudEvent, and its data."""
     record = journal.holder(position)
     assert record is not None
     event = json.loads(record.data.split(b"\n")[position - record.first + 1])
@@ -1160,12 +1159,12 @@ class Exported:
 
 
 class Events:
-    """Judges the events topic as a consumer reads it: repeats dropped, corrections obeyed; the rest is the journal."""
+    """Checks the events topic as a consumer reads it: without repeats, with corrections, it equals the journal."""
 
     def __init__(self, journal: Journal, log: Log, at_rest: bool, deleted: int | None = None) -> None:
         """`deleted`: the last position whose event was deleted from the topic, if that is known."""
         self.journal, self.log, self.faults = journal, log, journal.faults
-        # Of a topic of which nothing was deleted the first event is that of the first position.
+        # Without deletions the first event of the topic is that of the first position.
         self.latest_first = 1 if log.start == 0 else None if deleted is None else deleted + 1
         self.repeats = self.corrections = self.lost = self.foreign = 0
         self.subjects: dict[int, str | None] = {}
@@ -1176,7 +1175,7 @@ class Events:
             self._fault(first, f"the bytes up to offset {end} are damaged")
         source = f"/fleets/{journal.fleet}".encode()
         for message in log.messages:
-            # What others put there is not the fleet's; an event that lacks the source is missed below.
+            # Messages of other producers are not the fleet's; an event without the source is reported as missing below.
             if (b"ce_source", source) not in message.headers:
                 self.foreign += 1
                 continue
@@ -1215,7 +1214,7 @@ class Events:
             correction = attributes["type"] == "chancery.events.corrected.v1"
             position = 0 if correction else int(attributes["id"])
             if correction and not {"lineage", "continues_after", "lost_through"} <= data.keys():
-                raise ValueError("a correction without what it corrects")
+                raise ValueError("a correction without its target")
             one = Exported(message.offset, position, "" if correction else attributes["lineage"], attributes, data)
         except (ValueError, KeyError, RecursionError, AttributeError) as error:
             self._fault(message.offset, f"no CloudEvent in binary form: {error!r}")
@@ -1241,7 +1240,7 @@ class Events:
         return last
 
     def _compare_one(self, one: Exported) -> bool:
-        """Compares an event with the journal; says whether the journal has its position."""
+        """Compares an event with the journal; returns whether the journal has its position."""
         record = self.journal.holder(one.position)
         if record is None or record.header["lineage"] != one.lineage:
             end = self.journal.ends.get(one.lineage)
@@ -1256,7 +1255,7 @@ class Events:
 
 
 def check_server(url: str, journal: Journal, subjects: dict[int, str | None], faults: Faults) -> int:
-    """Compares the stream of a server with the journal, event by event; returns the last position that came."""
+    """Compares the stream of a server with the journal, event by event; returns the last received position."""
     position, patience = 0, time.monotonic() + 60
     while position < journal.head and time.monotonic() < patience:
         query = urllib.parse.urlencode({"from": position + 1, "follow": "false", "limit": journal.head - position})
@@ -1297,7 +1296,7 @@ class Frame:
 
 
 def frame_at(data: bytes, place: int) -> Frame | str:
-    """The frame that stands there, or what is wrong with it."""
+    """Returns the frame at this place, or its fault."""
     if len(data) < place + 24 or data[place : place + 4] != MAGIC:
         return "no frame"
     crc, size, kind, zero, synced = struct.unpack_from("<IIB3sQ", data, place + 4)
@@ -1310,7 +1309,7 @@ def frame_at(data: bytes, place: int) -> Frame | str:
 
 
 def read_mirror(folder: Path, faults: Faults) -> list[bytes]:
-    """The records of segment files, as far as they are whole."""
+    """Reads the records of segment files up to the first damage."""
     files = sorted(file for file in folder.glob("*.seg") if re.fullmatch(r"\d{20}", file.stem))
     if not files:
         raise Unreadable(f"{folder}: no segments")
@@ -1320,7 +1319,7 @@ def read_mirror(folder: Path, faults: Faults) -> list[bytes]:
         data, place = file.read_bytes(), 0
         known = max(known, int(file.stem) - 1)
         if int(file.stem) != reached + 1:
-            faults.add(f"{file}: it begins with position {int(file.stem)}, expected {reached + 1}")
+            faults.add(f"{file}: it starts with position {int(file.stem)}, expected {reached + 1}")
         used = len(data.rstrip(b"\0"))
         while place < used:
             frame = frame_at(data, place)
@@ -1358,7 +1357,7 @@ def check_mirror(name: str, mirror: list[bytes], journal: Journal, least: int) -
     for number, data in enumerate(mirror):
         if number >= len(journal.records):
             journal.faults.add(
-                f"{name} record {number + 1}: behind position {reached}, expected no more than the topic has"
+                f"{name} record {number + 1}: after position {reached}, expected no more than the topic has"
             )
             break
         record = journal.records[number]
@@ -1375,7 +1374,7 @@ def check_mirror(name: str, mirror: list[bytes], journal: Journal, least: int) -
 
 
 def run(options: argparse.Namespace) -> Json:
-    """Reads everything in an order in which what grows meanwhile is no fault: first what is made from the journal."""
+    """Reads everything in an order in which growth meanwhile is no fault: first data derived from the journal."""
     began, faults, kafka = time.monotonic(), Faults(), Kafka(options.brokers)
     # The topic's end before any mirror is read: mirrors at rest have every record below it.
     end = kafka.offset(f"{options.prefix}.journal", options.partition, -1) if options.at_rest else 0
@@ -1429,7 +1428,7 @@ def report(journal: Journal, inbox: Inbox, events: Events) -> Json:
     }
 
 
-# A test of this program itself: the journal of the page, and one made here, whole and then harmed.
+# Self-test of this program: the journal of the page, and a generated one, intact and then damaged.
 
 TOPIC = "cluster/test.inbox/0"
 BODY: Json = {"name": "a", "spec": {"type": "T", "score": 1}}
@@ -1444,7 +1443,7 @@ def fact(kind: str, cause: int, **data: Any) -> Json:
 
 
 def intent(position: int, identity: str, key: str) -> list[Json]:
-    """An intent at a position, its verdict, and what follows."""
+    """Returns an intent at a position, its verdict, and the resulting facts."""
     asked = {"k": "intent", "t": "capability.apply.v1", "id": identity, "src": "me", "by": "mail", "d": BODY}
     verdict = fact(
         "intent.accepted.v1",
@@ -1471,7 +1470,7 @@ def binary(offset: int, value: bytes | None, **attributes: str) -> Message:
 
 
 class Sample:
-    """Topics as they should be: two terms and a lineage, each kind of inbox message, a late record, a repeat."""
+    """Valid topics: two terms and a lineage, each kind of inbox message, a late record, a repeat."""
 
     def __init__(self) -> None:
         good, keys = json.dumps(BODY).encode(), [f"{'ab' * 6}{number:020x}" for number in range(3)]
@@ -1528,7 +1527,7 @@ class Sample:
         late = self.records[3].replace(b'"term":2', b'"term":1').replace(b'"begins":"term",', b"").replace(b"d5", b"c4")
         self.messages = [*self.records[:4], late, b"noise", self.records[1], *self.records[4:]]
         self.events.insert(3, self.events[1])
-        # Two events that are lost behind an accepted end, and one that a correction takes back.
+        # Two events that are lost after an accepted end, and one that a correction revokes.
         old, wrong = {"time": 1, "lineage": "2f6d1c0a94be7735"}, fact("time.recorded.v1", 1)
         self.events[-1:-1] = [self._export(position, wrong, old, "") for position in (15, 16)]
         correction = {"lineage": old["lineage"], "continues_after": 7, "recordhash": "", "lost_through": 8}
@@ -1585,7 +1584,7 @@ def change(data: bytearray, place: int) -> None:
 
 
 def harms() -> Iterator[tuple[str, bool, Callable[[Sample], Any], str]]:
-    """What is harmed, whether before the records are sealed, how, and a part of the fault that must be found."""
+    """Returns damages: name, whether before the records are sealed, change, and a part of the fault that must be found."""
     yield (
         "an altered byte in a record",
         False,
@@ -1597,15 +1596,15 @@ def harms() -> Iterator[tuple[str, bool, Callable[[Sample], Any], str]]:
         "a body that cannot be read",
         True,
         lambda s: s.steps[4][0].__setitem__(0, {"k": "fact", "t": "x.v1", "c": 9, "d": {}, "more": 1}),
-        "its body cannot be read",
+        "cannot read body",
     )
     yield "a time before the last one", True, lambda s: s.steps[2][2].update(time=5), "is before"
-    yield "a term that has begun", True, lambda s: s.steps[3][2].update(term=1, writer="c4"), "and term 1 has begun"
+    yield "a term that has started", True, lambda s: s.steps[3][2].update(term=1, writer="c4"), "and term 1 has started"
     yield (
-        "a term that begins without its fact",
+        "a term that starts without its fact",
         True,
         lambda s: s.steps[3][0].__setitem__(0, refusal(8, 4, b"x")),
-        "in a record that begins term",
+        "in a record that starts term",
     )
     yield "a later cause", True, lambda s: s.steps[1][0][2].update(c=5), "its cause is 5"
     yield (
@@ -1622,7 +1621,7 @@ def harms() -> Iterator[tuple[str, bool, Callable[[Sample], Any], str]]:
     )
     yield "a key of another actor's half", True, lambda s: s.steps[2][0][1]["d"].update(key="cd" * 16), "does not agree"
     yield (
-        "a watermark that goes back",
+        "a watermark that decreases",
         True,
         lambda s: s.steps.__setitem__(3, (s.steps[3][0], 1, s.steps[3][2])),
         "expected at least 2",
@@ -1642,10 +1641,10 @@ def harms() -> Iterator[tuple[str, bool, Callable[[Sample], Any], str]]:
         "expected inbox.refused",
     )
     yield (
-        "an intent that asks for something else",
+        "an intent that requests something else",
         True,
         lambda s: s.steps[1][0][0].update(d=BODY | {"name": "z"}),
-        "ask for something else",
+        "request something else",
     )
     yield (
         "a refusal with a wrong digest",
@@ -1654,12 +1653,12 @@ def harms() -> Iterator[tuple[str, bool, Callable[[Sample], Any], str]]:
         "names the digest",
     )
     yield (
-        "a refusal of what is no message",
+        "a refusal without a message",
         True,
         lambda s: s.steps[4][0].append(refusal(11, 3, b"x")),
-        "no committed message stands there",
+        "there is no committed message",
     )
-    yield "answers in another order", True, lambda s: s.steps[4][0].reverse(), "as the one before it"
+    yield "answers in another order", True, lambda s: s.steps[4][0].reverse(), "the previous answer"
     yield (
         "an answer in an earlier record",
         True,
@@ -1672,10 +1671,10 @@ def harms() -> Iterator[tuple[str, bool, Callable[[Sample], Any], str]]:
         lambda s: s.steps.__delitem__(slice(5, None)),
         "messages at or above watermark",
     )
-    yield "damaged bytes that nobody skipped", True, lambda s: s.steps[5][0].pop(), "its bytes are damaged"
+    yield "damaged bytes that were not skipped", True, lambda s: s.steps[5][0].pop(), "its bytes are damaged"
     yield "an event missing from the topic", False, lambda s: s.events.pop(6), "position 7, expected 6"
     yield (
-        "events missing behind those that were deleted",
+        "events missing after the deleted ones",
         False,
         lambda s: (s.__dict__.update(events_begin=3, events_deleted=2), s.events.__delitem__(slice(0, 4))),
         "expected at most 3 as the first",
@@ -1716,10 +1715,10 @@ def harms() -> Iterator[tuple[str, bool, Callable[[Sample], Any], str]]:
         "data {}",
     )
     yield (
-        "a refusal for a mistake of the program",
+        "a refusal for an internal error of the program",
         True,
         lambda s: s.steps[4][0][0]["d"].update(code="internal"),
-        "expected no mistake",
+        "), expected none",
     )
     yield "a mirror that stays behind", False, lambda s: s.replace_mirror(s.records[0]), "the journal's last"
     yield "a mirror that is ahead", False, lambda s: s.messages.pop(), "expected no more than the topic has"
@@ -1751,7 +1750,7 @@ def self_test() -> Json:
         whole = report(*sample.judge(Path(name)))
         sound = sample.judge(Path(name))[0].faults
         assert sound.total == 0, sound.first
-        assert whole["skipped"] == {"overtaken writer": 1, "no record": 1, "duplicate": 1}, whole
+        assert whole["skipped"] == {"fenced writer": 1, "no record": 1, "duplicate": 1}, whole
         assert (whole["repeats"], whole["terms"], whole["lineages"], whole["corrections"], whole["lost"]) == (
             1,
             3,
@@ -1768,7 +1767,7 @@ def self_test() -> Json:
             if not early:
                 harm(sample)
             told = sample.judge(Path(name))[0].faults
-            assert any(expected in fault for fault in told.first), f"{what}: no fault says '{expected}' in {told.first}"
+            assert any(expected in fault for fault in told.first), f"{what}: no fault contains '{expected}' in {told.first}"
             found.append(what)
     return {"whole": whole, "found": found, "faults": [], "faults_total": 0}
 
@@ -1778,25 +1777,25 @@ def main() -> int:
     parser.add_argument("brokers", nargs="?")
     parser.add_argument("prefix", nargs="?")
     parser.add_argument("--partition", type=int, default=0, help="the fleet's partition")
-    parser.add_argument("--fleet", help="whose journal it must be; that of the first record unless set")
+    parser.add_argument("--fleet", help="fleet of the journal (default: that of the first record)")
     parser.add_argument(
-        "--server", action="append", default=[], metavar="URL", help="a server whose stream of events is compared"
+        "--server", action="append", default=[], metavar="URL", help="server whose stream of events is compared"
     )
     parser.add_argument(
         "--mirror",
         action="append",
         default=[],
         metavar="DATA_DIR",
-        help="the folder of a server, whose mirror is compared",
+        help="data directory of a server whose mirror is compared",
     )
-    parser.add_argument("--inbox-from", type=int, default=0, metavar="OFFSET", help="judge no inbox message before it")
-    parser.add_argument("--inbox-actor", metavar="NAME", help="in whose name inbox messages ask; any unless set")
+    parser.add_argument("--inbox-from", type=int, default=0, metavar="OFFSET", help="first checked inbox message (default: 0)")
+    parser.add_argument("--inbox-actor", metavar="NAME", help="actor of inbox messages (default: any)")
     parser.add_argument(
-        "--events-deleted", type=int, metavar="POSITION", help="the last position whose event was deleted from the topic"
+        "--events-deleted", type=int, metavar="POSITION", help="last position whose event was deleted from the topic"
     )
-    parser.add_argument("--at-rest", action="store_true", help="everything must be answered and exported")
+    parser.add_argument("--at-rest", action="store_true", help="require that everything is answered and exported")
     parser.add_argument(
-        "--self-test", action="store_true", help="show that each kind of fault is found; wants no Kafka"
+        "--self-test", action="store_true", help="check that each kind of fault is found; needs no Kafka"
     )
     options = parser.parse_args()
     if not options.self_test and options.prefix is None:

@@ -3,8 +3,8 @@
 
     consume.py BROKERS TOPIC [AFTER]
 
-A consumer keeps the id of the last event that it is done with, beside what it made of it, and begins behind it: events
-come once or more, and one that has no higher id has been seen.
+A consumer stores the id of the last event that it has processed together with its result, and continues after it. Each
+event is delivered at least once, and an event without a higher id was processed before.
 """
 
 import sys
@@ -13,7 +13,7 @@ from cloudevents.core.bindings.kafka import KafkaMessage, from_kafka_event
 from cloudevents.core.formats.json import JSONFormat
 from kafka import KafkaConsumer, TopicPartition
 
-# A fleet has one partition, and its events have one order: 0, unless the setting `fleets` says otherwise.
+# A fleet has one partition, and its events have one order: 0, unless the setting `fleets` names another.
 PARTITION = 0
 
 

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Asks a fleet for something by letters in its inbox topic.
+"""Requests intents of a fleet by inbox messages in its topic.
 
-    produce.py BROKERS TOPIC binary|structured < LETTERS
+    produce.py BROKERS TOPIC binary|structured < MESSAGES
 
-Each line is a JSON object of the attributes of a CloudEvent, with its data as one of them. A line is printed again, as
-the id alone, when the brokers have it. Whoever is not sure sends the same letter again: the same source and id are
-answered once.
+Each line is a JSON object of the attributes of a CloudEvent, with its data as one of them. Once the
+brokers have a message, its id is printed. A producer that is not sure sends the same message again: the same source and
+id are answered once.
 """
 
 import json
@@ -15,7 +15,7 @@ from cloudevents.core.bindings.kafka import to_binary_event, to_structured_event
 from cloudevents.core.v1.event import CloudEvent
 from kafka import KafkaProducer
 
-# The fleet's: 0, unless the setting `fleets` says otherwise.
+# The fleet's partition: 0, unless the setting `fleets` names another.
 PARTITION = 0
 MODES = {"binary": to_binary_event, "structured": to_structured_event}
 

@@ -36,7 +36,7 @@ fn run() -> Result<()> {
         Ok(text) => text.parse().map_err(anyhow::Error::msg).context("read BROKERS")?,
         Err(_) => usual,
     };
-    ensure!(lane.places().contains(&place), "the lane {lane} is not played {place}");
+    ensure!(lane.places().contains(&place), "invalid place of lane {lane}: it does not run {place}");
     let faults = faults(lane, place)?;
     println!("{lane} {place}: {rounds} rounds from seed {seed}");
     let began = Instant::now();
@@ -51,7 +51,7 @@ fn run() -> Result<()> {
     ran
 }
 
-/// Those of the lane, or of `FAULTS`, between commas.
+/// Faults of the lane, or those that the variable `FAULTS` lists, separated by commas.
 fn faults(lane: Lane, place: Place) -> Result<Vec<Fault>> {
     let all = Fault::of(lane, place);
     for fault in Fault::ALL.iter().filter(|fault| !all.contains(fault)) {

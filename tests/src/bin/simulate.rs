@@ -1,9 +1,9 @@
 //! Plays simulated worlds.
 //!
 //! ```text
-//! simulate [SEEDS] [FROM]     plays so many
-//! simulate ledger SEEDS       plays so many that were not played yet, and adds them to the ledger
-//! SEED=… simulate             plays one; if it fails, the smallest that fails so is told as a story
+//! simulate [SEEDS] [FROM]     plays SEEDS worlds simulate ledger SEEDS       plays SEEDS worlds that were
+//! not played yet, and adds them to the ledger SEED=… simulate             plays one world; if it fails,
+//! prints the smallest that fails likewise as a story
 //! ```
 
 use std::process::ExitCode;
@@ -12,7 +12,7 @@ use std::time::Instant;
 use chancery_tests::ledger::{CountMap, Ledger};
 use chancery_tests::sim::{Failed, Fault, Many, Script, Story, play, play_many, shrink};
 
-/// What the ledger calls these runs.
+/// Name of these executions in the ledger.
 const KIND: &str = "simulation";
 
 fn main() -> ExitCode {
@@ -64,7 +64,7 @@ fn failed(error: &anyhow::Error) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// One world; if something does not hold in it, the smallest that was found to fail likewise, as a story.
+/// Plays one world. If it fails, prints the smallest that was found to fail likewise, as a story.
 fn one(seed: u64) -> ExitCode {
     println!("seed {seed}");
     let script = Script::draw(seed);

@@ -29,10 +29,10 @@ impl World {
                 Life::Expunged => continue,
                 _ if expunged => continue,
                 Life::Over => {
-                    return Err(Violation::new(4, format!("incarnation {id} runs, and holds no place")));
+                    return Err(Violation::new(4, format!("incarnation {id} runs without a reservation")));
                 }
                 Life::Reserved => {
-                    return Err(Violation::new(6, format!("incarnation {id} runs, and nobody asked for it")));
+                    return Err(Violation::new(6, format!("incarnation {id} runs without a command")));
                 }
                 Life::Creating | Life::Starting | Life::Running | Life::Updating(_) | Life::Stopping(_) => {}
             }

@@ -48,7 +48,7 @@ impl World {
             demand!(
                 6,
                 !own,
-                "operation {id} is approved by {actor}, who asked for it, in spite of policy {policy}"
+                "operation {id} is approved by its requester {actor}, in spite of policy {policy}"
             );
         }
         Ok(())
@@ -126,7 +126,7 @@ impl World {
         demand!(6, open, "policy {policy} approves operation {id} at {}, outside its windows", at.time);
         let others = self.in_flight.get(&name).map_or(0, |of| of.len() as u64);
         let room = in_flight.is_none_or(|most| others < u64::from(most));
-        demand!(6, room, "policy {policy} approves operation {id} beside {others} others that are not over");
+        demand!(6, room, "policy {policy} approves operation {id} concurrently with {others} others");
         Ok(())
     }
 }

@@ -16,7 +16,7 @@ impl World {
         demand!(
             6,
             fact.version.is_some() == (kind == OperationKind::Update),
-            "a {kind} of {name} says which version it brings, or an update does not"
+            "a {kind} of {name} names a version, or an update names none"
         );
         match (&fact.deployment, &fact.by) {
             (Some(deployment), None) => self.deployment_asks(fact, replica, deployment),
@@ -111,7 +111,7 @@ impl World {
         let ending = matches!(deployment.stage, DeploymentStage::Ending(..));
         let beside = deployment.stands_beside();
         let may = ending && (beside || is_created || was_queued);
-        demand!(11, may, "{what}, and its new set counts, or goes on");
+        demand!(11, may, "{what}, and its new set counts, or continues");
         Ok(())
     }
 
@@ -156,7 +156,7 @@ impl World {
         demand!(
             6,
             of_plan < u64::from(budget),
-            "{what} beside {of_plan} others, and {budget} may move at once"
+            "{what} concurrently with {of_plan} others, and {budget} may move"
         );
         let elsewhere = others().find(|other| self.evicts_from(other).is_some_and(|from| *from != domain));
         demand!(6, elsewhere.is_none(), "{what}, and another update domain is being emptied");

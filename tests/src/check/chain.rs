@@ -42,10 +42,10 @@ impl Chain {
     pub(super) fn take(&mut self, record: &Record) -> Check {
         let header = record.header();
         let Some(last) = &self.last else {
-            demand!(1, header.first == Position::FIRST, "the first record begins at {}", header.first);
+            demand!(1, header.first == Position::FIRST, "the first record starts at {}", header.first);
             demand!(1, header.prev == RecordHash::ZERO, "the first record continues another one");
             demand!(1, header.term == Term::FIRST, "the first record is of term {}", header.term);
-            demand!(1, header.begins == Some(RecordStart::Term), "the first record begins no term");
+            demand!(1, header.begins == Some(RecordStart::Term), "the first record starts no term");
             self.lineages.push((header.lineage, Position::MAX));
             self.follow(record);
             return Ok(());
@@ -53,25 +53,25 @@ impl Chain {
         demand!(
             1,
             header.first == last.position.plus(1),
-            "it begins at {} behind {}",
+            "it starts at {} after {}",
             header.first,
             last.position
         );
         demand!(1, header.prev == last.hash, "it continues another record than the last one");
         demand!(1, header.fleet == last.fleet, "it is of fleet {}", header.fleet);
-        demand!(1, header.time >= last.time, "time goes back from {} to {}", last.time, header.time);
+        demand!(1, header.time >= last.time, "time decreases from {} to {}", last.time, header.time);
         let lineage = self.lineage();
         match header.begins {
             None => {
                 let same = (header.term, header.writer) == (last.term, last.writer);
-                demand!(5, same, "a writer that was overtaken writes in term {}", header.term);
+                demand!(5, same, "a fenced writer writes in term {}", header.term);
                 demand!(1, Some(header.lineage) == lineage, "it is of another lineage");
             }
             Some(RecordStart::Term) => {
                 demand!(
                     1,
                     header.term == last.term.next(),
-                    "term {} begins after {}",
+                    "term {} starts after {}",
                     header.term,
                     last.term
                 );
@@ -81,13 +81,13 @@ impl Chain {
                 demand!(
                     1,
                     header.term == last.term.next(),
-                    "term {} begins after {}",
+                    "term {} starts after {}",
                     header.term,
                     last.term
                 );
                 demand!(1, Some(previous) == lineage, "it names {previous} as the lineage before");
                 let used = self.lineages.iter().any(|(old, _)| *old == header.lineage);
-                demand!(1, !used, "lineage {} begins again", header.lineage);
+                demand!(1, !used, "lineage {} starts again", header.lineage);
                 if let Some((_, end)) = self.lineages.last_mut() {
                     *end = last.position;
                 }

@@ -68,7 +68,7 @@ impl World {
                     matches!(by.kind, OperationKind::Stop | OperationKind::Delete)
                         && matches!(by.stage, Stage::Running | Stage::Over)
                 });
-                demand!(6, takes, "operation {id} supersedes one that has begun, and may not");
+                demand!(6, takes, "operation {id} supersedes a started operation without permission");
             }
             Debt::Created(plan, name) => {
                 let plan_of = self.plans.get(&plan);
@@ -78,12 +78,16 @@ impl World {
             }
             Debt::Freed(id) => {
                 let free = self.incarnation(id)?.life.is_over();
-                demand!(4, free, "the operation of incarnation {id} is over, and it keeps its place");
+                demand!(
+                    4,
+                    free,
+                    "the operation of incarnation {id} has ended, and the incarnation keeps its reservation"
+                );
             }
             Debt::Stopping(id) => {
                 let life = &self.incarnation(id)?.life;
                 let goes = life.is_over() || matches!(life, Life::Stopping(_));
-                demand!(3, goes, "incarnation {id} should go, and nobody asks it to");
+                demand!(3, goes, "incarnation {id} must be stopped, and no command is issued");
             }
             Debt::Begun(id) => {
                 let run = self.incarnation(id)?;
@@ -92,12 +96,12 @@ impl World {
                 demand!(
                     6,
                     !waits,
-                    "what incarnation {id} follows is over, and it is neither begun nor given up"
+                    "the predecessor of incarnation {id} has ended, and it is neither started nor given up"
                 );
             }
             Debt::Closed(id) => {
                 let over = self.operation(id)?.stage == Stage::Over;
-                demand!(6, over, "what operation {id} was about is over, and it is not");
+                demand!(6, over, "the subject of operation {id} has ended, and the operation has not");
             }
             Debt::Fails(plan, name) => {
                 let of = self.plans.get(&plan).and_then(|of| of.deployments.get(&name));
@@ -107,7 +111,7 @@ impl World {
                 demand!(
                     6,
                     ends,
-                    "an operation of deployment {name} of {plan} came to nothing, and it goes on"
+                    "an operation of deployment {name} of {plan} failed, and the deployment continues"
                 );
             }
             Debt::RolledBack(plan, name) => {
@@ -121,7 +125,7 @@ impl World {
             }
             Debt::Forgotten(name) => {
                 let gone = !self.nodes.contains_key(&name);
-                demand!(6, gone, "node {name} was emptied to be forgotten, and is not");
+                demand!(6, gone, "node {name} was emptied to be deleted, and exists");
             }
         }
         Ok(())

@@ -56,7 +56,7 @@ impl World {
             }),
             Some(RollbackReference { rule: Some(rule), .. }) => self.rolls_back_by(owner, &rule.name),
         };
-        demand!(6, asked, "deployment {name} of {owner} is not what somebody asked for");
+        demand!(6, asked, "deployment {name} of {owner} was not requested");
         if let Some(rollback) = &fact.rollback {
             let names_it = request.is_some_and(
                 |request| matches!(&request.intent, Intent::PlanRollback(ask) if ask.to.is_some()),
@@ -69,17 +69,17 @@ impl World {
             plan.activity == ClusterActivity::Active,
             "plan {owner} is inactive, and takes deployment {name}"
         );
-        demand!(6, !plan.is_removing, "plan {owner} is to go, and takes deployment {name}");
+        demand!(6, !plan.is_removing, "plan {owner} is being deleted, and takes deployment {name}");
         demand!(
             5,
             plan.generation == fact.generation || fact.rollback.is_some(),
             "deployment {name} is not of the latest generation of {owner}"
         );
-        demand!(6, plan.next.is_none(), "two deployments of {owner} wait for their turn");
+        demand!(6, plan.next.is_none(), "two deployments of {owner} are queued");
         let again = plan.deployments.get(name).is_none_or(
             |old| matches!(old.stage, DeploymentStage::Over(before) if plan.ended - before > KEPT),
         );
-        demand!(5, again, "deployment {name} of {owner} begins again");
+        demand!(5, again, "deployment {name} of {owner} is created again");
         let deployment = Deployment {
             generation: fact.generation,
             spec: fact.spec.clone(),
@@ -105,8 +105,16 @@ impl World {
     pub(super) fn deployment_started(&mut self, fact: &DeploymentStarted, at: At) -> Check {
         let (owner, name) = (&fact.plan, &fact.name);
         let plan = self.plan(owner)?;
-        demand!(5, plan.current.is_none(), "deployment {name} of {owner} begins beside another one");
-        demand!(5, plan.next.as_ref() == Some(name), "deployment {name} of {owner} begins, and did not wait");
+        demand!(
+            5,
+            plan.current.is_none(),
+            "deployment {name} of {owner} starts while another one is current"
+        );
+        demand!(
+            5,
+            plan.next.as_ref() == Some(name),
+            "deployment {name} of {owner} starts, and was not queued"
+        );
         plan.current = plan.next.take();
         plan.started = Some(name.clone());
         let deployment = plan.deployment(name)?;
@@ -115,7 +123,7 @@ impl World {
             DeploymentStrategy::Graceful { timeout, .. } => Some(at.time + Duration::from_millis(timeout)),
             DeploymentStrategy::Rolling { .. } | DeploymentStrategy::Canary { .. } => None,
         };
-        demand!(11, fact.deadline == deadline, "deployment {name} of {owner} begins with another deadline");
+        demand!(11, fact.deadline == deadline, "deployment {name} of {owner} starts with another deadline");
         (deployment.stage, deployment.deadline) = (DeploymentStage::InProgress, deadline);
         Ok(())
     }
@@ -126,7 +134,7 @@ impl World {
             input.as_deref().and_then(Input::intent),
             Some(Intent::DeploymentPause(ask)) if ask.plan == *owner && ask.name == *name
         );
-        demand!(6, asked, "deployment {name} of {owner} is paused, and nobody asked");
+        demand!(6, asked, "deployment {name} of {owner} is paused without a request");
         let deployment = self.plan(owner)?.deployment(name)?;
         let goes_on = deployment.stage == DeploymentStage::InProgress;
         demand!(5, goes_on, "deployment {name} of {owner} is paused, and was not in progress");
@@ -140,7 +148,7 @@ impl World {
             input.as_deref().and_then(Input::intent),
             Some(Intent::DeploymentResume(ask)) if ask.plan == *owner && ask.name == *name
         );
-        demand!(6, asked, "deployment {name} of {owner} is resumed, and nobody asked");
+        demand!(6, asked, "deployment {name} of {owner} is resumed without a request");
         let deployment = self.plan(owner)?.deployment(name)?;
         let paused = deployment.stage == DeploymentStage::Paused;
         demand!(5, paused, "deployment {name} of {owner} is resumed, and was not paused");
@@ -166,7 +174,7 @@ impl World {
                 return Err(Violation::new(11, format!("deployment {name} of {owner} has no new set")));
             }
             DeploymentStrategy::Canary { .. } => {
-                demand!(11, promoted, "the canary {name} of {owner} cuts over, and nobody promoted it");
+                demand!(11, promoted, "the canary {name} of {owner} cuts over without a promotion");
             }
             DeploymentStrategy::Graceful { on_timeout, .. } => {
                 let late = deployment.deadline.is_some_and(|deadline| deadline <= at.time);
@@ -230,7 +238,7 @@ impl World {
                 }
             }
         };
-        demand!(6, right, "deployment {name} of {owner} is ending, and nothing says so: {:?}", fact.why);
+        demand!(6, right, "deployment {name} of {owner} is ending without reason: {:?}", fact.why);
         Ok(())
     }
 
@@ -276,7 +284,11 @@ impl World {
             fact.end
         );
         let open = deployment.open;
-        demand!(6, open == 0, "deployment {name} of {owner} ends, and {open} operations of it are not over");
+        demand!(
+            6,
+            open == 0,
+            "deployment {name} of {owner} ends, and {open} of its operations have not ended"
+        );
         if fact.end == DeploymentEnd::Completed {
             plan.is_so(name, &deployment)?;
             plan.deployment(name)?.has_completed = true;
@@ -348,7 +360,7 @@ impl World {
         };
         let started = plan.started.clone().and_then(|name| plan.deployments.get(&name).cloned());
         let target = plan.deployment(to)?.clone();
-        demand!(6, target.has_completed, "rollback {name} of {owner} is to {to}, which never completed");
+        demand!(6, target.has_completed, "rollback {name} of {owner} has target {to}, which never completed");
         demand!(
             5,
             target.generation == fact.generation,
@@ -361,7 +373,11 @@ impl World {
         let spec = DeploymentSpec { count, strategy, auto_rollback: false, ..target.spec.clone() };
         demand!(6, spec == fact.spec, "rollback {name} of {owner} is not what {to} was");
         let other = started.is_none_or(|started| started.version != target.version);
-        demand!(6, is_named || other, "rollback {name} of {owner} is to {to}, which has the same version");
+        demand!(
+            6,
+            is_named || other,
+            "rollback {name} of {owner} has target {to}, which has the same version"
+        );
         Ok(())
     }
 
@@ -466,7 +482,7 @@ impl World {
             deployment.begun.insert(id);
             return Ok(());
         }
-        let what = format!("operation {id} begins");
+        let what = format!("operation {id} starts");
         self.plan(&operation.plan)?.goes_on(name, &what)?;
         let plan = self.plan(&operation.plan)?;
         let deployment = plan.deployment(name)?;
@@ -478,7 +494,7 @@ impl World {
             demand!(
                 6,
                 right.ailing == 0,
-                "{what}, and of what deployment {name} brought up {} are not well",
+                "{what}, and {} replicas that deployment {name} started are not ready",
                 right.ailing
             );
         }
@@ -486,17 +502,19 @@ impl World {
         let updates = others.iter().filter(|other| other.kind == OperationKind::Update).count();
         let alone = operation.kind != OperationKind::Update || updates == 0;
         let DeploymentStrategy::Rolling { wave, per_domain, pause } = strategy else {
-            demand!(6, alone, "{what}, an update beside {updates} others of deployment {name}");
+            demand!(6, alone, "{what}, an update concurrent with {updates} others of deployment {name}");
             return Ok(());
         };
         match wave {
             Some(wave) => demand!(
                 6,
                 (others.len() as u64) < u64::from(wave),
-                "{what} beside {} of deployment {name}, whose wave is {wave}",
+                "{what} concurrently with {} of deployment {name}, whose wave is {wave}",
                 others.len()
             ),
-            None => demand!(6, alone, "{what}, an update beside {updates} others of deployment {name}"),
+            None => {
+                demand!(6, alone, "{what}, an update concurrent with {updates} others of deployment {name}")
+            }
         }
         let elsewhere = others.iter().find(|other| {
             let two = other.domain.as_ref().zip(operation.domain.as_ref());
@@ -544,7 +562,7 @@ impl Plan {
         demand!(
             6,
             right.idle == 0,
-            "deployment {name} is complete, and {} should run and do not",
+            "deployment {name} is completed, and {} replicas that must run do not",
             right.idle
         );
         Ok(())

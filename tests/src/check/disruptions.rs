@@ -51,7 +51,7 @@ impl World {
             }
             _ => wants_node_gone(input.as_deref(), on) && fact.spec.evict == DisruptionAction::AndRemove,
         };
-        demand!(6, asked, "disruption {name} of node {on} is not what somebody asked for");
+        demand!(6, asked, "disruption {name} of node {on} was not requested");
         let node = self.nodes.get_mut(on);
         let node = node.ok_or_else(|| Violation::new(5, format!("there is no node {on}")))?;
         let (spec, state) = (fact.spec.clone(), DisruptionState::Scheduled);
@@ -102,10 +102,10 @@ impl World {
         demand!(
             6,
             was.empties(at.time),
-            "disruption {name} of {on} is over, and nobody asked, and it does not empty"
+            "disruption {name} of {on} is completed without a request, and is no drain"
         );
         let left = self.node(on)?.places.len();
-        demand!(6, left == 0, "disruption {name} of {on} is over, and {left} places are held there");
+        demand!(6, left == 0, "disruption {name} of {on} is completed, and {left} reservations are left");
         if was.spec.evict == DisruptionAction::AndRemove {
             self.now.emptied.insert(on.clone());
             self.debts.push(Debt::Forgotten(on.clone()));
@@ -120,12 +120,12 @@ impl World {
             input.as_deref().and_then(Input::intent),
             Some(Intent::DisruptionDelete(ask)) if ask.node == *on && ask.name == *name
         );
-        demand!(6, asked, "disruption {name} of {on} is forgotten, and nobody asked");
+        demand!(6, asked, "disruption {name} of {on} is deleted without a request");
         let state = self.disruption(on, name)?.state;
         demand!(
             5,
             state == DisruptionState::Completed,
-            "disruption {name} of {on} is {state}, and is forgotten"
+            "disruption {name} of {on} is {state}, and is deleted"
         );
         if let Some(node) = self.nodes.get_mut(on) {
             node.disruptions.remove(name);
@@ -140,7 +140,7 @@ impl World {
             input.as_deref().and_then(Input::intent),
             Some(Intent::PolicyApply(ask)) if ask.name == *name && ask.spec == fact.spec
         );
-        demand!(6, asked, "policy {name} is not what somebody asked for");
+        demand!(6, asked, "policy {name} was not requested");
         self.policy_may_become(name, Some(&fact.spec), at)?;
         self.policies.insert(name.clone(), fact.spec.clone());
         Ok(())
@@ -153,7 +153,7 @@ impl World {
             input.as_deref().and_then(Input::intent),
             Some(Intent::PolicyDelete(ask)) if ask.name == *name
         );
-        demand!(6, asked, "policy {name} is forgotten, and nobody asked");
+        demand!(6, asked, "policy {name} is deleted without a request");
         self.policy_may_become(name, None, at)?;
         demand!(5, self.policies.remove(name).is_some(), "there is no policy {name}");
         Ok(())

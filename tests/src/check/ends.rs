@@ -25,7 +25,7 @@ impl World {
         demand!(
             4,
             run.node == fact.node,
-            "incarnation {id} frees a place on {}, and holds one on {}",
+            "incarnation {id} frees a reservation on {}, and has one on {}",
             fact.node,
             run.node
         );
@@ -127,17 +127,17 @@ impl World {
                 demand!(
                     6,
                     displaced == held_by,
-                    "incarnation {id} displaces an operation that does not hold it"
+                    "incarnation {id} reschedules an operation that it was not reserved for"
                 );
                 demand!(
                     6,
                     expunged || disturbed || edited,
-                    "operation {held_by} loses its place, and the place is still there"
+                    "operation {held_by} loses its reservation without cause"
                 );
                 demand!(
                     5,
                     matches!(operation.stage, Stage::Pending | Stage::Approved),
-                    "operation {held_by} looks for a place again, and did not wait"
+                    "operation {held_by} needs a placement again, and was not waiting"
                 );
                 operation.stage = Stage::Preparing;
                 (operation.proposal, operation.incarnation, operation.domain) = (None, None, None);
@@ -147,7 +147,7 @@ impl World {
             None => demand!(
                 6,
                 operation.stage == Stage::Over,
-                "incarnation {id} goes, and operation {held_by} still holds it"
+                "incarnation {id} ends, and operation {held_by} still needs it"
             ),
         }
         Ok(())
@@ -199,14 +199,10 @@ impl World {
         let (id, name) = (fact.incarnation, &fact.replica);
         let (starts, row, from) = self.rule_of_restart(fact, run, at.time)?;
         let Some(again) = fact.again else {
-            demand!(
-                6,
-                !starts,
-                "replica {name} is not started again after {id}, and its plan says that it is"
-            );
+            demand!(6, !starts, "replica {name} is not restarted after {id}, and its plan requires it");
             return Ok(());
         };
-        demand!(7, starts, "replica {name} is to be started again after {id}, and its plan does not say so");
+        demand!(7, starts, "replica {name} is restarted after {id}, and its plan forbids it");
         demand!(
             6,
             again.row == row,
@@ -217,7 +213,7 @@ impl World {
         demand!(
             6,
             at_once && again.at >= from,
-            "replica {name} is to be started again at {}, and not before {from}",
+            "replica {name} is restarted at {}, and not before {from}",
             again.at
         );
         Ok(())
@@ -238,7 +234,8 @@ impl World {
             other.life.is_asked_for() || begun
         });
         let alone = replica.active == Some(fact.incarnation) && other.is_none();
-        // Open operations end with an incarnation that was up; else they start the replica without a rule.
+        // Open operations end with an incarnation that was running; else they start the replica without a
+        // rule.
         let comes = replica
             .open
             .iter()

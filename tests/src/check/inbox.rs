@@ -60,7 +60,10 @@ impl Inbox {
     fn up_to(&self, topic: &str) -> Result<u64, super::Violation> {
         let known = self.now.as_ref().filter(|now| self.told && Arc::as_ref(&now.topic) == topic);
         known.map(|now| now.next).ok_or_else(|| {
-            super::Violation::new(10, format!("something of {topic} is answered, and no watermark is told"))
+            super::Violation::new(
+                10,
+                format!("a message of {topic} is answered, and no watermark is recorded"),
+            )
         })
     }
 }

@@ -44,7 +44,7 @@ impl World {
     pub(super) fn incarnation_mut(&mut self, id: IncarnationId) -> Result<&mut Incarnation, Violation> {
         let unknown = || Violation::new(5, format!("incarnation {id} was never issued"));
         let found = self.incarnations.get_mut(&id).ok_or_else(unknown)?;
-        demand!(5, !found.life.is_over(), "incarnation {id} is over, and changes");
+        demand!(5, !found.life.is_over(), "incarnation {id} has ended, and changes");
         Ok(found)
     }
 
@@ -59,7 +59,7 @@ impl World {
         demand!(
             6,
             beside.is_none(),
-            "operation {id} runs beside another one on replica {}",
+            "operation {id} runs concurrently with another one on replica {}",
             operation.replica
         );
         if let Some(held) = operation.incarnation {
@@ -103,7 +103,7 @@ impl World {
     /// Requests the start, or first the end of the incarnation that it must wait for.
     fn asks_up(&mut self, id: OperationId, operation: &Operation, asked: Option<IncarnationId>) -> Check {
         let Some(own) = operation.incarnation else {
-            return Err(Violation::new(6, format!("operation {id} begins, and holds no place")));
+            return Err(Violation::new(6, format!("operation {id} starts, and has no reservation")));
         };
         let run = self.incarnation(own)?;
         let followed =
@@ -112,7 +112,7 @@ impl World {
         demand!(
             6,
             asked == Some(first),
-            "operation {id} has to ask incarnation {first} first, and asks {asked:?}"
+            "operation {id} must command incarnation {first} first, and commands {asked:?}"
         );
         if first != own {
             self.incarnation_mut(first)?.stop();
@@ -146,7 +146,7 @@ impl World {
         );
         let allowed = match (&incarnation.life, fact.effect) {
             (Life::Stopping(then), CommandEffect::Kill) => {
-                demand!(6, *then == fact.then, "incarnation {id} forgets what it is to become");
+                demand!(6, *then == fact.then, "incarnation {id} changes its recorded end");
                 true
             }
             (Life::Creating | Life::Starting | Life::Running | Life::Updating(_), CommandEffect::Stop) => {
@@ -157,7 +157,7 @@ impl World {
         demand!(
             6,
             allowed,
-            "a {} of incarnation {id}, which is {}, that nobody approved",
+            "a {} of incarnation {id}, which is {}, was not approved",
             fact.effect,
             incarnation.life.word()
         );
@@ -219,7 +219,7 @@ impl World {
         demand!(
             6,
             run.deployment == fact.deployment,
-            "incarnation {id} is asked to be of {}, and is of {}",
+            "incarnation {id} is commanded to be of {}, and is of {}",
             fact.deployment,
             run.deployment
         );
@@ -229,7 +229,11 @@ impl World {
         let by = by.map(|(by, _)| by);
         let life = match &run.life {
             Life::Reserved => {
-                demand!(6, by.is_some(), "incarnation {id} is asked for, and no operation of it has begun");
+                demand!(
+                    6,
+                    by.is_some(),
+                    "the start of incarnation {id} is requested, and no operation of it has started"
+                );
                 let over = match run.follows {
                     Some(old) if run.mounts.is_empty() => {
                         self.now.ended.iter().any(|ended| ended.incarnation == old)
@@ -240,18 +244,18 @@ impl World {
                 demand!(
                     3,
                     over,
-                    "incarnation {id} is asked for, and what it follows was not over right before"
+                    "incarnation {id} is requested, and its predecessor did not end directly before"
                 );
                 self.take_volumes(id, &run, &fact.mounts)?;
                 Life::Creating
             }
             Life::Updating(to) if *to != run.deployment => {
-                demand!(6, fact.deadline.is_none(), "incarnation {id} may be late to be again what it was");
+                demand!(6, fact.deadline.is_none(), "the revert of incarnation {id} has a deadline");
                 self.debts.extend(by.map(Debt::Closed));
                 Life::Updating(run.deployment.clone())
             }
             life => {
-                let what = format!("incarnation {id} is asked for, and was {}", life.word());
+                let what = format!("the start of incarnation {id} is requested, and it was {}", life.word());
                 return Err(Violation::new(6, what));
             }
         };
@@ -266,7 +270,7 @@ impl World {
         let report = self.report(id, at)?;
         let saw = report
             .is_some_and(|r| matches!(r.saw, ObservedState::Failed { .. }) && r.revision == fact.revision);
-        demand!(5, saw, "a command of incarnation {id} has failed, and nobody reported it");
+        demand!(5, saw, "a command of incarnation {id} has failed without a report");
         let incarnation = self.incarnation_mut(id)?;
         let current = incarnation.revision;
         demand!(
@@ -303,7 +307,7 @@ impl World {
             matches!(r.saw, ObservedState::Ensured { .. } | ObservedState::NotReady { .. })
                 && r.revision >= current
         });
-        demand!(5, saw, "incarnation {id} is called started, and no report says so of its last command");
+        demand!(5, saw, "incarnation {id} is called started without a report about its last command");
         let incarnation = self.incarnation_mut(id)?;
         match &incarnation.life {
             Life::Creating => incarnation.life = Life::Starting,
@@ -340,7 +344,7 @@ impl World {
         let report = self.report(id, at)?;
         let saw =
             report.is_some_and(|r| matches!(r.saw, ObservedState::Ready { .. }) && r.revision >= current);
-        demand!(5, saw, "incarnation {id} is called ready, and no report says so of its last command");
+        demand!(5, saw, "incarnation {id} is called ready without a report about its last command");
         let run = self.incarnation_mut(id)?;
         match &run.life {
             Life::Creating | Life::Starting => {}
@@ -370,7 +374,7 @@ impl World {
         demand!(
             3,
             fact.replaces == replaced,
-            "incarnation {id} takes the place of {replaced:?}, and {:?} is named",
+            "incarnation {id} replaces {replaced:?}, and {:?} is named",
             fact.replaces
         );
         self.debts.extend(replaced.map(Debt::Stopping));
@@ -455,7 +459,7 @@ impl World {
                 ObservedState::Ready { .. } | ObservedState::Ensured { .. } | ObservedState::NotReady { .. }
             ) && r.revision >= current
         });
-        demand!(5, saw, "the processes of incarnation {id} change, and no report says so");
+        demand!(5, saw, "the processes of incarnation {id} change without a report");
         let incarnation = self.incarnation_mut(id)?;
         let up = matches!(incarnation.life, Life::Starting | Life::Running | Life::Updating(_));
         demand!(5, up, "the processes of incarnation {id} change, and it is {}", incarnation.life.word());

@@ -86,7 +86,7 @@ impl Checker {
         self.inbox.take(record.header()).map_err(|violation| violation.at(record.first()))?;
         for (position, line) in record.events() {
             let event = Event::read(line)
-                .map_err(|error| Violation::new(2, format!("nobody can read it: {error}")).at(position))?;
+                .map_err(|error| Violation::new(2, format!("cannot read event: {error}")).at(position))?;
             self.event(position, record, event).map_err(|violation| violation.at(position))?;
         }
         self.reads.take(record);
@@ -114,7 +114,7 @@ impl Checker {
                 | Fact::TimeRecorded(_)
         );
         let before = if own { cause <= position } else { cause < position };
-        demand!(1, before && cause > Position::ZERO, "its cause, {cause}, does not stand before it");
+        demand!(1, before && cause > Position::ZERO, "its cause, {cause}, does not precede it");
         let verdict = matches!(fact, Fact::IntentAccepted(_) | Fact::IntentRefused(_));
         if !verdict {
             self.follows(cause)?;
@@ -149,8 +149,7 @@ impl Checker {
                 Err(Violation::new(1, "the intent has no verdict").at(input.position))
             }
             (Event::Intent(_), Said::Accepted, false) => {
-                Err(Violation::new(1, "the intent is said to change something, and does not")
-                    .at(input.position))
+                Err(Violation::new(1, "the verdict reports a change, and there is none").at(input.position))
             }
             (Event::Observation { .. }, _, false) => {
                 Err(Violation::new(5, "an observation is recorded, and changes nothing").at(input.position))
@@ -261,7 +260,7 @@ impl Checker {
         let beside = self.world.input_of(at).filter(|input| at.position == input.position.plus(1));
         let Some((input, request)) = beside.as_deref().and_then(|input| Some((input, input.request()?)))
         else {
-            return Err(Violation::new(1, "a verdict stands beside no intent"));
+            return Err(Violation::new(1, "a verdict does not follow its intent directly"));
         };
         let said = match fact {
             Fact::IntentAccepted(x) => {

@@ -68,7 +68,7 @@ impl World {
         demand!(
             6,
             fact.proposal.is_some() == (changes || !is_up(kind)),
-            "a {kind} of {name} proposes before it has found its place, or not at all"
+            "a {kind} of {name} has a proposal before its placement, or none at all"
         );
         // An operation without placement is about the existing incarnation.
         let about = replica.active.filter(|_| fact.proposal.is_some());
@@ -121,10 +121,10 @@ impl World {
     fn may_be_opened(&self, name: &ReplicaName, replica: &Replica, kind: OperationKind) -> Check {
         let stage = |id| self.operations.get(id).map(|of: &Operation| of.stage);
         let waits = replica.open.iter().any(|id| stage(id) != Some(Stage::Running));
-        demand!(6, !waits, "a {kind} of {name} is opened, and what waits on it is not superseded");
-        demand!(6, !self.is_going(replica), "a {kind} of {name} is opened, which is on its way out");
+        demand!(6, !waits, "a {kind} of {name} is opened, and its waiting operation is not superseded");
+        demand!(6, !self.is_going(replica), "a {kind} of {name} is opened, which is being deleted");
         let alone = replica.open.is_empty() || !is_up(kind);
-        demand!(6, alone, "a {kind} of {name} is opened, and another operation on it has begun");
+        demand!(6, alone, "a {kind} of {name} is opened, and another operation on it has started");
         let active = replica.active.and_then(|id| self.incarnations.get(&id));
         let fits = match kind {
             OperationKind::Create => replica.will == WillWord::Proposed && active.is_none(),
@@ -136,7 +136,7 @@ impl World {
             OperationKind::Stop | OperationKind::Delete => replica.will != WillWord::Proposed,
         };
         let now = active.map_or("not there", |active| active.life.word());
-        demand!(6, fits, "a {kind} of {name} is opened, whose run is {now}");
+        demand!(6, fits, "a {kind} of {name} is opened, whose incarnation is {now}");
         Ok(())
     }
 
@@ -144,7 +144,7 @@ impl World {
         let id = fact.operation;
         let operation = self.operation(id)?.clone();
         let (name, kind) = (&operation.replica, operation.kind);
-        demand!(5, operation.stage != Stage::Over, "operation {id} is over, and is approved");
+        demand!(5, operation.stage != Stage::Over, "operation {id} has ended, and is approved");
         demand!(6, operation.stage == Stage::Pending, "operation {id} is approved, and does not wait for it");
         demand!(
             6,
@@ -189,9 +189,9 @@ impl World {
                         matches!(of.stage, DeploymentStage::InProgress | DeploymentStage::Paused)
                     })
                 });
-                demand!(6, turns, "operation {id} is to begin later, and no deployment gives it a turn");
+                demand!(6, turns, "operation {id} will start later, and no deployment dequeues it");
                 let asks = fact.incarnation.is_some() || fact.deadline.is_some();
-                demand!(6, !asks, "operation {id} is to begin later, and commands something");
+                demand!(6, !asks, "operation {id} will start later, and commands something");
                 self.operation(id)?.stage = Stage::Approved;
                 Ok(())
             }
@@ -201,8 +201,12 @@ impl World {
     pub(super) fn operation_begun(&mut self, fact: &OperationStarted, at: At) -> Check {
         let id = fact.operation;
         let operation = self.operation(id)?.clone();
-        demand!(5, operation.stage != Stage::Over, "operation {id} is over, and begins");
-        demand!(6, operation.stage == Stage::Approved, "operation {id} begins, and was not to begin later");
+        demand!(5, operation.stage != Stage::Over, "operation {id} has ended, and starts");
+        demand!(
+            6,
+            operation.stage == Stage::Approved,
+            "operation {id} starts, and its approval did not queue it"
+        );
         demand!(5, fact.replica == operation.replica, "operation {id} is on replica {}", operation.replica);
         let stop = self.replica(&operation.replica)?.stop.filter(|_| is_up(operation.kind));
         if let Some(stop) = stop {
@@ -224,12 +228,16 @@ impl World {
                 demand!(
                     6,
                     done,
-                    "operation {id}, a {}, is called a success, and is not done",
+                    "operation {id}, a {}, is called a success, and has not reached its goal",
                     operation.kind
                 );
             }
             OperationEnd::Failed { .. } => {
-                demand!(6, self.is_given_up(&operation), "operation {id} fails, and what it started goes on");
+                demand!(
+                    6,
+                    self.is_given_up(&operation),
+                    "operation {id} fails, and its incarnation continues"
+                );
                 // An edit of the rule cancels what the rule promised, but not what an abort owes.
                 let by_edit = stage == Stage::Preparing && matches!(operation.by, Some(Requester::Rule(_)));
                 let is_owed = self.replica(&operation.replica)?.recovers;
@@ -259,7 +267,7 @@ impl World {
                     self.may_be_aborted(id, &operation)?;
                 } else {
                     let unwanted = self.is_unwanted(&operation, at)?;
-                    demand!(6, unwanted, "operation {id}, a {}, is cancelled for nothing", operation.kind);
+                    demand!(6, unwanted, "operation {id}, a {}, is cancelled without reason", operation.kind);
                 }
             }
             OperationEnd::Superseded { by } => {
@@ -299,8 +307,12 @@ impl World {
         let may = aborts && matches!(kind, OperationKind::Start | OperationKind::Update)
             || self.starts_another_version(operation);
         demand!(6, may, "operation {id}, a {kind}, is cancelled, and runs");
-        demand!(6, !operation.is_past_return, "operation {id} is cancelled, and its new run has the role");
-        demand!(6, self.is_given_up(operation), "operation {id} is cancelled, and what it started goes on");
+        demand!(
+            6,
+            !operation.is_past_return,
+            "operation {id} is cancelled, and its new incarnation has the role"
+        );
+        demand!(6, self.is_given_up(operation), "operation {id} is cancelled, and its incarnation continues");
         Ok(())
     }
 
@@ -350,7 +362,7 @@ impl World {
         demand!(
             6,
             !(could && late),
-            "operation {id} goes on, and its deployment was cancelled or superseded"
+            "operation {id} continues, and its deployment was cancelled or superseded"
         );
         Ok(())
     }

@@ -68,13 +68,13 @@ impl World {
         // A node may return to the volumes that are on it.
         let returns = (from, to) == (Evicted, Allocating) && self.has_volumes_of(name, fact.cluster.as_ref());
         let allowed = allowed || returns;
-        demand!(5, allowed, "node {name} goes from {from} to {to}");
+        demand!(5, allowed, "node {name} changes from {from} to {to}");
         match &fact.cluster {
             Some(cluster) => {
                 demand!(
                     5,
                     self.clusters.contains_key(cluster),
-                    "node {name} goes to cluster {cluster}, which does not exist"
+                    "node {name} is moved to cluster {cluster}, which does not exist"
                 );
                 let stays = from != Allocating || to == Evicted || node.cluster.as_ref() == Some(cluster);
                 demand!(5, stays, "node {name} was being allocated to another cluster than {cluster}");
@@ -95,9 +95,9 @@ impl World {
             Some(Intent::NodeDelete(ask)) if ask.name == *name
         );
         let emptied = self.now.emptied.contains(name);
-        demand!(6, asked || emptied, "node {name} is deleted, and nobody asked");
+        demand!(6, asked || emptied, "node {name} is deleted without a request");
         let held = self.node(name)?.places.len();
-        demand!(4, held == 0, "node {name} is deleted, and {held} places on it are held");
+        demand!(4, held == 0, "node {name} is deleted, and has {held} reservations");
         let volumes = self.volumes_on(name);
         demand!(4, volumes == 0, "node {name} is deleted, and {volumes} volumes are on it");
         self.nodes.remove(name);
@@ -111,8 +111,12 @@ impl World {
             self.nodes.get_mut(name).ok_or_else(|| Violation::new(4, format!("there is no node {name}")))?;
         let allocated =
             node.state == NodeState::Allocated && node.cluster.as_ref() == Some(&incarnation.cluster);
-        demand!(4, allocated, "a place is held on node {name}, which is {}", node.state);
-        demand!(4, !node.is_disturbed(), "a place is held on node {name}, of which a disruption is approved");
+        demand!(4, allocated, "capacity is reserved on node {name}, which is {}", node.state);
+        demand!(
+            4,
+            !node.is_disturbed(),
+            "capacity is reserved on node {name}, which has an approved disruption"
+        );
         node.take(name, incarnation.holds)?;
         for (class, bytes) in &incarnation.volumes {
             let held = node.volumes.entry(class.clone()).or_default();
@@ -128,7 +132,7 @@ impl World {
         let more = incarnation.amounts.less(incarnation.holds);
         incarnation.holds = incarnation.amounts;
         let name = incarnation.node.clone();
-        let gone = || Violation::new(4, format!("node {name} went while a place on it was held"));
+        let gone = || Violation::new(4, format!("node {name} was deleted while it had a reservation"));
         let node = self.nodes.get_mut(&name).ok_or_else(gone)?;
         node.take(&name, more)?;
         node.has_room(&name)
@@ -137,7 +141,7 @@ impl World {
     /// Releases exactly the reservation of an incarnation.
     pub(super) fn release(&mut self, id: IncarnationId, incarnation: &Incarnation) -> Check {
         let name = &incarnation.node;
-        let gone = || Violation::new(4, format!("node {name} went while a place on it was held"));
+        let gone = || Violation::new(4, format!("node {name} was deleted while it had a reservation"));
         let node = self.nodes.get_mut(name).ok_or_else(gone)?;
         let more = || Violation::new(4, format!("more is freed on node {name} than was held"));
         node.held = node.held.checked_sub(incarnation.holds).ok_or_else(more)?;
@@ -145,14 +149,14 @@ impl World {
             let held = node.volumes.get_mut(class).ok_or_else(more)?;
             *held = held.checked_sub(*bytes).ok_or_else(more)?;
         }
-        demand!(4, node.places.remove(&id), "a place on node {name} is freed that was not held");
+        demand!(4, node.places.remove(&id), "a reservation on node {name} is freed that did not exist");
         Ok(())
     }
 
     pub(super) fn session_opened(&mut self, fact: &SessionOpened, at: At) -> Check {
         let name = &fact.cluster;
         let cluster = self.clusters.get(name).ok_or_else(|| no_cluster(name))?;
-        demand!(5, cluster.session.is_none(), "a session of cluster {name} opens beside another one");
+        demand!(5, cluster.session.is_none(), "a session of cluster {name} opens while another one is open");
         let input = self.input_of(at);
         let asked = input.as_deref().and_then(Input::saw).is_some_and(|(by, saw)| {
             matches!(saw, Observation::SessionRequested(hello) if hello.cluster == *name && hello.executor == fact.executor)
@@ -178,7 +182,7 @@ impl World {
             }
             SessionEnd::Removed => input.as_deref().is_some_and(|input| input.request().is_some()),
         };
-        demand!(6, said, "session {id} closes as {}, and nothing before says so", fact.end);
+        demand!(6, said, "session {id} closes as {} without a cause", fact.end);
         let unknown = || Violation::new(5, format!("session {id} was never opened"));
         let session = self.sessions.get_mut(&id).ok_or_else(unknown)?;
         demand!(5, session.is_open, "session {id} closes a second time");
@@ -202,7 +206,7 @@ impl World {
 
     pub(super) fn cluster_deleted(&mut self, name: &ClusterName) -> Check {
         let cluster = self.clusters.remove(name).ok_or_else(|| no_cluster(name))?;
-        demand!(5, cluster.session.is_none(), "cluster {name} is deleted, and its session goes on");
+        demand!(5, cluster.session.is_none(), "cluster {name} is deleted, and its session continues");
         let used = self.nodes.values().any(|node| node.cluster.as_ref() == Some(name));
         demand!(4, !used, "cluster {name} is deleted, and has nodes");
         Ok(())
@@ -221,7 +225,7 @@ impl World {
     pub(super) fn speaks_for(&self, id: SessionId, by: &ExecutorName, cluster: &ClusterName) -> Check {
         let unknown = || Violation::new(5, format!("session {id} was never opened"));
         let session = self.sessions.get(&id).ok_or_else(unknown)?;
-        demand!(5, session.is_open, "a report of session {id}, which is over, changes something");
+        demand!(5, session.is_open, "a report of session {id}, which has ended, changes something");
         demand!(
             5,
             session.cluster == *cluster,
@@ -235,7 +239,7 @@ impl World {
         let id = fact.object;
         let input = self.input_of(at);
         let Some((by, Observation::OrphanReported(saw))) = input.as_deref().and_then(Input::saw) else {
-            return Err(Violation::new(8, format!("object {id} is judged, and nobody reported it")));
+            return Err(Violation::new(8, format!("object {id} is resolved without a report")));
         };
         demand!(8, saw.object == id, "another object than {id} was reported");
         self.speaks_for(saw.session, by, &fact.cluster)?;
@@ -251,7 +255,7 @@ impl World {
                 // Data is destroyed by name alone.
                 ObjectId::Volume(_) => false,
             };
-            demand!(8, over, "object {id} is removed, and is no incarnation that was issued and is over");
+            demand!(8, over, "object {id} is removed, and is no issued and ended incarnation");
             demand!(
                 8,
                 fact.revision > saw.revision,
@@ -265,7 +269,7 @@ impl World {
 impl Node {
     /// Reserves additional resources.
     fn take(&mut self, name: &NodeName, more: Resources) -> Check {
-        let many = || Violation::new(4, format!("node {name} holds more than can be counted"));
+        let many = || Violation::new(4, format!("node {name} has more reserved than can be counted"));
         self.held = self.held.checked_add(more).ok_or_else(many)?;
         Ok(())
     }
@@ -276,7 +280,7 @@ impl Node {
         demand!(4, self.held.fits(room), "node {name} has {room}, and {} are held", self.held);
         for (class, held) in &self.volumes {
             let has = self.spec.storage.iter().find(|has| has.class == *class).map_or(0, |has| has.capacity);
-            demand!(4, *held <= has, "node {name} has {has} bytes of {class}, and {held} are held");
+            demand!(4, *held <= has, "node {name} has {has} bytes of {class}, and {held} are reserved");
         }
         Ok(())
     }

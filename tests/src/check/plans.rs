@@ -43,7 +43,7 @@ impl World {
             counts: BTreeMap::new(),
         });
         let next = plan.generation + 1;
-        demand!(5, generation == next, "generation {generation} of plan {name} stands where {next} is due");
+        demand!(5, generation == next, "plan {name} has generation {generation}, and {next} is due");
         plan.generation = next;
         plan.specs.insert(next, Arc::new(fact.spec.clone()));
         Ok(())
@@ -57,10 +57,15 @@ impl World {
                 && matches!(&request.intent, Intent::PlanDelete(ask)
                     if ask.name == *name && ask.cascade == CascadePolicy::Yes)
         });
-        demand!(6, asked, "plan {name} is to go with all that it has, and {} did not ask", fact.by);
+        demand!(
+            6,
+            asked,
+            "plan {name} is deleted with everything it has, and {} did not request that",
+            fact.by
+        );
         self.may_remove(name, at)?;
         let plan = self.plan(name)?;
-        demand!(5, !plan.is_removing, "plan {name} is to go a second time");
+        demand!(5, !plan.is_removing, "the deletion of plan {name} starts a second time");
         plan.is_removing = true;
         Ok(())
     }
@@ -72,7 +77,7 @@ impl World {
             Some(Intent::PlanDelete(ask)) if ask.name == *name
         );
         let plan = self.plan(name)?;
-        demand!(6, asked || plan.is_removing, "plan {name} is deleted, and nobody asked");
+        demand!(6, asked || plan.is_removing, "plan {name} is deleted without a request");
         demand!(4, plan.replicas == 0, "plan {name} is deleted, and has {} replicas", plan.replicas);
         let busy = plan.current.is_some() || plan.next.is_some();
         demand!(6, !busy, "plan {name} is deleted, and a deployment of it is not over");
@@ -96,7 +101,7 @@ impl World {
                 fact.plan
             );
             let busy = plan.current.is_some() || plan.next.is_some() || plan.is_removing;
-            demand!(6, !busy, "replica {name} is created, and a deployment says how many there are");
+            demand!(6, !busy, "replica {name} is created, and a deployment determines their number");
             let last = plan.carried_out.as_ref() == Some(by);
             demand!(6, last, "replica {name} is of deployment {by}, which is not the last carried out");
         } else {
@@ -137,7 +142,7 @@ impl World {
         demand!(5, replica.plan == fact.plan, "replica {name} is of plan {}", replica.plan);
         let runs = replica.active.or(replica.passive);
         demand!(6, runs.is_none(), "replica {name} becomes one of {to}, and runs as another");
-        demand!(6, replica.open.is_empty(), "replica {name} becomes one of {to} beside an operation on it");
+        demand!(6, replica.open.is_empty(), "replica {name} becomes one of {to} during an operation on it");
         let from = replica.deployment.clone();
         let plan = self.plan(&fact.plan)?;
         plan.goes_on(to, "a replica becomes one of it")?;
@@ -154,7 +159,7 @@ impl World {
         self.leave_volumes(name, volumes)?;
         let replica = self.replica(name)?;
         let lives = replica.active.or(replica.passive);
-        demand!(4, lives.is_none(), "replica {name} is deleted, and holds a place");
+        demand!(4, lives.is_none(), "replica {name} is deleted, and has a reservation");
         demand!(6, replica.open.is_empty(), "replica {name} is deleted, and an operation on it is not over");
         let may_go = replica.is_going || replica.will == WillWord::Proposed;
         demand!(6, may_go, "replica {name} is deleted, and no delete of it was carried out");

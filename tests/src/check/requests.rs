@@ -166,11 +166,7 @@ impl World {
             .is_some_and(|request| request.actor == fact.by && request.intent == intent(&fact.change));
         let what = fact.change.subject();
         demand!(6, asked, "a request about {what} is opened, and {} did not ask for that", fact.by);
-        demand!(
-            6,
-            self.replaces(&fact.change),
-            "a request about {what} says that it replaces something else"
-        );
+        demand!(6, self.replaces(&fact.change), "a request about {what} names another version to replace");
         let id = RequestId::issue(at.lineage, at.position);
         let target = fact.change.target();
         let others = self.requests.iter().filter(|(_, of)| !of.is_over && of.change.target() == target);
@@ -197,7 +193,7 @@ impl World {
     fn decided(&mut self, id: RequestId) -> Result<Requested, Violation> {
         let unknown = || Violation::new(5, format!("there is no request {id}"));
         let request = self.requests.get_mut(&id).ok_or_else(unknown)?;
-        demand!(5, !request.is_over, "request {id} is over, and is decided again");
+        demand!(5, !request.is_over, "request {id} has ended, and is decided again");
         request.is_over = true;
         Ok(request.clone())
     }
@@ -275,9 +271,7 @@ impl World {
                 demand!(6, !own, "{what} takes two people, and {} did it alone", carried.approver);
                 Ok(())
             }
-            (People::One | People::Two, None) => {
-                Err(Violation::new(6, format!("{what}, and nobody approved it")))
-            }
+            (People::One | People::Two, None) => Err(Violation::new(6, format!("{what}, without approval"))),
         }
     }
 

@@ -23,7 +23,7 @@ impl World {
         demand!(
             6,
             operation.stage == Stage::Preparing,
-            "operation {} takes a place, and looks for none",
+            "operation {} gets a reservation, and needs none",
             fact.operation
         );
         demand!(
@@ -36,7 +36,7 @@ impl World {
         demand!(
             6,
             operation.version == fact.deployment,
-            "operation {} is to bring up {}, and gets a place by {}",
+            "operation {} must start {}, and gets a reservation by {}",
             fact.operation,
             operation.version,
             fact.deployment
@@ -88,9 +88,13 @@ impl World {
         (policy, version): (&PlanSpec, &PlanSpec),
     ) -> Check {
         let (name, kind) = (&fact.replica, operation.kind);
-        demand!(3, replica.passive.is_none(), "replica {name} has a third run before the first is over");
+        demand!(
+            3,
+            replica.passive.is_none(),
+            "replica {name} has a third incarnation before the first ended"
+        );
         let alone = replica.active.is_none() || replaces(kind);
-        demand!(3, alone, "replica {name} has a second run before the first is over, for a {kind}");
+        demand!(3, alone, "replica {name} has a second incarnation before the first ended, for a {kind}");
         let stop_first = match kind {
             OperationKind::Restart => true,
             OperationKind::Update => policy.update == UpdateOrder::StopFirst,
@@ -107,7 +111,7 @@ impl World {
         demand!(
             3,
             fact.follows == follows,
-            "the new run of {name} for a {kind} is to follow {:?}, and follows {:?}",
+            "the new incarnation of {name} for a {kind} must follow {:?}, and follows {:?}",
             follows,
             fact.follows
         );
@@ -124,7 +128,7 @@ impl World {
     ) -> Check {
         let (name, on) = (&fact.replica, &fact.node);
         let wanted = operation.wants.as_ref().is_none_or(|wanted| wanted == on);
-        demand!(4, wanted, "replica {name} gets a place on {on}, and another node is wanted");
+        demand!(4, wanted, "replica {name} is placed on {on}, and another node is required");
         let own = replica.active.and_then(|id| self.incarnations.get(&id)).map(|active| &active.node);
         let moves = operation.kind != OperationKind::Relocate || own != Some(on);
         demand!(4, moves, "replica {name} is moved to {on}, where it is");
@@ -133,7 +137,7 @@ impl World {
         let fits = fits && (policy.zone.is_none() || policy.zone == node.spec.zone);
         let fits =
             fits && policy.selectors.iter().all(|(key, value)| node.spec.labels.get(key) == Some(value));
-        demand!(4, fits, "replica {name} gets a place on {on}, which its plan does not want");
+        demand!(4, fits, "replica {name} is placed on {on}, which its plan does not allow");
         let others = || {
             let there = node.places.iter().filter_map(|id| self.incarnations.get(id));
             there.filter(|run| run.replica != *name)
@@ -142,7 +146,7 @@ impl World {
             self.replicas.get(&run.replica).is_some_and(|other| other.plan == replica.plan)
         };
         let shared = policy.sharing == NodeSharing::Never && others().any(|run| of_plan(&run));
-        demand!(4, !shared, "replica {name} gets a place on {on}, where another of its plan is");
+        demand!(4, !shared, "replica {name} is placed on {on}, where another of its plan is");
         let there = others().flat_map(|run| self.groups_of(run)).collect();
         self.keeps_company(fact, name, &there, policy)
     }
@@ -158,7 +162,7 @@ impl World {
         let groups: Vec<_> = spec.affinity.iter().map(|affinity| affinity.group.clone()).collect();
         demand!(4, fact.groups == groups, "replica {name} is of groups {:?}, not {groups:?}", fact.groups);
         let allows = spec.affinity.iter().any(|affinity| affinity.otherwise == AffinityPolicy::Allow);
-        demand!(4, fact.strained.is_none() || allows, "replica {name} strains what it may not");
+        demand!(4, fact.strained.is_none() || allows, "replica {name} violates an affinity that must hold");
         for affinity in &spec.affinity {
             let group = &affinity.group;
             let here = there.contains(group);
@@ -176,7 +180,7 @@ impl World {
             demand!(
                 4,
                 kept || excused,
-                "replica {name} gets a place on {}, which breaks what its plan asks of group {group}",
+                "replica {name} is placed on {}, which violates its plan's affinity to group {group}",
                 fact.node
             );
         }
@@ -209,7 +213,7 @@ impl World {
         demand!(
             4,
             right,
-            "{} begins on {}, where the policy of plan {plan} forbids it",
+            "{} starts on {}, where the policy of plan {plan} forbids it",
             held.replica,
             held.node
         );
@@ -218,7 +222,7 @@ impl World {
         let of_plan =
             |run: &Incarnation| self.replicas.get(&run.replica).is_some_and(|other| other.plan == plan);
         let alone = policy.sharing == NodeSharing::Allowed || !others.any(of_plan);
-        demand!(4, alone, "{} begins on {} beside another of plan {plan}", held.replica, held.node);
+        demand!(4, alone, "{} starts on {} next to another of plan {plan}", held.replica, held.node);
         Ok(())
     }
 
@@ -228,7 +232,7 @@ impl World {
         demand!(
             4,
             spec.amounts() == fact.amounts,
-            "a run of {name} holds {}, and its spec says {}",
+            "an incarnation of {name} reserves {}, and its spec demands {}",
             fact.amounts,
             spec.amounts()
         );
@@ -260,7 +264,7 @@ impl World {
 
     fn cluster_of(&self, name: &NodeName) -> Result<chancery_events::name::ClusterName, Violation> {
         let homeless =
-            || Violation::new(4, format!("a place is held on node {name}, which is in no cluster"));
+            || Violation::new(4, format!("capacity is reserved on node {name}, which is in no cluster"));
         self.node(name)?.cluster.clone().ok_or_else(homeless)
     }
 }

@@ -149,8 +149,8 @@ impl World {
             demand!(
                 12,
                 here <= there,
-                "replica {} gets a place on {} of domain {domain}, in which {here} others remain, and in domain {other}, \
-                 where {node} will do, {there}",
+                "replica {} is placed on {} of domain {domain}, in which {here} others remain, and in domain \
+                 {other}, where {node} is allowed, {there}",
                 fact.replica,
                 fact.node
             );
@@ -158,7 +158,7 @@ impl World {
             demand!(
                 12,
                 other != domain || here <= there,
-                "replica {} gets a place on {}, where {here} others remain, and on {node} {there}",
+                "replica {} is placed on {}, where {here} others remain, and on {node} {there}",
                 fact.replica,
                 fact.node
             );
@@ -215,7 +215,7 @@ impl World {
         demand!(
             12,
             !self.is_busy(name),
-            "plan {name} is said to be {}, and something is being done",
+            "plan {name} is marked {}, and has something in progress",
             fact.balance
         );
         let found = match self.improvement(name) {
@@ -224,11 +224,11 @@ impl World {
             Improvement::Move(replica, node) => Some((BalancePolicy::Uneven, format!("{replica} to {node}"))),
         };
         let plan = self.plan(name)?;
-        demand!(5, plan.balance != fact.balance, "plan {name} is said to be {} a second time", fact.balance);
+        demand!(5, plan.balance != fact.balance, "plan {name} is marked {} a second time", fact.balance);
         plan.balance = fact.balance;
         if let Some((balance, better)) = found {
             let is_so = balance == fact.balance;
-            demand!(12, is_so, "plan {name} is said to be {}, and is {balance} {better}", fact.balance);
+            demand!(12, is_so, "plan {name} is marked {}, and is {balance} {better}", fact.balance);
         }
         Ok(())
     }
@@ -279,16 +279,16 @@ impl World {
             (Some(actor), Some(chancery_events::fact::Requester::Actor(by))) => actor == by,
             _ => false,
         };
-        demand!(6, asked, "{what}, and nobody asked for that");
+        demand!(6, asked, "{what}, without a request");
         let spec = plan.latest()?;
         let bound =
             spec.has_volumes() || spec.approval.of(OperationKind::Relocate) == ApprovalMode::Automatic;
         let moves = self.moves(&replica.plan);
-        demand!(6, !bound || moves < spec.budget as usize, "{what} beside {moves} others");
+        demand!(6, !bound || moves < spec.budget as usize, "{what} concurrently with {moves} others");
         demand!(
             12,
             !plan.is_plain() || self.better(name, replica).is_some(),
-            "{what}, and no place is better"
+            "{what}, and no node is better"
         );
         Ok(())
     }
@@ -299,7 +299,7 @@ impl World {
             let Improvement::Move(replica, node) = self.improvement(name) else { return None };
             let is_said = plan.balance == BalancePolicy::Uneven || self.is_busy(name);
             (!is_said).then(|| {
-                format!("plan {name} is uneven and not said to be: {replica} would be better on {node}")
+                format!("plan {name} is uneven and not marked so: {replica} would be better on {node}")
             })
         })
     }

@@ -70,7 +70,7 @@ impl Verdicts {
             RefusalCode::KeyReused => {
                 let known = self.keys.get(&fact.key);
                 let other = known.is_some_and(|known| known.digest != fact.digest);
-                demand!(1, other, "a key is called used, and nothing else was asked with it");
+                demand!(1, other, "a key is called used, and no other intent had it");
             }
             RefusalCode::Expired | RefusalCode::FromTheFuture => {}
             _ => self.decide(request, fact.at, at, now)?,
@@ -88,7 +88,7 @@ impl Verdicts {
             demand!(
                 1,
                 forgotten && !same,
-                "intent {} is decided again; its verdict stands at {}",
+                "intent {} is decided again; its verdict is at {}",
                 request.id,
                 first.position
             );
@@ -114,7 +114,7 @@ impl Verdicts {
             match op.ending {
                 Ending::Ok { position, verdict } => {
                     let lost = || {
-                        Violation::new(1, format!("{what}, was told a verdict that is not there"))
+                        Violation::new(1, format!("{what}, received a verdict that is not in the journal"))
                             .at(position)
                     };
                     let found = self.told.get(&position).ok_or_else(lost)?;
@@ -123,18 +123,18 @@ impl Verdicts {
                     demand!(
                         1,
                         same,
-                        "{what}, was told that its verdict stands at {position}, where another intent's does"
+                        "{what}, received {position} as its verdict's, which is that of another intent"
                     );
                     demand!(
                         1,
                         found.verdict == verdict,
-                        "{what}, was told {verdict:?}, and {position} says {:?}",
+                        "{what}, received {verdict:?}, and {position} is {:?}",
                         found.verdict
                     );
                 }
                 Ending::Fail => {
                     let recorded = !open.contains(&op.key) && self.recorded.contains(&op.key);
-                    demand!(1, !recorded, "{what}, was told that nothing was recorded, and it was");
+                    demand!(1, !recorded, "{what}, received that nothing was recorded, and it was");
                 }
                 // The journal may contain it or not; that it occurs at most once is checked as it is read.
                 Ending::Unknown => {}

@@ -53,7 +53,7 @@ impl Node {
     }
 
     fn unstore(&mut self, name: &NodeName, class: &StorageClass, bytes: u64) -> Check {
-        let more = || Violation::new(4, format!("more storage is freed on node {name} than was held"));
+        let more = || Violation::new(4, format!("more storage is freed on node {name} than was reserved"));
         let held = self.volumes.get_mut(class).ok_or_else(more)?;
         *held = held.checked_sub(bytes).ok_or_else(more)?;
         Ok(())
@@ -67,7 +67,7 @@ impl World {
     }
 
     fn storage_of(&mut self, name: &NodeName) -> Result<&mut Node, Violation> {
-        let gone = || Violation::new(4, format!("node {name} went while a volume was on it"));
+        let gone = || Violation::new(4, format!("node {name} was deleted while a volume was on it"));
         self.nodes.get_mut(name).ok_or_else(gone)
     }
 
@@ -78,7 +78,7 @@ impl World {
         demand!(
             4,
             fact.mounts == mounts,
-            "a run of {} is to use {:?}, not {mounts:?}",
+            "an incarnation of {} will use {:?}, not {mounts:?}",
             fact.replica,
             fact.mounts
         );
@@ -88,8 +88,8 @@ impl World {
             let there = self.volumes.get(&name).filter(|volume| !volume.goes);
             if let Some(volume) = there {
                 let near = Some(&volume.cluster) == cluster.as_ref();
-                demand!(4, near, "a run on {} is to use volume {name} of another cluster", fact.node);
-                demand!(8, volume.is != Is::Lost, "a run is to use volume {name}, which is lost");
+                demand!(4, near, "an incarnation on {} will use volume {name} of another cluster", fact.node);
+                demand!(8, volume.is != Is::Lost, "an incarnation will use volume {name}, which is lost");
             }
             let needs = match there {
                 Some(volume) if volume.node == fact.node => 0,
@@ -102,7 +102,7 @@ impl World {
         demand!(
             4,
             fact.volumes == needed,
-            "a run of {} holds {:?} of storage, and needs {needed:?}",
+            "an incarnation of {} reserves {:?} of storage, and needs {needed:?}",
             fact.replica,
             fact.volumes
         );
@@ -115,9 +115,9 @@ impl World {
         let run = self.incarnation(fact.incarnation)?.clone();
         let begun = self.operation(run.operation)?.stage == Stage::Running;
         let due = run.life == Life::Reserved && begun && run.mounts.contains(name);
-        demand!(6, due, "volume {name} is made for {}, which is not to use it now", fact.incarnation);
+        demand!(6, due, "volume {name} is made for {}, which will not use it now", fact.incarnation);
         let waits = run.follows.is_some_and(|old| self.incarnation(old).is_ok_and(|old| !old.life.is_over()));
-        demand!(6, !waits, "volume {name} is made before what its user follows is over");
+        demand!(6, !waits, "volume {name} is made before its user's predecessor ended");
         demand!(
             4,
             run.node == fact.node,
@@ -127,7 +127,7 @@ impl World {
         );
         let own = fact.owner.as_ref().is_none_or(|owner| *owner == run.replica);
         demand!(4, own, "volume {name} is made for {}, and is of {:?}", run.replica, fact.owner);
-        // The volume now holds the storage that was reserved for it.
+        // The volume now occupies the storage that was reserved for it.
         let held = run.volumes.get(&fact.class).copied().unwrap_or(0).min(fact.capacity);
         if let Some(of) = self.incarnation_mut(fact.incarnation)?.volumes.get_mut(&fact.class) {
             *of -= held;
@@ -169,7 +169,7 @@ impl World {
     pub(super) fn volume_ready(&mut self, fact: &VolumeReady, at: At) -> Check {
         let report = self.report_of(&fact.name, at)?;
         let seen = report.is_some_and(|report| matches!(report.saw, ObservedState::Ready { .. }));
-        demand!(5, seen, "volume {} is called ready, and nobody saw it", fact.name);
+        demand!(5, seen, "volume {} is called ready without a report", fact.name);
         let volume = self.volume(&fact.name)?;
         let was = matches!(volume.is, Is::Ensuring | Is::Lost);
         demand!(5, was, "volume {} is made a second time", fact.name);
@@ -181,7 +181,7 @@ impl World {
         let name = &fact.name;
         let report = self.report_of(name, at)?;
         let seen = report.is_some_and(|report| matches!(report.saw, ObservedState::Failed { .. }));
-        demand!(5, seen, "a command of volume {name} has failed, and nobody reported it");
+        demand!(5, seen, "a command of volume {name} has failed without a report");
         let volume = self.volume(name)?;
         demand!(
             5,
@@ -232,12 +232,12 @@ impl World {
             Requester::Rule(rule) => unmade && rule == "volume/unmade",
             Requester::Disruption { .. } => false,
         };
-        demand!(8, may, "volume {name} is to go, and nobody asked for it");
+        demand!(8, may, "volume {name} is being deleted without a request");
         if asked {
             self.may_delete_volume(name, at)?;
         }
         let volume = self.volume(name)?;
-        demand!(5, !volume.goes, "volume {name} is to go already");
+        demand!(5, !volume.goes, "volume {name} is being deleted already");
         volume.goes = true;
         Ok(())
     }
@@ -245,7 +245,7 @@ impl World {
     pub(super) fn volume_destroying(&mut self, fact: &VolumeDestroyRequested) -> Check {
         let name = &fact.name;
         let volume = self.volume(name)?;
-        demand!(8, volume.goes, "volume {name} is destroyed, and nobody asked for it");
+        demand!(8, volume.goes, "volume {name} is destroyed without a request");
         demand!(8, volume.user.is_none(), "volume {name} is destroyed while {:?} uses it", volume.user);
         demand!(5, volume.is != Is::Destroying, "volume {name} is being destroyed already");
         volume.is = Is::Destroying;
@@ -275,7 +275,7 @@ impl World {
         run: &Incarnation,
         mounts: &[VolumeName],
     ) -> Check {
-        demand!(6, *mounts == run.mounts, "incarnation {id} begins with {mounts:?}, not {:?}", run.mounts);
+        demand!(6, *mounts == run.mounts, "incarnation {id} starts with {mounts:?}, not {:?}", run.mounts);
         for (class, bytes) in &run.volumes {
             self.storage_of(&run.node)?.unstore(&run.node, class, *bytes)?;
         }
@@ -287,10 +287,10 @@ impl World {
         for name in mounts {
             let volume = self.volume(name)?;
             volume.on_delete = says.get(name).copied().unwrap_or(volume.on_delete);
-            demand!(6, volume.is == Is::Ready, "incarnation {id} begins, and volume {name} is not there");
-            demand!(8, !volume.goes, "incarnation {id} begins to use volume {name}, which is to go");
+            demand!(6, volume.is == Is::Ready, "incarnation {id} starts, and volume {name} does not exist");
+            demand!(8, !volume.goes, "incarnation {id} starts to use volume {name}, which is being deleted");
             let user = volume.user.replace(id);
-            demand!(3, user.is_none(), "incarnation {id} begins to use volume {name}, which {user:?} uses");
+            demand!(3, user.is_none(), "incarnation {id} starts to use volume {name}, which {user:?} uses");
             demand!(4, volume.cluster == run.cluster, "volume {name} leaves cluster {}", volume.cluster);
             let from = std::mem::replace(&mut volume.node, run.node.clone());
             let (class, capacity) = (volume.class.clone(), volume.capacity);

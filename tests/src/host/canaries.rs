@@ -61,7 +61,7 @@ fn look(root: &Path) -> Result<BTreeMap<PathBuf, Look>> {
     let mut found = BTreeMap::new();
     let mut open = vec![root.to_owned()];
     while let Some(path) = open.pop() {
-        let doing = || format!("cannot look at {}", path.display());
+        let doing = || format!("cannot check {}", path.display());
         let metadata = match std::fs::symlink_metadata(&path) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
             metadata => metadata.with_context(doing)?,

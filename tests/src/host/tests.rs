@@ -53,14 +53,14 @@ fn payloads_that_run_and_end_as_they_should_are_no_finding() {
     let volume = host.home.join("volume");
     std::fs::create_dir(&volume).expect("a volume");
     let [a, b] = ["a", "b"].map(|incarnation| payload(&host, incarnation, "plain", None));
-    assert_eq!(host.settle().expect("a look"), Findings::default());
-    assert!(host.lives("a").expect("a look") && host.lives("b").expect("a look"));
+    assert_eq!(host.settle().expect("a check"), Findings::default());
+    assert!(host.lives("a").expect("a check") && host.lives("b").expect("a check"));
     end(a);
     end(b);
     for incarnation in ["c", "d"] {
         end(payload(&host, incarnation, "plain", Some(&volume)));
     }
-    assert_eq!(host.settle_ended().expect("a look"), Findings::default());
+    assert_eq!(host.settle_ended().expect("a check"), Findings::default());
 }
 
 #[test]
@@ -69,12 +69,12 @@ fn a_second_instance_is_found_while_the_first_lives_and_after_it() {
     let first = payload(&host, "a", "plain", None);
     let second = payload(&host, "a", "plain", None);
     // One finding by the lock, and one by the second start.
-    assert_eq!(host.settle().expect("a look").started_twice.len(), 2);
+    assert_eq!(host.settle().expect("a check").started_twice.len(), 2);
     end(first);
     end(second);
     end(payload(&host, "b", "plain", None));
     end(payload(&host, "b", "plain", None));
-    assert_eq!(host.settle().expect("a look").started_twice.len(), 3);
+    assert_eq!(host.settle().expect("a check").started_twice.len(), 3);
 }
 
 #[test]
@@ -84,8 +84,8 @@ fn a_second_user_of_a_volume_is_found() {
     std::fs::create_dir(&volume).expect("a volume");
     let first = payload(&host, "a", "plain", Some(&volume));
     let second = payload(&host, "b", "plain", Some(&volume));
-    assert_eq!(host.settle().expect("a look").volumes_with_two_users.len(), 1);
-    assert_eq!(host.volume_users().expect("a look").len(), 0, "no variable names it");
+    assert_eq!(host.settle().expect("a check").volumes_with_two_users.len(), 1);
+    assert_eq!(host.volume_users().expect("a check").len(), 0, "no variable names it");
     end(first);
     end(second);
 }
@@ -117,7 +117,7 @@ fn each_change_of_a_canary_is_found() {
     for (what, change, found) in changes {
         let (mut host, _home) = host();
         change(&host.canary("bound")).expect("a change");
-        assert_eq!(host.settle().expect("a look").files_touched.len(), found, "{what}");
+        assert_eq!(host.settle().expect("a check").files_touched.len(), found, "{what}");
     }
 }
 
@@ -126,9 +126,9 @@ fn what_lives_after_its_main_process_is_found_and_what_no_payload_has_logged() {
     let (mut host, _home) = host();
     let main = payload(&host, "a", "daemon", None);
     until("the daemon runs", || (host.alive().ok()?.len() == 2).then_some(()));
-    assert_eq!(host.settle().expect("a look"), Findings::default());
+    assert_eq!(host.settle().expect("a check"), Findings::default());
     end(main);
-    let found = host.settle().expect("a look");
+    let found = host.settle().expect("a check");
     assert!(found.left.len() == 1 && found.left[0].contains("whose main process is dead"), "{found:?}");
     // Copy that has not logged anything.
     let stranger = Command::new("sleep")
@@ -147,26 +147,26 @@ fn what_lives_after_its_main_process_is_found_and_what_no_payload_has_logged() {
 #[test]
 fn processes_mounts_and_cgroups_that_are_left_at_the_end_are_found() {
     let (mut host, _home) = host();
-    assert_eq!(host.settle_ended().expect("a look"), Findings::default());
+    assert_eq!(host.settle_ended().expect("a check"), Findings::default());
     let idle = Command::new("sleep").arg("100000").current_dir(&host.home).spawn().expect("it starts");
     until("it is found", || (host.settle_ended().ok()?.left.len() == 1).then_some(()));
     end(idle);
     // Id of an ended incarnation, as part of a cgroup's name.
     let incarnation = uuid::Uuid::new_v4().to_string();
     end(payload(&host, &incarnation, "plain", None));
-    assert_eq!(host.settle_ended().expect("a look"), Findings::default());
+    assert_eq!(host.settle_ended().expect("a check"), Findings::default());
     if !has_cgroups() || !rustix::process::geteuid().is_root() {
         println!("not shown here: cgroups and mounts need the right to make them");
         return;
     }
     let cgroup = cgroups::roots()[0].join(format!("{incarnation}.app-0"));
     std::fs::create_dir(&cgroup).expect("a cgroup");
-    let found = host.settle_ended().expect("a look");
+    let found = host.settle_ended().expect("a check");
     std::fs::remove_dir(&cgroup).expect("it is empty");
     assert_eq!(found.left, [format!("cgroup {}", cgroup.display())]);
     let at = host.home.join("nodes");
     let mount = Mount::bind(&host.canary("bound"), &at).expect("a mount");
-    assert_eq!(host.settle_ended().expect("a look").left, [format!("mount {}", at.display())]);
+    assert_eq!(host.settle_ended().expect("a check").left, [format!("mount {}", at.display())]);
     drop(mount);
-    assert_eq!(host.settle_ended().expect("a look"), Findings::default());
+    assert_eq!(host.settle_ended().expect("a check"), Findings::default());
 }

@@ -30,7 +30,7 @@ pub struct ProxyFaults {
     /// Delay of fetch responses that contain records.
     pub slow_fetches: Duration,
     /// Maximum random delay of a response; each response and each connection has its own. Clients use one
-    /// connection per partition, so responses of one partition overtake others.
+    /// connection per partition, so responses of different partitions change their order.
     pub disorder: Duration,
     /// Whether all responses are withheld.
     pub stalls: bool,
@@ -223,8 +223,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Passes on frames one by one; ends both connections when one ends. `look` is called with the bytes after
-/// each size, and `pace` before each write with its number of bytes.
+/// Passes on frames one by one; ends both connections when one ends. The first closure is called with the
+/// bytes after each size, and `pace` before each write with its number of bytes.
 fn pass(mut from: &TcpStream, mut to: &TcpStream, mut look: impl FnMut(&[u8]), mut pace: impl FnMut(usize)) {
     let mut size = [0; 4];
     'frames: while from.read_exact(&mut size).is_ok() {

@@ -112,7 +112,7 @@ impl Campaign {
     }
 
     fn end(mut self, tally: &mut CountMap) -> Result<()> {
-        until("directories are removed once nothing is mounted in them", || {
+        until("directories without mounts are removed", || {
             self.purged.iter().all(|incarnation| !has_directory(&self.data, incarnation)).then_some(())
         });
         let history = self.load.take().context("producers are at work")?.end()?;
@@ -134,7 +134,7 @@ impl Campaign {
         let status = self.site.server.ended()?;
         let log = self.site.server.log();
         let last: Vec<_> = log.lines().skip(log.lines().count().saturating_sub(40)).collect();
-        Some(format!("the server ended by itself, {status}:\n{}", last.join("\n")))
+        Some(format!("the server failed, {status}:\n{}", last.join("\n")))
     }
 
     pub(super) fn client(&self) -> Client {

@@ -28,7 +28,7 @@ pub(super) fn run(rounds: u64, seed: u64, tally: &mut CountMap) -> Result<()> {
     server.start_again();
     set_up(&server.client(), &sleeper());
     by_hand(&server.client(), &sleeper());
-    fill(&server, "begin", 3);
+    fill(&server, "first", 3);
     let file = server.home().join("history.jsonl");
     let load = Load::begin(&server.url(), 4, seed, Duration::from_secs(30), &file)?;
     for round in 0..rounds {
@@ -58,7 +58,7 @@ pub(super) fn run(rounds: u64, seed: u64, tally: &mut CountMap) -> Result<()> {
     let mut evidence = vec![Evidence::gather(&server)?];
     ensure!(rounds < 3 || has_leapt(&server)?, "the program has not seen another clock");
     wind_up(&server, &mut evidence)?;
-    ensure!(server.stop() == Some(0), "the server does not stop as it is asked to:\n{}", server.log());
+    ensure!(server.stop() == Some(0), "the server does not stop on request:\n{}", server.log());
     judge(server.data(), &history, &evidence, tally)
 }
 

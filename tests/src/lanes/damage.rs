@@ -41,7 +41,7 @@ pub(super) fn run(rounds: u64, seed: u64, tally: &mut CountMap) -> Result<()> {
     fill(&server, "end", 3);
     let evidence = [Evidence::gather(&server)?];
     empty(&server, "over");
-    ensure!(server.stop() == Some(0), "the server does not stop as it is asked to:\n{}", server.log());
+    ensure!(server.stop() == Some(0), "the server does not stop on request:\n{}", server.log());
     judge(server.data(), &history, &evidence, tally)
 }
 
@@ -84,7 +84,7 @@ fn tear(server: &mut Server, tail: &Tail, random: &mut Random, tally: &mut Count
     let before = server.log().len();
     server.start_again();
     let said = server.log().split_off(before);
-    ensure!(said.contains("cut"), "a torn tail was cut off without a word:\n{said}");
+    ensure!(said.contains("cut"), "a torn tail was cut off without a message:\n{said}");
     Ok(())
 }
 
@@ -110,7 +110,7 @@ fn flip(server: &mut Server, tail: &Tail, random: &mut Random, tally: &mut Count
     match server.try_start_again() {
         Ok(()) => anyhow::bail!("a server starts on a journal with a flipped bit at {offset}"),
         Err(not_up) => {
-            ensure!(!not_up.status.success(), "a server refuses, and says that all is well");
+            ensure!(!not_up.status.success(), "a server refuses, and reports success");
             named(&not_up.said, &tail.path)?;
         }
     }

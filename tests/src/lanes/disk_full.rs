@@ -41,15 +41,15 @@ pub(super) fn run(rounds: u64, seed: u64, tally: &mut CountMap) -> Result<()> {
         });
         tally.fault("full disk");
         tally.rounds += 1;
-        ensure!(!status.success(), "the disk is full, and the server says that all is well");
+        ensure!(!status.success(), "the disk is full, and the server reports success");
         let said = server.log().split_off(before);
-        ensure!(said.contains("No space left on device"), "the server does not say why it ended:\n{said}");
+        ensure!(said.contains("No space left on device"), "the server does not report why it ended:\n{said}");
         // On a disk that is still full, the server may start or refuse, but it must not hang or do damage.
         match server.try_start_again() {
             Ok(()) => server.kill(),
             Err(not_up) => ensure!(
                 !not_up.status.success() && not_up.said.contains("No space left on device"),
-                "a server that cannot start does not say why: {}\n{}",
+                "a server that cannot start does not report why: {}\n{}",
                 not_up.status,
                 not_up.said
             ),
@@ -63,7 +63,7 @@ pub(super) fn run(rounds: u64, seed: u64, tally: &mut CountMap) -> Result<()> {
     fill(&server, "end", 3);
     let evidence = [Evidence::gather(&server)?];
     empty(&server, "over");
-    ensure!(server.stop() == Some(0), "the server does not stop as it is asked to:\n{}", server.log());
+    ensure!(server.stop() == Some(0), "the server does not stop on request:\n{}", server.log());
     judge(server.data(), &history, &evidence, tally)
 }
 
@@ -92,7 +92,7 @@ impl Disk {
         let file = std::fs::File::create(self.0.join("ballast")).context("fill the disk")?;
         let mut left = left << 10;
         loop {
-            let stat = rustix::fs::statvfs(&self.0).context("ask the disk for its space")?;
+            let stat = rustix::fs::statvfs(&self.0).context("cannot read free space of the disk")?;
             let bytes = (stat.f_bavail * stat.f_frsize).saturating_sub(left);
             if bytes == 0 {
                 return Ok(());

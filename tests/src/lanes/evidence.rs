@@ -53,7 +53,7 @@ impl Evidence {
             }
             std::thread::sleep(std::time::Duration::from_millis(50));
         }
-        bail!("the server does not come to rest, and nobody uses it")
+        bail!("the unused server does not become idle")
     }
 }
 
@@ -100,9 +100,10 @@ fn alive(data: &Path) -> Result<Vec<Alive>> {
 pub fn records(data: &Path) -> Result<Vec<Arc<Record>>> {
     let options = SegmentOptions::new(data.join("fleets/default/journal"), "default");
     let nobody = Box::new(|_: JournalDelivery| {});
-    let (journal, _) = SegmentJournal::open(&options, nobody).context("open the journal that was left")?;
-    let records = journal.source().records(Position::FIRST).context("read the journal that was left")?;
-    let records = records.collect::<Result<Vec<_>, _>>().context("read the journal that was left")?;
+    let (journal, _) =
+        SegmentJournal::open(&options, nobody).context("cannot open journal of the campaign")?;
+    let records = journal.source().records(Position::FIRST).context("cannot read journal of the campaign")?;
+    let records = records.collect::<Result<Vec<_>, _>>().context("cannot read journal of the campaign")?;
     journal.close()?;
     Ok(records)
 }
@@ -136,7 +137,7 @@ fn violation(records: &[Arc<Record>], history: &History, evidence: &[Evidence]) 
                 "rows were served of position {}, inside a record",
                 seen.position
             );
-            checker.alive(&seen.alive).with_context(|| format!("what ran at position {}", seen.position))?;
+            checker.alive(&seen.alive).with_context(|| format!("processes at position {}", seen.position))?;
             let found = differences(&model.rows(), &seen.rows);
             ensure!(found.is_empty(), "rows of position {}:\n  {}", seen.position, found.join("\n  "));
         }

@@ -136,7 +136,10 @@ impl Shared {
                         let shown = json!({"operation": id, "hash": operation["hash"]});
                         ("operation.approve", json!({"operations": [shown]}))
                     } else {
-                        ("operation.reject", json!({"operations": [id], "reason": "the dice say so"}))
+                        (
+                            "operation.reject",
+                            json!({"operations": [id], "reason": "the random choice is valid"}),
+                        )
                     }
                 },
             ),
@@ -160,7 +163,7 @@ impl Shared {
 /// Key and digest of an intent as the client sends it.
 fn identity(key: &str, type_name: &str, data: &Value) -> Result<(Digest, Digest)> {
     let intent = Intent::read(&format!("{type_name}.v1"), &data.to_string())
-        .with_context(|| format!("there is no intent {type_name}"))??;
+        .with_context(|| format!("unknown intent {type_name}"))??;
     let request = IntentRequest {
         id: key.parse()?,
         source: "tests".parse()?,

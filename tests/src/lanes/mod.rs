@@ -178,6 +178,6 @@ impl FromStr for Lane {
     fn from_str(text: &str) -> Result<Lane, String> {
         let words: Vec<_> = Lane::ALL.iter().map(|lane| lane.word()).collect();
         let found = Lane::ALL.iter().copied().find(|lane| lane.word() == text);
-        found.ok_or_else(|| format!("there is no lane {text:?}: {}", words.join(", ")))
+        found.ok_or_else(|| format!("invalid lane {text:?}: must be one of {}", words.join(", ")))
     }
 }

@@ -24,7 +24,7 @@ pub(super) fn run(place: Place, rounds: u64, seed: u64, tally: &mut CountMap) ->
     by_hand(&server.client(), &sleeper());
     let mut evidence = Vec::new();
     let file = server.home().join("history.jsonl");
-    fill(server, "begin", 4);
+    fill(server, "first", 4);
     let before = payloads(server.data());
     let load = Load::begin(&server.url(), 4, seed, Duration::from_millis(500), &file)?;
     for _ in 0..rounds {
@@ -34,7 +34,7 @@ pub(super) fn run(place: Place, rounds: u64, seed: u64, tally: &mut CountMap) ->
         server.signal(Signal::CONT);
         tally.fault("pause");
         tally.rounds += 1;
-        ensure!(server.ended().is_none(), "the server ended because it had stood still:\n{}", server.log());
+        ensure!(server.ended().is_none(), "the server ended because of a pause:\n{}", server.log());
     }
     let history = load.end()?;
     evidence.push(Evidence::gather(server)?);

@@ -44,7 +44,7 @@ pub(super) fn run(place: Place, rounds: u64, seed: u64, tally: &mut CountMap) ->
         tally.rounds += 1;
     }
     let looks = watch.end()?;
-    ensure!(looks > rounds, "it was looked at {looks} times in {rounds} relocates");
+    ensure!(looks > rounds, "the replica was checked {looks} times in {rounds} relocates");
     ensure!(rounds < 30 || (1..rounds).contains(&failed), "{failed} of {rounds} relocates failed");
     let history = load.end()?;
     nothing_is_left(server, &replica)?;
@@ -66,11 +66,11 @@ fn bring_up(client: &Client) -> String {
     });
     client.must("plan.apply", &json!({"name": "moving", "spec": spec}));
     let mut tries = 0;
-    until("the flaky server is up", || {
+    until("the flaky server is running", || {
         tries += 1;
         let (name, spec) = (format!("try-{tries}"), json!({"count": 1}));
         client.must("deployment.create", &json!({"plan": "moving", "name": name, "spec": spec}));
-        let ended = until("the deployment is over", || {
+        let ended = until("the deployment has ended", || {
             let row = client.read(&format!("plans/moving/deployments/{name}"));
             matches!(row["state"].as_str(), Some("completed" | "failed")).then_some(row)
         });
@@ -83,7 +83,7 @@ fn bring_up(client: &Client) -> String {
 /// Relocates the replica. Returns the operation's state.
 fn relocate(client: &Client, replica: &str) -> String {
     client.must("replica.relocate", &json!({"name": replica}));
-    until("the relocate is over", || {
+    until("the relocate has ended", || {
         let operations = client.items(&format!("operations?replica={replica}&limit=1000"));
         let last = operations.iter().max_by_key(|row| row["id"].as_str().map(str::to_owned))?;
         let over = matches!(last["state"].as_str(), Some("succeeded" | "failed"));
@@ -120,7 +120,10 @@ impl Watch {
         let looks = std::thread::spawn(move || {
             while !stopped.load(Ordering::Relaxed) {
                 let row = client.read(&path);
-                ensure!(row["phase"] == "running" && row["ready"] == true, "it is seen not running: {row}");
+                ensure!(
+                    row["phase"] == "running" && row["ready"] == true,
+                    "the replica is shown as not running: {row}"
+                );
                 counted.fetch_add(1, Ordering::Relaxed);
                 std::thread::sleep(Duration::from_millis(2));
             }
@@ -131,7 +134,7 @@ impl Watch {
 
     fn end(self) -> Result<u64> {
         self.stop.store(true, Ordering::Relaxed);
-        self.looks.join().map_err(|_| anyhow::anyhow!("whoever looks panicked"))??;
+        self.looks.join().map_err(|_| anyhow::anyhow!("the watch panicked"))??;
         Ok(self.seen.load(Ordering::Relaxed))
     }
 }

@@ -164,7 +164,7 @@ impl Rollouts {
     /// end automatically.
     fn settle(&mut self, script: &Script) -> Result<()> {
         let (mut began, mut way) = (Instant::now(), script.way);
-        comes("nothing is being done for the plan", || {
+        comes("the plan has nothing in progress", || {
             let plan = self.look()?;
             if is_at_rest(&plan) && self.is_drained_node_empty() {
                 return Ok(Some(()));

@@ -119,7 +119,7 @@ pub(super) fn incarnation(all: &Entities, id: IncarnationId, kept: &Kept<Incarna
         plan: kept.is.plan.clone(),
         deployment: kept.is.deployment.clone(),
         node: fact.node.clone(),
-        cluster: kept.is.cluster.clone().expect("places are held on nodes of clusters"),
+        cluster: kept.is.cluster.clone().expect("reservations are on nodes of clusters"),
         state: life_word(&kept.is.life),
         ready: all_online(&kept.is),
         reachability: reachability(all, &kept.is),

@@ -26,7 +26,7 @@ impl JournalReader for Whole {
 
 /// Returns the rows that the projector builds.
 fn projected(records: &[Record]) -> Rows {
-    let dir = tempfile::tempdir().expect("a temporary folder");
+    let dir = tempfile::tempdir().expect("a temporary directory");
     let source = Arc::new(Whole(records.iter().cloned().map(Arc::new).collect()));
     let mut projector =
         Projector::open(dir.path(), "default", source, None, StoreTuning::default()).expect("a projector");

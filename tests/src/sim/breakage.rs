@@ -98,7 +98,7 @@ impl Universe {
             // The commits are still in flight, and land later.
             _ => {}
         }
-        tell!(self, "server {seat} is killed, with {waiting} commits on their way");
+        tell!(self, "server {seat} is killed, with {waiting} commits in flight");
         self.stop_server(seat);
         self.seats[seat].down = self.now + down;
         true
@@ -203,7 +203,7 @@ impl Universe {
         link.silent = true;
         link.down.clear();
         self.counts.add(Fault::HalfOpen.word());
-        tell!(self, "FAULT executor {machine} loses its link, and the server is not told");
+        tell!(self, "FAULT executor {machine} loses its channel, and the server is not notified");
         if let Some(process) = &mut self.machines[machine].process {
             process.link = Linked::No;
             process.listing = super::executor::Listing::No;
@@ -294,7 +294,7 @@ impl Universe {
             process.board.show(report.clone());
         }
         for ObjectReport { object, .. } in &reports {
-            tell!(self, "{object} is not well on machine {machine}");
+            tell!(self, "{object} is not ready on machine {machine}");
         }
         !reports.is_empty()
     }
@@ -356,7 +356,7 @@ impl Universe {
     pub fn keep_state(&mut self, seat: usize) {
         let Some(state) = self.seats[seat].state() else { return };
         let mut bytes = Vec::new();
-        state.encode(&mut bytes).expect("memory takes all");
+        state.encode(&mut bytes).expect("memory stores everything");
         let FoldedState { at, watermark, .. } = state.clone();
         let fleet =
             chancery_projector::snapshot::decode(&mut &bytes[..]).expect("what was encoded is decoded");

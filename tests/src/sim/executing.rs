@@ -21,7 +21,7 @@ impl Universe {
             self.change_folder(machine);
         }
         let (name, scope) = (&self.machines[machine].name, self.machines[machine].folder.scope);
-        tell!(self, "executor {machine} starts as {name} over scope {scope}");
+        tell!(self, "executor {machine} starts as {name} with store {scope}");
         let instance = EpochNonce::from_random(self.random.bits());
         self.machines[machine].start(&format!("c{machine}"), instance);
     }

@@ -40,6 +40,7 @@ faults! {
     /// A record is stored a second time.
     DuplicateRecord = "duplicate record",
     /// Bytes in the log that are no record, or not of this fleet.
+    // tidy: allow(noise)
     Noise = "noise",
     /// The journal takes nothing more for a while.
     FullJournal = "full journal",
@@ -58,6 +59,7 @@ faults! {
     /// Another executor takes over the executor store of one that ended.
     ExecutorReplaced = "executor replaced",
     /// An executor is started with another directory, while its processes keep running.
+    // tidy: allow(folder)
     OtherFolder = "other folder",
     /// A work item is done twice.
     WorkTwice = "work done twice",
@@ -88,8 +90,10 @@ faults! {
     /// Nothing happens until deadlines pass.
     LongSilence = "long silence",
     /// An inbox message cannot be read, requests what it must not, or comes a second time.
+    // tidy: allow(letter)
     BadLetter = "bad letter",
     /// Inbox messages are read again.
+    // tidy: allow(letter)
     LetterAgain = "letter read again",
 }
 

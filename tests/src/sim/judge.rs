@@ -122,7 +122,7 @@ impl Judge {
                 Event::Fact { fact: Fact::EntityQuarantined(fact), .. } => {
                     return Err(violation(
                         9,
-                        format!("{} was left alone: {}", fact.subject, fact.detail),
+                        format!("{} was quarantined: {}", fact.subject, fact.detail),
                         at,
                     ));
                 }
@@ -160,7 +160,7 @@ impl Judge {
         let Some(DeciderEnvelope { head, .. }) = words::envelope(message) else { return Ok(()) };
         let known = head.position == Position::ZERO || self.ends.get(&head.position) == Some(&head.hash);
         if !known {
-            let what = format!("an executor is told of a head {} that is not in the log", head.position);
+            let what = format!("an executor receives a head {} that is not in the log", head.position);
             return Err(violation(1, what, None));
         }
         match message {
@@ -175,7 +175,7 @@ impl Judge {
     /// Checks that work does not start under a session that the executor's term has reported as lost.
     pub fn begun(&self, session: SessionId, term: Term) -> Result<(), Violation> {
         if self.lost.get(&session) == Some(&term) {
-            let what = format!("an executor begins work under session {session}, which its decider has lost");
+            let what = format!("an executor starts work under session {session}, which its decider has lost");
             return Err(violation(3, what, None));
         }
         Ok(())
@@ -268,7 +268,7 @@ impl Judge {
     pub fn same_state(&self, state: &FoldedState) -> Result<(), Violation> {
         let at = Some(state.at.position);
         if self.ends.get(&state.at.position) != Some(&state.at.hash) {
-            return Err(violation(2, "a state stands behind a record that is not in the log", at));
+            return Err(violation(2, "a state follows a record that is not in the log", at));
         }
         let Some(own) = self.fold.state().filter(|own| own.at.position == state.at.position) else {
             return Ok(());

@@ -76,6 +76,7 @@ fn written(request: &IntentRequest, structured: bool) -> InboxMessage {
         ("id", request.id.to_string()),
         ("source", request.source.to_string()),
         ("type", format!("chancery.{}", request.intent.type_name())),
+        // tidy: allow(somebody)
         ("actor", "somebody".to_owned()),
     ];
     attributes.extend(request.time.map(|time| ("time", time.to_string())));
@@ -100,7 +101,7 @@ impl Universe {
         let request = IntentRequest { actor: actor(), ..request };
         let means = Means::Asks(request.key(), request.digest());
         let letter = written(&request, self.random.chance(500));
-        tell!(self, "letter {}: {} ({})", self.topic.end, request.intent.type_name(), request.id);
+        tell!(self, "inbox message {}: {} ({})", self.topic.end, request.intent.type_name(), request.id);
         self.put(letter, means);
         if self.strikes(Fault::BadLetter, 300) {
             self.put_a_bad_one(&request);
@@ -110,7 +111,7 @@ impl Universe {
     fn put(&mut self, letter: InboxMessage, means: Means) {
         let hole = if self.random.chance(100) { self.random.between(1, 3) } else { 0 };
         self.topic.put(letter, means, hole);
-        self.counts.add("letter");
+        self.counts.add("inbox message");
     }
 
     fn put_a_bad_one(&mut self, like: &IntentRequest) {
@@ -136,7 +137,7 @@ impl Universe {
                 (written(&request, true), Means::Asks(request.key(), request.digest()))
             }
         };
-        tell!(self, "letter {}: a bad one", self.topic.end);
+        tell!(self, "inbox message {}: a bad one", self.topic.end);
         self.put(letter, means);
     }
 
@@ -150,7 +151,7 @@ impl Universe {
         let next = next.saturating_sub(usize::try_from(back).unwrap_or(0));
         let letter = self.topic.letters.get(next).map(|(letter, _)| letter);
         server.letter(letter, self.topic.end, now);
-        tell!(self, "server {seat} reads the topic, letter number {next}");
+        tell!(self, "server {seat} reads the topic, message number {next}");
     }
 }
 
@@ -196,10 +197,7 @@ impl Answers {
                 } => Means::Nonsense(digest),
                 Event::Fact { fact, .. } => {
                     if early && waits_for_letters(&fact) {
-                        return Err(wrong(format!(
-                            "{} before the letters that were there",
-                            fact.type_name()
-                        )));
+                        return Err(wrong(format!("{} before the pending inbox messages", fact.type_name())));
                     }
                     self.remember(&fact);
                     continue;
@@ -211,15 +209,15 @@ impl Answers {
                 Some((_, means)) if *means == found => {}
                 Some((letter, means)) => {
                     return Err(wrong(format!(
-                        "letter {} means {means:?}, and {found:?} stands here",
+                        "inbox message {} means {means:?}, and the record has {found:?}",
                         letter.offset
                     )));
                 }
-                None => return Err(wrong(format!("{found:?} answers no letter up to {next}"))),
+                None => return Err(wrong(format!("{found:?} answers no inbox message up to {next}"))),
             }
         }
         if let Some((letter, _)) = letters.find(|(_, means)| !self.repeats(*means)) {
-            let what = format!("letter {} is called answered, and is not", letter.offset);
+            let what = format!("inbox message {} is called answered, and is not", letter.offset);
             return Err(violation(10, what, Some(record.last())));
         }
         self.next = *next;

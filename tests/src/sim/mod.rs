@@ -1,7 +1,7 @@
 //! Deterministic simulation: whole worlds in one thread, each played from one seed.
 //!
 //! Reading order: draws ([`script`], with people in `asks`), faults ([`fault`]), the world and its parts
-//! ([`universe`], [`server`], its [`rows`], [`executor`], [`producer`], the inbox in `letters`). Then actions
+//! ([`universe`], [`server`], its [`rows`], [`executor`], [`producer`], and the inbox). Then actions
 //! ([`step`], [`serving`], [`executing`], [`breakage`]), readers ([`readers`]), the oracle ([`judge`]), and
 //! the end of faults ([`settle`]). Deciders, projector, executors, orchestrator and journal rule are the real
 //! ones. [`play`] plays a seed; [`shrink`] reduces a failure.

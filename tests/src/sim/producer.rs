@@ -180,7 +180,7 @@ impl Universe {
         *state = State::Sent(seat);
         tell!(
             self,
-            "{} asks server {seat}: {} {} ({})",
+            "{} sends to server {seat}: {} {} ({})",
             request.actor,
             request.intent.type_name(),
             request.intent.data_json(),

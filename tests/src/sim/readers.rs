@@ -109,7 +109,8 @@ impl Readers {
 }
 
 impl Universe {
-    /// Draws whether a request goes through a standby, and chooses it; a standby without process is started.
+    /// Draws whether a request is sent through a standby, and chooses it; a standby without process is
+    /// started.
     pub(super) fn draw_via(&mut self) -> Option<Via> {
         if !self.readers.forwards || !self.readers.is_so_often(400) {
             return None;
@@ -138,8 +139,8 @@ impl Universe {
         let mut rows = Rows::new(self.readers.process(), fold, head);
         rows.stand_by(&self.log);
         self.seats[seat].rows = Some(rows);
-        self.counts.add("server stands by");
-        tell!(self, "server {seat} starts and stands by, at {head}");
+        self.counts.add("server starts as standby");
+        tell!(self, "server {seat} starts as standby, at {head}");
         Some(())
     }
 

@@ -1,8 +1,8 @@
 //! Rows and reads of a server in a simulated world. Rows follow the journal after a delay; reads wait for the
 //! position of [`LastVerdict`], as reads over HTTP do.
 //!
-//! Rows belong to the process of a server, also while it stands by. A row is applied after its delay, and its
-//! reads are answered then, each at its time. A read that is not answered within [`PATIENCE`] is refused.
+//! Rows belong to the process of a server, also while it is a standby. A row is applied after its delay, and
+//! its reads are answered then, each at its time. A read that is not answered within [`PATIENCE`] is refused.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -185,7 +185,7 @@ impl Started {
     ) -> Result<Started, FoldError> {
         let mut rows = JournalFold::from(snapshot);
         let records = log.source().records(rows.position().plus(1)).expect("a log in memory can be read");
-        let mut records: Vec<_> = records.map(|record| record.expect("nobody breaks the chain")).collect();
+        let mut records: Vec<_> = records.map(|record| record.expect("the chain is unbroken")).collect();
         let known = records.partition_point(|record| record.last() <= least);
         let behind = records.split_off(records.len().saturating_sub(behind).max(known));
         for record in records {
@@ -252,7 +252,7 @@ impl Rows {
 
     fn apply(&mut self, record: &Record) {
         if let Err(error) = self.fold.take(record) {
-            panic!("a projector cannot fold what was delivered: {error:?}");
+            panic!("a projector cannot fold delivered records: {error:?}");
         }
     }
 

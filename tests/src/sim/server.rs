@@ -89,7 +89,7 @@ impl Server {
         let deliveries: Arc<Mutex<VecDeque<JournalDelivery>>> = Arc::default();
         let sink = Arc::clone(&deliveries);
         let take = move |delivery| sink.lock().unwrap_or_else(PoisonError::into_inner).push_back(delivery);
-        let journal = Arc::new(log.open(Box::new(take)).expect("nobody breaks the chain"));
+        let journal = Arc::new(log.open(Box::new(take)).expect("the chain is unbroken"));
         let watermark = state.as_ref().and_then(|state| state.watermark.as_ref());
         let inbox = topic.map(|topic| topic.take_up(watermark)).transpose()?;
         let reads = inbox.as_ref().map_or(0, InboxStart::next);

@@ -79,7 +79,7 @@ impl Universe {
             Ok(effects) => self.effects(seat, effects),
             Err(ended) => {
                 tell!(self, "server {seat} ends: {ended}");
-                self.counts.add("server ended by itself");
+                self.counts.add("server failed");
                 // The process continues when another server becomes leader.
                 let stays =
                     matches!(ended, DeciderEnd::Fenced(_)).then(|| self.seats[seat].rows.take()).flatten();

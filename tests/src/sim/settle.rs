@@ -22,7 +22,7 @@ use super::producer::State;
 use super::universe::{Universe, tell};
 use crate::check::Violation;
 
-/// One in this number of worlds goes through a real store of rows, which costs more than the world.
+/// One in this number of worlds is checked with a real store of rows, which costs more than the world.
 const STORED: u64 = 64;
 /// Number of steps in which everything must settle.
 const STEPS: usize = 30_000;
@@ -120,13 +120,13 @@ impl Universe {
                 continue;
             }
             if scope == self.elsewhere[machine].folder.scope {
-                tell!(self, "executor {machine} is brought back to scope {scope}");
-                self.counts.add("brought back to its folder");
+                tell!(self, "executor {machine} is restarted with store {scope}");
+                self.counts.add("executor restarted with its directory");
                 self.stop_executor(machine);
                 self.change_folder(machine);
             } else {
-                tell!(self, "scope {scope} of machine {machine} is lost");
-                self.counts.add("gone on somebody's word");
+                tell!(self, "store {scope} of machine {machine} is lost");
+                self.counts.add("node expunged by a person");
                 self.ask_to_expunge(&node);
             }
             return true;
@@ -140,7 +140,7 @@ impl Universe {
         let Some((verb, data)) = self.judge.state().and_then(|state| undecided(&state.fleet, rounds)) else {
             return false;
         };
-        tell!(self, "somebody decides: {verb}");
+        tell!(self, "a person decides: {verb}");
         self.ask_in_the_end(verb, &data);
         true
     }
@@ -180,9 +180,9 @@ impl Universe {
             return Some(format!("intent {} has no answer", call.request.id));
         }
         if self.script.inbox && self.judge.answers.next() < self.topic.end {
-            return Some(format!("letters from {} on have no answer", self.judge.answers.next()));
+            return Some(format!("inbox messages from {} have no answer", self.judge.answers.next()));
         }
-        let Some(state) = self.judge.state() else { return Some("nobody decides".into()) };
+        let Some(state) = self.judge.state() else { return Some("there is no leader".into()) };
         let fleet = &state.fleet;
         if let Some(stuck) = stuck_in(fleet).or_else(|| self.judge.unsaid()) {
             return Some(stuck);
@@ -221,9 +221,9 @@ impl Universe {
             }
         }
         if let Some(lost) = running.iter().find(|id| !alive.contains(*id)) {
-            return Some(format!("{lost} is said to run, and does not"));
+            return Some(format!("{lost} is reported to run, and does not"));
         }
-        alive.iter().find(|id| !running.contains(*id)).map(|id| format!("{id} runs, and nobody says so"))
+        alive.iter().find(|id| !running.contains(*id)).map(|id| format!("{id} runs, and is not reported"))
     }
 
     /// Checks that all states and rows agree.
@@ -265,7 +265,7 @@ impl Universe {
             let record = record.map_err(|error| violation(1, error.to_string(), None))?;
             fold.take(&record).map_err(|error| violation(2, error.to_string(), None))?;
         }
-        fold.state().cloned().ok_or_else(|| violation(9, "nothing was ever decided", None))
+        fold.state().cloned().ok_or_else(|| violation(9, "there is no decision", None))
     }
 }
 
@@ -343,24 +343,24 @@ fn stuck_in_plans(fleet: &FleetState) -> Option<String> {
         .collect();
     for plan in fleet.plans().sorted() {
         if plan.removing.is_some() {
-            return Some(format!("plan {} is to go, and does not", plan.name));
+            return Some(format!("plan {} is being deleted, and stays", plan.name));
         }
         if plan.rebalance.is_some() && !waiting.contains(&plan.name) {
-            return Some(format!("the rebalance of plan {} goes no further", plan.name));
+            return Some(format!("the rebalance of plan {} makes no progress", plan.name));
         }
         if let Some(current) = plan.current.as_ref().or(plan.next.as_ref())
             && !waiting.contains(&plan.name)
         {
-            return Some(format!("deployment {current} of plan {} goes no further", plan.name));
+            return Some(format!("deployment {current} of plan {} makes no progress", plan.name));
         }
     }
     for replica in fleet.replicas().sorted() {
         let deletes = replica.open().any(|open| open.kind == OperationKind::Delete);
         if replica.will == WillWord::Deleted && !deletes {
-            return Some(format!("replica {} is to go, and nothing is done about it", replica.name));
+            return Some(format!("replica {} must be deleted, and no operation does it", replica.name));
         }
         if let Some(again) = replica.comes_again() {
-            return Some(format!("replica {} is to be started again from {}", replica.name, again.at));
+            return Some(format!("replica {} waits for its restart from {}", replica.name, again.at));
         }
     }
     None
@@ -372,9 +372,9 @@ fn stuck_in(fleet: &FleetState) -> Option<String> {
         let run = operation.incarnation.and_then(|id| fleet.incarnations().get(&id));
         let waits = match &operation.state {
             OperationState::Preparing if waits_for_place(fleet, operation) => None,
-            OperationState::Preparing => Some("is preparing, and nobody says why"),
+            OperationState::Preparing => Some("is preparing without a reason"),
             OperationState::PendingApproval(_) => Some("waits for approval"),
-            OperationState::Approved => Some("waits for its turn"),
+            OperationState::Approved => Some("is queued"),
             OperationState::Running if waits_for_volume(fleet, run) => None,
             OperationState::Running => Some("is running"),
             OperationState::Ended(_) => None,

@@ -66,11 +66,11 @@ mod tests {
     #[test]
     fn a_failing_world_is_made_smaller_and_told() {
         // No invariant fails in these worlds: here one that stops a server counts as failed.
-        let failure = |played: &Played| (played.counts.get("server ended by itself") > 0).then_some(0);
+        let failure = |played: &Played| (played.counts.get("server failed") > 0).then_some(0);
         let mut scripts = (1..=100).map(Script::draw);
         let script = scripts
             .find(|script| failure(&play(script.clone(), Story::Untold)).is_some())
-            .expect("a server ends by itself in one of a hundred worlds");
+            .expect("a server fails in one of a hundred worlds");
         let (small, told) = shrink_by(&script, failure);
         assert_eq!(failure(&told), Some(0));
         assert!(small.faults.len() < script.faults.len() && small.inputs.len() < script.inputs.len());

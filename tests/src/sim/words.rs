@@ -42,7 +42,7 @@ pub(super) fn to_decider(message: &ExecutorMessage) -> String {
     match message {
         ExecutorMessage::Hello { executor, cluster, scope, seen, .. } => {
             let seen = seen.map_or("nothing".to_owned(), |(_, head)| format!("position {}", head.position));
-            format!("hello from {executor} of scope {scope} for {cluster}, which has seen {seen}")
+            format!("hello from {executor} of store {scope} for {cluster}, which has seen {seen}")
         }
         ExecutorMessage::Level { reports: all, .. } => format!("level: {}", reports(all)),
         ExecutorMessage::Report { sequence, report: one, .. } => {
@@ -69,7 +69,7 @@ pub(super) fn from_decider(message: &DeciderMessage) -> String {
         DeciderMessage::Refused { reason, again } => format!("refused, {again:?}: {reason}"),
         DeciderMessage::Command { envelope, command: one } => format!("{} ({})", command(one), by(envelope)),
         DeciderMessage::Accepted { sequence, .. } => format!("report {sequence} is accepted"),
-        DeciderMessage::Forget { object, .. } => format!("forget {}", short(*object)),
+        DeciderMessage::Forget { object, .. } => format!("purge {}", short(*object)),
         DeciderMessage::Judged { object, judgement, revision, .. } => {
             format!("{judgement} {} (revision {revision})", short(*object))
         }
@@ -85,7 +85,7 @@ pub(super) fn work(work: &ObjectWork) -> String {
         ObjectWork::Remove { object, revision } => {
             format!("remove {} (revision {revision})", short(*object))
         }
-        ObjectWork::Forget(object) => format!("forget {}", short(*object)),
+        ObjectWork::Forget(object) => format!("purge {}", short(*object)),
     }
 }
 

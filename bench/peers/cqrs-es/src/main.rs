@@ -1,6 +1,6 @@
-//! Callers of the crate cqrs-es on PostgreSQL: each command makes an aggregate and writes one event of 400 bytes.
+//! Callers of the crate cqrs-es on PostgreSQL: each command creates an aggregate and writes one event of 400 bytes.
 //!
-//! A new aggregate for each command is what suits it best: there is never anything to load but nothing.
+//! A new aggregate for each command is the best case of the crate: there are never events to load.
 
 #[path = "../../load.rs"]
 mod load;

@@ -1,5 +1,5 @@
-//! Callers of UmaDB: each appends events of 400 bytes to a stream of its own, a tag, on the condition that nothing
-//! has come to it since. Each round has a new server on an empty folder.
+//! Callers of UmaDB: each appends events of 400 bytes to a stream of its own, a tag, on the condition that
+//! nothing was appended since. Each round has a new server on an empty directory.
 
 #[path = "../../load.rs"]
 mod load;
@@ -14,7 +14,7 @@ use load::Calls;
 use umadb_client::{AsyncUmaDbClient, UmaDbClient};
 use umadb_dcb::{DcbAppendCondition, DcbEvent, DcbEventStoreAsync as _, DcbQuery, DcbQueryItem};
 
-/// A running server, killed when it is dropped.
+/// Running server, which is killed on drop.
 struct Server {
     child: Child,
     url: String,
@@ -52,7 +52,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Nothing of it is needed any more.
+        // The process is not needed any more.
         let _ = self.child.kill();
         let _ = self.child.wait();
         let _ = std::fs::remove_dir_all(&self.data);
@@ -63,7 +63,7 @@ impl Drop for Server {
 async fn main() -> Result<()> {
     let mut args = std::env::args_os().skip(1).map(PathBuf::from);
     let program = args.next().context("name UmaDB's program")?;
-    let folder = args.next().context("name a folder for its data")?;
+    let folder = args.next().context("name a directory for its data")?;
     let mut round = 0;
     while let Some((callers, lasts)) = load::order()? {
         round += 1;

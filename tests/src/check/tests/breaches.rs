@@ -38,10 +38,10 @@ fn a_chain_that_is_broken() {
         }),
         (Running, 1, "positions are left out", |s| s.commits[3].gap = 1),
         (Running, 1, "another record is continued", |s| s.commits[3].breaks_chain = true),
-        (Running, 1, "time goes back", |s| s.commits[5].seconds = 0),
+        (Running, 1, "time decreases", |s| s.commits[5].seconds = 0),
         (Running, 1, "a term is left out", |s| s.begin(3)),
-        (Running, 1, "a term begins again", |s| s.begin(1)),
-        (Running, 5, "a writer that was overtaken goes on", |s| {
+        (Running, 1, "a term starts again", |s| s.begin(1)),
+        (Running, 5, "a fenced writer continues", |s| {
             s.begin(2);
             noted(s, 1);
             (s.commits.last_mut().expect("a commit").term, s.commits.last_mut().expect("a commit").writer) =
@@ -51,7 +51,7 @@ fn a_chain_that_is_broken() {
             noted(s, 1);
             s.commits.last_mut().expect("a commit").writer = 9;
         }),
-        (Fleet, 1, "a cause stands behind its effect", |s| {
+        (Fleet, 1, "a cause follows its effect", |s| {
             let data = json!({"name": "web", "activity": "inactive"});
             let cause = s.last() + 2;
             s.fact(cause, "plan.activity_changed.v1", &data);
@@ -113,28 +113,28 @@ fn verdicts_that_are_wrong() {
 #[test]
 fn places_that_are_held_wrongly() {
     find(&[
-        (Deployed, 4, "more is held than there is", |s| {
+        (Deployed, 4, "more is reserved than exists", |s| {
             let node = json!({"domain": "d1", "total": {"cpu": 600, "memory": 600}, "reserved": {"cpu": 1}});
             let cause = s.ask("node.apply.v1", &json!({"name": "n1", "spec": node}));
             s.fact(cause, "node.applied.v1", &json!({"name": "n1", "spec": node}));
             s.reserve(600);
         }),
-        (Reserved, 4, "a node shrinks below what is held", |s| {
+        (Reserved, 4, "a node shrinks below its reservations", |s| {
             let node = json!({"domain": "d1", "total": {"cpu": 599, "memory": 600}});
             let cause = s.ask("node.apply.v1", &json!({"name": "n1", "spec": node}));
             s.fact(cause, "node.applied.v1", &json!({"name": "n1", "spec": node}));
         }),
-        (Deployed, 4, "less is held than the spec says", |s| s.reserve(599)),
-        (Reserved, 4, "a node with places is deleted", |s| {
+        (Deployed, 4, "less is reserved than the spec demands", |s| s.reserve(599)),
+        (Reserved, 4, "a node with reservations is deleted", |s| {
             let cause = s.ask("node.delete.v1", &json!({"name": "n1"}));
             s.fact(cause, "node.deleted.v1", &json!({"name": "n1"}));
         }),
-        (Deployed, 4, "a place is held on a node that takes none", |s| {
+        (Deployed, 4, "a reservation on a node that takes none", |s| {
             let cause = s.ask("node.set_state.v1", &json!({"name": "n1", "state": "evicted"}));
             s.fact(cause, "node.moved.v1", &json!({"name": "n1", "to": "evicted", "cluster": null}));
             s.reserve(600);
         }),
-        (Running, 4, "a place is freed on another node", |s| {
+        (Running, 4, "a reservation is freed on another node", |s| {
             let saw = s.report(1, &json!({"ended": {"exit": "clean", "processes": process()}}));
             let end = json!({
                 "incarnation": s.incarnation, "replica": s.replica, "node": "n2", "end": "destroyed",
@@ -145,13 +145,13 @@ fn places_that_are_held_wrongly() {
             let cause = s.last();
             s.fact(cause, "replica.deleted.v1", &json!({"name": s.replica}));
         }),
-        (Reserved, 4, "an operation ends and keeps its place", |s| {
+        (Reserved, 4, "an operation ends and keeps its reservation", |s| {
             let cause = s.ask("operation.reject.v1", &json!({"operations": [s.operation], "reason": "no"}));
             s.end_operation(cause, &json!({"rejected": {"by": "ann", "reason": "no"}}));
             let why = json!({"failed": {"cause": "rejected"}});
             s.fact(cause, "deployment.ending.v1", &json!({"plan": "web", "name": "d1", "why": why}));
         }),
-        (Reserved, 6, "a second place is reserved for one operation", |s| s.reserve(600)),
+        (Reserved, 6, "a second reservation for one operation", |s| s.reserve(600)),
     ]);
 }
 
@@ -162,12 +162,12 @@ fn what_is_over_and_changes() {
             let saw = s.report(3, &json!("gone"));
             s.end_incarnation(saw, &json!("destroyed"));
         }),
-        (Stopped, 5, "an incarnation that is over runs", |s| {
+        (Stopped, 5, "an ended incarnation runs", |s| {
             let saw = s.report(3, &json!({"ready": {"processes": process()}}));
             let data = json!({"incarnation": s.incarnation, "replica": s.replica, "processes": process()});
             s.fact(saw, "incarnation.running.v1", &data);
         }),
-        (Stopped, 5, "an incarnation that is over is commanded", |s| {
+        (Stopped, 5, "an ended incarnation is commanded", |s| {
             let data = json!({
                 "incarnation": s.incarnation, "replica": s.replica, "effect": "kill", "then": "destroyed",
             });
@@ -178,16 +178,16 @@ fn what_is_over_and_changes() {
             let cause = s.last();
             s.end_operation(cause, &json!({"failed": {"reason": "late"}}));
         }),
-        (Stopped, 5, "an operation that is over is approved", |s| s.approve(HASH)),
+        (Stopped, 5, "an ended operation is approved", |s| s.approve(HASH)),
         (Running, 5, "a deployment ends twice", |s| {
             let cause = s.last();
             s.fact(cause, "deployment.ended.v1", &json!({"plan": "web", "name": "d1", "end": "completed"}));
         }),
-        (Running, 5, "a deployment that is over begins", |s| {
+        (Running, 5, "an ended deployment starts", |s| {
             let cause = s.last();
             s.fact(cause, "deployment.started.v1", &json!({"plan": "web", "name": "d1"}));
         }),
-        (Running, 5, "a deployment that is over is created again", |s| {
+        (Running, 5, "an ended deployment is created again", |s| {
             let cause =
                 s.ask("deployment.create.v1", &json!({"plan": "web", "name": "d1", "spec": {"count": 1}}));
             let data = json!({"plan": "web", "name": "d1", "generation": 1, "spec": {"count": 1}});
@@ -226,7 +226,7 @@ fn what_is_over_and_changes() {
 #[test]
 fn reports_that_should_change_nothing() {
     find(&[
-        (Approved, 5, "a report of a session that is over", |s| {
+        (Approved, 5, "a report of an ended session", |s| {
             let saw = s.saw("session.over.v1", &json!({"session": s.session, "end": "lost"}));
             s.fact(
                 saw,
@@ -244,7 +244,7 @@ fn reports_that_should_change_nothing() {
             });
             s.fact(saw, "incarnation.running.v1", &data);
         }),
-        (Started, 5, "a report that says something else", |s| {
+        (Started, 5, "a report of something else", |s| {
             let saw = s.report(1, &json!({"not_ready": {"processes": process()}}));
             let data = json!({
                 "incarnation": s.incarnation, "replica": s.replica, "operation": s.operation, "processes": process(),
@@ -260,7 +260,7 @@ fn reports_that_should_change_nothing() {
         }),
         (Running, 6, "death by nothing but time", |s| {
             let cause = s.last();
-            s.end_incarnation(cause, &json!({"failed": {"reason": "nobody heard of it"}}));
+            s.end_incarnation(cause, &json!({"failed": {"reason": "no report about it"}}));
         }),
         (Stopping, 6, "a tombstone older than the last command", |s| {
             let saw = s.report(2, &json!("gone"));
@@ -292,7 +292,7 @@ fn what_nobody_entitled_approved() {
             });
             s.fact(cause, "operation.approved.v1", &data);
         }),
-        (Reserved, 6, "called approved by somebody who did not", |s| {
+        (Reserved, 6, "called approved by an actor who did not", |s| {
             let cause = s.last();
             let data = json!({
                 "operation": s.operation, "replica": s.replica, "by": {"actor": "ann"}, "hash": HASH,
@@ -304,19 +304,19 @@ fn what_nobody_entitled_approved() {
             s.commits.last_mut().expect("a commit").seconds += 4000;
             s.approve(HASH);
         }),
-        (Deployed, 6, "approved before it has a place", |s| s.approve(HASH)),
+        (Deployed, 6, "approved before it has a reservation", |s| s.approve(HASH)),
         (Reserved, 6, "expired before its time", |s| {
             let cause = s.last();
             s.end_operation(cause, &json!("expired"));
         }),
-        (Running, 6, "a stop that nobody approved", |s| {
+        (Running, 6, "a stop without approval", |s| {
             let data = json!({
                 "incarnation": s.incarnation, "replica": s.replica, "effect": "stop", "then": "destroyed",
             });
             let cause = s.last();
             s.fact(cause, "incarnation.commanded.v1", &data);
         }),
-        (Running, 6, "an operation that nobody asked for", |s| {
+        (Running, 6, "an operation without a request", |s| {
             let cause = s.last();
             let proposal = proposal(i64::MAX);
             s.open_operation(cause, &json!({"replica": s.replica, "kind": "delete", "proposal": proposal}));
@@ -339,11 +339,11 @@ fn what_nobody_entitled_approved() {
             let cause = s.last();
             s.fact(cause, "deployment.ended.v1", &json!({"plan": "web", "name": "d1", "end": "completed"}));
         }),
-        (Stopped, 6, "a replica goes that nobody deleted", |s| {
+        (Stopped, 6, "a replica is deleted without an operation", |s| {
             let cause = s.last();
             s.fact(cause, "replica.deleted.v1", &json!({"name": s.replica}));
         }),
-        (Running, 6, "a replica of a deployment that is over", |s| {
+        (Running, 6, "a replica of an ended deployment", |s| {
             let name = replica_at(s.last() + 1);
             let cause = s.last();
             s.fact(cause, "replica.created.v1", &json!({"name": name, "plan": "web", "deployment": "d1"}));
@@ -359,11 +359,11 @@ fn what_nobody_entitled_approved() {
 #[test]
 fn a_stop_that_is_undone_and_objects_that_are_not_ours() {
     find(&[
-        (Stopped, 7, "a start that no user asked for", |s| {
+        (Stopped, 7, "a start that no user requested", |s| {
             let cause = s.last();
             s.open_operation(cause, &json!({"replica": s.replica, "kind": "start"}));
         }),
-        (StopAsked, 7, "a start beside a stop that waits", |s| {
+        (StopAsked, 7, "a start alongside a waiting stop", |s| {
             let cause = s.last();
             s.open_operation(cause, &json!({"replica": s.replica, "kind": "start"}));
         }),
@@ -372,7 +372,7 @@ fn a_stop_that_is_undone_and_objects_that_are_not_ours() {
             s.accept(stop, "unchanged");
             s.approve(HASH);
         }),
-        (StartAsked, 6, "a second start beside the first", |s| {
+        (StartAsked, 6, "a second start alongside the first", |s| {
             let cause = s.ask("replica.start.v1", &json!({"name": s.replica}));
             s.open_operation(cause, &json!({"replica": s.replica, "kind": "start"}));
         }),
@@ -388,7 +388,7 @@ fn a_stop_that_is_undone_and_objects_that_are_not_ours() {
         (Stopped, 8, "the executor knows a later position", |s| {
             judge(s, s.incarnation.expect("one"), 10_000);
         }),
-        (Deleted, 8, "nobody reported it", |s| {
+        (Deleted, 8, "an object without a report", |s| {
             let cause = s.last();
             let incarnation = IncarnationId::issue(lineage(), Position::new(3));
             let data = json!({"cluster": "local", "incarnation": incarnation, "judgement": "quarantine", "revision": 1});
@@ -398,7 +398,7 @@ fn a_stop_that_is_undone_and_objects_that_are_not_ours() {
     let mut s = story(Stopped);
     let ended = s.incarnation.expect("an incarnation");
     judge(&mut s, ended, 3);
-    assert!(check(&s).is_ok(), "what is ours and over may be removed");
+    assert!(check(&s).is_ok(), "an ended incarnation of this journal may be removed");
 }
 
 fn judge(s: &mut Story, incarnation: IncarnationId, seen: u64) {
@@ -413,7 +413,7 @@ fn an_inbox_that_is_answered_wrongly() {
     let mut s = story(Fleet);
     s.refuse_letters(&[3, 5], 6);
     s.refuse_letters(&[6, 9], 10);
-    assert!(check(&s).is_ok(), "one that is right");
+    assert!(check(&s).is_ok(), "a valid story");
     find(&[
         (Fleet, 10, "the watermark falls", |s| {
             s.refuse_letters(&[3], 6);
@@ -421,13 +421,13 @@ fn an_inbox_that_is_answered_wrongly() {
             noted(s, 1);
             s.commits.last_mut().expect("a commit").answered = Some(5);
         }),
-        (Fleet, 10, "a letter is answered again", |s| {
+        (Fleet, 10, "an inbox message is answered again", |s| {
             s.refuse_letters(&[3], 6);
             s.refuse_letters(&[3], 7);
         }),
         (Fleet, 10, "out of order", |s| s.refuse_letters(&[3, 3], 6)),
         (Fleet, 10, "the watermark does not count it", |s| s.refuse_letters(&[3], 3)),
-        (Fleet, 10, "no watermark is told", |s| {
+        (Fleet, 10, "no watermark is recorded", |s| {
             s.refuse_letters(&[3], 6);
             let data = json!({"topic": TOPIC, "next": 6});
             s.fact(s.last() + 1, "inbox.advanced.v1", &data);
@@ -482,13 +482,13 @@ fn approvals_as_a_whole_that_are_missing_or_of_the_wrong_person() {
     let mut s = story(Running);
     let request = cascade(&mut s, 1);
     remove(&mut s, &request, HASH);
-    check(&s).expect("one that is right: any person will do");
+    check(&s).expect("a valid story: any person will do");
     find(&[
-        (Running, 6, "a plan is removed, and nobody approved it", |s| {
+        (Running, 6, "a plan is removed without approval", |s| {
             let cause = s.ask("plan.delete.v1", &json!({"name": "web", "cascade": "yes"}));
             s.fact(cause, "plan.removing.v1", &json!({"name": "web", "by": "ann"}));
         }),
-        (Running, 6, "whoever asked approves what takes two people", |s| {
+        (Running, 6, "the requester approves what takes two people", |s| {
             two(s);
             let request = cascade(s, 1);
             remove(s, &request, HASH);

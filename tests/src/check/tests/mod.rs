@@ -63,10 +63,10 @@ fn what_runs_is_held_against_the_journal() {
         check(&s).expect("a journal that is right").alive(&[Alive { incarnation, processes }])
     };
     assert_eq!(alive(Stage::Approved, 1), Ok(()));
-    assert_eq!(alive(Stage::Stopping, 1), Ok(()), "nothing proves that it is over");
+    assert_eq!(alive(Stage::Stopping, 1), Ok(()), "nothing proves that it ended");
     let invariant = |found: Result<(), Violation>| found.map_err(|violation| violation.invariant);
-    assert_eq!(invariant(alive(Stage::Reserved, 1)), Err(6), "nobody asked for it");
-    assert_eq!(invariant(alive(Stage::Stopped, 1)), Err(4), "it holds no place");
+    assert_eq!(invariant(alive(Stage::Reserved, 1)), Err(6), "it was not commanded");
+    assert_eq!(invariant(alive(Stage::Stopped, 1)), Err(4), "it has no reservation");
     assert_eq!(invariant(alive(Stage::Running, 2)), Err(3), "it has one process");
     let s = story(Stage::Running);
     let unknown = Alive { incarnation: IncarnationId::issue(lineage(), Position::new(1)), processes: 1 };

@@ -54,7 +54,7 @@ pub(super) fn put(campaign: &mut Campaign) -> Result<()> {
     drop(read_only);
     std::fs::remove_file(&ballast).context("cannot make space")?;
     campaign.start();
-    until("what ended has ended", || {
+    until("ended incarnations are shown as ended", || {
         let lives = |incarnation: &String| campaign.host.lives(incarnation).unwrap_or(true);
         (!ended.iter().any(lives)).then_some(())
     });
@@ -96,7 +96,7 @@ fn last_words(data: &Path, incarnation: &str) -> String {
 /// Waits until the incarnations that are reported as running are those that run.
 fn shown_is_running(campaign: &Campaign) {
     let client = campaign.client();
-    until("what is shown to run is what runs", || {
+    until("incarnations that are shown as running run", || {
         let rows = client.items("incarnations?state=running&limit=1000");
         let mut shown: Vec<_> = rows.iter().filter_map(|row| Some(row["id"].as_str()?.to_owned())).collect();
         let mains = campaign.host.alive_mains().ok()?;
@@ -113,7 +113,7 @@ fn fill(disk: &Path) -> Result<std::path::PathBuf> {
     let file = std::fs::File::create(&path).context("cannot fill the disk")?;
     let mut from = 0;
     loop {
-        let stat = rustix::fs::statvfs(disk).context("cannot ask the disk for its space")?;
+        let stat = rustix::fs::statvfs(disk).context("cannot read free space of the disk")?;
         let bytes = stat.f_bavail * stat.f_frsize;
         if bytes == 0 {
             return Ok(path);

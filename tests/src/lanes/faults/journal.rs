@@ -19,7 +19,7 @@ pub(super) fn shorten(campaign: &mut Campaign) -> Result<()> {
     let server = &mut campaign.site.server;
     server.signal(Signal::TERM);
     let status = until("the server stops", || server.ended());
-    ensure!(status.success(), "the server does not stop as it is asked to: {status}");
+    ensure!(status.success(), "the server does not stop on request: {status}");
     let journal = campaign.site.server.data().join("fleets/default/journal");
     let (path, bytes, used) = last_used(&journal)?;
     let how = match campaign.random.below(4) {
@@ -45,7 +45,7 @@ pub(super) fn shorten(campaign: &mut Campaign) -> Result<()> {
     let shortened = contents(&journal)?;
     let why = format!("its last segment is {how}");
     let said = campaign.must_refuse(Launch::default(), &why)?;
-    ensure!(said.contains("--accept-loss"), "a refusal does not say how to accept the loss: {said}");
+    ensure!(said.contains("--accept-loss"), "a refusal does not show how to accept the loss: {said}");
     ensure!(contents(&journal)? == shortened, "a start that was refused has changed the journal: {why}");
     std::fs::write(&path, bytes)?;
     campaign.start();

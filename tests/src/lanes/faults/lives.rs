@@ -87,7 +87,7 @@ pub(super) fn ahead(campaign: &mut Campaign) -> Result<()> {
 pub(super) fn on_a_copy(campaign: &mut Campaign) -> Result<()> {
     // Stopping incarnations may end at any time.
     let client = campaign.client();
-    until("nothing is on its way out", || {
+    until("no incarnation is stopping", || {
         let all = client.items("incarnations?limit=1000");
         all.iter().all(|incarnation| incarnation["state"] != "stopping").then_some(())
     });

@@ -60,7 +60,7 @@ pub(super) fn stop(campaign: &mut Campaign) -> Result<()> {
     }
     campaign.deploy(0);
     let ended = campaign.renew_volume_users();
-    until("what a stopped supervisor ran has ended", || {
+    until("the processes of a stopped supervisor have ended", || {
         let lives =
             |(_, incarnation): &(HostProcess, String)| campaign.host.lives(incarnation).unwrap_or(true);
         (!stopped.iter().any(lives)).then_some(())

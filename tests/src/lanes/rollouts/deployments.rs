@@ -116,7 +116,7 @@ impl Deployment {
             "superseded" => !is_last && !self.is_cancelled,
             _ => false,
         };
-        ensure!(may, "it must not end so: {self:?}");
+        ensure!(may, "this end is not allowed: {self:?}");
         Ok(())
     }
 }
@@ -239,7 +239,7 @@ impl Deployments {
     pub(super) fn check(&self) -> Result<()> {
         for (at, deployment) in self.later.iter().enumerate() {
             if !deployment.is_over() {
-                bail!("nothing is being done for the plan, and this deployment is not over: {deployment:?}");
+                bail!("the plan has nothing in progress, and this deployment has not ended: {deployment:?}");
             }
             deployment.check(at + 1 == self.later.len())?;
         }
@@ -295,7 +295,7 @@ mod tests {
         assert_eq!(
             all.promise().least,
             REPLICAS - 1,
-            "crashing-2 has none down any more, and slow-3 goes on"
+            "crashing-2 has none down any more, and slow-3 continues"
         );
         all.later[1].state = "completed".into();
         assert_eq!((good(&all.promise()), all.promise().least), (vec!["slow-3"], REPLICAS));
@@ -319,8 +319,8 @@ mod tests {
         assert!(fine("good-1", "completed", true) && !fine("hung-1", "completed", true));
         assert!(fine("hung-1", "failed", true) && !fine("good-1", "failed", true));
         assert!(fine("good-1", "superseded", false) && !fine("good-1", "superseded", true));
-        assert!(!fine("good-1", "cancelled", true), "nobody asked for that");
+        assert!(!fine("good-1", "cancelled", true), "there was no request");
         let cancelled = Deployment { is_cancelled: true, ..of("good-1", 1, "completed") };
-        assert!(cancelled.check(true).is_err(), "it was to be cancelled");
+        assert!(cancelled.check(true).is_err(), "its cancellation was requested");
     }
 }

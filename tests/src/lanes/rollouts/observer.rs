@@ -156,8 +156,8 @@ impl Shared {
             if counted.len() < promise.least && self.promised().0 == change {
                 let (count, Promise { good, least }) = (counted.len(), promise);
                 let _ = self.broken.set(format!(
-                    "{count} replicas serve, and {least} are promised of the versions {good:?}: one look found {first:?}, \
-                     the next one {second:?}"
+                    "{count} replicas serve, and {least} are promised of the versions {good:?}: one sample \
+                     found {first:?}, the next one {second:?}"
                 ));
             }
         }
@@ -172,9 +172,9 @@ mod tests {
 
     #[test]
     fn a_sample_of_less_than_what_is_promised_is_found() {
-        let data = tempfile::tempdir().expect("a temporary folder");
+        let data = tempfile::tempdir().expect("a temporary directory");
         let observer = Observer::begin(data.path(), Promise::default());
-        until("nothing is promised, and that is so", || {
+        until("nothing is promised, and that is observed", || {
             (observer.shared.samples.load(Ordering::Relaxed) > 2).then_some(())
         });
         observer.check().expect("nothing was promised");

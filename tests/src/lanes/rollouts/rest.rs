@@ -58,14 +58,14 @@ pub(super) fn is_at_rest(plan: &Value) -> bool {
 /// other replica runs. Superseded processes may take a moment to end.
 pub(super) fn check_set(client: &Client, data: &Path, wanted: &Wanted) -> Result<Vec<Serving>> {
     let mut seen = (Vec::new(), Vec::new(), 0);
-    let came = comes("what runs is what the rows say", || {
+    let came = comes("running replicas are those of the rows", || {
         let mut serving = look(data);
         serving.sort();
         seen = (shown(client)?, serving, payloads(data).len());
         Ok((seen.0 == seen.1 && seen.1.len() == seen.2).then_some(()))
     });
     let (shown, serving, alive) = seen;
-    came.with_context(|| format!("rows say {shown:?}; {alive} processes run, of which serve {serving:?}"))?;
+    came.with_context(|| format!("rows show {shown:?}; {alive} processes run, of which serve {serving:?}"))?;
     let versions: BTreeSet<_> = serving.iter().map(|serving| serving.version.clone()).collect();
     let count = REPLICAS..=wanted.most;
     ensure!(
@@ -133,7 +133,7 @@ pub(super) fn check_spread(client: &Client, serving: &[Serving], drained: Option
         *domains.entry(domain(node)).or_insert(0) += *count;
     }
     let spread = client.read("plans/web")["spread"].clone();
-    ensure!(spread["domains"] == json!(domains), "the row says {spread}, and on nodes are {on:?}");
+    ensure!(spread["domains"] == json!(domains), "the row has {spread}, and on nodes are {on:?}");
     let Some(better) = better(&on, drained) else { return Ok(false) };
     says(client, "uneven").with_context(|| format!("a move {better} would be better: {on:?}"))?;
     Ok(true)
@@ -141,7 +141,7 @@ pub(super) fn check_spread(client: &Client, serving: &[Serving], drained: Option
 
 /// Waits until the plan's row reports this balance. The decider checks at least every ten seconds.
 pub(super) fn says(client: &Client, balance: &str) -> Result<()> {
-    comes(&format!("the plan's row says that its spread is {balance}"), || {
+    comes(&format!("the plan's row reports a spread that is {balance}"), || {
         Ok((client.read("plans/web")["spread"]["balance"] == balance).then_some(()))
     })
 }
